@@ -1,0 +1,140 @@
+"""The neutral vocabulary: everything any version of the kubelet's device plugin API can say, as frozen values.
+
+It is a superset: a device plugin answers in these terms, and each dialect (``adapters``) declares which of them it can
+spell. Nothing here knows a wire format, a kubelet version or a kind of hardware.
+
+Mappings in these values are never changed after construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Health(Enum):
+    """Whether the kubelet may give a device to a new container. The values are the kubelet's own words."""
+
+    HEALTHY = "Healthy"
+    UNHEALTHY = "Unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One allocatable device as the kubelet sees it.
+
+    ``numa_nodes`` are the NUMA nodes it sits on; empty means that it has no known place (never "node 0").
+    """
+
+    id: str
+    health: Health = Health.HEALTHY
+    numa_nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the device plugin asks of the kubelet, said in Register and again in GetDevicePluginOptions."""
+
+    pre_start_required: bool = False
+    preferred_allocation: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One Register call: the dialect's version string, the socket's name in the kubelet's directory, the resource."""
+
+    version: str
+    endpoint: str
+    resource_name: str
+    options: Options = Options()
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A path of the host, mounted into the container."""
+
+    container_path: str
+    host_path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A device node of the host, made available in the container. ``permissions`` is any of ``r``, ``w``, ``m``."""
+
+    container_path: str
+    host_path: str
+    permissions: str = "rw"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRequest:
+    """The devices that one container is to get."""
+
+    device_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerAnswer:
+    """How one container gets its devices. ``cdi_devices`` are fully qualified CDI names (``vendor/class=name``)."""
+
+    envs: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cdi_devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PreferredRequest:
+    """Which ``size`` of ``available`` would be best for one container; ``must_include`` are among the chosen."""
+
+    available: tuple[str, ...]
+    must_include: tuple[str, ...]
+    size: int
+
+
+class Field(Enum):
+    """The parts of the model that not every dialect can spell. The values are what errors and the docs call them."""
+
+    OPTIONS = "options in Register"
+    GET_OPTIONS = "GetDevicePluginOptions"
+    TOPOLOGY = "topology (NUMA nodes) of a device"
+    SEVERAL_CONTAINERS = "several containers in one Allocate"
+    ENVS = "environment variables"
+    MOUNTS = "mounts"
+    DEVICE_NODES = "device nodes"
+    ANNOTATIONS = "annotations"
+    CDI_DEVICES = "CDI device names"
+    PREFERRED_ALLOCATION = "GetPreferredAllocation"
+    PRE_START = "PreStartContainer"
+
+
+@dataclass(frozen=True, slots=True)
+class Sayable:
+    """What the kubelet at the other end can be told, handed to a device source with each request.
+
+    ``said`` certainly arrives; ``unsure`` may be dropped in silence (the kubelet's level isn't known), so that an answer
+    must not rest on it alone. A field in neither does not arrive.
+    """
+
+    said: frozenset[Field]
+    unsure: frozenset[Field] = frozenset()
+
+
+class Fault(Enum):
+    """Why a request was refused: the gRPC status that says it. The values are gRPC's names."""
+
+    NOT_FOUND = "NOT_FOUND"
+    INVALID_ARGUMENT = "INVALID_ARGUMENT"
+    FAILED_PRECONDITION = "FAILED_PRECONDITION"
+    UNIMPLEMENTED = "UNIMPLEMENTED"
+
+
+class RefusedError(Exception):
+    """A request that must not be served. The message says what was expected, what came and what to do."""
+
+    def __init__(self, fault: Fault, message: str) -> None:
+        super().__init__(message)
+        self.fault = fault
