@@ -1,0 +1,164 @@
+"""``gateway``: without a command it is the daemon; its commands help people with it.
+
+Commands are imported only when they run, so that the daemon never pays for the lab.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gateway import observe
+from gateway.negotiate import CHOICES
+from gateway.settings import BACKENDS, SOCKET_DIR, STATE_DIR, Settings
+
+_COMMANDS = {
+    "demo": ("gateway.cli.demo:demo", "A rolling kubelet upgrade on a simulated node, seen happen."),
+    "dev": ("gateway.cli.dev:dev", "Tools for trying device plugins, such as an emulated kubelet."),
+    "probe": ("gateway.cli.probe:probe", "Ask a kubelet which device plugin API it speaks."),
+}
+
+_EXAMPLES = """
+\b
+Examples:
+  gateway                                        serve this node's GPUs to whichever kubelet runs
+  gateway --backend simulated                    8 healthy simulated GPUs as nvidia.com/gpu
+  gateway --backend simulated --simulate p.yaml  GPUs from a profile; edit it and the node follows
+  gateway --api v1beta1                          only this API; an older kubelet is told so and left alone
+  gateway probe --json                           which API does this node's kubelet speak?
+  gateway demo                                   the whole story, with no GPU and no cluster
+
+Every option can be given as an environment variable too: --socket-dir is GATEWAY_SOCKET_DIR. Options win.
+"""
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are named in a table and imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _COMMANDS[name][1]) for name in sorted(_COMMANDS)])
+
+
+class _KubeletVersion(click.ParamType[int]):
+    """A kubelet version such as ``1.28`` or ``v1.28.15``; the value is its minor number."""
+
+    name = "1.N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        parts = str(value).removeprefix("v").split(".")
+        if len(parts) < 2 or parts[0] != "1" or not parts[1].isdigit() or int(parts[1]) < 8:
+            self.fail(f"expected a kubelet version from 1.8 on, such as 1.28 or v1.28.15; got {value!r}", param, ctx)
+        return int(parts[1])
+
+
+@click.group(
+    cls=_LazyGroup,
+    invoke_without_command=True,
+    epilog=_EXAMPLES,
+    context_settings={"auto_envvar_prefix": "GATEWAY", "help_option_names": ["-h", "--help"], "show_default": True},
+)
+@click.option(
+    "--api",
+    type=click.Choice(tuple(CHOICES)),
+    default="auto",
+    help="The device plugin API to speak. auto finds out at each kubelet start; v1alpha is either alpha dialect.",
+)
+@click.option(
+    "--socket-dir",
+    type=click.Path(path_type=Path),
+    default=SOCKET_DIR,
+    help="The kubelet's device plugin directory, with kubelet.sock in it.",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    default=STATE_DIR,
+    help="Where the gateway remembers which devices it announced. Must outlive it; never inside --socket-dir.",
+)
+@click.option(
+    "--pod-resources-socket",
+    "pod_resources",
+    type=click.Path(path_type=Path),
+    default=None,
+    show_default="pod-resources/kubelet.sock beside --socket-dir",
+    help="The kubelet's pod-resources socket: with it, each registration is checked in the kubelet's own books.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default="auto",
+    help="Where the devices come from. auto takes the hardware that is found, never a simulation.",
+)
+@click.option(
+    "--simulate",
+    "profile",
+    metavar="PROFILE",
+    default=None,
+    show_default="8 healthy GPUs as nvidia.com/gpu",
+    help="For --backend simulated: a YAML profile (watched while the gateway runs), or the name of a shipped one.",
+)
+@click.option(
+    "--kubelet-version",
+    "kubelet_minor",
+    type=_KubeletVersion(),
+    default=None,
+    show_default="taken from evidence on the connection",
+    help="The kubelet's version, where you know it: decides what can be said to it (CDI names need 1.29).",
+)
+@click.option("--log-format", type=click.Choice(observe.FORMATS), default="auto", help="auto: JSON unless on a terminal.")
+@click.option("--log-level", type=click.Choice(observe.LEVELS), default="info", help="The least that is logged.")
+@click.version_option(package_name="device-plugin-gateway")
+@click.pass_context
+def gateway(ctx: click.Context, /, log_format: str, log_level: str, **options: Any) -> None:
+    """Serve this node's GPUs to its kubelet, whichever version it is, through every upgrade of it.
+
+    Without a command this runs the device plugin in the foreground, until SIGTERM.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    observe.configure(log_format, log_level)
+    sys.exit(_serve(Settings(**options)))
+
+
+def _serve(settings: Settings) -> int:
+    from gateway import compose, shell
+
+    if settings.state_dir.absolute().is_relative_to(settings.socket_dir.absolute()):
+        raise click.UsageError(
+            f"--state-dir {settings.state_dir} is inside --socket-dir {settings.socket_dir}, which kubelets clean at "
+            "each start: expected a folder of its own, such as " + str(STATE_DIR)
+        )
+    if settings.profile is not None and settings.backend != "simulated":
+        raise click.UsageError("--simulate needs --backend simulated: a simulation is never taken for real hardware")
+    try:
+        source = compose.source(settings)
+    except (compose.NoBackendError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    return asyncio.run(shell.Gateway(settings, source).run())
+
+
+def main() -> None:
+    """Run the command line (the ``gateway`` entry point)."""
+    gateway()
+
+
+if __name__ == "__main__":
+    main()

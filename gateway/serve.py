@@ -1,0 +1,340 @@
+"""Serving one resource: the device plugin's gRPC calls, answered in whichever dialect is on offer.
+
+The server is bound once, in the instance's own folder; a registration only gives the bound socket a new name. Every call
+comes in as bytes and goes through the dialect on offer, so that nothing here knows a version. That dialect counts from
+the moment Register is *sent*: kubelets 1.8 and 1.9 call back before Register returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+import grpc
+import grpc.aio
+import structlog
+
+from adapters.dialect import MalformedError, UnsayableError, sayable
+from adapters.levels import Evidence, level
+from devices import life
+from devices.model import Fault, Field, Options, RefusedError
+from gateway.registration import StreamEnded, StreamOpened, Withhold
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from adapters.dialect import Dialect, Level, Wire
+    from devices.model import ContainerAnswer, ContainerRequest, Device
+    from devices.source import DeviceSource, Listing
+    from gateway.registration import Event
+
+    _Context = grpc.aio.ServicerContext[bytes, bytes]
+
+REQUEST_LIMIT = 64 * 1024 * 1024
+"""The most bytes of a request: GetPreferredAllocation names every free device, twice."""
+_MAX_CONTAINERS = 1024
+_SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", REQUEST_LIMIT),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.so_reuseport", 0),
+)
+
+_streams = itertools.count(1)
+_log = structlog.get_logger()
+
+_STATUS = {
+    Fault.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Fault.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    Fault.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
+    Fault.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
+}
+
+
+class Resource:
+    """The device plugin of one resource name.
+
+    Args:
+        name: the resource name.
+        source: where its devices come from.
+        emit: takes the registration events that calls cause (a stream opened, ended, a list too large).
+        kubelet_minor: the kubelet's version, where an operator vouches for it.
+    """
+
+    def __init__(
+        self, name: str, source: DeviceSource, emit: Callable[[Event], None], kubelet_minor: int | None
+    ) -> None:
+        self.name = name
+        self._source, self._emit, self._kubelet_minor = source, emit, kubelet_minor
+        self._log = _log.bind(resource=name)
+        self._dialect: Dialect | None = None
+        self._evidence = Evidence()
+        self._entries: tuple[life.Entry, ...] = ()
+        self._by_id: dict[str, life.Entry] = {}
+        self._listing: Listing | None = None
+        self._lists: dict[str, Wire] = {}
+        self._streams: dict[int, asyncio.Event] = {}
+        self._ending: set[int] = set()
+        self._handed_out: set[str] = set()
+        self._lost_fields: set[tuple[str, Field]] = set()
+        self._servers: list[grpc.aio.Server] = []
+
+    # What is on the list.
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The list as the kubelet is to see it."""
+        return tuple(entry.device for entry in self._entries)
+
+    @property
+    def entries(self) -> dict[str, life.Entry]:
+        """What is on the list, with each device's state, by device ID."""
+        return self._by_id
+
+    def publish(self, listing: Listing | None, entries: tuple[life.Entry, ...]) -> None:
+        """Put a new list before every open stream. The caller has made its device IDs durable."""
+        self._listing, self._entries = listing, entries
+        self._by_id = {entry.device.id: entry for entry in entries}
+        self._lists.clear()
+        for changed in self._streams.values():
+            changed.set()
+
+    def too_large(self, dialect: Dialect) -> str | None:
+        """Say why the list can't be sent in ``dialect``, and how many devices of it could; None where it can."""
+        size = len(self._list(dialect).data)
+        if dialect.message_limit is None or size <= dialect.message_limit:
+            return None
+        fits, beyond = 0, len(self._entries)
+        while beyond - fits > 1:
+            middle = (fits + beyond) // 2
+            if len(dialect.encode_list(self.devices[:middle]).data) <= dialect.message_limit:
+                fits = middle
+            else:
+                beyond = middle
+        return (
+            f"the list of {len(self._entries)} devices takes {size} bytes, and a kubelet of {dialect.name} receives at most "
+            f"{dialect.message_limit} in one message: {fits} devices would fit. Announce fewer devices (fewer replicas), or "
+            "shorten their IDs"
+        )
+
+    def _list(self, dialect: Dialect) -> Wire:
+        """Spell the list, once per dialect and change."""
+        wire = self._lists.get(dialect.name)
+        if wire is None:
+            wire = self._lists[dialect.name] = dialect.encode_list(self.devices)
+            self._note_lost(dialect, wire)
+        return wire
+
+    # Being served.
+
+    async def bind(self, path: Path) -> None:
+        """Bind one more server on ``path`` (at most 107 bytes) and start it; streams on earlier ones live on.
+
+        Raises:
+            RuntimeError: the path can't be bound.
+        """
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((_Calls(self._handler),))
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        self._servers.append(server)
+
+    async def drop_earlier_servers(self) -> None:
+        """Stop all servers but the last one bound."""
+        *earlier, last = self._servers
+        self._servers = [last]
+        await asyncio.gather(*(server.stop(grace=0) for server in earlier))
+
+    async def close(self) -> None:
+        """End the streams, then the servers: a server waits out its grace while a stream is open."""
+        self.end_streams()
+        servers, self._servers = self._servers, []
+        await asyncio.gather(*(server.stop(grace=0.2) for server in servers))
+
+    def offer(self, dialect: Dialect) -> None:
+        """Speak ``dialect`` from now on, to a kubelet of which nothing more is known yet."""
+        self._dialect = dialect
+        self._evidence = Evidence(options_called_before_list=False, pinned=self._kubelet_minor)
+        self._list(dialect)
+
+    def end_streams(self) -> None:
+        """End every ListAndWatch stream that is open now."""
+        self._ending |= set(self._streams)
+        for changed in self._streams.values():
+            changed.set()
+
+    @property
+    def level(self) -> Level | None:
+        """What is known of the version of the kubelet that was offered a dialect last; None before any offer."""
+        return level(self._dialect, self._evidence) if self._dialect is not None else None
+
+    # The calls. Each gets the dialect in force, so that a change of it in mid-call changes nothing.
+
+    def _handler(self, method: str) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        """Find the handler of a full method path; None (UNIMPLEMENTED) for what the dialect on offer doesn't have."""
+        dialect = self._dialect
+        service, _, call = method.removeprefix("/").partition("/")
+        if dialect is None or service != dialect.plugin_service:
+            return None
+
+        def unary(
+            answer: Callable[[Dialect, bytes, _Context], Awaitable[bytes]],
+        ) -> grpc.RpcMethodHandler[bytes, bytes]:
+            async def handle(request: bytes, context: _Context) -> bytes:
+                return await self._answer(call, lambda: answer(dialect, request, context), context)
+
+            return grpc.unary_unary_rpc_method_handler(handle)
+
+        def speaks(field: Field) -> bool:
+            return dialect.rules[field].verdict.value == "lossless"
+
+        match call:
+            case "ListAndWatch":
+
+                async def watch(_request: bytes, context: _Context) -> None:
+                    await self._list_and_watch(dialect, context)
+
+                return grpc.unary_stream_rpc_method_handler(watch)
+            case "Allocate":
+                return unary(self._allocate)
+            case "GetDevicePluginOptions" if speaks(Field.GET_OPTIONS):
+                return unary(self._get_options)
+            case "GetPreferredAllocation" if speaks(Field.PREFERRED_ALLOCATION):
+                return unary(self._prefer)
+            case "PreStartContainer" if speaks(Field.PRE_START):
+                return unary(self._pre_start)
+            case _:
+                return None
+
+    async def _answer(
+        self,
+        call: str,
+        answer: Callable[[], Awaitable[bytes]],
+        context: _Context,
+    ) -> bytes:
+        try:
+            return await answer()
+        except RefusedError as refused:
+            status, text = _STATUS[refused.fault], str(refused)
+        except UnsayableError as unsayable:
+            status, text = grpc.StatusCode.FAILED_PRECONDITION, str(unsayable)
+        except MalformedError as malformed:
+            status, text = grpc.StatusCode.INVALID_ARGUMENT, str(malformed)
+        self._log.warning("refused", call=call, code=status.name, reason=text)
+        return await _abort(context, status, text)
+
+    async def _get_options(
+        self, dialect: Dialect, _request: bytes, context: _Context
+    ) -> bytes:
+        if not self._streams:
+            self._evidence = Evidence(_user_agent(context), options_called_before_list=True, pinned=self._kubelet_minor)
+        return dialect.encode_options(self.options).data
+
+    async def _list_and_watch(self, dialect: Dialect, context: _Context) -> None:
+        stream, changed = next(_streams), asyncio.Event()
+        self._evidence = Evidence(_user_agent(context), self._evidence.options_called_before_list, self._kubelet_minor)
+        self._streams[stream] = changed
+        self._emit(StreamOpened(stream))
+        try:
+            while stream not in self._ending:
+                changed.clear()
+                if reason := self.too_large(dialect):
+                    self._emit(Withhold(reason))
+                    await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+                await context.write(self._list(dialect).data)
+                await changed.wait()
+        finally:
+            del self._streams[stream]
+            self._ending.discard(stream)
+            self._emit(StreamEnded(stream))
+
+    async def _allocate(
+        self, dialect: Dialect, request: bytes, _context: _Context
+    ) -> bytes:
+        containers = dialect.decode_allocate_request(request)
+        if not containers:
+            raise RefusedError(
+                Fault.INVALID_ARGUMENT,
+                f"expected at least one container in Allocate for {self.name}, got none: ask again with its device IDs",
+            )
+        if len(containers) > _MAX_CONTAINERS:
+            raise RefusedError(
+                Fault.INVALID_ARGUMENT,
+                f"expected at most {_MAX_CONTAINERS} containers in one Allocate, got {len(containers)}",
+            )
+        known_level = level(dialect, self._evidence)
+        answers: list[ContainerAnswer] = []
+        for container in containers:
+            self._check(dialect, container)
+            answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
+        wire = dialect.encode_allocate_answer(containers, answers, known_level)
+        self._note_lost(dialect, wire)
+        for container in containers:
+            self._handed_out.update(container.device_ids)
+            self._log.info("allocated", devices=list(container.device_ids))
+        return wire.data
+
+    def _check(self, dialect: Dialect, container: ContainerRequest) -> None:
+        """Raise RefusedError unless the life of each device allows it to be handed out now."""
+        warnings = life.judge(
+            self.name,
+            container.device_ids,
+            self._by_id,
+            now=time.monotonic(),
+            # 1.8 asks again at each start of a container, so that a refusal would end a pod that runs.
+            handed_out=self._handed_out if dialect.name == "0.1" else frozenset(),
+        )
+        for warning in warnings:
+            self._log.warning("allocated a device that is not well", reason=warning)
+
+    async def _prefer(
+        self, dialect: Dialect, request: bytes, _context: _Context
+    ) -> bytes:
+        asked = dialect.decode_preferred_request(request)
+        chosen = [await self._source.prefer(self.name, container) for container in asked]
+        return dialect.encode_preferred_answer(chosen).data
+
+    async def _pre_start(
+        self, dialect: Dialect, request: bytes, _context: _Context
+    ) -> bytes:
+        device_ids = dialect.decode_pre_start_request(request)
+        unknown = [device_id for device_id in device_ids if device_id not in self._by_id]
+        if unknown:
+            raise life.never_announced(self.name, unknown)
+        await self._source.prepare(self.name, device_ids)
+        return b""  # PreStartContainerResponse has no fields
+
+    @property
+    def options(self) -> Options:
+        """What is asked of the kubelet for this resource; nothing while the source has not looked yet."""
+        return self._listing.options if self._listing is not None else Options()
+
+    def _note_lost(self, dialect: Dialect, wire: Wire) -> None:
+        """Tell once per field what a dialect could not say."""
+        for field in wire.lost - {lost for name, lost in self._lost_fields if name == dialect.name}:
+            self._lost_fields.add((dialect.name, field))
+            self._log.info("left out", field=field.value, api=dialect.name, why="this API cannot say it; pods work without")
+
+
+class _Calls(grpc.GenericRpcHandler):
+    """Hands each call to the function that knows the dialect on offer."""
+
+    def __init__(self, find: Callable[[str], grpc.RpcMethodHandler[bytes, bytes] | None]) -> None:
+        self._find = find
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        return self._find(handler_call_details.method)
+
+
+async def _abort(context: _Context, status: grpc.StatusCode, text: str) -> NoReturn:
+    await context.abort(status, text)
+    raise AssertionError  # abort always raises
+
+
+def _user_agent(context: _Context) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == "user-agent" and isinstance(value, str):
+            return value
+    return None

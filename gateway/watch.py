@@ -1,0 +1,221 @@
+"""Watching the socket directory: when a kubelet takes connections, when a name of ours goes, when the folder is replaced.
+
+inotify tells at once; a slow poll beneath it finds what inotify missed, and everything where inotify can't be had.
+
+A kubelet binds its socket before it listens: inotify fires in between, and a first connection by gRPC that is refused
+costs its one-second back-off. So a plain socket tries every millisecond until the kubelet listens, and only then is the
+kubelet reported. A kubelet.sock that nobody listens on (a stopped kubelet leaves it behind) is tried ever more rarely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from typing import TYPE_CHECKING
+
+import inotify_simple
+import structlog
+
+from gateway.registration import KubeletId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+KUBELET_SOCKET = "kubelet.sock"
+POLL = 5.0
+"""Seconds between two polls while inotify works."""
+POLL_WITHOUT_INOTIFY = 0.25
+_LISTEN_WITHIN = 2.0
+"""Seconds during which a socket just created is tried every millisecond."""
+
+_log = structlog.get_logger()
+_flags = inotify_simple.flags
+_MASK = _flags.CREATE | _flags.MOVED_TO | _flags.DELETE | _flags.MOVED_FROM | _flags.DELETE_SELF | _flags.MOVE_SELF
+
+
+def kubelet_id(path: Path) -> KubeletId | None:
+    """Identify the kubelet.sock that is there now; None where there is none (or something that is no socket)."""
+    try:
+        found = path.stat(follow_symlinks=False)
+    except OSError:
+        return None
+    if not stat.S_ISSOCK(found.st_mode):
+        return None
+    return KubeletId(found.st_dev, found.st_ino, found.st_ctime_ns)
+
+
+def listens(path: Path) -> bool:
+    """Whether somebody takes connections on a Unix socket. Does not block: a full backlog counts as listening."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0)
+        try:
+            probe.connect(os.fspath(path))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+
+def folder_id(folder: Path) -> tuple[int, int] | None:
+    """Identify the folder that a path leads to now; None where there is none."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
+
+
+def is_pinned(folder: Path) -> bool:
+    """Whether the folder was deleted while a mount of ours still holds it: in a container, it can't come back."""
+    try:
+        return folder.stat().st_nlink == 0
+    except OSError:
+        return False
+
+
+class Watch:
+    """Watches one socket directory and the gateways' folder in it, and calls back on the event loop.
+
+    Args:
+        folder: the kubelet's socket directory.
+        shared: the folder in it that all gateways share.
+        kubelet_up: a new kubelet takes connections; called once for each creation of its socket.
+        name_lost: a name was deleted from the folder.
+        peers_changed: an entry of ``shared`` came or went.
+        replaced: the folder is another one than before, or is there again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shared: Path,
+        *,
+        kubelet_up: Callable[[KubeletId], None],
+        name_lost: Callable[[str], None],
+        peers_changed: Callable[[], None],
+        replaced: Callable[[], None],
+    ) -> None:
+        self._folder, self._shared = folder, shared
+        self._kubelet_up, self._name_lost = kubelet_up, name_lost
+        self._peers_changed, self._replaced = peers_changed, replaced
+        self._inotify: inotify_simple.INotify | None = None
+        self._watched: dict[int, Path] = {}
+        self._folder_id = folder_id(folder)
+        self._wake = asyncio.Event()
+        self._fresh = True
+
+    async def run(self) -> None:
+        """Watch for ever."""
+        try:
+            self._open_inotify()
+            await self._look_for_kubelets()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop watching, and free the descriptor."""
+        if self._inotify is not None:
+            asyncio.get_running_loop().remove_reader(self._inotify.fileno())
+            self._inotify.close()
+            self._inotify = None
+
+    async def _look_for_kubelets(self) -> None:
+        loop = asyncio.get_running_loop()
+        path = self._folder / KUBELET_SOCKET
+        seen: KubeletId | None = None
+        wait, urgent_until = 0.0, loop.time() + _LISTEN_WITHIN
+        while True:
+            self._check_folder()
+            found = kubelet_id(path)
+            if self._fresh:
+                self._fresh, urgent_until = False, loop.time() + _LISTEN_WITHIN
+            if found is None or found == seen or not (listens(path) and kubelet_id(path) == found):
+                searching = found is not None and found != seen
+                if searching and loop.time() < urgent_until:
+                    wait = 0.001
+                else:
+                    wait = self._poll if not searching else min(max(0.05, wait * 2), self._poll)
+            else:
+                seen, wait = found, self._poll
+                self._kubelet_up(found)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), wait)
+            self._wake.clear()
+
+    @property
+    def _poll(self) -> float:
+        return POLL if self._watched else POLL_WITHOUT_INOTIFY
+
+    def look_now(self) -> None:
+        """Look at once: something was created."""
+        self._fresh = True
+        self._wake.set()
+
+    def _check_folder(self) -> None:
+        found = folder_id(self._folder)
+        if found is not None and found != self._folder_id:
+            self._folder_id = found
+            self._rewatch()
+            self._replaced()
+        elif found is None:
+            self._folder_id = None
+        elif self._inotify is not None and self._shared not in self._watched.values():
+            self._add(self._shared, _MASK)
+
+    def _open_inotify(self) -> None:
+        try:
+            self._inotify = inotify_simple.INotify(nonblocking=True)
+        except OSError as error:
+            _log.warning(
+                "inotify is not to be had, polling instead",
+                error=str(error),
+                every_s=POLL_WITHOUT_INOTIFY,
+                advice="raise fs.inotify.max_user_instances",
+            )
+            return
+        asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._read)
+        self._rewatch()
+
+    def _rewatch(self) -> None:
+        """Watch the folder that is there now, and its parent, where a new one would appear."""
+        if self._inotify is None:
+            return
+        for descriptor in self._watched:
+            with contextlib.suppress(OSError):
+                self._inotify.rm_watch(descriptor)
+        self._watched.clear()
+        self._add(self._folder.parent, _flags.CREATE | _flags.MOVED_TO)
+        self._add(self._folder, _MASK)
+        self._add(self._shared, _MASK)
+
+    def _add(self, folder: Path, mask: int) -> None:
+        if self._inotify is None or not folder.is_dir():
+            return
+        try:
+            self._watched[self._inotify.add_watch(folder, mask | _flags.ONLYDIR)] = folder
+        except OSError as error:
+            _log.warning("cannot watch a folder, polling it", folder=str(folder), error=str(error))
+
+    def _read(self) -> None:
+        if self._inotify is None:
+            return
+        came, peers = False, False
+        for event in self._inotify.read(timeout=0):
+            folder = self._watched.get(event.wd)
+            if event.mask & _flags.IGNORED:
+                self._watched.pop(event.wd, None)
+            if folder == self._shared:
+                peers = True
+            elif folder == self._folder and event.mask & (_flags.DELETE | _flags.MOVED_FROM):
+                self._name_lost(event.name)
+            else:
+                came = came or event.name in {"", KUBELET_SOCKET, self._folder.name}
+        if peers:
+            self._peers_changed()
+        if came:
+            self.look_now()
