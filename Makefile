@@ -1,0 +1,122 @@
+# Everything a person or CI runs, on nothing but git, make and Python. `make` alone shows what there is.
+#
+# The environments are made from the hashed locks by plain pip, and remade when a lock, pyproject.toml or the Python changes:
+# the name of each stamp carries the hash of those inputs. Set PYTHON to use another interpreter than python3.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+SYSTEM_PACKAGES := git make python3 python3-venv
+
+# $(call key,FILES): sixteen digits that change with the interpreter or with any of the files.
+key = $(shell { $(PYTHON) -VV; cat $(1); } 2>/dev/null | sha256sum | cut -c1-16 || true)
+VENV := .venv/.ready-$(call key,locks/dev.txt pyproject.toml)
+GEN := .venv-gen/.ready-$(call key,locks/gen.txt)
+RUN := .venv/bin/
+
+# pip says what it does only when it fails or takes long; no question, no notice about itself.
+PIP := -m pip install --quiet --disable-pip-version-check --no-input --require-hashes
+
+# $(call environment,DIR,LOCK): an environment that holds what the lock says; a new one when the interpreter is another.
+define environment
+	@version=$$($(PYTHON) -VV); \
+	if [[ "$$($(1)/bin/python -VV 2>/dev/null)" != "$$version" ]]; then \
+		echo "making $(1) ($${version%% (*})"; $(PYTHON) -m venv --clear $(1); \
+	fi; \
+	echo "installing $(2)"; $(1)/bin/python $(PIP) -r $(2); rm -f $(1)/.ready-*
+endef
+
+.PHONY: help
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: needs
+needs:
+	@missing=""; \
+	command -v git >/dev/null || missing=" git"; \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || missing="$$missing Python>=3.11"; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
+	if [[ -n "$$missing" ]]; then \
+		echo "missing:$$missing"; echo "this needs: $(SYSTEM_PACKAGES)   (Python >= 3.11)"; exit 1; \
+	fi >&2
+
+.PHONY: system-packages
+system-packages:
+	@echo "$(SYSTEM_PACKAGES)"
+
+$(VENV): | needs
+	$(call environment,.venv,locks/dev.txt)
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(GEN): | needs
+	$(call environment,.venv-gen,locks/gen.txt)
+	@touch $@
+
+.PHONY: venv
+venv: $(VENV) ## make the environment in .venv (the others do it by themselves)
+
+.PHONY: demo
+demo: $(VENV) ## a node with 8 simulated GPUs through kubelet upgrades and back
+	@$(RUN)gateway demo
+
+.PHONY: test
+test: kubelets ## everything, up to the genuine kubelets (the first time builds them: some minutes)
+	$(RUN)python -m pytest
+
+.PHONY: unit
+unit: $(VENV) ## the tests that need no genuine kubelet
+	$(RUN)python -m pytest -m 'not genuine'
+
+.PHONY: kubelets
+kubelets: $(VENV) ## build the genuine kubelet device managers
+	@$(RUN)python -m gateway.lab.build
+
+.PHONY: lint
+lint: $(VENV) ## ruff, all rules: code and format
+	$(RUN)ruff check && $(RUN)ruff format --check
+
+.PHONY: types
+types: $(VENV) ## mypy, strict
+	$(RUN)mypy
+
+.PHONY: imports
+imports: $(VENV) ## the rules of who may import whom
+	$(RUN)lint-imports --no-cache
+
+.PHONY: mutants
+mutants: $(VENV) ## break each rule on purpose; a test must notice
+	$(RUN)python -m tests.mutants
+
+.PHONY: bench
+bench: $(VENV) ## measure the promises that have a figure
+	$(RUN)python -m gateway.lab.bench
+
+.PHONY: docs docs-check
+docs: $(VENV) ## write the tables of docs/ from the adapters' declarations
+	$(RUN)python -m adapters.table docs/dialects.md
+docs-check: $(VENV) ## are the tables of docs/ what the adapters declare?
+	$(RUN)python -m adapters.table --check docs/dialects.md
+
+.PHONY: generate generate-check
+generate: $(GEN) ## write adapters/pb from protos/
+	.venv-gen/bin/python tools/generate.py
+generate-check: $(GEN) ## is adapters/pb what protos/ say?
+	.venv-gen/bin/python tools/generate.py --check
+
+.PHONY: locks locks-upgrade locks-check
+locks: $(VENV) ## remake the locks after a change of pyproject.toml; pins stay as far as they can
+	$(RUN)python tools/locks.py
+locks-upgrade: $(VENV) ## remake the locks with the newest releases
+	$(RUN)python tools/locks.py --upgrade
+locks-check: $(VENV) ## are the locks what pyproject.toml asks for?
+	$(RUN)python tools/locks.py --check
+
+.PHONY: clean
+clean: ## remove what was made here (the cache of built kubelets lies outside and stays)
+	rm -rf .venv .venv-gen build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find gateway adapters devices tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

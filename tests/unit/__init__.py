@@ -1,0 +1,1 @@
+"""Decisions, dialects and devices: tables and properties, without a kubelet."""

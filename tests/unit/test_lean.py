@@ -1,0 +1,24 @@
+"""What the daemon's memory never holds: every import is paid on every node (docs/adr/0003)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+LOADED = "import sys, gateway.cli.main, gateway.shell, gateway.compose; print(*sys.modules)"
+
+
+@pytest.fixture(scope="module")
+def loaded() -> frozenset[str]:
+    """Every module that a daemon has loaded before it chooses a backend, in an interpreter of its own."""
+    done = subprocess.run([sys.executable, "-c", LOADED], check=True, stdout=subprocess.PIPE, text=True)
+    return frozenset(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module", ["gateway.lab", "gateway.cli.demo", "gateway.cli.probe", "devices.gpu.simulated", "hpack"]
+)
+def test_the_daemon_does_not_load(module: str, loaded: frozenset[str]) -> None:
+    assert not {name for name in loaded if name == module or name.startswith(f"{module}.")}
