@@ -1,0 +1,143 @@
+"""What both alpha dialects are: two calls, one container in each Allocate, no options, no NUMA nodes.
+
+They differ in Allocate's answer alone, which each brings along; v1alpha2's messages spell the rest, wire-identical for
+both. What belongs to a call that they don't have is spelled as an empty message, with the call's field among the lost
+ones; unless a pod would start without its device (PreStartContainer), which is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from adapters.dialect import Level, MalformedError, Rule, UnsayableError, Verdict, Wire
+from adapters.pb.v1alpha import v1alpha2_pb2 as pb
+from adapters.spelling import CDI_ADVICE, health, parse, require_answers, serialize
+from devices.model import ContainerAnswer, ContainerRequest, Device, Field, Options, PreferredRequest, Registration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from google.protobuf.message import Message
+
+_NO_CALL = "kubelet 1.8 and 1.9 call ListAndWatch and Allocate only"
+_SAME = "as released in 1.8.15 and 1.9.11"
+
+_RULES: Mapping[Field, Rule] = {
+    Field.OPTIONS: Rule(Verdict.DEGRADED, source="Register has no options before kubelet 1.10"),
+    Field.GET_OPTIONS: Rule(Verdict.DEGRADED, source=_NO_CALL),
+    Field.TOPOLOGY: Rule(Verdict.DEGRADED, source="came with kubelet 1.16; pods start, unaligned"),
+    Field.SEVERAL_CONTAINERS: Rule(
+        Verdict.IMPOSSIBLE, source="one container in each call before kubelet 1.10 (#60318)"
+    ),
+    Field.ENVS: Rule(Verdict.LOSSLESS, source=_SAME),
+    Field.MOUNTS: Rule(Verdict.LOSSLESS, source=_SAME),
+    Field.DEVICE_NODES: Rule(Verdict.LOSSLESS, source=_SAME),
+    Field.ANNOTATIONS: Rule(Verdict.DEGRADED, source="came with kubelet 1.10; in no released alpha"),
+    Field.CDI_DEVICES: Rule(Verdict.IMPOSSIBLE, source="came with kubelet 1.28; nothing else brings what CDI brings"),
+    Field.PREFERRED_ALLOCATION: Rule(Verdict.DEGRADED, source="came with kubelet 1.19; the kubelet chooses by itself"),
+    Field.PRE_START: Rule(Verdict.IMPOSSIBLE, source="came with kubelet 1.10; containers would start unprepared"),
+}
+
+
+@dataclass(eq=False)
+class Alpha:
+    """An alpha dialect, out of its name, its kubelets and its form of Allocate's answer."""
+
+    name: str
+    kubelets: Level
+    spell_answer: Callable[[ContainerRequest, ContainerAnswer], Message]
+    read_answer: Callable[[bytes], ContainerAnswer]
+    """Raises MalformedError."""
+    registration_service: str = "deviceplugin.Registration"
+    plugin_service: str = "deviceplugin.DevicePlugin"
+    rules: Mapping[Field, Rule] = field(default_factory=lambda: _RULES)
+    message_limit: int | None = None
+
+    def encode_register(self, registration: Registration) -> Wire:
+        message = pb.RegisterRequest(
+            version=registration.version, endpoint=registration.endpoint, resource_name=registration.resource_name
+        )
+        return Wire(serialize(message), self._lost(registration.options, Field.OPTIONS))
+
+    def decode_register(self, data: bytes) -> Registration:
+        message = parse(pb.RegisterRequest, data, self.name)
+        return Registration(message.version, message.endpoint, message.resource_name)
+
+    def encode_options(self, options: Options) -> Wire:
+        return Wire(b"", self._lost(options, Field.GET_OPTIONS))
+
+    def decode_options(self, data: bytes) -> Options:
+        parse(pb.Empty, data, self.name)
+        return Options()
+
+    def encode_list(self, devices: Sequence[Device]) -> Wire:
+        message = pb.ListAndWatchResponse(
+            devices=[pb.Device(ID=device.id, health=device.health.value) for device in devices]
+        )
+        placed = any(device.numa_nodes for device in devices)
+        return Wire(serialize(message), frozenset({Field.TOPOLOGY} if placed else ()))
+
+    def decode_list(self, data: bytes) -> tuple[Device, ...]:
+        message = parse(pb.ListAndWatchResponse, data, self.name)
+        return tuple(Device(device.ID, health(device.health)) for device in message.devices)
+
+    def encode_allocate_request(self, containers: Sequence[ContainerRequest]) -> Wire:
+        self._require_one(len(containers))
+        return Wire(serialize(pb.AllocateRequest(devicesIDs=containers[0].device_ids)))
+
+    def decode_allocate_request(self, data: bytes) -> tuple[ContainerRequest, ...]:
+        message = parse(pb.AllocateRequest, data, self.name)
+        return (ContainerRequest(tuple(message.devicesIDs)),)
+
+    def encode_allocate_answer(
+        self,
+        containers: Sequence[ContainerRequest],
+        answers: Sequence[ContainerAnswer],
+        level: Level,  # noqa: ARG002  the contract's: an alpha dialect has no levels
+    ) -> Wire:
+        require_answers(containers, answers)
+        self._require_one(len(containers))
+        [container], [answer] = containers, answers
+        if answer.cdi_devices:
+            raise UnsayableError(Field.CDI_DEVICES, self.name, CDI_ADVICE)
+        lost = frozenset({Field.ANNOTATIONS} if answer.annotations else ())
+        return Wire(serialize(self.spell_answer(container, answer)), lost)
+
+    def decode_allocate_answer(self, data: bytes) -> tuple[ContainerAnswer, ...]:
+        return (self.read_answer(data),)
+
+    def encode_preferred_request(self, containers: Sequence[PreferredRequest]) -> Wire:
+        return Wire(b"", frozenset({Field.PREFERRED_ALLOCATION} if containers else ()))
+
+    def decode_preferred_request(self, data: bytes) -> tuple[PreferredRequest, ...]:
+        parse(pb.Empty, data, self.name)
+        return ()
+
+    def encode_preferred_answer(self, containers: Sequence[Sequence[str]]) -> Wire:
+        return Wire(b"", frozenset({Field.PREFERRED_ALLOCATION} if containers else ()))
+
+    def decode_preferred_answer(self, data: bytes) -> tuple[tuple[str, ...], ...]:
+        parse(pb.Empty, data, self.name)
+        return ()
+
+    def encode_pre_start_request(self, device_ids: Sequence[str]) -> Wire:  # noqa: ARG002  nothing of it can be said
+        raise self._no_pre_start()
+
+    def decode_pre_start_request(self, data: bytes) -> tuple[str, ...]:
+        message = f"expected no PreStartContainerRequest: device plugin API {self.name} has none; got {len(data)} bytes"
+        raise MalformedError(message)
+
+    def _lost(self, options: Options, said_in: Field) -> frozenset[Field]:
+        if options.pre_start_required:
+            raise self._no_pre_start()
+        return frozenset({said_in, Field.PREFERRED_ALLOCATION} if options.preferred_allocation else ())
+
+    def _no_pre_start(self) -> UnsayableError:
+        advice = "its containers would start on devices that nobody made ready; run kubelet 1.10 or later"
+        return UnsayableError(Field.PRE_START, self.name, advice)
+
+    def _require_one(self, containers: int) -> None:
+        if containers != 1:
+            advice = f"expected 1, got {containers}; make one Allocate call for each container"
+            raise UnsayableError(Field.SEVERAL_CONTAINERS, self.name, advice)

@@ -1,0 +1,1 @@
+"""Generated from protos/podresources/ by `make generate`."""

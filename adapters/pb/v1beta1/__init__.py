@@ -1,0 +1,1 @@
+"""Generated from protos/v1beta1/ by `make generate`."""
