@@ -1,0 +1,104 @@
+"""Notice that a file was changed by a person or a program, without a thread and without waking up for nothing.
+
+The watch is on the file's folder, because editors and the kubelet's volumes put a new file in the old one's place: a
+watch on the file itself would stay with the one that nobody sees any more. Under it lies a slow poll, for what inotify
+doesn't tell (network file systems, a replaced folder, a link to elsewhere).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final, Self
+
+import structlog
+from inotify_simple import INotify, flags
+
+_POLL_S: Final = 5.0
+_POLL_ALONE_S: Final = 1.0
+# CREATE is missing on purpose: a file that was just created is still empty; its CLOSE_WRITE follows.
+_MASK: Final[int] = (
+    flags.CLOSE_WRITE | flags.MOVED_TO | flags.DELETE | flags.DELETE_SELF | flags.MOVE_SELF | flags.ONLYDIR
+)
+_FOLDER_GONE: Final[int] = flags.MOVE_SELF | flags.IGNORED
+
+_log = structlog.get_logger()
+
+
+class FileWatch:
+    """A watch on one file; a context manager, to be entered and left on the running event loop.
+
+    Enter it before the first read: from then on no change is missed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inotify: Any = None
+        self._changed = asyncio.Event()
+        self._told_polling = False
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._seen = _fingerprint(self._path)
+        self._attach()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._detach()
+
+    async def changed(self) -> None:
+        """Wait until the file's content may have changed since the last call: it may be new, another one, or gone."""
+        while True:
+            try:
+                async with asyncio.timeout(_POLL_ALONE_S if self._inotify is None else _POLL_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                if self._inotify is None:
+                    self._attach()
+            told = self._changed.is_set()
+            self._changed.clear()
+            seen, self._seen = self._seen, _fingerprint(self._path)
+            if told or seen != self._seen:
+                return
+
+    def _attach(self) -> None:
+        try:
+            inotify = INotify(nonblocking=True)
+            try:
+                inotify.add_watch(self._path.parent, _MASK)
+            except OSError:
+                inotify.close()
+                raise
+        except OSError as error:  # no instance or watch left for this user, or no such folder
+            if not self._told_polling:
+                self._told_polling = True
+                _log.warning("file watched by polling", path=str(self._path), seconds=_POLL_ALONE_S, reason=str(error))
+            return
+        self._loop.add_reader(inotify.fileno(), self._read)
+        self._inotify = inotify
+
+    def _detach(self) -> None:
+        if self._inotify is not None:
+            self._loop.remove_reader(self._inotify.fileno())
+            self._inotify.close()
+            self._inotify = None
+
+    def _read(self) -> None:
+        gone = False
+        for event in self._inotify.read(timeout=0):
+            gone = gone or bool(event.mask & _FOLDER_GONE)
+            # Names that begin with ".." are the links by which the kubelet swaps a volume's files, all at once.
+            if event.mask & flags.Q_OVERFLOW or event.name == self._path.name or event.name.startswith(".."):
+                self._changed.set()
+        if gone:
+            self._detach()
+            self._changed.set()
+
+
+def _fingerprint(path: Path) -> tuple[int, int, int, int] | None:
+    """Tell two contents apart without reading them; None where there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

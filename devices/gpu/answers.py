@@ -1,0 +1,46 @@
+"""What Allocate tells the container runtime, so that a container gets its GPUs.
+
+Here the environment variable that a vendor's runtime looks for: every version of the kubelet's API can say one. Device
+nodes are added for GPUs that name some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from devices.gpu.model import GPU, in_order
+from devices.model import ContainerAnswer, DeviceNode, Fault, Field, RefusedError, Sayable
+
+# Each vendor's runtime has a variable of its own: with one for all, a container that has GPUs of two vendors would see
+# only the ones that the kubelet wrote last.
+_VARIABLES: Final[Mapping[str, str]] = {"amd.com": "AMD_VISIBLE_DEVICES"}
+_VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
+
+
+def visible_devices(
+    resource: str, device_ids: Iterable[str], gpus: Mapping[str, GPU], sayable: Sayable
+) -> ContainerAnswer:
+    """Name the GPUs in the variable that the vendor's runtime reads: their IDs, in the order of their indices.
+
+    An ID without a GPU in ``gpus`` (by UUID) is named like any other: during the first discovery the gateway serves what
+    it announced before the backend has seen it.
+
+    Raises:
+        RefusedError: the kubelet can't be told what the container needs, so it would start without its GPUs.
+    """
+    ids = in_order(device_ids, gpus)
+    nodes = dict.fromkeys(path for device_id in ids if device_id in gpus for path in gpus[device_id].device_nodes)
+    needed = {Field.ENVS} | ({Field.DEVICE_NODES} if nodes else set())
+    unsaid = sorted(field.value for field in needed - sayable.said)
+    if unsaid:
+        raise RefusedError(
+            Fault.FAILED_PRECONDITION,
+            f"{resource} reaches a container by {', '.join(unsaid)}, which can't be said for certain to this kubelet, so "
+            "the container would start without its GPU; use a kubelet or an API version that can be told, or another "
+            "backend",
+        )
+    return ContainerAnswer(
+        envs={_VARIABLES.get(resource.partition("/")[0], _VARIABLE): ",".join(ids)},
+        device_nodes=tuple(DeviceNode(path, path) for path in nodes),
+    )

@@ -1,0 +1,56 @@
+"""A GPU, and how a set of them looks to the kubelet.
+
+What every kind of GPU has in common, whoever made it, so that choosing among GPUs and answering for them are written
+once. A GPU's UUID is its device ID: it means the same GPU after a restart, an upgrade or a change of the kubelet's API,
+where an index may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from devices.model import Device, Health, Options
+from devices.source import Listing
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    """One physical GPU.
+
+    ``index`` is its place on the node now, ``minor`` the number of its device node; both from 0. ``numa_node`` None
+    means that it has no known place. ``reason`` says in words why it is unhealthy. ``device_nodes`` are host paths that
+    a container needs in order to use it, the same inside and outside.
+    """
+
+    uuid: str
+    index: int
+    minor: int
+    numa_node: int | None = None
+    health: Health = Health.HEALTHY
+    reason: str = ""
+    product: str = ""
+    device_nodes: tuple[str, ...] = ()
+
+
+def listing(gpus: Iterable[GPU]) -> Listing:
+    """Show GPUs as devices: the UUID is the ID, and the kubelet is asked to let us choose among them."""
+    gpus = tuple(gpus)
+    return Listing(
+        devices=tuple(Device(gpu.uuid, gpu.health, () if gpu.numa_node is None else (gpu.numa_node,)) for gpu in gpus),
+        options=Options(preferred_allocation=True),
+        reasons={gpu.uuid: gpu.reason for gpu in gpus if gpu.health is Health.UNHEALTHY and gpu.reason},
+    )
+
+
+def in_order(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> list[str]:
+    """Sort device IDs by their GPU's index; those of no GPU in ``gpus`` (by UUID) come last, by ID.
+
+    The kubelet hands IDs over in random order: a set. Whoever shows them on puts them in this one.
+    """
+
+    def place(device_id: str) -> tuple[float, str]:
+        gpu = gpus.get(device_id)
+        return (float("inf") if gpu is None else gpu.index, device_id)
+
+    return sorted(device_ids, key=place)

@@ -1,0 +1,394 @@
+"""Profiles: the GPUs of a simulated node, in a YAML file that a person writes and edits.
+
+    resources:
+      nvidia.com/gpu:
+        gpus: 8                            # so many, or a list of {uuid, numa, health, reason, device_nodes}
+        numa: [0, 0, 0, 0, 1, 1, 1, 1]     # the NUMA node of each, by index; null: no known place
+        unhealthy: {3: fell off the bus}   # by index or UUID, with the reason: the part to edit at run time
+
+A mistake in it is worth a good answer, because someone is watching a node follow the edit: file, line, key, what was
+expected, what came, what to do. And it is read by a root daemon: its size, depth and numbers are bounded, and YAML's
+anchors (which can unfold without end) are refused.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import posixpath
+import re
+import stat
+import uuid
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn
+
+import msgspec
+import yaml
+
+from devices.gpu.model import GPU
+from devices.model import Health
+from devices.naming import resource_name_error
+
+MAX_BYTES: Final = 8 * 1024 * 1024
+MAX_GPUS: Final = 200_000
+_MAX_RESOURCES: Final = 256
+_MAX_DEPTH: Final = 8
+_MAX_NODE: Final = 1023  # Linux numbers at most 1024 NUMA nodes (CONFIG_NODES_SHIFT)
+_SHIPPED: Final = Path(__file__).parent / "profiles"
+_NAMESPACE: Final = uuid.UUID("6d1c6f3e-5d55-4be1-8d1a-2f0d5a1f6a51")
+# Part of a comma-separated environment variable and of a JSON file; 63 is what the kubelet's API asks of a device ID.
+_UUID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,62}")
+_PRODUCT: Final = "simulated GPU"
+# libyaml where PyYAML was built with it: ten times as fast.
+_LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+_WORDS: Final[Mapping[str, bool | None]] = {"": None, "~": None, "null": None, "true": True, "false": False}
+_INTEGER: Final = re.compile(r"[-+]?[0-9]{1,18}", re.ASCII)
+_DECIMAL: Final = re.compile(r"[-+]?([0-9]+\.?|[0-9]*\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
+_TYPES: Final[Mapping[str, str]] = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a decimal number",
+    "int": "a whole number",
+    "null": "nothing",
+    "object": "a mapping",
+    "str": "text",
+}
+
+_Path = tuple[str | int, ...]
+_Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+_Numa = Annotated[int, msgspec.Meta(ge=0, le=_MAX_NODE)] | None
+
+
+class ProfileError(ValueError):
+    """A profile that can't be used. The message names file and line, what was expected, what came and what to do."""
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """One GPU of a list."""
+
+    uuid: str | None = None
+    numa: _Numa = None
+    health: Health = Health.HEALTHY
+    reason: _Reason | None = None
+    device_nodes: tuple[str, ...] = ()
+
+
+class _Resource(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """What stands beneath a resource name."""
+
+    gpus: (
+        Annotated[int, msgspec.Meta(ge=0, le=MAX_GPUS)]
+        | Annotated[tuple[_Entry, ...], msgspec.Meta(max_length=MAX_GPUS)]
+    )
+    numa: tuple[_Numa, ...] | None = None
+    unhealthy: dict[int | str, object] | None = None
+
+
+class _Profile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The whole file; the values are looked at one by one, because only then an error knows its resource."""
+
+    resources: Annotated[dict[str, object], msgspec.Meta(max_length=_MAX_RESOURCES)]
+
+
+_ADVICE: Final[Mapping[str, str]] = {
+    "": "write 'resources:' and beneath it resource names, such as nvidia.com/gpu",
+    "resources": "write resource names, and beneath each 'gpus:' and, where wanted, 'numa:' and 'unhealthy:'",
+    "gpus": "write how many, such as 'gpus: 8', or a list with uuid, numa, health, reason and device_nodes of each",
+    "numa": f"write the number of a NUMA node, 0 to {_MAX_NODE}, for each GPU, or null for no known place",
+    "unhealthy": "write index or UUID and the reason in 1 to 256 characters, such as '3: fell off the bus'",
+    "uuid": "write 1 to 63 letters, digits, '.', '_', ':' and '-', in quotes if it looks like a number",
+    "health": "write Healthy or Unhealthy",
+    "reason": "write 1 to 256 characters of text",
+    "device_nodes": "write a list of paths below /dev, such as [/dev/null]",
+}
+
+
+def shipped() -> tuple[str, ...]:
+    """The names of the profiles that come with the gateway."""
+    return tuple(sorted(path.stem for path in _SHIPPED.glob("*.yaml")))
+
+
+def find(profile: str) -> tuple[Path, bool]:
+    """Say which file ``profile`` means, a shipped profile's name or a path, and whether it is one that people edit.
+
+    Raises:
+        ProfileError: there is neither such a shipped profile nor such a file.
+    """
+    if profile in shipped():
+        return _SHIPPED / f"{profile}.yaml", False
+    path = Path(profile)
+    if not path.is_file():
+        raise ProfileError(
+            f"expected the path of a profile or the name of a shipped one ({', '.join(shipped())}); got {profile!r}, which "
+            "is no file: write one, or use one of those names"
+        )
+    return path, True
+
+
+def read(path: Path) -> bytes:
+    """Read a profile's text.
+
+    Raises:
+        ProfileError: it can't be read, isn't a plain file or is bigger than 8 MiB.
+    """
+    try:
+        # A FIFO in the file's place must not stall the daemon.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ProfileError(f"{path}: expected a plain file, got something else: put the profile's text there")
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ProfileError(
+            f"{path}: the profile can't be read ({error.strerror}): write it, or correct its mode"
+        ) from error
+    if len(content) > MAX_BYTES:
+        raise ProfileError(
+            f"{path}: expected at most {MAX_BYTES} bytes, got more: write 'gpus: 10000' instead of a list"
+        )
+    return content
+
+
+def parse(content: bytes, name: str) -> Mapping[str, tuple[GPU, ...]]:
+    """Turn a profile's text into GPUs by resource name; ``name`` is what its errors call it.
+
+    A GPU without a UUID gets one made of its resource name and index: the same at each start and on each node.
+
+    Raises:
+        ProfileError: as its name says.
+    """
+    document = _Document(content, name)
+    profile: _Profile = document.convert((), _Profile)
+    gpus: dict[str, tuple[GPU, ...]] = {}
+    for resource in profile.resources:
+        path: _Path = ("resources", resource)
+        problem = resource_name_error(resource)
+        if problem is not None:
+            document.refuse(path, problem)
+        gpus[resource] = tuple(_gpus(document, path, resource))
+        total = sum(map(len, gpus.values()))
+        if total > MAX_GPUS:
+            document.refuse(path, f"expected at most {MAX_GPUS} GPUs on a node, got {total}: write fewer")
+    return gpus
+
+
+def _gpus(document: _Document, path: _Path, resource: str) -> Iterator[GPU]:
+    """Build one resource's GPUs."""
+    spec: _Resource = document.convert(path, _Resource)
+    entries = (_Entry(),) * spec.gpus if isinstance(spec.gpus, int) else spec.gpus
+    uuids: dict[str, int] = {}
+    for index, entry in enumerate(entries):
+        gpu_path = (*path, "gpus", index)
+        _check_entry(document, gpu_path, entry, placed=spec.numa is not None)
+        device_id = _derived_uuid(resource, index) if entry.uuid is None else entry.uuid
+        if uuids.setdefault(device_id, index) != index:
+            problem = f"expected each UUID once, got {device_id!r} again (GPU {uuids[device_id]} has it): write another"
+            document.refuse((*gpu_path, "uuid"), problem)
+    numa = (entry.numa for entry in entries) if spec.numa is None else spec.numa
+    if spec.numa is not None and len(spec.numa) != len(entries):
+        problem = f"expected {len(entries)} NUMA nodes, one for each GPU, got {len(spec.numa)}: write one for each"
+        document.refuse((*path, "numa"), problem)
+    unhealthy = _unhealthy(document, (*path, "unhealthy"), spec.unhealthy or {}, uuids)
+    for (device_id, index), entry, node in zip(uuids.items(), entries, numa, strict=True):
+        ill = index in unhealthy or entry.health is Health.UNHEALTHY
+        yield GPU(
+            uuid=device_id,
+            index=index,
+            minor=index,
+            numa_node=node,
+            health=Health.UNHEALTHY if ill else Health.HEALTHY,
+            reason=unhealthy.get(index) or entry.reason or ("unhealthy in the profile" if ill else ""),
+            product=_PRODUCT,
+            device_nodes=entry.device_nodes,
+        )
+
+
+def _check_entry(document: _Document, path: _Path, entry: _Entry, *, placed: bool) -> None:
+    """Refuse what types alone can't: bad IDs and paths, and facts that contradict each other."""
+    if entry.uuid is not None and not _UUID.fullmatch(entry.uuid):
+        document.refuse((*path, "uuid"), f"no device ID: {entry.uuid[:80]!r}", "uuid")
+    if entry.reason is not None and entry.health is Health.HEALTHY:
+        problem = "expected a reason only for an unhealthy GPU: write 'health: Unhealthy' too, or no reason"
+        document.refuse((*path, "reason"), problem)
+    if placed and entry.numa is not None:
+        problem = (
+            "expected a GPU's NUMA node in one place, got it here and in the resource's 'numa': remove one of them"
+        )
+        document.refuse((*path, "numa"), problem)
+    for number, node in enumerate(entry.device_nodes):
+        if not node.startswith("/dev/") or posixpath.normpath(node) != node or len(node) > 255:
+            document.refuse((*path, "device_nodes", number), f"no path of a device node: {node[:80]!r}", "device_nodes")
+
+
+def _unhealthy(
+    document: _Document, path: _Path, given: Mapping[int | str, object], uuids: Mapping[str, int]
+) -> Mapping[int, str]:
+    """Turn the ``unhealthy`` mapping into reasons by index."""
+    reasons: dict[int, str] = {}
+    for key in given:
+        index = key if isinstance(key, int) else uuids.get(key, -1)
+        if not 0 <= index < len(uuids):
+            known = f"0 to {len(uuids) - 1}" if uuids else "there is none"
+            document.refuse(
+                (*path, key), f"expected the index ({known}) or UUID of a GPU of this resource, got {key!r:.80}"
+            )
+        reasons[index] = document.convert((*path, key), _Reason)
+    return reasons
+
+
+def _derived_uuid(resource: str, index: int) -> str:
+    return f"GPU-{uuid.uuid5(_NAMESPACE, f'{resource}/{index}')}"
+
+
+class _Document:
+    """A YAML text as plain values, that can say on which line each of them stands.
+
+    Only what the format needs: mappings, lists and scalars, read straight from the parser's events. Plain scalars mean
+    what YAML 1.2 says (null, true, numbers, else text: ``no`` is a word and ``1:30`` no number). Anchors, tags, duplicate
+    keys and further documents are refused.
+    """
+
+    def __init__(self, content: bytes, name: str) -> None:
+        self._name = name
+        try:
+            self._text = content.decode()
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start)
+            self._fail(line, f"expected UTF-8 text, got the byte 0x{content[error.start]:02x}: save it as UTF-8")
+        try:
+            self._root: Any = self._read()
+        except yaml.MarkedYAMLError as error:
+            line = 0 if error.problem_mark is None else error.problem_mark.line
+            self._fail(
+                line, f"expected YAML, got something else ({error.problem}): correct this line or the one before"
+            )
+        except yaml.YAMLError as error:
+            self._fail(0, f"expected YAML, got something else ({str(error).splitlines()[0]}): write plain text")
+
+    def convert(self, path: _Path, kind: Any) -> Any:
+        """Give the value at ``path`` its type, or refuse it."""
+        value: Any = reduce(operator.getitem, path, self._root)
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            problem, _, place = str(error).partition(" - at ")
+            for field, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
+                key = field or int(index)
+                path, value = (*path, key), value[key]
+            self._refuse_type(path, value, problem, of_key=place.startswith("`key`"))
+
+    def refuse(self, path: _Path, problem: str, field: str | None = None) -> NoReturn:
+        """Say what is wrong at ``path``, with the advice for ``field``."""
+        where = "".join(
+            f".{key:.80}" if isinstance(key, str) and key.isidentifier() else f"[{key!r:.80}]" for key in path
+        )
+        advice = "" if field is None else f": {_ADVICE[field]}"
+        self._fail(self._line(path), f"{where[1:] or 'the profile'}: {problem}{advice}")
+
+    def _refuse_type(self, path: _Path, value: object, problem: str, *, of_key: bool) -> NoReturn:
+        """Put a type error into the words of a YAML file."""
+        field = next((key for key in reversed(path) if key in _ADVICE), "")
+        if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
+            self.refuse((*path, unknown[1]), "this key is unknown", str(field))
+        if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
+            self.refuse(path, f"expected the key '{missing[1]}', got none", str(field))
+        expected, _, got = problem.replace("Expected ", "").partition(", got ")
+        if expected.startswith("Invalid enum value"):
+            expected = "a state of health"
+        if of_key:
+            expected, got = f"keys that are {expected}", got or "something else"
+        elif isinstance(value, dict | list):
+            got = got or f"{len(value)}"
+        else:
+            got = "nothing" if value is None else f"{value!r:.80}"
+        self.refuse(path, f"expected {_in_words(expected)}, got {_in_words(got)}", str(field))
+
+    def _read(self) -> object:
+        """Build the document's value from the parser's events."""
+        events = self._events()
+        first = next(events, None)
+        if first is None:
+            self._fail(0, f"expected a profile, got an empty file: {_ADVICE['']}")
+        value = self._value(first, events, 0)
+        further = next(events, None)
+        if further is not None:
+            self._fail(_line_of(further), "expected one document, got another: remove it and its '---'")
+        return value
+
+    def _events(self) -> Iterator[yaml.Event]:
+        """The parser's events, without the stream's and the documents' own."""
+        frame = (yaml.StreamStartEvent, yaml.StreamEndEvent, yaml.DocumentStartEvent, yaml.DocumentEndEvent)
+        return (event for event in yaml.parse(self._text, Loader=_LOADER) if not isinstance(event, frame))
+
+    def _value(self, event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> object:
+        """Build the value that begins with ``event``, and use up its events."""
+        line = _line_of(event)
+        if getattr(event, "anchor", None) is not None:
+            self._fail(line, "expected no anchors ('&') and aliases ('*'), got one: write the value out")
+        if (tag := getattr(event, "tag", None)) is not None:
+            self._fail(line, f"expected no tags, got {tag!r:.80}: remove it")
+        if isinstance(event, yaml.ScalarEvent):
+            return _scalar(event)
+        if depth == _MAX_DEPTH:
+            self._fail(line, f"expected at most {_MAX_DEPTH} levels, got more: keep to the format")
+        if isinstance(event, yaml.SequenceStartEvent):
+            items = []
+            while not isinstance(event := next(events), yaml.SequenceEndEvent):
+                items.append(self._value(event, events, depth + 1))
+            return items
+        members: dict[object, object] = {}
+        while not isinstance(event := next(events), yaml.MappingEndEvent):
+            if isinstance(event, yaml.CollectionStartEvent):
+                self._fail(_line_of(event), "expected a word or number as a key, got a list or mapping: write one")
+            key = self._value(event, events, depth)
+            if key in members:
+                self._fail(_line_of(event), f"expected each key once, got {key!r:.80} again: remove one of them")
+            members[key] = self._value(next(events), events, depth + 1)
+        return members
+
+    def _line(self, path: _Path) -> int:
+        """Find the line, from 0, on which the value at ``path`` stands, or its key; as far as the path exists."""
+        events = self._events()
+        event = next(events, None)
+        line = 0 if event is None else _line_of(event)
+        for key in path:
+            if isinstance(event, yaml.MappingStartEvent):
+                while isinstance(event := next(events), yaml.ScalarEvent):
+                    key_event, event = event, next(events)
+                    if _scalar(key_event) == key:
+                        line = _line_of(key_event)
+                        break
+                    self._value(event, events, 0)
+            elif isinstance(event, yaml.SequenceStartEvent) and isinstance(key, int):
+                for _ in range(key):
+                    self._value(next(events), events, 0)
+                event = next(events)
+                line = _line_of(event)
+        return line
+
+    def _fail(self, line: int, problem: str) -> NoReturn:
+        raise ProfileError(f"{self._name}, line {line + 1}: {problem}")
+
+
+def _line_of(event: yaml.Event) -> int:
+    return 0 if event.start_mark is None else event.start_mark.line
+
+
+def _scalar(event: yaml.ScalarEvent) -> str | int | float | bool | None:
+    text: str = event.value
+    if not event.implicit[0]:  # quoted, or a block: text, whatever it looks like
+        return text
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _DECIMAL.fullmatch(text) else text
+
+
+def _in_words(types: str) -> str:
+    """Turn a type checker's names into a person's: "`int | array`" is "a whole number or a list"."""
+    return re.sub(
+        r"`([^`]*)`", lambda match: " or ".join(_TYPES.get(name, name) for name in match[1].split(" | ")), types
+    )

@@ -1,0 +1,96 @@
+"""The simulated backend: a node whose GPUs are written in a profile, and change when someone edits it.
+
+It is how everything else can be tried without a GPU: users meet it first, tests and the laboratory use it too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+import structlog
+
+from devices.filewatch import FileWatch
+from devices.gpu.allocation import preferred
+from devices.gpu.answers import visible_devices
+from devices.gpu.model import GPU, listing
+from devices.gpu.profile import ProfileError, find, parse, read
+from devices.model import ContainerAnswer, ContainerRequest, PreferredRequest, Sayable
+from devices.source import Inventory
+
+_log = structlog.get_logger()
+
+
+class SimulatedSource:
+    """A ``DeviceSource`` over a profile: a shipped one's name, which stays as it is, or the path of one to be edited.
+
+    A profile that is wrong, or gone, is logged as "profile rejected" with the reason, and what was known before stays
+    (at first: nothing). A GPU that is no longer in it is no longer listed: what that means is not decided here.
+
+    Raises:
+        ProfileError: there is neither such a shipped profile nor such a file.
+    """
+
+    name = "simulated"
+
+    def __init__(self, profile: str = "default") -> None:
+        self._path, self._edited = find(profile)
+        self._content: bytes | None = None
+        self._gpus: Mapping[str, Mapping[str, GPU]] = {}
+
+    async def watch(self) -> AsyncIterator[Inventory]:
+        """Yield the inventory, and again after each edit that changes it."""
+        if not self._edited:
+            self._look()
+            yield self._inventory()
+            await asyncio.get_running_loop().create_future()
+        last: Inventory | None = None
+        with FileWatch(self._path) as file:
+            while True:
+                if self._look():
+                    inventory = self._inventory()
+                    if inventory != last:
+                        last = inventory
+                        yield inventory
+                await file.changed()
+
+    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
+        """Name the GPUs in the variable that the vendor's runtime reads, and add their device nodes.
+
+        Raises:
+            RefusedError: this kubelet can't be told that.
+        """
+        return visible_devices(resource, request.device_ids, self._gpus.get(resource, {}), sayable)
+
+    async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
+        """Choose GPUs on the fewest NUMA nodes.
+
+        Raises:
+            RefusedError: no choice meets the request.
+        """
+        return preferred(request, self._gpus.get(resource, {}))
+
+    async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
+        """Do nothing: simulated GPUs are always ready."""
+
+    def _inventory(self) -> Inventory:
+        return {resource: listing(gpus.values()) for resource, gpus in self._gpus.items()}
+
+    def _look(self) -> bool:
+        """Take over the profile as it is now; False where it hasn't changed or isn't to be used."""
+        try:
+            content = read(self._path)
+            if content == self._content:
+                return False
+            self._content = content
+            profile = parse(content, str(self._path))
+        except ProfileError as error:
+            self._content = None
+            _log.warning("profile rejected", path=str(self._path), reason=str(error), kept=self._counts())
+            return False
+        self._gpus = {resource: {gpu.uuid: gpu for gpu in gpus} for resource, gpus in profile.items()}
+        _log.info("profile read", path=str(self._path), gpus=self._counts())
+        return True
+
+    def _counts(self) -> dict[str, int]:
+        return {resource: len(gpus) for resource, gpus in self._gpus.items()}

@@ -1,0 +1,45 @@
+"""Which names a resource may have.
+
+A kubelet refuses a name it doesn't like in a sentence that names no rule, and the rule grew stricter over the versions.
+So a name is judged here, by the strictest rule there is (kubelet 1.11 and later): what passes registers everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+# The kubelet judges "requests." + name as a qualified name, whose domain has at most 253 characters.
+_MAX_DOMAIN: Final = 253 - len("requests.")
+_MAX_NAME: Final = 63
+_LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DOMAIN: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+
+
+def resource_name_error(name: str) -> str | None:
+    """Say why no kubelet since 1.11 would register ``name``, or None where each of them would.
+
+    Kubernetes asks of an extended resource: a domain, a slash and a name; no ``kubernetes.io/`` domain (theirs), no
+    ``requests.`` at the start (quotas use it), and a qualified name: the domain is a lower-case DNS name of at most
+    244 characters, the rest 63 characters of letters, digits, ``-``, ``_`` and ``.`` that begin and end well.
+    """
+    shown = repr(name) if len(name) <= 2 * _MAX_DOMAIN else f"{name[:_MAX_NAME]!r}… ({len(name)} characters)"
+    domain, slash, rest = name.partition("/")
+    if not slash:
+        return f"expected a resource name with a domain, such as nvidia.com/gpu; got {shown}: put a domain before it"
+    if "kubernetes.io/" in name:
+        return f"the domain kubernetes.io belongs to Kubernetes; got {shown}: use a domain of your own"
+    if name.startswith("requests."):
+        return f"a resource name can't start with 'requests.', which quotas use; got {shown}: use another domain"
+    if len(domain) > _MAX_DOMAIN or not _DOMAIN.fullmatch(domain):
+        return (
+            f"expected a domain of at most {_MAX_DOMAIN} lower-case letters, digits, '-' and '.' before the slash, "
+            f"such as nvidia.com; got {shown}"
+        )
+    if len(rest) > _MAX_NAME or not _NAME.fullmatch(rest):
+        return (
+            f"expected 1 to {_MAX_NAME} letters, digits, '-', '_' and '.' after the slash, beginning and ending with "
+            f"a letter or digit, such as gpu; got {shown}"
+        )
+    return None

@@ -1,0 +1,90 @@
+"""What a container is told, so that it gets its GPUs; and how GPUs look on the list."""
+
+from __future__ import annotations
+
+import pytest
+
+from devices.gpu.answers import visible_devices
+from devices.gpu.model import GPU, in_order, listing
+from devices.model import ContainerAnswer, Device, DeviceNode, Fault, Field, Health, RefusedError, Sayable
+
+GPUS = {
+    gpu.uuid: gpu
+    for gpu in (
+        GPU("GPU-z", 0, 0, numa_node=0, device_nodes=("/dev/null", "/dev/zero")),
+        GPU("GPU-y", 1, 1, numa_node=1, health=Health.UNHEALTHY, reason="too hot", device_nodes=("/dev/null",)),
+        GPU("GPU-x", 2, 2),
+    )
+}
+ALL = Sayable(frozenset(Field))
+
+
+@pytest.mark.parametrize(
+    ("resource", "asked", "answer"),
+    [
+        pytest.param(
+            "nvidia.com/gpu",
+            ("GPU-x",),
+            ContainerAnswer(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-x"}),
+            id="one",
+        ),
+        pytest.param(
+            "nvidia.com/gpu",
+            ("GPU-x", "GPU-y", "GPU-z"),
+            ContainerAnswer(
+                envs={"NVIDIA_VISIBLE_DEVICES": "GPU-z,GPU-y,GPU-x"},
+                device_nodes=(DeviceNode("/dev/null", "/dev/null"), DeviceNode("/dev/zero", "/dev/zero")),
+            ),
+            id="several: by index, each node once",
+        ),
+        pytest.param(
+            "nvidia.com/gpu",
+            ("GPU-b", "GPU-a", "GPU-x"),
+            ContainerAnswer(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-x,GPU-a,GPU-b"}),
+            id="not looked yet: named all the same",
+        ),
+        pytest.param(
+            "amd.com/gpu",
+            ("GPU-x",),
+            ContainerAnswer(envs={"AMD_VISIBLE_DEVICES": "GPU-x"}),
+            id="each vendor has a variable of its own",
+        ),
+    ],
+)
+def test_answer(resource: str, asked: tuple[str, ...], answer: ContainerAnswer) -> None:
+    assert visible_devices(resource, asked, GPUS, ALL) == answer
+
+
+@pytest.mark.parametrize(
+    ("asked", "sayable", "says"),
+    [
+        ("GPU-x", Sayable(frozenset()), "by environment variables, which"),
+        ("GPU-x", Sayable(frozenset(), unsure=frozenset({Field.ENVS})), "by environment variables, which"),
+        ("GPU-z", Sayable(frozenset({Field.ENVS})), "by device nodes, which"),
+        ("GPU-z", Sayable(frozenset()), "by device nodes, environment variables, which"),
+    ],
+)
+def test_no_half_answer(asked: str, sayable: Sayable, says: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        visible_devices("nvidia.com/gpu", (asked,), GPUS, sayable)
+    assert refused.value.fault is Fault.FAILED_PRECONDITION
+    assert says in str(refused.value)
+
+
+def test_what_cannot_be_said_but_is_not_needed_does_not_matter() -> None:
+    visible_devices("nvidia.com/gpu", ("GPU-x",), GPUS, Sayable(frozenset({Field.ENVS})))
+
+
+def test_gpus_on_the_list() -> None:
+    shown = listing(GPUS.values())
+    assert shown.devices == (
+        Device("GPU-z", Health.HEALTHY, (0,)),
+        Device("GPU-y", Health.UNHEALTHY, (1,)),
+        Device("GPU-x", Health.HEALTHY, ()),
+    )
+    assert shown.reasons == {"GPU-y": "too hot"}
+    assert shown.options.preferred_allocation
+
+
+def test_order_is_by_index_and_strangers_come_last() -> None:
+    assert in_order(("b", "GPU-x", "a", "GPU-z"), GPUS) == ["GPU-z", "GPU-x", "a", "b"]

@@ -1,0 +1,317 @@
+"""Profiles: what a person may write, and what they are told when it is wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.gpu import profile
+from devices.gpu.model import GPU
+from devices.gpu.profile import ProfileError, find, parse, read, shipped
+from devices.model import Health
+
+
+def gpus(beneath: str) -> tuple[GPU, ...]:
+    """Parse one resource, given what stands beneath its name, unindented."""
+    indented = "".join(f"    {line}\n" for line in beneath.splitlines())
+    return parse(f"resources:\n  nvidia.com/gpu:\n{indented}".encode(), "p.yaml")["nvidia.com/gpu"]
+
+
+def error(text: str | bytes) -> str:
+    with pytest.raises(ProfileError) as wrong:
+        parse(text if isinstance(text, bytes) else text.encode(), "p.yaml")
+    return str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    ("beneath", "seen"),
+    [
+        ("gpus: 2", [(None, "", ()), (None, "", ())]),
+        ("gpus: 0", []),
+        ("gpus: []", []),
+        ("gpus: 3\nnuma: [0, null, 1]", [(0, "", ()), (None, "", ()), (1, "", ())]),
+        ("gpus: 2\nnuma:\nunhealthy:", [(None, "", ()), (None, "", ())]),
+        ("gpus: 2\nunhealthy: {1: fell off the bus}", [(None, "", ()), (None, "fell off the bus", ())]),
+        ("gpus: 2\nunhealthy: {0: 'no'}", [(None, "no", ()), (None, "", ())]),
+        ("gpus: [{uuid: a}, {uuid: b}]\nunhealthy: {b: hot}", [(None, "", ()), (None, "hot", ())]),
+        ("gpus: [{uuid: '1'}, {}]\nunhealthy: {'1': hot}", [(None, "hot", ()), (None, "", ())]),
+        ("gpus:\n- {numa: 1, health: Unhealthy, reason: hot}", [(1, "hot", ())]),
+        ("gpus:\n- health: Unhealthy", [(None, "unhealthy in the profile", ())]),
+        ("gpus: [{health: Unhealthy, reason: hot}]\nunhealthy: {0: cold}", [(None, "cold", ())]),
+        ("gpus: [{device_nodes: [/dev/null, /dev/dri/card0]}]", [(None, "", ("/dev/null", "/dev/dri/card0"))]),
+    ],
+)
+def test_what_may_be_written(beneath: str, seen: list[tuple[int | None, str, tuple[str, ...]]]) -> None:
+    found = gpus(beneath)
+    assert [(gpu.numa_node, gpu.reason, gpu.device_nodes) for gpu in found] == seen
+    assert [gpu.health is Health.UNHEALTHY for gpu in found] == [bool(reason) for _, reason, _ in seen]
+    assert [gpu.index for gpu in found] == [gpu.minor for gpu in found] == list(range(len(seen)))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "",
+            "line 1: expected a profile, got an empty file: write 'resources:' and beneath it resource names, such as",
+        ),
+        ("# nothing\n", "line 1: expected a profile, got an empty file: "),
+        ("8", "line 1: the profile: expected a mapping, got 8: write 'resources:'"),
+        ("gpus: 8", "line 1: gpus: this key is unknown: write 'resources:' and beneath it resource names"),
+        ("{}", "line 1: the profile: expected the key 'resources', got none: write 'resources:'"),
+        (
+            "resources:\n",
+            "line 1: resources: expected a mapping, got nothing: write resource names, and",
+        ),
+        ("resources:\n  gpu: {gpus: 1}", "line 2: resources.gpu: expected a resource name with a domain, such as"),
+        (
+            "resources: {3: 4}",
+            "line 1: resources: expected keys that are text, got a whole number: write resource names",
+        ),
+        ("resources:\n  a/b:", "line 2: resources['a/b']: expected a mapping, got nothing: write resource names"),
+        ("resources:\n  a/b: {}", "line 2: resources['a/b']: expected the key 'gpus', got none: write resource names"),
+        ("resources:\n  a/b: 8", "line 2: resources['a/b']: expected a mapping, got 8: write resource names"),
+        (
+            "resources:\n  a/b:\n    gpus: 1\n    gpu: 2",
+            (
+                "line 4: resources['a/b'].gpu: this key is unknown: write resource names, and beneath each 'gpus:' and, "
+                "where wanted, 'numa:' and 'unhealthy:'"
+            ),
+        ),
+        (
+            "resources:\n  a/b:\n    gpus: eight",
+            (
+                "line 3: resources['a/b'].gpus: expected a whole number or a list, got 'eight': write how many, such as "
+                "'gpus: 8', or a list with uuid, numa, health, reason and device_nodes of each"
+            ),
+        ),
+        (
+            "resources: {a/b: {gpus: -1}}",
+            "line 1: resources['a/b'].gpus: expected a whole number >= 0, got -1: write how",
+        ),
+        (
+            "resources: {a/b: {gpus: 200001}}",
+            "resources['a/b'].gpus: expected a whole number <= 200000, got 200001: write",
+        ),
+        ("resources: {a/b: {gpus: 1.5}}", "resources['a/b'].gpus: expected a whole number or a list, got 1.5: write"),
+        ("resources: {a/b: {gpus: true}}", "resources['a/b'].gpus: expected a whole number or a list, got True: write"),
+        ("resources: {a/b: {gpus: 2, numa: 0}}", "resources['a/b'].numa: expected a list or nothing, got 0: write the"),
+        (
+            "resources:\n  a/b:\n    gpus: 2\n    numa:\n    - 0\n    - one",
+            (
+                "line 6: resources['a/b'].numa[1]: expected a whole number or nothing, got 'one': write the number of a NUMA "
+                "node, 0 to 1023, for each GPU, or null for no known place"
+            ),
+        ),
+        (
+            "resources: {a/b: {gpus: 1, numa: [1024]}}",
+            "resources['a/b'].numa[0]: expected a whole number <= 1023, got 1024",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, numa: [0]}}",
+            "line 1: resources['a/b'].numa: expected 2 NUMA nodes, one for each GPU, got 1: write one for each",
+        ),
+        (
+            "resources:\n  a/b:\n    gpus:\n    - {}\n    - numba: 1",
+            "line 5: resources['a/b'].gpus[1].numba: this key is unknown: write how many, such as 'gpus: 8', or a list with",
+        ),
+        (
+            "resources:\n  a/b:\n    gpus:\n    - 3",
+            "line 4: resources['a/b'].gpus[0]: expected a mapping, got 3: write",
+        ),
+        (
+            "resources: {a/b: {gpus: [{health: ill}]}}",
+            "resources['a/b'].gpus[0].health: expected a state of health, got 'ill': write Healthy or Unhealthy",
+        ),
+        (
+            "resources: {a/b: {gpus: [{reason: hot}]}}",
+            (
+                "resources['a/b'].gpus[0].reason: expected a reason only for an unhealthy GPU: write 'health: Unhealthy' too, or "
+                "no reason"
+            ),
+        ),
+        (
+            "resources: {a/b: {gpus: [{uuid: 7}]}}",
+            (
+                "resources['a/b'].gpus[0].uuid: expected text or nothing, got 7: write 1 to 63 letters, digits, '.', '_', ':' "
+                "and '-', in quotes if it looks like a number"
+            ),
+        ),
+        (
+            "resources: {a/b: {gpus: [{uuid: 'a,b'}]}}",
+            "resources['a/b'].gpus[0].uuid: no device ID: 'a,b': write 1 to 63",
+        ),
+        (
+            "resources:\n  a/b:\n    gpus:\n    - uuid: a\n    - uuid: a",
+            "line 5: resources['a/b'].gpus[1].uuid: expected each UUID once, got 'a' again (GPU 0 has it): write another",
+        ),
+        (
+            "resources: {a/b: {gpus: [{numa: 0}], numa: [0]}}",
+            (
+                "resources['a/b'].gpus[0].numa: expected a GPU's NUMA node in one place, got it here and in the resource's "
+                "'numa': remove one of them"
+            ),
+        ),
+        (
+            "resources: {a/b: {gpus: [{device_nodes: [/dev/null, /etc/passwd]}]}}",
+            (
+                "resources['a/b'].gpus[0].device_nodes[1]: no path of a device node: '/etc/passwd': write a list of paths below "
+                "/dev, such as [/dev/null]"
+            ),
+        ),
+        ("resources: {a/b: {gpus: [{device_nodes: [/dev/../etc/passwd]}]}}", "no path of a device node"),
+        (
+            "resources: {a/b: {gpus: [{device_nodes: /dev/null}]}}",
+            "device_nodes: expected a list, got '/dev/null': write",
+        ),
+        (
+            "resources:\n  a/b:\n    gpus: 2\n    unhealthy:\n      1:\n",
+            (
+                "line 5: resources['a/b'].unhealthy[1]: expected text, got nothing: write index or UUID and the reason in 1 to "
+                "256 characters, such as '3: fell off the bus'"
+            ),
+        ),
+        (
+            "resources: {a/b: {gpus: 2, unhealthy: {1: ''}}}",
+            "unhealthy[1]: expected text of length >= 1, got '': write",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, unhealthy: [1]}}",
+            "unhealthy: expected a mapping or nothing, got a list: write index",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, unhealthy: {2: hot}}}",
+            "resources['a/b'].unhealthy[2]: expected the index (0 to 1) or UUID of a GPU of this resource, got 2",
+        ),
+        ("resources: {a/b: {gpus: 0, unhealthy: {0: hot}}}", "expected the index (there is none) or UUID of a GPU"),
+        (
+            "resources: {a/b: {gpus: 2, unhealthy: {GPU-9: hot}}}",
+            "unhealthy['GPU-9']: expected the index (0 to 1) or UUID",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, unhealthy: {null: hot}}}",
+            "unhealthy: expected keys that are a whole number or text, got nothing: write index or UUID",
+        ),
+        (
+            "resources:\n  a/b: {gpus: 15000}\n  a/c: {gpus: 15000}",
+            "line 3: resources['a/c']: expected at most 200000 GPUs on a node, got 30000: write fewer",
+        ),
+        (
+            "resources:\n  a/b: {gpus: 1}\n  a/b: {gpus: 2}",
+            "line 3: expected each key once, got 'a/b' again: remove one",
+        ),
+        ("a: &x 1\nb: *x", "line 1: expected no anchors ('&') and aliases ('*'), got one: write the value out"),
+        ("resources: {a/b: !!python/object/apply:os.system [id]}", "line 1: expected no tags, got 'tag:yaml.org"),
+        ("{[1]: 2}", "line 1: expected a word or number as a key, got a list or mapping: write one"),
+        ("[" * 100_000, "line 1: expected at most 8 levels, got more: keep to the format"),
+        ("a: 1\n---\nb: 2", "line 3: expected one document, got another: remove it and its '---'"),
+        (
+            "a: 1\nb: [",
+            "expected YAML, got something else (did not find expected node content): correct this line or the one",
+        ),
+        ("a: 1\n\tb: 2", "line 2: expected YAML, got something else ("),
+        (b"a: 1\nb: \xff", "line 2: expected UTF-8 text, got the byte 0xff: save it as UTF-8"),
+        ("a: \x00", "line 1: expected YAML, got something else (unacceptable character #x0000: control"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str | bytes, says: str) -> None:
+    message = error(text)
+    assert message.startswith("p.yaml, line ")
+    assert says in message
+
+
+def test_too_many_resource_names() -> None:
+    text = "resources:\n" + "".join(f"  a.com/r{i}: {{gpus: 1}}\n" for i in range(257))
+    assert "resources: expected a mapping of length <= 256, got 257" in error(text)
+
+
+@given(st.binary(max_size=200) | st.text(alphabet="resoucgpun/ab:{}[]-&*!'\"\n 0123,", max_size=200).map(str.encode))
+def test_whatever_comes_is_either_a_profile_or_a_short_error(content: bytes) -> None:
+    message = ""
+    try:
+        parse(content, "p.yaml")
+    except ProfileError as wrong:
+        message = str(wrong)
+    assert len(message) < 1000
+
+
+@pytest.mark.parametrize("length", [2, 100_000])
+def test_an_error_stays_short_whatever_the_key(length: int) -> None:
+    assert len(error(f"{'k' * length}: 1")) < 300
+
+
+def test_uuids_are_the_same_at_each_start_and_differ_between_gpus() -> None:
+    text = b"resources:\n  nvidia.com/gpu: {gpus: 3}\n  amd.com/gpu: {gpus: 3}\n"
+    first, again = parse(text, "p.yaml"), parse(text, "p.yaml")
+    assert first == again
+    ids = [gpu.uuid for found in first.values() for gpu in found]
+    assert len(set(ids)) == 6
+    # Written out, because a pod was given this one yesterday: it must never change.
+    assert ids[0] == "GPU-57349805-55c8-5878-8754-9e15156c6182"
+    assert all(re.fullmatch(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", one) for one in ids)
+    assert uuid.UUID(ids[0].removeprefix("GPU-")).version == 5
+
+
+def test_a_list_says_the_same_as_the_short_form() -> None:
+    assert gpus("gpus: [{}, {}]") == gpus("gpus: 2")
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("default", {"nvidia.com/gpu": ([0, 0, 0, 0, 1, 1, 1, 1], [])}),
+        ("large", {"nvidia.com/gpu": ([None] * 10_000, [])}),
+        ("sick", {"nvidia.com/gpu": ([0, 0, 1, 1], [2])}),
+        ("small", {"nvidia.com/gpu": ([None, None], [])}),
+        ("two-resources", {"nvidia.com/gpu": ([0, 0, 1, 1], []), "amd.com/gpu": ([0, 1], [])}),
+    ],
+)
+def test_shipped_profile(name: str, seen: dict[str, tuple[list[int | None], list[int]]]) -> None:
+    path, edited = find(name)
+    assert not edited
+    found = parse(read(path), name)
+    assert {
+        resource: ([gpu.numa_node for gpu in there], [gpu.index for gpu in there if gpu.health is Health.UNHEALTHY])
+        for resource, there in found.items()
+    } == seen
+
+
+def test_every_shipped_profile_has_a_row_above() -> None:
+    assert shipped() == ("default", "large", "sick", "small", "two-resources")
+
+
+def test_a_path_is_a_file_that_people_edit(tmp_path: Path) -> None:
+    path = tmp_path / "default"
+    path.write_text("resources: {}\n")
+    assert find(str(path)) == (path, True)
+    assert parse(read(path), "p") == {}
+
+
+def test_an_unknown_profile_is_told_the_shipped_ones(tmp_path: Path) -> None:
+    with pytest.raises(
+        ProfileError, match=r"default, large, sick, small, two-resources\); got 'larg', which is no file"
+    ):
+        find("larg")
+    with pytest.raises(ProfileError, match="which is no file"):
+        find(str(tmp_path))
+
+
+def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fifo, big = tmp_path / "fifo", tmp_path / "big"
+    os.mkfifo(fifo)
+    big.write_bytes(b"#" * 11)
+    monkeypatch.setattr(profile, "MAX_BYTES", 10)
+    for path, says in [
+        (tmp_path / "none", r"none: the profile can't be read \(No such file or directory\): write it"),
+        (fifo, "fifo: expected a plain file, got something else"),
+        (tmp_path, "can't be read|expected a plain file"),
+        (big, "big: expected at most 10 bytes, got more"),
+    ]:
+        with pytest.raises(ProfileError, match=says):
+            read(path)

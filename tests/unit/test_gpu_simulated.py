@@ -1,0 +1,328 @@
+"""The simulated backend over real files: whatever way a person or a program edits a profile, the inventory follows."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import structlog
+
+from devices import filewatch
+from devices.gpu.profile import ProfileError
+from devices.gpu.simulated import SimulatedSource
+from devices.model import ContainerRequest, Field, Health, PreferredRequest, Sayable
+from devices.source import DeviceSource, Inventory
+
+GUARD_S = 30
+"""How long a test waits for what must come; no promise, only an end to waiting for what never does."""
+
+NAME = "nvidia.com/gpu"
+Log = asyncio.Queue[MutableMapping[str, Any]]
+
+
+def text(count: int, ill: str = "") -> str:
+    return f"resources:\n  {NAME}:\n    gpus: {count}\n    unhealthy: {{{ill}}}\n"
+
+
+def shape(inventory: Inventory) -> str:
+    """Show an inventory as one character for each GPU: ``o`` well, ``x`` ill."""
+    return "".join("o" if device.health is Health.HEALTHY else "x" for device in inventory[NAME].devices)
+
+
+async def following(watch: AsyncIterator[Inventory]) -> str:
+    """The shape of the next inventory."""
+    async with asyncio.timeout(GUARD_S):
+        return shape(await anext(watch))
+
+
+async def logged(log: Log) -> MutableMapping[str, Any]:
+    """The next thing that is logged."""
+    async with asyncio.timeout(GUARD_S):
+        return await log.get()
+
+
+def inotify_descriptors() -> int:
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found += "inotify" in str(entry.readlink())
+        except FileNotFoundError:  # the descriptor of this very listing
+            continue
+    return found
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    """What is logged, to be awaited."""
+    queue: Log = asyncio.Queue()
+
+    def keep(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        queue.put_nowait(event)
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[keep])
+    yield queue
+    structlog.configure(**before)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "node" / "profile.yaml"
+    path.parent.mkdir()
+    path.write_text(text(2))
+    return path
+
+
+@pytest.fixture
+async def watch(path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncIterator[Inventory]]:
+    """A watch that has seen two well GPUs, and hears of changes from inotify alone."""
+    monkeypatch.setattr(filewatch, "_POLL_S", 3600.0)
+    monkeypatch.setattr(filewatch, "_POLL_ALONE_S", 0.01)
+    async with opened(SimulatedSource(str(path))) as watch:
+        assert await following(watch) == "oo"
+        assert (await logged(log))["event"] == "profile read"
+        yield watch
+    assert inotify_descriptors() == 0
+
+
+def opened(source: SimulatedSource) -> aclosing[Any]:
+    return aclosing(cast("Any", source.watch()))
+
+
+def deleted(path: Path) -> None:
+    path.unlink()
+
+
+def in_place(path: Path, content: str) -> None:
+    path.write_text(content)
+
+
+def appended(path: Path, content: str) -> None:
+    path.write_text(content[:20])
+    with path.open("a") as file:
+        file.write(content[20:])
+
+
+def renamed_over(path: Path, content: str) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(content)
+    new.replace(path)
+
+
+def backed_up(path: Path, content: str) -> None:
+    path.rename(path.with_suffix(".yaml~"))
+    path.write_text(content)
+
+
+def deleted_and_written(path: Path, content: str) -> None:
+    path.unlink()
+    path.write_text(content)
+
+
+def swapped_link(path: Path, content: str) -> None:
+    """As the kubelet updates a mounted ConfigMap: the file is a link through a link that is swapped."""
+    version = path.parent / f"..{len(list(path.parent.iterdir()))}"
+    version.mkdir()
+    (version / path.name).write_text(content)
+    (path.parent / "..data_tmp").symlink_to(version.name)
+    (path.parent / "..data_tmp").replace(path.parent / "..data")
+    if not path.is_symlink():
+        path.unlink()
+        path.symlink_to(f"..data/{path.name}")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [in_place, appended, renamed_over, backed_up, deleted_and_written, swapped_link],
+    ids=lambda edit: edit.__name__,
+)
+async def test_each_way_of_editing_is_followed(
+    edit: Callable[[Path, str], None], path: Path, watch: AsyncIterator[Inventory]
+) -> None:
+    for content, seen in [(text(2, "1: hot"), "ox"), (text(2), "oo"), (text(3), "ooo"), (text(1), "o")]:
+        edit(path, content)
+        assert await following(watch) == seen
+
+
+async def test_an_edit_between_two_looks_is_not_missed(path: Path, watch: AsyncIterator[Inventory]) -> None:
+    in_place(path, text(5))
+    in_place(path, text(4))
+    assert await following(watch) == "oooo"
+
+
+async def test_reasons_come_along(path: Path, watch: AsyncIterator[Inventory]) -> None:
+    in_place(path, text(2, "1: fell off the bus"))
+    listing = (await anext(watch))[NAME]
+    assert listing.reasons == {listing.devices[1].id: "fell off the bus"}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("resources: [", "expected YAML"),
+        (text(2, "7: hot"), "line 4: resources['nvidia.com/gpu'].unhealthy[7]: expected the index (0 to 1)"),
+        ("", "got an empty file"),
+    ],
+)
+async def test_a_wrong_edit_is_logged_and_changes_nothing(
+    content: str, reason: str, path: Path, watch: AsyncIterator[Inventory], log: Log
+) -> None:
+    pending = asyncio.create_task(following(watch))
+    in_place(path, content)
+    rejected = await logged(log)
+    assert rejected["event"] == "profile rejected"
+    assert rejected["reason"].startswith(str(path))
+    assert reason in rejected["reason"]
+    assert rejected["kept"] == {NAME: 2}
+    assert not pending.done()
+    in_place(path, text(1))
+    assert await pending == "o"
+
+
+async def test_a_deleted_profile_is_logged_and_its_return_is_seen(
+    path: Path, watch: AsyncIterator[Inventory], log: Log
+) -> None:
+    pending = asyncio.create_task(following(watch))
+    deleted(path)
+    rejected = await logged(log)
+    assert (rejected["event"], rejected["kept"]) == ("profile rejected", {NAME: 2})
+    assert "No such file" in rejected["reason"]
+    in_place(path, text(2))
+    assert (await logged(log))["event"] == "profile read"
+    assert not pending.done()
+    in_place(path, text(2, "0: hot"))
+    assert await pending == "xo"
+
+
+async def test_an_edit_that_means_the_same_is_not_a_change(
+    path: Path, watch: AsyncIterator[Inventory], log: Log
+) -> None:
+    pending = asyncio.create_task(following(watch))
+    in_place(path, "# a remark\n" + text(2))
+    assert (await logged(log))["event"] == "profile read"
+    assert not pending.done()
+    in_place(path, text(0))
+    assert await pending == ""
+
+
+async def test_other_files_of_the_folder_do_not_matter(path: Path, watch: AsyncIterator[Inventory], log: Log) -> None:
+    in_place(path.with_name("another.yaml"), text(7))
+    in_place(path, text(1))
+    assert await following(watch) == "o"
+    assert (await logged(log))["gpus"] == {NAME: 1}
+    assert log.empty()
+
+
+async def test_a_profile_that_is_wrong_at_first_yields_nothing_until_it_is_right(path: Path, log: Log) -> None:
+    in_place(path, "resources: 8")
+    async with opened(SimulatedSource(str(path))) as watch:
+        first = asyncio.create_task(following(watch))
+        assert (await logged(log))["event"] == "profile rejected"
+        in_place(path, text(1))
+        assert await first == "o"
+
+
+async def test_the_folder_may_be_replaced(path: Path, watch: AsyncIterator[Inventory], log: Log) -> None:
+    pending = asyncio.create_task(following(watch))
+    shutil.rmtree(path.parent)
+    while (await logged(log))["event"] != "file watched by polling":
+        pass
+    path.parent.mkdir()
+    in_place(path, text(3))
+    assert await pending == "ooo"
+    in_place(path, text(1))
+    assert await following(watch) == "o"
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC, errno.ENOSYS])
+async def test_without_inotify_it_polls_and_says_so_once(
+    number: int, path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(filewatch, "INotify", refuse)
+    monkeypatch.setattr(filewatch, "_POLL_ALONE_S", 0.01)
+    async with opened(SimulatedSource(str(path))) as watch:
+        await anext(watch)
+        for count in (3, 4, 5):
+            renamed_over(path, text(count))
+            assert await following(watch) == "o" * count
+    events = [log.get_nowait()["event"] for _ in range(log.qsize())]
+    assert events == ["file watched by polling", *["profile read"] * 4]
+
+
+async def test_what_inotify_does_not_tell_is_polled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filewatch, "_POLL_S", 0.01)
+    target = tmp_path / "elsewhere" / "target.yaml"
+    target.parent.mkdir()
+    target.write_text(text(1))
+    link = tmp_path / "profile.yaml"
+    link.symlink_to(target)
+    async with opened(SimulatedSource(str(link))) as watch:
+        assert await following(watch) == "o"
+        renamed_over(target, text(2))
+        assert await following(watch) == "oo"
+
+
+@pytest.mark.parametrize("end", ["cancelled", "closed"])
+async def test_the_end_of_the_watch_leaves_no_descriptor(end: str, path: Path) -> None:
+    watch = cast("Any", SimulatedSource(str(path)).watch())
+    await anext(watch)
+    assert inotify_descriptors() == 1
+    if end == "cancelled":
+        pending = asyncio.create_task(following(watch))
+        await asyncio.sleep(0)
+        pending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pending
+    else:
+        await watch.aclose()
+    assert inotify_descriptors() == 0
+
+
+async def test_a_shipped_profile_is_not_watched() -> None:
+    async with opened(SimulatedSource()) as watch:
+        assert await following(watch) == "oooooooo"
+        pending = asyncio.create_task(following(watch))
+        await asyncio.sleep(0)
+        assert not pending.done()
+        assert inotify_descriptors() == 0
+        pending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pending
+
+
+def test_an_unknown_profile_is_refused_at_once() -> None:
+    with pytest.raises(ProfileError, match="or the name of a shipped one"):
+        SimulatedSource("unknown")
+
+
+async def test_it_answers_as_a_device_source() -> None:
+    source: DeviceSource = SimulatedSource("two-resources")
+    assert source.name == "simulated"
+    async with aclosing(cast("Any", source.watch())) as watch:
+        inventory = await anext(watch)
+    ids = [device.id for device in inventory[NAME].devices]
+    assert {resource: len(listing.devices) for resource, listing in inventory.items()} == {NAME: 4, "amd.com/gpu": 2}
+
+    chosen = await source.prefer(NAME, PreferredRequest(tuple(ids[1:]), (), 2))
+    assert chosen == (ids[2], ids[3])
+    answer = await source.answer(NAME, ContainerRequest(chosen[::-1]), Sayable(frozenset({Field.ENVS})))
+    assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": f"{ids[2]},{ids[3]}"}
+    await source.prepare(NAME, chosen)
+
+
+async def test_before_the_first_look_it_answers_for_what_was_announced() -> None:
+    source = SimulatedSource()
+    assert await source.prefer(NAME, PreferredRequest(("b", "a"), (), 1)) == ("a",)
+    answer = await source.answer(NAME, ContainerRequest(("b", "a")), Sayable(frozenset(Field)))
+    assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": "a,b"}
