@@ -46,7 +46,9 @@ class Ledger:
         except FileNotFoundError:
             return
         except (OSError, ValueError, msgspec.DecodeError) as error:
-            raise LedgerError(f"expected a ledger of format {FORMAT} in {self.path}: {error}; {self._put_aside()}") from error
+            raise LedgerError(
+                f"expected a ledger of format {FORMAT} in {self.path}: {error}; {self._put_aside()}"
+            ) from error
         self._content = content
 
     def announced(self, resource: str) -> dict[str, Device]:

@@ -39,7 +39,9 @@ _VERSION_REFUSALS = (
     # kubelet 1.8; names no version.
     re.compile(r"unsupported API version by the Kubelet registry"),
     # 1.9: is "v1alpha2"; 1.10 and 1.11: are ["v1beta1"]; 1.12 and later: is ["v1beta1"].
-    re.compile(r'requested API version "[^"]*" is not supported by kubelet\. Supported versions? (?:is|are) (?P<supported>.*)'),
+    re.compile(
+        r'requested API version "[^"]*" is not supported by kubelet\. Supported versions? (?:is|are) (?P<supported>.*)'
+    ),
 )
 
 

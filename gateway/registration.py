@@ -281,7 +281,7 @@ def step(state: State, event: Event) -> Step:
         case KubeletUp(kubelet):
             return _kubelet_up(state, kubelet)
         case Reached(attempt, kubelet):
-            return (replace(state, kubelet=kubelet) if attempt == state.attempt else state), ()
+            return (_reached(state, kubelet) if attempt == state.attempt else state), ()
         case Replied():
             return _replied(state, event)
         case StreamOpened(stream):
@@ -326,6 +326,14 @@ def _kubelet_up(state: State, kubelet: KubeletId) -> Step:
         gone = (CancelOffer(), *gone)
     state, actions = _offer(replace(state, stream=None))
     return state, (*gone, *actions)
+
+
+def _reached(state: State, kubelet: KubeletId) -> State:
+    """The Register meets this kubelet. One that nobody told us of yet has refused nothing: negotiate anew with it."""
+    if kubelet == state.kubelet:
+        return state
+    anew = negotiate.begin(state.negotiation.choice, state.dialect)
+    return replace(state, kubelet=kubelet, negotiation=anew, errors=0, cuts=0, heals=0)
 
 
 def _offer(state: State) -> Step:

@@ -225,9 +225,7 @@ class Resource:
         self._log.warning("refused", call=call, code=status.name, reason=text)
         return await _abort(context, status, text)
 
-    async def _get_options(
-        self, dialect: Dialect, _request: bytes, context: _Context
-    ) -> bytes:
+    async def _get_options(self, dialect: Dialect, _request: bytes, context: _Context) -> bytes:
         if not self._streams:
             self._evidence = Evidence(_user_agent(context), options_called_before_list=True, pinned=self._kubelet_minor)
         return dialect.encode_options(self.options).data
@@ -250,9 +248,7 @@ class Resource:
             self._ending.discard(stream)
             self._emit(StreamEnded(stream))
 
-    async def _allocate(
-        self, dialect: Dialect, request: bytes, _context: _Context
-    ) -> bytes:
+    async def _allocate(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
         containers = dialect.decode_allocate_request(request)
         if not containers:
             raise RefusedError(
@@ -289,16 +285,12 @@ class Resource:
         for warning in warnings:
             self._log.warning("allocated a device that is not well", reason=warning)
 
-    async def _prefer(
-        self, dialect: Dialect, request: bytes, _context: _Context
-    ) -> bytes:
+    async def _prefer(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
         asked = dialect.decode_preferred_request(request)
         chosen = [await self._source.prefer(self.name, container) for container in asked]
         return dialect.encode_preferred_answer(chosen).data
 
-    async def _pre_start(
-        self, dialect: Dialect, request: bytes, _context: _Context
-    ) -> bytes:
+    async def _pre_start(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
         device_ids = dialect.decode_pre_start_request(request)
         unknown = [device_id for device_id in device_ids if device_id not in self._by_id]
         if unknown:
@@ -315,7 +307,9 @@ class Resource:
         """Tell once per field what a dialect could not say."""
         for field in wire.lost - {lost for name, lost in self._lost_fields if name == dialect.name}:
             self._lost_fields.add((dialect.name, field))
-            self._log.info("left out", field=field.value, api=dialect.name, why="this API cannot say it; pods work without")
+            self._log.info(
+                "left out", field=field.value, api=dialect.name, why="this API cannot say it; pods work without"
+            )
 
 
 class _Calls(grpc.GenericRpcHandler):

@@ -26,7 +26,7 @@ from adapters.registry import by_name
 from devices import life
 from devices.model import Registration
 from devices.source import Listing
-from gateway import kubelet_view, registration, succession
+from gateway import instance, kubelet_view, registration, succession
 from gateway.ledger import Ledger, LedgerError
 from gateway.negotiate import NOBODY, UNFIT
 from gateway.registration import Phase, Timer
@@ -78,7 +78,7 @@ class Gateway:
         self.settings, self.source = settings, source
         self._ledger = Ledger(settings.state_dir)
         self._saving = asyncio.Lock()
-        self._instance = succession.Instance(settings.socket_dir)
+        self._instance = instance.Instance(settings.socket_dir)
         self._plugins: dict[str, _Plugin] = {}
         self._inventory: Inventory | None = None
         self._kubelet: KubeletId | None = None
@@ -112,13 +112,14 @@ class Gateway:
         except LedgerError as error:
             _log.error("ledger put aside", reason=str(error))
         await self._wait_for_folder()
-        if removed := succession.sweep(self.settings.socket_dir):
+        if removed := instance.sweep(self.settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
         self._instance.create()
         first = asyncio.Event()
         self._spawn("source", self._follow_source(first))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._unless_ended(first.wait()), FIRST_LOOK)
+            async with asyncio.timeout(FIRST_LOOK):
+                await self._unless_ended(first.wait())
         if self._inventory is None:
             await self._update(None)
         self._instance.publish()
@@ -127,7 +128,7 @@ class Gateway:
             await self._unless_ended(asyncio.sleep(YIELD_TIME))
         self._watch = Watch(
             self.settings.socket_dir,
-            self.settings.socket_dir / succession.FOLDER,
+            self.settings.socket_dir / instance.FOLDER,
             kubelet_up=self._kubelet_up,
             name_lost=self._name_lost,
             peers_changed=self._look_at_peers,
@@ -226,7 +227,8 @@ class Gateway:
                 before = self._plugins[name].entries if name in self._plugins else {}
                 merged[name] = life.merge(self._ledger.announced(name), listing, before, now)
             news = [
-                self._ledger.announce(name, tuple(entry.device for entry in entries)) for name, entries in merged.items()
+                self._ledger.announce(name, tuple(entry.device for entry in entries))
+                for name, entries in merged.items()
             ]
             if any(news):
                 await self._save()
@@ -236,7 +238,7 @@ class Gateway:
 
     async def _add(self, name: str) -> _Plugin:
         plugin = _Plugin(self, name, self._ledger.accepted)
-        await plugin.resource.bind(self._instance.folder / succession.socket_name(name))
+        await plugin.resource.bind(self._instance.folder / instance.socket_name(name))
         self._plugins[name] = plugin
         if self._published and self._kubelet is not None:
             plugin.feed(registration.KubeletUp(self._kubelet))
@@ -288,10 +290,10 @@ class Gateway:
         """Bind every server once more, in the new folder. Streams of the kubelet before live on until the next one."""
         async with self._update_lock:
             self._instance.remove()
-            self._instance = succession.Instance(self.settings.socket_dir)
+            self._instance = instance.Instance(self.settings.socket_dir)
             self._instance.create()
             for name, plugin in self._plugins.items():
-                await plugin.resource.bind(self._instance.folder / succession.socket_name(name))
+                await plugin.resource.bind(self._instance.folder / instance.socket_name(name))
             self._instance.publish()
         self._watch.look_now()
 
@@ -301,7 +303,7 @@ class Gateway:
         """Stand by, resource by resource, for the youngest gateway that is younger than this one and serves it."""
         peers = self._instance.peers()
         for name, plugin in self._plugins.items():
-            sockets = {age: folder / succession.socket_name(name) for age, folder in peers.items()}
+            sockets = {age: folder / instance.socket_name(name) for age, folder in peers.items()}
             serving = {age: path for age, path in sockets.items() if listens(path)}
             younger = succession.elder_should_wait(self._instance.age, serving)
             if younger is None:
@@ -349,7 +351,7 @@ class Gateway:
 
     def own_socket(self, resource: str) -> Path:
         """The socket that the resource's server is bound on."""
-        return self._instance.folder / succession.socket_name(resource)
+        return self._instance.folder / instance.socket_name(resource)
 
     @property
     def token(self) -> str:
@@ -364,9 +366,7 @@ class _Plugin:
         self._gateway = gateway
         self._log = _log.bind(resource=name)
         self.resource = Resource(name, gateway.source, self.feed, gateway.settings.kubelet_minor)
-        self.state = registration.start(
-            f"{gateway.token}-{secrets.token_hex(2)}", gateway.settings.api, last_accepted
-        )
+        self.state = registration.start(f"{gateway.token}-{secrets.token_hex(2)}", gateway.settings.api, last_accepted)
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._offer_task: asyncio.Task[None] | None = None
         self._last_report: registration.Report | None = None
@@ -448,7 +448,9 @@ class _Plugin:
         self.resource.offer(dialect)
         try:
             async with grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS) as channel:
-                register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{dialect.registration_service}/Register")
+                register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                    f"/{dialect.registration_service}/Register"
+                )
                 await register(wire.data, timeout=REGISTER_DEADLINE)
         except grpc.aio.AioRpcError as error:
             return error.code().name, error.details() or ""

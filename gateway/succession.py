@@ -1,37 +1,18 @@
-"""Succession: several gateways on one node. Who serves is decided by one rule; the folders below say who is there.
+"""Succession: several gateways on one node, and the one rule that decides who serves. Pure.
 
-The rule: of two living gateways the *older* one yields. While a younger one serves a resource, the older stands by, and
-registers again only when that one is gone. (Two plugins that both answer a cut stream by registering would take turns
-for ever: kubelets 1.8 to 1.11 end the first stream at the second Register.)
-
-Each gateway has a folder of its own below the socket directory, in which its servers are bound, once: no kubelet ever
-cleans a sub-folder (run on 1.8 to 1.37). The folder holds a file that its owner keeps locked as long as it lives; the
-kernel lets go of it however the owner ends, so a folder whose lock can be taken is nobody's and may be removed. Every
-pod has PID 1 and a clock can jump: age is the boot clock, then a random token.
+Of two living gateways the *older* one yields: while a younger one serves a resource, the older stands by, and registers
+again only when that one is gone. (Two plugins that both answer a cut stream by registering would take turns for ever:
+kubelets 1.8 to 1.11 end the first stream at the second Register.) Every pod has PID 1 and a clock can jump, so age is
+the boot clock, then a random token.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
-import os
-import re
-import secrets
-import stat
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-FOLDER = "gateway"
-"""The sub-folder of the socket directory that all gateways share."""
-_LOCK = "lock"
-_TOKEN = re.compile(r"[0-9a-f]{8}")
-_MAX_PEERS = 64
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -46,121 +27,3 @@ def elder_should_wait(own: Age, peers: Iterable[Age]) -> Age | None:
     """Return the youngest of the living ``peers`` that is younger than we are: the one to stand by for."""
     younger = [peer for peer in peers if peer > own]
     return max(younger, default=None)
-
-
-def socket_name(resource: str) -> str:
-    """Name a resource's socket within an instance's folder: the same for every gateway, short for any resource name."""
-    return f"{hashlib.sha256(resource.encode()).hexdigest()[:8]}.sock"
-
-
-class Instance:
-    """This gateway's own folder and lock. Built unseen and published by one rename, with every socket in it."""
-
-    def __init__(self, socket_dir: Path) -> None:
-        self.age = Age(time.clock_gettime_ns(time.CLOCK_BOOTTIME), secrets.token_hex(4))
-        self._shared = socket_dir / FOLDER
-        self.folder = self._shared / f".{self.age.token}"
-        self._lock = -1
-
-    @property
-    def token(self) -> str:
-        """Eight hexadecimal digits that no other gateway on the node has."""
-        return self.age.token
-
-    def create(self) -> None:
-        """Make the folder, lock it and write our age into it.
-
-        Raises:
-            OSError: the socket directory is missing or not writable.
-        """
-        self._shared.mkdir(mode=0o750, exist_ok=True)
-        self.folder.mkdir(mode=0o750)
-        self._lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        os.write(self._lock, f"{self.age.born_ns}\n".encode())
-
-    def publish(self) -> None:
-        """Let the other gateways see this one, with the sockets that are bound by now."""
-        published = self._shared / self.token
-        self.folder.rename(published)
-        self.folder = published
-
-    def remove(self) -> None:
-        """Take the folder away and let go of the lock. Never raises: it happens at the end."""
-        _remove_folder(self.folder)
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-    def peers(self) -> dict[Age, Path]:
-        """Return the other living gateways of this socket directory, with their folders."""
-        return {age: folder for folder, age in _alive(self._shared) if age.token != self.token}
-
-
-def sweep(socket_dir: Path) -> list[str]:
-    """Remove what dead gateways left behind, folders and names; return what was removed."""
-    removed = []
-    for folder in _instances(socket_dir / FOLDER):
-        if _locked(folder) or _in_the_making(folder):
-            continue
-        token = folder.name.lstrip(".")
-        for name in socket_dir.glob(f"{token}-*.sock"):
-            with contextlib.suppress(OSError):
-                name.unlink()
-        _remove_folder(folder)
-        removed.append(folder.name)
-    return removed
-
-
-def _instances(shared: Path) -> Iterator[Path]:
-    try:
-        entries = sorted(os.scandir(shared), key=lambda entry: entry.name)[:_MAX_PEERS]
-    except OSError:
-        return
-    for entry in entries:
-        if _TOKEN.fullmatch(entry.name.lstrip(".")) and entry.is_dir(follow_symlinks=False):
-            yield Path(entry.path)
-
-
-def _alive(shared: Path) -> Iterator[tuple[Path, Age]]:
-    for folder in _instances(shared):
-        if folder.name.startswith(".") or not _locked(folder):
-            continue
-        with contextlib.suppress(OSError, ValueError):
-            with (folder / _LOCK).open("rb") as file:
-                born_ns = int(file.read(32))
-            yield folder, Age(born_ns, folder.name)
-
-
-def _locked(folder: Path) -> bool:
-    try:
-        descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    else:
-        return False
-    finally:
-        os.close(descriptor)
-
-
-def _in_the_making(folder: Path) -> bool:
-    """Whether an unpublished folder may still be between its creation and its lock (microseconds; ten seconds here)."""
-    with contextlib.suppress(OSError):
-        return folder.name.startswith(".") and time.time() - folder.stat().st_mtime < 10
-    return True
-
-
-def _remove_folder(folder: Path) -> None:
-    """Remove a folder of sockets and a lock, and nothing else: never follows links, never descends."""
-    with contextlib.suppress(OSError):
-        for entry in list(os.scandir(folder)):
-            mode = entry.stat(follow_symlinks=False).st_mode
-            if stat.S_ISSOCK(mode) or entry.name == _LOCK:
-                Path(entry.path).unlink()
-        folder.rmdir()

@@ -144,7 +144,8 @@ class Watch:
                 seen, wait = found, self._poll
                 self._kubelet_up(found)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._wake.wait()
             self._wake.clear()
 
     @property

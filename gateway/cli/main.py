@@ -123,7 +123,9 @@ class _KubeletVersion(click.ParamType[int]):
     show_default="taken from evidence on the connection",
     help="The kubelet's version, where you know it: decides what can be said to it (CDI names need 1.29).",
 )
-@click.option("--log-format", type=click.Choice(observe.FORMATS), default="auto", help="auto: JSON unless on a terminal.")
+@click.option(
+    "--log-format", type=click.Choice(observe.FORMATS), default="auto", help="auto: JSON unless on a terminal."
+)
 @click.option("--log-level", type=click.Choice(observe.LEVELS), default="info", help="The least that is logged.")
 @click.version_option(package_name="device-plugin-gateway")
 @click.pass_context

@@ -1,0 +1,89 @@
+"""A gateway's place on the node: who is there, and what may be removed."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.instance import FOLDER, Instance, socket_name, sweep
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[list[Instance]]:
+    """Instances that are removed whatever happens."""
+    instances: list[Instance] = []
+    yield instances
+    for instance in instances:
+        instance.remove()
+
+
+def living(tmp_path: Path, made: list[Instance]) -> Instance:
+    instance = Instance(tmp_path)
+    made.append(instance)
+    instance.create()
+    instance.publish()
+    return instance
+
+
+def test_living_gateways_see_each_other(tmp_path: Path, made: list[Instance]) -> None:
+    first, second = living(tmp_path, made), living(tmp_path, made)
+    assert first.peers() == {second.age: second.folder}
+    assert second.peers() == {first.age: first.folder}
+
+
+def test_an_unpublished_gateway_is_not_seen(tmp_path: Path, made: list[Instance]) -> None:
+    first = living(tmp_path, made)
+    made.append(second := Instance(tmp_path))
+    second.create()
+    assert first.peers() == {}
+
+
+def test_a_dead_gateway_is_not_seen_and_is_swept(tmp_path: Path, made: list[Instance]) -> None:
+    first, dead = living(tmp_path, made), living(tmp_path, made)
+    (tmp_path / f"{dead.token}-ab12-3.sock").touch()
+    (tmp_path / "foreign.sock").touch()
+    os.close(dead._lock)  # what the kernel does when a process ends, however it ends
+    dead._lock = -1
+    assert first.peers() == {}
+    assert sweep(tmp_path) == [dead.token]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign.sock", FOLDER]
+
+
+def test_sweeping_leaves_the_living_alone(tmp_path: Path, made: list[Instance]) -> None:
+    first = living(tmp_path, made)
+    assert sweep(tmp_path) == []
+    assert first.folder.is_dir()
+
+
+@pytest.mark.parametrize("name", ["..", "lock", "deadbeef.txt", "DEADBEEF", "nvidia"])
+def test_a_folder_that_is_none_of_ours_stays(tmp_path: Path, name: str) -> None:
+    (tmp_path / FOLDER / name).mkdir(parents=True, exist_ok=True)
+    assert sweep(tmp_path) == []
+
+
+def test_a_link_in_place_of_a_folder_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "lock").touch()
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "deadbeef").symlink_to(victim)
+    assert sweep(tmp_path) == []
+    assert (victim / "lock").exists()
+
+
+def test_removal_takes_sockets_and_the_lock_and_nothing_else(tmp_path: Path, made: list[Instance]) -> None:
+    instance = living(tmp_path, made)
+    with socket.socket(socket.AF_UNIX) as own:
+        own.bind(str(instance.folder / "a.sock"))
+        (instance.folder / "somebody's file").touch()
+        instance.remove()
+    assert [path.name for path in instance.folder.iterdir()] == ["somebody's file"]
+
+
+def test_socket_names_are_short_and_differ() -> None:
+    names = {socket_name(resource) for resource in ("nvidia.com/gpu", "amd.com/gpu", "x" * 300)}
+    assert (len(names), {len(name) for name in names}) == (3, {13})

@@ -1,0 +1,316 @@
+"""Registration of one resource: each row is one rule of the kubelet's behaviour, told as events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway import registration as r
+from gateway.registration import Phase, Timer
+
+K1 = r.KubeletId(1, 10, 100)
+K2 = r.KubeletId(1, 10, 200)  # a new socket, the old inode number again
+WRONG_VERSION = 'requested API version "v1beta1" is not supported by kubelet. Supported version is "v1alpha2"'
+
+
+def play(events: Sequence[r.Event], choice: str = "auto", last: str = "v1beta1") -> tuple[r.State, list[r.Action]]:
+    """Play ``events``; return the state and what the last of them caused."""
+    state = r.start("token", choice, last)
+    actions: tuple[r.Action, ...] = ()
+    for event in events:
+        state, actions = r.step(state, event)
+    return state, list(actions)
+
+
+def offers(actions: Sequence[r.Action]) -> list[str]:
+    return [action.dialect for action in actions if isinstance(action, r.Offer)]
+
+
+def timers(actions: Sequence[r.Action]) -> dict[Timer, float]:
+    return {action.timer: action.seconds for action in actions if isinstance(action, r.SetTimer)}
+
+
+UP: list[r.Event] = [r.KubeletUp(K1), r.Reached(1, K1)]
+OK: list[r.Event] = [*UP, r.Replied(1, "OK")]
+SERVING: list[r.Event] = [*OK, r.StreamOpened(1)]
+CUT: list[r.Event] = [*SERVING, r.StreamEnded(1)]
+REGISTERED_AGAIN: list[r.Event] = [*CUT, r.Fired(Timer.RETRY), r.Reached(2, K1), r.Replied(2, "OK"), r.StreamOpened(2)]
+
+
+@pytest.mark.parametrize(
+    ("events", "phase", "offered"),
+    [
+        pytest.param([r.KubeletUp(K1)], Phase.OFFERING, ["v1beta1"], id="a kubelet comes: register at once"),
+        pytest.param([*UP, r.KubeletUp(K1)], Phase.OFFERING, [], id="the same kubelet again: one Register"),
+        pytest.param([*SERVING, r.KubeletUp(K1)], Phase.SERVING, [], id="a poll finds the kubelet that holds us"),
+        pytest.param(OK, Phase.ACCEPTED, [], id="OK proves nothing: wait for the call (1.24 and before)"),
+        pytest.param(SERVING, Phase.SERVING, [], id="the kubelet calls: served"),
+        pytest.param(
+            [*UP, r.StreamOpened(1), r.Replied(1, "OK")], Phase.SERVING, [], id="1.8 and 1.9 call before they answer"
+        ),
+        pytest.param(
+            [*UP, r.StreamOpened(1), r.StreamEnded(1), r.Replied(1, "OK")],
+            Phase.WAITING,
+            [],
+            id="called and cut before the answer: register again",
+        ),
+        pytest.param(
+            [*UP, r.StreamOpened(1), r.Replied(1, "DEADLINE_EXCEEDED")],
+            Phase.SERVING,
+            [],
+            id="no answer, but called: what counts is the call",
+        ),
+        pytest.param(CUT, Phase.WAITING, [], id="stream cut: never register at once (1.25 to 1.36 disconnect by name)"),
+        pytest.param(
+            [*CUT, r.Fired(Timer.RETRY)], Phase.OFFERING, ["v1beta1"], id="stream cut: register after the wait"
+        ),
+        pytest.param(
+            [*CUT, r.KubeletUp(K2)], Phase.OFFERING, ["v1beta1"], id="a new kubelet: no wait, it has no old stream"
+        ),
+        pytest.param(
+            [*CUT, r.Fired(Timer.RETRY), r.Reached(2, K2), r.KubeletUp(K2)],
+            Phase.OFFERING,
+            [],
+            id="the wait ended on the new kubelet: still one Register for it",
+        ),
+        pytest.param([*SERVING, r.StreamEnded(7)], Phase.SERVING, [], id="the end of an older stream is none of ours"),
+        pytest.param(
+            [*OK, r.Fired(Timer.CALL)], Phase.WAITING, [], id="registered and never called: register again, later"
+        ),
+        pytest.param([*SERVING, r.Fired(Timer.CALL)], Phase.SERVING, [], id="a late timer changes nothing"),
+        pytest.param(
+            [*UP, r.Replied(1, "UNIMPLEMENTED")], Phase.OFFERING, ["v1alpha2"], id="no such service: the next dialect"
+        ),
+        pytest.param(
+            [*UP, r.Replied(1, "UNKNOWN", WRONG_VERSION)],
+            Phase.OFFERING,
+            ["v1alpha2"],
+            id="refused by version: the one that it names",
+        ),
+        pytest.param([*UP, r.Replied(1, "DEADLINE_EXCEEDED")], Phase.WAITING, [], id="a time-out is no answer"),
+        pytest.param(
+            [*UP, r.Replied(1, "DEADLINE_EXCEEDED"), r.Fired(Timer.RETRY)],
+            Phase.OFFERING,
+            ["v1beta1"],
+            id="after a time-out: the same dialect",
+        ),
+        pytest.param(
+            [*UP, r.Replied(1, "UNKNOWN", "strange")], Phase.WAITING, [], id="an unknown text isn't guessed at"
+        ),
+        pytest.param([*UP, r.Replied(9, "OK")], Phase.OFFERING, [], id="the answer to an older Register is ignored"),
+        pytest.param(
+            [*UP, r.Replied(1, "NOBODY"), r.KubeletUp(K1)], Phase.OFFERING, ["v1beta1"], id="gone, and there after all"
+        ),
+        pytest.param([*UP, r.KubeletUp(K2)], Phase.OFFERING, ["v1beta1"], id="a hanging Register, then a restart"),
+        pytest.param([*SERVING, r.Verified(held=True)], Phase.SERVING, [], id="the kubelet's books agree"),
+        pytest.param(
+            [*SERVING, r.Verified(held=False)], Phase.WAITING, [], id="the kubelet's books lack us: begin again"
+        ),
+        pytest.param([*SERVING, r.NameLost("token-1.sock")], Phase.SERVING, [], id="own name deleted: do not register"),
+        pytest.param([*SERVING, r.Renew("options")], Phase.WAITING, [], id="other options: register anew"),
+        pytest.param([*SERVING, r.StandBy("b")], Phase.STANDBY, [], id="a younger gateway: yield"),
+        pytest.param(
+            [*SERVING, r.StandBy("b"), r.KubeletUp(K2)], Phase.STANDBY, [], id="yielded: not on a restart either"
+        ),
+        pytest.param(
+            [*SERVING, r.StandBy("b"), r.Resume()], Phase.WAITING, [], id="the younger one is gone: take over"
+        ),
+        pytest.param([r.StandBy("b"), r.Resume()], Phase.ABSENT, [], id="no kubelet yet when it takes over"),
+        pytest.param([*SERVING, r.Withhold("too large")], Phase.OUT, [], id="the list grew too large: out"),
+        pytest.param(
+            [*UP, r.Replied(1, "UNFIT", "x"), r.Replied(2, "UNIMPLEMENTED"), r.Replied(3, "UNIMPLEMENTED")],
+            Phase.OUT,
+            [],
+            id="no dialect can carry it: out, and not registered",
+        ),
+        pytest.param(
+            [*SERVING, r.Withhold("too large"), r.KubeletUp(K2)],
+            Phase.OFFERING,
+            ["v1beta1"],
+            id="out, but another kubelet may speak a roomier dialect",
+        ),
+        pytest.param([*SERVING, r.Stop(), r.KubeletUp(K2)], Phase.STOPPED, [], id="stopped stays stopped"),
+    ],
+)
+def test_rule(events: list[r.Event], phase: Phase, offered: list[str]) -> None:
+    state, actions = play(events)
+    assert (state.phase, offers(actions)) == (phase, offered)
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        pytest.param(
+            [*SERVING, r.KubeletUp(K2)], r.EndStreams(), id="a new kubelet: the stream of the old one is ended"
+        ),
+        pytest.param([*UP, r.KubeletUp(K2)], r.CancelOffer(), id="a new kubelet: the hanging Register is given up"),
+        pytest.param(
+            [*SERVING, r.NameLost("token-1.sock")], r.Link("token-1.sock"), id="own name deleted: put it back"
+        ),
+        pytest.param([*SERVING, r.Verified(held=False)], r.EndStreams(), id="not held: end the dead stream first"),
+        pytest.param([*CUT, r.Fired(Timer.RETRY)], r.Unlink("token-1.sock"), id="the name before is taken away"),
+        pytest.param(
+            [*CUT, r.Fired(Timer.RETRY)], r.Offer(2, "v1beta1", "token-2.sock"), id="each Register, a new name"
+        ),
+        pytest.param([*SERVING, r.Stop()], r.EndStreams(), id="stop: streams first"),
+        pytest.param([*SERVING, r.Stop()], r.Unlink("token-1.sock"), id="stop: own name removed"),
+        pytest.param([*UP, r.Stop()], r.CancelOffer(), id="stop while a Register hangs"),
+        pytest.param(
+            [*SERVING, r.StandBy("b"), r.StreamOpened(5)], r.EndStreams(), id="standing by: a late call is ended"
+        ),
+        pytest.param([*SERVING, r.Fired(Timer.VERIFY)], r.Verify(), id="a served resource is verified"),
+    ],
+)
+def test_action(events: list[r.Event], expected: r.Action) -> None:
+    _, actions = play(events)
+    assert expected in actions
+
+
+@pytest.mark.parametrize("name", ["token-9.sock", "kubelet.sock", "other.sock"])
+def test_a_name_that_is_not_in_use_is_not_put_back(name: str) -> None:
+    _, actions = play([*SERVING, r.NameLost(name)])
+    assert actions == []
+
+
+def test_a_name_deleted_by_a_starting_kubelet_is_not_put_back() -> None:
+    _, actions = play([*CUT, r.NameLost("token-1.sock")])
+    assert actions == []
+
+
+@pytest.mark.parametrize(
+    ("events", "timer", "seconds"),
+    [
+        pytest.param(CUT, Timer.RETRY, 0.005, id="after a cut: 5 ms"),
+        pytest.param([*REGISTERED_AGAIN, r.StreamEnded(2)], Timer.RETRY, 0.010, id="a second cut: longer"),
+        pytest.param(
+            [*REGISTERED_AGAIN, r.Fired(Timer.SETTLED), r.StreamEnded(2)], Timer.RETRY, 0.005, id="settled: forgotten"
+        ),
+        pytest.param([*UP, r.Replied(1, "UNKNOWN", "x")], Timer.RETRY, 0.05, id="a first error"),
+        pytest.param(OK, Timer.CALL, 11.0, id="longer than the kubelet's own dial takes"),
+        pytest.param(SERVING, Timer.VERIFY, 0.1, id="a first look into the kubelet's books"),
+        pytest.param([*SERVING, r.Fired(Timer.VERIFY)], Timer.VERIFY, 0.9, id="and a second, 1 s after the call"),
+    ],
+)
+def test_waiting(events: list[r.Event], timer: Timer, seconds: float) -> None:
+    _, actions = play(events)
+    assert timers(actions)[timer] == pytest.approx(seconds)
+
+
+def test_three_errors_are_overcome_within_two_seconds() -> None:
+    state, waited = play(UP)[0], 0.0
+    for attempt in (1, 2, 3):
+        state, actions = r.step(state, r.Replied(attempt, "UNKNOWN", "busy"))
+        waited += timers(actions)[Timer.RETRY] * 1.25
+        state, _ = r.step(state, r.Fired(Timer.RETRY))
+    assert state.phase is Phase.OFFERING
+    assert waited < 2
+
+
+def test_a_refused_forced_version_is_retried_without_spinning() -> None:
+    state, actions = play([*UP, r.Replied(1, "UNIMPLEMENTED")], choice="v1beta1")
+    assert (state.phase, timers(actions)[Timer.RETRY]) == (Phase.WAITING, r.REFUSED_WAIT)
+    [report] = [action for action in actions if isinstance(action, r.Report)]
+    assert "--api v1beta1" in report.details
+
+
+def test_healing_is_bounded() -> None:
+    state, ends = play(SERVING)[0], 0
+    for stream in range(2, 10):
+        state, actions = r.step(state, r.Verified(held=False))
+        ends += r.EndStreams() in actions
+        for event in (r.Fired(Timer.RETRY), r.Replied(state.attempt + 1, "OK"), r.StreamOpened(stream)):
+            state, _ = r.step(state, event)
+    assert (ends, state.phase) == (r.HEALS, Phase.SERVING)
+
+
+@pytest.mark.parametrize(
+    ("last", "answers", "order"),
+    [
+        pytest.param("", {"v1beta1"}, ["v1beta1"], id="1.10 and later"),
+        pytest.param("", {"v1alpha2"}, ["v1beta1", "v1alpha2"], id="1.9"),
+        pytest.param("", {"0.1"}, ["v1beta1", "v1alpha2", "0.1"], id="1.8"),
+        pytest.param("0.1", {"v1alpha2"}, ["0.1", "v1beta1", "v1alpha2"], id="1.8 became 1.9"),
+        pytest.param("v1alpha2", {"v1beta1"}, ["v1alpha2", "v1beta1"], id="1.9 became 1.10"),
+        pytest.param("v1beta1", {"0.1"}, ["v1beta1", "v1alpha2", "0.1"], id="back to 1.8"),
+    ],
+)
+def test_negotiation_with_each_kubelet(last: str, answers: set[str], order: list[str]) -> None:
+    state, first = play([r.KubeletUp(K1)], last=last)
+    tried = offers(first)
+    while tried[-1] not in answers:
+        state, actions = r.step(state, r.Replied(state.attempt, "UNIMPLEMENTED"))
+        tried += offers(actions)
+    state, _ = r.step(state, r.Replied(state.attempt, "OK"))
+    assert (tried, state.accepted) == (order, order[-1])
+
+
+def test_a_new_kubelet_is_negotiated_with_anew() -> None:
+    """It was refused nothing yet, whatever the kubelet before it refused."""
+    events = [*UP, r.Replied(1, "UNIMPLEMENTED"), r.Replied(2, "OK"), r.StreamOpened(1), r.KubeletUp(K2)]
+    state, actions = play([*events, r.Reached(3, K2), r.Replied(3, "UNIMPLEMENTED")], last="")
+    assert (state.accepted, offers(actions)) == ("v1alpha2", ["v1beta1"])
+
+
+def test_a_new_kubelet_met_before_it_was_told_is_negotiated_with_anew() -> None:
+    """The wait after a cut ended on the next kubelet: what the one before refused is no longer true."""
+    told = 'requested API version "0.1" is not supported by kubelet. Supported version is "v1alpha2"'
+    state, _ = play(
+        [*UP, r.Replied(1, "UNKNOWN", told), r.Replied(2, "OK"), r.StreamOpened(1), r.StreamEnded(1)], last="0.1"
+    )
+    tried: list[str] = []
+    for event in (r.Fired(Timer.RETRY), r.Reached(3, K2), r.KubeletUp(K2), r.Replied(3, "UNIMPLEMENTED")):
+        state, actions = r.step(state, event)
+        tried += offers(actions)
+    assert tried == ["v1alpha2", "v1beta1"]
+
+
+EVENTS = st.one_of(
+    st.sampled_from(
+        [r.KubeletUp(K1), r.KubeletUp(K2), r.Stop(), r.Resume(), r.StandBy("b"), r.Withhold("x"), r.Renew("x")]
+    ),
+    st.builds(r.Reached, st.integers(1, 6), st.sampled_from([K1, K2])),
+    st.builds(
+        r.Replied, st.integers(1, 6), st.sampled_from(["OK", "UNIMPLEMENTED", "UNKNOWN", "UNAVAILABLE", "NOBODY"])
+    ),
+    st.builds(r.StreamOpened, st.integers(1, 3)),
+    st.builds(r.StreamEnded, st.integers(1, 3)),
+    st.builds(r.Fired, st.sampled_from(Timer)),
+    st.builds(r.Verified, held=st.booleans()),
+    st.builds(r.NameLost, st.sampled_from(["token-1.sock", "x"])),
+)
+
+
+@settings(max_examples=500)
+@given(st.lists(EVENTS, max_size=40))
+def test_whatever_happens(events: list[r.Event]) -> None:
+    """No Register while a stream of ours is live; none when held back; always a way on."""
+    state, live, waiting = r.start("token", "auto", ""), None, set[Timer]()
+    for event in events:
+        state, actions = r.step(state, event)
+        if isinstance(event, r.StreamOpened):
+            live = event.stream
+        if isinstance(event, r.StreamEnded) and event.stream == live:
+            live = None
+        if isinstance(event, r.Fired):
+            waiting.discard(event.timer)
+        for action in actions:
+            match action:
+                case r.EndStreams():
+                    live = None
+                case r.SetTimer(timer, seconds):
+                    assert 0 < seconds <= 15
+                    waiting.add(timer)
+                case r.CancelTimer(timer):
+                    waiting.discard(timer)
+                case r.Offer():
+                    assert live is None
+                    assert state.phase is Phase.OFFERING
+                case _:
+                    pass
+        if state.phase is Phase.WAITING:
+            assert Timer.RETRY in waiting
+        if state.phase is Phase.ACCEPTED:
+            assert Timer.CALL in waiting

@@ -1,0 +1,159 @@
+"""Watching a real directory with real sockets: each row is something that happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import inotify_simple
+import pytest
+
+from gateway import watch
+from gateway.registration import KubeletId
+from gateway.watch import Watch, is_pinned, kubelet_id, listens
+
+
+class Seen:
+    """What a watch called back with, awaitable."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.calls: asyncio.Queue[tuple[str, object]] = asyncio.Queue()
+        self.watch = Watch(
+            folder,
+            folder / "gateway",
+            kubelet_up=lambda kubelet: self.calls.put_nowait(("kubelet", kubelet)),
+            name_lost=lambda name: self.calls.put_nowait(("lost", name)),
+            peers_changed=lambda: self.calls.put_nowait(("peers", None)),
+            replaced=lambda: self.calls.put_nowait(("replaced", None)),
+        )
+
+    async def next(self, kind: str) -> object:
+        async with asyncio.timeout(10):
+            while True:
+                found, value = await self.calls.get()
+                if found == kind:
+                    return value
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="dpg-"))
+    (root / "dp" / "gateway").mkdir(parents=True)
+    yield root / "dp"
+    shutil.rmtree(root)
+
+
+@pytest.fixture(params=["inotify", "poll"])
+async def seen(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Seen]:
+    if request.param == "poll":
+
+        def refuse(**_: object) -> None:
+            raise OSError(24, "inotify instance limit reached")
+
+        monkeypatch.setattr(inotify_simple, "INotify", refuse)
+        monkeypatch.setattr(watch, "POLL_WITHOUT_INOTIFY", 0.01)
+    one = Seen(folder)
+    task = asyncio.ensure_future(one.watch.run())
+    await asyncio.sleep(0)
+    yield one
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+@contextlib.contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        kubelet.bind(str(path))
+        kubelet.listen()
+        yield kubelet
+
+
+async def test_a_kubelet_is_told_once_it_listens(seen: Seen) -> None:
+    path = seen.folder / "kubelet.sock"
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(path))
+        bound = kubelet_id(path)
+        await asyncio.sleep(0.02)  # not awaited for its length: bound and not listening is told at no time
+        assert seen.calls.empty()
+        kubelet.listen()
+        assert await seen.next("kubelet") == bound
+
+
+async def test_a_stale_socket_is_no_kubelet_and_the_next_one_is(seen: Seen) -> None:
+    with listening(seen.folder / "kubelet.sock"):
+        first = await seen.next("kubelet")
+    with listening(seen.folder / "kubelet.sock"):
+        assert await seen.next("kubelet") != first
+
+
+@pytest.mark.parametrize("seen", ["inotify"], indirect=True)
+async def test_a_deleted_name_is_told(seen: Seen) -> None:
+    (seen.folder / "x.sock").touch()
+    (seen.folder / "x.sock").unlink()
+    assert await seen.next("lost") == "x.sock"
+
+
+async def test_a_replaced_folder_is_told_and_its_kubelet_found(seen: Seen) -> None:
+    seen.folder.rename(seen.folder.with_name("old"))
+    seen.folder.mkdir()
+    await seen.next("replaced")
+    with listening(seen.folder / "kubelet.sock"):
+        assert isinstance(await seen.next("kubelet"), KubeletId)
+
+
+async def test_a_folder_that_went_and_came_is_told(seen: Seen) -> None:
+    shutil.rmtree(seen.folder)
+    await asyncio.sleep(0.02)
+    seen.folder.mkdir()
+    await seen.next("replaced")
+
+
+def plain(path: Path) -> None:
+    path.touch()
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.with_name("nowhere"))
+
+
+def nothing(_path: Path) -> None:
+    """Leave it absent."""
+
+
+@pytest.mark.parametrize("make", [plain, link, nothing, Path.mkdir])
+def test_what_is_no_socket_is_no_kubelet(folder: Path, make: Callable[[Path], None]) -> None:
+    make(folder / "kubelet.sock")
+    assert (kubelet_id(folder / "kubelet.sock"), listens(folder / "kubelet.sock")) == (None, False)
+
+
+def test_a_full_backlog_still_listens(folder: Path) -> None:
+    path = folder / "kubelet.sock"
+    with socket.socket(socket.AF_UNIX) as kubelet, contextlib.ExitStack() as clients:
+        kubelet.bind(str(path))
+        kubelet.listen(0)
+        for _ in range(4):
+            client = clients.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(str(path))
+        assert listens(path)
+
+
+def test_a_deleted_folder_that_is_still_held_is_pinned(folder: Path) -> None:
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        shutil.rmtree(folder)
+        assert is_pinned(Path(f"/proc/self/fd/{held}"))
+    finally:
+        os.close(held)
+    assert not is_pinned(folder.parent)
