@@ -71,6 +71,7 @@ class Resource:
         self._log = _log.bind(resource=name)
         self._dialect: Dialect | None = None
         self._evidence = Evidence()
+        self._listed = False
         self._entries: tuple[life.Entry, ...] = ()
         self._by_id: dict[str, life.Entry] = {}
         self._listing: Listing | None = None
@@ -156,7 +157,8 @@ class Resource:
     def offer(self, dialect: Dialect) -> None:
         """Speak ``dialect`` from now on, to a kubelet of which nothing more is known yet."""
         self._dialect = dialect
-        self._evidence = Evidence(options_called_before_list=False, pinned=self._kubelet_minor)
+        self._evidence = Evidence(pinned=self._kubelet_minor)
+        self._listed = False
         self._list(dialect)
 
     def end_streams(self) -> None:
@@ -226,13 +228,14 @@ class Resource:
         return await _abort(context, status, text)
 
     async def _get_options(self, dialect: Dialect, _request: bytes, context: _Context) -> bytes:
-        if not self._streams:
+        if not self._listed:
             self._evidence = Evidence(_user_agent(context), options_called_before_list=True, pinned=self._kubelet_minor)
         return dialect.encode_options(self.options).data
 
     async def _list_and_watch(self, dialect: Dialect, context: _Context) -> None:
         stream, changed = next(_streams), asyncio.Event()
-        self._evidence = Evidence(_user_agent(context), self._evidence.options_called_before_list, self._kubelet_minor)
+        asked_first = self._evidence.options_called_before_list is True
+        self._evidence, self._listed = Evidence(_user_agent(context), asked_first, self._kubelet_minor), True
         self._streams[stream] = changed
         self._emit(StreamOpened(stream))
         try:

@@ -61,21 +61,19 @@ def listens(path: Path) -> bool:
         return True
 
 
-def folder_id(folder: Path) -> tuple[int, int] | None:
-    """Identify the folder that a path leads to now; None where there is none."""
+def folder_id(folder: Path) -> tuple[int, int, bool] | None:
+    """Identify the folder that a path leads to now, and whether it is deleted (``is_pinned``); None where there is none."""
     try:
         found = folder.stat()
     except OSError:
         return None
-    return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
+    return (found.st_dev, found.st_ino, found.st_nlink == 0) if stat.S_ISDIR(found.st_mode) else None
 
 
 def is_pinned(folder: Path) -> bool:
     """Whether the folder was deleted while a mount of ours still holds it: in a container, it can't come back."""
-    try:
-        return folder.stat().st_nlink == 0
-    except OSError:
-        return False
+    found = folder_id(folder)
+    return found is not None and found[2]
 
 
 class Watch:

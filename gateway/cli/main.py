@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ _COMMANDS = {
     "dev": ("gateway.cli.dev:dev", "Tools for trying device plugins, such as an emulated kubelet."),
     "probe": ("gateway.cli.probe:probe", "Ask a kubelet which device plugin API it speaks."),
 }
+
+_LONGEST_SOCKET_PATH = 107
+_FIRST_KUBELET = 8
 
 _EXAMPLES = """
 \b
@@ -61,12 +65,19 @@ class _KubeletVersion(click.ParamType[int]):
     name = "1.N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from adapters.levels import minor_version
+
         if isinstance(value, int):
             return value
-        parts = str(value).removeprefix("v").split(".")
-        if len(parts) < 2 or parts[0] != "1" or not parts[1].isdigit() or int(parts[1]) < 8:
-            self.fail(f"expected a kubelet version from 1.8 on, such as 1.28 or v1.28.15; got {value!r}", param, ctx)
-        return int(parts[1])
+        try:
+            minor = minor_version(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if minor < _FIRST_KUBELET:
+            self.fail(
+                f"expected 1.{_FIRST_KUBELET} or later, the first kubelet with device plugins; got {value}", param, ctx
+            )
+        return minor
 
 
 @click.group(
@@ -96,6 +107,7 @@ class _KubeletVersion(click.ParamType[int]):
 @click.option(
     "--pod-resources-socket",
     "pod_resources",
+    envvar="GATEWAY_POD_RESOURCES_SOCKET",
     type=click.Path(path_type=Path),
     default=None,
     show_default="pod-resources/kubelet.sock beside --socket-dir",
@@ -110,6 +122,7 @@ class _KubeletVersion(click.ParamType[int]):
 @click.option(
     "--simulate",
     "profile",
+    envvar="GATEWAY_SIMULATE",
     metavar="PROFILE",
     default=None,
     show_default="8 healthy GPUs as nvidia.com/gpu",
@@ -118,6 +131,7 @@ class _KubeletVersion(click.ParamType[int]):
 @click.option(
     "--kubelet-version",
     "kubelet_minor",
+    envvar="GATEWAY_KUBELET_VERSION",
     type=_KubeletVersion(),
     default=None,
     show_default="taken from evidence on the connection",
@@ -141,12 +155,18 @@ def gateway(ctx: click.Context, /, log_format: str, log_level: str, **options: A
 
 
 def _serve(settings: Settings) -> int:
-    from gateway import compose, shell
+    from gateway import compose, instance, shell
 
     if settings.state_dir.absolute().is_relative_to(settings.socket_dir.absolute()):
         raise click.UsageError(
             f"--state-dir {settings.state_dir} is inside --socket-dir {settings.socket_dir}, which kubelets clean at "
             "each start: expected a folder of its own, such as " + str(STATE_DIR)
+        )
+    deepest = instance.Instance(settings.socket_dir).folder / instance.socket_name("")
+    if len(os.fsencode(deepest.absolute())) > _LONGEST_SOCKET_PATH:
+        raise click.UsageError(
+            f"--socket-dir {settings.socket_dir} is too long: expected a path that leaves sockets in it, such as {deepest}, "
+            f"at most {_LONGEST_SOCKET_PATH} bytes (Linux has no longer ones): use a shorter path, or a link to it"
         )
     if settings.profile is not None and settings.backend != "simulated":
         raise click.UsageError("--simulate needs --backend simulated: a simulation is never taken for real hardware")

@@ -78,6 +78,7 @@ async def _register(socket: Path, method: str, request: bytes) -> tuple[str, str
 @click.command(epilog=_EXAMPLES)
 @click.option(
     "--socket-dir",
+    envvar="GATEWAY_SOCKET_DIR",
     type=click.Path(path_type=Path),
     default=SOCKET_DIR,
     show_default=True,

@@ -199,8 +199,8 @@ def test_what_may_be_written(beneath: str, seen: list[tuple[int | None, str, tup
             "unhealthy: expected keys that are a whole number or text, got nothing: write index or UUID",
         ),
         (
-            "resources:\n  a/b: {gpus: 15000}\n  a/c: {gpus: 15000}",
-            "line 3: resources['a/c']: expected at most 200000 GPUs on a node, got 30000: write fewer",
+            "resources:\n  a/b: {gpus: 150000}\n  a/c: {gpus: 150000}",
+            "line 3: resources['a/c']: expected at most 200000 GPUs on a node, got 300000: write fewer",
         ),
         (
             "resources:\n  a/b: {gpus: 1}\n  a/b: {gpus: 2}",

@@ -1,0 +1,146 @@
+"""The command line: every flag, its variable, and what a wrong one is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway import compose, observe, shell
+from gateway.cli import main
+from gateway.settings import Settings
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Runs of the daemon, not run: the settings that it would have had."""
+    runs: list[Settings] = []
+
+    def serve(settings: Settings) -> int:
+        runs.append(settings)
+        return 0
+
+    monkeypatch.setattr(main, "_serve", serve)
+    monkeypatch.setattr(observe, "configure", lambda *_: None)
+    return runs
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="dpg-"))
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
+
+
+def call(*arguments: str, **variables: str) -> Result:
+    return CliRunner().invoke(main.gateway, list(arguments), env=variables)
+
+
+FLAGS = [
+    ("--api", "v1alpha", "api", "v1alpha"),
+    ("--socket-dir", "/s", "socket_dir", Path("/s")),
+    ("--state-dir", "/t", "state_dir", Path("/t")),
+    ("--pod-resources-socket", "/p.sock", "pod_resources", Path("/p.sock")),
+    ("--backend", "simulated", "backend", "simulated"),
+    ("--simulate", "small", "profile", "small"),
+    ("--kubelet-version", "v1.28.15", "kubelet_minor", 28),
+]
+
+
+@pytest.mark.parametrize(("flag", "text", "field", "value"), FLAGS)
+def test_flag_and_variable(given: list[Settings], flag: str, text: str, field: str, value: object) -> None:
+    variable = "GATEWAY_" + flag.removeprefix("--").replace("-", "_").upper()
+    assert call(flag, text).exit_code == 0
+    assert call(**{variable: text}).exit_code == 0
+    assert call(flag, text, **{variable: "0.1" if flag == "--api" else text}).exit_code == 0
+    assert [getattr(settings, field) for settings in given] == [value] * 3
+
+
+def test_every_flag_has_a_row() -> None:
+    flags = {option.opts[0] for option in main.gateway.params if isinstance(option, click.Option)}
+    assert flags - {row[0] for row in FLAGS} == {"--log-format", "--log-level", "--version", "--help"} - {"--help"}
+
+
+def test_without_any_flag_the_defaults_are_a_nodes(given: list[Settings]) -> None:
+    call()
+    assert given == [Settings()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--api", "v2"], ["'v2'", "auto", "v1alpha"]),
+        (["--kubelet-version", "1.7"], ["1.8 or later", "1.7"]),
+        (["--kubelet-version", "new"], ["such as 1.28", "'new'"]),
+        (["--simulate", "small"], ["--simulate needs --backend simulated"]),
+        (["--backend", "simulated", "--simulate", "no-such"], ["no-such", "two-resources"]),
+        ([], ["--backend simulated", "never simulates"]),
+        (["--socket-dir", "/a", "--state-dir", "/a/b"], ["inside --socket-dir", "/var/lib/device-plugin-gateway"]),
+        (["--socket-dir", "/" + "x" * 80], ["too long", "107 bytes"]),
+        (["dance"], ["No such command 'dance'"]),
+    ],
+)
+def test_a_wrong_flag_is_told_what_was_expected(arguments: list[str], words: list[str]) -> None:
+    result = call(*arguments)
+    text = " ".join(result.output.split())
+    assert result.exit_code not in {0, None}
+    assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["probe", "--help"], ["demo", "--help"], ["dev", "kubelet", "--help"]]
+)
+def test_help_has_examples(arguments: list[str]) -> None:
+    result = call(*arguments)
+    assert (result.exit_code, "Examples:" in result.output) == (0, True)
+
+
+def test_a_probe_of_nothing_says_so_in_json(folder: Path) -> None:
+    result = call("probe", "--socket-dir", str(folder), "--json")
+    assert (result.exit_code, json.loads(result.output)["api"]) == (1, None)
+    assert "is the kubelet running?" in json.loads(result.output)["says"]
+
+
+def test_a_pinned_socket_directory_ends_it_with_75(folder: Path) -> None:
+    """As in a container whose hostPath was deleted and made anew: the mount still shows the deleted one."""
+    sockets = folder / "dp"
+    sockets.mkdir()
+    held = os.open(sockets, os.O_RDONLY)
+    command = [sys.executable, "-m", "gateway.cli.main", "--backend", "simulated", "--state-dir", str(folder / "state")]
+    daemon = subprocess.Popen(
+        [*command, "--socket-dir", f"/proc/self/fd/{held}", "--log-format", "json"],
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=[held],
+    )
+    try:
+        assert daemon.stderr is not None
+        for line in daemon.stderr:
+            if json.loads(line)["event"] == "serving":
+                break
+        shutil.rmtree(sockets)
+        sockets.mkdir()
+        said = [json.loads(line) for line in daemon.stderr]
+        assert daemon.wait(10) == shell.EXIT_PINNED
+        assert any("must be restarted" in line.get("advice", "") for line in said)
+    finally:
+        os.close(held)
+        if daemon.poll() is None:
+            daemon.send_signal(signal.SIGKILL)
+        daemon.wait()
+        daemon.stderr.close() if daemon.stderr else None
+
+
+def test_auto_never_simulates() -> None:
+    with pytest.raises(compose.NoBackendError, match="never simulates"):
+        compose.source(Settings(backend="auto"))

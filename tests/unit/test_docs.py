@@ -1,0 +1,51 @@
+"""What the pages say can be typed: each command of theirs is parsed by the real command line, each profile is read."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from devices.gpu.profile import parse
+from gateway.cli.main import gateway
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+COMMANDS = [
+    pytest.param(line.split("#", 1)[0].strip(), id=f"{page.name}: {line.strip()}")
+    for page in PAGES
+    for line in page.read_text().splitlines()
+    if re.match(r"\s{4,}gateway( |$)", line)
+]
+TARGETS = sorted({target for page in PAGES for target in re.findall(r"(?<!git )\bmake ([a-z][a-z-]*)", page.read_text())})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_can_be_typed(command: str) -> None:
+    name, *arguments = shlex.split(command)
+    found: click.Command = gateway
+    while True:
+        context = found.make_context(name, arguments)
+        if not (isinstance(found, click.Group) and context._protected_args):
+            break
+        name, found, arguments = found.resolve_command(context, [*context._protected_args, *context.args])  # type: ignore[assignment]
+        assert found is not None
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_make_target_is_there(target: str) -> None:
+    assert re.search(rf"^(\.PHONY: .*)?\b{target}\b.*:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_the_profile_is_one() -> None:
+    [yaml] = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert set(parse(yaml.encode(), "README.md")) == {"nvidia.com/gpu"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
