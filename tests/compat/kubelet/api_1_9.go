@@ -1,0 +1,15 @@
+//go:build k8s1.9 && !k8s1.10
+
+package main
+
+import (
+	"reflect"
+
+	api "k8s.io/kubernetes/pkg/kubelet/apis/deviceplugin/v1alpha"
+)
+
+// services is the Go API package of this version: the server interfaces of both services.
+var services = []reflect.Type{
+	reflect.TypeOf((*api.RegistrationServer)(nil)).Elem(),
+	reflect.TypeOf((*api.DevicePluginServer)(nil)).Elem(),
+}
