@@ -1,0 +1,225 @@
+"""``gateway dev``: tools for someone who writes or tries a device plugin. One so far: an emulated kubelet to register with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from gateway.lab.behaviour import Behaviour
+    from gateway.lab.devicemanager import DeviceManager
+
+COMMANDS = """\
+  admit POD RESOURCE N   admit a pod that asks for N devices, and start it
+  start POD              start its container again, as after a crash
+  remove POD             end a pod; its devices are freed at the next admit
+  capacity               what the API server would be told
+  pods                   who holds which devices
+  restart [VERSION]      restart the kubelet, as another version if you like; pods stay
+  help, quit"""
+
+PLAUSIBLE = frozenset({"kubelet_internal_checkpoint", ".kubelet_internal_checkpoint", "DEPRECATION"})
+"""The files that a kubelet's directory holds besides sockets and folders."""
+
+
+@click.group()
+def dev() -> None:
+    """Tools for writing and trying device plugins."""
+
+
+@dev.command(
+    epilog="""\b
+Examples:
+  gateway dev kubelet --version 1.9 --socket-dir /tmp/node
+  gateway --socket-dir /tmp/node --state-dir /tmp/state --backend simulated
+  and then, in the first: admit web nvidia.com/gpu 2, and: restart 1.37
+
+\b
+Commands on stdin, while it runs:
+"""
+    + COMMANDS
+)
+@click.option("--version", "version", required=True, metavar="VERSION", help="Kubelet version to emulate, from 1.8 on.")
+@click.option(
+    "--socket-dir",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where kubelet.sock and the checkpoint live. Made if it isn't there. A start deletes what a kubelet's does.",
+)
+def kubelet(version: str, socket_dir: Path) -> None:
+    """Run an emulated kubelet of any version in the foreground, and show what device plugins do with it.
+
+    It serves kubelet.sock and behaves towards plugins as that version does: the API it speaks, its errors, when it calls
+    back, what it remembers over a restart. Ctrl-C ends it.
+    """
+    from gateway.lab.behaviour import behaviour
+
+    try:
+        found = behaviour(version)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--version") from error
+    refusal = unfit(socket_dir)
+    if refusal:
+        raise click.BadParameter(refusal, param_hint="--socket-dir")
+    asyncio.run(_run(found, socket_dir.absolute()))
+
+
+def unfit(directory: Path) -> str:
+    """Say why a kubelet must not be started on ``directory``, whose files it would delete; '' where it may."""
+    if not directory.is_dir():
+        return ""
+    path = directory / "kubelet.sock"
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as trying:
+        trying.connect(str(path))
+        return f"a kubelet is serving on {path} already; expected a directory of its own"
+    strange = sorted(entry.name for entry in directory.iterdir() if not _plausible(entry))
+    if not strange:
+        return ""
+    return (
+        f"expected an empty directory, or one that a kubelet used, because a kubelet's start deletes the files in it; "
+        f"{directory} holds {', '.join(strange[:3])}{', …' if len(strange) > 3 else ''}"
+    )
+
+
+def _plausible(entry: Path) -> bool:
+    mode = entry.lstat().st_mode
+    return entry.name in PLAUSIBLE or stat.S_ISSOCK(mode) or stat.S_ISDIR(mode)
+
+
+async def _run(found: Behaviour, directory: Path) -> None:
+    from gateway.lab.kubelet import KubeletError
+
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(ending, ended.set)
+    node = _Node(directory)
+    try:
+        await node.boot(found)
+        lines: asyncio.Queue[str] = asyncio.Queue()
+        threading.Thread(target=_read, args=(loop, lines), daemon=True).start()
+        ending_task = asyncio.create_task(ended.wait())
+        while not ended.is_set():
+            line = asyncio.create_task(lines.get())
+            await asyncio.wait({line, ending_task}, return_when=asyncio.FIRST_COMPLETED)
+            if not line.done():
+                line.cancel()
+            elif not await node.obey(line.result()):
+                ended.set()
+        await ending_task
+    except KubeletError as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        await node.halt()
+
+
+def _read(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
+    """Hand over each line of stdin. Its end ends the kubelet only for a person (Ctrl-D); a script may have none."""
+    with contextlib.suppress(RuntimeError):  # the loop is gone
+        for line in sys.stdin:
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+        if sys.stdin.isatty():
+            loop.call_soon_threadsafe(lines.put_nowait, "quit")
+
+
+class _Node:
+    """A directory, the kubelet that runs on it, and the pods, which survive its restarts."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._pods: dict[str, tuple[str, int]] = {}
+        self._kubelet: DeviceManager | None = None
+
+    async def boot(self, found: Behaviour) -> None:
+        from gateway.lab.behaviour import NEWEST
+        from gateway.lab.devicemanager import DeviceManager
+        from gateway.lab.kubelet import Demand
+
+        await self.halt()
+        if not found.certain:
+            self.say(f"kubelet {found.name} is newer than any known here: it is taken to behave like 1.{NEWEST}")
+        self._kubelet = DeviceManager(found, self._directory, note=self.say)
+        await self._kubelet.start([Demand(pod, resource, count) for pod, (resource, count) in self._pods.items()])
+
+    async def halt(self) -> None:
+        if self._kubelet is not None:
+            await self._kubelet.stop()
+            self._kubelet = None
+
+    def say(self, event: str) -> None:
+        click.echo(f"{time.strftime('%H:%M:%S')} {event}")
+
+    async def obey(self, line: str) -> bool:
+        """Carry out one command; False where it says to end."""
+        from gateway.lab.behaviour import behaviour
+        from gateway.lab.kubelet import KubeletError
+
+        kubelet = self._kubelet
+        assert kubelet is not None  # noqa: S101  booted before the first command
+        try:
+            match shlex.split(line, comments=True):
+                case []:
+                    pass
+                case ["admit", pod, resource, count]:
+                    admission = await kubelet.admit(pod, {resource: int(count)})
+                    self._pods[pod] = (resource, int(count))
+                    self.say(f"pod {pod} runs with {_ids(admission.devices.get(resource, ()))}")
+                    for name, value in admission.answer.envs.items():
+                        self.say(f"  env {name}={value}")
+                    for mount in admission.answer.mounts:
+                        self.say(f"  mount {mount.host_path} at {mount.container_path}")
+                    for node in admission.answer.device_nodes:
+                        self.say(f"  device {node.host_path} as {node.container_path} ({node.permissions})")
+                    for name in admission.answer.cdi_devices:
+                        self.say(f"  CDI device {name}")
+                case ["start", pod]:
+                    admission = await kubelet.restart_container(pod)
+                    self.say(f"pod {pod} runs again with {_ids(i for ids in admission.devices.values() for i in ids)}")
+                case ["remove", pod]:
+                    kubelet.remove(pod)
+                    self._pods.pop(pod, None)
+                    self.say(f"pod {pod} has ended")
+                case ["capacity"]:
+                    books = kubelet.books()
+                    for resource, total in sorted(books.capacity.items()):
+                        self.say(f"{resource}: capacity {total}, allocatable {books.allocatable[resource]}")
+                    if not books.capacity:
+                        self.say("no resource is registered")
+                case ["pods"]:
+                    held = kubelet.pods()
+                    for pod, containers in sorted(held.items()):
+                        for resources in containers.values():
+                            for resource, ids in resources.items():
+                                self.say(f"pod {pod}: {resource} {_ids(ids)}")
+                    if not held:
+                        self.say("no pod holds a device")
+                case ["restart"]:
+                    await self.boot(kubelet.behaviour)
+                case ["restart", version]:
+                    await self.boot(behaviour(version))
+                case ["help"]:
+                    click.echo(COMMANDS)
+                case ["quit"]:
+                    return False
+                case _:
+                    self.say(f"expected one of these commands, but got {line.strip()!r}:")
+                    click.echo(COMMANDS)
+        except (KubeletError, ValueError) as error:
+            self.say(str(error))
+        return True
+
+
+def _ids(devices: Iterable[str]) -> str:
+    return ", ".join(sorted(devices)) or "no device"
