@@ -23,7 +23,7 @@ from devices.model import Fault, Field, Options, RefusedError
 from gateway.registration import StreamEnded, StreamOpened, Withhold
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from adapters.dialect import Dialect, Level, Wire
@@ -107,13 +107,7 @@ class Resource:
         size = len(self._list(dialect).data)
         if dialect.message_limit is None or size <= dialect.message_limit:
             return None
-        fits, beyond = 0, len(self._entries)
-        while beyond - fits > 1:
-            middle = (fits + beyond) // 2
-            if len(dialect.encode_list(self.devices[:middle]).data) <= dialect.message_limit:
-                fits = middle
-            else:
-                beyond = middle
+        fits = _how_many_fit(dialect, self.devices, dialect.message_limit)
         return (
             f"the list of {len(self._entries)} devices takes {size} bytes, and a kubelet of {dialect.name} receives at most "
             f"{dialect.message_limit} in one message: {fits} devices would fit. Announce fewer devices (fewer replicas), or "
@@ -313,6 +307,18 @@ class Resource:
             self._log.info(
                 "left out", field=field.value, api=dialect.name, why="this API cannot say it; pods work without"
             )
+
+
+def _how_many_fit(dialect: Dialect, devices: Sequence[Device], limit: int) -> int:
+    """Count the first devices whose list takes at most ``limit`` bytes; a list's size is the sum of its parts'."""
+    fits, step = 0, 4096
+    while step:
+        part = len(dialect.encode_list(devices[fits : fits + step]).data)
+        if part <= limit and fits + step <= len(devices):
+            fits, limit = fits + step, limit - part
+        else:
+            step //= 2
+    return fits
 
 
 class _Calls(grpc.GenericRpcHandler):

@@ -137,8 +137,7 @@ def test_a_pinned_socket_directory_ends_it_with_75(folder: Path) -> None:
         os.close(held)
         if daemon.poll() is None:
             daemon.send_signal(signal.SIGKILL)
-        daemon.wait()
-        daemon.stderr.close() if daemon.stderr else None
+        daemon.communicate()
 
 
 def test_auto_never_simulates() -> None:

@@ -20,7 +20,9 @@ COMMANDS = [
     for line in page.read_text().splitlines()
     if re.match(r"\s{4,}gateway( |$)", line)
 ]
-TARGETS = sorted({target for page in PAGES for target in re.findall(r"(?<!git )\bmake ([a-z][a-z-]*)", page.read_text())})
+TARGETS = sorted(
+    {target for page in PAGES for target in re.findall(r"(?<!git )\bmake ([a-z][a-z-]*)", page.read_text())}
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -92,6 +92,7 @@ async def test_a_kubelet_is_told_once_it_listens(seen: Seen) -> None:
 async def test_a_stale_socket_is_no_kubelet_and_the_next_one_is(seen: Seen) -> None:
     with listening(seen.folder / "kubelet.sock"):
         first = await seen.next("kubelet")
+    assert not listens(seen.folder / "kubelet.sock")
     with listening(seen.folder / "kubelet.sock"):
         assert await seen.next("kubelet") != first
 
@@ -134,6 +135,17 @@ def nothing(_path: Path) -> None:
 def test_what_is_no_socket_is_no_kubelet(folder: Path, make: Callable[[Path], None]) -> None:
     make(folder / "kubelet.sock")
     assert (kubelet_id(folder / "kubelet.sock"), listens(folder / "kubelet.sock")) == (None, False)
+
+
+def test_a_new_socket_with_the_old_inode_is_another_kubelet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "kubelet.sock"
+    with listening(path):
+        first, inode = kubelet_id(path), path.stat().st_ino
+    with listening(path):
+        second = kubelet_id(path)
+        assert first is not None
+        assert second is not None
+        assert (second.device, inode, second.ctime_ns) != (first.device, second.inode, first.ctime_ns)
 
 
 def test_a_full_backlog_still_listens(folder: Path) -> None:

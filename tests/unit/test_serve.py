@@ -1,0 +1,348 @@
+"""The daemon in one process, real sockets, a kubelet's side of our own that speaks bytes: what it is told, and refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+import structlog
+from structlog.typing import EventDict
+
+from adapters.dialect import Dialect
+from adapters.registry import by_name
+from devices.model import (
+    ContainerAnswer,
+    ContainerRequest,
+    Device,
+    Fault,
+    Field,
+    Health,
+    Options,
+    PreferredRequest,
+    RefusedError,
+    Registration,
+    Sayable,
+)
+from devices.source import Inventory, Listing
+from gateway.settings import Settings
+from gateway.shell import Gateway
+
+GPU = "nvidia.com/gpu"
+
+
+class Source:
+    """A device source whose inventory a test sets, and that answers with CDI names or with a variable."""
+
+    name = "test"
+
+    def __init__(self, inventory: Inventory) -> None:
+        self.inventories: asyncio.Queue[Inventory] = asyncio.Queue()
+        self.inventories.put_nowait(inventory)
+        self.cdi = False
+
+    async def watch(self) -> AsyncIterator[Inventory]:
+        while True:
+            yield await self.inventories.get()
+
+    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
+        if self.cdi:
+            return ContainerAnswer(cdi_devices=tuple(f"{resource}={one}" for one in request.device_ids))
+        return ContainerAnswer(
+            envs={"IDS": ",".join(request.device_ids), "CDI": str(Field.CDI_DEVICES in sayable.said)}
+        )
+
+    async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
+        return tuple(sorted(request.available))[: request.size]
+
+    async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
+        raise RefusedError(Fault.FAILED_PRECONDITION, f"{resource} is busy")
+
+
+class Kubelet:
+    """The kubelet's side: takes Registers in one dialect, and makes the calls that a test asks for."""
+
+    def __init__(self, folder: Path, api: str, user_agent: str) -> None:
+        self.dialect: Dialect = by_name(api)
+        self.registrations: asyncio.Queue[Registration] = asyncio.Queue()
+        self._folder, self._user_agent = folder, user_agent
+        self._server = grpc.aio.server()
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def start(self) -> None:
+        async def register(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            registration = self.dialect.decode_register(request)
+            if registration.version != self.dialect.name:
+                await context.abort(grpc.StatusCode.UNKNOWN, "unsupported API version by the Kubelet registry")
+            self.registrations.put_nowait(registration)
+            return b""
+
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "Register": grpc.unary_unary_rpc_method_handler(register)
+        }
+        service = grpc.method_handlers_generic_handler(self.dialect.registration_service, handlers)
+        self._server.add_generic_rpc_handlers((service,))
+        self._server.add_insecure_port(f"unix:{self._folder / 'kubelet.sock'}")
+        await self._server.start()
+
+    async def registered(self) -> Registration:
+        async with asyncio.timeout(10):
+            return await self.registrations.get()
+
+    def _channel(self, endpoint: str) -> grpc.aio.Channel:
+        if endpoint not in self._channels:
+            options = [("grpc.primary_user_agent", self._user_agent), ("grpc.max_receive_message_length", -1)]
+            self._channels[endpoint] = grpc.aio.insecure_channel(f"unix:{self._folder / endpoint}", options=options)
+        return self._channels[endpoint]
+
+    async def call(self, to: Registration, method: str, request: bytes = b"") -> bytes:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel(to.endpoint).unary_unary(
+            f"/{self.dialect.plugin_service}/{method}"
+        )
+        return await call(request, timeout=10)
+
+    async def lists(self, to: Registration) -> AsyncIterator[tuple[Device, ...]]:
+        call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel(to.endpoint).unary_stream(
+            f"/{self.dialect.plugin_service}/ListAndWatch"
+        )
+        async for data in call(b""):
+            yield self.dialect.decode_list(data)
+
+    async def allocate(self, to: Registration, *containers: Sequence[str]) -> tuple[ContainerAnswer, ...]:
+        wire = self.dialect.encode_allocate_request([ContainerRequest(tuple(ids)) for ids in containers])
+        return self.dialect.decode_allocate_answer(await self.call(to, "Allocate", wire.data))
+
+    async def close(self) -> None:
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()), self._server.stop(grace=0))
+
+
+class Node:
+    """A gateway and a kubelet on one socket directory."""
+
+    def __init__(self, folder: Path, source: Source, kubelet: Kubelet) -> None:
+        self.folder, self.source, self.kubelet = folder, source, kubelet
+
+    def ledger(self) -> dict[str, object]:
+        content = json.loads((self.folder / "state" / "ledger.json").read_text())
+        announced: dict[str, object] = content["resources"][GPU]["announced"]
+        return announced
+
+
+Make = Callable[..., Awaitable[Node]]
+
+
+@pytest.fixture
+async def make(logs: asyncio.Queue[EventDict]) -> AsyncIterator[Make]:
+    folder = Path(tempfile.mkdtemp(prefix="dpg-"))
+    (folder / "dp").mkdir()
+    gateways: list[tuple[Gateway, asyncio.Task[int]]] = []
+    kubelets: list[Kubelet] = []
+
+    async def run(inventory: Inventory, api: str = "v1beta1", user_agent: str = "grpc-go/1.82.1") -> Node:
+        kubelet, source = Kubelet(folder / "dp", api, user_agent), Source(inventory)
+        kubelets.append(kubelet)
+        await kubelet.start()
+        gateway = Gateway(Settings(socket_dir=folder / "dp", state_dir=folder / "state"), source)
+        gateways.append((gateway, asyncio.ensure_future(gateway.run())))
+        return Node(folder, source, kubelet)
+
+    yield run
+    for gateway, task in gateways:
+        gateway._end(0)
+        assert await task == 0
+    for kubelet in kubelets:
+        await kubelet.close()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def logs() -> Iterator[asyncio.Queue[EventDict]]:
+    """What the gateway says, awaitable."""
+    queue: asyncio.Queue[EventDict] = asyncio.Queue()
+
+    def keep(_logger: object, level: str, event: EventDict) -> EventDict:
+        queue.put_nowait({**event, "level": level})
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[keep])
+    yield queue
+    structlog.reset_defaults()
+
+
+async def told(logs: asyncio.Queue[EventDict], event: str) -> EventDict:
+    async with asyncio.timeout(20):
+        while True:
+            said = await logs.get()
+            if said["event"] == event:
+                return said
+
+
+def inventory(*devices: Device, resource: str = GPU, options: Options | None = None) -> Inventory:
+    return {resource: Listing(devices, options or Options())}
+
+
+A, B, ILL = Device("a", numa_nodes=(0,)), Device("b"), Device("ill", Health.UNHEALTHY)
+
+
+async def test_options_are_said_twice(make: Make) -> None:
+    options = Options(pre_start_required=True, preferred_allocation=True)
+    kubelet = (await make(inventory(A, options=options))).kubelet
+    registration = await kubelet.registered()
+    asked = kubelet.dialect.decode_options(await kubelet.call(registration, "GetDevicePluginOptions"))
+    assert (registration.options, asked) == (options, options)
+
+
+async def test_ids_are_durable_before_they_are_sent(make: Make) -> None:
+    node = await make(inventory(A))
+    lists = node.kubelet.lists(await node.kubelet.registered())
+    assert ([one.id for one in await anext(lists)], set(node.ledger())) == (["a"], {"a"})
+    node.source.inventories.put_nowait(inventory(A, B))
+    assert ([one.id for one in await anext(lists)], set(node.ledger())) == (["a", "b"], {"a", "b"})
+
+
+async def test_a_lost_device_is_unhealthy_not_absent(make: Make) -> None:
+    node = await make(inventory(A, B))
+    lists = node.kubelet.lists(await node.kubelet.registered())
+    await anext(lists)
+    node.source.inventories.put_nowait(inventory(B))
+    assert {one.id: one.health for one in await anext(lists)} == {"a": Health.UNHEALTHY, "b": Health.HEALTHY}
+
+
+async def test_a_list_too_large_is_not_offered_and_the_others_are(make: Make, logs: asyncio.Queue[EventDict]) -> None:
+    many = tuple(Device(f"{number:060}") for number in range(70_000))
+    node = await make({**inventory(*many, resource="big.example/gpu"), **inventory(A)})
+    assert (await node.kubelet.registered()).resource_name == GPU
+    said = await told(logs, "not offered")
+    assert (said["resource"], said["level"], "57456 devices would fit" in said["details"]) == (
+        "big.example/gpu",
+        "error",
+        True,
+    )
+    assert node.kubelet.registrations.empty()
+
+
+async def test_a_list_that_outgrows_the_limit_ends_and_comes_back(make: Make, logs: asyncio.Queue[EventDict]) -> None:
+    """Its stream ends with the reason, and so does no other; told apart from a list that never fitted by nothing."""
+    many = tuple(Device(f"{number:060}") for number in range(70_000))
+    node = await make(inventory(A))
+    lists = node.kubelet.lists(await node.kubelet.registered())
+    await anext(lists)
+    node.source.inventories.put_nowait(inventory(*many))
+    with pytest.raises(grpc.aio.AioRpcError, match="would fit") as ended:
+        await anext(lists)
+    assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert (await told(logs, "not offered"))["resource"] == GPU
+
+
+async def test_ten_thousand_devices_are_one_list(make: Make) -> None:
+    node = await make(inventory(*(Device(f"GPU-{number:036}") for number in range(10_000))))
+    lists = node.kubelet.lists(await node.kubelet.registered())
+    assert len(await anext(lists)) == 10_000
+
+
+@pytest.mark.parametrize("api", ["v1beta1", "v1alpha2", "0.1"])
+@pytest.mark.parametrize(
+    ("asked", "code", "words"),
+    [
+        pytest.param(["a", "never"], grpc.StatusCode.NOT_FOUND, "'never'", id="an ID never announced"),
+        pytest.param(["a", "a"], grpc.StatusCode.INVALID_ARGUMENT, "more than once", id="the same ID twice"),
+        pytest.param([], grpc.StatusCode.INVALID_ARGUMENT, "at least one device ID", id="no ID"),
+        pytest.param([""], grpc.StatusCode.NOT_FOUND, "''", id="an empty ID"),
+        pytest.param(["ill"], grpc.StatusCode.FAILED_PRECONDITION, "unhealthy", id="a device long ill"),
+    ],
+)
+async def test_a_wrong_request_is_refused_precisely(
+    make: Make, monkeypatch: pytest.MonkeyPatch, api: str, asked: list[str], code: grpc.StatusCode, words: str
+) -> None:
+    monkeypatch.setattr("devices.life.JUST_TURNED_S", 0.0)
+    kubelet = (await make(inventory(A, B, ILL), api)).kubelet
+    registration = await kubelet.registered()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await kubelet.allocate(registration, asked)
+    assert (refused.value.code(), words in (refused.value.details() or "")) == (code, True)
+
+
+async def test_a_request_without_containers_is_refused(make: Make) -> None:
+    kubelet = (await make(inventory(A))).kubelet
+    with pytest.raises(grpc.aio.AioRpcError, match="at least one container"):
+        await kubelet.allocate(await kubelet.registered())
+
+
+async def test_bytes_that_are_no_message_are_refused(make: Make) -> None:
+    kubelet = (await make(inventory(A))).kubelet
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await kubelet.call(await kubelet.registered(), "Allocate", b"\xff\xff\xff")
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("api", ["v1beta1", "v1alpha2", "0.1"])
+async def test_each_container_is_answered(make: Make, api: str) -> None:
+    kubelet = (await make(inventory(A, B), api)).kubelet
+    [answer] = await kubelet.allocate(await kubelet.registered(), ["b", "a"])
+    assert answer.envs["IDS"] == "b,a"
+
+
+async def test_a_device_that_is_held_already_is_given_again(make: Make) -> None:
+    """Init and app containers share, and no release is ever told."""
+    kubelet = (await make(inventory(A))).kubelet
+    registration = await kubelet.registered()
+    assert await kubelet.allocate(registration, ["a"]) == await kubelet.allocate(registration, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("api", "user_agent", "options_first", "said"),
+    [
+        pytest.param("v1beta1", "grpc-go/1.58.3", True, True, id="1.29 by its user-agent"),
+        pytest.param("v1beta1", "grpc-go/1.56.3", True, False, id="1.28 by its user-agent"),
+        pytest.param("v1beta1", "grpc-go/1.82.1", False, False, id="no options asked for first: 1.24 at most"),
+        pytest.param("v1alpha2", "grpc-go/1.3.0", False, False, id="alpha never"),
+    ],
+)
+async def test_cdi_is_said_to_those_who_hear_it(
+    make: Make, api: str, user_agent: str, options_first: bool, said: bool
+) -> None:
+    node = await make(inventory(A), api, user_agent)
+    registration = await node.kubelet.registered()
+    if options_first:
+        await node.kubelet.call(registration, "GetDevicePluginOptions")
+    await anext(node.kubelet.lists(registration))
+    [answer] = await node.kubelet.allocate(registration, ["a"])
+    assert answer.envs["CDI"] == str(said)
+    node.source.cdi = True
+    if said:
+        [answer] = await node.kubelet.allocate(registration, ["a"])
+        assert answer.cdi_devices == (f"{GPU}=a",)
+    else:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await node.kubelet.allocate(registration, ["a"])
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_pre_start_hands_on_what_the_source_says(make: Make) -> None:
+    kubelet = (await make(inventory(A))).kubelet
+    registration = await kubelet.registered()
+    with pytest.raises(grpc.aio.AioRpcError, match="is busy"):
+        await kubelet.call(registration, "PreStartContainer", kubelet.dialect.encode_pre_start_request(["a"]).data)
+    with pytest.raises(grpc.aio.AioRpcError, match="never was"):
+        await kubelet.call(registration, "PreStartContainer", kubelet.dialect.encode_pre_start_request(["x"]).data)
+
+
+@pytest.mark.parametrize("method", ["GetDevicePluginOptions", "GetPreferredAllocation", "PreStartContainer", "Dance"])
+async def test_an_alpha_kubelet_has_two_calls(make: Make, method: str) -> None:
+    kubelet = (await make(inventory(A), "v1alpha2")).kubelet
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await kubelet.call(await kubelet.registered(), method)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_preferred_allocation_is_the_sources(make: Make) -> None:
+    kubelet = (await make(inventory(A, B))).kubelet
+    request = kubelet.dialect.encode_preferred_request([PreferredRequest(("b", "a"), (), 1)]).data
+    answer = await kubelet.call(await kubelet.registered(), "GetPreferredAllocation", request)
+    assert kubelet.dialect.decode_preferred_answer(answer) == (("a",),)
