@@ -78,6 +78,7 @@ class Gateway:
         self.settings, self.source = settings, source
         self._ledger = Ledger(settings.state_dir)
         self._saving = asyncio.Lock()
+        self._writes: set[asyncio.Task[None]] = set()
         self._instance = instance.Instance(settings.socket_dir)
         self._plugins: dict[str, _Plugin] = {}
         self._inventory: Inventory | None = None
@@ -183,7 +184,7 @@ class Gateway:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(plugin.close() for plugin in self._plugins.values()))
+        await asyncio.gather(*(plugin.close() for plugin in self._plugins.values()), *self._writes)
         self._instance.remove()
         _log.info("ended")
 
@@ -245,17 +246,26 @@ class Gateway:
         return plugin
 
     async def _save(self) -> None:
+        """Write the ledger as it is now. A write that has begun is finished, whoever stops waiting for it."""
+        await asyncio.shield(self._begin_write())
+
+    def _begin_write(self) -> asyncio.Task[None]:
+        write = asyncio.ensure_future(self._write())
+        self._writes.add(write)
+        write.add_done_callback(self._writes.discard)
+        return write
+
+    async def _write(self) -> None:
         async with self._saving:
-            data = self._ledger.snapshot()
             try:
-                await asyncio.to_thread(self._ledger.save, data)
+                await asyncio.to_thread(self._ledger.save, self._ledger.snapshot())
             except LedgerError as error:
                 _log.error("ledger not written", reason=str(error))
 
     def accepted(self, dialect: str) -> None:
         """Remember, for the next start, which dialect the kubelet accepted."""
         if self._ledger.accept(dialect):
-            self._background(self._save())
+            _ = self._begin_write()
 
     def _background(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)

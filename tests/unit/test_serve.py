@@ -125,8 +125,14 @@ class Kubelet:
 class Node:
     """A gateway and a kubelet on one socket directory."""
 
-    def __init__(self, folder: Path, source: Source, kubelet: Kubelet) -> None:
+    def __init__(self, folder: Path, source: Source, kubelet: Kubelet, gateway: Gateway) -> None:
         self.folder, self.source, self.kubelet = folder, source, kubelet
+        self._gateway, self._run = gateway, asyncio.ensure_future(gateway.run())
+
+    async def end(self) -> None:
+        if not self._run.done():
+            self._gateway._end(0)
+        assert await self._run == 0
 
     def ledger(self) -> dict[str, object]:
         content = json.loads((self.folder / "state" / "ledger.json").read_text())
@@ -141,23 +147,19 @@ Make = Callable[..., Awaitable[Node]]
 async def make(logs: asyncio.Queue[EventDict]) -> AsyncIterator[Make]:
     folder = Path(tempfile.mkdtemp(prefix="dpg-"))
     (folder / "dp").mkdir()
-    gateways: list[tuple[Gateway, asyncio.Task[int]]] = []
-    kubelets: list[Kubelet] = []
+    nodes: list[Node] = []
 
     async def run(inventory: Inventory, api: str = "v1beta1", user_agent: str = "grpc-go/1.82.1") -> Node:
         kubelet, source = Kubelet(folder / "dp", api, user_agent), Source(inventory)
-        kubelets.append(kubelet)
         await kubelet.start()
-        gateway = Gateway(Settings(socket_dir=folder / "dp", state_dir=folder / "state"), source)
-        gateways.append((gateway, asyncio.ensure_future(gateway.run())))
-        return Node(folder, source, kubelet)
+        settings = Settings(socket_dir=folder / "dp", state_dir=folder / "state")
+        nodes.append(node := Node(folder, source, kubelet, Gateway(settings, source)))
+        return node
 
     yield run
-    for gateway, task in gateways:
-        gateway._end(0)
-        assert await task == 0
-    for kubelet in kubelets:
-        await kubelet.close()
+    for node in nodes:
+        await node.end()
+        await node.kubelet.close()
     shutil.rmtree(folder)
 
 
@@ -204,6 +206,14 @@ async def test_ids_are_durable_before_they_are_sent(make: Make) -> None:
     assert ([one.id for one in await anext(lists)], set(node.ledger())) == (["a"], {"a"})
     node.source.inventories.put_nowait(inventory(A, B))
     assert ([one.id for one in await anext(lists)], set(node.ledger())) == (["a", "b"], {"a", "b"})
+
+
+async def test_an_orderly_end_remembers_the_accepted_api(make: Make) -> None:
+    """Also when it comes right after the first Register."""
+    node = await make(inventory(A), "v1alpha2")
+    await anext(node.kubelet.lists(await node.kubelet.registered()))
+    await node.end()
+    assert json.loads((node.folder / "state" / "ledger.json").read_text())["accepted"] == "v1alpha2"
 
 
 async def test_a_lost_device_is_unhealthy_not_absent(make: Make) -> None:
