@@ -1,0 +1,658 @@
+"""What can happen to a node, each thing written once: a promise, the kubelets it holds for, and a script that proves it.
+
+A scenario runs on a ``Node``: real processes (a gateway; kubelets, emulated or genuine) on real socket directories. It is
+told the kubelet's version as a string and nothing else, and what it expects of a version it takes from this module's
+tables, never from the emulated kubelets, which are on trial too. It raises ``BrokenPromiseError`` with sentences for a
+person, or the error of the handle that failed it.
+
+Nothing here is timed and nothing sleeps: scenarios wait for the kubelet's books, or for a line in the gateway's log.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from adapters.registry import by_name
+from devices.gpu import profile
+from devices.model import ContainerRequest
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.invariants import Holding, broken, given_twice, holdings, registered, short, unannounced
+from gateway.lab.kubelet import Admission, Demand, Kubelet, KubeletError
+from gateway.lab.tap import Tap
+
+RESOURCE = "nvidia.com/gpu"
+SECOND_RESOURCE = "amd.com/gpu"
+VISIBLE = {RESOURCE: "NVIDIA_VISIBLE_DEVICES", SECOND_RESOURCE: "AMD_VISIBLE_DEVICES"}
+"""The environment variable that the vendor's container runtime reads."""
+VERSIONS = ("1.8", "1.9", "1.10", "1.12", "1.20", "1.28", "1.32", "1.37")
+"""One kubelet of each behaviour class, and of each level of the dialects."""
+
+
+class BrokenPromiseError(Exception):
+    """What a scenario promises did not hold. Each line of the message is one thing that was found."""
+
+
+# What is known of kubelets, by version.
+
+
+def minor(version: str) -> int:
+    """Give the 28 of ``1.28``."""
+    return int(version.split(".")[1])
+
+
+def dialect(version: str) -> str:
+    """Give the one version string that a kubelet's Register accepts."""
+    return {8: "0.1", 9: "v1alpha2"}.get(minor(version), "v1beta1")
+
+
+def counted(version: str, accepted_before: str) -> int:
+    """Say how many Registers a kubelet counts when a gateway negotiates with it from the start.
+
+    Kubelets count every Register for a service that they have, also those that they refuse; the two alpha APIs share
+    theirs. A gateway offers what was accepted last, then the newest first; 1.9 names what it speaks, 1.8 doesn't.
+    """
+    if dialect(version) == "0.1":
+        return 1 if accepted_before == "0.1" else 2
+    return 2 if dialect(version) == "v1alpha2" and accepted_before == "0.1" else 1
+
+
+_CHECKPOINTS = ((8, 8), (9, 10), (11, 19), (20, 99))
+"""First and last minor version that write one format of checkpoint. (Run on 1.8 to 1.37.)"""
+
+
+def forgets(old: str, new: str) -> str | None:
+    """Say why kubelet ``new`` forgets the pods of ``old`` on the same node; None where it knows them."""
+    before, after = minor(old), minor(new)
+    formats = [next(first for first, last in _CHECKPOINTS if first <= one <= last) for one in (before, after)]
+    if formats[0] == formats[1] or (formats[0] == 11 and 20 <= after <= 30):
+        return None
+    return f"kubelet {new} can't read the checkpoint of {old}: it starts with empty books"
+
+
+# The node.
+
+
+@dataclass(slots=True)
+class Node:
+    """One node: directories, at most one kubelet, gateways, and what its pods hold. Make one with ``node``."""
+
+    root: Path
+    genuine: Callable[[str], Path | None]
+    """Where the genuine kubelet of a version is; None for an emulated one."""
+    versions: Sequence[str]
+    """The kubelet versions that can be started here, oldest first."""
+    gpus: Mapping[str, int]
+    """How many simulated GPUs there are, by resource name."""
+    demands: Sequence[Demand]
+    """The pods that scenarios start."""
+    watch_seconds: float
+    """How long to watch for what must not happen."""
+    tap: Tap | None = None
+    kubelet_dir: Path = field(init=False)
+    """The socket directory of the kubelet; the gateway's too, unless there is a tap between them."""
+    socket_dir: Path = field(init=False)
+    """The socket directory of the gateway."""
+    kubelet: Kubelet | None = None
+    gateways: list[GatewayProcess] = field(default_factory=list)
+    pods: dict[str, Demand] = field(default_factory=dict)
+    """The active pods."""
+    held: tuple[Holding, ...] = ()
+    """What the pods got, as the kubelet's books said when they came."""
+    ill: Mapping[str, Collection[int]] = field(default_factory=dict)
+    """Indices of the unhealthy GPUs, by resource name."""
+    accepted: str = ""
+    """The dialect that a kubelet of this node accepted last."""
+
+    def __post_init__(self) -> None:
+        self.socket_dir = self.root / "device-plugins"
+        self.kubelet_dir = self.root / "kubelet" if self.tap else self.socket_dir
+
+    # The hardware.
+
+    @property
+    def profile_path(self) -> Path:
+        """The gateway's own copy of the profile; it watches this file."""
+        return self.root / "profile.yaml"
+
+    def set_health(self, ill: Mapping[str, Collection[int]]) -> None:
+        """Make exactly these GPUs unhealthy (indices by resource name)."""
+        self.ill = ill
+        text = ["resources:"]
+        for resource, count in self.gpus.items():
+            text += [f"  {resource}:", f"    gpus: {count}"]
+            if reasons := ", ".join(f"{index}: the scenario made it ill" for index in sorted(ill.get(resource, ()))):
+                text.append(f"    unhealthy: {{{reasons}}}")
+        fresh = self.profile_path.with_suffix(".new")
+        fresh.write_text("\n".join(text) + "\n")
+        fresh.replace(self.profile_path)
+
+    def healthy(self, resource: str = RESOURCE) -> int:
+        """How many GPUs of a resource are well."""
+        return self.gpus[resource] - len(self.ill.get(resource, ()))
+
+    # Its processes.
+
+    @property
+    def gateway(self) -> GatewayProcess:
+        """The gateway that was started last."""
+        return self.gateways[-1]
+
+    async def start_gateway(self, api: str = "auto") -> GatewayProcess:
+        """Start a gateway, beside those that run."""
+        command = gateway_command(self.socket_dir, self.root / "state", self.profile_path, api)
+        process = await GatewayProcess.launch(command)
+        self.gateways.append(process)
+        return process
+
+    async def start_kubelet(self, version: str) -> Kubelet:
+        """Start a kubelet that knows the active pods; one that runs is ended first, as an upgrade ends it."""
+        if self.kubelet is not None:
+            await self.kubelet.terminate()
+            await self.kubelet.close()
+        self.kubelet = await Kubelet.launch(version, self.kubelet_dir, genuine=self.genuine(version))
+        await self.kubelet.start([*self.pods.values()])
+        return self.kubelet
+
+    @property
+    def the_kubelet(self) -> Kubelet:
+        """The kubelet that runs."""
+        assert self.kubelet is not None, "the scenario must start a kubelet first"
+        return self.kubelet
+
+    async def close(self) -> None:
+        """End every process."""
+        async with AsyncExitStack() as stack:
+            for process in self.gateways:
+                stack.push_async_callback(process.kill)
+            if self.kubelet is not None:
+                stack.push_async_callback(self.kubelet.close)
+
+    # What pods do, and what must hold.
+
+    async def served(self) -> None:
+        """Wait until the kubelet's books show what the hardware is, and check the capacity too."""
+        for resource in self.gpus:
+            await self.the_kubelet.wait(resource, self.healthy(resource))
+        books = await self.the_kubelet.books()
+        # Before 1.10 there is no allocatable: unhealthy devices are not in the capacity either.
+        alpha = minor(self.the_kubelet.version) < 10
+        capacity = {name: self.healthy(name) if alpha else count for name, count in self.gpus.items()}
+        must(short({name: self.healthy(name) for name in self.gpus}, books.allocatable, "allocatable"))
+        must(short(capacity, books.capacity, "capacity"))
+        self.accepted = dialect(self.the_kubelet.version)
+
+    async def unserved(self) -> None:
+        """Wait until the kubelet's books show no device."""
+        for resource in self.gpus:
+            await self.the_kubelet.wait(resource, 0)
+
+    async def admit(self, demand: Demand) -> Admission:
+        """Run a pod; it must get what it asked for, and its container must be told exactly that."""
+        admission = await self.the_kubelet.admit(demand.pod, demand.resource, demand.count, container=demand.container)
+        got = admission.devices.get(demand.resource, ())
+        must([] if len(got) == demand.count else [f"pod {demand.pod} asked for {demand.count}, it got {len(got)}"])
+        must(mistold(demand.pod, demand.resource, got, admission))
+        self.pods[demand.pod] = demand
+        self.held = (*self.held, Holding(demand.pod, demand.container, demand.resource, got))
+        await self.check()
+        return admission
+
+    async def run_pods(self) -> None:
+        """Run all pods of ``demands``."""
+        for demand in self.demands:
+            await self.admit(demand)
+
+    async def refuse(self, demand: Demand) -> None:
+        """Ask for a pod that must fail at admission, and leave no trace."""
+        try:
+            admission = await self.the_kubelet.admit(demand.pod, demand.resource, demand.count)
+        except KubeletError as error:
+            must([] if error.stage == "allocate" else [f"expected a refusal at admission: {error}"])
+        else:
+            must([f"pod {demand.pod} must not be admitted, it got {dict(admission.devices)}"])
+        await self.the_kubelet.remove(demand.pod)
+
+    async def drain(self) -> None:
+        """End all pods."""
+        for pod in self.pods:
+            await self.the_kubelet.remove(pod)
+        self.pods.clear()
+        self.held = ()
+
+    async def check(self) -> None:
+        """Check the promises to pods against the kubelet's books."""
+        now = [one for one in holdings(await self.the_kubelet.pods()) if one.pod in self.pods]
+        must([*broken(self.held, now, ()), *given_twice(now), *unannounced(now, self.announced())])
+
+    async def restart_containers(self) -> None:
+        """Start each pod's container again: it must be told the devices it had."""
+        for one in self.held:
+            again = await self.the_kubelet.restart_container(one.pod, one.container)
+            must(mistold(one.pod, one.resource, one.device_ids, again))
+        await self.check()
+
+    async def readmit(self) -> None:
+        """Admit each pod again, as a kubelet does after its own restart: it must keep its devices."""
+        for one in self.held:
+            again = await self.the_kubelet.admit(one.pod, container=one.container)
+            must(mistold(one.pod, one.resource, one.device_ids, again))
+        await self.check()
+
+    def announced(self) -> dict[str, tuple[str, ...]]:
+        """The device IDs that the profile stands for, by resource name."""
+        parsed = profile.parse(self.profile_path.read_bytes(), self.profile_path.name)
+        return {resource: tuple(gpu.uuid for gpu in gpus) for resource, gpus in parsed.items()}
+
+    async def registers(self, *expected: int) -> None:
+        """Check the kubelet's own count of Registers since its start: one of ``expected`` for each resource."""
+        must(registered(dict.fromkeys(self.gpus, expected), await self.the_kubelet.registers()))
+
+    async def finish(self, *expected: int) -> None:
+        """End the gateway as a rollout does, and check the count of Registers when none can follow any more."""
+        code = await self.gateway.terminate()
+        must([] if code == 0 else [f"the gateway ended with {code} after SIGTERM:\n{self.gateway.log()}"])
+        await self.registers(*expected)
+
+
+def must(sentences: Sequence[str]) -> None:
+    """Raise BrokenPromiseError if there is anything to say."""
+    if sentences:
+        raise BrokenPromiseError("\n".join(sentences))
+
+
+def mistold(pod: str, resource: str, device_ids: Collection[str], admission: Admission) -> list[str]:
+    """Compare what a container is told to use with the devices that its pod holds by the books."""
+    told = admission.answer.envs.get(VISIBLE[resource], "")
+    if set(filter(None, told.split(","))) == set(device_ids):
+        return []
+    return [f"pod {pod} holds {', '.join(sorted(device_ids)) or 'nothing'}, its container is told {told or 'nothing'}"]
+
+
+@asynccontextmanager
+async def node(
+    genuine: Callable[[str], Path | None] = lambda _: None,
+    *,
+    versions: Sequence[str] = VERSIONS,
+    gpus: Mapping[str, int] | None = None,
+    demands: Sequence[Demand] = (Demand("a", RESOURCE, 1), Demand("b", RESOURCE, 2)),
+    tapped: bool = False,
+    watch_seconds: float = 10,
+) -> AsyncIterator[Node]:
+    """Set up a node in a directory of its own and take it down with all its processes; see ``Node`` for the arguments."""
+    root = Path(tempfile.mkdtemp(prefix="dpg-"))  # short: a socket's path may have 107 bytes
+    try:
+        async with AsyncExitStack() as stack:
+            for name in ("device-plugins", "kubelet"):
+                (root / name).mkdir()
+            tap = await stack.enter_async_context(Tap(root / "kubelet", root / "device-plugins")) if tapped else None
+            made = Node(root, genuine, versions, gpus or {RESOURCE: 4}, demands, watch_seconds, tap)
+            made.set_health({})
+            stack.push_async_callback(made.close)
+            yield made
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+# The scenarios.
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """``run`` proves ``promise`` on a node with a kubelet of one version; ``applies`` says why it can't (None: it can)."""
+
+    name: str
+    promise: str
+    run: Callable[[Node, str], Awaitable[None]]
+    applies: Callable[[str], str | None] = lambda _: None
+    gpus: Mapping[str, int] = field(default_factory=lambda: {RESOURCE: 4})
+
+
+async def _register(node: Node, version: str) -> None:
+    await node.start_kubelet(version)
+    await node.start_gateway()
+    await node.served()
+    await node.finish(counted(version, ""))
+
+
+async def _kubelet_late(node: Node, version: str) -> None:
+    gateway = await node.start_gateway()
+    await gateway.wait_for("serving")
+    await node.start_kubelet(version)
+    await node.served()
+    await node.finish(counted(version, ""))
+
+
+async def _stale_socket(node: Node, version: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(node.kubelet_dir / "kubelet.sock"))
+    gateway = await node.start_gateway()
+    await gateway.wait_for("serving")
+    await node.start_kubelet(version)
+    await node.served()
+    await node.finish(counted(version, ""))
+
+
+async def _allocate(node: Node, version: str) -> None:
+    await node.start_kubelet(version)
+    await node.start_gateway()
+    await node.served()
+    await node.run_pods()
+    free = node.gpus[RESOURCE] - sum(demand.count for demand in node.demands)
+    if free:
+        await node.admit(Demand("the-rest", RESOURCE, free))
+    await node.refuse(Demand("one-too-many", RESOURCE, 1))
+    await node.check()
+    await node.drain()
+    await node.admit(Demand("all", RESOURCE, node.gpus[RESOURCE]))
+    await node.finish(counted(version, ""))
+
+
+async def _health(node: Node, version: str) -> None:
+    await node.start_kubelet(version)
+    await node.start_gateway()
+    await node.served()
+    node.set_health({RESOURCE: [0]})
+    await node.served()
+    await node.refuse(Demand("too-many", RESOURCE, node.gpus[RESOURCE]))
+    await node.admit(Demand("the-well", RESOURCE, node.healthy()))
+    ill = node.announced()[RESOURCE][0]
+    must([f"{ill} is ill, and pod {one.pod} got it" for one in node.held if ill in one.device_ids])
+    node.set_health({})
+    await node.served()
+    await node.drain()
+    await node.admit(Demand("all", RESOURCE, node.gpus[RESOURCE]))
+    node.set_health({RESOURCE: [1]})
+    await node.served()
+    await node.check()
+    await node.finish(counted(version, ""))
+
+
+async def _kubelet_restart(node: Node, version: str, *, crash: bool) -> None:
+    kubelet = await node.start_kubelet(version)
+    await node.start_gateway()
+    await node.served()
+    await node.run_pods()
+    await (kubelet.kill() if crash else kubelet.terminate())
+    await node.start_kubelet(version)
+    await node.served()
+    await node.check()
+    await node.readmit()
+    await _one_more(node)
+    await node.finish(counted(version, node.accepted))
+
+
+async def _gateway_restart(node: Node, version: str, *, crash: bool) -> None:
+    await node.start_kubelet(version)
+    gateway = await node.start_gateway()
+    await node.served()
+    await node.run_pods()
+    await gateway.wait_for("registered")
+    if crash:
+        await gateway.kill()
+    else:
+        code = await gateway.terminate()
+        must([] if code == 0 else [f"the gateway ended with {code} after SIGTERM:\n{gateway.log()}"])
+    await node.unserved()
+    await node.start_gateway()
+    await node.served()
+    await node.restart_containers()
+    await _one_more(node)
+    first = counted(version, "")
+    # Which dialect was accepted is remembered, but a crash right after the Register may come before it was written.
+    await node.finish(*{first + counted(version, known) for known in (node.accepted, *([""] if crash else []))})
+
+
+async def _one_more(node: Node) -> None:
+    """Run one more pod on all that is free: nobody else's devices may be among them."""
+    free = node.healthy() - sum(len(one.device_ids) for one in node.held)
+    if free:
+        await node.admit(Demand("late", RESOURCE, free))
+    await node.refuse(Demand("one-too-many", RESOURCE, 1))
+    await node.check()
+
+
+async def _several_resources(node: Node, version: str) -> None:
+    await node.start_kubelet(version)
+    await node.start_gateway()
+    await node.served()
+    await node.admit(Demand("nvidia", RESOURCE, node.gpus[RESOURCE]))
+    await node.admit(Demand("amd", SECOND_RESOURCE, 1))
+    node.set_health({SECOND_RESOURCE: [0]})
+    await node.served()
+    await node.start_kubelet(version)
+    await node.served()
+    await node.check()
+    await node.finish(counted(version, node.accepted))
+
+
+async def _wrong_version(node: Node, version: str) -> None:
+    kubelet = await node.start_kubelet(version)
+    wrong = "v1alpha" if dialect(version) == "v1beta1" else "v1beta1"
+    gateway = await node.start_gateway(api=wrong)
+    line = await gateway.wait_for("no common version", level="error")
+    said = str(line.get("details", ""))
+    must(
+        [
+            f"the error doesn't say {word!r}: {said}"
+            for word in (f"--api {wrong}", "--api auto", "kubelet")
+            if word not in said
+        ]
+    )
+    must([] if kubelet.alive and gateway.alive else ["expected kubelet and gateway to go on"])
+    books = await kubelet.books()
+    must([f"{name} must not be there, the books have {count}" for name, count in books.capacity.items() if count])
+    code = await gateway.terminate()
+    must([] if code == 0 else [f"the gateway ended with {code} after SIGTERM:\n{gateway.log()}"])
+    refused = (await kubelet.registers()).get(RESOURCE, 0)
+    must([f"the kubelet was asked {refused} times"] if refused > 2 else [])
+    await node.start_gateway(api=dialect(version))
+    await node.served()
+    await node.finish(refused + 1)
+
+
+async def _never_announced(node: Node, version: str) -> None:
+    await node.start_kubelet(version)
+    gateway = await node.start_gateway()
+    await node.served()
+    endpoint = str((await gateway.wait_for("registered"))["endpoint"])
+    known = node.announced()[RESOURCE][0]
+    for ids, code in (
+        (("GPU-of-another-node",), "NOT_FOUND"),
+        ((known, "GPU-of-another-node"), "NOT_FOUND"),
+        ((known, known), "INVALID_ARGUMENT"),
+        ((), "INVALID_ARGUMENT"),
+    ):
+        got, said = await _allocate_by_hand(node.socket_dir / endpoint, dialect(version), ids)
+        must([] if got == code else [f"Allocate of {ids}: expected {code}, got {got} {said}"])
+    got, said = await _allocate_by_hand(node.socket_dir / endpoint, dialect(version), (known,))
+    must([] if got == "OK" else [f"Allocate of {known}: expected OK, got {got} {said}"])
+    await node.finish(counted(version, ""))
+
+
+async def _allocate_by_hand(path: Path, api: str, ids: Sequence[str]) -> tuple[str, str]:
+    """Ask a plugin as no kubelet would; return the status and its text."""
+    spelling = by_name(api)
+    request = spelling.encode_allocate_request([ContainerRequest(tuple(ids))]).data
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        allocate: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            f"/{spelling.plugin_service}/Allocate"
+        )
+        try:
+            await allocate(request, timeout=10)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name, error.details() or ""
+    return "OK", ""
+
+
+async def _name_deleted(node: Node, version: str) -> None:
+    await node.start_kubelet(version)
+    gateway = await node.start_gateway()
+    await node.served()
+    name = str((await gateway.wait_for("registered"))["endpoint"])
+    (node.socket_dir / name).unlink()
+    await gateway.wait_for("put our socket's name back")
+    must([] if (node.socket_dir / name).is_socket() else [f"{name} is not back in {node.socket_dir}"])
+    await node.served()
+    await node.run_pods()
+    await node.finish(counted(version, ""))
+
+
+async def _directory_replaced(node: Node, version: str) -> None:
+    kubelet = await node.start_kubelet(version)
+    gateway = await node.start_gateway()
+    await node.served()
+    await gateway.wait_for("registered")
+    await kubelet.kill()
+    # Renamed away in one step: the gateway takes its own name out of it at the same time.
+    shutil.rmtree(node.socket_dir.rename(node.socket_dir.with_name("replaced")), ignore_errors=True)
+    node.socket_dir.mkdir()
+    await node.start_kubelet(version)
+    await node.served()
+    await node.run_pods()
+    await node.finish(counted(version, node.accepted))
+
+
+async def _hop(node: Node, version: str, *, back: bool) -> None:
+    earlier = node.versions[node.versions.index(version) - 1]
+    old, new = (version, earlier) if back else (earlier, version)
+    await node.start_kubelet(old)
+    await node.start_gateway()
+    await node.served()
+    await node.run_pods()
+    lost = forgets(old, new)
+    if lost:
+        await node.drain()
+    await node.start_kubelet(new)
+    before = node.accepted
+    await node.served()
+    if lost:
+        left = holdings(await node.the_kubelet.pods())
+        must([f"{one.pod} still holds {', '.join(one.device_ids)}, although {lost}" for one in left])
+        await node.run_pods()
+    else:
+        await node.check()
+        await node.readmit()
+    await _one_more(node)
+    await node.finish(counted(new, before))
+
+
+async def _two_gateways(node: Node, version: str) -> None:
+    kubelet = await node.start_kubelet(version)
+    elder = await node.start_gateway()
+    await node.served()
+    younger = await node.start_gateway()
+    await younger.wait_for("registered")
+    await elder.wait_for("standing by")
+    await node.served()
+    # A kubelet that is being fought for loses the resource again and again.
+    try:
+        await kubelet.wait(RESOURCE, 0, seconds=node.watch_seconds)
+    except KubeletError:
+        pass
+    else:
+        must([f"{RESOURCE} was lost although two gateways are there"])
+    asked = (await kubelet.registers())[RESOURCE]
+    allowed = 3 + counted(version, "") - 1
+    must([f"expected at most {allowed} Registers, the kubelet counted {asked}"] if asked > allowed else [])
+    await node.run_pods()
+    mark = elder.seen
+    await younger.kill()
+    await elder.wait_for("registered", since=mark)
+    await node.served()
+    await node.restart_containers()
+    third = await node.start_gateway()
+    await third.wait_for("registered")
+    await node.served()
+    await elder.terminate()
+    await node.served()
+    await node.restart_containers()
+
+
+def _from_1_9(version: str) -> str | None:
+    return "there is no older kubelet with device plugins" if minor(version) == 8 else None
+
+
+SCENARIOS: Mapping[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            "register",
+            "a kubelet finds every device of a gateway that comes later, by one accepted Register",
+            _register,
+        ),
+        Scenario("kubelet-late", "a gateway waits for a kubelet that comes later", _kubelet_late),
+        Scenario(
+            "stale-socket",
+            "a kubelet.sock that nobody listens on is waited out",
+            _stale_socket,
+        ),
+        Scenario(
+            "allocate",
+            "pods get as many devices as they ask for, each device is given once, and all of them can be given",
+            _allocate,
+        ),
+        Scenario("health", "a device that falls ill is not given away, and is back when it is well", _health),
+        Scenario(
+            "kubelet-crash",
+            "pods keep their devices when the kubelet crashes, by one Register",
+            partial(_kubelet_restart, crash=True),
+        ),
+        Scenario(
+            "kubelet-restart",
+            "pods keep their devices when the kubelet restarts, by one Register",
+            partial(_kubelet_restart, crash=False),
+        ),
+        Scenario(
+            "gateway-crash",
+            "pods keep their devices when the gateway crashes",
+            partial(_gateway_restart, crash=True),
+        ),
+        Scenario(
+            "gateway-restart",
+            "pods keep their devices when the gateway is replaced",
+            partial(_gateway_restart, crash=False),
+        ),
+        Scenario(
+            "several-resources",
+            "each resource registers on its own, and the trouble of one is no other's",
+            _several_resources,
+            gpus={RESOURCE: 2, SECOND_RESOURCE: 2},
+        ),
+        Scenario(
+            "wrong-version",
+            "a forced API that the kubelet doesn't speak is reported and harms nobody",
+            _wrong_version,
+        ),
+        Scenario("never-announced", "a device that was never announced is refused precisely", _never_announced),
+        Scenario("name-deleted", "a deleted socket name is put back, without registering", _name_deleted),
+        Scenario("directory-replaced", "a replaced socket directory is found and served", _directory_replaced),
+        Scenario(
+            "upgrade",
+            "pods keep their devices through a kubelet upgrade, unless the kubelet itself forgets them",
+            partial(_hop, back=False),
+            _from_1_9,
+        ),
+        Scenario(
+            "downgrade",
+            "pods keep their devices through a kubelet downgrade, unless the kubelet itself forgets them",
+            partial(_hop, back=True),
+            _from_1_9,
+        ),
+        Scenario(
+            "two-gateways",
+            "of two gateways the younger serves, the elder takes over when it is gone, and neither fights",
+            _two_gateways,
+        ),
+    )
+}
+"""All scenarios by name."""

@@ -1,0 +1,1 @@
+"""Emulated and genuine kubelets: the same scenarios, the same transcripts."""

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from gateway.lab.invariants import Holding, Pods, broken, given_twice, holdings, registered, short, unannounced
+
+GPU = "nvidia.com/gpu"
+
+
+def h(pod: str, *device_ids: str, container: str = "main", resource: str = GPU) -> Holding:
+    return Holding(pod, container, resource, device_ids)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "drained", "sentences"),
+    [
+        ([], [], set(), []),
+        ([h("a", "G0")], [h("a", "G0")], set(), []),
+        ([h("a", "G0", "G1")], [h("a", "G1", "G0")], set(), []),
+        ([h("a", "G0")], [h("a", "G0"), h("b", "G1")], set(), []),
+        ([h("a", "G0")], [], {"a"}, []),
+        ([h("a", "G0")], [h("b", "G0")], {"a"}, []),
+        ([h("a", "G0")], [], set(), ["pod a lost G0: it holds nothing now"]),
+        ([h("a", "G0", "G1")], [h("a", "G0")], set(), ["pod a lost G1: it holds G0 now"]),
+        (
+            [h("a", "G0")],
+            [h("a", "G1")],
+            set(),
+            ["pod a lost G0: it holds G1 now", "pod a got G1 unasked: it holds G1 now"],
+        ),
+        ([h("a", "G0")], [h("a", "G0"), h("b", "G0")], set(), ["G0 is given to both a and b"]),
+        ([h("a", "G0"), h("b", "G1")], [h("a", "G0")], {"a"}, ["pod b lost G1: it holds nothing now"]),
+        (
+            [h("a", "G0", container="one")],
+            [h("a", "G0", container="two")],
+            set(),
+            ["pod a lost G0: it holds nothing now"],
+        ),
+    ],
+)
+def test_broken_promises_to_pods(
+    before: list[Holding], after: list[Holding], drained: set[str], sentences: list[str]
+) -> None:
+    assert broken(before, after, drained) == sentences
+
+
+@pytest.mark.parametrize(
+    ("now", "sentences"),
+    [
+        ([h("a", "G0", container="init"), h("a", "G0")], []),
+        ([h("a", "G0"), h("b", "G0", resource="amd.com/gpu")], []),
+        (
+            [h("b", "G0", "G1"), h("a", "G0"), h("c", "G1")],
+            ["G0 is given to both a and b", "G1 is given to both b and c"],
+        ),
+    ],
+)
+def test_no_device_is_in_two_pods(now: list[Holding], sentences: list[str]) -> None:
+    assert given_twice(now) == sentences
+
+
+@pytest.mark.parametrize(
+    ("check", "sentences"),
+    [
+        (lambda: unannounced([h("a", "G0")], {GPU: ["G0", "G1"]}), []),
+        (
+            lambda: unannounced([h("a", "G0")], {GPU: ["G1"]}),
+            ["pod a holds G0, which no longer exists: nvidia.com/gpu now has G1"],
+        ),
+        (
+            lambda: unannounced([h("a", "G0")], {}),
+            ["pod a holds G0, which no longer exists: nvidia.com/gpu now has no devices"],
+        ),
+        (lambda: short({GPU: 2}, {GPU: 2, "cpu": 1}, "capacity"), []),
+        (lambda: short({GPU: 2}, {GPU: 3}, "capacity"), ["nvidia.com/gpu: expected capacity 2, found 3"]),
+        (lambda: short({GPU: 2}, {}, "allocatable"), ["nvidia.com/gpu: expected allocatable 2, found 0"]),
+        (lambda: registered({GPU: {1}}, {GPU: 1}), []),
+        (lambda: registered({GPU: {1}}, {GPU: 2}), ["nvidia.com/gpu: expected 1 Register, the kubelet counted 2"]),
+        (lambda: registered({GPU: {1}}, {}), ["nvidia.com/gpu: expected 1 Register, the kubelet counted 0"]),
+        (lambda: registered({GPU: {3, 2}}, {GPU: 3}), []),
+        (
+            lambda: registered({GPU: {3, 2}}, {GPU: 4}),
+            ["nvidia.com/gpu: expected 2 or 3 Register, the kubelet counted 4"],
+        ),
+        (lambda: registered({}, {GPU: 1}), ["nvidia.com/gpu: expected 0 Register, the kubelet counted 1"]),
+    ],
+)
+def test_what_a_node_must_show(check: Callable[[], list[str]], sentences: list[str]) -> None:
+    assert check() == sentences
+
+
+def test_the_books_of_a_kubelet_are_read_in_order_and_without_empty_entries() -> None:
+    books: Pods = {"b": {"main": {GPU: ["G2"], "amd.com/gpu": []}}, "a": {"two": {GPU: ("G1", "G0")}, "one": {}}}
+    assert holdings(books) == (h("a", "G0", "G1", container="two"), h("b", "G2"))
