@@ -272,8 +272,19 @@ async def test_the_whole_demo_keeps_every_promise() -> None:
     assert [step["api"] for step in found["steps"] if step["hop"]] == ["0.1", "v1alpha2", *["v1beta1"] * 5]
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """Signals that this process was started to ignore (under nohup, in the background) are ignored by its children too."""
+    ignored = [number for number in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_whoever_had_enough_leaves_nothing_behind(end: signal.Signals) -> None:
+async def test_whoever_had_enough_leaves_nothing_behind(heeded: None, end: signal.Signals) -> None:
     # Short: a socket's path may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
         process = await asyncio.create_subprocess_exec(
