@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 import threading
 from dataclasses import replace
 from pathlib import Path
