@@ -10,8 +10,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
