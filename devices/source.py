@@ -6,7 +6,7 @@ whole lists, as ListAndWatch does, and answers three questions. It never sees a 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,8 +32,10 @@ class DeviceSource(Protocol):
 
     name: str
 
-    def watch(self) -> AsyncIterator[Inventory]:
+    def watch(self) -> AsyncGenerator[Inventory]:
         """Yield the inventory as soon as it is known, and again, whole, after each change; for ever.
+
+        It is closed (``aclose``) when it is no longer wanted, and then lets go of what it holds.
 
         A backend that can't see its hardware now (a driver still loading) yields nothing yet and keeps trying. Its
         ending, or any exception out of it, is a defect that the gateway reports.

@@ -48,6 +48,8 @@ FIRST_LOOK = 1.0
 """Seconds that the source's first inventory is waited for, before what the ledger knows is served from memory."""
 YIELD_TIME = 0.05
 """Seconds that an older gateway is given to end its streams before this one registers."""
+LEASE_AGAIN = 1.0
+"""Seconds between two connections to a younger gateway that lives and ended the first."""
 SOURCE_RETRY = 5.0
 EXIT_PINNED = 75
 """Exit status (EX_TEMPFAIL) for: the socket directory was replaced under a mount that can't follow. A restart helps."""
@@ -206,9 +208,10 @@ class Gateway:
         """Take each inventory as it comes. A source that fails is asked anew; what it said last stays."""
         while True:
             try:
-                async for inventory in self.source.watch():
-                    await self._update(inventory)
-                    first.set()
+                async with contextlib.aclosing(self.source.watch()) as inventories:
+                    async for inventory in inventories:
+                        await self._update(inventory)
+                        first.set()
                 _log.error("the device source ended, which it must not: asking it again", retry_s=SOURCE_RETRY)
             except Exception:  # noqa: BLE001 - whatever a backend does, the devices stay
                 _log.exception("the device source failed: its last inventory stays", retry_s=SOURCE_RETRY)
@@ -233,17 +236,14 @@ class Gateway:
             ]
             if any(news):
                 await self._save()
+            for name in merged.keys() - self._plugins.keys():
+                plugin = self._plugins[name] = _Plugin(self, name, self._ledger.accepted)
+                await plugin.resource.bind(self.own_socket(name))
             for name, entries in merged.items():
-                plugin = self._plugins.get(name) or await self._add(name)
-                plugin.publish(listings[name], entries)
-
-    async def _add(self, name: str) -> _Plugin:
-        plugin = _Plugin(self, name, self._ledger.accepted)
-        await plugin.resource.bind(self._instance.folder / instance.socket_name(name))
-        self._plugins[name] = plugin
-        if self._published and self._kubelet is not None:
-            plugin.feed(registration.KubeletUp(self._kubelet))
-        return plugin
+                self._plugins[name].publish(listings[name], entries)
+            if self._published:
+                self._look_at_peers()
+                self._tell_kubelet()
 
     async def _save(self) -> None:
         """Write the ledger as it is now. A write that has begun is finished, whoever stops waiting for it."""
@@ -277,8 +277,13 @@ class Gateway:
     def _kubelet_up(self, kubelet: KubeletId) -> None:
         self._kubelet = kubelet
         _log.info("kubelet found", socket=str(self.kubelet_socket))
-        for plugin in self._plugins.values():
-            plugin.feed(registration.KubeletUp(kubelet))
+        self._tell_kubelet()
+
+    def _tell_kubelet(self) -> None:
+        """Tell every resource of the kubelet that is there: news to those that have not met it."""
+        if self._kubelet is not None:
+            for plugin in self._plugins.values():
+                plugin.feed(registration.KubeletUp(self._kubelet))
 
     def _name_lost(self, name: str) -> None:
         for plugin in self._plugins.values():
@@ -301,10 +306,13 @@ class Gateway:
         async with self._update_lock:
             self._instance.remove()
             self._instance = instance.Instance(self.settings.socket_dir)
-            self._instance.create()
-            for name, plugin in self._plugins.items():
-                await plugin.resource.bind(self._instance.folder / instance.socket_name(name))
-            self._instance.publish()
+            try:
+                self._instance.create()
+                for name, plugin in self._plugins.items():
+                    await plugin.resource.bind(self.own_socket(name))
+                self._instance.publish()
+            except (OSError, RuntimeError) as error:  # It went again; the watch tells when the next one is there.
+                _log.warning("the new socket directory can't be used", reason=str(error))
         self._watch.look_now()
 
     # Other gateways on this node.
@@ -336,6 +344,8 @@ class Gateway:
                         pass
                 finally:
                     writer.close()
+            if listens(path):  # Alive, and only tired of a connection without a call.
+                await asyncio.sleep(LEASE_AGAIN)
 
         def gone(_: asyncio.Task[None]) -> None:
             del self._leases[path]
@@ -421,8 +431,9 @@ class _Plugin:
             case registration.EndStreams():
                 self.resource.end_streams()
             case registration.Link(name):
-                self._link(name)
-                self._log.info("put our socket's name back", name=name)
+                with contextlib.suppress(OSError):  # The folder itself may be gone; then the watch tells.
+                    os.link(self._gateway.own_socket(self.resource.name), self._gateway.settings.socket_dir / name)
+                    self._log.info("put our socket's name back", name=name)
             case registration.Unlink(name):
                 with contextlib.suppress(OSError):
                     (self._gateway.settings.socket_dir / name).unlink()
@@ -432,8 +443,12 @@ class _Plugin:
                 self._report(action)
 
     async def _offer(self, offer: registration.Offer) -> None:
-        """Send one Register, and feed back what became of it."""
-        code, details = await self._register(offer)
+        """Send one Register, and feed back what became of it, whatever that is: the state machine waits for it."""
+        try:
+            code, details = await self._register(offer)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._log.exception("unexpected while registering")
+            code, details = "INTERNAL", repr(error)
         self.feed(registration.Replied(offer.attempt, code, details))
         if code == "OK":
             self._gateway.accepted(offer.dialect)
@@ -467,17 +482,15 @@ class _Plugin:
         return "OK", ""
 
     def _link(self, name: str) -> str:
-        """Give the bound socket a name in the kubelet's folder; return the endpoint to register."""
-        own = self._gateway.own_socket(self.resource.name)
+        """Give the bound socket a fresh name in the kubelet's folder; return the endpoint to register."""
+        own, folder = self._gateway.own_socket(self.resource.name), self._gateway.settings.socket_dir
         try:
-            os.link(own, self._gateway.settings.socket_dir / name)
-        except FileExistsError:
-            return name
+            os.link(own, folder / name)
         except OSError as error:
             # No hard links here (another mount, SELinux): every kubelet joins the endpoint to its folder, so the path
             # below it serves as well; only its name isn't new for each registration.
-            self._log.warning("cannot link our socket, registering its own path", error=str(error))
-            return str(own.relative_to(self._gateway.settings.socket_dir))
+            self._log.warning("cannot link our socket: registering its own path", error=str(error))
+            return str(own.relative_to(folder))
         return name
 
     async def _verify(self) -> None:

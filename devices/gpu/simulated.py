@@ -6,7 +6,7 @@ It is how everything else can be tried without a GPU: users meet it first, tests
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 
 import structlog
 
@@ -38,7 +38,7 @@ class SimulatedSource:
         self._content: bytes | None = None
         self._gpus: Mapping[str, Mapping[str, GPU]] = {}
 
-    async def watch(self) -> AsyncIterator[Inventory]:
+    async def watch(self) -> AsyncGenerator[Inventory]:
         """Yield the inventory, and again after each edit that changes it."""
         if not self._edited:
             self._look()

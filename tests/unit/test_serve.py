@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -31,6 +32,8 @@ from devices.model import (
     Sayable,
 )
 from devices.source import Inventory, Listing
+from gateway import shell, watch
+from gateway.registration import KubeletId
 from gateway.settings import Settings
 from gateway.shell import Gateway
 
@@ -43,13 +46,16 @@ class Source:
     name = "test"
 
     def __init__(self, inventory: Inventory) -> None:
-        self.inventories: asyncio.Queue[Inventory] = asyncio.Queue()
+        self.inventories: asyncio.Queue[Inventory | None] = asyncio.Queue()
         self.inventories.put_nowait(inventory)
         self.cdi = False
 
-    async def watch(self) -> AsyncIterator[Inventory]:
+    async def watch(self) -> AsyncGenerator[Inventory]:
         while True:
-            yield await self.inventories.get()
+            found = await self.inventories.get()
+            if found is None:
+                raise OSError(5, "the driver is gone")
+            yield found
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
         if self.cdi:
@@ -248,6 +254,53 @@ async def test_a_list_that_outgrows_the_limit_ends_and_comes_back(make: Make, lo
         await anext(lists)
     assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await told(logs, "not offered"))["resource"] == GPU
+
+
+async def test_a_resource_that_comes_later_is_registered_too(make: Make) -> None:
+    node = await make(inventory(A))
+    assert (await node.kubelet.registered()).resource_name == GPU
+    node.source.inventories.put_nowait({**inventory(A), **inventory(B, resource="late.example/gpu")})
+    assert (await node.kubelet.registered()).resource_name == "late.example/gpu"
+    assert node.kubelet.registrations.empty()
+
+
+async def test_without_hard_links_the_servers_own_path_is_registered(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    kubelet = (await make(inventory(A))).kubelet
+    registration = await kubelet.registered()
+    assert registration.endpoint.startswith("gateway/")
+    assert [one.id for one in await anext(kubelet.lists(registration))] == ["a"]
+
+
+async def test_the_unexpected_while_registering_is_said_and_tried_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch, logs: asyncio.Queue[EventDict]
+) -> None:
+    whole, failures = watch.kubelet_id, [ZeroDivisionError()]
+
+    def once(path: Path) -> KubeletId | None:
+        if failures:
+            raise failures.pop()
+        return whole(path)
+
+    monkeypatch.setattr(shell, "kubelet_id", once)
+    kubelet = (await make(inventory(A))).kubelet
+    assert (await told(logs, "unexpected while registering"))["level"] == "error"
+    assert (await kubelet.registered()).resource_name == GPU
+
+
+async def test_a_source_that_fails_is_asked_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "SOURCE_RETRY", 0)
+    node = await make(inventory(A))
+    lists = node.kubelet.lists(await node.kubelet.registered())
+    await anext(lists)
+    node.source.inventories.put_nowait(None)
+    node.source.inventories.put_nowait(inventory(A, B))
+    assert [one.id for one in await anext(lists)] == ["a", "b"]
 
 
 async def test_ten_thousand_devices_are_one_list(make: Make) -> None:
