@@ -31,8 +31,13 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
         return 0
 
     monkeypatch.setattr(main, "_serve", serve)
-    monkeypatch.setattr(observe, "configure", lambda *_: None)
     return runs
+
+
+@pytest.fixture(autouse=True)
+def _no_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configured once, a logger stays so for the whole process: for every test after these."""
+    monkeypatch.setattr(observe, "configure", lambda *_: None)
 
 
 @pytest.fixture
