@@ -320,11 +320,8 @@ def _kubelet_up(state: State, kubelet: KubeletId) -> Step:
     )
     if state.phase is Phase.STANDBY:
         return state, ()
-    # A stream that still seems live belongs to the kubelet before: nobody reads it.
-    gone: tuple[Action, ...] = (EndStreams(),) if state.stream is not None else ()
-    if state.phase is Phase.OFFERING:
-        gone = (CancelOffer(), *gone)
-    state, actions = _offer(replace(state, stream=None))
+    gone: tuple[Action, ...] = (CancelOffer(),) if state.phase is Phase.OFFERING else ()
+    state, actions = _offer(state)
     return state, (*gone, *actions)
 
 
@@ -352,7 +349,9 @@ def _offer(state: State) -> Step:
     attempt = state.attempt + 1
     name = f"{state.token}-{attempt}.sock"
     drop: tuple[Action, ...] = (Unlink(state.name),) if state.name else ()
-    state = replace(state, phase=Phase.OFFERING, attempt=attempt, name=name, dialect=dialect, called=False)
+    if state.stream is not None:  # Of the kubelet before, or of one that called and refused us: nobody's, either way.
+        drop = (EndStreams(), *drop)
+    state = replace(state, phase=Phase.OFFERING, attempt=attempt, name=name, dialect=dialect, stream=None, called=False)
     return state, (*quiet, *drop, Offer(attempt, dialect, name))
 
 

@@ -98,7 +98,7 @@ class GatewayProcess:
             if number >= skip and all(line.get(key, ...) == value for key, value in wanted.items())
         ]
 
-    async def wait_for(self, event: str, *, since: int = 0, seconds: float = 10, **fields: Any) -> Line:
+    async def wait_for(self, event: str, *, since: int = 0, seconds: float = 30, **fields: Any) -> Line:
         """Wait for a line with this ``event`` and these fields, also one that came already (after the mark ``since``).
 
         Raises:
@@ -119,7 +119,7 @@ class GatewayProcess:
         """The end of the log, as text."""
         return "\n".join(json.dumps(line) for line in [*self._lines][-lines:])
 
-    async def wait(self, seconds: float = 10) -> int:
+    async def wait(self, seconds: float = 30) -> int:
         """Wait until the process ends by itself; return its exit code.
 
         Raises:
@@ -133,7 +133,7 @@ class GatewayProcess:
         await self._gone()
         return code
 
-    async def terminate(self, seconds: float = 10) -> int:
+    async def terminate(self, seconds: float = 30) -> int:
         """Send TERM, wait, and return the exit code.
 
         Raises:

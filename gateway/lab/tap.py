@@ -100,7 +100,7 @@ class Tap:
         """Wait until each call but ListAndWatch has its end: what came before is recorded then, to the last byte."""
         await self.wait(lambda connections: not any(_is_under_way(call) for one in connections for call in one.calls))
 
-    async def wait(self, condition: Callable[[list[Connection]], bool], seconds: float = 10) -> None:
+    async def wait(self, condition: Callable[[list[Connection]], bool], seconds: float = 30) -> None:
         """Wait until ``condition`` is true of the recorded connections; it is asked again after each change.
 
         Raises:

@@ -176,8 +176,8 @@ MUTANTS = (
         "S4",
         "the old stream is left alone",
         "gateway/registration.py",
-        "    gone: tuple[Action, ...] = (EndStreams(),) if state.stream is not None else ()",
-        "    gone: tuple[Action, ...] = ()",
+        "        drop = (EndStreams(), *drop)",
+        "        drop = (*drop,)",
         f"{_REGISTRATION}::test_whatever_happens",
     ),
     Mutant(

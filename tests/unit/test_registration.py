@@ -289,7 +289,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=1000)
 @given(st.lists(EVENTS, max_size=40))
 def test_whatever_happens(events: list[r.Event]) -> None:
     """No Register while a stream of ours is live; none when held back; always a way on."""
