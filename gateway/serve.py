@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from adapters.dialect import MalformedError, UnsayableError, sayable
+from adapters.dialect import MalformedError, UnsayableError, sayable, span
 from adapters.levels import Evidence, level
 from devices import life
 from devices.model import Fault, Field, Options, RefusedError
@@ -266,7 +266,7 @@ class Resource:
         self._note_lost(dialect, wire)
         for container in containers:
             self._handed_out.update(container.device_ids)
-            self._log.info("allocated", devices=list(container.device_ids))
+            self._log.info("allocated", devices=list(container.device_ids), kubelet=span(known_level))
         return wire.data
 
     def _check(self, dialect: Dialect, container: ContainerRequest) -> None:
