@@ -28,9 +28,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NotRequired, TypedDict, cast
 
-__all__ = ["BuildError", "available", "build", "built", "main"]
+__all__ = ["BuildError", "available", "build", "built", "default", "main", "prune"]
 
 GO_MINIMUM = (1, 26)  # what the go.mod of Kubernetes 1.36 and later asks for; it builds the older ones too
 GO_PIN = "1.26.6"
@@ -54,8 +54,10 @@ EXAMPLES = """\
 examples:
   python -m gateway.lab.build --list        what there is, and where
   python -m gateway.lab.build 1.28 1.37     build these two
-  python -m gateway.lab.build               build all
+  python -m gateway.lab.build               build the default ones: one of each class of behaviour
+  python -m gateway.lab.build --all         build all (cold: minutes each, and 17 GB in Go's caches)
   python -m gateway.lab.build --golden      also write the bytes of the genuine messages to tests/compat/golden
+  python -m gateway.lab.build --prune       also remove the kubelets of sources that are no more
 """
 
 
@@ -71,6 +73,13 @@ class _Go:
     version: str
 
 
+class _Row(TypedDict):
+    """A version in versions.json: the release that is built, and whether it is built when none is named."""
+
+    kubernetes: str
+    default: NotRequired[bool]
+
+
 def available() -> tuple[str, ...]:
     """The minor versions that can be built, oldest first ("1.8", ...), as versions.json lists them.
 
@@ -78,6 +87,15 @@ def available() -> tuple[str, ...]:
         BuildError: The driver's sources aren't there.
     """
     return tuple(_versions())
+
+
+def default() -> tuple[str, ...]:
+    """Those of the available versions that are built when none is named, oldest first: one of each class of behaviour.
+
+    Raises:
+        BuildError: The driver's sources aren't there.
+    """
+    return tuple(version for version, row in _versions().items() if row.get("default", False))
 
 
 def built(version: str) -> Path | None:
@@ -122,6 +140,25 @@ def build(versions: Sequence[str], *, progress: Callable[[str], None]) -> dict[s
     return {version: paths[version] for version in versions}
 
 
+def prune(*, progress: Callable[[str], None]) -> None:
+    """Removes the kubelets from the cache which these sources and this Go would not make: those of former sources.
+
+    Those of another checkout, whose sources differ, are among them. A kubelet that runs goes on.
+
+    Raises:
+        BuildError: The driver's sources aren't there.
+    """
+    go = _machine_go()
+    version_of_go = go.version if go else f"go{GO_PIN}"
+    kept = {_place(version, version_of_go).parent for version in available()}
+    with _locked(_cache() / "kubelets", progress):
+        stale = [path for path in (_cache() / "kubelets").iterdir() if path.is_dir() and path not in kept]
+        freed = sum(map(_size, stale))
+        for path in stale:
+            shutil.rmtree(path)
+    progress(f"removed {len(stale)} kubelets of other sources, {_megabytes(freed)}")
+
+
 # --- what goes into a binary -------------------------------------------------------------------------------------------
 
 
@@ -137,11 +174,11 @@ def _sources() -> Path:
     )
 
 
-def _versions() -> dict[str, Mapping[str, str]]:
-    return cast("dict[str, Mapping[str, str]]", json.loads((_sources() / "versions.json").read_text()))
+def _versions() -> dict[str, _Row]:
+    return cast("dict[str, _Row]", json.loads((_sources() / "versions.json").read_text()))
 
 
-def _row(version: str) -> Mapping[str, str]:
+def _row(version: str) -> _Row:
     versions = _versions()
     if version not in versions:
         raise BuildError(f"expected a version out of {', '.join(versions)}, got {version!r}")
@@ -450,19 +487,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("versions", nargs="*", metavar="VERSION", help="minor versions, like 1.28 (default: all)")
+    parser.add_argument(
+        "versions", nargs="*", metavar="VERSION", help="minor versions, like 1.28 (default: those that --list marks)"
+    )
+    parser.add_argument("--all", action="store_true", help="every version that there is")
     parser.add_argument("--list", action="store_true", help="only say what there is and what is built")
     parser.add_argument("--golden", action="store_true", help="write tests/compat/golden/VERSION.json for each")
+    parser.add_argument("--prune", action="store_true", help="then remove the kubelets of other sources from the cache")
     options = parser.parse_args(arguments)
+    if options.all and options.versions:
+        parser.error("expected --all or the names of versions, got both")
     try:
-        versions = options.versions or available()
         if options.list:
-            for version in versions:
-                _print(f"{version:6} {_row(version)['kubernetes']:10} {built(version) or 'not built'}")
+            for version in options.versions or available():
+                mark = "default" if version in default() else ""
+                _print(f"{version:6} {_row(version)['kubernetes']:10} {mark:8} {built(version) or 'not built'}")
             return 0
+        versions = options.versions or (available() if options.all else default())
         for version, path in build(versions, progress=_print).items():
             if options.golden:
                 _print(f"wrote {_write_golden(version, path, _sources().parent / 'golden')}")
+        if options.prune:
+            prune(progress=_print)
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

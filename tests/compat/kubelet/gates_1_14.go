@@ -1,4 +1,4 @@
-//go:build k8s1.13
+//go:build k8s1.14
 
 package main
 
