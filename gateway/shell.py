@@ -276,8 +276,8 @@ class Gateway:
 
     def _kubelet_up(self, kubelet: KubeletId) -> None:
         self._kubelet = kubelet
-        _log.info("kubelet found", socket=str(self.kubelet_socket))
         self._tell_kubelet()
+        _log.info("kubelet found", socket=str(self.kubelet_socket))
 
     def _tell_kubelet(self) -> None:
         """Tell every resource of the kubelet that is there: news to those that have not met it."""

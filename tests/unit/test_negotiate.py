@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.negotiate import CHOICES, NEWEST_FIRST, Answer, Kind, begin, classify, failure, refuse
+from adapters.registry import DIALECTS
+from gateway.negotiate import CHOICES, NEWEST_FIRST, SPOKEN_BY, Answer, Kind, begin, classify, failure, refuse
 
 REQUESTED = 'requested API version "v1beta1" is not supported by kubelet. '
 
@@ -96,6 +97,11 @@ def test_a_failure_names_both_sides_and_the_way_out(choice: str, answers: list[A
         negotiation = refuse(negotiation, answer)
     text = failure(negotiation)
     assert [word for word in words if word not in text] == []
+
+
+def test_every_dialect_can_be_offered_and_the_newest_first() -> None:
+    assert tuple(dialect.name for dialect in DIALECTS) == NEWEST_FIRST
+    assert set(SPOKEN_BY) == set(NEWEST_FIRST)
 
 
 @given(
