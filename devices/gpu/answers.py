@@ -1,12 +1,13 @@
 """What Allocate tells the container runtime, so that a container gets its GPUs.
 
-Here the environment variable that a vendor's runtime looks for: every version of the kubelet's API can say one. Device
-nodes are added for GPUs that name some.
+An environment variable that a vendor's runtime looks for, which every version of the kubelet's API can say, with device
+nodes for GPUs that name some; or CDI names, which bring all of that and which only kubelets from 1.29 on are sure to pass on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from devices.gpu.model import GPU, in_order
@@ -16,6 +17,25 @@ from devices.model import ContainerAnswer, DeviceNode, Fault, Field, RefusedErro
 # only the ones that the kubelet wrote last.
 _VARIABLES: Final[Mapping[str, str]] = {"amd.com": "AMD_VISIBLE_DEVICES"}
 _VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
+
+
+def reached(resource: str, device_ids: Iterable[str], gpus: Mapping[str, GPU], sayable: Sayable) -> ContainerAnswer:
+    """Say how a container gets these GPUs: by CDI names where all have one, else by ``visible_devices``.
+
+    Where it can't be known whether CDI names arrive, the variable says the same once more.
+
+    Raises:
+        RefusedError: as ``visible_devices``; and where CDI names can't arrive, because nothing else brings what they bring.
+    """
+    ids = in_order(device_ids, gpus)
+    names = tuple(gpus[device_id].cdi_name for device_id in ids if device_id in gpus and gpus[device_id].cdi_name)
+    if not names or len(names) < len(ids):
+        return visible_devices(resource, ids, gpus, sayable)
+    if Field.CDI_DEVICES in sayable.said:
+        return ContainerAnswer(cdi_devices=names)
+    if Field.CDI_DEVICES in sayable.unsure:
+        return replace(visible_devices(resource, ids, gpus, sayable), cdi_devices=names)
+    raise _unsaid(resource, [Field.CDI_DEVICES])
 
 
 def visible_devices(
@@ -32,15 +52,18 @@ def visible_devices(
     ids = in_order(device_ids, gpus)
     nodes = dict.fromkeys(path for device_id in ids if device_id in gpus for path in gpus[device_id].device_nodes)
     needed = {Field.ENVS} | ({Field.DEVICE_NODES} if nodes else set())
-    unsaid = sorted(field.value for field in needed - sayable.said)
-    if unsaid:
-        raise RefusedError(
-            Fault.FAILED_PRECONDITION,
-            f"{resource} reaches a container by {', '.join(unsaid)}, which can't be said for certain to this kubelet, so "
-            "the container would start without its GPU; use a kubelet or an API version that can be told, or another "
-            "backend",
-        )
+    if unsaid := needed - sayable.said:
+        raise _unsaid(resource, unsaid)
     return ContainerAnswer(
         envs={_VARIABLES.get(resource.partition("/")[0], _VARIABLE): ",".join(ids)},
         device_nodes=tuple(DeviceNode(path, path) for path in nodes),
+    )
+
+
+def _unsaid(resource: str, fields: Iterable[Field]) -> RefusedError:
+    return RefusedError(
+        Fault.FAILED_PRECONDITION,
+        f"{resource} reaches a container by {', '.join(sorted(field.value for field in fields))}, which can't be said for "
+        "certain to this kubelet, so the container would start without its GPU; use a kubelet or an API version that can be "
+        "told, or another backend",
     )

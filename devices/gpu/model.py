@@ -20,7 +20,9 @@ class GPU:
 
     ``index`` is its place on the node now, ``minor`` the number of its device node; both from 0. ``numa_node`` None
     means that it has no known place. ``reason`` says in words why it is unhealthy. ``device_nodes`` are host paths that
-    a container needs in order to use it, the same inside and outside.
+    a container needs in order to use it, the same inside and outside. ``cdi_name`` is the fully qualified CDI name under
+    which the container runtime finds it ('' where it has none), and ``pre_start`` whether it must be made ready each time
+    a container with it starts.
     """
 
     uuid: str
@@ -31,14 +33,19 @@ class GPU:
     reason: str = ""
     product: str = ""
     device_nodes: tuple[str, ...] = ()
+    cdi_name: str = ""
+    pre_start: bool = False
 
 
 def listing(gpus: Iterable[GPU]) -> Listing:
-    """Show GPUs as devices: the UUID is the ID, and the kubelet is asked to let us choose among them."""
+    """Show GPUs as devices: the UUID is the ID, and the kubelet is asked to let us choose among them.
+
+    PreStartContainer is asked for where any of them must be made ready.
+    """
     gpus = tuple(gpus)
     return Listing(
         devices=tuple(Device(gpu.uuid, gpu.health, () if gpu.numa_node is None else (gpu.numa_node,)) for gpu in gpus),
-        options=Options(preferred_allocation=True),
+        options=Options(any(gpu.pre_start for gpu in gpus), preferred_allocation=True),
         reasons={gpu.uuid: gpu.reason for gpu in gpus if gpu.health is Health.UNHEALTHY and gpu.reason},
     )
 

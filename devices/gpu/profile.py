@@ -5,6 +5,8 @@
         gpus: 8                            # so many, or a list of {uuid, numa, health, reason, device_nodes}
         numa: [0, 0, 0, 0, 1, 1, 1, 1]     # the NUMA node of each, by index; null: no known place
         unhealthy: {3: fell off the bus}   # by index or UUID, with the reason: the part to edit at run time
+        cdi: vendor.com/gpu                # containers are told vendor.com/gpu=<UUID> (CDI names), and nothing else
+        pre_start: true                    # the kubelet calls PreStartContainer, which fails while a GPU is not well
 
 A mistake in it is worth a good answer, because someone is watching a node follow the edit: file, line, key, what was
 expected, what came, what to do. And it is read by a root daemon: its size, depth and numbers are bounded, and YAML's
@@ -40,6 +42,8 @@ _SHIPPED: Final = Path(__file__).parent / "profiles"
 _NAMESPACE: Final = uuid.UUID("6d1c6f3e-5d55-4be1-8d1a-2f0d5a1f6a51")
 # Part of a comma-separated environment variable and of a JSON file; 63 is what the kubelet's API asks of a device ID.
 _UUID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,62}")
+# What the CDI specification asks of a kind; a UUID is a device name of it if it ends like one.
+_CDI_KIND: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
 _PRODUCT: Final = "simulated GPU"
 # libyaml where PyYAML was built with it: ten times as fast.
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -85,6 +89,8 @@ class _Resource(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     )
     numa: tuple[_Numa, ...] | None = None
     unhealthy: dict[int | str, object] | None = None
+    cdi: str | None = None
+    pre_start: bool = False
 
 
 class _Profile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -95,7 +101,8 @@ class _Profile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 _ADVICE: Final[Mapping[str, str]] = {
     "": "write 'resources:' and beneath it resource names, such as nvidia.com/gpu",
-    "resources": "write resource names, and beneath each 'gpus:' and, where wanted, 'numa:' and 'unhealthy:'",
+    "resources": "write resource names, and beneath each 'gpus:' and, where wanted, 'numa:', 'unhealthy:', 'cdi:' and "
+    "'pre_start:'",
     "gpus": "write how many, such as 'gpus: 8', or a list with uuid, numa, health, reason and device_nodes of each",
     "numa": f"write the number of a NUMA node, 0 to {_MAX_NODE}, for each GPU, or null for no known place",
     "unhealthy": "write index or UUID and the reason in 1 to 256 characters, such as '3: fell off the bus'",
@@ -103,6 +110,8 @@ _ADVICE: Final[Mapping[str, str]] = {
     "health": "write Healthy or Unhealthy",
     "reason": "write 1 to 256 characters of text",
     "device_nodes": "write a list of paths below /dev, such as [/dev/null]",
+    "cdi": "write the kind that a CDI specification has, such as vendor.com/gpu",
+    "pre_start": "write true or false",
 }
 
 
@@ -190,6 +199,14 @@ def _gpus(document: _Document, path: _Path, resource: str) -> Iterator[GPU]:
     if spec.numa is not None and len(spec.numa) != len(entries):
         problem = f"expected {len(entries)} NUMA nodes, one for each GPU, got {len(spec.numa)}: write one for each"
         document.refuse((*path, "numa"), problem)
+    if spec.cdi is not None and not _CDI_KIND.fullmatch(spec.cdi):
+        document.refuse((*path, "cdi"), f"no kind of CDI devices: {spec.cdi[:80]!r}", "cdi")
+    unnamed = [device_id for device_id in uuids if spec.cdi is not None and not device_id[-1].isalnum()]
+    if unnamed:
+        problem = (
+            f"expected a UUID that ends in a letter or digit, as a CDI name must, got {unnamed[0]!r}: write another"
+        )
+        document.refuse((*path, "gpus", uuids[unnamed[0]]), problem)
     unhealthy = _unhealthy(document, (*path, "unhealthy"), spec.unhealthy or {}, uuids)
     for (device_id, index), entry, node in zip(uuids.items(), entries, numa, strict=True):
         ill = index in unhealthy or entry.health is Health.UNHEALTHY
@@ -202,6 +219,8 @@ def _gpus(document: _Document, path: _Path, resource: str) -> Iterator[GPU]:
             reason=unhealthy.get(index) or entry.reason or ("unhealthy in the profile" if ill else ""),
             product=_PRODUCT,
             device_nodes=entry.device_nodes,
+            cdi_name="" if spec.cdi is None else f"{spec.cdi}={device_id}",
+            pre_start=spec.pre_start,
         )
 
 

@@ -12,10 +12,18 @@ import structlog
 
 from devices.filewatch import FileWatch
 from devices.gpu.allocation import preferred
-from devices.gpu.answers import visible_devices
+from devices.gpu.answers import reached
 from devices.gpu.model import GPU, listing
 from devices.gpu.profile import ProfileError, find, parse, read
-from devices.model import ContainerAnswer, ContainerRequest, PreferredRequest, Sayable
+from devices.model import (
+    ContainerAnswer,
+    ContainerRequest,
+    Fault,
+    Health,
+    PreferredRequest,
+    RefusedError,
+    Sayable,
+)
 from devices.source import Inventory
 
 _log = structlog.get_logger()
@@ -55,12 +63,12 @@ class SimulatedSource:
                 await file.changed()
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
-        """Name the GPUs in the variable that the vendor's runtime reads, and add their device nodes.
+        """Name the GPUs as the profile says: by CDI names, or in the variable that the vendor's runtime reads.
 
         Raises:
             RefusedError: this kubelet can't be told that.
         """
-        return visible_devices(resource, request.device_ids, self._gpus.get(resource, {}), sayable)
+        return reached(resource, request.device_ids, self._gpus.get(resource, {}), sayable)
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
         """Choose GPUs on the fewest NUMA nodes.
@@ -71,7 +79,19 @@ class SimulatedSource:
         return preferred(request, self._gpus.get(resource, {}))
 
     async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
-        """Do nothing: simulated GPUs are always ready."""
+        """Do as if: a GPU that is well is made ready at once, any other can't be.
+
+        Raises:
+            RefusedError: FAILED_PRECONDITION, one of them is ill or gone.
+        """
+        gpus = self._gpus.get(resource, {})
+        ill = [one for one in device_ids if one not in gpus or gpus[one].health is not Health.HEALTHY]
+        if ill:
+            raise RefusedError(
+                Fault.FAILED_PRECONDITION,
+                f"expected GPUs that are well, to be made ready for a container of {resource}, but "
+                f"{', '.join(ill[:4])} isn't: repair it; the kubelet tries again",
+            )
 
     def _inventory(self) -> Inventory:
         return {resource: listing(gpus.values()) for resource, gpus in self._gpus.items()}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from devices.gpu.answers import visible_devices
+from devices.gpu.answers import reached, visible_devices
 from devices.gpu.model import GPU, in_order, listing
-from devices.model import ContainerAnswer, Device, DeviceNode, Fault, Field, Health, RefusedError, Sayable
+from devices.model import ContainerAnswer, Device, DeviceNode, Fault, Field, Health, Options, RefusedError, Sayable
 
 GPUS = {
     gpu.uuid: gpu
@@ -75,6 +75,41 @@ def test_what_cannot_be_said_but_is_not_needed_does_not_matter() -> None:
     visible_devices("nvidia.com/gpu", ("GPU-x",), GPUS, Sayable(frozenset({Field.ENVS})))
 
 
+NAMED = {name: GPU(name, index, index, cdi_name=f"v.com/gpu={name}") for index, name in enumerate(("GPU-b", "GPU-a"))}
+
+
+@pytest.mark.parametrize(
+    ("said", "unsure", "answer"),
+    [
+        ({Field.ENVS, Field.CDI_DEVICES}, set(), ContainerAnswer(cdi_devices=("v.com/gpu=GPU-b", "v.com/gpu=GPU-a"))),
+        (
+            {Field.ENVS},
+            {Field.CDI_DEVICES},
+            ContainerAnswer(
+                envs={"NVIDIA_VISIBLE_DEVICES": "GPU-b,GPU-a"}, cdi_devices=("v.com/gpu=GPU-b", "v.com/gpu=GPU-a")
+            ),
+        ),
+    ],
+)
+def test_cdi_names_stand_alone_only_where_they_arrive(
+    said: set[Field], unsure: set[Field], answer: ContainerAnswer
+) -> None:
+    sayable = Sayable(frozenset(said), frozenset(unsure))
+    assert reached("nvidia.com/gpu", ("GPU-a", "GPU-b"), NAMED, sayable) == answer
+
+
+def test_cdi_names_that_cannot_arrive_are_refused() -> None:
+    with pytest.raises(RefusedError, match="by CDI device names, which") as refused:
+        reached("nvidia.com/gpu", ("GPU-a",), NAMED, Sayable(frozenset({Field.ENVS})))
+    assert refused.value.fault is Fault.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("gpus", [{}, GPUS], ids=["not looked yet", "without CDI names"])
+def test_without_cdi_names_the_variable_speaks(gpus: dict[str, GPU]) -> None:
+    answer = reached("nvidia.com/gpu", ("GPU-x",), gpus, ALL)
+    assert answer == ContainerAnswer(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-x"})
+
+
 def test_gpus_on_the_list() -> None:
     shown = listing(GPUS.values())
     assert shown.devices == (
@@ -83,7 +118,8 @@ def test_gpus_on_the_list() -> None:
         Device("GPU-x", Health.HEALTHY, ()),
     )
     assert shown.reasons == {"GPU-y": "too hot"}
-    assert shown.options.preferred_allocation
+    assert shown.options == Options(pre_start_required=False, preferred_allocation=True)
+    assert listing([*GPUS.values(), GPU("GPU-w", 3, 3, pre_start=True)]).options.pre_start_required
 
 
 def test_order_is_by_index_and_strangers_come_last() -> None:

@@ -54,6 +54,12 @@ def test_what_may_be_written(beneath: str, seen: list[tuple[int | None, str, tup
     assert [gpu.index for gpu in found] == [gpu.minor for gpu in found] == list(range(len(seen)))
 
 
+def test_what_holds_for_all_gpus_of_a_resource() -> None:
+    plain, named = gpus("gpus: [{uuid: a}]"), gpus("gpus: [{uuid: a}]\ncdi: vendor.com/gpu\npre_start: true")
+    assert [(gpu.cdi_name, gpu.pre_start) for gpu in plain] == [("", False)]
+    assert [(gpu.cdi_name, gpu.pre_start) for gpu in named] == [("vendor.com/gpu=a", True)]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -81,7 +87,7 @@ def test_what_may_be_written(beneath: str, seen: list[tuple[int | None, str, tup
             "resources:\n  a/b:\n    gpus: 1\n    gpu: 2",
             (
                 "line 4: resources['a/b'].gpu: this key is unknown: write resource names, and beneath each 'gpus:' and, "
-                "where wanted, 'numa:' and 'unhealthy:'"
+                "where wanted, 'numa:', 'unhealthy:', 'cdi:' and 'pre_start:'"
             ),
         ),
         (
@@ -135,6 +141,23 @@ def test_what_may_be_written(beneath: str, seen: list[tuple[int | None, str, tup
                 "resources['a/b'].gpus[0].reason: expected a reason only for an unhealthy GPU: write 'health: Unhealthy' too, or "
                 "no reason"
             ),
+        ),
+        (
+            "resources: {a/b: {gpus: 1, cdi: 3}}",
+            "resources['a/b'].cdi: expected text or nothing, got 3: write the kind",
+        ),
+        (
+            "resources: {a/b: {gpus: 1, cdi: gpu}}",
+            "resources['a/b'].cdi: no kind of CDI devices: 'gpu': write the kind",
+        ),
+        ("resources: {a/b: {gpus: 1, cdi: a/b=c}}", "resources['a/b'].cdi: no kind of CDI devices: 'a/b=c': write the"),
+        (
+            "resources: {a/b: {gpus: [{uuid: a.}], cdi: a/b}}",
+            "expected a UUID that ends in a letter or digit, as a CDI",
+        ),
+        (
+            "resources: {a/b: {gpus: 1, pre_start: 1}}",
+            "resources['a/b'].pre_start: expected true or false, got 1: write true or false",
         ),
         (
             "resources: {a/b: {gpus: [{uuid: 7}]}}",

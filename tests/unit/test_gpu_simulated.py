@@ -17,7 +17,7 @@ import structlog
 from devices import filewatch
 from devices.gpu.profile import ProfileError
 from devices.gpu.simulated import SimulatedSource
-from devices.model import ContainerRequest, Field, Health, PreferredRequest, Sayable
+from devices.model import ContainerRequest, Fault, Field, Health, PreferredRequest, RefusedError, Sayable
 from devices.source import DeviceSource, Inventory
 
 GUARD_S = 30
@@ -319,6 +319,9 @@ async def test_it_answers_as_a_device_source() -> None:
     answer = await source.answer(NAME, ContainerRequest(chosen[::-1]), Sayable(frozenset({Field.ENVS})))
     assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": f"{ids[2]},{ids[3]}"}
     await source.prepare(NAME, chosen)
+    with pytest.raises(RefusedError, match="isn't: repair it") as refused:
+        await source.prepare(NAME, (ids[0], "GPU-that-is-gone"))
+    assert refused.value.fault is Fault.FAILED_PRECONDITION
 
 
 async def test_before_the_first_look_it_answers_for_what_was_announced() -> None:
