@@ -54,6 +54,8 @@ class GatewayProcess:
         self._ended = False
         self.seen = 0
         """How many lines came so far: a mark for ``wait_for(..., since=mark)``."""
+        self.told_to_end = False
+        """Whether its end was ours to cause."""
         self._reader = asyncio.create_task(self._read(), name=f"log of {process.pid}")
 
     @classmethod
@@ -133,18 +135,24 @@ class GatewayProcess:
         await self._gone()
         return code
 
+    async def exited(self) -> None:
+        """Wait for the end of the process, however long it takes."""
+        await self._process.wait()
+
     async def terminate(self, seconds: float = 30) -> int:
         """Send TERM, wait, and return the exit code.
 
         Raises:
             GatewayError: it was still there after ``seconds``.
         """
+        self.told_to_end = True
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         return await self.wait(seconds)
 
     async def kill(self) -> None:
         """End the process, and what it may have started, as a crash does."""
+        self.told_to_end = True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         await self._process.wait()

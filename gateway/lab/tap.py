@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import inotify_simple
 
@@ -33,6 +33,9 @@ MEMORY = 64 << 20
 """Bytes of calls that are kept; beyond that, bytes are relayed unread and ``Connection.fault`` says so."""
 LISTEN_EVERY = 0.001
 """Seconds between two looks whether a kubelet.sock that was bound listens by now: nothing else tells."""
+
+_Identity: TypeAlias = tuple[int, int, int]
+"""Which socket a name stands for: device, inode, time of change (an inode alone can be used again)."""
 
 _flags = inotify_simple.flags
 
@@ -118,7 +121,7 @@ class Tap:
     async def _follow(self) -> None:
         """Announce each kubelet to the plugin, as soon as it takes connections."""
         path = self.kubelet_dir / KUBELET_SOCKET
-        announced: tuple[int, int, int] | None = None
+        announced: _Identity | None = None
         while True:
             await self._appeared.wait()
             self._appeared.clear()
@@ -127,10 +130,10 @@ class Tap:
                     await asyncio.sleep(LISTEN_EVERY)
                 elif found == _identity(path):
                     announced = found
-                    self._announce()
+                    self._announce(announced)
                     await self._notify()
 
-    def _announce(self) -> None:
+    def _announce(self, announced: _Identity) -> None:
         """Do in the plugin's directory what the kubelet did in its own: clean up, then bind and listen."""
         for entry in os.scandir(self.plugin_dir):
             if not entry.is_dir(follow_symlinks=False) and entry.name != CHECKPOINT:
@@ -139,7 +142,7 @@ class Tap:
             self._close(name)
             if name != KUBELET_SOCKET:
                 (self.kubelet_dir / name).unlink(missing_ok=True)
-        self._listen(KUBELET_SOCKET, self.plugin_dir, self.kubelet_dir)
+        self._listen(KUBELET_SOCKET, self.plugin_dir, self.kubelet_dir, announced)
         self.kubelets += 1
 
     def _offer(self, request: bytes) -> None:
@@ -157,17 +160,17 @@ class Tap:
 
     # -- connections --------------------------------------------------------------------------------------------------
 
-    def _listen(self, name: str, here: Path, there: Path) -> None:
-        """Take connections on ``name`` in ``here``, and relay each to the same name in ``there``."""
+    def _listen(self, name: str, here: Path, there: Path, only: _Identity | None = None) -> None:
+        """Take connections on ``name`` in ``here``, and relay each to the same name in ``there`` (while it is ``only``)."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._listeners[name] = listener
         listener.bind(os.fspath(here / name))
         listener.listen(128)
-        asyncio.get_running_loop().add_reader(listener, self._take, listener, name, there / name)
+        asyncio.get_running_loop().add_reader(listener, self._take, listener, name, there / name, only)
 
-    def _take(self, listener: socket.socket, name: str, there: Path) -> None:
+    def _take(self, listener: socket.socket, name: str, there: Path, only: _Identity | None) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._spawn(self._relay(listener.accept()[0], name, there))
+            self._spawn(self._relay(listener.accept()[0], listener, name, there, only))
 
     def _close(self, name: str) -> None:
         listener = self._listeners.pop(name, None)
@@ -175,16 +178,22 @@ class Tap:
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
 
-    async def _relay(self, taken: socket.socket, name: str, there: Path) -> None:
+    async def _relay(
+        self, taken: socket.socket, listener: socket.socket, name: str, there: Path, only: _Identity | None
+    ) -> None:
         connection = Connection("registration" if name == KUBELET_SOCKET else "plugin", name)
         self.connections.append(connection)
         taken.setblocking(False)  # noqa: FBT003  the standard library's signature
         reader, writer = await asyncio.open_unix_connection(sock=taken)
         try:
+            # The name of a kubelet that is gone must not lead to the next one, which isn't announced yet.
+            if only not in {None, _identity(there)}:
+                raise ConnectionRefusedError
             far_reader, far_writer = await asyncio.open_unix_connection(there)
         except OSError:
             # Nobody listens there: nobody shall listen here, either. The name stays, as that of the dead does.
-            self._close(name)
+            if self._listeners.get(name) is listener:
+                self._close(name)
         else:
             try:
                 await _first_of(
@@ -247,7 +256,7 @@ def _is_under_way(call: Call) -> bool:
     return call.end is None and not call.path.endswith("/ListAndWatch")
 
 
-def _identity(path: Path) -> tuple[int, int, int] | None:
+def _identity(path: Path) -> _Identity | None:
     try:
         found = path.stat(follow_symlinks=False)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Runs the scenarios behind the tests: several nodes at once, because a node mostly waits for processes to start.
 
 A test names its jobs as the parameter ``jobs`` and gets their recordings from the fixture ``recordings``. All jobs of the
-selected tests run in the order of the tests, on an event loop of their own; each test waits for its own ones. Genuine
+selected tests run in the order of the tests, on one event loop; each test waits for its own ones. Genuine
 kubelets are never skipped: where one isn't built, its tests fail (``-m "not genuine"`` leaves them out, in plain sight).
 """
 
@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,15 +17,15 @@ from typing import Literal, cast
 
 import pytest
 
-from gateway.lab.build import built
+from gateway.lab.build import built, default
 from gateway.lab.kubelet import Demand
-from gateway.lab.scenarios import RESOURCE, SCENARIOS, VERSIONS, Node, node
+from gateway.lab.scenarios import RESOURCE, SCENARIOS, Node, node
 from gateway.lab.tap import Connection
 
-GENUINE = ("1.8", "1.9", "1.10", "1.20", "1.28", "1.37")
+GENUINE = default()
 AT_ONCE = (os.cpu_count() or 1) + 1
 WATCHING_AT_ONCE = 9
-JOB_SECONDS = 90
+JOB_SECONDS = 180
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,6 @@ class Job:
         # The kubelet chooses among free devices by chance: a recording that can be compared leaves it no choice.
         setting = node(
             _genuine if self.kind == "genuine" else _emulated,
-            versions=GENUINE if self.kind == "genuine" or self.tapped else VERSIONS,
             gpus={RESOURCE: 2} if self.tapped else scenario.gpus,
             demands=[Demand("a", RESOURCE, 2)] if self.tapped else [Demand("a", RESOURCE, 1), Demand("b", RESOURCE, 2)],
             tapped=self.tapped,
@@ -90,6 +87,16 @@ Recordings = Callable[[Job], list[Connection]]
 _selected: list[Job] = []
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with the kubelets that it runs against, so that ``-m "kubelet(version='1.36')"`` selects it."""
+    for item in items:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        jobs = cast("tuple[Job, ...]", parameters.get("jobs", ()))
+        for version in {job.version for job in jobs} | {parameters.get("version", "")} - {""}:
+            item.add_marker(pytest.mark.kubelet(version=version))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Note the jobs of the tests that will run."""
     for item in session.items:
@@ -101,29 +108,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def recordings() -> Iterator[Recordings]:
     """What each job recorded; raises what went wrong in it."""
-    futures: dict[Job, Future[list[Connection]]] = {job: Future() for job in _selected}
-
-    async def run_all() -> None:
-        busy, watching = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(WATCHING_AT_ONCE)
-
-        async def run(job: Job, future: Future[list[Connection]]) -> None:
-            async with watching if job.scenario == "two-gateways" else busy:
-                try:
-                    future.set_result(await job.run())
-                except BaseException as error:
-                    future.set_exception(error)
-                    if isinstance(error, asyncio.CancelledError):
-                        raise
-
-        await asyncio.gather(*(run(job, future) for job, future in futures.items()))
-
     loop = asyncio.new_event_loop()
-    all_jobs = loop.create_task(run_all())
-    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([all_jobs])), name="scenarios")
-    thread.start()
+    busy, watching = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(WATCHING_AT_ONCE)
+
+    async def run(job: Job) -> list[Connection]:
+        async with watching if job.scenario == "two-gateways" else busy:
+            return await job.run()
+
+    # The loop goes on while some test waits, never beside pytest: it changes the environment between two tests, which
+    # a process that is being spawned in another thread reads.
+    tasks = {job: loop.create_task(run(job)) for job in _selected}
     try:
-        yield lambda job: futures[job].result()
+        yield lambda job: loop.run_until_complete(tasks[job])
     finally:
-        loop.call_soon_threadsafe(all_jobs.cancel)
-        thread.join()
+        for task in tasks.values():
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks.values(), return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()

@@ -198,6 +198,29 @@ async def test_where_the_kubelet_does_not_listen_the_plugin_is_refused(directori
             await asyncio.open_unix_connection(directories[1] / "kubelet.sock")
 
 
+async def test_the_name_of_a_kubelet_that_is_gone_does_not_lead_to_its_successor(
+    directories: tuple[Path, Path],
+) -> None:
+    """A plugin would register with a kubelet that is not announced to it, and once more when it is."""
+    async with served(directories, "plugin.sock") as (tap, kubelet, _):
+        await kubelet.stop()
+        await tap.wait(ended)
+        loop = asyncio.get_running_loop()
+        assert tap._inotify is not None
+        loop.remove_reader(tap._inotify.fileno())  # the tap is slow to hear of the successor
+        successor = Kubelet(directories[0])
+        await successor.start()
+        try:
+            reader, writer = await asyncio.open_unix_connection(directories[1] / "kubelet.sock")
+            assert await reader.read(1) == b""
+            writer.close()
+            await writer.wait_closed()
+            loop.add_reader(tap._inotify.fileno(), tap._look)
+            await tap.wait(lambda _: tap.kubelets == 2)
+        finally:
+            await successor.stop()
+
+
 @pytest.mark.parametrize("endpoint", ["../outside.sock", "/tmp/outside.sock", "", "kubelet.sock"])
 async def test_an_endpoint_outside_the_directory_is_not_bound(directories: tuple[Path, Path], endpoint: str) -> None:
     kubelet = Kubelet(directories[0])
