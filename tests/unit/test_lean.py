@@ -18,7 +18,7 @@ def loaded() -> frozenset[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["gateway.lab", "gateway.cli.demo", "gateway.cli.probe", "devices.gpu.simulated", "hpack"]
+    "module", ["gateway.lab", "gateway.cli.demo", "gateway.cli.probe", "gateway.plan", "devices.gpu.simulated", "hpack"]
 )
 def test_the_daemon_does_not_load(module: str, loaded: frozenset[str]) -> None:
     assert not {name for name in loaded if name == module or name.startswith(f"{module}.")}

@@ -42,7 +42,7 @@ def _sources(*patterns: str) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("pattern", ["*.py", "*.pyi", "py.typed", "profiles/*.yaml"])
+@pytest.mark.parametrize("pattern", ["*.py", "*.pyi", "py.typed", "*.yaml"])
 def test_the_wheel_holds_every(pattern: str, contents: set[str]) -> None:
     sources = _sources(pattern)
     assert sources, f"this tree has no {pattern}"

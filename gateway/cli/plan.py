@@ -1,0 +1,182 @@
+"""``gateway plan``: what a GPU node goes through on the way from one kubelet version to another, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import click
+
+if TYPE_CHECKING:
+    from gateway.plan import Bug, Checkpoint, Crossing, Hop, Plan
+
+_EXAMPLES = """
+\b
+Examples:
+  gateway plan --from 1.24 --to 1.33
+  gateway plan --from 1.27.3 --to 1.28           the bugs of the patch release that you run, too
+  gateway plan --from 1.18 --to 1.32 --direct    in one jump: what is lost, and which stop would save it
+  gateway plan --from 1.36 --to 1.28             the way back
+  gateway plan --from 1.24 --to 1.33 --json | jq '.hops[] | select(.drain != "not needed") | .new'
+"""
+
+_WIDEST: Final = 100
+_NARROWEST: Final = 40
+_WHEN: Final = {
+    "restart": "At each start of the kubelet.",
+    "reboot": "After a reboot of the node.",
+    "register": "When a plugin is replaced.",
+    "admission": "When a pod comes.",
+}
+
+
+@click.command(epilog=_EXAMPLES)
+@click.option("--from", "start", required=True, metavar="VERSION", help="The kubelet that runs now: 1.24, or 1.24.17.")
+@click.option("--to", "goal", required=True, metavar="VERSION", help="The kubelet to go to, newer or older.")
+@click.option("--direct", is_flag=True, help="In one jump, rather than one minor version at a time.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with the source of each statement.")
+def plan(*, start: str, goal: str, direct: bool, as_json: bool) -> None:
+    """Say what a GPU node goes through when its kubelet becomes another version, hop by hop.
+
+    For each hop: the device plugin API, whether the kubelet keeps its checkpoint (who holds which GPU), whether to drain,
+    which patch release to go to at least, and the kubelet's own bugs that GPU pods meet, with the way out. Each statement
+    was run on genuine kubelets or read in their code, release notes and issues; the plan says which.
+    """
+    import msgspec
+
+    from gateway import plan as advice
+
+    facts = advice.load()
+    try:
+        made = advice.plan(facts, advice.kubelet(start, facts), advice.kubelet(goal, facts), direct=direct)
+    except advice.PlanError as error:
+        raise click.UsageError(str(error)) from error
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(made), indent=2))
+    else:
+        width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
+        click.echo("\n".join(render(made, width)))
+
+
+def render(plan: Plan, width: int) -> Iterator[str]:
+    """Write a plan for a person, in lines of at most ``width`` columns (a longer word stands alone)."""
+    page = _Page(width)
+    drains = [
+        f"{sum(hop.drain == level for hop in plan.hops)} with a drain {level}" for level in ("required", "advised")
+    ]
+    said = [phrase for phrase in drains if not phrase.startswith("0 ")] or ["no drain for the GPUs' sake"]
+    hops = f"{len(plan.hops)} hop{'s' if len(plan.hops) > 1 else ''}"
+    yield from page.text(f"Kubelet {plan.start} to {plan.goal} on a GPU node: {hops}, {', '.join(said)}.")
+    for heading, steps in (("Before the first hop", plan.first), ("At each hop", plan.each)):
+        yield from ("", heading)
+        for step in steps:
+            yield from page.item(step)
+    if plan.now:
+        yield from ("", f"Now, on {plan.start}")
+    for name, mended in plan.now.items():
+        end = f"Mended in {' and '.join(mended)}." if mended else "Not mended yet."
+        yield from page.item(f"{name}: {_headline(plan.rows[name])} {end}")
+    explained = {*plan.now}
+    for hop in plan.hops:
+        yield ""
+        yield from _hop(page, plan, hop, explained)
+    yield from ("", f"In the end, on {plan.goal}")
+    yield from page.line(", ".join(plan.then) + "." if plan.then else "No bug is known that hits GPU pods.")
+    yield ""
+    yield from page.text(
+        "run: seen on genuine kubelets; read: in code, release notes and issues; inferred: never tried. --json has the sources."
+    )
+
+
+def _hop(page: _Page, plan: Plan, hop: Hop, explained: set[str]) -> Iterator[str]:
+    drain = {"required": "DRAIN", "advised": "drain advised", "not needed": "no drain"}[hop.drain]
+    yield from page.text(f"{hop.old} -> {_target(hop)}: {drain}")
+    for reason in hop.drain_because:
+        yield from page.line(f"Because {reason}.")
+    if hop.api_before != hop.api_after:
+        yield from page.line(f"API: {hop.api_before} becomes {hop.api_after}. The gateway changes over by itself.")
+    else:
+        yield from page.line(f"API: {hop.api_after}, as before.")
+    checkpoint = _evidence(plan.rows[hop.checkpoint])
+    if hop.checkpoint_kept:
+        yield from page.line("Checkpoint: kept. Running pods keep their GPUs.")
+    else:
+        rescue = f" With a stop at {hop.stop_at} on the way it is kept." if hop.stop_at else ""
+        yield from page.line(
+            f"Checkpoint: LOST {checkpoint}. The kubelet starts with empty books and gives GPUs that are in use to others.{rescue}"
+        )
+    for name, patches in hop.avoided.items():
+        lost = f"The checkpoint of {hop.old} can't be read {checkpoint}."
+        yield from page.line(f"Not {patches}: {lost if name == hop.checkpoint else _headline(plan.rows[name])}")
+    for name in (*hop.crossings, *hop.new_bugs):
+        if name not in explained:
+            yield from _row(page, plan.rows[name])
+            explained.add(name)
+    again = [name for name in hop.new_bugs if name in plan.now]
+    for word, names in (("Again", again), ("No longer", hop.gone)):
+        if names:
+            yield from page.line(f"{word}: {', '.join(names)}.")
+
+
+def _target(hop: Hop) -> str:
+    """Say where to go, and how far at least."""
+    if hop.at_least is None:
+        return hop.new
+    minor, patch = hop.at_least.rsplit(".", 1)
+    if hop.new == minor:
+        return f"{hop.new} (at least {hop.at_least})"
+    return (
+        hop.new if int(hop.new.rsplit(".", 1)[1]) >= int(patch) else f"{hop.new} (TOO EARLY: at least {hop.at_least})"
+    )
+
+
+def _row(page: _Page, row: Crossing | Bug | Checkpoint) -> Iterator[str]:
+    from gateway.plan import Bug, Row
+
+    yield from page.item(f"{row.id}: {_headline(row)}")
+    if isinstance(row, Row):
+        yield from page.under((f"{_WHEN[row.when]} " if isinstance(row, Bug) else "") + row.suffers)
+        yield from page.under(f"Way out: {row.way_out}")
+
+
+def _headline(row: Crossing | Bug | Checkpoint) -> str:
+    """Put a row into one sentence: what it is, and how that is known."""
+    from gateway.plan import Row
+
+    return f"{row.title if isinstance(row, Row) else row.what} {_evidence(row)}."
+
+
+def _evidence(row: Crossing | Bug | Checkpoint) -> str:
+    return f"({', '.join([row.evidence, *re.findall(r'#[0-9]+', row.source)[:1]])})"
+
+
+class _Page:
+    """Wraps text to a width, at one of three depths."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    def text(self, text: str) -> list[str]:
+        return self._wrap(text, "", "  ")
+
+    def line(self, text: str) -> list[str]:
+        return self._wrap(text, "  ", "    ")
+
+    def item(self, text: str) -> list[str]:
+        return self._wrap(text, "  - ", "    ")
+
+    def under(self, text: str) -> list[str]:
+        return self._wrap(text, "    ", "    ")
+
+    def _wrap(self, text: str, first: str, rest: str) -> list[str]:
+        return textwrap.wrap(
+            text,
+            self._width,
+            initial_indent=first,
+            subsequent_indent=rest,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
