@@ -76,6 +76,12 @@ unit: $(VENV) ## the tests that need no genuine kubelet
 kubelets: $(VENV) ## build the genuine kubelet device managers
 	@$(RUN)python -m gateway.lab.build
 
+# COMPAT: more options. "--genuine yes" builds every kubelet first, "--kubelets 1.28,1.37 --no-hops" runs less.
+COMPAT ?=
+.PHONY: compat
+compat: kubelets ## the compatibility matrix, on the kubelets that are built and emulated others: compat-report/
+	@$(RUN)gateway compat --genuine built $(COMPAT)
+
 .PHONY: lint
 lint: $(VENV) ## ruff, all rules: code and format
 	$(RUN)ruff check && $(RUN)ruff format --check
@@ -118,5 +124,5 @@ locks-check: $(VENV) ## are the locks what pyproject.toml asks for?
 
 .PHONY: clean
 clean: ## remove what was made here (the cache of built kubelets lies outside and stays)
-	rm -rf .venv .venv-gen build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-gen build dist compat-report *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find gateway adapters devices tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

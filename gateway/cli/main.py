@@ -19,8 +19,10 @@ from gateway.negotiate import CHOICES
 from gateway.settings import BACKENDS, SOCKET_DIR, STATE_DIR, Settings
 
 _COMMANDS = {
+    "compat": ("gateway.cli.compat:compat", "Run the compatibility matrix: scenarios and hops on many kubelets."),
     "demo": ("gateway.cli.demo:demo", "A rolling kubelet upgrade on a simulated node, seen happen."),
     "dev": ("gateway.cli.dev:dev", "Tools for trying device plugins, such as an emulated kubelet."),
+    "plan": ("gateway.cli.plan:plan", "What a kubelet upgrade does to a GPU node, hop by hop."),
     "probe": ("gateway.cli.probe:probe", "Ask a kubelet which device plugin API it speaks."),
 }
 

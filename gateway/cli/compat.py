@@ -1,0 +1,308 @@
+"""``gateway compat``: the compatibility matrix on this machine, with the daemon's own options, for people and for their CI."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from gateway.cli.main import gateway
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.lab.record import Report
+    from gateway.lab.scenarios import Scenario
+
+_EXAMPLES = """
+\b
+Examples:
+  gateway compat                                       every kubelet that there is, and every hop between two of them
+  gateway compat --kubelets 1.28,1.32,1.36             those of your clusters
+  gateway compat --kubelets 1.32 --genuine no          without Go: an emulated kubelet, in seconds
+  gateway compat --kubelets 1.32 --only register --only kubelet-crash --no-hops
+  gateway compat --kubelets 1.32,1.36 --simulate profile.yaml --api v1beta1
+  gateway compat --only help                           which scenarios there are
+  gateway compat --plugin './my-plugin --dir {socket_dir}' --kubelets 1.28,1.37
+
+It writes report.json, report.md, junit.xml and index.html (with --plugin: plugin.json). It ends with 0 when everything
+passed and with 1 when not.
+"""
+
+HOPS, CLUSTER = "hops", "cluster"
+PASSED_ON = ("api", "profile", "kubelet_minor")
+"""The daemon's options that gateways are started with."""
+
+
+class _Versions(click.ParamType[tuple[str, ...]]):
+    """Kubelet versions such as ``1.28,1.32``; the value is their minor versions, oldest first."""
+
+    name = "1.N,1.M"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        from gateway.lab.behaviour import behaviour
+
+        if isinstance(value, tuple):
+            return value
+        try:
+            found = {behaviour(one.strip()) for one in str(value).split(",")}
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return tuple(one.name for one in sorted(found, key=lambda one: one.minor))
+
+
+@click.command(epilog=_EXAMPLES)
+@click.option(
+    "--kubelets",
+    type=_Versions(),
+    default=None,
+    show_default="all that can be genuine; with --plugin, one of each class",
+    help="The kubelets to run against, separated by commas. Any version from 1.8 on can be emulated.",
+)
+@click.option(
+    "--genuine",
+    type=click.Choice(("auto", "yes", "built", "no")),
+    default="auto",
+    help="auto builds genuine kubelets where there is Go, and emulates the others; yes insists (and fetches Go if there "
+    "is none); built takes those that are built already; no emulates all. The report says which was which.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="SCENARIO",
+    help="Run this scenario only, or 'hops', or 'cluster' (with --plugin: this rule); can be given several times. "
+    "'help' lists them.",
+)
+@click.option(
+    "--plugin",
+    metavar="COMMAND",
+    default=None,
+    help="Examine this device plugin instead: which promises of the kubelet's API it keeps, which it breaks, and what each "
+    "rests on. {socket_dir} stands for the socket directory, {state_dir} for a folder that outlives its process.",
+)
+@click.option("--resource", metavar="NAME", default="", help="With --plugin: look at this one of its resources only.")
+@click.option(
+    "--cap",
+    type=click.FloatRange(0.1, 600),
+    default=10,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --plugin: how long to wait for what must come.",
+)
+@click.option("--hops/--no-hops", default=True, help="Upgrades and downgrades between the kubelets, with pods.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("compat-report"),
+    help="The folder for the report; what an earlier one left there is replaced.",
+)
+@click.option(
+    "--page",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    help="A page in Markdown that is to hold this run too, between two lines that mark its place.",
+)
+def compat(
+    *,
+    kubelets: tuple[str, ...] | None,
+    genuine: str,
+    only: tuple[str, ...],
+    plugin: str | None,
+    resource: str,
+    cap: float,
+    hops: bool,
+    out: Path,
+    page: Path | None,
+    **daemon: Any,
+) -> None:
+    """Run every scenario and every hop on kubelets of many versions, and write a report.
+
+    Gateways with simulated GPUs and kubelets are real processes on real sockets in temporary directories: nothing of this
+    machine's own kubelet is touched. A genuine kubelet is the unmodified device manager of that version, built from its
+    source; building one takes a minute or so, once. The options of the daemon are those that its gateways are run with;
+    --simulate adds a scenario with your devices.
+    """
+    if find_spec("hpack") is None:
+        raise click.ClickException(
+            "expected the extra `lab`, with which calls are read off the wire: pip install 'device-plugin-gateway[lab]'"
+        )
+    if plugin is not None:
+        _examine(plugin, kubelets, genuine, only, out, resource=resource, cap_seconds=cap)
+    from gateway.lab import build, matrix, report
+
+    chosen = _scenarios(only, daemon["profile"])
+    versions, binaries, why_emulated = _kubelets(kubelets, build.available, genuine)
+    pinned = daemon["kubelet_minor"]
+    job = matrix.Matrix(
+        versions,
+        binaries,
+        why_emulated,
+        chosen,
+        with_hops=hops and (not only or HOPS in only),
+        with_cluster=not only or CLUSTER in only,
+        api=daemon["api"],
+        options=() if pinned is None else ("--kubelet-version", f"1.{pinned}"),
+    )
+    try:
+        found = asyncio.run(matrix.run(job, _clocked()))
+    except KeyboardInterrupt:
+        _stopped()
+    _write(found, out, page)
+    click.echo(f"\n{report.summary(found)}\nreport: {out / 'index.html'}")
+    sys.exit(0 if found.passed else 1)
+
+
+# The daemon's own options, so that there is one place which says what they mean.
+compat.params.extend(option for option in gateway.params if option.name in PASSED_ON)
+
+
+def _scenarios(only: tuple[str, ...], profile: str | None) -> tuple[Scenario, ...]:
+    """Find the scenarios that were asked for."""
+    from gateway.lab import matrix
+    from gateway.lab.scenarios import SCENARIOS
+
+    found = dict(SCENARIOS)
+    if profile is not None:
+        try:
+            found[matrix.PROFILE] = matrix.own_profile(profile)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--simulate") from error
+    if "help" in only:
+        width = max(map(len, found))
+        click.echo("\n".join(f"{name:{width}}  {one.promise}" for name, one in found.items()))
+        click.echo(f"{HOPS:{width}}  upgrades and downgrades between the kubelets, with pods")
+        click.echo(f"{CLUSTER:{width}}  a node of each version at once, all with one configuration")
+        sys.exit(0)
+    unknown = [name for name in only if name not in {*found, HOPS, CLUSTER}]
+    if unknown:
+        raise click.BadParameter(
+            f"expected one of {', '.join([*found, HOPS, CLUSTER])}; got {', '.join(unknown)}", param_hint="--only"
+        )
+    return tuple(one for name, one in found.items() if not only or name in only)
+
+
+def _examine(
+    command: str,
+    kubelets: tuple[str, ...] | None,
+    genuine: str,
+    only: tuple[str, ...],
+    out: Path,
+    **how: Any,
+) -> NoReturn:
+    """Examine a device plugin, tell what was found, and end."""
+    from gateway.lab import build, conformance
+
+    rules = {rule.id: rule for rule in conformance.RULES}
+    if "help" in only:
+        width = max(map(len, rules))
+        click.echo("\n".join(f"{name:{width}}  {rule.promise}" for name, rule in rules.items()))
+        sys.exit(0)
+    if unknown := [name for name in only if name not in rules]:
+        raise click.BadParameter(f"expected one of {', '.join(rules)}; got {', '.join(unknown)}", param_hint="--only")
+    try:
+        conformance.parsed(command)
+    except conformance.CommandError as error:
+        raise click.BadParameter(str(error), param_hint="--plugin") from error
+    versions, binaries, _ = _kubelets(kubelets, build.default, genuine)
+    chosen = [rules[name] for name in only]
+    work = conformance.examine(
+        command, versions=versions, genuine=binaries.get, progress=_clocked(), rules=chosen, **how
+    )
+    try:
+        found = asyncio.run(work)
+    except KeyboardInterrupt:
+        _stopped()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "plugin.json").write_bytes(conformance.to_json(found))
+    except OSError as error:
+        raise click.ClickException(f"the report can't be written: {error}") from error
+    click.echo(f"\n{conformance.to_text(found)}\nreport: {out / 'plugin.json'}")
+    sys.exit(0 if found.passed else 1)
+
+
+def _clocked() -> Callable[[str], None]:
+    """Give what prints lines of progress, with the time since now."""
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - began), 60)
+        click.echo(f"{minutes:2d}:{seconds:02d}  {line}")
+
+    return say
+
+
+def _stopped() -> NoReturn:
+    click.echo("stopped: all processes that were started are ended, no report is written", err=True)
+    sys.exit(130)
+
+
+def _kubelets(
+    asked: tuple[str, ...] | None, usual: Callable[[], tuple[str, ...]], genuine: str
+) -> tuple[tuple[str, ...], dict[str, Path], dict[str, str]]:
+    """Give the versions to run, the binaries of the genuine ones, and why each of the others is emulated."""
+    from gateway.lab import build
+
+    try:
+        versions = asked or usual()
+        found, why = _genuine(versions, genuine)
+    except build.BuildError as error:
+        raise click.ClickException(str(error)) from error
+    for version, reason in why.items():
+        click.echo(f"kubelet {version} is emulated: {reason}")
+    return versions, found, why
+
+
+def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], dict[str, str]]:
+    """Find or build the genuine kubelets; give their binaries, and why there is none of each other version.
+
+    Raises:
+        gateway.lab.build.BuildError: genuine ones were insisted on, and one can't be built.
+    """
+    from gateway.lab import build
+
+    if genuine == "no":
+        return {}, dict.fromkeys(versions, "genuine ones were not asked for")
+    found: dict[str, Path] = {}
+    why: dict[str, str] = {}
+    possible = build.available()
+    for version in versions:
+        path = build.built(version) if version in possible else None
+        if path is None and genuine == "built":
+            why[version] = "no genuine one is built"
+            continue
+        if version not in possible and genuine == "auto":
+            why[version] = f"genuine ones can be built of {', '.join(possible)}"
+            continue
+        if path is None and genuine == "auto" and not (os.environ.get("GO") or shutil.which("go")):
+            why[version] = "there is no Go on this machine to build a genuine one with"
+            continue
+        try:
+            found[version] = path or build.build([version], progress=click.echo)[version]
+        except build.BuildError as error:
+            if genuine == "yes":
+                raise
+            click.echo(str(error), err=True)
+            why[version] = "the genuine one could not be built: " + str(error).splitlines()[0]
+    return found, why
+
+
+def _write(found: Report, out: Path, page: Path | None) -> None:
+    from gateway.lab import report
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, content in report.files(found).items():
+            (out / name).write_bytes(content)
+        if page is not None:
+            fresh = report.place(page.read_text(encoding="utf-8"), found)
+            page.write_text(fresh, encoding="utf-8")
+    except (OSError, report.NoPlaceError) as error:
+        raise click.ClickException(f"the report can't be written: {error}") from error

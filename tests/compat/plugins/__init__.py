@@ -1,0 +1,1 @@
+"""Device plugins that break one promise of the kubelet's API each, on purpose: what the conformance test must find."""

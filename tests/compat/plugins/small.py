@@ -1,0 +1,124 @@
+"""A small device plugin for kubelets of v1beta1 that keeps every promise; the bad ones beside it vary it in one.
+
+It looks ten times a second whether it must register: there is a new kubelet, its stream has ended, or its socket is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import grpc
+
+from adapters.pb.v1beta1 import v1beta1_pb2 as pb
+
+IDS = tuple(f"DEV-{index}" for index in range(4))
+LOOK_EVERY = 0.1
+REGISTER_SECONDS = 2
+_names = itertools.count()
+
+
+class Registration:
+    """One registration: a server of its own on a socket of its own."""
+
+    def __init__(self, kubelet: Path, ids: Sequence[str], *, anything: bool) -> None:
+        self._kubelet, self._ids, self._anything = kubelet, ids, anything
+        self._path = kubelet.with_name(f"small-{os.getpid()}-{next(_names)}.sock")
+        self._born = _born(kubelet)
+        self._cut = False
+        self._server = grpc.aio.server()
+        methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "GetDevicePluginOptions": grpc.unary_unary_rpc_method_handler(self._options),
+            "ListAndWatch": grpc.unary_stream_rpc_method_handler(self._list_and_watch),
+            "Allocate": grpc.unary_unary_rpc_method_handler(self._allocate),
+        }
+        self._server.add_registered_method_handlers("v1beta1.DevicePlugin", methods)
+        self._server.add_insecure_port(f"unix:{self._path}")
+
+    @property
+    def over(self) -> bool:
+        """Whether the plugin must register again."""
+        return self._cut or not self._path.exists() or _born(self._kubelet) != self._born
+
+    async def make(self) -> bool:
+        """Serve and register; say whether the kubelet accepted."""
+        await self._server.start()
+        async with grpc.aio.insecure_channel(
+            f"unix:{self._kubelet}", options=[("grpc.use_local_subchannel_pool", 1)]
+        ) as channel:
+            request = pb.RegisterRequest(
+                version="v1beta1", endpoint=self._path.name, resource_name="example.com/small"
+            ).SerializeToString()
+            register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                "/v1beta1.Registration/Register"
+            )
+            try:
+                await register(request, timeout=REGISTER_SECONDS)
+            except grpc.aio.AioRpcError:
+                return False
+        return True
+
+    async def end(self) -> None:
+        """End the server and remove its socket."""
+        await self._server.stop(None)
+        self._path.unlink(missing_ok=True)
+
+    async def _options(self, _request: bytes, _context: object) -> bytes:
+        return b""
+
+    async def _list_and_watch(self, _request: bytes, _context: object) -> AsyncIterator[bytes]:
+        try:
+            devices = [pb.Device(ID=one, health="Healthy") for one in self._ids]
+            yield pb.ListAndWatchResponse(devices=devices).SerializeToString()
+            await asyncio.Event().wait()
+        finally:
+            self._cut = True
+
+    async def _allocate(self, request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        asked = [tuple(one.devicesIDs) for one in pb.AllocateRequest.FromString(request).container_requests]
+        if not self._anything and not {*itertools.chain(*asked)} <= {*self._ids}:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown device")
+        answers = [pb.ContainerAllocateResponse(envs={"DEVICES": ",".join(one)}) for one in asked]
+        return pb.AllocateResponse(container_responses=answers).SerializeToString()
+
+
+def _born(kubelet: Path) -> tuple[int, int] | None:
+    try:
+        found = kubelet.stat()
+    except FileNotFoundError:
+        return None
+    return (found.st_ino, found.st_ctime_ns)
+
+
+async def serve(ids: Sequence[str] = IDS, *, anything: bool = False, again: bool = True, stay: bool = True) -> None:
+    """Serve ``ids`` in the directory that the command names, until SIGTERM.
+
+    ``anything``: allocate what was never announced, too. ``again``: register whenever it must be. ``stay``: do that in
+    this process, not by ending it.
+    """
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    kubelet = Path(sys.argv[1]) / "kubelet.sock"
+    registered: Registration | None = None
+    while not ended.is_set():
+        if registered is not None and registered.over and again:
+            await registered.end()
+            registered = None
+            if not stay:
+                return
+        if registered is None and kubelet.exists():
+            tried = Registration(kubelet, ids, anything=anything)
+            if await tried.make():
+                registered = tried
+            else:
+                await tried.end()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), LOOK_EVERY)
+    if registered is not None:
+        await registered.end()

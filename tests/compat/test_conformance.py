@@ -1,0 +1,65 @@
+"""The conformance test tells each bad plugin by name what it breaks, and the gateway that it keeps everything."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+from gateway.lab.build import built
+from gateway.lab.conformance import RULES, Findings, examine, to_text
+
+GATEWAY = (
+    f"{sys.executable} -m gateway.cli.main --backend simulated --log-format json "
+    "--socket-dir {socket_dir} --state-dir {state_dir}"
+)
+OWN_FAULTS = {
+    "registers_once": "registers-again",
+    "loses_ids": "ids-stable",
+    "allocates_anything": "unknown-device",
+}
+CAP_SECONDS = 20
+"""A busy machine is not a broken promise."""
+
+
+async def _examine(plugin: str, *, only: frozenset[str]) -> Findings:
+    command = f"{sys.executable} -m tests.compat.plugins.{plugin} {{socket_dir}}"
+    rules = [rule for rule in RULES if rule.id in only]
+    return await examine(command, versions=["1.28"], cap_seconds=CAP_SECONDS, rules=rules)
+
+
+async def test_each_bad_plugin_breaks_its_own_rule_alone() -> None:
+    targets = frozenset(OWN_FAULTS.values())
+    found = await asyncio.gather(*(_examine(plugin, only=targets) for plugin in OWN_FAULTS))
+    assert {plugin: one.broken for plugin, one in zip(OWN_FAULTS, found, strict=True)} == {
+        plugin: (rule,) for plugin, rule in OWN_FAULTS.items()
+    }
+    assert all(one.watched == "it stays in its process" for one in found)
+
+
+async def test_a_plugin_that_ends_itself_is_started_again_and_that_is_told() -> None:
+    found = await _examine("ends_itself", only=frozenset({"registers-again"}))
+    assert found.passed, to_text(found)
+    assert found.watched.startswith("it exits and is started again")
+    assert found.watched.endswith("registers-again)")
+
+
+@pytest.mark.parametrize("command", [GATEWAY, f"{sys.executable} -m tests.compat.plugins.keeps_all {{socket_dir}}"])
+async def test_who_keeps_everything_passes(command: str) -> None:
+    found = await examine(command, versions=["1.28"], cap_seconds=CAP_SECONDS)
+    assert [one for one in found.findings if one.verdict != "kept"] == [], to_text(found)
+    assert len(found.findings) == len(RULES)
+    assert found.watched == "it stays in its process"
+
+
+@pytest.mark.genuine
+async def test_the_gateway_passes_on_genuine_kubelets() -> None:
+    assert built("1.8") is not None, "kubelets are not built: make kubelets"
+    found = await examine(GATEWAY, versions=["1.8", "1.37"], genuine=built, cap_seconds=CAP_SECONDS)
+    assert found.passed, to_text(found)
+    assert {one.kind for one in found.findings} == {"emulated", "genuine"}
+    assert [one.rule for one in found.findings if one.verdict == "not applicable"] == [
+        "registers-once-per-start",
+        "init-containers",
+    ]

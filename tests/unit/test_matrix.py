@@ -1,0 +1,225 @@
+"""What the matrix runs and how it judges; and a real run with one failure in it, told in every form."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli import compat, main
+from gateway.lab import hops, matrix, scenarios, witness
+from gateway.lab.matrix import Bug, Matrix, verdict
+from gateway.lab.scenarios import SCENARIOS, Node, Scenario, must
+
+ALL = ("1.8", "1.9", "1.10", "1.11", "1.12", "1.13", "1.16", "1.18", "1.20", "1.24", "1.25", "1.26", "1.28", "1.32", "1.36", "1.37")  # fmt: skip
+BUG = Bug("phantoms", "kubernetes #1", "two-gateways", 8, 11, "they stay")
+
+
+@pytest.mark.parametrize(
+    ("error", "bug", "status", "reason"),
+    [
+        ("", None, "passed", ""),
+        ("pod a lost G1", None, "failed", "pod a lost G1"),
+        ("4 devices, they stay", BUG, "known kubelet bug", "4 devices, they stay"),
+        ("pod a lost G1", BUG, "failed", "pod a lost G1"),
+        ("", BUG, "failed", "phantoms (kubernetes #1) was expected to show and did not: is this kubelet mended?"),
+    ],
+)
+def test_verdict(error: str, bug: Bug | None, status: str, reason: str) -> None:
+    assert verdict(error, bug) == (status, reason)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "version", "hit"),
+    [
+        ("two-gateways", "1.8", True),
+        ("two-gateways", "1.11", True),
+        ("two-gateways", "1.12", False),
+        ("two-gateways", "1.9", True),
+        ("register", "1.9", False),
+    ],
+)
+def test_where_a_bug_must_show(scenario: str, version: str, *, hit: bool) -> None:
+    assert BUG.hits(scenario, version) is hit
+
+
+@pytest.mark.parametrize(
+    ("api", "version", "scenario", "words"),
+    [
+        ("auto", "1.8", "register", ""),
+        ("v1beta1", "1.28", "register", ""),
+        ("v1beta1", "1.9", "register", "--api v1beta1 doesn't speak v1alpha2"),
+        ("v1alpha", "1.9", "register", ""),
+        ("v1alpha", "1.10", "kubelet-crash", "--api v1alpha doesn't speak v1beta1"),
+        ("v1beta1", "1.9", "wrong-version", ""),
+    ],
+)
+def test_what_a_forced_api_rules_out(api: str, version: str, scenario: str, words: str) -> None:
+    found = Matrix((version,), {}, api=api).why_not(SCENARIOS[scenario], version)
+    assert (words in found, bool(found)) == (True, bool(words))
+
+
+@pytest.mark.parametrize(
+    ("versions", "paths"),
+    [
+        ((), []),
+        (("1.28",), []),
+        (("1.28", "1.32"), [("1.28", "1.32"), ("1.32", "1.28")]),
+        (("1.9", "1.20", "1.24"), [("1.9", "1.20", "1.24"), ("1.24", "1.20", "1.9")]),
+        (
+            ("1.24", "1.26", "1.28", "1.32"),
+            [("1.24", "1.26", "1.28", "1.32"), ("1.32", "1.28", "1.26", "1.24"), ("1.24", "1.28")],
+        ),
+    ],
+)
+def test_walks(versions: tuple[str, ...], paths: list[tuple[str, ...]]) -> None:
+    assert hops.walks(versions) == paths
+
+
+def test_the_walks_of_all_kubelets_make_every_hop_once() -> None:
+    made = [hop for path in hops.walks(ALL) for hop in pairwise(path)]
+    assert len(made) == len(set(made))
+    neighbours = [*pairwise(ALL)]
+    long = {("1.20", "1.24"), ("1.24", "1.28"), ("1.28", "1.32"), ("1.32", "1.37")}
+    assert set(made) == {*neighbours, *((new, old) for old, new in neighbours), *long}
+
+
+@pytest.mark.parametrize(
+    ("span", "minor", "within"),
+    [
+        ("1.26 to 1.28", 25, False),
+        ("1.26 to 1.28", 26, True),
+        ("1.26 to 1.28", 28, True),
+        ("1.26 to 1.28", 29, False),
+        ("1.37 and later", 36, False),
+        ("1.37 and later", 40, True),
+        ("1.9", 9, True),
+        ("1.9", 10, False),
+        ("", 9, True),
+    ],
+)
+def test_whether_a_kubelet_is_one_that_it_is_taken_for(span: str, minor: int, *, within: bool) -> None:
+    assert hops.covers(span, minor) is within
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        (["short"], ("short",)),
+        (["x" * 5000], ("x" * witness.COLUMNS + "… (5000 characters)",)),
+    ],
+)
+def test_a_transcript_is_bounded_in_columns(lines: list[str], kept: tuple[str, ...]) -> None:
+    assert witness.bounded(lines) == kept
+
+
+def test_a_transcript_is_bounded_in_lines() -> None:
+    found = witness.bounded(map(str, range(10_000)))
+    assert len(found) == witness.LINES + 1
+    assert (found[0], found[-1]) == ("0", "9999")
+    assert f"… {10_000 - witness.LINES} lines left out" in found
+
+
+# Runs.
+
+
+async def _breaks(node: Node, version: str) -> None:
+    await node.start_kubelet(version)
+    await node.start_gateway()
+    await node.served()
+    must([f"{node.root} is not as promised"])
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    broken = Scenario("broken", "what is promised is kept", _breaks)
+    monkeypatch.setattr(scenarios, "SCENARIOS", {"register": SCENARIOS["register"], "broken": broken})
+    root = Path(tempfile.mkdtemp(prefix="dpg-"))
+    yield root
+    shutil.rmtree(root)
+
+
+def _call(*arguments: str) -> Result:
+    return CliRunner().invoke(main.gateway, ["compat", *arguments])
+
+
+def test_a_failing_cell_is_red_and_ends_the_run_with_1(folder: Path) -> None:
+    out = folder / "out"
+    result = _call("--kubelets", "1.9,1.37", "--genuine", "no", "--no-hops", "--out", str(out))
+    assert result.exit_code == 1, result.output
+    assert "FAILED: 2 of 6 runs" in result.output
+    found = json.loads((out / "report.json").read_text())
+    statuses = {(one["scenario"], one["version"]): one["status"] for one in found["cells"]}
+    assert statuses == {
+        ("register", "1.9"): "passed",
+        ("register", "1.37"): "passed",
+        ("broken", "1.9"): "failed",
+        ("broken", "1.37"): "failed",
+    }
+    cell = found["cells"][-1]
+    assert cell["reason"] == "<node> is not as promised"
+    assert cell["registers"] == {"nvidia.com/gpu": 1}
+    assert any("/v1beta1.Registration/Register: OK" in line for line in cell["transcript"])
+    assert any("registered" in line for line in cell["transcript"])
+    page = (out / "index.html").read_text()
+    assert 'href="#broken-1.37"' in page
+    assert "2 of 6 runs failed" in page
+    assert 'failures="1"' in (out / "junit.xml").read_text()
+
+
+def test_a_passing_run_ends_with_0_and_can_be_put_on_a_page(folder: Path) -> None:
+    page = folder / "page.md"
+    page.write_text("# Ours\n<!-- the last full run: begin -->\n<!-- the last full run: end -->\n")
+    options = ("--kubelets", "v1.37.1,1.36", "--genuine", "no", "--only", "register", "--only", "hops")
+    result = _call(*options, "--out", str(folder / "out"), "--page", str(page))
+    assert result.exit_code == 0, result.output
+    assert "2 emulated (1.36, 1.37)" in result.output
+    assert "| 1.36 → 1.37 | emulated | ✅ | v1beta1 → v1beta1 |" in page.read_text()
+
+
+def test_a_profile_is_a_scenario_of_its_own(folder: Path) -> None:
+    profile = folder / "gpus.yaml"
+    profile.write_text("resources:\n  example.com/gpu:\n    gpus: 3\n    unhealthy: {1: it fell off the bus}\n")
+    options = ("--kubelets", "1.8,1.37", "--genuine", "no", "--only", matrix.PROFILE, "--simulate", str(profile))
+    result = _call(*options, "--out", str(folder / "out"))
+    assert result.exit_code == 0, result.output
+    assert "your-profile: 2 passed" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--kubelets", "1.7"], ["1.8 on", "'1.7'"]),
+        (["--kubelets", "new"], ["such as 1.28"]),
+        (["--only", "dance"], ["register", "hops", "cluster", "got dance"]),
+        (["--simulate", "no-such"], ["--simulate", "no-such"]),
+        (["--plugin", "true"], ["--plugin", "{socket_dir}"]),
+        (["--plugin", "true {socket_dir}", "--only", "dance"], ["--only", "registers", "got dance"]),
+    ],
+)
+def test_a_wrong_option_is_told_what_was_expected(arguments: list[str], words: list[str]) -> None:
+    result = _call(*arguments)
+    text = " ".join(result.output.split())
+    assert result.exit_code == 2
+    assert [word for word in words if word not in text] == []
+
+
+def test_what_a_plugin_breaks_is_named_and_ends_the_run_with_1(folder: Path) -> None:
+    command = f"{sys.executable} -m tests.compat.plugins.allocates_anything {{socket_dir}}"
+    options = ("--kubelets", "1.37", "--genuine", "no", "--only", "unknown-device", "--out", str(folder / "out"))
+    result = _call("--plugin", command, *options)
+    assert result.exit_code == 1, result.output
+    assert "broken: unknown-device" in result.output
+    assert json.loads((folder / "out" / "plugin.json").read_text())["broken"] == ["unknown-device"]
+
+
+def test_the_daemons_options_are_the_daemons() -> None:
+    own = {option.name for option in compat.compat.params}
+    assert set(compat.PASSED_ON) < own
