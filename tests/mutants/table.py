@@ -309,7 +309,7 @@ MUTANTS = (
         "T2",
         "a fresh kubelet is waited for",
         "gateway/registration.py",
-        "    state, actions = _offer(replace(state, stream=None))\n    return state, (*gone, *actions)",
+        "    state, actions = _offer(state)\n    return state, (*gone, *actions)",
         '    return _wait_after_cut(replace(state, stream=None), Report("info", "x"))',
         f"{_REGISTRATION}::test_rule",
     ),
