@@ -19,7 +19,7 @@ OWN_FAULTS = {
     "loses_ids": "ids-stable",
     "allocates_anything": "unknown-device",
 }
-CAP_SECONDS = 20
+CAP_SECONDS = 10
 """A busy machine is not a broken promise."""
 
 

@@ -13,15 +13,16 @@ from _pytest.mark import ParameterSet
 from gateway.lab.scenarios import SCENARIOS, Scenario
 from tests.compat.conftest import GENUINE, Job, Recordings
 
+ONE_OF_EACH_DIALECT = ("1.8", "1.9", "1.37")
+PLUGIN_SIDE = {"stale-socket", "wrong-version", "never-announced", "name-deleted", "directory-replaced"}
+"""What the gateway does on its own, whatever the kubelet: one kubelet of each dialect, of either kind."""
 FEWER: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(PLUGIN_SIDE, ONE_OF_EACH_DIALECT),
     # Ten seconds each, so only where a second Register means something else.
     "two-gateways": ("1.9", "1.10", "1.20", "1.32", "1.37"),
     # Ten seconds each as well: without a limit on messages, with one, and today's.
     "many-devices": ("1.8", "1.10", "1.37"),
 }
-PLUGIN_SIDE = {"stale-socket", "wrong-version", "never-announced", "name-deleted", "directory-replaced"}
-"""What the gateway does on its own, whatever the kubelet: one emulated kubelet of each dialect, and all genuine ones."""
-ONE_OF_EACH_DIALECT = ("1.8", "1.9", "1.37")
 ALPHA_CLASSIC_TODAY = ("1.9", "1.32", "1.37")
 EMULATED: dict[str, tuple[str, ...]] = {
     # Unsure, certain, and never.
