@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from adapters.dialect import MalformedError, UnsayableError, sayable, span
+from adapters.dialect import MalformedError, UnsayableError, Verdict, sayable, span
 from adapters.levels import Evidence, level
 from devices import life
 from devices.model import Fault, Field, Options, RefusedError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from adapters.dialect import Dialect, Level, Wire
+    from adapters.dialect import Dialect, Wire
     from devices.model import ContainerAnswer, ContainerRequest, Device
     from devices.source import DeviceSource, Listing
     from gateway.registration import Event
@@ -72,7 +72,6 @@ class Resource:
         self._dialect: Dialect | None = None
         self._evidence = Evidence()
         self._listed = False
-        self._entries: tuple[life.Entry, ...] = ()
         self._by_id: dict[str, life.Entry] = {}
         self._listing: Listing | None = None
         self._lists: dict[str, Wire] = {}
@@ -87,7 +86,7 @@ class Resource:
     @property
     def devices(self) -> tuple[Device, ...]:
         """The list as the kubelet is to see it."""
-        return tuple(entry.device for entry in self._entries)
+        return tuple(entry.device for entry in self._by_id.values())
 
     @property
     def entries(self) -> dict[str, life.Entry]:
@@ -96,7 +95,7 @@ class Resource:
 
     def publish(self, listing: Listing | None, entries: tuple[life.Entry, ...]) -> None:
         """Put a new list before every open stream. The caller has made its device IDs durable."""
-        self._listing, self._entries = listing, entries
+        self._listing = listing
         self._by_id = {entry.device.id: entry for entry in entries}
         self._lists.clear()
         for changed in self._streams.values():
@@ -109,7 +108,7 @@ class Resource:
             return None
         fits = _how_many_fit(dialect, self.devices, dialect.message_limit)
         return (
-            f"the list of {len(self._entries)} devices takes {size} bytes, and a kubelet of {dialect.name} receives at most "
+            f"the list of {len(self._by_id)} devices takes {size} bytes, and a kubelet of {dialect.name} receives at most "
             f"{dialect.message_limit} in one message: {fits} devices would fit. Announce fewer devices (fewer replicas), or "
             "shorten their IDs"
         )
@@ -153,18 +152,12 @@ class Resource:
         self._dialect = dialect
         self._evidence = Evidence(pinned=self._kubelet_minor)
         self._listed = False
-        self._list(dialect)
 
     def end_streams(self) -> None:
         """End every ListAndWatch stream that is open now."""
         self._ending |= set(self._streams)
         for changed in self._streams.values():
             changed.set()
-
-    @property
-    def level(self) -> Level | None:
-        """What is known of the version of the kubelet that was offered a dialect last; None before any offer."""
-        return level(self._dialect, self._evidence) if self._dialect is not None else None
 
     # The calls. Each gets the dialect in force, so that a change of it in mid-call changes nothing.
 
@@ -184,7 +177,7 @@ class Resource:
             return grpc.unary_unary_rpc_method_handler(handle)
 
         def speaks(field: Field) -> bool:
-            return dialect.rules[field].verdict.value == "lossless"
+            return dialect.rules[field].verdict is Verdict.LOSSLESS
 
         match call:
             case "ListAndWatch":
