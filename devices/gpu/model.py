@@ -31,7 +31,6 @@ class GPU:
     numa_node: int | None = None
     health: Health = Health.HEALTHY
     reason: str = ""
-    product: str = ""
     device_nodes: tuple[str, ...] = ()
     cdi_name: str = ""
     pre_start: bool = False

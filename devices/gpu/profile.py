@@ -44,7 +44,6 @@ _NAMESPACE: Final = uuid.UUID("6d1c6f3e-5d55-4be1-8d1a-2f0d5a1f6a51")
 _UUID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,62}")
 # What the CDI specification asks of a kind; a UUID is a device name of it if it ends like one.
 _CDI_KIND: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
-_PRODUCT: Final = "simulated GPU"
 # libyaml where PyYAML was built with it: ten times as fast.
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -217,7 +216,6 @@ def _gpus(document: _Document, path: _Path, resource: str) -> Iterator[GPU]:
             numa_node=node,
             health=Health.UNHEALTHY if ill else Health.HEALTHY,
             reason=unhealthy.get(index) or entry.reason or ("unhealthy in the profile" if ill else ""),
-            product=_PRODUCT,
             device_nodes=entry.device_nodes,
             cdi_name="" if spec.cdi is None else f"{spec.cdi}={device_id}",
             pre_start=spec.pre_start,
