@@ -41,6 +41,7 @@ RULES = {
     "T9": "announced IDs are remembered before the list that names them is sent",
     "T10": "a list over the dialect's limit isn't sent, and the error says how many would fit",
     "T11": "an answer never lacks a container (#66596), and a wrong request is refused precisely",
+    "T12": "1.8 calls Allocate at each start of a container: what it was given is given again, even when ill",
     "D1": "a device keeps its ID over an upgrade",
     "D2": "a new kubelet is probed anew",
     "D3": "no device is given twice",
@@ -409,6 +410,14 @@ MUTANTS = (
         "        require_answers(containers, answers)\n        if any",
         "        if any",
         "tests/unit/test_adapters.py",
+    ),
+    Mutant(
+        "T12",
+        "a pod of 1.8 loses a GPU that fell ill",
+        "gateway/serve.py",
+        'if dialect.name == "0.1" else frozenset()',
+        "if not dialect else frozenset()",
+        "tests/unit/test_serve.py::test_a_device_that_fell_ill_is_given_again_where_each_start_of_a_container_asks",
     ),
     Mutant(
         "D1",

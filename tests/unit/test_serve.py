@@ -358,6 +358,28 @@ async def test_a_device_that_is_held_already_is_given_again(make: Make) -> None:
     assert await kubelet.allocate(registration, ["a"]) == await kubelet.allocate(registration, ["a"])
 
 
+@pytest.mark.parametrize(("api", "served"), [("0.1", True), ("v1alpha2", False), ("v1beta1", False)])
+async def test_a_device_that_fell_ill_is_given_again_where_each_start_of_a_container_asks(
+    make: Make, monkeypatch: pytest.MonkeyPatch, api: str, served: bool
+) -> None:
+    """Kubelet 1.8 alone calls Allocate at each start: a refusal would end a pod that runs. What it never had stays refused."""
+    monkeypatch.setattr("devices.life.JUST_TURNED_S", 0.0)
+    node = await make(inventory(A, B), api)
+    registration = await node.kubelet.registered()
+    lists = node.kubelet.lists(registration)
+    await anext(lists)
+    await node.kubelet.allocate(registration, ["a"])
+    ill = [Device(one.id, Health.UNHEALTHY) for one in (A, B)]
+    node.source.inventories.put_nowait(inventory(*ill))
+    await anext(lists)
+    for asked, given in (("a", served), ("b", False)):
+        if given:
+            await node.kubelet.allocate(registration, [asked])
+        else:
+            with pytest.raises(grpc.aio.AioRpcError, match="unhealthy"):
+                await node.kubelet.allocate(registration, [asked])
+
+
 @pytest.mark.parametrize(
     ("api", "user_agent", "options_first", "said"),
     [
