@@ -1,37 +1,28 @@
 """The shell: carries out what the state machines decide, and owns every socket, timer and task while it does.
 
-It holds no rule of any kubelet version. For each resource name there is one state machine (``registration``), one device
-plugin (``serve``) and the timers and the Register in flight between them; for the node one watch, one ledger, one source.
+It holds no rule of any kubelet version. For each resource name there is one ``plugin``; for the node one watch, one ledger,
+one source.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
-import random
-import secrets
 import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
-import grpc.aio
 import structlog
 
-from adapters.dialect import UnsayableError
-from adapters.registry import by_name
 from devices import life
-from devices.model import Registration
 from devices.source import Listing
-from gateway import instance, kubelet_view, registration, succession
+from gateway import instance, registration, succession
 from gateway.ledger import Ledger, LedgerError
-from gateway.negotiate import NOBODY, UNFIT
-from gateway.registration import Phase, Timer
-from gateway.serve import Resource
-from gateway.watch import KUBELET_SOCKET, Watch, is_pinned, kubelet_id, listens
+from gateway.plugin import Plugin
+from gateway.registration import Phase
+from gateway.watch import KUBELET_SOCKET, Watch, is_pinned, listens
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -41,9 +32,6 @@ if TYPE_CHECKING:
     from gateway.registration import KubeletId
     from gateway.settings import Settings
 
-REGISTER_DEADLINE = 15.0
-"""Seconds for one Register. Kubelets 1.25 and later dial back within it, for up to 10 s; 1.35 and later give that up
-when our deadline passes."""
 FIRST_LOOK = 1.0
 """Seconds that the source's first inventory is waited for, before what the ledger knows is served from memory."""
 YIELD_TIME = 0.05
@@ -54,9 +42,7 @@ SOURCE_RETRY = 5.0
 EXIT_PINNED = 75
 """Exit status (EX_TEMPFAIL) for: the socket directory was replaced under a mount that can't follow. A restart helps."""
 
-_CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 _GONE = Listing(())
-_LEVELS = logging.getLevelNamesMapping()
 _log = structlog.get_logger()
 
 
@@ -82,7 +68,7 @@ class Gateway:
         self._saving = asyncio.Lock()
         self._writes: set[asyncio.Task[None]] = set()
         self._instance = instance.Instance(settings.socket_dir)
-        self._plugins: dict[str, _Plugin] = {}
+        self._plugins: dict[str, Plugin] = {}
         self._inventory: Inventory | None = None
         self._kubelet: KubeletId | None = None
         self._published = False
@@ -237,7 +223,7 @@ class Gateway:
             if any(news):
                 await self._save()
             for name in merged.keys() - self._plugins.keys():
-                plugin = self._plugins[name] = _Plugin(self, name, self._ledger.accepted)
+                plugin = self._plugins[name] = Plugin(self, name, self._ledger.accepted)
                 await plugin.resource.bind(self.own_socket(name))
             for name, entries in merged.items():
                 self._plugins[name].publish(listings[name], entries)
@@ -377,154 +363,6 @@ class Gateway:
     def token(self) -> str:
         """This gateway's own token."""
         return self._instance.token
-
-
-class _Plugin:
-    """One resource: its state machine, its device plugin, and what runs between them."""
-
-    def __init__(self, gateway: Gateway, name: str, last_accepted: str) -> None:
-        self._gateway = gateway
-        self._log = _log.bind(resource=name)
-        self.resource = Resource(name, gateway.source, self.feed, gateway.settings.kubelet_minor)
-        self.state = registration.start(f"{gateway.token}-{secrets.token_hex(2)}", gateway.settings.api, last_accepted)
-        self._timers: dict[Timer, asyncio.TimerHandle] = {}
-        self._offer_task: asyncio.Task[None] | None = None
-        self._last_report: registration.Report | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def entries(self) -> dict[str, life.Entry]:
-        return self.resource.entries
-
-    def publish(self, listing: Listing | None, entries: tuple[life.Entry, ...]) -> None:
-        asked = self.resource.options
-        self.resource.publish(listing, entries)
-        if self.resource.options != asked:
-            self.feed(registration.Renew("the resource asks other options of the kubelet than before"))
-        if self.state.phase is Phase.OUT:  # The list may fit now.
-            self.feed(registration.Resume())
-
-    def feed(self, event: registration.Event) -> None:
-        """Let the state machine take an event, and do what it asks for."""
-        before = self.state.phase
-        self.state, actions = registration.step(self.state, event)
-        if self.state.phase is not before:
-            self._log.debug("phase", phase=self.state.phase.value)
-        for action in actions:
-            self._act(action)
-
-    def _act(self, action: registration.Action) -> None:
-        match action:
-            case registration.Offer():
-                self._offer_task = asyncio.ensure_future(self._offer(action))
-            case registration.CancelOffer():
-                if self._offer_task is not None:
-                    self._offer_task.cancel()
-            case registration.SetTimer(timer, seconds):
-                self._cancel(timer)
-                jittered = seconds * (1 + random.random() / 4)  # noqa: S311 - spreads retries, hides nothing
-                self._timers[timer] = asyncio.get_running_loop().call_later(
-                    jittered, self.feed, registration.Fired(timer)
-                )
-            case registration.CancelTimer(timer):
-                self._cancel(timer)
-            case registration.EndStreams():
-                self.resource.end_streams()
-            case registration.Link(name):
-                with contextlib.suppress(OSError):  # The folder itself may be gone; then the watch tells.
-                    os.link(self._gateway.own_socket(self.resource.name), self._gateway.settings.socket_dir / name)
-                    self._log.info("put our socket's name back", name=name)
-            case registration.Unlink(name):
-                with contextlib.suppress(OSError):
-                    (self._gateway.settings.socket_dir / name).unlink()
-            case registration.Verify():
-                self._background(self._verify())
-            case registration.Report():
-                self._report(action)
-
-    async def _offer(self, offer: registration.Offer) -> None:
-        """Send one Register, and feed back what became of it, whatever that is: the state machine waits for it."""
-        try:
-            code, details = await self._register(offer)
-        except Exception as error:  # noqa: BLE001 - see above
-            self._log.exception("unexpected while registering")
-            code, details = "INTERNAL", repr(error)
-        self.feed(registration.Replied(offer.attempt, code, details))
-        if code == "OK":
-            self._gateway.accepted(offer.dialect)
-            await self.resource.drop_earlier_servers()
-
-    async def _register(self, offer: registration.Offer) -> tuple[str, str]:
-        dialect = by_name(offer.dialect)
-        if reason := self.resource.too_large(dialect):
-            return UNFIT, reason
-        socket = self._gateway.kubelet_socket
-        kubelet = kubelet_id(socket)
-        if kubelet is None or not listens(socket):
-            return NOBODY, f"nobody takes connections on {socket}"
-        self.feed(registration.Reached(offer.attempt, kubelet))
-        endpoint = self._link(offer.name)
-        try:
-            wire = dialect.encode_register(
-                Registration(dialect.name, endpoint, self.resource.name, self.resource.options)
-            )
-        except UnsayableError as error:
-            return UNFIT, str(error)
-        self.resource.offer(dialect)
-        try:
-            async with grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS) as channel:
-                register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-                    f"/{dialect.registration_service}/Register"
-                )
-                await register(wire.data, timeout=REGISTER_DEADLINE)
-        except grpc.aio.AioRpcError as error:
-            return error.code().name, error.details() or ""
-        return "OK", ""
-
-    def _link(self, name: str) -> str:
-        """Give the bound socket a fresh name in the kubelet's folder; return the endpoint to register."""
-        own, folder = self._gateway.own_socket(self.resource.name), self._gateway.settings.socket_dir
-        try:
-            os.link(own, folder / name)
-        except OSError as error:
-            # No hard links here (another mount, SELinux): every kubelet joins the endpoint to its folder, so the path
-            # below it serves as well; only its name isn't new for each registration.
-            self._log.warning("cannot link our socket: registering its own path", error=str(error))
-            return str(own.relative_to(folder))
-        return name
-
-    async def _verify(self) -> None:
-        """Look into the kubelet's books, where they can be reached."""
-        held = await kubelet_view.holds(self._gateway.pod_resources, self.resource.name, self.resource.devices)
-        if held is not None:
-            self.feed(registration.Verified(held))
-
-    def _report(self, report: registration.Report) -> None:
-        """Say it; a trouble that repeats itself word for word is said once."""
-        state = self.state
-        told = {"api": state.dialect, "details": report.details} if report.details else {"api": state.dialect}
-        if report.what == "registered":
-            told["endpoint"] = state.name
-        repeated = report == self._last_report and report.what != "registered"
-        self._last_report = report
-        self._log.log(_LEVELS[("debug" if repeated else report.level).upper()], report.what, **told)
-
-    def _cancel(self, timer: Timer) -> None:
-        if handle := self._timers.pop(timer, None):
-            handle.cancel()
-
-    def _background(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def close(self) -> None:
-        """End everything of this resource; its machine was told to stop."""
-        tasks = [*self._tasks, *([self._offer_task] if self._offer_task is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self.resource.close()
 
 
 def _report_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

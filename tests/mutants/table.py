@@ -117,7 +117,7 @@ MUTANTS = (
     Mutant(
         "R4",
         "Register's deadline is shorter than the dial",
-        "gateway/shell.py",
+        "gateway/plugin.py",
         "REGISTER_DEADLINE = 15.0",
         "REGISTER_DEADLINE = 5.0",
         f"{_REGISTRATION}::test_deadlines_outlast_the_kubelets_own",
@@ -125,7 +125,7 @@ MUTANTS = (
     Mutant(
         "R5",
         "Register says no options",
-        "gateway/shell.py",
+        "gateway/plugin.py",
         "Registration(dialect.name, endpoint, self.resource.name, self.resource.options)",
         "Registration(dialect.name, endpoint, self.resource.name)",
         "tests/unit/test_serve.py::test_options_are_said_twice",
@@ -149,7 +149,7 @@ MUTANTS = (
     Mutant(
         "R7",
         "the dialect counts from the reply",
-        "gateway/shell.py",
+        "gateway/plugin.py",
         "        self.resource.offer(dialect)\n        try:",
         "        try:",
         f"{_SCENARIO}[register-emulated-1.9]",
@@ -390,7 +390,7 @@ MUTANTS = (
     Mutant(
         "T10",
         "a list too large is offered",
-        "gateway/shell.py",
+        "gateway/plugin.py",
         "        if reason := self.resource.too_large(dialect):",
         "        if (reason := self.resource.too_large(dialect)) and False:",
         "tests/unit/test_serve.py::test_a_list_too_large_is_not_offered_and_the_others_are",
@@ -492,7 +492,7 @@ MUTANTS = (
     Mutant(
         "R5",
         "a kubelet that reads Register's options finds none",
-        "gateway/shell.py",
+        "gateway/plugin.py",
         "Registration(dialect.name, endpoint, self.resource.name, self.resource.options)",
         "Registration(dialect.name, endpoint, self.resource.name)",
         f"{_SCENARIO}[pre-start-emulated-1.10]",

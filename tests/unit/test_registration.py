@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway import plugin
 from gateway import registration as r
-from gateway import shell
 from gateway.registration import Phase, Timer
 
 K1 = r.KubeletId(1, 10, 100)
@@ -202,7 +202,7 @@ def test_waiting(events: list[r.Event], timer: Timer, seconds: float) -> None:
 
 def test_deadlines_outlast_the_kubelets_own() -> None:
     """The kubelet dials for up to 10 s: a Register given up before that leaves it with two connections (1.25 to 1.34)."""
-    assert min(r.CALL_WAIT, shell.REGISTER_DEADLINE) > 10
+    assert min(r.CALL_WAIT, plugin.REGISTER_DEADLINE) > 10
 
 
 def test_three_errors_are_overcome_within_two_seconds() -> None:

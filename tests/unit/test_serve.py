@@ -32,7 +32,7 @@ from devices.model import (
     Sayable,
 )
 from devices.source import Inventory, Listing
-from gateway import shell, watch
+from gateway import plugin, shell, watch
 from gateway.registration import KubeletId
 from gateway.settings import Settings
 from gateway.shell import Gateway
@@ -287,7 +287,7 @@ async def test_the_unexpected_while_registering_is_said_and_tried_again(
             raise failures.pop()
         return whole(path)
 
-    monkeypatch.setattr(shell, "kubelet_id", once)
+    monkeypatch.setattr(plugin, "kubelet_id", once)
     kubelet = (await make(inventory(A))).kubelet
     assert (await told(logs, "unexpected while registering"))["level"] == "error"
     assert (await kubelet.registered()).resource_name == GPU

@@ -1,0 +1,195 @@
+"""One resource on this node: its state machine, its device plugin, and what runs between them.
+
+Carries out what ``registration`` decides for the resource: it sends Registers, keeps timers, gives the bound socket its names
+and looks into the kubelet's books. What belongs to the node as a whole is the shell's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+import structlog
+
+from adapters.dialect import UnsayableError
+from adapters.registry import by_name
+from devices.model import Registration
+from gateway import kubelet_view, registration
+from gateway.negotiate import NOBODY, UNFIT
+from gateway.registration import Phase, Timer
+from gateway.serve import Resource
+from gateway.watch import kubelet_id, listens
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from devices import life
+    from devices.source import Listing
+    from gateway.shell import Gateway
+
+REGISTER_DEADLINE = 15.0
+"""Seconds for one Register. Kubelets 1.25 and later dial back within it, for up to 10 s; 1.35 and later give that up
+when our deadline passes."""
+
+_CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
+_LEVELS = logging.getLevelNamesMapping()
+_log = structlog.get_logger()
+
+
+class Plugin:
+    """The plugin of one resource name, for as long as the gateway lives."""
+
+    """One resource: its state machine, its device plugin, and what runs between them."""
+
+    def __init__(self, gateway: Gateway, name: str, last_accepted: str) -> None:
+        self._gateway = gateway
+        self._log = _log.bind(resource=name)
+        self.resource = Resource(name, gateway.source, self.feed, gateway.settings.kubelet_minor)
+        self.state = registration.start(f"{gateway.token}-{secrets.token_hex(2)}", gateway.settings.api, last_accepted)
+        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._offer_task: asyncio.Task[None] | None = None
+        self._last_report: registration.Report | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def entries(self) -> dict[str, life.Entry]:
+        """What is on its list, by device ID."""
+        return self.resource.entries
+
+    def publish(self, listing: Listing | None, entries: tuple[life.Entry, ...]) -> None:
+        """Put a new list before the kubelet, and register once more where what Register said is no longer true."""
+        asked = self.resource.options
+        self.resource.publish(listing, entries)
+        if self.resource.options != asked:
+            self.feed(registration.Renew("the resource asks other options of the kubelet than before"))
+        if self.state.phase is Phase.OUT:  # The list may fit now.
+            self.feed(registration.Resume())
+
+    def feed(self, event: registration.Event) -> None:
+        """Let the state machine take an event, and do what it asks for."""
+        before = self.state.phase
+        self.state, actions = registration.step(self.state, event)
+        if self.state.phase is not before:
+            self._log.debug("phase", phase=self.state.phase.value)
+        for action in actions:
+            self._act(action)
+
+    def _act(self, action: registration.Action) -> None:
+        match action:
+            case registration.Offer():
+                self._offer_task = asyncio.ensure_future(self._offer(action))
+            case registration.CancelOffer():
+                if self._offer_task is not None:
+                    self._offer_task.cancel()
+            case registration.SetTimer(timer, seconds):
+                self._cancel(timer)
+                jittered = seconds * (1 + random.random() / 4)  # noqa: S311 - spreads retries, hides nothing
+                self._timers[timer] = asyncio.get_running_loop().call_later(
+                    jittered, self.feed, registration.Fired(timer)
+                )
+            case registration.CancelTimer(timer):
+                self._cancel(timer)
+            case registration.EndStreams():
+                self.resource.end_streams()
+            case registration.Link(name):
+                with contextlib.suppress(OSError):  # The folder itself may be gone; then the watch tells.
+                    os.link(self._gateway.own_socket(self.resource.name), self._gateway.settings.socket_dir / name)
+                    self._log.info("put our socket's name back", name=name)
+            case registration.Unlink(name):
+                with contextlib.suppress(OSError):
+                    (self._gateway.settings.socket_dir / name).unlink()
+            case registration.Verify():
+                self._background(self._verify())
+            case registration.Report():
+                self._report(action)
+
+    async def _offer(self, offer: registration.Offer) -> None:
+        """Send one Register, and feed back what became of it, whatever that is: the state machine waits for it."""
+        try:
+            code, details = await self._register(offer)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._log.exception("unexpected while registering")
+            code, details = "INTERNAL", repr(error)
+        self.feed(registration.Replied(offer.attempt, code, details))
+        if code == "OK":
+            self._gateway.accepted(offer.dialect)
+            await self.resource.drop_earlier_servers()
+
+    async def _register(self, offer: registration.Offer) -> tuple[str, str]:
+        dialect = by_name(offer.dialect)
+        if reason := self.resource.too_large(dialect):
+            return UNFIT, reason
+        socket = self._gateway.kubelet_socket
+        kubelet = kubelet_id(socket)
+        if kubelet is None or not listens(socket):
+            return NOBODY, f"nobody takes connections on {socket}"
+        self.feed(registration.Reached(offer.attempt, kubelet))
+        endpoint = self._link(offer.name)
+        try:
+            wire = dialect.encode_register(
+                Registration(dialect.name, endpoint, self.resource.name, self.resource.options)
+            )
+        except UnsayableError as error:
+            return UNFIT, str(error)
+        self.resource.offer(dialect)
+        try:
+            async with grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS) as channel:
+                register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                    f"/{dialect.registration_service}/Register"
+                )
+                await register(wire.data, timeout=REGISTER_DEADLINE)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name, error.details() or ""
+        return "OK", ""
+
+    def _link(self, name: str) -> str:
+        """Give the bound socket a fresh name in the kubelet's folder; return the endpoint to register."""
+        own, folder = self._gateway.own_socket(self.resource.name), self._gateway.settings.socket_dir
+        try:
+            os.link(own, folder / name)
+        except OSError as error:
+            # No hard links here (another mount, SELinux): every kubelet joins the endpoint to its folder, so the path
+            # below it serves as well; only its name isn't new for each registration.
+            self._log.warning("cannot link our socket: registering its own path", error=str(error))
+            return str(own.relative_to(folder))
+        return name
+
+    async def _verify(self) -> None:
+        """Look into the kubelet's books, where they can be reached."""
+        held = await kubelet_view.holds(self._gateway.pod_resources, self.resource.name, self.resource.devices)
+        if held is not None:
+            self.feed(registration.Verified(held))
+
+    def _report(self, report: registration.Report) -> None:
+        """Say it; a trouble that repeats itself word for word is said once."""
+        state = self.state
+        told = {"api": state.dialect, "details": report.details} if report.details else {"api": state.dialect}
+        if report.what == "registered":
+            told["endpoint"] = state.name
+        repeated = report == self._last_report and report.what != "registered"
+        self._last_report = report
+        self._log.log(_LEVELS[("debug" if repeated else report.level).upper()], report.what, **told)
+
+    def _cancel(self, timer: Timer) -> None:
+        if handle := self._timers.pop(timer, None):
+            handle.cancel()
+
+    def _background(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End everything of this resource; its machine was told to stop."""
+        tasks = [*self._tasks, *([self._offer_task] if self._offer_task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.resource.close()
