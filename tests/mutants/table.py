@@ -275,6 +275,14 @@ MUTANTS = (
         "tests/unit/test_adapters_levels.py",
     ),
     Mutant(
+        "F4",
+        "what the kubelet before showed counts for the next",
+        "gateway/serve.py",
+        "        self._evidence = Evidence(pinned=self._kubelet_minor)\n",
+        "",
+        "tests/unit/test_serve.py::test_what_a_kubelet_showed_is_forgotten_at_the_next_offer",
+    ),
+    Mutant(
         "F5",
         "a deleted folder goes unnoticed",
         "gateway/watch.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -113,12 +114,16 @@ class Kubelet:
         )
         return await call(request, timeout=10)
 
-    async def lists(self, to: Registration) -> AsyncIterator[tuple[Device, ...]]:
+    async def lists(self, to: Registration) -> AsyncGenerator[tuple[Device, ...]]:
         call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel(to.endpoint).unary_stream(
             f"/{self.dialect.plugin_service}/ListAndWatch"
         )
-        async for data in call(b""):
-            yield self.dialect.decode_list(data)
+        stream = call(b"")
+        try:
+            async for data in stream:
+                yield self.dialect.decode_list(data)
+        finally:
+            stream.cancel()
 
     async def allocate(self, to: Registration, *containers: Sequence[str]) -> tuple[ContainerAnswer, ...]:
         wire = self.dialect.encode_allocate_request([ContainerRequest(tuple(ids)) for ids in containers])
@@ -407,6 +412,18 @@ async def test_cdi_is_said_to_those_who_hear_it(
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await node.kubelet.allocate(registration, ["a"])
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_what_a_kubelet_showed_is_forgotten_at_the_next_offer(make: Make) -> None:
+    kubelet = (await make(inventory(A))).kubelet
+    for options_first in (True, False):
+        registration = await kubelet.registered()
+        if options_first:
+            await kubelet.call(registration, "GetDevicePluginOptions")
+        async with contextlib.aclosing(kubelet.lists(registration)) as lists:
+            await anext(lists)
+            [answer] = await kubelet.allocate(registration, ["a"])
+        assert answer.envs["CDI"] == str(options_first)
 
 
 async def test_pre_start_hands_on_what_the_source_says(make: Make) -> None:
