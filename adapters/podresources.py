@@ -1,4 +1,8 @@
-"""The kubelet's pod-resources API v1 (kubelet 1.20 and later): what the kubelet believes of devices. Wire -> model only."""
+"""The kubelet's pod-resources API: what the kubelet believes of devices, and of who holds them. Wire -> model only.
+
+v1 is there from kubelet 1.20, v1alpha1 from 1.13 (by default from 1.15). v1alpha1 has List alone, and its answer is one of
+v1 on the wire, with fewer fields.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from adapters.pb.podresources import v1_pb2 as pb
 
 GET_ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 """Kubelet 1.21 (behind a gate), 1.23 and later by default."""
+LIST = "/v1.PodResourcesLister/List"
+LIST_V1ALPHA1 = "/v1alpha1.PodResourcesLister/List"
 
 
 def decode_allocatable(data: bytes) -> dict[str, frozenset[str]]:
@@ -27,3 +33,25 @@ def decode_allocatable(data: bytes) -> dict[str, frozenset[str]]:
     for devices in message.devices:
         found[devices.resource_name].update(devices.device_ids)
     return {resource: frozenset(ids) for resource, ids in found.items()}
+
+
+def decode_list(data: bytes) -> dict[str, dict[str, str]]:
+    """Read who holds which device, of v1 and of v1alpha1: ``namespace/pod/container`` by resource name and device ID.
+
+    A device that several containers of a pod share has the first of them.
+
+    Raises:
+        MalformedError: it is no ListPodResourcesResponse.
+    """
+    try:
+        message = pb.ListPodResourcesResponse.FromString(data)
+    except DecodeError as error:
+        raise MalformedError(f"expected a ListPodResourcesResponse of pod-resources: {error}") from error
+    found: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for pod in message.pod_resources:
+        for container in pod.containers:
+            holder = f"{pod.namespace}/{pod.name}/{container.name}"
+            for devices in container.devices:
+                for device_id in devices.device_ids:
+                    found[devices.resource_name].setdefault(device_id, holder)
+    return dict(found)

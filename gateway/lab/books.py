@@ -112,6 +112,14 @@ class DeviceBooks:
         capacity = {name: count + len(self._unhealthy.get(name, ())) for name, count in allocatable.items()}
         return Books(capacity, allocatable)
 
+    def allocatable(self) -> dict[str, list[Device]]:
+        """Say what the pod-resources API calls allocatable: the devices of the last lists that are healthy."""
+        return {
+            resource: [device for name, device in self._devices[resource].items() if name in healthy]
+            for resource, healthy in self._healthy.items()
+            if resource in self._devices
+        }
+
     # -- the checkpoint -----------------------------------------------------------------------------------------------
 
     def memory(self) -> Memory:
@@ -166,6 +174,17 @@ class DeviceBooks:
         for (pod, container, resource), allotment in self._held.items():
             found.setdefault(pod, {}).setdefault(container, {})[resource] = tuple(sorted(allotment.ids))
         return found
+
+    def app_containers(self) -> dict[str, dict[str, dict[str, Allotment]]]:
+        """Look up what the containers of active pods hold that aren't init containers: by pod, container and resource."""
+        return {
+            pod: {
+                name: {key[2]: allotment for key, allotment in self._held.items() if key[:2] == (pod, name)}
+                for name, container in containers.items()
+                if not container.init
+            }
+            for pod, containers in self._active.items()
+        }
 
     def ids(self, pod: str, name: str, resource: str) -> frozenset[str]:
         """Look up what one container holds of one resource."""

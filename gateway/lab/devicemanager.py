@@ -29,6 +29,7 @@ from gateway.lab.checkpoint import FILE_NAME, CorruptError, decode, encode, know
 from gateway.lab.kubelet import Admission, Books, Demand, Faults, Gap, Held, KubeletError, Running, Seen
 from gateway.lab.latelistener import LateListener
 from gateway.lab.pluginclient import EMPTY, CallError, PluginClient
+from gateway.lab.podresources import PodResources
 
 SOCKET_NAME = "kubelet.sock"
 
@@ -67,6 +68,7 @@ class DeviceManager:
         self._note = note
         self._dialect = by_name(behaviour.dialect)
         self._books = DeviceBooks(behaviour)
+        self._pod_resources = PodResources(behaviour, directory, self._books, note)
         self._changed = asyncio.Event()
         self._admitting = asyncio.Lock()
         self._tells_cdi = False
@@ -124,6 +126,7 @@ class DeviceManager:
         self._read_checkpoint()
         self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._clean_up()
+        await self._pod_resources.start()
         await self._serve()
         self._note(f"kubelet {self.behaviour.name} serves {self._dialect.registration_service} on {self.socket_path}")
 
@@ -156,6 +159,7 @@ class DeviceManager:
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
+        await self._pod_resources.stop()
         while self._tasks:
             tasks = list(self._tasks)
             for task in tasks:
@@ -272,6 +276,9 @@ class DeviceManager:
         if faults.register_hangs:
             self._note(f"{line}: told to hang")
             await self._healed.wait()
+        if faults.register_lost:
+            self._note(f"{line}: told to lose it")
+            await asyncio.get_running_loop().create_future()
         if faults.register_errors > 0:
             self._faults = replace(faults, register_errors=faults.register_errors - 1)
             self._note(f"{line}: told to fail: {faults.register_code} {faults.register_text}")
@@ -432,6 +439,8 @@ class DeviceManager:
                 self._enter(plugin, devices)
                 if listed is not None:
                     listed(plugin)
+                while self._faults.reads_no_lists:
+                    await self._healed.wait()
         except CallError as error:
             self._note(f"ListAndWatch {plugin.resource} {plugin.path} ended: {error}")
 

@@ -1,45 +1,69 @@
-"""A look into the kubelet's books: real sockets, a pod-resources server of our own."""
+"""A look into the kubelet's books: real sockets, a pod-resources server of our own, real files."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import shutil
+import socket as sockets
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
+from adapters import checkpoint, podresources
 from adapters.pb.podresources import v1_pb2 as pb
 from devices.model import Device, Health
 from gateway import kubelet_view
+from gateway.kubelet_view import View
 
 GPU = "nvidia.com/gpu"
-ANSWERS: list[bytes | None] = []
-"""What the server answers, one after the other, the last one for ever; None: it fails."""
+DEVICES = [Device("a"), Device("b"), Device("ill", Health.UNHEALTHY)]
+NOT_THERE = grpc.StatusCode.UNIMPLEMENTED, "unknown service"
+OFF = grpc.StatusCode.UNKNOWN, "the API is off"
+TOO_OFTEN = grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"
+
+Answer = bytes | tuple[grpc.StatusCode, str]
 
 
 @pytest.fixture
-async def socket() -> AsyncIterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="dpg-"))
+def folder() -> Iterator[Path]:
+    """A directory whose name is short enough for a socket in it."""
+    path = Path(tempfile.mkdtemp(prefix="dpg-"))
+    yield path
+    shutil.rmtree(path)
 
-    async def answer(_request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        data = ANSWERS.pop(0) if len(ANSWERS) > 1 else ANSWERS[0]
-        if data is None:
-            await context.abort(grpc.StatusCode.UNKNOWN, "the API is off")
-        return data or b""
 
-    server = grpc.aio.server()
-    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-        "GetAllocatableResources": grpc.unary_unary_rpc_method_handler(answer)
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers),))
+class Kubelet(grpc.GenericRpcHandler):
+    """A pod-resources server that gives each method's answers one after the other, the last one for ever."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, list[Answer]] = {}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+        answers = self.answers.get(handler_call_details.method, [NOT_THERE])
+
+        async def answer(_request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            found = answers.pop(0) if len(answers) > 1 else answers[0]
+            if isinstance(found, tuple):
+                await context.abort(*found)
+            return found
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@pytest.fixture
+async def kubelet(folder: Path) -> AsyncIterator[Kubelet]:
+    kubelet = Kubelet()
+    server = grpc.aio.server(handlers=[kubelet], options=[("grpc.max_send_message_length", -1)])
     server.add_insecure_port(f"unix:{folder / 'k.sock'}")
     await server.start()
-    yield folder / "k.sock"
+    yield kubelet
     await server.stop(grace=0)
-    shutil.rmtree(folder)
 
 
 def books(resource: str, *ids: str) -> bytes:
@@ -56,15 +80,103 @@ def books(resource: str, *ids: str) -> bytes:
         pytest.param([books("amd.com/gpu", "a", "b")], False, id="another resource's"),
         pytest.param([books(GPU)], False, id="the endpoint is stopped"),
         pytest.param([books(GPU), books(GPU, "a", "b")], True, id="booked a moment later"),
-        pytest.param([None], None, id="the API is off: nothing is claimed"),
+        pytest.param([TOO_OFTEN, TOO_OFTEN, books(GPU, "a", "b")], True, id="asked too often: asked again"),
+        pytest.param([TOO_OFTEN], None, id="asked too often by everyone: nothing is claimed"),
+        pytest.param([OFF], None, id="the API is off: nothing is claimed"),
         pytest.param([b"\xff\xff"], None, id="no such message: nothing is claimed"),
+        pytest.param([books(GPU, "x" * (17 << 20))], None, id="too large: nothing is claimed"),
     ],
 )
-async def test_what_the_kubelet_holds(socket: Path, answers: list[bytes | None], held: bool | None) -> None:
-    ANSWERS[:] = answers
-    devices = [Device("a"), Device("b"), Device("ill", Health.UNHEALTHY)]
-    assert await kubelet_view.holds(socket, GPU, devices) is held
+async def test_what_the_kubelet_holds(folder: Path, kubelet: Kubelet, answers: list[Answer], held: bool | None) -> None:
+    kubelet.answers[podresources.GET_ALLOCATABLE] = answers
+    assert await kubelet_view.holds(folder / "k.sock", GPU, DEVICES) is held
 
 
 async def test_no_kubelet_to_ask(tmp_path: Path) -> None:
-    assert await kubelet_view.holds(tmp_path / "none.sock", GPU, [Device("a")]) is None
+    assert await kubelet_view.holds(tmp_path / "none.sock", GPU, DEVICES) is None
+    assert await kubelet_view.look(tmp_path / "none.sock", tmp_path / "none") == View()
+
+
+def listed(**held: str) -> bytes:
+    """Who holds what: pods by name, each with one container and the devices it holds, a letter each."""
+    pods = [
+        pb.PodResources(
+            namespace="ns",
+            name=pod,
+            containers=[
+                pb.ContainerResources(name="c", devices=[pb.ContainerDevices(resource_name=GPU, device_ids=ids)])
+            ],
+        )
+        for pod, ids in held.items()
+    ]
+    return pb.ListPodResourcesResponse(pod_resources=pods).SerializeToString()
+
+
+def written(**held: str) -> bytes:
+    entries = [
+        {"PodUID": pod, "ContainerName": "c", "ResourceName": GPU, "DeviceIDs": {"-1": [*ids]}, "AllocResp": ""}
+        for pod, ids in held.items()
+    ]
+    return json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 0}).encode()
+
+
+LIST, ALPHA, ALLOCATABLE = podresources.LIST, podresources.LIST_V1ALPHA1, podresources.GET_ALLOCATABLE
+BY_NAME, BY_UID = {"a": "ns/p/c"}, {"a": "uid/c"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "file", "view"),
+    [
+        pytest.param({LIST: listed(p="a"), ALLOCATABLE: books(GPU, "a", "b")}, written(uid="a"), View({GPU: BY_NAME}, {GPU: {}}, {GPU: frozenset("ab")}, "pod-resources"), id="today's kubelet"),
+        pytest.param({LIST: listed(p="a")}, written(uid="a", old="z"), View({GPU: BY_NAME}, {GPU: {"z": "old/c"}}, source="pod-resources"), id="1.20, and a pod that ended or an init container"),
+        pytest.param({ALPHA: listed(p="a")}, written(uid="a"), View({GPU: BY_NAME}, {GPU: {}}, source="pod-resources"), id="1.15: v1alpha1"),
+        pytest.param({}, written(uid="a"), View({GPU: BY_UID}, {}, source="checkpoint"), id="1.14: the checkpoint alone"),
+        pytest.param({LIST: OFF, ALPHA: listed(p="a")}, written(uid="a"), View({GPU: BY_UID}, {}, source="checkpoint"), id="v1 fails: v1alpha1 isn't asked"),
+        pytest.param({LIST: b"\xff\xff"}, written(uid="a"), View({GPU: BY_UID}, {}, source="checkpoint"), id="no such message"),
+        pytest.param({LIST: listed(p="a"), ALLOCATABLE: OFF}, b"", View({GPU: BY_NAME}, None, source="pod-resources"), id="the file is about to be written"),
+        pytest.param({LIST: listed(p="a")}, b" " * (checkpoint.MAX_BYTES + 1), View({GPU: BY_NAME}, None, source="pod-resources"), id="the file is too large"),
+        pytest.param({LIST: TOO_OFTEN}, b"", View(), id="nothing can be known"),
+        pytest.param({LIST: listed()}, written(), View({}, {}, source="pod-resources"), id="nobody holds anything"),
+    ],
+)  # fmt: skip
+async def test_a_look(folder: Path, kubelet: Kubelet, answers: Mapping[str, Answer], file: bytes, view: View) -> None:
+    kubelet.answers = {method: [answer] for method, answer in answers.items()}
+    (folder / "checkpoint").write_bytes(file)
+    assert await kubelet_view.look(folder / "k.sock", folder / "checkpoint") == view
+
+
+async def test_list_is_asked_again_when_everyone_asks_too_often(folder: Path, kubelet: Kubelet) -> None:
+    kubelet.answers[LIST] = [TOO_OFTEN, TOO_OFTEN, listed(p="a")]
+    assert (await kubelet_view.look(folder / "k.sock", folder / "none")).held == {GPU: BY_NAME}
+
+
+def test_who_must_not_err_takes_both() -> None:
+    view = View({GPU: {"a": "ns/p/c"}}, {GPU: {"a": "uid/c", "z": "old/c"}})
+    assert view.holders(GPU) == {"a": "ns/p/c", "z": "old/c"}
+    assert not View().holders(GPU)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+async def test_only_a_file_is_read(folder: Path, kind: str) -> None:
+    (folder / "real").write_bytes(written(uid="a"))
+    path = folder / "checkpoint"
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "link":
+            path.symlink_to(folder / "real")
+        case _:
+            path.mkdir()
+    assert await kubelet_view.look(folder / "none.sock", path) == View()
+
+
+async def test_a_kubelet_that_hangs_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections and never answers: the deadline ends the look, and what the file says is known."""
+    monkeypatch.setattr(kubelet_view, "_DEADLINE", 0.2)
+    (folder / "checkpoint").write_bytes(written(uid="a"))
+    with sockets.socket(sockets.AF_UNIX) as silent:
+        silent.bind(str(folder / "k.sock"))
+        silent.listen()
+        async with asyncio.timeout(10):
+            assert await kubelet_view.look(folder / "k.sock", folder / "checkpoint") == View({GPU: BY_UID}, {}, source="checkpoint")
+            assert await kubelet_view.holds(folder / "k.sock", GPU, DEVICES) is None

@@ -1,0 +1,123 @@
+"""``kubelet_internal_checkpoint``: what a kubelet wrote down of its pods' devices, in every format from 1.8 to today.
+
+Read only, and for a look only: who holds what, and what was registered. So the checksum isn't verified. It is a hash over a
+dump that names the kubelet's Go types, there to tell the kubelet what it must not start from; nothing here is started
+from it, and a kubelet that refuses its own file is just the one whose file is of interest. Types and sizes are checked,
+because the file comes from outside; what isn't read (the plugins' answers) isn't even decoded.
+
+The formats, by kubelet (read in 1.8 to 1.37, and seen on genuine ones):
+
+- 1.8: ``Entries``, one for each device
+- 1.9, 1.10: ``PodDeviceEntries`` and ``RegisteredDevices``, bare
+- 1.11 to 1.19: the same as ``Data``, beside a ``Checksum``
+- 1.20 and later: ``DeviceIDs`` is a map from NUMA node to list
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from adapters.dialect import MalformedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_BYTES = 16 * 1024 * 1024
+"""The largest file that is read. 10 000 devices with the answers of 500 containers are about 4 MiB."""
+_MAX_STRINGS = 500_000
+"""The most strings in it (10 000 devices, each on eight NUMA nodes, are 200 000): a string of two bytes takes fifty more
+in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one container holds of one resource."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    device_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint says. It may be behind: a kubelet forgets ended pods late, and writes that down later still."""
+
+    held: tuple[Held, ...] = ()
+    registered: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Device IDs that were healthy when it was written, by resource name (1.9 and later)."""
+
+
+class _Device(msgspec.Struct):
+    """1.8: one device of a container."""
+
+    pod_uid: str = msgspec.field(name="PodUID")
+    container: str = msgspec.field(name="ContainerName")
+    resource: str = msgspec.field(name="ResourceName")
+    device_id: str = msgspec.field(name="DeviceID")
+
+
+class _Entry(msgspec.Struct):
+    """1.9 and later: the devices of a container, of one resource."""
+
+    pod_uid: str = msgspec.field(name="PodUID")
+    container: str = msgspec.field(name="ContainerName")
+    resource: str = msgspec.field(name="ResourceName")
+    device_ids: list[str] | dict[str, list[str] | None] | None = msgspec.field(name="DeviceIDs")
+
+
+class _Data(msgspec.Struct):
+    """1.9 and 1.10, and within ``_Whole``."""
+
+    entries: list[_Entry] | msgspec.UnsetType | None = msgspec.field(name="PodDeviceEntries", default=msgspec.UNSET)
+    registered: dict[str, list[str] | None] | None = msgspec.field(name="RegisteredDevices", default=None)
+
+
+class _Whole(_Data):
+    """Any format: it is told by the key that is there."""
+
+    devices: list[_Device] | msgspec.UnsetType | None = msgspec.field(name="Entries", default=msgspec.UNSET)
+    data: _Data | msgspec.UnsetType = msgspec.field(name="Data", default=msgspec.UNSET)
+
+
+def read(content: bytes) -> Checkpoint:
+    """Read a checkpoint of any format; unknown fields are passed over.
+
+    Raises:
+        MalformedError: it is none (a kubelet 1.9 may be about to write it), or larger than any kubelet's.
+    """
+    if len(content) > MAX_BYTES or content.count(b'"') > 2 * _MAX_STRINGS:
+        raise MalformedError(
+            f"expected a checkpoint of at most {MAX_BYTES} bytes and {_MAX_STRINGS} strings, got more "
+            f"({len(content)} bytes): is this file the kubelet's?"
+        )
+    try:
+        whole = msgspec.json.decode(content, type=_Whole)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise MalformedError(f"expected a kubelet's checkpoint: {error}") from error
+    if whole.devices is not msgspec.UNSET:
+        return Checkpoint(_gathered(whole.devices or []))
+    data = whole if whole.data is msgspec.UNSET else whole.data
+    if data.entries is msgspec.UNSET:
+        raise MalformedError("expected a kubelet's checkpoint: it has none of Entries, PodDeviceEntries, Data")
+    held = tuple(
+        Held(entry.pod_uid, entry.container, entry.resource, _device_ids(entry.device_ids))
+        for entry in data.entries or ()
+    )
+    return Checkpoint(held, {resource: frozenset(ids or ()) for resource, ids in (data.registered or {}).items()})
+
+
+def _gathered(devices: list[_Device]) -> tuple[Held, ...]:
+    held: dict[tuple[str, str, str], set[str]] = {}
+    for device in devices:
+        held.setdefault((device.pod_uid, device.container, device.resource), set()).add(device.device_id)
+    return tuple(Held(*key, frozenset(ids)) for key, ids in held.items())
+
+
+def _device_ids(ids: list[str] | dict[str, list[str] | None] | None) -> frozenset[str]:
+    if isinstance(ids, dict):
+        return frozenset(device_id for on_node in ids.values() for device_id in on_node or ())
+    return frozenset(ids or ())
