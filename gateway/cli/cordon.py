@@ -1,0 +1,204 @@
+"""``gateway cordon``, ``uncordon`` and ``forget``: an operator's word about one device, told to the gateway that runs.
+
+Every living gateway of the state directory is told, over its control socket. Where none lives, a cordon is written into
+the ledger, and counts from the next start: devices are often cordoned before a node is opened. ``forget`` isn't: only a
+gateway that runs knows who holds the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+import msgspec
+
+from gateway import control
+from gateway.control import ControlError, Order, Outcome
+from gateway.settings import STATE_DIR
+
+ANSWER_TIME = 5.0
+"""Seconds within which a gateway must answer: it writes its ledger to disk before it does."""
+
+_STATUS = "Exit status: 0 where every gateway did it, 1 where one did not or there was none to ask, 2 for a wrong flag."
+
+_CORDON = f"""\
+\b
+Examples:
+  gateway cordon GPU-5f3a --reason "ECC errors, ticket 4711"
+  gateway cordon GPU-5f3a --reason "ECC errors" --json | jq -r '.gateways[].found[].holder'
+
+{_STATUS}
+"""
+_UNCORDON = f"""\
+\b
+Examples:
+  gateway uncordon GPU-5f3a
+  gateway uncordon GPU-5f3a --json
+
+{_STATUS}
+"""
+_FORGET = f"""\
+\b
+Examples:
+  gateway forget GPU-5f3a
+  gateway forget GPU-5f3a --json
+
+{_STATUS}
+"""
+
+
+def _on_a_device(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command what all three have."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object: op, id, gateways, ledger."),
+        click.option(
+            "--state-dir",
+            envvar="GATEWAY_STATE_DIR",
+            type=click.Path(path_type=Path),
+            default=STATE_DIR,
+            show_default=True,
+            help="The gateway's own: its control socket is there.",
+        ),
+        click.argument("device_id", metavar="ID"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(epilog=_CORDON)
+@_on_a_device
+@click.option("--reason", required=True, help="Why, in a line: it is shown wherever the device is refused.")
+def cordon(*, device_id: str, reason: str, state_dir: Path, as_json: bool) -> None:
+    """Let no new pod have the device ID, until it is uncordoned.
+
+    Pods that hold it keep it. The cordon outlives restarts, upgrades and rollbacks of the gateway. Cordoning a device again
+    changes the reason.
+    """
+    _carry_out({"op": "cordon", "id": device_id, "reason": reason}, state_dir, as_json=as_json)
+
+
+@click.command(epilog=_UNCORDON)
+@_on_a_device
+def uncordon(*, device_id: str, state_dir: Path, as_json: bool) -> None:
+    """Give the device ID back to pods, if it is well."""
+    _carry_out({"op": "uncordon", "id": device_id}, state_dir, as_json=as_json)
+
+
+@click.command(epilog=_FORGET)
+@_on_a_device
+def forget(*, device_id: str, state_dir: Path, as_json: bool) -> None:
+    """Take the device ID, which is gone for good, off the list.
+
+    A device that is lost stays listed as unhealthy, in case it comes back. This is for one that won't. It is refused for a
+    device that is there, and for one that a pod still holds.
+    """
+    _carry_out({"op": "forget", "id": device_id}, state_dir, as_json=as_json)
+
+
+def _carry_out(request: Mapping[str, Any], state_dir: Path, *, as_json: bool) -> NoReturn:
+    try:
+        order = control.order(request)
+    except ControlError as error:
+        raise click.UsageError(str(error)) from error
+    noted = None
+    try:
+        answers = asyncio.run(_tell(order, control.sockets(state_dir)))
+        if not answers:
+            noted = _note(order, state_dir)
+    except ControlError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        said = {"op": order.op, "id": order.device_id, "gateways": answers, "ledger": noted}
+        click.echo(msgspec.json.encode(said, enc_hook=_plain))
+    else:
+        _print(order, answers, noted)
+    sys.exit(1 if any(isinstance(answer, ControlError) for answer in answers.values()) else 0)
+
+
+async def _tell(order: Order, paths: list[Path]) -> dict[str, Outcome | ControlError]:
+    """Tell every gateway at once; return what each says, by its token."""
+    request = {"op": order.op, "id": order.device_id, "reason": order.reason}
+
+    async def tell(path: Path) -> Outcome | ControlError:
+        try:
+            return msgspec.convert(await control.ask(path, request, ANSWER_TIME), Outcome)
+        except msgspec.ValidationError as error:
+            return ControlError(f"its answer is none that this release knows: {error}; use its own release's command")
+        except ControlError as error:
+            return error
+
+    return dict(zip((path.stem for path in paths), await asyncio.gather(*map(tell, paths)), strict=True))
+
+
+class _Noted(msgspec.Struct, frozen=True):
+    """A change of the ledger of a gateway that doesn't run."""
+
+    path: Path
+    changed: bool
+
+
+def _note(order: Order, state_dir: Path) -> _Noted:
+    """Write a cordon, or its end, into the ledger."""
+    from gateway.ledger import Cordon, Ledger, LedgerError
+
+    if order.op == "forget":
+        raise ControlError(
+            f"no gateway runs on {state_dir}, and only one that runs knows whether a pod holds {order.device_id}: start it, "
+            "or name its own --state-dir"
+        )
+    ledger = Ledger(state_dir)
+    try:
+        ledger.load()
+    except LedgerError as error:  # It was put aside; what could be saved of it is in memory.
+        click.echo(str(error), err=True)
+    before = ledger.cordons.get(order.device_id)
+    if order.op == "uncordon":
+        changed = ledger.uncordon(order.device_id)
+    elif changed := before is None or before.reason != order.reason:
+        ledger.cordon(order.device_id, Cordon(order.reason, time.time()))
+    if changed:
+        try:
+            ledger.save(ledger.snapshot())
+        except LedgerError as error:
+            raise ControlError(str(error)) from error
+    return _Noted(ledger.path, changed)
+
+
+def _plain(value: Any) -> Any:
+    return {"error": str(value)} if isinstance(value, ControlError) else str(value)
+
+
+def _print(order: Order, answers: Mapping[str, Outcome | ControlError], noted: _Noted | None) -> None:
+    done = [answer for answer in answers.values() if isinstance(answer, Outcome)]
+    found = [device for outcome in done for device in outcome.found]
+    if done or noted:
+        changed = noted.changed if noted else any(outcome.changed for outcome in done)
+        click.echo(_SAID[order.op, changed].format(order.device_id, order.reason))
+    for token, answer in answers.items():
+        if isinstance(answer, ControlError):
+            click.echo(f"gateway {token}: {answer}", err=True)
+            continue
+        for device in answer.found:
+            held = f", held by {device.holder}" if device.holder else ""
+            click.echo(f"gateway {token}: {device.resource}: was {device.before}, is {device.now}{held}")
+    if noted:
+        click.echo(f"No gateway runs on this state directory: {noted.path} says it from its next start on.")
+    elif order.op == "cordon" and done and not found:
+        click.echo("No resource has a device of this ID now: is it spelled right? The cordon counts once there is one.")
+    elif order.op == "cordon" and any(device.holder for device in found):
+        click.echo("Who holds it keeps it; nobody else gets it.")
+
+
+_SAID = {
+    ("cordon", True): "{0} is cordoned: {1}",
+    ("cordon", False): "{0} was cordoned already: {1}",
+    ("uncordon", True): "{0} is no longer cordoned",
+    ("uncordon", False): "{0} was not cordoned",
+    ("forget", True): "{0} is forgotten",
+    ("forget", False): "{0} is on no list: nothing to forget",
+}

@@ -1,0 +1,303 @@
+"""``gateway status``: what the gateways of this node know of themselves, their kubelet and their devices."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import sleep
+from typing import Any, Final
+
+import click
+import msgspec
+
+from gateway import control
+from gateway.settings import STATE_DIR
+from gateway.status import Device, Resource, Status
+from gateway.tally import Check
+
+_EXAMPLES = """
+\b
+Examples:
+  gateway status
+  gateway status --watch
+  gateway status --json | jq '.gateways[].resources[] | {name, phase, allocatable}'
+  gateway status --json | jq -r '.gateways[].resources[].devices[] | select(.state != "present") | .id'
+
+Exit status: 0 where at least one gateway answered, otherwise 1.
+"""
+
+_ANSWER_WITHIN: Final = 5.0
+_EVERY: Final = 2.0
+"""Seconds between two looks of --watch."""
+_WIDEST: Final = 140
+_NARROWEST: Final = 60
+_LATE: Final = 0.05
+"""Seconds from which a late event loop is worth a line."""
+_MOST_DEVICES: Final = 32
+"""Up to this many devices are all shown; of more, those with something to say."""
+_WELL: Final = "present"
+_COLOURS: Final = {
+    "serving": "green",
+    _WELL: "green",
+    "unhealthy": "red",
+    "lost": "red",
+    "not offered": "red",
+    "waiting for a kubelet": "red",
+    "standing by for a younger gateway": "cyan",
+}
+"""Of phases and states; any other is yellow."""
+
+
+@dataclass(slots=True)
+class Look:
+    """One look at a node: the documents that came, as they came and as they are read, and who did not answer."""
+
+    raw: list[dict[str, Any]] = field(default_factory=list)
+    read: list[Status] = field(default_factory=list)
+    silent: dict[str, str] = field(default_factory=dict)
+
+
+async def look(state_dir: Path) -> Look:
+    """Ask every gateway of ``state_dir``, all at once.
+
+    Raises:
+        control.ControlError: the folder can't be read.
+    """
+    paths = control.sockets(state_dir)
+    asked = (control.ask(path, {"op": "status"}, _ANSWER_WITHIN) for path in paths)
+    found = Look()
+    for path, answer in zip(paths, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+        match answer:
+            case control.ControlError():
+                found.silent[str(path)] = str(answer)
+            case BaseException():
+                raise answer
+            case _:
+                try:
+                    found.read.append(msgspec.convert(answer.get("status"), Status))
+                except msgspec.ValidationError as error:
+                    found.silent[str(path)] = f"expected a status document, got something else: {error}"
+                else:
+                    found.raw.append(answer["status"])
+    return found
+
+
+@click.command(epilog=_EXAMPLES)
+@click.option(
+    "--state-dir",
+    envvar="GATEWAY_STATE_DIR",
+    type=click.Path(path_type=Path),
+    default=STATE_DIR,
+    show_default=True,
+    help="The gateways' state directory, with their control sockets in it.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document (its schema: docs/status.schema.json).")
+@click.option("--watch", is_flag=True, help=f"Look again every {_EVERY:g} seconds, until Ctrl-C.")
+def status(*, state_dir: Path, as_json: bool, watch: bool) -> None:
+    """Show what the gateways of this node know of themselves, their kubelet and their devices.
+
+    All gateways that run are shown: during an update of the gateway, one serves and another stands by. It asks over the
+    control sockets in --state-dir, so it must run on the node, as the gateway's own user (root).
+    """
+    try:
+        while True:
+            found = asyncio.run(look(state_dir))
+            if as_json:
+                click.echo(_json(found, indent=0 if watch else 2))
+            else:
+                _show(found, state_dir, again=watch)
+            if not watch:
+                sys.exit(0 if found.read else 1)
+            sleep(_EVERY)
+    except control.ControlError as error:
+        raise click.ClickException(str(error)) from error
+    except KeyboardInterrupt:  # The way to end --watch.
+        if _is_live():
+            click.echo()
+
+
+def _json(found: Look, indent: int) -> str:
+    document = msgspec.json.encode({"gateways": found.raw, "silent": found.silent})
+    return (msgspec.json.format(document, indent=indent) if indent else document).decode()
+
+
+def _show(found: Look, state_dir: Path, *, again: bool) -> None:
+    """Print for a person; again and again, where it is a terminal, on the same place."""
+    screen = shutil.get_terminal_size()
+    lines = list(render(found, state_dir, min(max(screen.columns, _NARROWEST), _WIDEST)))
+    if again and _is_live():
+        if len(lines) >= screen.lines:
+            rest = len(lines) - screen.lines + 2
+            lines[-rest:] = [click.style(f"{rest} more lines", dim=True)]
+        click.echo("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J", nl=False)
+    else:
+        click.echo("\n".join([*lines, ""] if again else lines), err=not found.read)
+
+
+def _is_live() -> bool:
+    return sys.stdout.isatty()
+
+
+def render(found: Look, state_dir: Path, width: int) -> Iterator[str]:
+    """Write what was found, in lines of about ``width`` columns; with colours, which ``click.echo`` drops elsewhere."""
+    page = _Page(width)
+    if not found.read and not found.silent:
+        yield from page.text(
+            "",
+            f"No gateway runs on this node, as far as {state_dir} tells. Start one (gateway, or its DaemonSet), or name its "
+            "state directory with --state-dir. Where it runs in a pod, ask there: kubectl exec POD -- gateway status",
+        )
+    # Who serves comes first.
+    for number, one in enumerate(
+        sorted(found.read, key=lambda one: any(each.standing_by_for for each in one.resources))
+    ):
+        yield from ([""] if number else [])
+        yield from page.gateway(one)
+    for number, (path, why) in enumerate(found.silent.items()):
+        yield from ([""] if found.read and not number else [])
+        yield click.style(f"gateway {Path(path).stem} does not answer", fg="red", bold=True)
+        yield from page.text("  ", why)
+
+
+class _Page:
+    """Writes for a person, ``width`` columns wide."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    def text(self, lead: str, text: str, colour: str | None = None) -> Iterator[str]:
+        """Wrap ``text`` behind ``lead``, as far in as that is wide."""
+        for line in textwrap.wrap(_clean(text), self._width - len(lead)):
+            yield lead + (click.style(line, fg=colour) if colour else line)
+            lead = " " * len(lead)
+
+    def gateway(self, one: Status) -> Iterator[str]:
+        """Write all about one gateway."""
+        title = click.style(f"gateway {_clean(one.token)}", bold=True)
+        yield f"{title}  {_clean(one.build.gateway)}, process {one.pid}, up {age(one.uptime_s)}"
+        if one.kubelet.present:
+            yield from self.text("  kubelet  ", f"found {age(one.kubelet.age_s or 0)} ago, {one.socket_dir}")
+        else:
+            yield from self.text("  kubelet  ", f"none in {one.socket_dir}", "red")
+        if one.books.source == "none":
+            yield from self.text("  books    ", "the kubelet's own can't be read", "yellow")
+        else:
+            yield from self.text("  books    ", f"{one.books.source}, read {age(one.books.age_s or 0)} ago")
+        if one.ledger.writable:
+            written = "not written yet" if one.ledger.written_s is None else f"written {age(one.ledger.written_s)} ago"
+            yield from self.text("  ledger   ", f"{one.ledger.path}, {written}")
+        else:
+            yield from self.text("  ledger   ", f"{one.ledger.path} can't be written: {one.ledger.error}", "red")
+        yield from self.text("           ", one.ledger.exposed, "yellow")
+        if one.lag_s >= _LATE:
+            yield from self.text(
+                "  loop     ", f"answers come up to {age(one.lag_s)} late, in the last minute", "yellow"
+            )
+        for resource in one.resources:
+            yield ""
+            yield from self.resource(resource)
+
+    def resource(self, one: Resource) -> Iterator[str]:
+        """Write all about one resource."""
+        name = click.style(_clean(one.name), bold=True)
+        if one.standing_by_for:
+            yield f"{name}  {click.style(f'standing by for gateway {_clean(one.standing_by_for)}', fg='cyan')}"
+            return
+        held = "" if one.held is None else f", {one.held} held"
+        yield f"{name}  {_bar(one)}{one.allocatable} of {one.listed} allocatable{held}"
+        since = "" if one.stream_s is None else f" for {age(one.stream_s)}"
+        spoken = ", ".join(part for part in (one.api, one.kubelets and f"kubelet {one.kubelets}") if part)
+        phase = click.style(_clean(one.phase), fg=_colour(one.phase))
+        yield f"  {phase}{since}  {_clean(spoken)}".rstrip()
+        yield from self.text("  ", one.trouble, "red")
+        yield from self.text("  ", _registered(one))
+        yield from self.text("  ", ", ".join(_answered(call, codes) for call, codes in one.calls.items()))
+        if one.checked == Check.LACKING.value:
+            yield from self.text("  ", "the kubelet's own books lack this registration", "red")
+        for finding in one.drift:
+            yield from self.text("  ", f"drift: {finding.words}", "yellow")
+        yield from self._devices(one)
+
+    def _devices(self, one: Resource) -> Iterator[str]:
+        """Draw the devices as a table; what there is to say of one is below it."""
+        shown = one.devices
+        if len(shown) > _MOST_DEVICES:
+            shown = tuple(device for device in shown if device.state != _WELL or _remarks(device))[:_MOST_DEVICES]
+        if shown:
+            cells = [("DEVICE", "STATE", "NUMA", "HELD BY"), *map(_cells, shown)]
+            widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+            head, *rows = ([f"{text:<{room}}" for text, room in zip(row, widths, strict=True)] for row in cells)
+            yield ""
+            yield click.style("  " + "  ".join(head).rstrip(), dim=True)
+            for device, row in zip(shown, rows, strict=True):
+                row[1] = click.style(row[1], fg=_colour(device.state))
+                yield "  " + "  ".join(row).rstrip()
+                yield from self.text(
+                    "      ", _remarks(device), "yellow" if device.state == _WELL else _colour(device.state)
+                )
+        if hidden := len(one.devices) - len(shown):
+            yield click.style(f"  {hidden} more of {len(one.devices)} devices: --json has them all", dim=True)
+
+
+def _bar(one: Resource) -> str:
+    """Draw one square for each device, where they are few enough to count."""
+    if not 0 < one.listed <= _MOST_DEVICES:
+        return ""
+    colour = "green" if one.allocatable == one.listed else "yellow"
+    squares = (("■" * one.allocatable, {"fg": colour}), ("□" * (one.listed - one.allocatable), {"dim": True}))
+    return "".join(click.style(text, **style) for text, style in squares if text) + "  "
+
+
+def _registered(one: Resource) -> str:
+    """Say how often it was registered, and why; nothing where it never was."""
+    times = sum(one.registrations.values())
+    causes = ", ".join(f"{count} {why}" for why, count in one.registrations.items())
+    gap = "" if one.last_gap_s is None else f"; last gap {age(one.last_gap_s)}"
+    return f"registered {times} time{'s' if times > 1 else ''} ({causes}){gap}" if times else ""
+
+
+def _answered(call: str, codes: dict[str, int]) -> str:
+    failed = ", ".join(f"{count} {code}" for code, count in codes.items() if code != "OK")
+    return f"{call} {sum(codes.values())}" + (f" ({failed})" if failed else "")
+
+
+def _cells(device: Device) -> tuple[str, ...]:
+    numa = ",".join(map(str, device.numa)) or "-"
+    return _clean(device.id), _clean(device.state), numa, _clean(device.holder or "-")
+
+
+def _remarks(device: Device) -> str:
+    """All there is to say of one device; empty for one that is simply well."""
+    parts = (
+        ": ".join(part for part in (device.kind, device.reason) if part),
+        device.drift and f"drift: {', '.join(device.drift)}",
+    )
+    return "; ".join(part for part in parts if part)
+
+
+def _colour(word: str) -> str:
+    return _COLOURS.get(word, "yellow")
+
+
+def _clean(text: str) -> str:
+    """Keep what others wrote from steering the terminal."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
+def age(seconds: float) -> str:
+    """Say a time in at most two units: ``4.2 ms``, ``12 s``, ``3 min``, ``2 h 10 min``, ``3 d 4 h``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.1f} ms"
+    if seconds < 60:
+        return f"{int(seconds)} s"
+    minutes, hours, days = (int(seconds // unit) for unit in (60, 3600, 86400))
+    if minutes < 60:
+        return f"{minutes} min"
+    if hours < 24:
+        return f"{hours} h {minutes % 60} min"
+    return f"{days} d {hours % 24} h"

@@ -1,0 +1,131 @@
+"""Status documents to test with: a node of 8 GPUs that knows every kind of trouble, and what its gateway counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from adapters.dialect import Level
+from devices import life
+from devices.life import State
+from devices.model import Device, Field, Health, Kind
+from gateway import drift, registration, scribe, status
+from gateway.drift import Finding
+from gateway.registration import Phase
+from gateway.status import Build, Node, Plugin, Status
+from gateway.tally import Cause, Check, Tally
+
+NOW = 1_000_000.0
+UNIX = 1_700_000_000.0
+RESOURCE = "nvidia.com/gpu"
+BUILD = Build(gateway="0.5.0", python="3.11.7", grpcio="1.85.1", protobuf="7.36.2")
+SERVING, WAITING = "3f9a2c1d", "8c2e11aa"
+"""Tokens."""
+IDS = [f"GPU-{number}f3a{number}c6e-77b0-4b1e-9d4a-0c5b8e21d9f{number}" for number in range(8)]
+
+
+def _entries() -> dict[str, life.Entry]:
+    """Eight GPUs, half of them in trouble."""
+    troubles = {
+        2: (
+            State.UNHEALTHY,
+            "Xid 79: GPU has fallen off the bus; the driver lost it, and no reset was seen since",
+            Kind.RESET_REQUIRED,
+        ),
+        3: (State.LOST, "the backend no longer finds it", None),
+        5: (State.CORDONED, "swap the riser, ticket 4711", None),
+        6: (State.UNHEALTHY, "double-bit ECC error", Kind.UNKNOWN),
+    }
+    entries = {}
+    for number, id_ in enumerate(IDS):
+        state, reason, kind = troubles.get(number, (State.PRESENT, "", None))
+        health = Health.HEALTHY if state is State.PRESENT else Health.UNHEALTHY
+        entries[id_] = life.Entry(Device(id_, health, (number // 4,)), state, reason, kind=kind)
+    return entries
+
+
+def state(phase: Phase, dialect: str = "v1beta1") -> registration.State:
+    """Give a registration that stands in ``phase``."""
+    return replace(registration.start("t", "auto", dialect), phase=phase, dialect=dialect)
+
+
+TROUBLED = Plugin(
+    name=RESOURCE,
+    state=state(Phase.SERVING),
+    entries=_entries(),
+    level=Level(29),
+    stream_since=NOW - 7800,
+    checked=Check.HELD,
+    holders={IDS[0]: "default/training-0/main", IDS[2]: "default/training-1/main", IDS[4]: "jupyter/notebook-7/kernel"},
+    drift=[
+        Finding(
+            drift.Kind.FORGOTTEN,
+            (IDS[7],),
+            f"the kubelet lost its memory of devices of {RESOURCE} that were held before its start: '{IDS[7]}' (then held by "
+            "'default/batch-3/main')",
+        )
+    ],
+)
+REFUSED = Plugin(
+    name="nvidia.com/mig-1g.10gb",
+    state=state(Phase.WAITING),
+    entries={"MIG-1": life.Entry(Device("MIG-1"), State.PRESENT)},
+    trouble="Register was refused: the ResourceName is invalid",
+)
+STANDBY = Plugin(name=RESOURCE, state=state(Phase.STANDBY), entries=_entries(), standing_by_for=SERVING)
+GOOD_LEDGER = scribe.State(
+    path=Path("/var/lib/device-plugin-gateway/ledger.json"),
+    writable=True,
+    last_error="",
+    last_written=UNIX - 185.2,
+    writes=12,
+    put_aside="",
+    exposed="",
+    pending=0,
+)
+BAD_LEDGER = replace(GOOD_LEDGER, writable=False, last_error="No space left on device", pending=2)
+
+
+def node(*plugins: Plugin, token: str = SERVING, ledger: scribe.State = GOOD_LEDGER) -> Node:
+    """Give what a shell would know."""
+    return Node(
+        pid=4711,
+        token=token,
+        started=NOW - 273_600,
+        socket_dir="/var/lib/kubelet/device-plugins",
+        kubelet_since=NOW - 7800.2,
+        books="pod-resources",
+        books_read=NOW - 12,
+        ledger=ledger,
+        plugins=plugins,
+    )
+
+
+def counted() -> Tally:
+    """Give a tally in which every family has something."""
+    tally = Tally()
+    for why in (Cause.FIRST, Cause.KUBELET_START, Cause.KUBELET_START):
+        tally.registration(RESOURCE, why)
+    tally.register_error(REFUSED.name, "UNKNOWN")
+    tally.restart_gap(RESOURCE, 0.0042)
+    for _ in range(409):
+        tally.call(RESOURCE, "Allocate", 0.0004, "OK")
+        tally.call(RESOURCE, "GetPreferredAllocation", 0.0003, "OK")
+    for _ in range(3):
+        tally.call(RESOURCE, "Allocate", 0.0002, "FAILED_PRECONDITION")
+    tally.lost_field("v1alpha2", Field.TOPOLOGY)
+    tally.checked(RESOURCE, Check.HELD)
+    tally.handover("younger", "completed")
+    tally.late(0.0021, NOW - 1)
+    return tally
+
+
+def document(node: Node, tally: Tally | None = None, *, rows: bool = True) -> Status:
+    """Say what ``node`` knows, now."""
+    return status.document(node, tally or Tally(), BUILD, now=NOW, unix=UNIX, rows=rows)
+
+
+FULL = document(node(TROUBLED, REFUSED, ledger=BAD_LEDGER), counted())
+"""Trouble of every kind."""
+OTHER = document(node(STANDBY, token=WAITING))
+"""A gateway that stands by for the one before."""

@@ -1,0 +1,298 @@
+"""``gateway cordon``, ``uncordon``, ``forget``: what running gateways are told, and what a person is told then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway import control
+from gateway.cli.main import gateway
+from gateway.control import Connection, ControlError, Found, Outcome, Server
+from gateway.ledger import Cordon, Ledger
+
+OLDER, YOUNGER = "00000001", "00000002"
+GPU = "nvidia.com/gpu"
+FREE = Outcome(changed=True, found=(Found(GPU, "present", "cordoned"),))
+HELD = Outcome(changed=True, found=(Found(GPU, "present", "cordoned", "default/train-0"),))
+CORDON = ("cordon", "GPU-1", "--reason", "ECC")
+
+Says = Outcome | ControlError | dict[str, Any]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="dpg-"))
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
+
+
+def call(folder: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(gateway, arguments, env={"GATEWAY_STATE_DIR": str(folder)})
+
+
+@contextlib.contextmanager
+def running(folder: Path, says: Mapping[str, Says]) -> Iterator[dict[str, control.Order]]:
+    """Run gateways that answer every order with what ``says`` has for their token; yield what each was told."""
+    told: dict[str, control.Order] = {}
+    ready = threading.Event()
+    loop = asyncio.new_event_loop()
+    ended = asyncio.Event()
+
+    async def serve() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for token, answer in says.items():
+
+                async def meet(
+                    connection: Connection, request: dict[str, Any], token: str = token, answer: Says = answer
+                ) -> None:
+                    told[token] = control.order(request)
+                    if isinstance(answer, ControlError):
+                        raise answer
+                    await connection.send(msgspec.to_builtins(answer))
+
+                server = Server(control.socket_path(folder, token), dict.fromkeys(control.ORDERS, meet))
+                await server.start()
+                stack.push_async_callback(server.close)
+            ready.set()
+            await ended.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield told
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(10)
+        loop.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "order"),
+    [
+        pytest.param(CORDON, control.Order("cordon", "GPU-1", "ECC"), id="cordon"),
+        pytest.param(("uncordon", "GPU-1"), control.Order("uncordon", "GPU-1"), id="uncordon"),
+        pytest.param(("forget", "GPU-1"), control.Order("forget", "GPU-1"), id="forget"),
+    ],
+)
+def test_every_living_gateway_is_told(folder: Path, arguments: tuple[str, ...], order: control.Order) -> None:
+    with running(folder, {OLDER: FREE, YOUNGER: FREE}) as told:
+        assert call(folder, *arguments).exit_code == 0
+    assert told == {OLDER: order, YOUNGER: order}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "status", "expected"),
+    [
+        pytest.param(
+            CORDON,
+            {OLDER: FREE},
+            0,
+            ["GPU-1 is cordoned: ECC", f"gateway {OLDER}: {GPU}: was present, is cordoned"],
+            id="cordoned",
+        ),
+        pytest.param(
+            CORDON,
+            {OLDER: HELD},
+            0,
+            [
+                "GPU-1 is cordoned: ECC",
+                f"gateway {OLDER}: {GPU}: was present, is cordoned, held by default/train-0",
+                "Who holds it keeps it; nobody else gets it.",
+            ],
+            id="cordoned while a pod holds it",
+        ),
+        pytest.param(
+            CORDON,
+            {OLDER: Outcome(changed=False, found=(Found(GPU, "cordoned", "cordoned"),))},
+            0,
+            ["GPU-1 was cordoned already: ECC", f"gateway {OLDER}: {GPU}: was cordoned, is cordoned"],
+            id="cordoned already",
+        ),
+        pytest.param(
+            CORDON,
+            {OLDER: Outcome(changed=True)},
+            0,
+            [
+                "GPU-1 is cordoned: ECC",
+                "No resource has a device of this ID now: is it spelled right? The cordon counts once there is one.",
+            ],
+            id="an ID that no resource has",
+        ),
+        pytest.param(
+            ("uncordon", "GPU-1"),
+            {OLDER: Outcome(changed=True, found=(Found(GPU, "cordoned", "unhealthy"),))},
+            0,
+            ["GPU-1 is no longer cordoned", f"gateway {OLDER}: {GPU}: was cordoned, is unhealthy"],
+            id="uncordoned",
+        ),
+        pytest.param(
+            ("uncordon", "GPU-1"), {OLDER: Outcome(changed=False)}, 0, ["GPU-1 was not cordoned"], id="not cordoned"
+        ),
+        pytest.param(
+            ("forget", "GPU-1"),
+            {OLDER: Outcome(changed=True, found=(Found(GPU, "lost", "forgotten"),))},
+            0,
+            ["GPU-1 is forgotten", f"gateway {OLDER}: {GPU}: was lost, is forgotten"],
+            id="forgotten",
+        ),
+        pytest.param(
+            ("forget", "GPU-1"),
+            {OLDER: Outcome(changed=False)},
+            0,
+            ["GPU-1 is on no list: nothing to forget"],
+            id="nothing to forget",
+        ),
+        pytest.param(
+            ("forget", "GPU-1"),
+            {OLDER: ControlError("default/train-0 holds it")},
+            1,
+            [f"gateway {OLDER}: default/train-0 holds it"],
+            id="refused",
+        ),
+        pytest.param(
+            CORDON,
+            {OLDER: FREE, YOUNGER: ControlError("unknown op 'cordon'")},
+            1,
+            [
+                "GPU-1 is cordoned: ECC",
+                f"gateway {OLDER}: {GPU}: was present, is cordoned",
+                f"gateway {YOUNGER}: unknown op 'cordon'",
+            ],
+            id="one of two gateways refuses",
+        ),
+        pytest.param(
+            CORDON,
+            {OLDER: {"changed": True, "later": "field", "found": []}},
+            0,
+            [
+                "GPU-1 is cordoned: ECC",
+                "No resource has a device of this ID now: is it spelled right? The cordon counts once there is one.",
+            ],
+            id="a field of a later release",
+        ),
+        pytest.param(
+            CORDON,
+            {OLDER: {"done": True}},
+            1,
+            [
+                (
+                    f"gateway {OLDER}: its answer is none that this release knows: Object missing required field "
+                    "`changed`; use its own release's command"
+                )
+            ],
+            id="an answer of another kind",
+        ),
+    ],
+)
+def test_what_a_person_is_told(
+    folder: Path, arguments: tuple[str, ...], says: Mapping[str, Says], status: int, expected: list[str]
+) -> None:
+    with running(folder, says):
+        result = call(folder, *arguments)
+    assert (result.output.splitlines(), result.exit_code) == (expected, status)
+
+
+def test_what_a_script_is_told(folder: Path) -> None:
+    with running(folder, {OLDER: HELD, YOUNGER: ControlError("busy")}):
+        result = call(folder, *CORDON, "--json")
+    assert json.loads(result.output) == {
+        "op": "cordon",
+        "id": "GPU-1",
+        "gateways": {
+            OLDER: {
+                "changed": True,
+                "found": [{"resource": GPU, "before": "present", "now": "cordoned", "holder": "default/train-0"}],
+            },
+            YOUNGER: {"error": "busy"},
+        },
+        "ledger": None,
+    }
+    assert result.exit_code == 1
+
+
+# Where no gateway runs.
+
+OFFLINE = [
+    pytest.param({}, CORDON, {"GPU-1": "ECC"}, "GPU-1 is cordoned: ECC", id="cordon"),
+    pytest.param({"GPU-1": "ECC"}, CORDON, {"GPU-1": "ECC"}, "GPU-1 was cordoned already: ECC", id="cordon again"),
+    pytest.param({"GPU-1": "old"}, CORDON, {"GPU-1": "ECC"}, "GPU-1 is cordoned: ECC", id="another reason"),
+    pytest.param({"GPU-1": "ECC", "GPU-2": "fan"}, ("uncordon", "GPU-1"), {"GPU-2": "fan"}, "no longer", id="uncordon"),
+    pytest.param({"GPU-2": "fan"}, ("uncordon", "GPU-1"), {"GPU-2": "fan"}, "was not cordoned", id="uncordon nothing"),
+]
+
+
+@pytest.mark.parametrize(("before", "arguments", "after", "says"), OFFLINE)
+def test_the_ledger_is_told(
+    folder: Path, before: Mapping[str, str], arguments: tuple[str, ...], after: Mapping[str, str], says: str
+) -> None:
+    _write(folder, before)
+    result = call(folder, *arguments)
+    assert (_cordons(folder), result.exit_code) == (after, 0)
+    assert says in result.output
+    assert f"{folder}/ledger.json says it from its next start on" in result.output
+
+
+def test_the_ledger_in_json(folder: Path) -> None:
+    result = call(folder, *CORDON, "--json")
+    assert json.loads(result.output) == {
+        "op": "cordon",
+        "id": "GPU-1",
+        "gateways": {},
+        "ledger": {"path": f"{folder}/ledger.json", "changed": True},
+    }
+
+
+def test_a_damaged_ledger_is_put_aside_and_the_cordon_written(folder: Path) -> None:
+    (folder / "ledger.json").write_text("{")
+    result = call(folder, *CORDON)
+    assert (_cordons(folder), result.exit_code) == ({"GPU-1": "ECC"}, 0)
+    assert "put aside" in result.output
+
+
+def test_nothing_is_forgotten_while_nobody_knows_who_holds_it(folder: Path) -> None:
+    result = call(folder, "forget", "GPU-1")
+    assert (result.exit_code, list(folder.iterdir())) == (1, [])
+    assert "no gateway runs" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        pytest.param(("cordon", "GPU-1"), 2, "Missing option '--reason'", id="no reason"),
+        pytest.param(("cordon", "GPU-1", "--reason", " "), 2, "expected a reason", id="an empty reason"),
+        pytest.param(("cordon", "GPU-1", "--reason", "a\nb"), 2, "expected a reason", id="a reason of two lines"),
+        pytest.param(("cordon", "GPU\x1b", "--reason", "ECC"), 2, "expected a device ID", id="an ID nobody can print"),
+        pytest.param(("uncordon",), 2, "Missing argument 'ID'", id="no ID"),
+        pytest.param((*CORDON, "--state-dir", "/dev/null"), 1, "run this as the gateway's own user", id="no folder"),
+        pytest.param(("uncordon", "GPU-1", "--state-dir", "/proc/none"), 0, "was not cordoned", id="nothing to write"),
+        pytest.param((*CORDON, "--state-dir", "/proc/none"), 1, "could not write", id="a folder that can't be written"),
+    ],
+)
+def test_a_wrong_call(folder: Path, arguments: tuple[str, ...], status: int, says: str) -> None:
+    result = call(folder, *arguments)
+    assert (result.exit_code, says in result.output) == (status, True), result.output
+
+
+def _write(folder: Path, cordons: Mapping[str, str]) -> None:
+    ledger = Ledger(folder)
+    for device_id, reason in cordons.items():
+        ledger.cordon(device_id, Cordon(reason, 1.0))
+    ledger.save(ledger.snapshot())
+
+
+def _cordons(folder: Path) -> dict[str, str]:
+    ledger = Ledger(folder)
+    ledger.load()
+    return {device_id: cordon.reason for device_id, cordon in ledger.cordons.items()}

@@ -1,0 +1,330 @@
+"""``gateway status``: real control sockets, what a person sees of them, and what a script gets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from devices import life
+from devices.life import State
+from devices.model import Device, Health
+from gateway import control
+from gateway.cli import status as cli
+from gateway.cli.main import gateway
+from gateway.registration import Phase
+from gateway.status import Gateways, Plugin, Status
+from tests.unit.documents import FULL, IDS, OTHER, SERVING, WAITING, document, node, state
+
+PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
+STATE_DIR = Path("/var/lib/device-plugin-gateway")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="dpg-"))
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def gateways(folder: Path, answers: Mapping[str, Any]) -> Iterator[None]:
+    """Run control sockets by token, in a loop of their own; each answers the status with what is given for it."""
+    ready, loop = threading.Event(), asyncio.new_event_loop()
+
+    def handler(answer: Any) -> control.Handler:
+        async def handle(connection: control.Connection, _: dict[str, Any]) -> None:
+            await connection.send({"status": answer})
+
+        return handle
+
+    async def run() -> None:
+        servers = [
+            control.Server(control.socket_path(folder, token), {"status": handler(answer)})
+            for token, answer in answers.items()
+        ]
+        for server in servers:
+            await server.start()
+        ready.set()
+        await ended.wait()
+        for server in servers:
+            await server.close()
+
+    ended = asyncio.Event()
+    thread = threading.Thread(target=loop.run_until_complete, args=[run()])
+    thread.start()
+    try:
+        assert ready.wait(20)
+        yield
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(20)
+        loop.close()
+
+
+def call(folder: Path, *arguments: str, color: bool = False) -> Result:
+    return CliRunner().invoke(gateway, ["status", "--state-dir", str(folder), *arguments], color=color)
+
+
+def seen(*documents: Status, width: int = 96, silent: Mapping[str, str] | None = None) -> str:
+    look = cli.Look(read=list(documents), silent=dict(silent or {}))
+    return click.unstyle("\n".join(cli.render(look, STATE_DIR, width)))
+
+
+# Asking.
+
+
+def test_all_gateways_of_the_node_are_shown_the_serving_one_first(folder: Path) -> None:
+    with gateways(folder, {WAITING: OTHER, SERVING: FULL}):
+        result = call(folder)
+    assert result.exit_code == 0
+    assert re.findall(r"^gateway (\w+)", result.output, re.MULTILINE) == [SERVING, WAITING]
+    assert f"standing by for gateway {SERVING}" in result.output
+
+
+def test_for_a_script_it_is_the_documents_as_they_came(folder: Path) -> None:
+    """With what only a newer gateway knows."""
+    known, other = (json.loads(msgspec.json.encode(one)) for one in (FULL, OTHER))
+    newer = known | {"surprise": [1]}
+    with gateways(folder, {SERVING: newer, WAITING: OTHER}):
+        result = call(folder, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.output) == {"gateways": [newer, other], "silent": {}}
+    assert msgspec.json.decode(result.output, type=Gateways).gateways == (FULL, OTHER)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        pytest.param({"nonsense": 1}, "expected a status document", id="something else"),
+        pytest.param(None, "expected a status document", id="nothing"),
+    ],
+)
+def test_a_gateway_that_says_something_else_is_told_of(folder: Path, answer: Any, words: str) -> None:
+    with gateways(folder, {SERVING: FULL, WAITING: answer}):
+        result, raw = call(folder), call(folder, "--json")
+    assert (result.exit_code, f"gateway {WAITING} does not answer" in result.output) == (0, True)
+    assert words in " ".join(result.output.split())
+    assert list(json.loads(raw.output)["silent"]) == [str(control.socket_path(folder, WAITING))]
+
+
+def test_a_gateway_that_hangs_is_told_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_ANSWER_WITHIN", 0.1)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(control.socket_path(folder, SERVING)))
+        listener.listen()
+        result, raw = call(folder), call(folder, "--json")
+    assert (result.exit_code, raw.exit_code) == (1, 1)
+    assert f"gateway {SERVING} does not answer" in result.output
+    assert "is it stopped?" in " ".join(result.output.split())
+    assert json.loads(raw.output)["gateways"] == []
+
+
+def test_no_gateway_is_no_success(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(control.socket_path(folder, SERVING)))
+    for state_dir in (folder, folder / "not there"):
+        result, raw = call(state_dir), call(state_dir, "--json")
+        assert (result.exit_code, raw.exit_code) == (1, 1)
+        assert "No gateway runs on this node" in result.stderr
+        assert "--state-dir" in result.stderr
+        assert json.loads(raw.stdout) == {"gateways": [], "silent": {}}
+
+
+def test_a_folder_that_cannot_be_read_is_told(folder: Path) -> None:
+    (folder / "file").touch()
+    result = call(folder / "file")
+    assert result.exit_code == 1
+    assert "as the gateway's own user (root)" in result.output
+
+
+# Watching.
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let somebody press Ctrl-C after so many looks."""
+
+    def after(count: int) -> None:
+        left = iter(range(count - 1))
+
+        def sleep(seconds: float) -> None:
+            assert seconds == cli._EVERY
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(cli, "sleep", sleep)
+
+    return after
+
+
+def test_watching_looks_again_until_it_is_ended(folder: Path, looks: Callable[[int], None]) -> None:
+    with gateways(folder, {SERVING: FULL}):
+        looks(3)
+        result = call(folder, "--watch")
+        looks(2)
+        raw = call(folder, "--watch", "--json")
+    assert (result.exit_code, result.output.count(f"gateway {SERVING}")) == (0, 3)
+    assert "\x1b" not in result.output
+    assert [len(json.loads(line)["gateways"]) for line in raw.output.splitlines()] == [1, 1]
+
+
+def test_watching_waits_for_a_gateway(folder: Path, looks: Callable[[int], None]) -> None:
+    looks(2)
+    result = call(folder, "--watch")
+    assert (result.exit_code, result.output.count("No gateway runs")) == (0, 2)
+
+
+def test_on_a_terminal_it_stays_in_place_and_on_the_screen(
+    folder: Path, looks: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_is_live", lambda: True)
+    monkeypatch.setenv("LINES", "12")
+    monkeypatch.setenv("COLUMNS", "100")
+    with gateways(folder, {SERVING: FULL}):
+        looks(2)
+        result = call(folder, "--watch", color=True)
+    first, second = result.output.removesuffix("\n").split("\x1b[H")[1:]  # the new line that Ctrl-C leaves
+    for screen in (first, second):
+        assert screen.endswith("\x1b[J")
+        lines = click.unstyle(screen).splitlines()
+        assert len(lines) == 11  # the cursor stays on the last one of the screen
+        assert re.fullmatch(r"\d+ more lines", lines[-1]) is not None
+
+
+# What is seen.
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "4 of 8 allocatable, 3 held",
+        "serving for 2 h 10 min v1beta1, kubelet 1.29 and later",
+        "registered 3 times (1 first, 2 kubelet start); last gap 4.2 ms",
+        "Allocate 412 (3 FAILED_PRECONDITION), GetPreferredAllocation 409",
+        "drift: the kubelet lost its memory",
+        "reset-required: Xid 79: GPU has fallen off the bus",
+        "swap the riser, ticket 4711",
+        "drift: forgotten",
+        "default/training-0/main",
+        "waiting to register again v1beta1",
+        "Register was refused: the ResourceName is invalid",
+        "can't be written: No space left on device",
+        "pod-resources, read 12 s ago",
+    ],
+)
+def test_a_person_reads(sentence: str) -> None:
+    assert sentence in " ".join(seen(FULL).split())
+
+
+@pytest.mark.parametrize(
+    ("document_", "words"),
+    [
+        (
+            msgspec.structs.replace(FULL, kubelet=msgspec.structs.replace(FULL.kubelet, present=False)),
+            "kubelet none in",
+        ),
+        (msgspec.structs.replace(FULL, books=msgspec.structs.replace(FULL.books, source="none")), "own can't be read"),
+        (msgspec.structs.replace(FULL, lag_s=0.3), "up to 300.0 ms late"),
+        (
+            msgspec.structs.replace(
+                FULL, ledger=msgspec.structs.replace(FULL.ledger, exposed="others may write to it")
+            ),
+            "others may write to it",
+        ),
+        (document(node()), "ledger.json, written 3 min ago"),
+        (
+            msgspec.structs.replace(FULL, resources=(msgspec.structs.replace(FULL.resources[0], checked="lacking"),)),
+            "the kubelet's own books lack this registration",
+        ),
+    ],
+)
+def test_a_person_reads_of_rarer_things(document_: Status, words: str) -> None:
+    assert words in " ".join(seen(document_).split())
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_text_keeps_to_the_width_and_device_ids_are_whole(width: int) -> None:
+    text = seen(OTHER, FULL, width=width, silent={"/x/0badcafe.sock": "why " * 60})
+    assert [
+        line for line in text.splitlines() if len(line) > width and "GPU-" not in line and "DEVICE" not in line
+    ] == []
+    assert all(f"\n  {id_} " in text for id_ in IDS)
+
+
+def test_columns_are_aligned() -> None:
+    lines = seen(FULL).splitlines()
+    head = next(line for line in lines if "HELD BY" in line)
+    rows = [line for line in lines if line.startswith("  GPU-")]
+    assert len(rows) == 8
+    for column in ("DEVICE", "STATE", "NUMA", "HELD BY"):
+        place = head.index(column)
+        assert {row[place - 1] for row in rows} == {" "}
+        assert " " not in {row[place] for row in rows}
+
+
+def test_of_many_devices_those_with_something_to_say_are_shown() -> None:
+    entries = {
+        f"GPU-{number}": life.Entry(
+            Device(f"GPU-{number}", Health.UNHEALTHY if number < 3 else Health.HEALTHY),
+            State.UNHEALTHY if number < 3 else State.PRESENT,
+        )
+        for number in range(1000)
+    }
+    plugin = Plugin(name="a/b", state=state(Phase.SERVING), entries=entries)
+    text = seen(document(node(plugin)))
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("  GPU-")] == ["GPU-0", "GPU-1", "GPU-2"]
+    assert "997 more of 1000 devices: --json has them all" in text
+
+
+def test_colours_are_for_terminals(folder: Path) -> None:
+    with gateways(folder, {SERVING: FULL}):
+        plain, coloured = call(folder), call(folder, color=True)
+    assert "\x1b" not in plain.output
+    assert "\x1b[31mlost" in coloured.output
+    assert click.unstyle(coloured.output) == plain.output
+
+
+@pytest.mark.parametrize("field", ["name", "phase", "trouble", "api"])
+def test_what_others_wrote_does_not_steer_the_terminal(field: str) -> None:
+    evil = msgspec.structs.replace(FULL.resources[1], **{field: "a\x1b[2Jb\rc\u202ed"})
+    text = "\n".join(cli.render(cli.Look(read=[msgspec.structs.replace(FULL, resources=(evil,))]), STATE_DIR, 96))
+    assert "[2Jb" in text
+    assert "\x1b[2J" not in text
+    assert "\r" not in text
+    assert "\u202e" not in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0.0 ms"),
+        (0.0042, "4.2 ms"),
+        (1, "1 s"),
+        (59.9, "59 s"),
+        (60, "1 min"),
+        (3599, "59 min"),
+        (7800, "2 h 10 min"),
+        (273_600, "3 d 4 h"),
+    ],
+)
+def test_an_age(seconds: float, words: str) -> None:
+    assert cli.age(seconds) == words
+
+
+def test_the_page_shows_what_it_looks_like() -> None:
+    """If not: put what this test calls ``seen`` there."""
+    assert f"```text\n{seen(OTHER, FULL)}\n```" in PAGE.read_text()

@@ -1,0 +1,543 @@
+"""The control socket, over real sockets: who is heard, what is answered, and that nobody can make it grow or wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway import control
+from gateway.control import Connection, ControlError, Server
+
+TOKEN, OTHER = "0123abcd", "4567ef01"
+PING: dict[str, Any] = {"v": 1, "op": "ping"}
+PONG = {"v": 1, "pong": True}
+GUARD = 10.0
+"""Seconds after which a test that waits for ever is told so."""
+
+
+async def _ping(connection: Connection, _request: Mapping[str, Any]) -> None:
+    await connection.send({"pong": True})
+
+
+async def _refuse(_connection: Connection, _request: Mapping[str, Any]) -> None:
+    raise ControlError("no such device")
+
+
+async def _fail(_connection: Connection, _request: Mapping[str, Any]) -> None:
+    raise ValueError("a defect")
+
+
+async def _lease(connection: Connection, _request: Mapping[str, Any]) -> None:
+    """Echo what comes, for as long as the partner is there."""
+    while (message := await connection.receive()) is not None:
+        await connection.send({"echo": message})
+
+
+HANDLERS: dict[str, control.Handler] = {"ping": _ping, "refuse": _refuse, "fail": _fail, "lease": _lease}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="dpg-"))
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, handlers: Mapping[str, control.Handler] = HANDLERS) -> AsyncIterator[Server]:
+    """Run a server; at its end, no exception was left to the event loop."""
+    troubles: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, trouble: troubles.append(trouble))
+    server = Server(control.socket_path(folder, TOKEN), handlers)
+    await server.start()
+    try:
+        async with asyncio.timeout(GUARD):
+            yield server
+    finally:
+        await server.close()
+    gc.collect(0)
+    assert troubles == []
+
+
+@contextlib.asynccontextmanager
+async def talking(server: Server) -> AsyncIterator[Connection]:
+    connection = await control.connect(server.path, 1)
+    try:
+        yield connection
+    finally:
+        await connection.finish()
+
+
+async def converse(path: Path, sent: bytes) -> list[dict[str, Any]]:
+    """Send raw bytes, then the end; return every answer until the server closes."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    answers = []
+    with contextlib.suppress(OSError):  # Closed by the server before it took everything.
+        writer.write(sent)
+        writer.write_eof()
+        while line := await reader.readline():
+            answers.append(msgspec.json.decode(line, type=dict[str, Any]))
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return answers
+
+
+def names(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()}
+
+
+def line(message: object) -> bytes:
+    return msgspec.json.encode(message) + b"\n"
+
+
+REQUESTS = [
+    pytest.param(line(PING), [PONG], id="a known op"),
+    pytest.param(line(PING) * 3, [PONG] * 3, id="one request after the other"),
+    pytest.param(line(PING | {"since": "release N+1"}), [PONG], id="a field of a later release is ignored"),
+    pytest.param(line({"v": 1, "op": "dance"}) + line(PING), ["unknown op 'dance'", PONG], id="an unknown op"),
+    pytest.param(
+        line({"v": 1, "op": ["ping"]}) + line(PING), ["unknown op ['ping']", PONG], id="an op that is no text"
+    ),
+    pytest.param(line({"v": 2, "op": "ping"}) + line(PING), ["of version 1, got 2", PONG], id="another version"),
+    pytest.param(line({"op": "ping"}) + line(PING), ["of version 1, got None", PONG], id="no version"),
+    pytest.param(line({"v": 1, "op": "refuse"}) + line(PING), ["no such device", PONG], id="a refused request"),
+    pytest.param(line({"v": 1, "op": "fail"}) + line(PING), ["its log says how", PONG], id="a defect in a handler"),
+    pytest.param(b"no JSON\n" + line(PING), [], id="no JSON: closed"),
+    pytest.param(line([PING]) + line(PING), [], id="no object: closed"),
+    pytest.param(b"[" * 60_000 + b"\n" + line(PING), [], id="nested without end: closed"),
+    pytest.param(b'{"v": 1, "op": "\xff"}\n' + line(PING), [], id="no UTF-8: closed"),
+    pytest.param(line(PING | {"x": "y" * control.REQUEST_LIMIT}) + line(PING), [], id="a line too long: closed"),
+    pytest.param(line(PING)[:-1], [], id="half a line is no message"),
+    pytest.param(b"", [], id="nothing at all"),
+]
+
+
+@pytest.mark.parametrize(("sent", "expected"), REQUESTS)
+async def test_request(folder: Path, sent: bytes, expected: list[Any]) -> None:
+    async with serving(folder) as server:
+        answers = await converse(server.path, sent)
+        assert len(answers) == len(expected)
+        for answer, wanted in zip(answers, expected, strict=True):
+            assert answer == wanted if isinstance(wanted, dict) else wanted in answer["error"]
+        assert await converse(server.path, line(PING)) == [PONG]  # And it lives.
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.binary(max_size=200), st.just(b"\n"), st.just(line(PING)), st.just(b'{"v":1,"op":'))))
+def test_garbage_is_survived(parts: list[bytes]) -> None:
+    async def run(folder: Path) -> None:
+        async with serving(folder) as server:
+            await converse(server.path, b"".join(parts))
+            assert await converse(server.path, line(PING)) == [PONG]
+            await asyncio.gather(*server._open)
+            assert not server._open
+
+    with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
+        asyncio.run(run(Path(folder)))
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.dictionaries(st.text(), JSON, max_size=4), min_size=1, max_size=3))
+def test_what_is_sent_arrives(messages: list[dict[str, Any]]) -> None:
+    async def run(folder: Path) -> list[Any]:
+        async with serving(folder) as server, talking(server) as connection:
+            await connection.send({"op": "lease"})
+            answers = []
+            for message in messages:
+                await connection.send(message)
+                answers.append(await connection.receive())
+            return answers
+
+    with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
+        assert asyncio.run(run(Path(folder))) == [{"v": 1, "echo": message | {"v": 1}} for message in messages]
+
+
+# Bounded.
+
+
+async def test_an_idle_connection_is_closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "IDLE_TIME", 0.02)
+    async with serving(folder) as server, talking(server) as connection:
+        assert await connection.receive() is None
+
+
+async def test_half_a_line_does_not_keep_a_connection_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "IDLE_TIME", 0.02)
+    async with serving(folder) as server:
+        reader, writer = await asyncio.open_unix_connection(server.path)
+        writer.write(b'{"v": 1')
+        assert await _until_closed(reader) == b""
+        writer.close()
+
+
+async def test_a_lease_stays_open_for_as_long_as_its_handler_wants(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "IDLE_TIME", 0.02)
+    async with serving(folder) as server, talking(server) as lease, talking(server) as other:
+        await lease.send({"op": "lease"})
+        assert await other.receive() is None  # Idle: closed.
+        await lease.send({"still": "here"})
+        assert await lease.receive() == {"v": 1, "echo": {"v": 1, "still": "here"}}
+
+
+async def test_a_client_that_never_reads_is_let_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "WRITE_TIME", 0.05)
+    ended: asyncio.Future[ControlError] = asyncio.get_running_loop().create_future()
+
+    async def pour(connection: Connection, _request: Mapping[str, Any]) -> None:
+        try:
+            while True:
+                await connection.send({"much": "x" * 100_000})
+        except ControlError as error:
+            ended.set_result(error)
+            raise
+
+    async with serving(folder, {"pour": pour, "ping": _ping}) as server:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(os.fspath(server.path))
+            client.send(line({"v": 1, "op": "pour"}))
+            assert "did not take a message" in str(await ended)
+            await asyncio.gather(*server._open)
+            assert not server._open
+            assert await converse(server.path, line(PING)) == [PONG]
+
+
+async def test_of_a_hundred_connections_sixteen_are_served(folder: Path) -> None:
+    async with serving(folder) as server:
+        connections = await asyncio.gather(*(control.connect(server.path, 5) for _ in range(100)))
+        for connection in connections:
+            with contextlib.suppress(ControlError):  # Closed already.
+                await connection.send(PING)
+        answers = [await connection.receive() for connection in connections]
+        assert answers.count(PONG) == control.MAX_CONNECTIONS == 16
+        assert all("try again later" in answer["error"] for answer in answers if answer and answer != PONG)
+        for connection in connections:
+            await connection.finish()
+        await asyncio.gather(*server._open)
+        assert await converse(server.path, line(PING)) == [PONG]
+
+
+@pytest.mark.parametrize(
+    ("rate", "times", "waits"),
+    [
+        pytest.param(4, [0, 0, 0, 0], [0, 0, 0, 0], id="a second's worth at once"),
+        pytest.param(4, [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0.25, 0.5], id="then one after the other"),
+        pytest.param(4, [0, 0.25, 0.5, 0.75, 1, 1.25], [0, 0, 0, 0, 0, 0], id="who keeps the pace never waits"),
+        pytest.param(4, [0, 0, 0, 0, 9, 9, 9, 9, 9], [0] * 8 + [0.25], id="rest isn't saved beyond a second's worth"),
+    ],
+)
+def test_pace(rate: float, times: list[float], waits: list[float]) -> None:
+    pace = control.Pace(rate)
+    assert [pace.wait(now) for now in times] == pytest.approx(waits)
+
+
+async def test_each_message_takes_its_turn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its connection's own pace and of everybody's; and a new connection one of everybody's."""
+    turns: list[float] = []
+
+    def wait(self: control.Pace, _now: float) -> float:
+        turns.append(round(1 / self._step))
+        return 0
+
+    monkeypatch.setattr(control.Pace, "wait", wait)
+    async with serving(folder) as server:
+        await converse(server.path, line(PING) * 3)
+    assert turns == [200, *[50, 200] * 3]
+
+
+async def test_an_answer_that_is_too_long_is_an_error(folder: Path) -> None:
+    async def much(connection: Connection, _request: Mapping[str, Any]) -> None:
+        await connection.send({"much": "x" * control.REPLY_LIMIT})
+
+    async with serving(folder, {"much": much}) as server:
+        with pytest.raises(ControlError, match="at most 16777216 bytes"):
+            await control.ask(server.path, {"op": "much"}, 5)
+
+
+async def test_ten_thousand_devices_fit_an_answer(folder: Path) -> None:
+    devices = [{"id": f"GPU-{number:036}::0", "state": "unhealthy", "reason": "r" * 256} for number in range(10_000)]
+
+    async def status(connection: Connection, _request: Mapping[str, Any]) -> None:
+        await connection.send({"devices": devices})
+
+    async with serving(folder, {"status": status}) as server:
+        assert (await control.ask(server.path, {"op": "status"}, 5))["devices"] == devices
+
+
+# Who is heard.
+
+
+def _let_everybody_in(path: Path) -> None:
+    """Loosen the modes, so that the kernel's word alone decides."""
+    path.parent.chmod(0o755)
+    path.chmod(0o666)
+
+
+def _knock(path: Path, user: int | None) -> socket.socket:
+    """Connect as ``user``: the kernel notes who one is at connect."""
+    client = socket.socket(socket.AF_UNIX)
+    if user is not None:
+        os.seteuid(user)
+    try:
+        client.connect(os.fspath(path))
+    finally:
+        if user is not None:
+            os.seteuid(0)
+    return client
+
+
+@pytest.mark.parametrize("heard", [pytest.param(True, id="our own user"), pytest.param(False, id="another user")])
+async def test_who_is_heard(folder: Path, heard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run as root another user knocks; run as anybody else, the gateway is another user than the one who knocks."""
+    root = os.geteuid() == 0
+    async with serving(folder) as server:
+        _let_everybody_in(server.path)
+        if not heard and not root:
+            own = os.geteuid()
+            monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+        client = _knock(server.path, 65534 if root and not heard else None)
+        reader, writer = await asyncio.open_unix_connection(sock=client)
+        writer.write(line(PING))
+        assert await _until_closed(reader, stop=b"\n") == (line({"pong": True, "v": 1}) if heard else b"")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("user", "heard"),
+    [
+        pytest.param(os.geteuid, True, id="our own user"),
+        pytest.param(lambda: 0, True, id="root"),
+        pytest.param(lambda: os.geteuid() + 1, False, id="another user"),
+    ],
+)
+def test_the_kernels_word_decides(user: Any, heard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_user", lambda _partner: user())
+    assert control._may_talk(None) is heard
+
+
+async def test_it_is_ours_alone_before_it_can_be_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the umask: not to be connected to before its mode is 0600, and not under its name before it listens."""
+    seen: list[tuple[str, int]] = []
+    listen = socket.socket.listen
+
+    def watched(self: socket.socket, *arguments: int) -> None:
+        [entry] = folder.iterdir()
+        seen.append((entry.name, stat.S_IMODE(entry.stat().st_mode)))
+        listen(self, *arguments)
+
+    monkeypatch.setattr(socket.socket, "listen", watched)
+    umask = os.umask(0)
+    try:
+        async with serving(folder) as server:
+            assert stat.S_IMODE(server.path.stat().st_mode) == 0o600
+    finally:
+        os.umask(umask)
+    assert seen == [(f".{TOKEN}.sock", 0o600)]
+
+
+# Start and end.
+
+
+async def test_the_state_directory_is_made_for_us_alone(folder: Path) -> None:
+    async with serving(folder / "state") as server:
+        assert stat.S_IMODE(server.path.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        pytest.param("d" * 100, "at most 107 bytes", id="a path too long"),
+        pytest.param("file", "File exists", id="a state directory that is none"),
+    ],
+)
+async def test_a_socket_that_cannot_be_had(folder: Path, name: str, says: str) -> None:
+    (folder / "file").write_text("")
+    server = Server(control.socket_path(folder / name, TOKEN), HANDLERS)
+    with pytest.raises(ControlError, match=says):
+        await server.start()
+    assert names(folder) == {"file"}
+    await server.close()
+
+
+async def test_a_failed_start_leaves_nothing(folder: Path) -> None:
+    control.socket_path(folder, TOKEN).mkdir()  # It can't be renamed to this.
+    server = Server(control.socket_path(folder, TOKEN), HANDLERS)
+    with pytest.raises(ControlError, match="make --state-dir writable"):
+        await server.start()
+    assert names(folder) == {f"{TOKEN}.sock"}
+
+
+def _leave(path: Path, *, hours_ago: float = 0) -> None:
+    """Leave a socket that nobody listens on, as a killed gateway does."""
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(os.fspath(path))
+    moment = path.stat().st_mtime - hours_ago * 3600
+    os.utime(path, (moment, moment))
+
+
+async def test_what_dead_gateways_left_is_removed(folder: Path) -> None:
+    _leave(folder / "00000000.sock")
+    _leave(folder / ".11111111.sock", hours_ago=1)
+    kept = {".22222222.sock", "33333333.sock", "ledger.json", "foreign.sock", f"{OTHER}.sock", f"{TOKEN}.sock"}
+    _leave(folder / ".22222222.sock")  # Perhaps another gateway makes it right now.
+    (folder / "33333333.sock").write_text("no socket")
+    (folder / "ledger.json").write_text("{}")
+    _leave(folder / "foreign.sock")
+    living = Server(control.socket_path(folder, OTHER), HANDLERS)
+    await living.start()
+    async with serving(folder):
+        assert names(folder) == kept
+    await living.close()
+
+
+async def test_the_sockets_of_living_gateways(folder: Path) -> None:
+    _leave(folder / "00000000.sock")
+    (folder / "ledger.json").write_text("{}")
+    async with serving(folder) as server:
+        assert control.sockets(folder) == [server.path]
+    assert control.sockets(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("missing", None), pytest.param("file", "root", id="a folder that can't be read")]
+)
+def test_sockets_where_there_can_be_none(folder: Path, name: str, says: str | None) -> None:
+    (folder / "file").write_text("")
+    with contextlib.nullcontext() if says is None else pytest.raises(ControlError, match=says):
+        assert control.sockets(folder / name) == []
+
+
+async def test_the_end_ends_every_conversation(folder: Path) -> None:
+    async with serving(folder) as server, talking(server) as lease, talking(server) as idle:
+        await lease.send({"op": "lease"})
+        await lease.send({})
+        await lease.receive()
+        await server.close()
+        assert [await lease.receive(), await idle.receive()] == [None, None]
+        assert names(folder) == set()
+        await server.close()  # Twice does no harm.
+
+
+# The asking side.
+
+
+async def test_ask(folder: Path) -> None:
+    async with serving(folder) as server:
+        assert await control.ask(server.path, {"op": "ping"}, 5) == PONG
+        with pytest.raises(ControlError, match="no such device"):
+            await control.ask(server.path, {"op": "refuse"}, 5)
+
+
+@pytest.mark.parametrize(
+    ("partner", "says"),
+    [
+        pytest.param(None, "no gateway takes connections", id="nobody there"),
+        pytest.param("dead", "no gateway takes connections", id="a dead gateway's socket"),
+        pytest.param("stopped", r"did not answer within 0\.05 s", id="a gateway that is stopped"),
+        pytest.param("mute", "closed the connection without an answer", id="a gateway that closes"),
+    ],
+)
+async def test_ask_without_an_answer(folder: Path, partner: str | None, says: str) -> None:
+    path = control.socket_path(folder, TOKEN)
+
+    async def mute(connection: Connection, _request: Mapping[str, Any]) -> None:
+        connection.close()
+
+    async with contextlib.AsyncExitStack() as stack:
+        if partner == "dead":
+            _leave(path)
+        if partner == "stopped":
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(os.fspath(path))
+            listener.listen()
+        if partner == "mute":
+            await stack.enter_async_context(serving(folder, {"ping": mute}))
+        with pytest.raises(ControlError, match=says):
+            await control.ask(path, {"op": "ping"}, 0.05 if partner == "stopped" else 5)
+
+
+async def test_nothing_is_sent_on_a_closed_connection(folder: Path) -> None:
+    async with serving(folder) as server, talking(server) as connection:
+        connection.close()
+        with pytest.raises(ControlError, match="is closed"):
+            await connection.send(PING)
+
+
+# What commands ask.
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        pytest.param(
+            {"v": 1, "op": "cordon", "id": "GPU-1", "reason": "ECC"},
+            control.Order("cordon", "GPU-1", "ECC"),
+            id="cordon",
+        ),
+        pytest.param({"op": "uncordon", "id": "GPU-1"}, control.Order("uncordon", "GPU-1"), id="uncordon"),
+        pytest.param({"op": "forget", "id": "GPU-1", "reason": 7}, control.Order("forget", "GPU-1"), id="forget"),
+        pytest.param({"op": "reset", "id": "GPU-1"}, "expected one of cordon, uncordon, forget", id="another op"),
+        pytest.param({"op": "cordon", "id": "GPU-1"}, "expected a reason", id="no reason"),
+        pytest.param({"op": "cordon", "id": "GPU-1", "reason": "  "}, "expected a reason", id="an empty reason"),
+        pytest.param(
+            {"op": "cordon", "id": "GPU-1", "reason": "a\nb"}, "expected a reason", id="a reason of two lines"
+        ),
+        pytest.param({"op": "cordon", "id": "GPU-1", "reason": "\x1b[2J"}, "printable", id="a terminal's commands"),
+        pytest.param({"op": "cordon", "id": "GPU-1", "reason": "x" * 257}, "at most 256", id="a long reason"),
+        pytest.param({"op": "uncordon"}, "expected a device ID", id="no ID"),
+        pytest.param({"op": "uncordon", "id": 3}, "expected a device ID", id="an ID that is no text"),
+        pytest.param({"op": "uncordon", "id": "x" * 257}, "at most 256", id="a long ID"),
+    ],
+)
+def test_order(request_: Mapping[str, Any], expected: control.Order | str) -> None:
+    if isinstance(expected, control.Order):
+        assert control.order(request_) == expected
+    else:
+        with pytest.raises(ControlError, match=expected):
+            control.order(request_)
+
+
+@given(st.dictionaries(st.sampled_from(["op", "id", "reason", "x"]), JSON | st.sampled_from(control.ORDERS)))
+def test_an_order_or_an_error(request_: dict[str, Any]) -> None:
+    with contextlib.suppress(ControlError):
+        read = control.order(request_)
+        assert (read.op, read.device_id) == (request_["op"], request_["id"])
+        assert (read.device_id + read.reason).isprintable()
+
+
+async def _until_closed(reader: asyncio.StreamReader, stop: bytes = b"") -> bytes:
+    """Read to the end, or to ``stop``; a connection that was cut counts as ended."""
+    read = b""
+    with contextlib.suppress(ConnectionError):
+        while part := await reader.read(1):
+            read += part
+            if part == stop:
+                break
+    return read

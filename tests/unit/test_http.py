@@ -1,0 +1,286 @@
+"""The HTTP listener on a real socket: what is answered, and what a stranger can't do to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+
+import pytest
+import structlog.testing
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gateway import http
+from gateway.http import TEXT, Answer, Server, address, parse
+
+BODY = b"all is well\n" * 20_000
+"""More than a socket takes at once."""
+
+
+async def _well() -> Answer:
+    return HTTPStatus.OK, TEXT, BODY
+
+
+async def _ill() -> Answer:
+    return HTTPStatus.SERVICE_UNAVAILABLE, TEXT, b"not yet\n"
+
+
+async def _broken() -> Answer:
+    raise ValueError("secret")
+
+
+async def _hangs() -> Answer:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+ROUTES = {"/": _well, "/metrics": _well, "/readyz": _ill, "/broken": _broken, "/hangs": _hangs}
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[str, int]]:
+    server = Server("127.0.0.1", 0, ROUTES)
+    try:
+        yield await server.start()
+    finally:
+        await server.close()
+
+
+async def ask(where: tuple[str, int], request: bytes, *, end: bool = False) -> bytes:
+    """Send bytes, and return all that comes back until the listener ends the connection."""
+    async with asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(*where)
+        try:
+            writer.write(request)
+            if end:
+                writer.write_eof()
+            return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+
+def get(path: str, method: str = "GET") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: node\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (get("/metrics"), 200),
+        (get("/metrics?name=a&name=b"), 200),
+        (get("http://node:9400/metrics"), 200),
+        (get("http://node:9400"), 200),
+        (get("/metrics", "HEAD"), 200),
+        (b"GET /metrics HTTP/1.0\r\n\r\n", 200),
+        (b"GET /metrics HTTP/1.1\r\nhost:node\r\nX: \xe4\t1\r\n\r\nwhat comes after is nobody's", 200),
+        (get("/readyz"), 503),
+        (get("/nowhere"), 404),
+        (get("/metrics/"), 404),
+        (get("/../metrics"), 404),
+        (get("/%6detrics"), 404),
+        (get("*"), 400),
+        (get("ftp://node/metrics"), 400),
+        (get("/metrics", "POST"), 405),
+        (get("/metrics", "OPTIONS"), 405),
+        (get("/broken"), 500),
+        (get("/metrics", "G\tT"), 400),
+        (b"GET /metrics HTTP/1.1\r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\nHost: a\r\n folded\r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\nHost : a\r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\nHost: a\r\nX: \0\r\n\r\n", 400),
+        (b"GET /metrics HTTP/2.0\r\nHost: a\r\n\r\n", 400),
+        (b"GET /metrics\r\n\r\n", 400),
+        (b"\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"\x16\x03\x01 a TLS hello\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * http.REQUEST_LIMIT + b"\r\n\r\n", 431),
+        (b"x" * 5 * http.REQUEST_LIMIT, 431),
+    ],
+)
+async def test_a_request_and_its_status(request_: bytes, status: int) -> None:
+    async with serving() as where:
+        answer = await ask(where, request_)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.decode().split("\r\n")
+    length = int(next(line for line in lines if line.startswith("Content-Length: ")).split()[1])
+    assert lines[0].startswith(f"HTTP/1.1 {status} ")
+    assert "Connection: close" in lines
+    assert ("Allow: GET, HEAD" in lines) == (status == 405)
+    assert len(body) == (0 if request_.startswith(b"HEAD") else length)
+    assert b"secret" not in answer
+    if status == 200:
+        assert length == len(BODY)
+
+
+async def test_a_head_may_come_in_pieces_and_the_sender_may_end_first() -> None:
+    async with serving() as where:
+        reader, writer = await asyncio.open_connection(*where)
+        for piece in (b"GET /met", b"rics HTTP/1.0\r", b"\n\r", b"\n"):
+            writer.write(piece)
+            await writer.drain()
+        writer.write_eof()
+        assert (await reader.read()).endswith(BODY)
+        writer.close()
+
+
+@pytest.mark.parametrize("request_", [b"", b"GET /", b"GET / HTTP/1.1\r\nHost: a\r\n"])
+async def test_half_a_request_that_ends_is_not_answered(request_: bytes) -> None:
+    async with serving() as where:
+        assert await ask(where, request_, end=True) == b""
+        assert (await ask(where, get("/metrics"))).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("request_", [b"", b"GET /", b"GET / HTTP/1.1\r\nHost: a\r\n"])
+async def test_half_a_request_has_its_time_and_no_more(monkeypatch: pytest.MonkeyPatch, request_: bytes) -> None:
+    monkeypatch.setattr(http, "SECONDS", 0.05)
+    async with serving() as where:
+        assert await ask(where, request_) == b""
+
+
+async def test_who_does_not_take_the_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read here until the listener has given up: then a piece of the answer is there, and no more."""
+    monkeypatch.setattr(http, "SECONDS", 0.05)
+    done = asyncio.Event()
+
+    async def much() -> Answer:
+        asyncio.current_task().add_done_callback(lambda _: done.set())  # type: ignore[union-attr]  # we are in one
+        return HTTPStatus.OK, TEXT, b"x" * 32_000_000
+
+    server = Server("127.0.0.1", 0, {"/": much})
+    where = await server.start()
+    reader, writer = await asyncio.open_connection(*where, limit=1024)
+    writer.write(get("/"))
+    async with asyncio.timeout(20):
+        await done.wait()
+    await server.close()
+    writer.close()
+    assert server._open == set()
+    assert len(reader._buffer) < 32_000_000  # type: ignore[attr-defined]  # what this end took without being asked
+
+
+async def test_an_answer_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SECONDS", 0.05)
+    async with serving() as where:
+        assert (await ask(where, get("/hangs"))).startswith(b"HTTP/1.1 503 ")
+
+
+async def test_a_defect_is_logged_and_nobody_else_sees_it() -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with serving() as where:
+            await ask(where, get("/broken"))
+            assert (await ask(where, get("/metrics"))).endswith(BODY)
+    assert [(line["event"], line["path"]) for line in logs] == [("a request failed", "/broken")]
+
+
+async def test_so_many_connections_and_no_more() -> None:
+    server = Server("127.0.0.1", 0, ROUTES)
+    where = await server.start()
+    held = [await asyncio.open_connection(*where) for _ in range(http.MAX_CONNECTIONS)]
+    assert await ask(where, get("/metrics")) == b""
+    held[0][1].write(get("/readyz"))
+    assert (await held[0][0].read()).startswith(b"HTTP/1.1 503 ")
+    for _, writer in held:
+        writer.close()
+    await asyncio.wait(server._open, timeout=20)
+    assert (await ask(where, get("/metrics"))).startswith(b"HTTP/1.1 200 ")
+    await server.close()
+
+
+async def test_the_end_waits_for_nobody() -> None:
+    asked = asyncio.Event()
+
+    async def hangs() -> Answer:
+        asked.set()
+        return await _hangs()
+
+    server = Server("127.0.0.1", 0, {"/": hangs})
+    where = await server.start()
+    waiting = asyncio.ensure_future(ask(where, get("/")))
+    async with asyncio.timeout(20):
+        await asked.wait()
+        await server.close()
+        await server.close()
+        assert await waiting == b""
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*where)
+
+
+async def test_an_address_that_is_taken_is_told() -> None:
+    async with serving() as (host, port):
+        with pytest.raises(OSError, match="in use"):
+            await Server(host, port, ROUTES).start()
+
+
+GARBAGE = st.one_of(
+    st.binary(max_size=300),
+    st.lists(
+        st.sampled_from(
+            [
+                b"GET",
+                b"HEAD",
+                b" ",
+                b"/",
+                b"/metrics",
+                b"HTTP/1.1",
+                b"\r\n",
+                b"\n",
+                b":",
+                b"Host",
+                b"\0",
+                b"?",
+                b"http://",
+            ]
+        ),
+        max_size=30,
+    ).map(b"".join),
+)
+
+
+@given(GARBAGE)
+@example(b"GET / HTTP/1.1\r\nHost: a")
+def test_a_head_is_read_or_refused(head: bytes) -> None:
+    found = parse(head)
+    if found is not None:
+        method, path = found
+        assert method.encode() in head
+        assert path == "/" or path.encode() in head
+        assert path.startswith("/")
+        assert "?" not in path
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(GARBAGE, min_size=1, max_size=8))
+async def test_garbage_is_answered_with_an_error_or_not_at_all(requests: list[bytes]) -> None:
+    async with serving() as where:
+        for answer in await asyncio.gather(*(ask(where, request, end=True) for request in requests)):
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
+        assert (await ask(where, get("/metrics"))).endswith(BODY)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("9400", ("127.0.0.1", 9400)),
+        ("0", ("127.0.0.1", 0)),
+        ("0.0.0.0:9400", ("0.0.0.0", 9400)),  # noqa: S104 - as an operator may write it
+        ("10.1.2.3:80", ("10.1.2.3", 80)),
+        ("localhost:9400", ("localhost", 9400)),
+        ("[::1]:9400", ("::1", 9400)),
+        ("[fe80::1%eth0]:9400", ("fe80::1%eth0", 9400)),
+    ],
+)
+def test_an_address(text: str, expected: tuple[str, int]) -> None:
+    assert address(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":9400", "::1:9400", "host", "host:", "host:port", "65536", "1:65536", "a b:1", "-1", "९"]
+)
+def test_what_is_no_address_is_told_what_was_expected(text: str) -> None:
+    with pytest.raises(ValueError, match="expected HOST:PORT or PORT"):
+        address(text)

@@ -1,0 +1,246 @@
+"""The metrics: every family has a sample somewhere, labels stay bounded, and what people build on it is really there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from devices import life
+from devices.life import State
+from devices.model import Device
+from gateway import http, metrics
+from gateway.metrics import FAMILIES, PREFIX, Metrics
+from gateway.registration import Phase
+from gateway.status import Plugin, Status
+from gateway.tally import Tally
+from tests.unit import documents
+from tests.unit.documents import FULL, IDS, REFUSED, RESOURCE, STANDBY, TROUBLED, document, node
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "observability.md"
+RULES = ROOT / "deploy" / "alerts" / "device-plugin-gateway.rules.yaml"
+
+Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def text(status: Status, tally: Tally | None = None, *, device_ids: bool = False) -> str:
+    return Metrics(lambda _: status, tally or documents.counted(), device_ids=device_ids).exposition().decode()
+
+
+def samples(status: Status, tally: Tally | None = None, *, device_ids: bool = False) -> Samples:
+    """Read the exposition back: values by name (without the prefix) and labels."""
+    families = text_string_to_metric_families(text(status, tally, device_ids=device_ids))
+    return {
+        (sample.name.removeprefix(PREFIX), frozenset(sample.labels.items())): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    return name, frozenset(labels.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "value"),
+    [
+        ("build_info", {"version": "0.5.0", "python": "3.11.7", "grpcio": "1.85.1", "protobuf": "7.36.2"}, 1),
+        ("kubelet_present", {}, 1),
+        ("serving", {"resource": RESOURCE}, 1),
+        ("serving", {"resource": REFUSED.name}, 0),
+        ("registration_phase", {"resource": RESOURCE, "phase": "serving"}, 1),
+        ("registration_phase", {"resource": RESOURCE, "phase": "waiting"}, 0),
+        ("registration_info", {"resource": RESOURCE, "api": "v1beta1", "kubelets": "1.29 and later"}, 1),
+        ("stream_age_seconds", {"resource": RESOURCE}, 7800),
+        ("registrations_total", {"resource": RESOURCE, "cause": "kubelet start"}, 2),
+        ("registrations_total", {"resource": RESOURCE, "cause": "books"}, 0),
+        ("register_errors_total", {"resource": REFUSED.name, "code": "UNKNOWN"}, 1),
+        ("restart_gap_seconds_bucket", {"resource": RESOURCE, "le": "0.002"}, 0),
+        ("restart_gap_seconds_bucket", {"resource": RESOURCE, "le": "0.005"}, 1),
+        ("restart_gap_seconds_bucket", {"resource": RESOURCE, "le": "+Inf"}, 1),
+        ("restart_gap_seconds_sum", {"resource": RESOURCE}, 0.0042),
+        ("registration_checks_total", {"resource": RESOURCE, "result": "held"}, 1),
+        ("registration_checks_total", {"resource": RESOURCE, "result": "lacking"}, 0),
+        ("calls_total", {"resource": RESOURCE, "call": "Allocate", "code": "FAILED_PRECONDITION"}, 3),
+        ("calls_total", {"resource": RESOURCE, "call": "Allocate", "code": "NOT_FOUND"}, 0),
+        ("call_duration_seconds_count", {"resource": RESOURCE, "call": "Allocate"}, 412),
+        ("devices", {"resource": RESOURCE, "state": "unhealthy", "kind": "reset-required"}, 1),
+        ("devices", {"resource": RESOURCE, "state": "present", "kind": ""}, 4),
+        ("healthy_devices", {"resource": REFUSED.name}, 1),
+        ("allocatable_devices", {"resource": REFUSED.name}, 0),
+        ("held_devices", {"resource": RESOURCE}, 3),
+        ("drift_devices", {"resource": RESOURCE, "kind": "forgotten"}, 1),
+        ("drift_devices", {"resource": RESOURCE, "kind": "surplus"}, 0),
+        ("handovers_total", {"side": "younger", "outcome": "completed"}, 1),
+        ("ledger_writable", {}, 0),
+        ("ledger_pending_changes", {}, 2),
+        ("ledger_writes_total", {}, 12),
+        ("ledger_written_age_seconds", {}, 185.2),
+        ("books_info", {"source": "pod-resources"}, 1),
+        ("lost_fields_total", {"api": "v1alpha2", "field": "topology"}, 1),
+        ("loop_lag_seconds", {}, 0.0021),
+    ],
+)
+def test_a_sample(name: str, labels: dict[str, str], value: float) -> None:
+    assert samples(FULL)[key(name, **labels)] == value
+
+
+@pytest.mark.parametrize(
+    ("status", "name"),
+    [
+        pytest.param(document(node(REFUSED)), "stream_age_seconds", id="no stream"),
+        pytest.param(document(node(REFUSED)), "held_devices", id="no books"),
+        pytest.param(document(node(STANDBY)), "serving", id="another gateway serves it"),
+        pytest.param(
+            document(node(replace(TROUBLED, state=documents.state(Phase.STOPPED)))), "serving", id="it is stopped"
+        ),
+        pytest.param(
+            document(node(ledger=replace(documents.GOOD_LEDGER, last_written=0))),
+            "ledger_written_age_seconds",
+            id="never written",
+        ),
+        pytest.param(document(node(TROUBLED)), "device_info", id="nobody asked for device IDs"),
+    ],
+)
+def test_what_is_not_known_has_no_sample(status: Status, name: str) -> None:
+    assert [found for found, _ in samples(status) if found == name] == []
+
+
+def test_every_family_has_a_sample_when_all_is_filled_in() -> None:
+    found = {name for name, _ in samples(FULL, device_ids=True)}
+    suffixes = {"histogram": ("_bucket", "_count", "_sum"), "gauge": ("",), "counter": ("",)}
+    expected = {name + suffix for name, family in FAMILIES.items() for suffix in suffixes[family.kind]}
+    assert expected == {name for name in found if not name.startswith("process_")}
+    assert found >= {"process_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total"}
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_a_family_is_named_as_prometheus_wants(family: metrics.Family) -> None:
+    assert family.name.endswith("_total") == (family.kind == "counter")
+    assert "seconds" in family.name or family.kind != "histogram"
+    assert family.help.endswith(".")
+
+
+def _many(count: int) -> Plugin:
+    entries = {f"GPU-{number}": life.Entry(Device(f"GPU-{number}"), State.PRESENT) for number in range(count)}
+    return replace(TROUBLED, entries=entries, holders={f"GPU-{number}": f"a/b-{number}/c" for number in range(count)})
+
+
+def test_many_devices_are_no_more_samples() -> None:
+    few, many = (samples(document(node(_many(count)), documents.counted())) for count in (8, 2000))
+    assert few.keys() == many.keys()
+
+
+def test_a_device_is_named_only_where_it_was_asked_for() -> None:
+    assert IDS[0] not in text(FULL)
+    labels = {"state": "unhealthy", "kind": "reset-required", "numa": "0", "holder": "default/training-1/main"}
+    assert samples(FULL, device_ids=True)[key("device_info", resource=RESOURCE, device=IDS[2], **labels)] == 1
+
+
+@pytest.mark.parametrize("device_ids", [False, True])
+def test_rows_are_made_only_where_they_are_wanted(*, device_ids: bool) -> None:
+    asked: list[bool] = []
+
+    def status(rows: bool) -> Status:
+        asked.append(rows)
+        return FULL
+
+    Metrics(status, Tally(), device_ids=device_ids).exposition()
+    assert set(asked) == {device_ids}
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("evil", ['a"b', "a\\b", "a\nb", "\U0001f525", ""])
+def test_a_label_may_hold_anything(evil: str) -> None:
+    status = document(node(replace(TROUBLED, name=evil)))
+    assert samples(status)[key("healthy_devices", resource=evil)] == 4
+
+
+async def test_prometheus_can_read_it_over_http() -> None:
+    server = http.Server("127.0.0.1", 0, {"/metrics": Metrics(lambda _: FULL, documents.counted()).answer})
+    host, port = await server.start()
+
+    def fetch() -> tuple[str, bytes]:
+        with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=20) as answer:
+            return answer.headers["Content-Type"], answer.read()
+
+    content_type, body = await asyncio.to_thread(fetch)
+    await server.close()
+    assert content_type == "text/plain; version=0.0.4; charset=utf-8"
+    assert f"{PREFIX}serving" in body.decode()
+
+
+async def test_the_lag_of_the_loop_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "TICK", 0.01)
+    told, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    class Listening(Tally):
+        def late(self, seconds: float, now: float) -> None:
+            super().late(seconds, now)
+            if self.lag(now) >= 0.05:
+                told.set()
+
+    metrics.follow_lag(Listening())
+    loop.call_later(0.02, time.sleep, 0.1)  # somebody holds the loop up
+    async with asyncio.timeout(20):
+        await told.wait()
+
+
+# What is built on it.
+
+
+def rules() -> list[dict[str, Any]]:
+    [group] = yaml.safe_load(RULES.read_text())["groups"]
+    return list(group["rules"])
+
+
+def test_there_are_five_alerts() -> None:
+    assert len({rule["alert"] for rule in rules()}) == 5
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_an_alert_asks_for_what_is_there(rule: dict[str, Any]) -> None:
+    """Its metrics exist, with the labels and the label values that it picks."""
+    found = samples(FULL)
+    names = re.findall(rf"{PREFIX}(\w+)", rule["expr"])
+    assert names
+    for name in names:
+        assert name in {there for there, _ in found}
+    for name, picked in re.findall(rf"{PREFIX}(\w+)\{{([^}}]*)\}}", rule["expr"]):
+        for label, operator, value in re.findall(r'(\w+)(=~|!=|=)"([^"]*)"', picked):
+            values = {dict(labels).get(label) for there, labels in found if there == name}
+            wanted = set(value.split("|")) if operator == "=~" else {value}
+            assert wanted <= values, f"{name}: {label}"
+
+
+@pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
+def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
+    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    headings = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(), re.MULTILINE)
+    assert anchor in {heading.lower().replace(" ", "-") for heading in headings}
+    assert anchor == rule["alert"].lower()
+
+
+def test_the_page_has_the_table() -> None:
+    """If not: put the output of ``python -m gateway.metrics`` there."""
+    done = subprocess.run([sys.executable, "-m", "gateway.metrics"], check=True, stdout=subprocess.PIPE, text=True)
+    assert done.stdout in PAGE.read_text()
+
+
+def test_the_page_names_no_metric_that_is_not_there() -> None:
+    named = set(re.findall(rf"{PREFIX}\w+", PAGE.read_text()))
+    histograms = {name for name, family in FAMILIES.items() if family.kind == "histogram"}
+    there = {PREFIX + name for name in FAMILIES} | {f"{PREFIX}{name}_bucket" for name in histograms}
+    assert named <= there

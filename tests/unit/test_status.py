@@ -1,0 +1,134 @@
+"""The status document: what a shell knows, said in words and numbers, and the schema that is published of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway import status
+from gateway.registration import Phase
+from gateway.status import Count, Gateways, Plugin, Resource, Status
+from tests.unit import documents
+from tests.unit.documents import FULL, IDS, RESOURCE, TROUBLED, document, node
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "status.schema.json"
+
+
+def _resource(plugin: Plugin) -> Resource:
+    [found] = document(node(plugin), documents.counted()).resources
+    return found
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("phase", "serving"),
+        ("api", "v1beta1"),
+        ("kubelets", "1.29 and later"),
+        ("stream_s", 7800),
+        ("registrations", {"first": 1, "kubelet start": 2}),
+        ("last_gap_s", 0.0042),
+        ("calls", {"Allocate": {"OK": 409, "FAILED_PRECONDITION": 3}, "GetPreferredAllocation": {"OK": 409}}),
+        ("checked", "held"),
+        ("listed", 8),
+        ("healthy", 4),
+        ("allocatable", 4),
+        ("held", 3),
+        (
+            "states",
+            (
+                Count(state="cordoned", kind="", devices=1),
+                Count(state="lost", kind="", devices=1),
+                Count(state="present", kind="", devices=4),
+                Count(state="unhealthy", kind="reset-required", devices=1),
+                Count(state="unhealthy", kind="unknown", devices=1),
+            ),
+        ),
+    ],
+)
+def test_a_resource_in_words_and_numbers(field: str, value: object) -> None:
+    assert getattr(_resource(TROUBLED), field) == value
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.SERVING])
+def test_nothing_is_allocatable_that_is_not_served(phase: Phase) -> None:
+    found = _resource(replace(TROUBLED, state=documents.state(phase), trouble="why"))
+    assert (found.healthy, found.allocatable, found.trouble) == (4, 0, "why")
+
+
+def test_a_resource_that_serves_has_no_trouble() -> None:
+    assert _resource(replace(TROUBLED, trouble="of yesterday")).trouble == ""
+
+
+def test_who_holds_what_is_unknown_without_the_books() -> None:
+    found = _resource(replace(TROUBLED, holders=None))
+    assert (found.held, {device.holder for device in found.devices}) == (None, {None})
+
+
+def test_a_holder_of_what_is_not_listed_is_not_counted() -> None:
+    assert _resource(replace(TROUBLED, holders={"elsewhere": "a/b/c"})).held == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (0, ("Healthy", "present", "", "", (0,), "default/training-0/main", ())),
+        (5, ("Unhealthy", "cordoned", "", "swap the riser, ticket 4711", (1,), None, ())),
+        (6, ("Unhealthy", "unhealthy", "unknown", "double-bit ECC error", (1,), None, ())),
+        (7, ("Healthy", "present", "", "", (1,), None, ("forgotten",))),
+    ],
+)
+def test_a_device(number: int, expected: tuple[object, ...]) -> None:
+    device = _resource(TROUBLED).devices[number]
+    assert (device.id, *msgspec.structs.astuple(device)[1:]) == (IDS[number], *expected)
+
+
+def test_without_rows_only_the_devices_are_left_out() -> None:
+    whole, short = (document(node(TROUBLED), documents.counted(), rows=rows).resources[0] for rows in (True, False))
+    assert short == msgspec.structs.replace(whole, devices=())
+    assert len(whole.devices) == 8
+
+
+@pytest.mark.parametrize(
+    ("last_written", "age"), [(0.0, None), (documents.UNIX - 5, 5.0), (documents.UNIX + 3600, 0.0)]
+)
+def test_the_age_of_the_ledger_by_a_clock_that_may_jump(last_written: float, age: float | None) -> None:
+    assert document(node(ledger=replace(documents.GOOD_LEDGER, last_written=last_written))).ledger.written_s == age
+
+
+def test_counts_of_other_resources_are_theirs() -> None:
+    [_, other] = FULL.resources
+    assert (other.name != RESOURCE, other.registrations, other.calls, other.last_gap_s) == (True, {}, {}, None)
+
+
+def test_it_comes_back_from_json() -> None:
+    assert msgspec.json.decode(msgspec.json.encode(FULL), type=Status) == FULL
+
+
+def test_a_document_of_another_release_is_read() -> None:
+    """One field more than we know, and none of those that have a default."""
+    theirs = msgspec.to_builtins(FULL) | {
+        "surprise": 1,
+        "resources": [{"name": "r", "phase": "a new phase", "more": []}],
+    }
+    assert msgspec.convert(theirs, Status).resources == (Resource(name="r", phase="a new phase"),)
+
+
+def test_the_versions_are_those_that_run() -> None:
+    found = status.build()
+    assert all(version and version[0].isdigit() for version in msgspec.structs.astuple(found))
+
+
+def test_the_published_schema_is_that_of_the_document() -> None:
+    """If not: ``python -m gateway.status > docs/status.schema.json``."""
+    assert json.loads(SCHEMA.read_text()) == json.loads(json.dumps(status.schema()))
+
+
+def test_the_schema_describes_every_record() -> None:
+    definitions = status.schema()["$defs"]
+    assert set(definitions) >= {Gateways.__name__, Status.__name__, Resource.__name__}
+    assert all(definition["description"] for definition in definitions.values())
