@@ -20,6 +20,32 @@ class Health(Enum):
     UNHEALTHY = "Unhealthy"
 
 
+class Kind(Enum):
+    """What it takes for a device that is in trouble to be well again. The values are what people are told."""
+
+    APPLICATION = "application"
+    """Nothing: a program on it failed, and the device is well."""
+    RESTART_APP = "restart-app"
+    """That whoever uses it ends; the backend says when it is well."""
+    RESET_REQUIRED = "reset-required"
+    """A reset, a reboot or a new load of the driver."""
+    UNKNOWN = "unknown"
+    """Nobody knows: as much as anything could take."""
+
+    @classmethod
+    def named(cls, word: str) -> Kind:
+        """Return the kind of that value; ``UNKNOWN`` for a word of a release to come."""
+        return next((kind for kind in cls if kind.value == word), cls.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is wrong with a device: in words for a person, and what it takes to end it."""
+
+    reason: str
+    kind: Kind = Kind.RESTART_APP
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One allocatable device as the kubelet sees it.

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Protocol
 
-from devices.model import ContainerAnswer, ContainerRequest, Device, Options, PreferredRequest, Sayable
+from devices.model import ContainerAnswer, ContainerRequest, Device, Options, PreferredRequest, Sayable, Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,26 @@ class Listing:
 
     devices: tuple[Device, ...]
     options: Options = Options()
-    reasons: Mapping[str, str] = field(default_factory=dict)
-    """Why a device is unhealthy, by device ID, in words for a person. May be empty."""
+    troubles: Mapping[str, Trouble] = field(default_factory=dict)
+    """What is wrong, by device ID. Its kind decides whether the device is ill; where there is none, ``Device.health``."""
+    recovered: frozenset[str] = frozenset()
+    """IDs of which there is evidence of a reset, newer than any trouble they had: what was remembered of it ends."""
+    released: frozenset[str] = frozenset()
+    """IDs that can't be looked at now, because an operator or a reset in progress wants nobody to use them: what was
+    listed last stays. They needn't be in ``devices``."""
 
 
 Inventory = Mapping[str, Listing]
 """Everything the node has, by resource name. Always whole: what isn't in it is not there."""
+
+
+class Fate(Enum):
+    """Why a device that was announced isn't listed any more. The values are what people are told."""
+
+    LOST = "lost"
+    """The hardware is gone and nobody asked for that."""
+    WITHDRAWN = "withdrawn"
+    """Somebody wanted it so (configuration, partitions, replicas, another name), or other hardware took its place."""
 
 
 class DeviceSource(Protocol):
@@ -59,5 +74,12 @@ class DeviceSource(Protocol):
 
         Raises:
             RefusedError: the devices can't be made ready; the kubelet tries again with its restart back-off.
+        """
+        ...
+
+    def fate(self, resource: str, device_id: str) -> Fate:
+        """Say why a device of ``resource`` isn't in the last inventory. Must not block, and never raises.
+
+        ``LOST`` where it isn't known: such a device stays on the list.
         """
         ...

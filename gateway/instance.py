@@ -8,6 +8,7 @@ kernel lets go of it however the owner ends, so a folder whose lock can be taken
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -75,7 +76,11 @@ class Instance:
             self._lock = -1
 
     def peers(self) -> dict[Age, Path]:
-        """Return the other living gateways of this socket directory, with their folders."""
+        """Return the other living gateways of this socket directory, with their folders.
+
+        Raises:
+            OSError: no descriptor is left to look with, so that nothing can be said.
+        """
         return {age: folder for folder, age in _alive(self._shared) if age.token != self.token}
 
 
@@ -97,7 +102,9 @@ def sweep(socket_dir: Path) -> list[str]:
 def _instances(shared: Path) -> Iterator[Path]:
     try:
         entries = sorted(os.scandir(shared), key=lambda entry: entry.name)[:_MAX_PEERS]
-    except OSError:
+    except OSError as error:
+        if error.errno in {errno.EMFILE, errno.ENFILE}:
+            raise
         return
     for entry in entries:
         if _TOKEN.fullmatch(entry.name.lstrip(".")) and entry.is_dir(follow_symlinks=False):

@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import secrets
+import time
 from typing import TYPE_CHECKING
 
 import grpc
@@ -25,6 +26,7 @@ from gateway import kubelet_view, registration
 from gateway.negotiate import NOBODY, UNFIT
 from gateway.registration import Phase, Timer
 from gateway.serve import Resource
+from gateway.tally import Cause, Check, cause
 from gateway.watch import kubelet_id, listens
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 REGISTER_DEADLINE = 15.0
 """Seconds for one Register. Kubelets 1.25 and later dial back within it, for up to 10 s; 1.35 and later give that up
 when our deadline passes."""
+BOOKED = 1.2
+"""Seconds after a stream opened at which the kubelet has booked the list for certain, and its books are read."""
 
 _CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 _LEVELS = logging.getLevelNamesMapping()
@@ -51,8 +55,28 @@ class Plugin:
     def __init__(self, gateway: Gateway, name: str, last_accepted: str) -> None:
         self._gateway = gateway
         self._log = _log.bind(resource=name)
-        self.resource = Resource(name, gateway.source, self.feed, gateway.settings.kubelet_minor)
-        self.state = registration.start(f"{gateway.token}-{secrets.token_hex(2)}", gateway.settings.api, last_accepted)
+        settings = gateway.settings
+        self.resource = Resource(
+            name,
+            gateway.source,
+            self.feed,
+            gateway.memory(name),
+            gateway.tally,
+            kubelet_minor=settings.kubelet_minor,
+            grace=settings.startup_grace > 0,
+        )
+        self.state = registration.start(f"{gateway.token}-{secrets.token_hex(2)}", settings.api, last_accepted)
+        self.standing_by_for = ""
+        """The token of the gateway that serves the resource instead of this one."""
+        self.trouble = ""
+        """The last thing that went wrong with the registration."""
+        self.checked: Check | None = None
+        """What the last look into the kubelet's books told of the registration."""
+        self.stream_since: float | None = None
+        """When the open stream was opened (monotonic seconds)."""
+        self._why = Cause.FIRST
+        self._without_since: float | None = None
+        """When a kubelet was found, or a stream ended, that no stream followed yet."""
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._offer_task: asyncio.Task[None] | None = None
         self._last_report: registration.Report | None = None
@@ -74,12 +98,30 @@ class Plugin:
 
     def feed(self, event: registration.Event) -> None:
         """Let the state machine take an event, and do what it asks for."""
-        before = self.state.phase
+        before, self._why = self.state, cause(self.state, event) or self._why
         self.state, actions = registration.step(self.state, event)
-        if self.state.phase is not before:
+        if self.state.phase is not before.phase:
             self._log.debug("phase", phase=self.state.phase.value)
+            if self.state.phase is Phase.SERVING:
+                self._gateway.beliefs.look_within(BOOKED)
+        self._keep_time(before, event)
         for action in actions:
             self._act(action)
+        self._gateway.stood(self)
+
+    def _keep_time(self, before: registration.State, event: registration.Event) -> None:
+        """Take note of how long the kubelet was without a stream of ours."""
+        now, state = time.monotonic(), self.state
+        if state.stream is None:
+            self.stream_since = None
+        elif state.stream != before.stream:
+            self.stream_since = now
+            if self._without_since is not None:
+                self._gateway.tally.restart_gap(self.resource.name, now - self._without_since)
+            self._without_since = None
+        found = isinstance(event, registration.KubeletUp) and state.kubelet != before.kubelet
+        if found or (before.stream is not None and state.stream is None):
+            self._without_since = now
 
     def _act(self, action: registration.Action) -> None:
         match action:
@@ -118,7 +160,10 @@ class Plugin:
             self._log.exception("unexpected while registering")
             code, details = "INTERNAL", repr(error)
         self.feed(registration.Replied(offer.attempt, code, details))
-        if code == "OK":
+        if code != "OK":
+            self._gateway.tally.register_error(self.resource.name, code)
+        else:
+            self._gateway.tally.registration(self.resource.name, self._why)
             self._gateway.accepted(offer.dialect)
             await self.resource.drop_earlier_servers()
 
@@ -130,6 +175,9 @@ class Plugin:
         kubelet = kubelet_id(socket)
         if kubelet is None or not listens(socket):
             return NOBODY, f"nobody takes connections on {socket}"
+        own = self._gateway.own_socket(self.resource.name)
+        if not own.is_socket():
+            return NOBODY, f"our own socket {own} is gone: the folder was replaced"
         self.feed(registration.Reached(offer.attempt, kubelet))
         endpoint = self._link(offer.name)
         try:
@@ -162,8 +210,13 @@ class Plugin:
         return name
 
     async def _verify(self) -> None:
-        """Look into the kubelet's books, where they can be reached."""
+        """Look into the kubelet's books, where they can be reached. A list that changes meanwhile proves nothing."""
+        listed = self.resource.entries
         held = await kubelet_view.holds(self._gateway.pod_resources, self.resource.name, self.resource.devices)
+        if self.resource.entries is not listed:
+            return
+        self.checked = Check.UNKNOWN if held is None else Check.HELD if held else Check.LACKING
+        self._gateway.tally.checked(self.resource.name, self.checked)
         if held is not None:
             self.feed(registration.Verified(held))
 
@@ -173,6 +226,8 @@ class Plugin:
         told = {"api": state.dialect, "details": report.details} if report.details else {"api": state.dialect}
         if report.what == "registered":
             told["endpoint"] = state.name
+        if report.level != "info":
+            self.trouble = f"{report.what}: {report.details}" if report.details else report.what
         repeated = report == self._last_report and report.what != "registered"
         self._last_report = report
         self._log.log(_LEVELS[("debug" if repeated else report.level).upper()], report.what, **told)

@@ -34,8 +34,11 @@ SETTLED = 10.0
 """Seconds that a stream must live until earlier cuts and errors are forgotten."""
 VERIFY_AFTER = (0.1, 1.0)
 """Seconds after the stream opened at which the kubelet's own books are looked into."""
+HEAL_WAIT = 0.1
+"""Seconds between the end of a stream that the kubelet's books lack and the next Register, four times as long for each in a
+row, up to ``HEALS``: a kubelet that reports a gone resource late (1.25 to 1.36) takes the new one down with it."""
 HEALS = 3
-"""How often a stream is ended because the kubelet's books lack us, before it is only reported."""
+"""How often in a row that is done at once; from then on only every ``LONGEST_WAIT``, and reported as an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +411,7 @@ def _serving(state: State) -> Step:
         CancelTimer(Timer.CALL),
         CancelTimer(Timer.RETRY),
         SetTimer(Timer.SETTLED, SETTLED),
-        SetTimer(Timer.VERIFY, VERIFY_AFTER[0]),
+        SetTimer(Timer.VERIFY, VERIFY_AFTER[0] if state.heals < HEALS else LONGEST_WAIT),
     )
 
 
@@ -421,8 +424,8 @@ def _stream_ended(state: State, stream: int) -> Step:
     return _wait_after_cut(state, Report("info", "stream ended"))
 
 
-def _wait_after_cut(state: State, report: Report) -> Step:
-    seconds = min(CUT_WAIT * 2.0 ** min(state.cuts, 20), LONGEST_WAIT)
+def _wait_after_cut(state: State, report: Report, at_least: float = 0.0) -> Step:
+    seconds = max(at_least, min(CUT_WAIT * 2.0 ** min(state.cuts, 20), LONGEST_WAIT))
     state = replace(state, phase=Phase.WAITING, cuts=state.cuts + 1)
     return state, (
         report,
@@ -440,7 +443,7 @@ def _fired(state: State, timer: Timer) -> Step:
             report = Report("warning", "registered but never called", f"no ListAndWatch within {CALL_WAIT:g} s")
             return _wait_after_error(state, report)
         case Timer.SETTLED if state.phase is Phase.SERVING:
-            return replace(state, cuts=0, errors=0, heals=0), ()
+            return replace(state, cuts=0, errors=0), ()
         case Timer.VERIFY if state.phase is Phase.SERVING:
             done = state.verified + 1
             again = VERIFY_AFTER[done:]
@@ -451,18 +454,21 @@ def _fired(state: State, timer: Timer) -> Step:
 
 
 def _verified(state: State, *, held: bool) -> Step:
-    if held or state.phase is not Phase.SERVING:
-        return state, ()
-    if state.heals >= HEALS:
-        return state, (Report("error", "the kubelet doesn't hold this resource", "registering again did not help"),)
-    report = Report("warning", "the kubelet doesn't hold this resource", "ending the stream and registering once more")
-    return _again(replace(state, heals=state.heals + 1), report)
-
-
-def _again(state: State, report: Report) -> Step:
     if state.phase is not Phase.SERVING:
         return state, ()
-    state, actions = _wait_after_cut(replace(state, stream=None), report)
+    if held:
+        return (replace(state, heals=0) if state.verified == len(VERIFY_AFTER) else state), ()
+    level = "warning" if state.heals < HEALS else "error"
+    report = Report(level, "the kubelet doesn't hold this resource", "ending the stream and registering once more")
+    seconds = HEAL_WAIT * 4.0 ** min(state.heals, HEALS - 1)
+    return _again(replace(state, heals=min(state.heals + 1, HEALS)), report, seconds)
+
+
+def _again(state: State, report: Report, seconds: float = 0.0) -> Step:
+    """End the stream and register once more, after ``seconds`` or what a cut takes, whichever is longer."""
+    if state.phase is not Phase.SERVING:
+        return state, ()
+    state, actions = _wait_after_cut(replace(state, stream=None), report, seconds)
     return state, (EndStreams(), *actions)
 
 

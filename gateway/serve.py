@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import grpc
 import grpc.aio
@@ -20,16 +21,19 @@ from adapters.dialect import MalformedError, UnsayableError, Verdict, sayable, s
 from adapters.levels import Evidence, level
 from devices import life
 from devices.model import Fault, Field, Options, RefusedError
+from gateway import drift
 from gateway.registration import StreamEnded, StreamOpened, Withhold
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
-    from adapters.dialect import Dialect, Wire
+    from adapters.dialect import Dialect, Level, Wire
     from devices.model import ContainerAnswer, ContainerRequest, Device
     from devices.source import DeviceSource, Listing
     from gateway.registration import Event
+    from gateway.tally import Tally
 
     _Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -53,6 +57,22 @@ _STATUS = {
 }
 
 
+class Memory(Protocol):
+    """What is known of a resource's devices beyond the list, and remembered of them."""
+
+    def handed_out(self) -> AbstractSet[str]:
+        """Return the devices that containers were ever given, as far as that is remembered."""
+
+    def held(self) -> AbstractSet[str]:
+        """Return the devices that containers hold by the kubelet's own books, as far as they are known."""
+
+    def avoid(self) -> Sequence[str]:
+        """Return the devices that are to be given last, the least bad ones first."""
+
+    def hand_out(self, device_ids: Sequence[str], dialect: str) -> None:
+        """Take note that a container was given devices."""
+
+
 class Resource:
     """The device plugin of one resource name.
 
@@ -60,14 +80,26 @@ class Resource:
         name: the resource name.
         source: where its devices come from.
         emit: takes the registration events that calls cause (a stream opened, ended, a list too large).
+        memory: what else is known of its devices.
+        tally: counts the calls.
         kubelet_minor: the kubelet's version, where an operator vouches for it.
+        grace: whether containers wait, by a PreStartContainer that is refused, for devices that nobody has looked for yet.
     """
 
     def __init__(
-        self, name: str, source: DeviceSource, emit: Callable[[Event], None], kubelet_minor: int | None
+        self,
+        name: str,
+        source: DeviceSource,
+        emit: Callable[[Event], None],
+        memory: Memory,
+        tally: Tally,
+        *,
+        kubelet_minor: int | None = None,
+        grace: bool = False,
     ) -> None:
         self.name = name
-        self._source, self._emit, self._kubelet_minor = source, emit, kubelet_minor
+        self._source, self._emit, self._memory, self._tally = source, emit, memory, tally
+        self._kubelet_minor, self._grace = kubelet_minor, grace
         self._log = _log.bind(resource=name)
         self._dialect: Dialect | None = None
         self._evidence = Evidence()
@@ -77,7 +109,6 @@ class Resource:
         self._lists: dict[str, Wire] = {}
         self._streams: dict[int, asyncio.Event] = {}
         self._ending: set[int] = set()
-        self._handed_out: set[str] = set()
         self._lost_fields: set[tuple[str, Field]] = set()
         self._servers: list[grpc.aio.Server] = []
 
@@ -122,6 +153,16 @@ class Resource:
         return wire
 
     # Being served.
+
+    @property
+    def level(self) -> Level | None:
+        """The kubelets that fit what was seen of this one; None while there is no dialect to speak of."""
+        return level(self._dialect, self._evidence) if self._dialect is not None else None
+
+    @property
+    def streaming(self) -> bool:
+        """Whether a ListAndWatch stream is open."""
+        return bool(self._streams)
 
     async def bind(self, path: Path) -> None:
         """Bind one more server on ``path`` (at most 107 bytes) and start it; streams on earlier ones live on.
@@ -203,14 +244,20 @@ class Resource:
         answer: Callable[[], Awaitable[bytes]],
         context: _Context,
     ) -> bytes:
+        began, status, text = time.perf_counter(), grpc.StatusCode.UNKNOWN, ""
         try:
-            return await answer()
+            answered = await answer()
+            status = grpc.StatusCode.OK
         except RefusedError as refused:
             status, text = _STATUS[refused.fault], str(refused)
         except UnsayableError as unsayable:
             status, text = grpc.StatusCode.FAILED_PRECONDITION, str(unsayable)
         except MalformedError as malformed:
             status, text = grpc.StatusCode.INVALID_ARGUMENT, str(malformed)
+        else:
+            return answered
+        finally:
+            self._tally.call(self.name, call, time.perf_counter() - began, status.name)
         self._log.warning("refused", call=call, code=status.name, reason=text)
         return await _abort(context, status, text)
 
@@ -258,7 +305,7 @@ class Resource:
         wire = dialect.encode_allocate_answer(containers, answers, known_level)
         self._note_lost(dialect, wire)
         for container in containers:
-            self._handed_out.update(container.device_ids)
+            self._memory.hand_out(container.device_ids, dialect.name)
             self._log.info("allocated", devices=list(container.device_ids), kubelet=span(known_level))
         return wire.data
 
@@ -270,36 +317,41 @@ class Resource:
             self._by_id,
             now=time.monotonic(),
             # 1.8 asks again at each start of a container, so that a refusal would end a pod that runs.
-            handed_out=self._handed_out if dialect.name == "0.1" else frozenset(),
+            handed_out=self._memory.handed_out() if dialect.name == "0.1" else frozenset(),
+            held=self._memory.held(),
         )
         for warning in warnings:
             self._log.warning("allocated a device that is not well", reason=warning)
 
     async def _prefer(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
-        asked = dialect.decode_preferred_request(request)
+        avoid = self._memory.avoid()
+        asked = [drift.steer(container, avoid) for container in dialect.decode_preferred_request(request)]
         chosen = [await self._source.prefer(self.name, container) for container in asked]
         return dialect.encode_preferred_answer(chosen).data
 
     async def _pre_start(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
         device_ids = dialect.decode_pre_start_request(request)
-        unknown = [device_id for device_id in device_ids if device_id not in self._by_id]
-        if unknown:
-            raise life.never_announced(self.name, unknown)
+        life.judge_pre_start(self.name, device_ids, self._by_id)
         await self._source.prepare(self.name, device_ids)
         return b""  # PreStartContainerResponse has no fields
 
     @property
     def options(self) -> Options:
         """What is asked of the kubelet for this resource; nothing while the source has not looked yet."""
-        return self._listing.options if self._listing is not None else Options()
+        options = self._listing.options if self._listing is not None else Options()
+        if self._grace and life.awaits_pre_start(self._by_id.values()):
+            return replace(options, pre_start_required=True)
+        return options
 
     def _note_lost(self, dialect: Dialect, wire: Wire) -> None:
-        """Tell once per field what a dialect could not say."""
-        for field in wire.lost - {lost for name, lost in self._lost_fields if name == dialect.name}:
-            self._lost_fields.add((dialect.name, field))
-            self._log.info(
-                "left out", field=field.value, api=dialect.name, why="this API cannot say it; pods work without"
-            )
+        """Count what a dialect could not say, and tell it once per field."""
+        for field in wire.lost:
+            self._tally.lost_field(dialect.name, field)
+            if (dialect.name, field) not in self._lost_fields:
+                self._lost_fields.add((dialect.name, field))
+                self._log.info(
+                    "left out", field=field.value, api=dialect.name, why="this API cannot say it; pods work without"
+                )
 
 
 def _how_many_fit(dialect: Dialect, devices: Sequence[Device], limit: int) -> int:

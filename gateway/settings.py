@@ -26,3 +26,8 @@ class Settings:
     """For the simulated backend: a file, or the name of a profile that is shipped."""
     kubelet_minor: int | None = None
     """The kubelet's minor version (28 for 1.28), where the operator vouches for it."""
+    startup_grace: float = 0.0
+    """Seconds after the start in which a device may still turn up; 0: no such grace (docs/adr/0004)."""
+    metrics_address: tuple[str, int] | None = None
+    """Host and port to tell metrics on; None: nowhere."""
+    metrics_device_ids: bool = False

@@ -17,20 +17,30 @@ from typing import TYPE_CHECKING
 import structlog
 
 from devices import life
+from devices.model import Kind, Trouble
 from devices.source import Listing
-from gateway import instance, registration, succession
-from gateway.ledger import Ledger, LedgerError
+from gateway import beliefs, handover, instance, ledger, registration, succession
+from gateway.beliefs import Beliefs
+from gateway.commands import Commands
+from gateway.control import ControlError, Server, socket_path
+from gateway.handover import Handover
+from gateway.ledger import Ledger
 from gateway.plugin import Plugin
 from gateway.registration import Phase
+from gateway.scribe import Scribe
+from gateway.tally import Tally
 from gateway.watch import KUBELET_SOCKET, Watch, is_pinned, listens
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Collection, Coroutine, Sequence
+    from collections.abc import Set as AbstractSet
     from typing import Any
 
+    from adapters.dialect import Level
     from devices.source import DeviceSource, Inventory
     from gateway.registration import KubeletId
     from gateway.settings import Settings
+    from gateway.succession import Age, Standing
 
 FIRST_LOOK = 1.0
 """Seconds that the source's first inventory is waited for, before what the ledger knows is served from memory."""
@@ -39,10 +49,16 @@ YIELD_TIME = 0.05
 LEASE_AGAIN = 1.0
 """Seconds between two connections to a younger gateway that lives and ended the first."""
 SOURCE_RETRY = 5.0
+LOOK_AGAIN = 30.0
+"""Seconds between two looks into the kubelet's books while a device waits for what they show."""
+LOOK_FOR_METRICS = 60.0
+METRICS_RETRY = 5.0
+LONGEST_TIMER = 3600.0
 EXIT_PINNED = 75
 """Exit status (EX_TEMPFAIL) for: the socket directory was replaced under a mount that can't follow. A restart helps."""
 
 _GONE = Listing(())
+_WAITING = frozenset({life.State.WITHDRAWN, life.State.LOST})
 _log = structlog.get_logger()
 
 
@@ -64,13 +80,22 @@ class Gateway:
 
     def __init__(self, settings: Settings, source: DeviceSource) -> None:
         self.settings, self.source = settings, source
-        self._ledger = Ledger(settings.state_dir)
-        self._saving = asyncio.Lock()
-        self._writes: set[asyncio.Task[None]] = set()
         self._instance = instance.Instance(settings.socket_dir)
+        self.ledger = Ledger(settings.state_dir)
+        self.scribe = Scribe(self.ledger)
+        self.tally = Tally()
+        self.beliefs = Beliefs(self.pod_resources, settings.socket_dir / beliefs.CHECKPOINT, self._looked)
+        self.started = time.monotonic()
+        self._boot_id = ledger.boot_id()
+        self._control: Server | None = None
+        self._handover = Handover(self._instance.age, settings.state_dir, self, self.tally.handover)
+        self._resuming: set[str] = set()
         self._plugins: dict[str, Plugin] = {}
         self._inventory: Inventory | None = None
         self._kubelet: KubeletId | None = None
+        self.kubelet_since: float | None = None
+        """When the kubelet was found (monotonic seconds)."""
+        self._again: asyncio.TimerHandle | None = None
         self._published = False
         self._exit: asyncio.Future[int]
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,11 +121,9 @@ class Gateway:
     # Start and end.
 
     async def _start(self) -> None:
-        try:
-            self._ledger.load()
-        except LedgerError as error:
-            _log.error("ledger put aside", reason=str(error))
+        self.scribe.load()
         await self._wait_for_folder()
+        self.beliefs.look_within(0)
         if removed := instance.sweep(self.settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
         self._instance.create()
@@ -111,9 +134,12 @@ class Gateway:
                 await self._unless_ended(first.wait())
         if self._inventory is None:
             await self._update(None)
+        await self._open_control()
+        elders = self._instance.peers()
+        await self._unless_ended(self._take_over(elders))
         self._instance.publish()
         self._published = True
-        if self._instance.peers():
+        if any(peer < self._instance.age and not self._handover.decides(peer, "") for peer in elders):
             await self._unless_ended(asyncio.sleep(YIELD_TIME))
         self._watch = Watch(
             self.settings.socket_dir,
@@ -122,6 +148,7 @@ class Gateway:
             name_lost=self._name_lost,
             peers_changed=self._look_at_peers,
             replaced=self._replaced,
+            late=self.tally.late,
         )
         self._spawn("watch", self._watch.run())
         self._look_at_peers()
@@ -172,7 +199,13 @@ class Gateway:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(plugin.close() for plugin in self._plugins.values()), *self._writes)
+        if self._again is not None:
+            self._again.cancel()
+        await asyncio.gather(*(plugin.close() for plugin in self._plugins.values()), self.beliefs.close())
+        if self._control is not None:
+            await self._control.close()
+        await self._handover.close()
+        await self.scribe.close()
         self._instance.remove()
         _log.info("ended")
 
@@ -207,51 +240,144 @@ class Gateway:
         """Bring every resource's list up to what the source says (None: not looked yet), durably before it is sent."""
         async with self._update_lock:
             self._inventory = inventory
-            now = time.monotonic()
-            known = self._ledger.resources()
+            clock = life.Clock(time.monotonic(), time.time(), self.started)
+            known = self.ledger.resources()
             listings: dict[str, Listing | None] = dict.fromkeys(known)
             if inventory is not None:
                 listings |= {name: inventory.get(name, _GONE) for name in (*known, *inventory)}
-            merged = {}
-            for name, listing in listings.items():
-                before = self._plugins[name].entries if name in self._plugins else {}
-                merged[name] = life.merge(self._ledger.announced(name), listing, before, now)
-            news = [
-                self._ledger.announce(name, tuple(entry.device for entry in entries))
-                for name, entries in merged.items()
-            ]
-            if any(news):
-                await self._save()
+            merged = {name: self._merge(name, listing, clock) for name, listing in listings.items()}
+            news = {name for name, one in merged.items() if self._remember(name, one)}
+            if news:
+                await self.scribe.durable()
             for name in merged.keys() - self._plugins.keys():
-                plugin = self._plugins[name] = Plugin(self, name, self._ledger.accepted)
+                plugin = self._plugins[name] = Plugin(self, name, self.ledger.accepted)
                 await plugin.resource.bind(self.own_socket(name))
-            for name, entries in merged.items():
-                self._plugins[name].publish(listings[name], entries)
+            for name, one in merged.items():
+                self._plugins[name].publish(listings[name], one.entries)
+                self.beliefs.listed(name, self._plugins[name].resource.devices)
+            self._update_again([one.again_at for one in merged.values() if one.again_at is not None])
             if self._published:
                 self._look_at_peers()
                 self._tell_kubelet()
 
-    async def _save(self) -> None:
-        """Write the ledger as it is now. A write that has begun is finished, whoever stops waiting for it."""
-        await asyncio.shield(self._begin_write())
+    def _merge(self, name: str, listing: Listing | None, clock: life.Clock) -> life.Merged:
+        announced = self.ledger.announced(name)
+        listed = {device.id for device in listing.devices} if listing is not None else announced.keys()
+        known = life.Known(
+            announced,
+            boot_id=self._boot_id,
+            cordons={device_id: cordon.reason for device_id, cordon in self.ledger.cordons.items()},
+            sticky={
+                device_id: life.Sticky(Trouble(row.reason, Kind.named(row.kind)), row.at, row.boot_id)
+                for device_id, row in self.ledger.sticky(name).items()
+            },
+            held=self.held(name),
+            fates={device_id: self.source.fate(name, device_id) for device_id in announced.keys() - listed},
+            lost_since=self.ledger.lost_since(name),
+        )
+        before = self._plugins[name].entries if name in self._plugins else {}
+        return life.merge(known, listing, before, clock, self.settings.startup_grace)
 
-    def _begin_write(self) -> asyncio.Task[None]:
-        write = asyncio.ensure_future(self._write())
-        self._writes.add(write)
-        write.add_done_callback(self._writes.discard)
-        return write
+    def _remember(self, name: str, merged: life.Merged) -> bool:
+        """Write into the ledger what follows from a list; True where that must be on disk before the list is sent."""
+        if name in self._plugins and self._plugins[name].standing_by_for:
+            return False  # It isn't sent: what counts is what the gateway that serves it remembers.
+        illnesses = {
+            device_id: ledger.Sticky(row.trouble.reason, row.trouble.kind.value, row.at, row.boot_id)
+            for device_id, row in merged.sticky.items()
+        }
+        news = self.ledger.announce(name, tuple(entry.device for entry in merged.entries))
+        news = self.ledger.set_sticky(name, illnesses) or news
+        self.ledger.withdraw(name, merged.dropped)
+        self.ledger.set_lost_since(name, merged.lost_since)
+        self.scribe.soon()
+        return news
 
-    async def _write(self) -> None:
-        async with self._saving:
-            try:
-                await asyncio.to_thread(self._ledger.save, self._ledger.snapshot())
-            except LedgerError as error:
-                _log.error("ledger not written", reason=str(error))
+    def _update_again(self, moments: Sequence[float]) -> None:
+        """Bring the lists up to date again at the first of these moments (monotonic seconds)."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if moments:
+            delay = min(max(min(moments) - time.monotonic(), 0.01), LONGEST_TIMER)
+            self._again = asyncio.get_running_loop().call_later(delay, self._refresh)
+
+    async def update(self) -> None:
+        """Bring every resource's list up to date, because something else than the source has news."""
+        await self._update(self._inventory)
+
+    def _refresh(self) -> None:
+        self._background(self.update())
 
     def accepted(self, dialect: str) -> None:
         """Remember, for the next start, which dialect the kubelet accepted."""
-        if self._ledger.accept(dialect):
-            _ = self._begin_write()
+        if self.ledger.accept(dialect):
+            self.scribe.soon()
+
+    # What the kubelet's books say.
+
+    def held(self, resource: str) -> frozenset[str] | None:
+        """Return what containers hold by the kubelet's books and what they were given since; None where nobody knows."""
+        holders = self.beliefs.holders(resource)
+        if holders is None or self.beliefs.last is None:
+            return None
+        at = self.beliefs.last.unix
+        since = (device_id for device_id, row in self.ledger.handed_out(resource).items() if row.at >= at)
+        return frozenset((*holders, *since))
+
+    def _looked(self, look: beliefs.Look) -> None:
+        """The kubelet's books were read: what was handed out is known anew, and what waited for that goes on."""
+        news, waiting = False, False
+        for name, plugin in self._plugins.items():
+            holders = self.beliefs.holders(name)
+            if holders is not None and plugin.state.phase is Phase.SERVING:
+                news = self.ledger.rebuild_handed_out(name, holders, look.unix) or news
+            waiting = waiting or any(entry.state in _WAITING for entry in plugin.entries.values())
+        if news:
+            self.scribe.soon()
+        if waiting:
+            self._refresh()
+            self.beliefs.look_within(LOOK_AGAIN)
+        elif self.settings.metrics_address is not None:
+            self.beliefs.look_within(LOOK_FOR_METRICS)
+
+    def memory(self, resource: str) -> _Memory:
+        """Return what is known and remembered of a resource's devices, beyond its list."""
+        return _Memory(self, resource)
+
+    # Being asked.
+
+    async def _open_control(self) -> None:
+        commands = Commands(self)
+        handlers = {**commands.handlers, handover.OP: self._handover.serve}
+        server = Server(socket_path(self.settings.state_dir, self.token), handlers)
+        try:
+            await server.start()
+        except ControlError as error:
+            _log.warning("no control socket", reason=str(error))
+        else:
+            self._control = server
+        if self.settings.metrics_address is not None:
+            self._spawn("metrics", self._tell_metrics(commands, *self.settings.metrics_address))
+
+    async def _tell_metrics(self, commands: Commands, host: str, port: int) -> None:
+        from gateway import http, metrics  # noqa: PLC0415 - its imports are paid only where metrics are wanted
+
+        told = metrics.Metrics(commands.document, self.tally, device_ids=self.settings.metrics_device_ids)
+        server = http.Server(host, port, {"/metrics": told.answer})
+        metrics.follow_lag(self.tally)
+        taken = None
+        try:
+            while taken is None:
+                try:
+                    taken = await server.start()
+                except OSError as error:
+                    _log.error("metrics can't be told", host=host, port=port, reason=str(error), retry_s=METRICS_RETRY)
+                    await asyncio.sleep(METRICS_RETRY)
+            _log.info("telling metrics", host=taken[0], port=taken[1])
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await server.close()
 
     def _background(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -261,7 +387,8 @@ class Gateway:
     # What the watch sees.
 
     def _kubelet_up(self, kubelet: KubeletId) -> None:
-        self._kubelet = kubelet
+        self._kubelet, self.kubelet_since = kubelet, time.monotonic()
+        self.beliefs.restarted()
         self._tell_kubelet()
         _log.info("kubelet found", socket=str(self.kubelet_socket))
 
@@ -304,18 +431,75 @@ class Gateway:
     # Other gateways on this node.
 
     def _look_at_peers(self) -> None:
-        """Stand by, resource by resource, for the youngest gateway that is younger than this one and serves it."""
-        peers = self._instance.peers()
+        """Stand by, resource by resource, for the gateway that serves it instead: by what was agreed, else by age."""
+        try:
+            peers = self._instance.peers()
+        except OSError as error:
+            _log.warning("other gateways can't be looked for", reason=str(error))
+            return
         for name, plugin in self._plugins.items():
-            sockets = {age: folder / instance.socket_name(name) for age, folder in peers.items()}
-            serving = {age: path for age, path in sockets.items() if listens(path)}
-            younger = succession.elder_should_wait(self._instance.age, serving)
-            if younger is None:
-                if plugin.state.phase is Phase.STANDBY:
-                    plugin.feed(registration.Resume())
-            else:
-                plugin.feed(registration.StandBy(younger.token))
-                self._hold_lease(serving[younger])
+            other = self._handover.defers_to(name)
+            if other is None:
+                sockets = {
+                    age: folder / instance.socket_name(name)
+                    for age, folder in peers.items()
+                    if not self._handover.decides(age, name)
+                }
+                serving = {age: path for age, path in sockets.items() if listens(path)}
+                other = succession.elder_should_wait(self._instance.age, serving)
+                if other is not None:
+                    self._hold_lease(serving[other])
+            if other is not None:
+                plugin.standing_by_for = other.token
+                plugin.feed(registration.StandBy(other.token))
+            elif plugin.state.phase is Phase.STANDBY and name not in self._resuming:
+                self._resuming.add(name)
+                self._background(self._resume(plugin))
+        if any(peer < self._instance.age for peer in peers):
+            self._background(self._handover.take_over(peers))
+
+    async def _take_over(self, elders: Collection[Age]) -> None:
+        """Ask older gateways for what they serve; what they remembered until then is remembered here, too."""
+        if elders:
+            await self._handover.take_over(elders)
+            self.scribe.load()
+            await self.update()
+
+    async def _resume(self, plugin: Plugin) -> None:
+        """Serve a resource again that another gateway served, with what that one remembered of it."""
+        try:
+            plugin.standing_by_for = ""
+            self.scribe.load()
+            await self.update()
+        finally:
+            self._resuming.discard(plugin.resource.name)
+        if not plugin.standing_by_for:
+            plugin.feed(registration.Resume())
+
+    # What the handover asks (a ``handover.Holder``).
+
+    def resources(self) -> Collection[str]:
+        """Return the resources of this gateway."""
+        return self._plugins.keys()
+
+    def standing(self, resource: str) -> Standing:
+        """Return where the registration of a resource stands."""
+        plugin = self._plugins[resource]
+        return succession.standing(plugin.state.phase, streams=plugin.resource.streaming)
+
+    def level(self, resource: str) -> Level | None:
+        """Return the kubelets that fit the evidence of a resource's stream; None without one."""
+        plugin = self._plugins[resource]
+        return plugin.resource.level if plugin.resource.streaming else None
+
+    def kubelet_listens(self) -> bool:
+        """Tell whether a kubelet takes connections now."""
+        return listens(self.kubelet_socket)
+
+    def look(self) -> None:
+        """Let each resource stand by or resume."""
+        if self._published and not self._exit.done():
+            self._look_at_peers()
 
     def _hold_lease(self, path: Path) -> None:
         """Learn at once when the gateway behind ``path`` is gone: the kernel ends our connection to it."""
@@ -345,6 +529,15 @@ class Gateway:
 
     # For the plugins.
 
+    def stood(self, plugin: Plugin) -> None:
+        """Take note that a plugin's registration may stand elsewhere now."""
+        self._handover.changed(plugin.resource.name)
+
+    @property
+    def plugins(self) -> Sequence[Plugin]:
+        """The plugins of all resources."""
+        return tuple(self._plugins.values())
+
     @property
     def kubelet_socket(self) -> Path:
         """Where the kubelet takes registrations."""
@@ -363,6 +556,27 @@ class Gateway:
     def token(self) -> str:
         """This gateway's own token."""
         return self._instance.token
+
+
+class _Memory:
+    """What is known and remembered of one resource's devices, beyond its list (a ``serve.Memory``)."""
+
+    def __init__(self, gateway: Gateway, resource: str) -> None:
+        self._gateway, self._resource = gateway, resource
+
+    def handed_out(self) -> AbstractSet[str]:
+        return self._gateway.ledger.handed_out(self._resource).keys()
+
+    def held(self) -> AbstractSet[str]:
+        return self._gateway.held(self._resource) or frozenset()
+
+    def avoid(self) -> Sequence[str]:
+        return self._gateway.beliefs.avoid(self._resource)
+
+    def hand_out(self, device_ids: Sequence[str], dialect: str) -> None:
+        self._gateway.ledger.hand_out(self._resource, device_ids, dialect, time.time())
+        self._gateway.scribe.soon()
+        self._gateway.beliefs.look_within(beliefs.AFTER_ALLOCATE)
 
 
 def _report_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -49,8 +49,15 @@ def kubelet_id(path: Path) -> KubeletId | None:
 
 
 def listens(path: Path) -> bool:
-    """Whether somebody takes connections on a Unix socket. Does not block: a full backlog counts as listening."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    """Whether somebody takes connections on a Unix socket. Does not block: a full backlog counts as listening.
+
+    False where no descriptor is left to find out with: whoever asks will ask again.
+    """
+    try:
+        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError:
+        return False
+    with probe:
         probe.settimeout(0)
         try:
             probe.connect(os.fspath(path))
@@ -76,6 +83,13 @@ def is_pinned(folder: Path) -> bool:
     return found is not None and found[2]
 
 
+def _names(folder: Path) -> frozenset[str]:
+    try:
+        return frozenset(entry.name for entry in folder.iterdir())
+    except OSError:
+        return frozenset()
+
+
 class Watch:
     """Watches one socket directory and the gateways' folder in it, and calls back on the event loop.
 
@@ -86,6 +100,7 @@ class Watch:
         name_lost: a name was deleted from the folder.
         peers_changed: an entry of ``shared`` came or went.
         replaced: the folder is another one than before, or is there again.
+        late: told how late a poll was, and when it was (seconds, monotonic seconds): a look at the event loop for nothing.
     """
 
     def __init__(
@@ -97,13 +112,15 @@ class Watch:
         name_lost: Callable[[str], None],
         peers_changed: Callable[[], None],
         replaced: Callable[[], None],
+        late: Callable[[float, float], None] = lambda _late, _now: None,
     ) -> None:
         self._folder, self._shared = folder, shared
         self._kubelet_up, self._name_lost = kubelet_up, name_lost
-        self._peers_changed, self._replaced = peers_changed, replaced
+        self._peers_changed, self._replaced, self._late = peers_changed, replaced, late
         self._inotify: inotify_simple.INotify | None = None
         self._watched: dict[int, Path] = {}
         self._folder_id = folder_id(folder)
+        self._names = (_names(folder), _names(shared))
         self._wake = asyncio.Event()
         self._fresh = True
 
@@ -141,19 +158,32 @@ class Watch:
             else:
                 seen, wait = found, self._poll
                 self._kubelet_up(found)
-            with contextlib.suppress(TimeoutError):
+            due = loop.time() + wait
+            try:
                 async with asyncio.timeout(wait):
                     await self._wake.wait()
+            except TimeoutError:
+                self._late(loop.time() - due, loop.time())
+                if wait >= POLL_WITHOUT_INOTIFY:
+                    self._look_at_names()
             self._wake.clear()
 
     @property
     def _poll(self) -> float:
-        return POLL if self._watched else POLL_WITHOUT_INOTIFY
+        return POLL if {self._folder, self._shared} <= {*self._watched.values()} else POLL_WITHOUT_INOTIFY
 
     def look_now(self) -> None:
         """Look at once: something was created."""
         self._fresh = True
         self._wake.set()
+
+    def _look_at_names(self) -> None:
+        """Find what nobody told: names that went from the folder, gateways that came or went."""
+        before, self._names = self._names, (_names(self._folder), _names(self._shared))
+        for name in before[0] - self._names[0]:
+            self._name_lost(name)
+        if before[1] != self._names[1]:
+            self._peers_changed()
 
     def _check_folder(self) -> None:
         found = folder_id(self._folder)

@@ -4,7 +4,11 @@
       nvidia.com/gpu:
         gpus: 8                            # so many, or a list of {uuid, numa, health, reason, device_nodes}
         numa: [0, 0, 0, 0, 1, 1, 1, 1]     # the NUMA node of each, by index; null: no known place
-        unhealthy: {3: fell off the bus}   # by index or UUID, with the reason: the part to edit at run time
+        unhealthy: {3: fell off the bus}   # by index or UUID, with the reason: the part to edit at run time;
+                                           # or {reason: fell off the bus, kind: reset-required}: see devices.model.Kind
+        recovered: [3]                     # it was reset: what had to be remembered of its troubles ends
+        released: [3]                      # nobody may look at it now: the kubelet is told what it was told last
+        withdrawn: [3]                     # not offered any more, on purpose; a GPU beyond "gpus" is lost instead
         cdi: vendor.com/gpu                # containers are told vendor.com/gpu=<UUID> (CDI names), and nothing else
         pre_start: true                    # the kubelet calls PreStartContainer, which fails while a GPU is not well
 
@@ -21,7 +25,8 @@ import posixpath
 import re
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
@@ -30,7 +35,7 @@ import msgspec
 import yaml
 
 from devices.gpu.model import GPU
-from devices.model import Health
+from devices.model import Health, Kind, Trouble
 from devices.naming import resource_name_error
 
 MAX_BYTES: Final = 8 * 1024 * 1024
@@ -63,10 +68,24 @@ _TYPES: Final[Mapping[str, str]] = {
 _Path = tuple[str | int, ...]
 _Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _Numa = Annotated[int, msgspec.Meta(ge=0, le=_MAX_NODE)] | None
+_Some = Annotated[tuple[int | str, ...], msgspec.Meta(max_length=MAX_GPUS)] | None
 
 
 class ProfileError(ValueError):
     """A profile that can't be used. The message names file and line, what was expected, what came and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a profile says of one resource name: its GPUs by index, and UUIDs as ``Listing`` and ``Fate`` mean them.
+
+    The withdrawn ones aren't among the GPUs.
+    """
+
+    gpus: tuple[GPU, ...]
+    recovered: frozenset[str] = frozenset()
+    released: frozenset[str] = frozenset()
+    withdrawn: frozenset[str] = frozenset()
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -79,6 +98,13 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     device_nodes: tuple[str, ...] = ()
 
 
+class _Trouble(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """One GPU's trouble, in full."""
+
+    reason: _Reason
+    kind: Kind = Kind.RESTART_APP
+
+
 class _Resource(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """What stands beneath a resource name."""
 
@@ -88,6 +114,9 @@ class _Resource(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     )
     numa: tuple[_Numa, ...] | None = None
     unhealthy: dict[int | str, object] | None = None
+    recovered: _Some = ()
+    released: _Some = ()
+    withdrawn: _Some = ()
     cdi: str | None = None
     pre_start: bool = False
 
@@ -100,11 +129,16 @@ class _Profile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 _ADVICE: Final[Mapping[str, str]] = {
     "": "write 'resources:' and beneath it resource names, such as nvidia.com/gpu",
-    "resources": "write resource names, and beneath each 'gpus:' and, where wanted, 'numa:', 'unhealthy:', 'cdi:' and "
-    "'pre_start:'",
+    "resources": "write resource names, and beneath each 'gpus:' and, where wanted, 'numa:', 'unhealthy:', 'recovered:', "
+    "'released:', 'withdrawn:', 'cdi:' and 'pre_start:'",
     "gpus": "write how many, such as 'gpus: 8', or a list with uuid, numa, health, reason and device_nodes of each",
     "numa": f"write the number of a NUMA node, 0 to {_MAX_NODE}, for each GPU, or null for no known place",
-    "unhealthy": "write index or UUID and the reason in 1 to 256 characters, such as '3: fell off the bus'",
+    "unhealthy": "write index or UUID and the reason in 1 to 256 characters, such as '3: fell off the bus', or as "
+    "'3: {reason: fell off the bus, kind: reset-required}'",
+    "kind": f"write {', '.join(kind.value for kind in Kind)}",
+    "recovered": "write indices or UUIDs, such as [3]",
+    "released": "write indices or UUIDs, such as [3]",
+    "withdrawn": "write indices or UUIDs, such as [3]",
     "uuid": "write 1 to 63 letters, digits, '.', '_', ':' and '-', in quotes if it looks like a number",
     "health": "write Healthy or Unhealthy",
     "reason": "write 1 to 256 characters of text",
@@ -159,8 +193,8 @@ def read(path: Path) -> bytes:
     return content
 
 
-def parse(content: bytes, name: str) -> Mapping[str, tuple[GPU, ...]]:
-    """Turn a profile's text into GPUs by resource name; ``name`` is what its errors call it.
+def parse(content: bytes, name: str) -> Mapping[str, Described]:
+    """Turn a profile's text into what it says of each resource name; ``name`` is what its errors call it.
 
     A GPU without a UUID gets one made of its resource name and index: the same at each start and on each node.
 
@@ -169,21 +203,21 @@ def parse(content: bytes, name: str) -> Mapping[str, tuple[GPU, ...]]:
     """
     document = _Document(content, name)
     profile: _Profile = document.convert((), _Profile)
-    gpus: dict[str, tuple[GPU, ...]] = {}
+    found: dict[str, Described] = {}
     for resource in profile.resources:
         path: _Path = ("resources", resource)
         problem = resource_name_error(resource)
         if problem is not None:
             document.refuse(path, problem)
-        gpus[resource] = tuple(_gpus(document, path, resource))
-        total = sum(map(len, gpus.values()))
+        found[resource] = _described(document, path, resource)
+        total = sum(len(described.gpus) for described in found.values())
         if total > MAX_GPUS:
             document.refuse(path, f"expected at most {MAX_GPUS} GPUs on a node, got {total}: write fewer")
-    return gpus
+    return found
 
 
-def _gpus(document: _Document, path: _Path, resource: str) -> Iterator[GPU]:
-    """Build one resource's GPUs."""
+def _described(document: _Document, path: _Path, resource: str) -> Described:
+    """Build one resource's GPUs, and find those that it names."""
     spec: _Resource = document.convert(path, _Resource)
     entries = (_Entry(),) * spec.gpus if isinstance(spec.gpus, int) else spec.gpus
     uuids: dict[str, int] = {}
@@ -207,19 +241,29 @@ def _gpus(document: _Document, path: _Path, resource: str) -> Iterator[GPU]:
         )
         document.refuse((*path, "gpus", uuids[unnamed[0]]), problem)
     unhealthy = _unhealthy(document, (*path, "unhealthy"), spec.unhealthy or {}, uuids)
-    for (device_id, index), entry, node in zip(uuids.items(), entries, numa, strict=True):
-        ill = index in unhealthy or entry.health is Health.UNHEALTHY
-        yield GPU(
+    recovered = _named(document, (*path, "recovered"), spec.recovered or (), uuids)
+    released = _named(document, (*path, "released"), spec.released or (), uuids)
+    withdrawn = _named(document, (*path, "withdrawn"), spec.withdrawn or (), uuids)
+    gpus = (
+        GPU(
             uuid=device_id,
             index=index,
             minor=index,
             numa_node=node,
-            health=Health.UNHEALTHY if ill else Health.HEALTHY,
-            reason=unhealthy.get(index) or entry.reason or ("unhealthy in the profile" if ill else ""),
+            trouble=unhealthy.get(device_id) or _trouble(entry),
             device_nodes=entry.device_nodes,
             cdi_name="" if spec.cdi is None else f"{spec.cdi}={device_id}",
             pre_start=spec.pre_start,
         )
+        for (device_id, index), entry, node in zip(uuids.items(), entries, numa, strict=True)
+        if device_id not in withdrawn
+    )
+    return Described(tuple(gpus), recovered, released, withdrawn)
+
+
+def _trouble(entry: _Entry) -> Trouble | None:
+    """The trouble of a GPU that the list calls unhealthy."""
+    return Trouble(entry.reason or "unhealthy in the profile") if entry.health is Health.UNHEALTHY else None
 
 
 def _check_entry(document: _Document, path: _Path, entry: _Entry, *, placed: bool) -> None:
@@ -241,18 +285,30 @@ def _check_entry(document: _Document, path: _Path, entry: _Entry, *, placed: boo
 
 def _unhealthy(
     document: _Document, path: _Path, given: Mapping[int | str, object], uuids: Mapping[str, int]
-) -> Mapping[int, str]:
-    """Turn the ``unhealthy`` mapping into reasons by index."""
-    reasons: dict[int, str] = {}
+) -> Mapping[str, Trouble]:
+    """Turn the ``unhealthy`` mapping into troubles by UUID."""
+    known = tuple(uuids)
+    troubles: dict[str, Trouble] = {}
     for key in given:
-        index = key if isinstance(key, int) else uuids.get(key, -1)
-        if not 0 <= index < len(uuids):
-            known = f"0 to {len(uuids) - 1}" if uuids else "there is none"
-            document.refuse(
-                (*path, key), f"expected the index ({known}) or UUID of a GPU of this resource, got {key!r:.80}"
-            )
-        reasons[index] = document.convert((*path, key), _Reason)
-    return reasons
+        device_id = _uuid(document, (*path, key), key, known, uuids)
+        said: str | _Trouble = document.convert((*path, key), _Reason | _Trouble)
+        troubles[device_id] = Trouble(said) if isinstance(said, str) else Trouble(said.reason, said.kind)
+    return troubles
+
+
+def _named(document: _Document, path: _Path, given: Iterable[int | str], uuids: Mapping[str, int]) -> frozenset[str]:
+    """Turn a list of indices and UUIDs into UUIDs."""
+    known = tuple(uuids)
+    return frozenset(_uuid(document, (*path, at), key, known, uuids) for at, key in enumerate(given))
+
+
+def _uuid(document: _Document, path: _Path, key: int | str, known: Sequence[str], uuids: Mapping[str, int]) -> str:
+    """Find the GPU that ``key`` means, its index or its UUID."""
+    index = key if isinstance(key, int) else uuids.get(key, -1)
+    if not 0 <= index < len(known):
+        there = f"0 to {len(known) - 1}" if known else "there is none"
+        document.refuse(path, f"expected the index ({there}) or UUID of a GPU of this resource, got {key!r:.80}")
+    return known[index]
 
 
 def _derived_uuid(resource: str, index: int) -> str:
@@ -313,7 +369,7 @@ class _Document:
             self.refuse(path, f"expected the key '{missing[1]}', got none", str(field))
         expected, _, got = problem.replace("Expected ", "").partition(", got ")
         if expected.startswith("Invalid enum value"):
-            expected = "a state of health"
+            expected = "a kind of trouble" if field == "kind" else "a state of health"
         if of_key:
             expected, got = f"keys that are {expected}", got or "something else"
         elif isinstance(value, dict | list):

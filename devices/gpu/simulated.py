@@ -14,7 +14,7 @@ from devices.filewatch import FileWatch
 from devices.gpu.allocation import preferred
 from devices.gpu.answers import reached
 from devices.gpu.model import GPU, listing
-from devices.gpu.profile import ProfileError, find, parse, read
+from devices.gpu.profile import Described, ProfileError, find, parse, read
 from devices.model import (
     ContainerAnswer,
     ContainerRequest,
@@ -24,7 +24,7 @@ from devices.model import (
     RefusedError,
     Sayable,
 )
-from devices.source import Inventory
+from devices.source import Fate, Inventory
 
 _log = structlog.get_logger()
 
@@ -33,7 +33,8 @@ class SimulatedSource:
     """A ``DeviceSource`` over a profile: a shipped one's name, which stays as it is, or the path of one to be edited.
 
     A profile that is wrong, or gone, is logged as "profile rejected" with the reason, and what was known before stays
-    (at first: nothing). A GPU that is no longer in it is no longer listed: what that means is not decided here.
+    (at first: nothing). A GPU that is no longer in it is no longer listed: it is lost, unless the profile says that it was
+    withdrawn, or no longer has its resource name either.
 
     Raises:
         ProfileError: there is neither such a shipped profile nor such a file.
@@ -44,6 +45,7 @@ class SimulatedSource:
     def __init__(self, profile: str = "default") -> None:
         self._path, self._edited = find(profile)
         self._content: bytes | None = None
+        self._profile: Mapping[str, Described] | None = None
         self._gpus: Mapping[str, Mapping[str, GPU]] = {}
 
     async def watch(self) -> AsyncGenerator[Inventory]:
@@ -52,14 +54,13 @@ class SimulatedSource:
             self._look()
             yield self._inventory()
             await asyncio.get_running_loop().create_future()
-        last: Inventory | None = None
+        last: Mapping[str, Described] | None = None
         with FileWatch(self._path) as file:
             while True:
-                if self._look():
-                    inventory = self._inventory()
-                    if inventory != last:
-                        last = inventory
-                        yield inventory
+                self._look()
+                if self._profile != last:
+                    last = self._profile
+                    yield self._inventory()
                 await file.changed()
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
@@ -93,24 +94,31 @@ class SimulatedSource:
                 f"{', '.join(ill[:4])} isn't: repair it; the kubelet tries again",
             )
 
-    def _inventory(self) -> Inventory:
-        return {resource: listing(gpus.values()) for resource, gpus in self._gpus.items()}
+    def fate(self, resource: str, device_id: str) -> Fate:
+        """Tell a GPU that the profile withdraws, by itself or with its resource name, from one that it lost."""
+        if self._profile is None:
+            return Fate.LOST
+        described = self._profile.get(resource)
+        return Fate.WITHDRAWN if described is None or device_id in described.withdrawn else Fate.LOST
 
-    def _look(self) -> bool:
-        """Take over the profile as it is now; False where it hasn't changed or isn't to be used."""
+    def _inventory(self) -> Inventory:
+        described = self._profile or {}
+        return {resource: listing(one.gpus, one.recovered, one.released) for resource, one in described.items()}
+
+    def _look(self) -> None:
+        """Take over the profile as it is now, if it is to be used."""
         try:
             content = read(self._path)
             if content == self._content:
-                return False
+                return
             self._content = content
-            profile = parse(content, str(self._path))
+            self._profile = parse(content, str(self._path))
         except ProfileError as error:
             self._content = None
             _log.warning("profile rejected", path=str(self._path), reason=str(error), kept=self._counts())
-            return False
-        self._gpus = {resource: {gpu.uuid: gpu for gpu in gpus} for resource, gpus in profile.items()}
+            return
+        self._gpus = {resource: {gpu.uuid: gpu for gpu in one.gpus} for resource, one in self._profile.items()}
         _log.info("profile read", path=str(self._path), gpus=self._counts())
-        return True
 
     def _counts(self) -> dict[str, int]:
         return {resource: len(gpus) for resource, gpus in self._gpus.items()}

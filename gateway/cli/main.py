@@ -20,10 +20,14 @@ from gateway.settings import BACKENDS, SOCKET_DIR, STATE_DIR, Settings
 
 _COMMANDS = {
     "compat": ("gateway.cli.compat:compat", "Run the compatibility matrix: scenarios and hops on many kubelets."),
+    "cordon": ("gateway.cli.cordon:cordon", "Let no new pod have a device, and say why."),
     "demo": ("gateway.cli.demo:demo", "A rolling kubelet upgrade on a simulated node, seen happen."),
     "dev": ("gateway.cli.dev:dev", "Tools for trying device plugins, such as an emulated kubelet."),
+    "forget": ("gateway.cli.cordon:forget", "Take a device that is gone for good off the list."),
     "plan": ("gateway.cli.plan:plan", "What a kubelet upgrade does to a GPU node, hop by hop."),
     "probe": ("gateway.cli.probe:probe", "Ask a kubelet which device plugin API it speaks."),
+    "status": ("gateway.cli.status:status", "What this node's gateways, their kubelet and their devices are up to."),
+    "uncordon": ("gateway.cli.cordon:uncordon", "Give a cordoned device back to pods."),
 }
 
 _LONGEST_SOCKET_PATH = 107
@@ -80,6 +84,20 @@ class _KubeletVersion(click.ParamType[int]):
                 f"expected 1.{_FIRST_KUBELET} or later, the first kubelet with device plugins; got {value}", param, ctx
             )
         return minor
+
+
+class _Address(click.ParamType[tuple[str, int]]):
+    """Where to listen: ``HOST:PORT``, or ``PORT`` alone for this machine only."""
+
+    name = "[HOST:]PORT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        from gateway.http import address
+
+        try:
+            return address(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 @click.group(
@@ -139,6 +157,22 @@ class _KubeletVersion(click.ParamType[int]):
     show_default="taken from evidence on the connection",
     help="The kubelet's version, where you know it: decides what can be said to it (CDI names need 1.29).",
 )
+@click.option(
+    "--startup-grace",
+    type=click.FloatRange(0, 3600),
+    default=0.0,
+    metavar="SECONDS",
+    help="After a reboot, let containers wait so long for devices whose driver is late (by PreStartContainer), instead of "
+    "calling those lost.",
+)
+@click.option(
+    "--metrics-address",
+    type=_Address(),
+    default=None,
+    show_default="no metrics",
+    help="Tell Prometheus metrics on HOST:PORT, or on PORT of this machine alone, under /metrics.",
+)
+@click.option("--metrics-device-ids", is_flag=True, help="One metric for each device: more labels, more to store.")
 @click.option(
     "--log-format", type=click.Choice(observe.FORMATS), default="auto", help="auto: JSON unless on a terminal."
 )

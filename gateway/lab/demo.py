@@ -274,7 +274,7 @@ def describe(ill: Mapping[int, str]) -> str:
 
 def read(text: str) -> tuple[GPU, ...]:
     """Read the GPUs out of such a profile."""
-    return profile.parse(text.encode(), "the demo's profile")[RESOURCE]
+    return profile.parse(text.encode(), "the demo's profile")[RESOURCE].gpus
 
 
 def _told(pod: str, admission: Admission) -> Holding:

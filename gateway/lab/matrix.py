@@ -338,7 +338,7 @@ def own_profile(name: str) -> Scenario:
     """
     path, _ = profile.find(name)
     content = profile.read(path)
-    gpus = profile.parse(content, path.name)
+    gpus = {resource: described.gpus for resource, described in profile.parse(content, path.name).items()}
     ill = {
         resource: [index for index, gpu in enumerate(found) if gpu.health is not Health.HEALTHY]
         for resource, found in gpus.items()

@@ -326,7 +326,7 @@ class Node:
     def announced(self) -> dict[str, tuple[str, ...]]:
         """The device IDs that are on the gateway's list, by resource name: those that are gone too."""
         parsed = profile.parse(self.profile_path.read_bytes(), self.profile_path.name)
-        ids = {resource: tuple(gpu.uuid for gpu in gpus) for resource, gpus in parsed.items()}
+        ids = {resource: tuple(gpu.uuid for gpu in found.gpus) for resource, found in parsed.items()}
         for resource, gone in self.gone.items():
             ids[resource] = (*ids[resource], *(device_ids(self.gpus)[resource][index] for index in sorted(gone)))
         return ids
@@ -359,7 +359,7 @@ def device_ids(gpus: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     """Give the IDs of simulated GPUs that a profile only counts, by resource name."""
     lines = ["resources:", *(f"  {resource}: {{gpus: {count}}}" for resource, count in gpus.items())]
     parsed = profile.parse("\n".join(lines).encode(), "profile.yaml")
-    return {resource: tuple(gpu.uuid for gpu in found) for resource, found in parsed.items()}
+    return {resource: tuple(gpu.uuid for gpu in found.gpus) for resource, found in parsed.items()}
 
 
 def must(sentences: Sequence[str]) -> None:

@@ -187,7 +187,7 @@ def test_exceptions_that_nobody_can_raise_are_counted() -> None:
 
 def test_the_demo_s_profile_is_one() -> None:
     gpus = read(describe({3: "fell off the bus"}))
-    assert [(gpu.index, gpu.reason) for gpu in gpus if gpu.reason] == [(3, "fell off the bus")]
+    assert [(gpu.index, gpu.trouble.reason) for gpu in gpus if gpu.trouble] == [(3, "fell off the bus")]
     assert [gpu.uuid for gpu in gpus] == [gpu.uuid for gpu in read(describe({}))]
 
 

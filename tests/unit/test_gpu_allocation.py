@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from devices.gpu.allocation import preferred
 from devices.gpu.model import GPU
-from devices.model import Fault, Health, PreferredRequest, RefusedError
+from devices.model import Fault, PreferredRequest, RefusedError, Trouble
 
 
 def node_of(*numa: int | None, unhealthy: Sequence[int] = ()) -> dict[str, GPU]:
     """A node whose GPU ``g<i>`` sits on the i-th of the given NUMA nodes."""
     return {
-        f"g{i}": GPU(f"g{i}", i, i, place, Health.UNHEALTHY if i in unhealthy else Health.HEALTHY)
+        f"g{i}": GPU(f"g{i}", i, i, place, Trouble("too hot") if i in unhealthy else None)
         for i, place in enumerate(numa)
     }
 

@@ -6,13 +6,25 @@ import pytest
 
 from devices.gpu.answers import reached, visible_devices
 from devices.gpu.model import GPU, in_order, listing
-from devices.model import ContainerAnswer, Device, DeviceNode, Fault, Field, Health, Options, RefusedError, Sayable
+from devices.model import (
+    ContainerAnswer,
+    Device,
+    DeviceNode,
+    Fault,
+    Field,
+    Health,
+    Kind,
+    Options,
+    RefusedError,
+    Sayable,
+    Trouble,
+)
 
 GPUS = {
     gpu.uuid: gpu
     for gpu in (
         GPU("GPU-z", 0, 0, numa_node=0, device_nodes=("/dev/null", "/dev/zero")),
-        GPU("GPU-y", 1, 1, numa_node=1, health=Health.UNHEALTHY, reason="too hot", device_nodes=("/dev/null",)),
+        GPU("GPU-y", 1, 1, numa_node=1, trouble=Trouble("too hot"), device_nodes=("/dev/null",)),
         GPU("GPU-x", 2, 2),
     )
 }
@@ -117,9 +129,17 @@ def test_gpus_on_the_list() -> None:
         Device("GPU-y", Health.UNHEALTHY, (1,)),
         Device("GPU-x", Health.HEALTHY, ()),
     )
-    assert shown.reasons == {"GPU-y": "too hot"}
+    assert shown.troubles == {"GPU-y": Trouble("too hot")}
     assert shown.options == Options(pre_start_required=False, preferred_allocation=True)
     assert listing([*GPUS.values(), GPU("GPU-w", 3, 3, pre_start=True)]).options.pre_start_required
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_gpu_is_ill_by_any_trouble_but_an_applications(kind: Kind) -> None:
+    shown = listing([GPU("a", 0, 0, trouble=Trouble("hot", kind))], frozenset({"b"}), frozenset({"c"}))
+    assert shown.devices == (Device("a", Health.HEALTHY if kind is Kind.APPLICATION else Health.UNHEALTHY),)
+    assert shown.troubles == {"a": Trouble("hot", kind)}
+    assert (shown.recovered, shown.released) == (frozenset({"b"}), frozenset({"c"}))
 
 
 def test_order_is_by_index_and_strangers_come_last() -> None:

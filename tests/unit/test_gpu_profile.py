@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,18 @@ from hypothesis import strategies as st
 
 from devices.gpu import profile
 from devices.gpu.model import GPU
-from devices.gpu.profile import ProfileError, find, parse, read, shipped
-from devices.model import Health
+from devices.gpu.profile import Described, ProfileError, find, parse, read, shipped
+from devices.model import Health, Kind, Trouble
 
 
-def gpus(beneath: str) -> tuple[GPU, ...]:
+def described(beneath: str) -> Described:
     """Parse one resource, given what stands beneath its name, unindented."""
     indented = "".join(f"    {line}\n" for line in beneath.splitlines())
     return parse(f"resources:\n  nvidia.com/gpu:\n{indented}".encode(), "p.yaml")["nvidia.com/gpu"]
+
+
+def gpus(beneath: str) -> tuple[GPU, ...]:
+    return described(beneath).gpus
 
 
 def error(text: str | bytes) -> str:
@@ -49,9 +54,38 @@ def error(text: str | bytes) -> str:
 )
 def test_what_may_be_written(beneath: str, seen: list[tuple[int | None, str, tuple[str, ...]]]) -> None:
     found = gpus(beneath)
-    assert [(gpu.numa_node, gpu.reason, gpu.device_nodes) for gpu in found] == seen
+    assert [(gpu.numa_node, gpu.trouble.reason if gpu.trouble else "", gpu.device_nodes) for gpu in found] == seen
     assert [gpu.health is Health.UNHEALTHY for gpu in found] == [bool(reason) for _, reason, _ in seen]
     assert [gpu.index for gpu in found] == [gpu.minor for gpu in found] == list(range(len(seen)))
+
+
+@pytest.mark.parametrize(
+    ("beneath", "trouble"),
+    [
+        ("hot", Trouble("hot", Kind.RESTART_APP)),
+        ("{reason: hot}", Trouble("hot", Kind.RESTART_APP)),
+        *((f"{{reason: hot, kind: {kind.value}}}", Trouble("hot", kind)) for kind in Kind),
+    ],
+)
+def test_a_trouble_has_a_kind(beneath: str, trouble: Trouble) -> None:
+    assert [gpu.trouble for gpu in gpus(f"gpus: 2\nunhealthy: {{1: {beneath}}}")] == [None, trouble]
+
+
+@pytest.mark.parametrize(
+    ("beneath", "left", "named"),
+    [
+        ("recovered: [1]", "abc", Described((), recovered=frozenset("b"))),
+        ("released: [0, c]", "abc", Described((), released=frozenset("ac"))),
+        ("withdrawn: [1, b]", "ac", Described((), withdrawn=frozenset("b"))),
+        ("recovered:\nreleased:\nwithdrawn:", "abc", Described(())),
+        ("withdrawn: [0, 1, 2]\nunhealthy: {1: hot}", "", Described((), withdrawn=frozenset("abc"))),
+    ],
+)
+def test_gpus_are_named_by_index_or_uuid(beneath: str, left: str, named: Described) -> None:
+    found = described(f"gpus: [{{uuid: a}}, {{uuid: b}}, {{uuid: c}}]\n{beneath}")
+    assert [gpu.uuid for gpu in found.gpus] == list(left)
+    assert [gpu.index for gpu in found.gpus] == ["abc".index(uuid) for uuid in left]
+    assert replace(found, gpus=()) == named
 
 
 def test_what_holds_for_all_gpus_of_a_resource() -> None:
@@ -87,7 +121,7 @@ def test_what_holds_for_all_gpus_of_a_resource() -> None:
             "resources:\n  a/b:\n    gpus: 1\n    gpu: 2",
             (
                 "line 4: resources['a/b'].gpu: this key is unknown: write resource names, and beneath each 'gpus:' and, "
-                "where wanted, 'numa:', 'unhealthy:', 'cdi:' and 'pre_start:'"
+                "where wanted, 'numa:', 'unhealthy:', 'recovered:', 'released:', 'withdrawn:', 'cdi:' and 'pre_start:'"
             ),
         ),
         (
@@ -196,13 +230,45 @@ def test_what_holds_for_all_gpus_of_a_resource() -> None:
         (
             "resources:\n  a/b:\n    gpus: 2\n    unhealthy:\n      1:\n",
             (
-                "line 5: resources['a/b'].unhealthy[1]: expected text, got nothing: write index or UUID and the reason in 1 to "
-                "256 characters, such as '3: fell off the bus'"
+                "line 5: resources['a/b'].unhealthy[1]: expected text or a mapping, got nothing: write index or UUID and the "
+                "reason in 1 to 256 characters, such as '3: fell off the bus', or as '3: {reason: fell off the bus, kind: "
+                "reset-required}'"
             ),
         ),
         (
             "resources: {a/b: {gpus: 2, unhealthy: {1: ''}}}",
             "unhealthy[1]: expected text of length >= 1, got '': write",
+        ),
+        (
+            "resources:\n  a/b:\n    gpus: 2\n    unhealthy:\n      1:\n        reason: hot\n        kind: bad",
+            (
+                "line 7: resources['a/b'].unhealthy[1].kind: expected a kind of trouble, got 'bad': write application, "
+                "restart-app, reset-required, unknown"
+            ),
+        ),
+        (
+            "resources: {a/b: {gpus: 2, unhealthy: {1: {kind: unknown}}}}",
+            "unhealthy[1]: expected the key 'reason', got none: write index or UUID and the reason",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, unhealthy: {1: {reason: hot, since: 3}}}}",
+            "unhealthy[1].since: this key is unknown: write index or UUID",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, unhealthy: {1: 5}}}",
+            "unhealthy[1]: expected text or a mapping, got 5: write index",
+        ),
+        (
+            "resources:\n  a/b:\n    gpus: 2\n    withdrawn:\n    - 0\n    - 2",
+            "line 6: resources['a/b'].withdrawn[1]: expected the index (0 to 1) or UUID of a GPU of this resource, got 2",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, released: 1}}",
+            "released: expected a list or nothing, got 1: write indices or UUIDs, such as [3]",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, recovered: [x, null]}}",
+            "recovered[1]: expected a whole number or text, got nothing: write indices",
         ),
         (
             "resources: {a/b: {gpus: 2, unhealthy: [1]}}",
@@ -273,7 +339,7 @@ def test_uuids_are_the_same_at_each_start_and_differ_between_gpus() -> None:
     text = b"resources:\n  nvidia.com/gpu: {gpus: 3}\n  amd.com/gpu: {gpus: 3}\n"
     first, again = parse(text, "p.yaml"), parse(text, "p.yaml")
     assert first == again
-    ids = [gpu.uuid for found in first.values() for gpu in found]
+    ids = [gpu.uuid for found in first.values() for gpu in found.gpus]
     assert len(set(ids)) == 6
     # Written out, because a pod was given this one yesterday: it must never change.
     assert ids[0] == "GPU-57349805-55c8-5878-8754-9e15156c6182"
@@ -300,7 +366,10 @@ def test_shipped_profile(name: str, seen: dict[str, tuple[list[int | None], list
     assert not edited
     found = parse(read(path), name)
     assert {
-        resource: ([gpu.numa_node for gpu in there], [gpu.index for gpu in there if gpu.health is Health.UNHEALTHY])
+        resource: (
+            [gpu.numa_node for gpu in there.gpus],
+            [gpu.index for gpu in there.gpus if gpu.health is Health.UNHEALTHY],
+        )
         for resource, there in found.items()
     } == seen
 

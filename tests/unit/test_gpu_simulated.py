@@ -17,8 +17,8 @@ import structlog
 from devices import filewatch
 from devices.gpu.profile import ProfileError
 from devices.gpu.simulated import SimulatedSource
-from devices.model import ContainerRequest, Fault, Field, Health, PreferredRequest, RefusedError, Sayable
-from devices.source import DeviceSource, Inventory
+from devices.model import ContainerRequest, Fault, Field, Health, PreferredRequest, RefusedError, Sayable, Trouble
+from devices.source import DeviceSource, Fate, Inventory
 
 GUARD_S = 30
 """How long a test waits for what must come; no promise, only an end to waiting for what never does."""
@@ -161,7 +161,79 @@ async def test_an_edit_between_two_looks_is_not_missed(path: Path, watch: AsyncI
 async def test_reasons_come_along(path: Path, watch: AsyncIterator[Inventory]) -> None:
     in_place(path, text(2, "1: fell off the bus"))
     listing = (await anext(watch))[NAME]
-    assert listing.reasons == {listing.devices[1].id: "fell off the bus"}
+    assert listing.troubles == {listing.devices[1].id: Trouble("fell off the bus")}
+
+
+NONE = frozenset[int]()
+
+
+@pytest.mark.parametrize(
+    ("beneath", "seen", "recovered", "released"),
+    [
+        pytest.param("unhealthy: {1: {reason: hot, kind: application}}", "ooo", NONE, NONE, id="not ill"),
+        pytest.param("unhealthy: {1: {reason: hot, kind: reset-required}}", "oxo", NONE, NONE, id="ill"),
+        pytest.param("recovered: [1]", "ooo", {1}, NONE, id="reset"),
+        pytest.param("released: [2]", "ooo", NONE, {2}, id="released"),
+        pytest.param("withdrawn: [1]", "oo", NONE, NONE, id="withdrawn"),
+    ],
+)
+async def test_what_else_an_edit_can_say(
+    beneath: str, seen: str, recovered: set[int], released: set[int], path: Path, watch: AsyncIterator[Inventory]
+) -> None:
+    in_place(path, text(3))
+    ids = [device.id for device in (await anext(watch))[NAME].devices]
+    in_place(path, f"resources:\n  {NAME}:\n    gpus: 3\n    {beneath}\n")
+    inventory = await anext(watch)
+    assert shape(inventory) == seen
+    assert inventory[NAME].recovered == {ids[index] for index in recovered}
+    assert inventory[NAME].released == {ids[index] for index in released}
+
+
+@pytest.mark.parametrize(
+    ("content", "fate"),
+    [
+        pytest.param(text(1), Fate.LOST, id="no longer covered by gpus: lost"),
+        pytest.param(f"resources: {{{NAME}: {{gpus: 2, withdrawn: [1]}}}}", Fate.WITHDRAWN, id="withdrawn"),
+        pytest.param(f"resources: {{{NAME}: {{gpus: 2, withdrawn: [0]}}}}", Fate.LOST, id="another is withdrawn"),
+        pytest.param("resources: {a.com/b: {gpus: 2}}", Fate.WITHDRAWN, id="its resource is gone"),
+        pytest.param("resources: [", Fate.LOST, id="a wrong profile withdraws nothing"),
+    ],
+)
+async def test_what_became_of_a_gpu(content: str, fate: Fate, path: Path, log: Log) -> None:
+    source = SimulatedSource(str(path))
+    async with opened(source) as watch:
+        gone = (await anext(watch))[NAME].devices[1].id
+        assert (await logged(log))["event"] == "profile read"
+        following = asyncio.create_task(anext(watch))
+        in_place(path, content)
+        assert (await logged(log))["event"] in {"profile read", "profile rejected"}
+        assert source.fate(NAME, gone) is fate
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_a_lost_gpu_can_be_withdrawn_afterwards(path: Path) -> None:
+    """The inventory stays the same, and is told again: what it means has changed."""
+    source = SimulatedSource(str(path))
+    async with opened(source) as watch:
+        gone = (await anext(watch))[NAME].devices[1].id
+        in_place(path, text(1))
+        lost = await anext(watch)
+        assert source.fate(NAME, gone) is Fate.LOST
+        in_place(path, f"resources: {{{NAME}: {{gpus: 2, withdrawn: [1]}}}}")
+        assert await anext(watch) == lost
+        assert source.fate(NAME, gone) is Fate.WITHDRAWN
+
+
+async def test_a_second_watch_tells_at_once_what_is_known(path: Path) -> None:
+    source = SimulatedSource(str(path))
+    for _ in range(2):
+        async with opened(source) as watch:
+            assert await following(watch) == "oo"
+
+
+def test_before_the_first_look_nothing_is_withdrawn(path: Path) -> None:
+    assert SimulatedSource(str(path)).fate(NAME, "any") is Fate.LOST
 
 
 @pytest.mark.parametrize(

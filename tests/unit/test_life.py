@@ -2,27 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from devices import life
-from devices.life import Entry, State, judge, merge
-from devices.model import Device, Fault, Health, RefusedError
-from devices.source import Listing
+from devices.life import (
+    FIRST_DISCOVERY_S,
+    HELD_UNKNOWN_S,
+    LOST_FORGOTTEN_S,
+    Clock,
+    Entry,
+    Known,
+    Merged,
+    Spells,
+    State,
+    Sticky,
+    awaits_pre_start,
+    judge,
+    judge_pre_start,
+    merge,
+)
+from devices.model import Device, Fault, Health, Kind, RefusedError, Trouble
+from devices.source import Fate, Listing
 
 WELL, ILL = Health.HEALTHY, Health.UNHEALTHY
 RESOURCE = "nvidia.com/gpu"
+NOW, UNIX = 1000.0, 1e9
+HOUR = 3600.0
 
 
 def by_id(*entries: Entry) -> dict[str, Entry]:
     return {entry.device.id: entry for entry in entries}
 
 
+def at(now: float, *, unix: float | None = None, started: float = 0.0) -> Clock:
+    """A moment; the wall clock goes with the other one unless told otherwise."""
+    return Clock(now, UNIX + now - NOW if unix is None else unix, started)
+
+
+def look(known: Known, listing: Listing | None, now: float = NOW, before: Sequence[Entry] = (), **more: Any) -> Merged:
+    return merge(known, listing, by_id(*before), at(now), **more)
+
+
+def listed(*devices: Device, trouble: Trouble | None = None, **more: Any) -> Listing:
+    """A listing in which ``g``, if anything, has a trouble."""
+    return Listing(devices, troubles={} if trouble is None else {"g": trouble}, **more)
+
+
+G = Device("g", WELL, (1,))
+ANNOUNCED = Known({"g": G})
+GONE = Listing(())
+
+
+# The table.
+
+
 @pytest.mark.parametrize(
-    ("announced", "listed", "state", "health"),
+    ("state", "health", "allocate", "lenient", "held", "pre_start", "listed", "kept"),
+    [
+        (State.PRESENT, WELL, None, False, False, None, True, True),
+        (State.NOT_LOOKED_YET, None, None, False, False, Fault.FAILED_PRECONDITION, True, True),
+        (State.UNHEALTHY, ILL, Fault.FAILED_PRECONDITION, True, False, None, True, True),
+        (State.LOST, ILL, Fault.FAILED_PRECONDITION, False, False, None, True, True),
+        (State.WITHDRAWN, ILL, Fault.NOT_FOUND, False, True, None, False, False),
+        (State.CORDONED, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
+        (State.RELEASED, None, None, False, False, None, True, True),
+    ],
+)
+def test_row(
+    state: State,
+    health: Health | None,
+    allocate: Fault | None,
+    lenient: bool,
+    held: bool,
+    pre_start: Fault | None,
+    listed: bool,
+    kept: bool,
+) -> None:
+    row = life.TABLE[state]
+    assert (row.health, row.allocate, row.lenient, row.held) == (health, allocate, lenient, held)
+    assert (row.pre_start, row.listed, row.kept) == (pre_start, listed, kept)
+    assert bool(row.way_out) == (allocate is not None or pre_start is not None)
+
+
+def test_every_state_has_its_row() -> None:
+    assert set(life.TABLE) == set(State)
+
+
+# What the backend sees.
+
+
+@pytest.mark.parametrize(
+    ("announced", "seen", "state", "health"),
     [
         pytest.param(None, WELL, State.PRESENT, WELL, id="new"),
         pytest.param(WELL, WELL, State.PRESENT, WELL, id="still there"),
@@ -35,35 +111,413 @@ def by_id(*entries: Entry) -> dict[str, Entry]:
     ],
 )
 def test_a_device_that_was_looked_for(
-    announced: Health | None, listed: Health | None, state: State, health: Health
+    announced: Health | None, seen: Health | None, state: State, health: Health
 ) -> None:
-    known = {} if announced is None else {"g": Device("g", announced, (1,))}
-    seen = Listing(() if listed is None else (Device("g", listed, (1,)),), reasons={"g": "because"} if listed else {})
-    (entry,) = merge(known, seen, {}, 100.0)
+    known = Known({} if announced is None else {"g": Device("g", announced, (1,))})
+    listing = listed(*([] if seen is None else [Device("g", seen, (1,))]))
+    [entry] = look(known, listing).entries
     assert (entry.device, entry.state) == (Device("g", health, (1,)), state)
-    assert entry.reason == ("because" if listed else "the backend no longer finds it")
+    assert entry.reason == ("" if seen else "the backend no longer finds it")
+
+
+@pytest.mark.parametrize("health", Health)
+@pytest.mark.parametrize(
+    ("kind", "state", "reason", "remembered"),
+    [
+        (Kind.APPLICATION, State.PRESENT, "hot", False),
+        (Kind.RESTART_APP, State.UNHEALTHY, "hot", False),
+        (Kind.RESET_REQUIRED, State.UNHEALTHY, "hot; so until it is reset, the node reboots or an operator", True),
+        (Kind.UNKNOWN, State.UNHEALTHY, "hot; so until it is reset, the node reboots or an operator", True),
+    ],
+)
+def test_the_kind_of_a_trouble_decides(kind: Kind, state: State, reason: str, remembered: bool, health: Health) -> None:
+    """Whatever the device's own health says beside it."""
+    trouble = Trouble("hot", kind)
+    merged = look(Known({}, "boot"), listed(Device("g", health), trouble=trouble))
+    [entry] = merged.entries
+    assert (entry.state, entry.kind, entry.reason.startswith(reason)) == (state, kind, True)
+    assert merged.sticky == ({"g": Sticky(trouble, UNIX, "boot")} if remembered else {})
+
+
+def test_a_kind_of_a_release_to_come_is_unknown() -> None:
+    assert [Kind.named(kind.value) for kind in Kind] == list(Kind)
+    assert Kind.named("replace-the-fan") is Kind.UNKNOWN
+
+
+RESET, RIDDLE, RESTART = (Trouble("hot", kind) for kind in (Kind.RESET_REQUIRED, Kind.UNKNOWN, Kind.RESTART_APP))
+
+
+@pytest.mark.parametrize(
+    ("remembered", "boot", "listing", "state", "left"),
+    [
+        pytest.param(RESET, "this", listed(G), State.UNHEALTHY, RESET, id="well again by itself: ill all the same"),
+        pytest.param(RIDDLE, "this", listed(G), State.UNHEALTHY, RIDDLE, id="unknown: as well"),
+        pytest.param(RESET, "that", listed(G), State.PRESENT, None, id="the node rebooted"),
+        pytest.param(RESET, "that", listed(G, trouble=RESET), State.UNHEALTHY, RESET, id="rebooted, and ill again"),
+        pytest.param(RESET, "this", listed(G, recovered=frozenset("g")), State.PRESENT, None, id="it was reset"),
+        pytest.param(
+            RESET, "this", listed(G, recovered=frozenset("h")), State.UNHEALTHY, RESET, id="another was reset"
+        ),
+        pytest.param(
+            RESET,
+            "this",
+            listed(G, trouble=RIDDLE, recovered=frozenset("g")),
+            State.UNHEALTHY,
+            RIDDLE,
+            id="reset, and ill again",
+        ),
+        pytest.param(
+            RESET, "this", listed(G, trouble=RESTART), State.UNHEALTHY, RESET, id="a lesser trouble beside it"
+        ),
+        pytest.param(RESET, "this", listed(G, trouble=RIDDLE), State.UNHEALTHY, RIDDLE, id="another trouble instead"),
+        pytest.param(None, "this", listed(G), State.PRESENT, None, id="forgotten by an operator"),
+        pytest.param(RESET, "this", GONE, State.LOST, RESET, id="lost in the meantime: remembered for its return"),
+        pytest.param(RESET, "this", None, State.UNHEALTHY, RESET, id="not looked yet: ill from memory"),
+        pytest.param(RESET, "that", None, State.NOT_LOOKED_YET, None, id="rebooted, not looked yet"),
+    ],
+)
+def test_a_trouble_that_must_be_remembered(
+    remembered: Trouble | None, boot: str, listing: Listing | None, state: State, left: Trouble | None
+) -> None:
+    known = Known({"g": G}, "this", sticky={} if remembered is None else {"g": Sticky(remembered, 5.0, boot)})
+    merged = merge(known, listing, {}, at(10.0))
+    [entry] = merged.entries
+    assert entry.state is state
+    assert {device_id: row.trouble for device_id, row in merged.sticky.items()} == ({} if left is None else {"g": left})
+    assert all(row.boot_id == "this" for row in merged.sticky.values())
+
+
+def test_a_trouble_is_remembered_since_it_began() -> None:
+    known = Known({"g": G}, "this", sticky={"g": Sticky(RESET, 5.0, "this")})
+    assert look(known, listed(G, trouble=RIDDLE)).sticky == {"g": Sticky(RIDDLE, 5.0, "this")}
+
+
+# What the backend doesn't see.
 
 
 @pytest.mark.parametrize("health", Health)
 def test_before_the_first_look_the_list_says_what_it_said_last(health: Health) -> None:
-    (entry,) = merge({"g": Device("g", health, (1,))}, None, {}, 100.0)
+    [entry] = look(Known({"g": Device("g", health, (1,))}), None, 100.0).entries
     assert (entry.device, entry.state, entry.since) == (Device("g", health, (1,)), State.NOT_LOOKED_YET, None)
 
 
 def test_an_empty_listing_is_not_the_same_as_none() -> None:
-    (entry,) = merge({"g": Device("g")}, Listing(()), {}, 100.0)
+    [entry] = look(ANNOUNCED, GONE, 100.0).entries
     assert entry.state is State.LOST
 
 
-def test_order_is_that_of_the_backend_then_the_lost_ones_by_id() -> None:
-    announced = {name: Device(name) for name in ("z", "c", "a", "b")}
-    merged = merge(announced, Listing((Device("c"), Device("new"), Device("b"))), {}, 0.0)
-    assert [entry.device.id for entry in merged] == ["c", "new", "b", "a", "z"]
-    assert [entry.device.id for entry in merge(announced, None, {}, 0.0)] == ["a", "b", "c", "z"]
+@pytest.mark.parametrize(
+    ("grace", "now", "listing", "before", "state"),
+    [
+        pytest.param(0, FIRST_DISCOVERY_S - 1, None, None, State.NOT_LOOKED_YET, id="the first look may take a while"),
+        pytest.param(0, FIRST_DISCOVERY_S, None, State.NOT_LOOKED_YET, State.UNHEALTHY, id="but not for ever"),
+        pytest.param(0, FIRST_DISCOVERY_S + 9, None, State.UNHEALTHY, State.UNHEALTHY, id="and it stays so"),
+        pytest.param(0, 1, GONE, State.NOT_LOOKED_YET, State.LOST, id="what isn't found at the first look is lost"),
+        pytest.param(0, FIRST_DISCOVERY_S, listed(G), State.UNHEALTHY, State.PRESENT, id="a late look"),
+        pytest.param(60, 59, None, State.NOT_LOOKED_YET, State.NOT_LOOKED_YET, id="grace"),
+        pytest.param(60, 60, None, State.NOT_LOOKED_YET, State.UNHEALTHY, id="grace is the bound, where it is shorter"),
+        pytest.param(900, 899, None, State.NOT_LOOKED_YET, State.NOT_LOOKED_YET, id="and where it is longer"),
+        pytest.param(60, 59, GONE, None, State.NOT_LOOKED_YET, id="grace: it may still turn up"),
+        pytest.param(60, 59, GONE, State.NOT_LOOKED_YET, State.NOT_LOOKED_YET, id="grace: still"),
+        pytest.param(60, 60, GONE, State.NOT_LOOKED_YET, State.LOST, id="grace is over"),
+        pytest.param(60, 59, GONE, State.PRESENT, State.LOST, id="grace is not for what was there and went"),
+    ],
+)
+def test_the_first_discovery_is_bounded(
+    grace: float, now: float, listing: Listing | None, before: State | None, state: State
+) -> None:
+    last = [] if before is None else [Entry(G, before)]
+    merged = look(ANNOUNCED, listing, now, last, grace=grace)
+    [entry] = merged.entries
+    assert entry.state is state
+    assert merged.again_at == (grace or FIRST_DISCOVERY_S if state is State.NOT_LOOKED_YET else None)
+    assert awaits_pre_start(merged.entries) == (state is State.NOT_LOOKED_YET)
+
+
+def test_nobody_looked_in_time_is_said() -> None:
+    [entry] = look(ANNOUNCED, None, FIRST_DISCOVERY_S).entries
+    assert entry.reason == "the backend hasn't reported within 300 s of the start"
+
+
+def test_a_withdrawn_device_gets_no_grace() -> None:
+    known = replace(ANNOUNCED, held=frozenset(), fates={"g": Fate.WITHDRAWN})
+    assert look(known, GONE, 1.0, grace=60).dropped == {"g"}
+
+
+def test_a_device_that_was_ill_in_this_boot_gets_no_grace() -> None:
+    known = Known({"g": G}, "this", sticky={"g": Sticky(RESET, 5.0, "this")})
+    before = look(known, None, 1.0, grace=60).entries
+    for last in ((), before):
+        assert [entry.state for entry in look(known, GONE, 2.0, last, grace=60).entries] == [State.LOST]
+
+
+@pytest.mark.parametrize("before", [None, *State])
+@pytest.mark.parametrize(
+    ("fate", "held", "state"),
+    [
+        pytest.param(None, {"g"}, State.LOST, id="nobody says where it went: lost"),
+        pytest.param(None, set(), State.LOST, id="nobody says where it went, and nobody holds it: lost"),
+        pytest.param(Fate.LOST, None, State.LOST, id="lost"),
+        pytest.param(Fate.LOST, set(), State.LOST, id="lost, and nobody holds it"),
+        pytest.param(Fate.WITHDRAWN, set(), None, id="withdrawn: dropped at once"),
+        pytest.param(Fate.WITHDRAWN, {"h"}, None, id="withdrawn, another is held: dropped at once"),
+        pytest.param(Fate.WITHDRAWN, {"g"}, State.WITHDRAWN, id="withdrawn, but held"),
+        pytest.param(Fate.WITHDRAWN, None, State.WITHDRAWN, id="withdrawn, and who holds it isn't known"),
+    ],
+)
+def test_a_device_that_went(
+    fate: Fate | None, held: Collection[str] | None, state: State | None, before: State | None
+) -> None:
+    """Whatever it was before."""
+    known = replace(
+        ANNOUNCED, held=None if held is None else frozenset(held), fates={} if fate is None else {"g": fate}
+    )
+    merged = look(known, GONE, before=[] if before is None else [Entry(G, before, beneath=Entry(G, State.PRESENT))])
+    assert [entry.state for entry in merged.entries] == ([] if state is None else [state])
+    assert all(entry.device == Device("g", ILL, (1,)) for entry in merged.entries)
+    assert merged.dropped == ({"g"} if state is None else set())
 
 
 @pytest.mark.parametrize(
-    ("announced", "before", "listed", "since"),
+    ("looks", "left"),
+    [
+        pytest.param([(0, None), (HELD_UNKNOWN_S - 1, None)], True, id="within the bound"),
+        pytest.param([(0, None), (HELD_UNKNOWN_S, None)], False, id="after it"),
+        pytest.param([(0, None), (1, {"g"}), (HELD_UNKNOWN_S, {"g"})], True, id="held: without end"),
+        pytest.param([(0, None), (1, {"g"}), (HELD_UNKNOWN_S, None)], True, id="held, then unknown: begins anew"),
+        pytest.param([(0, {"g"}), (1, None), (HELD_UNKNOWN_S + 1, None)], False, id="held, then unknown for too long"),
+        pytest.param([(0, None), (1, set())], False, id="nobody holds it"),
+        pytest.param([(0, {"g"}), (1, set())], False, id="nobody holds it any more"),
+    ],
+)
+def test_a_withdrawn_device_whose_holder_cannot_be_seen(
+    looks: Sequence[tuple[float, Collection[str] | None]], left: bool
+) -> None:
+    merged = look(ANNOUNCED, listed(G), 0.0)
+    for now, held in looks:
+        known = replace(ANNOUNCED, held=None if held is None else frozenset(held), fates={"g": Fate.WITHDRAWN})
+        merged = look(known, GONE, now, merged.entries)
+    assert bool(merged.entries) == left
+    assert merged.dropped == (set() if left else {"g"})
+
+
+@pytest.mark.parametrize(
+    ("since", "held", "listing", "states", "kept"),
+    [
+        pytest.param(None, set(), GONE, [State.LOST], UNIX, id="lost now"),
+        pytest.param(UNIX - LOST_FORGOTTEN_S + 1, set(), GONE, [State.LOST], UNIX - LOST_FORGOTTEN_S + 1, id="not yet"),
+        pytest.param(UNIX - LOST_FORGOTTEN_S, set(), GONE, [], None, id="after 30 days"),
+        pytest.param(
+            UNIX - LOST_FORGOTTEN_S, {"g"}, GONE, [State.LOST], UNIX - LOST_FORGOTTEN_S, id="never while held"
+        ),
+        pytest.param(
+            UNIX - LOST_FORGOTTEN_S, None, GONE, [State.LOST], UNIX - LOST_FORGOTTEN_S, id="nor while unknown"
+        ),
+        pytest.param(UNIX + HOUR, set(), GONE, [State.LOST], UNIX + HOUR, id="the wall clock went back"),
+        pytest.param(UNIX - 9, set(), listed(G), [State.PRESENT], None, id="it is back"),
+        pytest.param(UNIX - 9, set(), None, [State.NOT_LOOKED_YET], UNIX - 9, id="not looked yet: remembered"),
+    ],
+)
+def test_a_lost_device_is_forgotten_in_the_end(
+    since: float | None,
+    held: Collection[str] | None,
+    listing: Listing | None,
+    states: list[State],
+    kept: float | None,
+) -> None:
+    known = replace(
+        ANNOUNCED,
+        held=None if held is None else frozenset(held),
+        lost_since={} if since is None else {"g": since},
+    )
+    merged = merge(known, listing, {}, Clock(NOW, UNIX, NOW))
+    assert [entry.state for entry in merged.entries] == states
+    assert merged.lost_since == ({} if kept is None else {"g": kept})
+    assert merged.dropped == (set() if states else {"g"})
+    if states == [State.LOST] and held == set():
+        assert merged.again_at == NOW + (kept or 0.0) + LOST_FORGOTTEN_S - UNIX
+
+
+# Cordons and releases.
+
+
+@pytest.mark.parametrize(
+    ("listing", "beneath", "reason"),
+    [
+        pytest.param(listed(G), State.PRESENT, "ticket 7", id="well"),
+        pytest.param(
+            listed(G, trouble=Trouble("hot", Kind.APPLICATION)),
+            State.PRESENT,
+            "ticket 7; without the cordon: present, hot",
+            id="well, with a remark",
+        ),
+        pytest.param(
+            listed(G, trouble=RESTART), State.UNHEALTHY, "ticket 7; without the cordon: unhealthy, hot", id="ill"
+        ),
+        pytest.param(GONE, State.LOST, "ticket 7; without the cordon: lost, the backend no longer finds it", id="lost"),
+        pytest.param(
+            None,
+            State.NOT_LOOKED_YET,
+            "ticket 7; without the cordon: not looked yet, announced before a restart, and the backend hasn't reported yet",
+            id="not looked yet",
+        ),
+        pytest.param(
+            listed(G, released=frozenset("g")),
+            State.RELEASED,
+            "ticket 7; without the cordon: released, nobody looks at it now: the last list stays",
+            id="released",
+        ),
+    ],
+)
+def test_a_cordon_wins_and_what_it_covers_is_said(listing: Listing | None, beneath: State, reason: str) -> None:
+    known = replace(ANNOUNCED, cordons={"g": "ticket 7", "another": "ticket 8"})
+    [entry] = look(known, listing, 100.0).entries
+    assert (entry.device, entry.state, entry.reason) == (Device("g", ILL, (1,)), State.CORDONED, reason)
+    assert entry.beneath is not None
+    assert entry.beneath.state is beneath
+    [again] = look(ANNOUNCED, listing, 200.0, [entry]).entries
+    assert (again.state, again.beneath) == (beneath, entry.beneath.beneath)
+
+
+def test_a_cordon_keeps_no_withdrawn_device() -> None:
+    known = replace(ANNOUNCED, cordons={"g": "x"}, held=frozenset(), fates={"g": Fate.WITHDRAWN})
+    assert look(known, GONE).entries == ()
+
+
+@pytest.mark.parametrize(
+    ("announced", "last", "listing", "health", "beneath"),
+    [
+        pytest.param(WELL, State.PRESENT, GONE, WELL, State.PRESENT, id="can't be seen: as well as it was"),
+        pytest.param(WELL, State.PRESENT, listed(G, trouble=RESET), WELL, State.PRESENT, id="a trouble doesn't count"),
+        pytest.param(WELL, State.UNHEALTHY, listed(G), ILL, State.UNHEALTHY, id="ill: stays ill"),
+        pytest.param(WELL, State.LOST, listed(G), ILL, State.LOST, id="lost: stays lost"),
+        pytest.param(WELL, None, GONE, WELL, State.NOT_LOOKED_YET, id="a restart meanwhile: as announced"),
+        pytest.param(ILL, None, GONE, ILL, State.NOT_LOOKED_YET, id="a restart meanwhile: ill as announced"),
+        pytest.param(None, None, listed(G), WELL, State.PRESENT, id="never seen before: its first look stays"),
+        pytest.param(None, None, listed(G, trouble=RESTART), ILL, State.UNHEALTHY, id="never seen before, and ill"),
+    ],
+)
+def test_of_a_released_device_the_last_list_stays(
+    announced: Health | None, last: State | None, listing: Listing, health: Health, beneath: State
+) -> None:
+    known = Known({} if announced is None else {"g": Device("g", announced)}, fates={"g": Fate.WITHDRAWN})
+    shown = None if last is None else Entry(Device("g", health), last, "so it was", since=7.0)
+    released = replace(listing, released=frozenset("g"))
+    merged = look(known, released, before=[] if shown is None else [shown])
+    [entry] = merged.entries
+    assert (entry.device.health, entry.state, merged.sticky) == (health, State.RELEASED, {})
+    assert entry.beneath is not None
+    assert entry.beneath.state is beneath
+    if shown is not None:
+        assert (entry.beneath, entry.since) == (shown, 7.0)
+    assert look(known, released, NOW + 1, merged.entries).entries == merged.entries
+
+
+def test_a_reset_of_a_released_device_counts() -> None:
+    known = Known({"g": G}, "this", sticky={"g": Sticky(RESET, 5.0, "this")})
+    before = look(known, listed(G)).entries
+    during = look(known, listed(G, released=frozenset("g"), recovered=frozenset("g")), before=before)
+    assert ([entry.device.health for entry in during.entries], during.sticky) == ([ILL], {})
+    after = look(replace(known, sticky=during.sticky), listed(G), before=during.entries)
+    assert [entry.state for entry in after.entries] == [State.PRESENT]
+
+
+# Spells of illness.
+
+
+@pytest.mark.parametrize(
+    ("script", "count", "hold"),
+    [
+        pytest.param("", 0, 0, id="never ill"),
+        pytest.param("x", 1, 0, id="ill"),
+        pytest.param("xxxx", 1, 0, id="ill for long: once"),
+        pytest.param("xo", 1, 0, id="once"),
+        pytest.param("xoxo", 2, 0, id="twice"),
+        pytest.param("xoxoxo", 3, 60, id="a third time"),
+        pytest.param("xoxoxoxo", 4, 120, id="twice as long"),
+        pytest.param("xo" * 9, 9, HOUR, id="an hour at most"),
+        pytest.param("xo" * 5000, 5000, HOUR, id="for ever"),
+        pytest.param("xoxo" + "-" * 9 + "x", 1, 0, id="well for long: forgotten"),
+        pytest.param("xoxo" + "-" * 8 + "x", 3, 60, id="well, but not for long"),
+        pytest.param("xoxoxo" + "-" * 9 + "x", 4, 120, id="being held back isn't being well"),
+        pytest.param("xoxoxo" + "-" * 10 + "x", 1, 0, id="held back, then well for long"),
+    ],
+)
+def test_spells(script: str, count: int, hold: float) -> None:
+    """A minute for each character: ``x`` ill, ``o`` well, ``-`` as before."""
+    spells, ill = Spells(), False
+    for minute, character in enumerate(script):
+        ill = {"x": True, "o": False}.get(character, ill)
+        spells = spells.after(ill=ill, now=minute * 60.0)
+    assert (spells.count, spells.hold) == (count, hold)
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        pytest.param("oooxxooo", "oooxxooo", id="once: back at once"),
+        pytest.param("oxoxoooo", "oxoxoooo", id="twice: back at once"),
+        pytest.param("xoxoxooooo", "xoxoxxxooo", id="a third time: well for a minute first"),
+        pytest.param("xoxoxoxooooo", "xoxoxxxxxxxo", id="ill while held back: for two"),
+        pytest.param("xoxoxrooooo", "xoxoxoooooo", id="a reset ends it at once"),
+        pytest.param("xoxoxr" + "xo" * 2, "xoxoxo" + "xo" * 2, id="a reset begins the count anew"),
+        pytest.param("apapapap", "oooooooo", id="what an application does never counts"),
+        pytest.param("xoxoxo  ooo", "xoxoxxxxooo", id="vanished while held back"),
+    ],
+)
+def test_a_device_that_keeps_falling_ill_is_held_back(script: str, shown: str) -> None:
+    """Half a minute for each character: ``x`` ill, ``o`` well, ``r`` well and reset, ``a`` an application's, `` `` gone."""
+    entries: Sequence[Entry] = ()
+    seen = ""
+    for number, character in enumerate(script):
+        trouble = {"x": RESTART, "a": Trouble("exit 1", Kind.APPLICATION)}.get(character)
+        recovered = frozenset("g") if character == "r" else frozenset[str]()
+        devices = () if character == " " else (G,)
+        merged = look(ANNOUNCED, listed(*devices, trouble=trouble, recovered=recovered), number * 30.0, entries)
+        entries = merged.entries
+        held_back = character == "o" and entries[0].device.health is ILL
+        assert held_back == (merged.again_at is not None)
+        seen += "o" if entries[0].device.health is WELL else "x"
+    assert seen == shown
+
+
+def test_what_is_held_back_comes_back_when_it_was_told() -> None:
+    before: Sequence[Entry] = [Entry(G, State.UNHEALTHY, spells=Spells(4))]
+    merged = look(ANNOUNCED, listed(G), 100.0, before)
+    [entry] = merged.entries
+    assert (entry.state, entry.reason, entry.until, merged.again_at) == (
+        State.UNHEALTHY,
+        "it fell ill 4 times in a row, and must first be well for 120 s",
+        220.0,
+        220.0,
+    )
+    assert look(ANNOUNCED, listed(G), 150.0, merged.entries).entries == merged.entries
+    [entry] = look(ANNOUNCED, listed(G), 220.0, merged.entries).entries
+    assert (entry.state, entry.reason, entry.until) == (State.PRESENT, "", None)
+
+
+@pytest.mark.parametrize("over", ["cordon", "release"])
+def test_spells_are_counted_on_beneath(over: str) -> None:
+    known = replace(ANNOUNCED, cordons={"g": "x"}) if over == "cordon" else ANNOUNCED
+    released = frozenset("g") if over == "release" else frozenset[str]()
+    before: Sequence[Entry] = [Entry(G, State.UNHEALTHY, spells=Spells(4))]
+    covered = look(known, listed(G, released=released), 100.0, before)
+    [entry] = look(ANNOUNCED, listed(G), 110.0, covered.entries).entries
+    assert (entry.state, entry.spells.count) == (State.UNHEALTHY, 4)
+
+
+# The list as a whole.
+
+
+def test_order_is_that_of_the_backend_then_the_others_by_id() -> None:
+    known = Known({name: Device(name) for name in ("z", "c", "a", "b")})
+    merged = look(known, Listing((Device("c"), Device("new"), Device("b"))))
+    assert [entry.device.id for entry in merged.entries] == ["c", "new", "b", "a", "z"]
+    assert [entry.device.id for entry in look(known, None).entries] == ["a", "b", "c", "z"]
+
+
+@pytest.mark.parametrize(
+    ("announced", "before", "seen", "since"),
     [
         pytest.param(None, None, WELL, 100.0, id="new: now"),
         pytest.param(WELL, None, WELL, None, id="as before the restart: unknown"),
@@ -79,92 +533,230 @@ def test_order_is_that_of_the_backend_then_the_lost_ones_by_id() -> None:
     ],
 )
 def test_since_when(
-    announced: Health | None, before: tuple[Health, float | None] | None, listed: Health | None, since: float | None
+    announced: Health | None, before: tuple[Health, float | None] | None, seen: Health | None, since: float | None
 ) -> None:
-    known = {} if announced is None else {"g": Device("g", announced)}
-    previous = {} if before is None else by_id(Entry(Device("g", before[0]), State.PRESENT, since=before[1]))
-    (entry,) = merge(known, Listing(() if listed is None else (Device("g", listed),)), previous, 100.0)
+    known = Known({} if announced is None else {"g": Device("g", announced)})
+    last = [] if before is None else [Entry(Device("g", before[0]), State.PRESENT, since=before[1])]
+    [entry] = look(known, listed(*([] if seen is None else [Device("g", seen)])), 100.0, last).entries
     assert entry.since == since
 
 
-devices = st.dictionaries(
-    st.sampled_from("abcdefgh"), st.tuples(st.sampled_from(Health), st.sampled_from([(), (0,), (1,)])), max_size=8
-).map(lambda found: {name: Device(name, *facts) for name, facts in found.items()})
+def test_since_when_a_cordon() -> None:
+    cordoned = replace(ANNOUNCED, cordons={"g": "x"})
+    steps = [(10.0, cordoned, listed(G)), (20.0, cordoned, listed(G, trouble=RESTART)), (30.0, cordoned, listed(G))]
+    entries: Sequence[Entry] = [Entry(G, State.PRESENT, since=5.0)]
+    for now, known, listing in steps:
+        entries = look(known, listing, now, entries).entries
+        assert (entries[0].state, entries[0].since) == (State.CORDONED, 10.0)
+    [entry] = look(ANNOUNCED, listed(G), 40.0, entries).entries
+    assert (entry.state, entry.since) == (State.PRESENT, 40.0)
 
 
-@given(devices, st.none() | devices)
-def test_nothing_announced_is_ever_dropped_and_nothing_else_is_added(
-    announced: Mapping[str, Device], listed: Mapping[str, Device] | None
+NAMES = st.sampled_from("abcdef")
+SOME = st.frozensets(NAMES)
+DEVICES = st.dictionaries(NAMES, st.tuples(st.sampled_from(Health), st.sampled_from([(), (0,), (1,)]))).map(
+    lambda found: {name: Device(name, *facts) for name, facts in found.items()}
+)
+TROUBLES = st.dictionaries(NAMES, st.builds(Trouble, st.sampled_from(["", "hot", "cold"]), st.sampled_from(Kind)))
+LISTINGS = st.none() | st.builds(
+    lambda devices, troubles, recovered, released: Listing(
+        tuple(devices.values()), troubles=troubles, recovered=recovered, released=released
+    ),
+    DEVICES,
+    TROUBLES,
+    SOME,
+    SOME,
+)
+KNOWN = st.builds(
+    Known,
+    DEVICES,
+    boot_id=st.sampled_from(["this", "that"]),
+    cordons=st.dictionaries(NAMES, st.sampled_from(["x", "y"])),
+    sticky=st.dictionaries(
+        NAMES,
+        st.builds(
+            Sticky,
+            st.builds(Trouble, st.just("old"), st.sampled_from([Kind.RESET_REQUIRED, Kind.UNKNOWN])),
+            st.floats(0, UNIX),
+            st.sampled_from(["this", "that"]),
+        ),
+    ),
+    held=st.none() | SOME,
+    fates=st.dictionaries(NAMES, st.sampled_from(Fate)),
+    lost_since=st.dictionaries(NAMES, st.floats(0, 2 * UNIX)),
+)
+CLOCKS = st.builds(Clock, st.floats(0, 1e7), st.floats(0, 2 * UNIX), st.sampled_from([0.0, 1e6]))
+STEPS = st.lists(st.tuples(KNOWN, LISTINGS, CLOCKS), min_size=1, max_size=5)
+
+
+def played(steps: Sequence[tuple[Known, Listing | None, Clock]], grace: float) -> tuple[Merged, Mapping[str, Entry]]:
+    """Merge step by step, whatever is known at each of them; give the last merge and the entries before it."""
+    *earlier, (known, listing, clock) = steps
+    before = by_id(*played(earlier, grace)[0].entries) if earlier else {}
+    return merge(known, listing, before, clock, grace), before
+
+
+@given(STEPS, st.sampled_from([0.0, 60.0]))
+def test_whatever_comes_there_is_one_answer_for_each_device(
+    steps: list[tuple[Known, Listing | None, Clock]], grace: float
 ) -> None:
-    merged = merge(announced, None if listed is None else Listing(tuple(listed.values())), {}, 0.0)
-    found = [entry.device.id for entry in merged]
+    merged, _ = played(steps, grace)
+    known, listing, clock = steps[-1]
+    seen = {} if listing is None else {device.id: device for device in listing.devices}
+    found = [entry.device.id for entry in merged.entries]
     assert len(found) == len(set(found))
-    assert set(found) == announced.keys() | (listed or {}).keys()
-    for entry in merged:
-        source = listed if listed is not None and entry.device.id in listed else announced
-        assert entry.device.numa_nodes == source[entry.device.id].numa_nodes
-        healthy = listed is not None and entry.device.id in listed and listed[entry.device.id].health is WELL
-        if listed is not None:
-            assert entry.device.health is (WELL if healthy else ILL)
+    assert set(found) | merged.dropped == known.announced.keys() | seen.keys()
+    assert set(found).isdisjoint(merged.dropped)
+    assert seen.keys() <= set(found), "what the backend lists never vanishes"
+    assert (known.held or frozenset()).isdisjoint(merged.dropped), "what is held is never dropped"
+    lost = {device_id for device_id, fate in known.fates.items() if fate is Fate.LOST}
+    young = {device_id for device_id in lost if clock.unix - known.lost_since.get(device_id, clock.unix) < 1.0}
+    assert young.isdisjoint(merged.dropped), "what was lost only now is never dropped"
+    assert merged.again_at is None or merged.again_at >= clock.now
+    for entry in merged.entries:
+        says = life.TABLE[entry.state].health
+        assert says is None or entry.device.health is says
+        assert (entry.state is State.CORDONED) == (entry.device.id in known.cordons)
 
 
-@given(devices, devices)
-def test_merging_again_changes_nothing(announced: Mapping[str, Device], listed: Mapping[str, Device]) -> None:
-    listing = Listing(tuple(listed.values()))
-    once = merge(announced, listing, {}, 0.0)
-    assert merge({entry.device.id: entry.device for entry in once}, listing, by_id(*once), 50.0) == once
+@given(STEPS, st.sampled_from([0.0, 60.0]))
+def test_merging_again_changes_nothing(steps: list[tuple[Known, Listing | None, Clock]], grace: float) -> None:
+    once, _ = played(steps, grace)
+    known, listing, clock = steps[-1]
+    announced = {entry.device.id: entry.device for entry in once.entries}
+    remembered = replace(known, announced=announced, sticky=once.sticky, lost_since=once.lost_since)
+    again = merge(remembered, listing, by_id(*once.entries), clock, grace)
+    assert again == replace(once, dropped=frozenset())
+
+
+@given(STEPS)
+def test_what_happens_to_others_does_not_matter(steps: list[tuple[Known, Listing | None, Clock]]) -> None:
+    """One resource's hundred devices are a hundred times one device."""
+    merged, before = played(steps, 0.0)
+    known, listing, clock = steps[-1]
+    for name in known.announced.keys() | {entry.device.id for entry in merged.entries}:
+        alone = None if listing is None else replace(listing, devices=tuple(d for d in listing.devices if d.id == name))
+        announced = {name: known.announced[name]} if name in known.announced else {}
+        single = merge(replace(known, announced=announced), alone, before, clock)
+        assert single.entries == tuple(entry for entry in merged.entries if entry.device.id == name)
 
 
 def test_ten_thousand_devices() -> None:
-    announced = {f"g{i}": Device(f"g{i}") for i in range(10_000)}
-    merged = merge(announced, Listing(tuple(list(announced.values())[5000:])), {}, 0.0)
-    assert sum(entry.state is State.LOST for entry in merged) == 5000
-    well = tuple(entry.device.id for entry in merged if entry.state is State.PRESENT)
-    assert judge(RESOURCE, well, by_id(*merged), now=0.0) == ()
+    known = Known({f"g{i}": Device(f"g{i}") for i in range(10_000)})
+    merged = look(known, Listing(tuple(list(known.announced.values())[5000:])))
+    assert sum(entry.state is State.LOST for entry in merged.entries) == 5000
+    well = tuple(entry.device.id for entry in merged.entries if entry.state is State.PRESENT)
+    assert judge(RESOURCE, well, by_id(*merged.entries), now=0.0) == ()
 
 
-NOW = 100.0
+# Allocate and PreStartContainer.
 
 
-def entry(state: State, since: float | None = 0.0, health: Health = ILL) -> Entry:
-    return Entry(Device("g", life.TABLE[state].health or health), state, "because", since)
+def entry(state: State, since: float | None = 0.0, health: Health = ILL, beneath: Entry | None = None) -> Entry:
+    return Entry(Device("g", life.TABLE[state].health or health), state, "because", since, beneath=beneath)
+
+
+def over(state: State, beneath: State, since: float | None = 0.0) -> Entry:
+    return entry(state, since, beneath=entry(beneath))
 
 
 @pytest.mark.parametrize(
-    ("known", "again", "verdict"),
+    ("known", "who", "verdict"),
     [
-        pytest.param(entry(State.PRESENT), False, "served", id="present"),
-        pytest.param(entry(State.PRESENT), True, "served", id="present, handed out before"),
-        pytest.param(entry(State.NOT_LOOKED_YET, health=WELL), False, "served", id="not looked yet"),
-        pytest.param(entry(State.NOT_LOOKED_YET, health=ILL), False, "served", id="not looked yet, ill the last time"),
-        pytest.param(entry(State.UNHEALTHY), False, Fault.FAILED_PRECONDITION, id="unhealthy"),
-        pytest.param(entry(State.UNHEALTHY, None), False, Fault.FAILED_PRECONDITION, id="unhealthy since who knows"),
-        pytest.param(entry(State.UNHEALTHY, NOW - 1.0), False, Fault.FAILED_PRECONDITION, id="unhealthy for a second"),
-        pytest.param(entry(State.UNHEALTHY, NOW - 0.9), False, "warned", id="turned unhealthy just now"),
-        pytest.param(entry(State.UNHEALTHY), True, "warned", id="unhealthy, asked for again at a container's start"),
-        pytest.param(entry(State.LOST), False, Fault.FAILED_PRECONDITION, id="lost"),
-        pytest.param(entry(State.LOST, NOW), False, Fault.FAILED_PRECONDITION, id="lost just now"),
-        pytest.param(entry(State.LOST), True, Fault.FAILED_PRECONDITION, id="lost, asked for again"),
-        pytest.param(None, False, Fault.NOT_FOUND, id="never announced"),
-        pytest.param(None, True, Fault.NOT_FOUND, id="never announced, asked for again"),
+        pytest.param(entry(State.PRESENT), "", "served", id="present"),
+        pytest.param(entry(State.PRESENT), "again", "served", id="present, handed out before"),
+        pytest.param(entry(State.PRESENT), "held", "served", id="present, held: init and app containers share"),
+        pytest.param(entry(State.NOT_LOOKED_YET, health=WELL), "", "served", id="not looked yet"),
+        pytest.param(entry(State.NOT_LOOKED_YET, health=ILL), "", "served", id="not looked yet, ill the last time"),
+        pytest.param(entry(State.UNHEALTHY), "", Fault.FAILED_PRECONDITION, id="unhealthy"),
+        pytest.param(entry(State.UNHEALTHY, None), "", Fault.FAILED_PRECONDITION, id="unhealthy since who knows"),
+        pytest.param(entry(State.UNHEALTHY, NOW - 1.0), "", Fault.FAILED_PRECONDITION, id="unhealthy for a second"),
+        pytest.param(entry(State.UNHEALTHY, NOW - 0.9), "", "warned", id="turned unhealthy just now"),
+        pytest.param(entry(State.UNHEALTHY), "again", "warned", id="unhealthy, asked for again at a container's start"),
+        pytest.param(entry(State.UNHEALTHY), "held", Fault.FAILED_PRECONDITION, id="unhealthy, held"),
+        pytest.param(entry(State.LOST), "", Fault.FAILED_PRECONDITION, id="lost"),
+        pytest.param(entry(State.LOST, NOW), "", Fault.FAILED_PRECONDITION, id="lost just now"),
+        pytest.param(entry(State.LOST), "again", Fault.FAILED_PRECONDITION, id="lost, asked for again"),
+        pytest.param(entry(State.LOST), "held", Fault.FAILED_PRECONDITION, id="lost, held"),
+        pytest.param(entry(State.WITHDRAWN), "", Fault.NOT_FOUND, id="withdrawn"),
+        pytest.param(entry(State.WITHDRAWN, NOW), "", Fault.NOT_FOUND, id="withdrawn just now"),
+        pytest.param(entry(State.WITHDRAWN), "held", "warned", id="withdrawn, held"),
+        pytest.param(entry(State.WITHDRAWN), "again", "warned", id="withdrawn, asked for again"),
+        pytest.param(over(State.CORDONED, State.PRESENT), "", Fault.FAILED_PRECONDITION, id="cordoned"),
+        pytest.param(over(State.CORDONED, State.PRESENT, NOW), "", Fault.FAILED_PRECONDITION, id="cordoned just now"),
+        pytest.param(over(State.CORDONED, State.PRESENT), "held", "warned", id="cordoned, held"),
+        pytest.param(over(State.CORDONED, State.PRESENT), "again", "warned", id="cordoned, asked for again"),
+        pytest.param(
+            over(State.CORDONED, State.UNHEALTHY), "held", Fault.FAILED_PRECONDITION, id="cordoned, held, and ill"
+        ),
+        pytest.param(over(State.CORDONED, State.LOST), "again", Fault.FAILED_PRECONDITION, id="cordoned and lost"),
+        pytest.param(over(State.RELEASED, State.PRESENT), "", "served", id="released, was well"),
+        pytest.param(over(State.RELEASED, State.NOT_LOOKED_YET), "", "served", id="released, and a restart"),
+        pytest.param(
+            over(State.RELEASED, State.UNHEALTHY), "", Fault.FAILED_PRECONDITION, id="released, was unhealthy"
+        ),
+        pytest.param(over(State.RELEASED, State.UNHEALTHY), "again", "warned", id="released, was ill, asked for again"),
+        pytest.param(
+            entry(State.CORDONED, beneath=over(State.RELEASED, State.LOST)),
+            "held",
+            Fault.FAILED_PRECONDITION,
+            id="cordoned, released, was lost",
+        ),
+        pytest.param(None, "", Fault.NOT_FOUND, id="never announced"),
+        pytest.param(None, "again", Fault.NOT_FOUND, id="never announced, asked for again"),
+        pytest.param(None, "held", Fault.NOT_FOUND, id="never announced, held"),
     ],
 )
-def test_allocate(known: Entry | None, again: bool, verdict: str | Fault) -> None:
+def test_allocate(known: Entry | None, who: str, verdict: str | Fault) -> None:
     entries = {} if known is None else {"g": known}
-    handed_out = frozenset({"g"}) if again else frozenset[str]()
+    handed_out, held = (frozenset({"g"}) if who == one else frozenset[str]() for one in ("again", "held"))
     if isinstance(verdict, Fault):
         with pytest.raises(RefusedError) as refused:
-            judge(RESOURCE, ("g",), entries, now=NOW, handed_out=handed_out)
+            judge(RESOURCE, ("g",), entries, now=NOW, handed_out=handed_out, held=held)
         assert refused.value.fault is verdict
     else:
-        warnings = judge(RESOURCE, ("g",), entries, now=NOW, handed_out=handed_out)
+        warnings = judge(RESOURCE, ("g",), entries, now=NOW, handed_out=handed_out, held=held)
         assert len(warnings) == (verdict == "warned")
+
+
+@pytest.mark.parametrize(
+    ("known", "refused"),
+    [
+        *((entry(state), state is State.NOT_LOOKED_YET) for state in State if state is not State.CORDONED),
+        (over(State.CORDONED, State.PRESENT), False),
+        (over(State.CORDONED, State.NOT_LOOKED_YET), True),
+        (over(State.RELEASED, State.NOT_LOOKED_YET), True),
+    ],
+)
+def test_pre_start(known: Entry, refused: bool) -> None:
+    assert awaits_pre_start([entry(State.PRESENT), known]) == refused
+    entries = by_id(known, Entry(Device("a"), State.PRESENT))
+    if refused:
+        with pytest.raises(RefusedError) as error:
+            judge_pre_start(RESOURCE, ("a", "g"), entries)
+        assert (error.value.fault, str(error.value)) == (
+            Fault.FAILED_PRECONDITION,
+            (
+                "expected devices that the backend has found, but device 'g' of nvidia.com/gpu is not looked yet (because): "
+                "the kubelet tries again"
+            ),
+        )
+    else:
+        judge_pre_start(RESOURCE, ("a", "g"), entries)
+
+
+def test_pre_start_of_a_device_that_is_not_listed() -> None:
+    with pytest.raises(RefusedError, match="'x', which never was") as refused:
+        judge_pre_start(RESOURCE, ("x",), {})
+    assert refused.value.fault is Fault.NOT_FOUND
 
 
 TWO = by_id(
     Entry(Device("a"), State.PRESENT),
     Entry(Device("b", ILL), State.UNHEALTHY, "too hot", since=0.0),
     Entry(Device("c", ILL), State.LOST, "the backend no longer finds it", since=0.0),
+    Entry(Device("d", ILL), State.WITHDRAWN, "no longer offered, but a container holds it", since=0.0),
+    Entry(Device("e", ILL), State.CORDONED, "ticket 7", since=0.0, beneath=Entry(Device("e"), State.PRESENT)),
 )
 
 
@@ -188,8 +780,9 @@ TWO = by_id(
             ("b", "x", "y"),
             Fault.NOT_FOUND,
             (
-                "expected device IDs that were announced for nvidia.com/gpu, got 'x' and 1 more, which never was: if the kubelet "
-                "keeps asking for it, drain the node and restart the kubelet, so that it learns the devices anew"
+                "expected device IDs that are announced for nvidia.com/gpu, got 'x' and 1 more, which never was or was "
+                "withdrawn: if the kubelet keeps asking for it, drain the node and restart the kubelet, so that it learns the "
+                "devices anew"
             ),
         ),
         (
@@ -206,6 +799,23 @@ TWO = by_id(
             (
                 "expected a device that a container can use, but device 'c' of nvidia.com/gpu is lost (the backend no longer "
                 "finds it): start the pod anew so that it gets another device, and check this one's seat, power and driver"
+            ),
+        ),
+        (
+            ("d",),
+            Fault.NOT_FOUND,
+            (
+                "expected a device that a container can use, but device 'd' of nvidia.com/gpu is withdrawn (no longer offered, "
+                "but a container holds it): start the pod anew so that it gets another device; this one is no longer offered "
+                "under this name"
+            ),
+        ),
+        (
+            ("e",),
+            Fault.FAILED_PRECONDITION,
+            (
+                "expected a device that a container can use, but device 'e' of nvidia.com/gpu is cordoned (ticket 7): start the "
+                "pod anew so that it gets another device, or lift the cordon"
             ),
         ),
     ],
@@ -237,7 +847,3 @@ def test_a_refusal_stays_short_whatever_was_asked() -> None:
     with pytest.raises(RefusedError) as refused:
         judge(RESOURCE, tuple(f"{i}{'x' * 1_000_000}" for i in range(3)), TWO, now=NOW)
     assert len(str(refused.value)) < 500
-
-
-def test_every_state_has_its_row() -> None:
-    assert set(life.TABLE) == set(State)

@@ -222,14 +222,24 @@ def test_a_refused_forced_version_is_retried_without_spinning() -> None:
     assert "--api v1beta1" in report.details
 
 
-def test_healing_is_bounded() -> None:
-    state, ends = play(SERVING)[0], 0
-    for stream in range(2, 10):
+def test_healing_waits_ever_longer_and_never_gives_up() -> None:
+    state, waits, looks = play(SERVING)[0], [], []
+    for stream in range(2, 8):
         state, actions = r.step(state, r.Verified(held=False))
-        ends += r.EndStreams() in actions
+        assert r.EndStreams() in actions
+        waits.append(timers(actions)[Timer.RETRY])
         for event in (r.Fired(Timer.RETRY), r.Replied(state.attempt + 1, "OK"), r.StreamOpened(stream)):
-            state, _ = r.step(state, event)
-    assert (ends, state.phase) == (r.HEALS, Phase.SERVING)
+            state, actions = r.step(state, event)
+        looks.append(timers(actions)[Timer.VERIFY])
+    assert waits == pytest.approx([0.1, 0.4, 1.6, 1.6, 1.6, 1.6])
+    assert looks == [0.1, 0.1, r.LONGEST_WAIT, r.LONGEST_WAIT, r.LONGEST_WAIT, r.LONGEST_WAIT]
+
+
+def test_books_that_agree_in_the_end_make_the_next_healing_quick_again() -> None:
+    state, _ = play([*SERVING, r.Verified(held=False), r.Fired(Timer.RETRY), r.Replied(2, "OK"), r.StreamOpened(2)])
+    for event in (r.Fired(Timer.VERIFY), r.Verified(held=True), r.Fired(Timer.VERIFY), r.Verified(held=True)):
+        state, _ = r.step(state, event)
+    assert timers(r.step(state, r.Verified(held=False))[1])[Timer.RETRY] == pytest.approx(r.HEAL_WAIT)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from devices.model import (
     Registration,
     Sayable,
 )
-from devices.source import Inventory, Listing
+from devices.source import Fate, Inventory, Listing
 from gateway import plugin, shell, watch
 from gateway.registration import KubeletId
 from gateway.settings import Settings
@@ -64,6 +64,9 @@ class Source:
         return ContainerAnswer(
             envs={"IDS": ",".join(request.device_ids), "CDI": str(Field.CDI_DEVICES in sayable.said)}
         )
+
+    def fate(self, resource: str, device_id: str) -> Fate:
+        return Fate.LOST
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
         return tuple(sorted(request.available))[: request.size]

@@ -1,10 +1,18 @@
-"""Succession: who yields."""
+"""Succession: who yields, each step of a handover as a row, and every course that two gateways can take together."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
-from gateway.succession import Age, elder_should_wait
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.dialect import Level
+from gateway import succession as s
+from gateway.registration import Phase
+from gateway.succession import Age, Elder, Heir, Outcome, Say, Standing, elder_should_wait
 
 
 @pytest.mark.parametrize(
@@ -20,3 +28,658 @@ from gateway.succession import Age, elder_should_wait
 )
 def test_the_older_yields(own: Age, peers: list[Age], waits_for: Age | None) -> None:
     assert elder_should_wait(own, peers) == waits_for
+
+
+@pytest.mark.parametrize(
+    ("phase", "streams", "stands"),
+    [
+        pytest.param(Phase.ABSENT, False, Standing.IDLE, id="no kubelet"),
+        pytest.param(Phase.OFFERING, False, Standing.BUSY, id="a Register in flight"),
+        pytest.param(Phase.OFFERING, True, Standing.BUSY, id="1.8 and 1.9 have called, and not answered yet"),
+        pytest.param(Phase.ACCEPTED, False, Standing.BUSY, id="1.24 and before: answered, and yet to call"),
+        pytest.param(Phase.SERVING, True, Standing.SERVING, id="served"),
+        pytest.param(Phase.WAITING, False, Standing.IDLE, id="cut"),
+        pytest.param(Phase.WAITING, True, Standing.LEAVING, id="about to register anew, the stream isn't over"),
+        pytest.param(Phase.STANDBY, True, Standing.LEAVING, id="told to stand by, the stream isn't over"),
+        pytest.param(Phase.STANDBY, False, Standing.IDLE, id="standing by"),
+        pytest.param(Phase.OUT, False, Standing.OUT, id="too large"),
+        pytest.param(Phase.STOPPED, False, Standing.OUT, id="the gateway ends"),
+    ],
+)
+def test_standing(phase: Phase, streams: bool, stands: Standing) -> None:
+    assert s.standing(phase, streams=streams) is stands
+
+
+@pytest.mark.parametrize(
+    ("level", "late", "first"),
+    [
+        pytest.param(None, False, False, id="nothing known"),
+        pytest.param(Level(10), False, False, id="any v1beta1 kubelet"),
+        pytest.param(Level(36, 37), False, False, id="perhaps 1.37"),
+        pytest.param(Level(36, 36), False, False, id="1.36 disconnects whoever is registered"),
+        pytest.param(Level(37), False, True, id="1.37 or later, for certain"),
+        pytest.param(Level(32, 32), True, True, id="asked too late: its Register may be in flight"),
+    ],
+)
+def test_who_registers_before_the_old_streams_end(level: Level | None, late: bool, first: bool) -> None:
+    assert s.register_first(level, late=late) is first
+
+
+# One side, row by row.
+
+SERVING, BUSY, IDLE, OUT, LEAVING = (
+    Standing.SERVING,
+    Standing.BUSY,
+    Standing.IDLE,
+    Standing.OUT,
+    Standing.LEAVING,
+)
+ASKED, ASKED_LATE = s.Asked(first=False), s.Asked(first=True)
+OVER, OVER_IN_VAIN = s.Fired(could_serve=True), s.Fired(could_serve=False)
+
+
+def heard(say: Say) -> s.Heard:
+    return s.Heard(say)
+
+
+def stood(standing: Standing) -> s.Stood:
+    return s.Stood(standing)
+
+
+def said(actions: tuple[s.Action, ...]) -> list[Say]:
+    return [action.say for action in actions if isinstance(action, s.Tell)]
+
+
+def waits(actions: tuple[s.Action, ...]) -> list[float | None]:
+    return [action.seconds for action in actions if isinstance(action, s.Wait)]
+
+
+def play(state: s.State, events: list[s.Event]) -> tuple[s.State, tuple[s.Action, ...]]:
+    """Play ``events``; return the state and what the last of them caused."""
+    actions: tuple[s.Action, ...] = ()
+    for event in events:
+        state, actions = s.step(state, event)
+    return state, actions
+
+
+LENT: list[s.Event] = [ASKED, stood(LEAVING), stood(IDLE)]
+ASKED_BACK: list[s.Event] = [*LENT, OVER]
+DONE: list[s.Event] = [*LENT, heard(Say.SERVING)]
+TAKEN: list[s.Event] = [*ASKED_BACK, OVER]
+
+
+@pytest.mark.parametrize(
+    ("own", "events", "stage", "says"),
+    [
+        pytest.param(SERVING, [ASKED], Elder.ENDING, [], id="1.36 and before: end the streams first"),
+        pytest.param(SERVING, LENT, Elder.LENT, [Say.YOURS], id="and say so when they are over"),
+        pytest.param(SERVING, [ASKED_LATE], Elder.PROMISED, [Say.FIRST], id="1.37: the heir registers first"),
+        pytest.param(SERVING, [ASKED_LATE, heard(Say.SERVING)], Elder.CONFIRMED, [], id="1.37: and then we end"),
+        pytest.param(SERVING, [ASKED_LATE, OVER], Elder.TAKEN, [Say.MINE], id="1.37: it isn't called, we went on"),
+        pytest.param(
+            SERVING, [ASKED_LATE, stood(IDLE)], Elder.LENT, [Say.YOURS], id="1.37: the kubelet restarts meanwhile"
+        ),
+        pytest.param(
+            SERVING, [ASKED_LATE, stood(BUSY), heard(Say.SERVING)], Elder.CONFIRMED, [], id="1.37: and both register"
+        ),
+        pytest.param(SERVING, [ASKED_LATE, ASKED], Elder.ENDING, [], id="1.37: it asks again, of an older kubelet"),
+        pytest.param(IDLE, [ASKED], Elder.LENT, [Say.YOURS], id="no stream: lent at once"),
+        pytest.param(IDLE, [ASKED_LATE], Elder.LENT, [Say.YOURS], id="no stream and late: lent at once"),
+        pytest.param(OUT, [ASKED], Elder.LENT, [Say.YOURS], id="not offered: lent at once"),
+        pytest.param(BUSY, [ASKED], Elder.ENDING, [Say.WAIT], id="our Register is in flight: wait for it"),
+        pytest.param(BUSY, [ASKED, stood(SERVING)], Elder.ENDING, [], id="it succeeds: now the stream can end"),
+        pytest.param(BUSY, [ASKED, stood(IDLE)], Elder.LENT, [Say.YOURS], id="it fails: lent"),
+        pytest.param(BUSY, [ASKED, OVER], Elder.ENDING, [], id="it takes long: still no stream is ended"),
+        pytest.param(BUSY, [ASKED, heard(Say.GOING)], Elder.PROMISED, [], id="the heir has no patience: it goes first"),
+        pytest.param(BUSY, [ASKED_LATE], Elder.PROMISED, [Say.FIRST], id="both register: nobody ends a stream"),
+        pytest.param(BUSY, [ASKED_LATE, OVER], Elder.PROMISED, [], id="both register, and a kubelet hangs"),
+        pytest.param(SERVING, [ASKED, heard(Say.GOING)], Elder.ENDING, [], id="it goes while we end: we end"),
+        pytest.param(SERVING, [ASKED, OVER], Elder.LENT, [Say.YOURS], id="a stream that nobody reads doesn't end"),
+        pytest.param(SERVING, [heard(Say.GOING)], Elder.PROMISED, [Say.FIRST], id="it never asked: let it register"),
+        pytest.param(SERVING, [heard(Say.SERVING)], Elder.CONFIRMED, [], id="it never asked and serves: yield"),
+        pytest.param(SERVING, [heard(Say.RELEASED)], Elder.APART, [], id="gives back what it never had"),
+        pytest.param(SERVING, [heard(Say.BUSY)], Elder.APART, [], id="answers what was never asked"),
+        pytest.param(SERVING, [heard(Say.MINE)], Elder.APART, [], id="an heir that speaks like an elder"),
+        pytest.param(SERVING, DONE, Elder.CONFIRMED, [], id="the heir serves"),
+        pytest.param(SERVING, [*DONE, heard(Say.SERVING)], Elder.CONFIRMED, [], id="and says it twice"),
+        pytest.param(SERVING, ASKED_BACK, Elder.REVOKING, [Say.REVOKE], id="no report: ask it back"),
+        pytest.param(SERVING, [*LENT, OVER_IN_VAIN], Elder.LENT, [], id="no kubelet: nobody could report"),
+        pytest.param(SERVING, [*ASKED_BACK, heard(Say.SERVING)], Elder.CONFIRMED, [], id="asked back: it serves"),
+        pytest.param(SERVING, [*ASKED_BACK, heard(Say.BUSY)], Elder.REVOKING, [], id="asked back: it is registering"),
+        pytest.param(SERVING, [*ASKED_BACK, heard(Say.RELEASED)], Elder.RESTING, [], id="asked back: given back"),
+        pytest.param(SERVING, TAKEN, Elder.TAKEN, [Say.MINE], id="asked back: silence, so we register"),
+        pytest.param(SERVING, [*TAKEN, OVER], Elder.TAKEN, [Say.MINE], id="and tell it again"),
+        pytest.param(SERVING, [*TAKEN, heard(Say.SERVING)], Elder.TAKEN, [Say.MINE], id="too late: it has to yield"),
+        pytest.param(SERVING, [*TAKEN, heard(Say.GOING)], Elder.TAKEN, [Say.MINE], id="too late: it must not register"),
+        pytest.param(SERVING, [*TAKEN, ASKED], Elder.TAKEN, [Say.MINE], id="it asks at once: not yet"),
+        pytest.param(SERVING, [*TAKEN, heard(Say.RELEASED)], Elder.RESTING, [], id="it stands by"),
+        pytest.param(
+            SERVING, [*TAKEN, heard(Say.RELEASED), ASKED], Elder.RESTING, [Say.MINE], id="it asks again: not yet"
+        ),
+        pytest.param(
+            SERVING, [*TAKEN, heard(Say.RELEASED), OVER, stood(SERVING), ASKED], Elder.ENDING, [], id="later: gladly"
+        ),
+        pytest.param(SERVING, [*LENT, heard(Say.RELEASED)], Elder.RESTING, [], id="the heir can't: take over"),
+        pytest.param(SERVING, [*DONE, heard(Say.RELEASED)], Elder.RESTING, [], id="the heir ends: take over"),
+        pytest.param(SERVING, [*DONE, OVER], Elder.CHECKING, [Say.REVOKE], id="now and then: does it still serve?"),
+        pytest.param(SERVING, [*DONE, OVER_IN_VAIN], Elder.CONFIRMED, [], id="not while no kubelet is there"),
+        pytest.param(SERVING, [*DONE, OVER, heard(Say.SERVING)], Elder.CONFIRMED, [], id="it does"),
+        pytest.param(SERVING, [*DONE, OVER, OVER], Elder.TAKEN, [Say.MINE], id="it was stopped: take over"),
+    ],
+)
+def test_elder(own: Standing, events: list[s.Event], stage: Elder, says: list[Say]) -> None:
+    state, actions = play(s.elder(own), events)
+    assert (state.stage, said(actions)) == (stage, says)
+
+
+YOURS: list[s.Event] = [heard(Say.YOURS)]
+GIVEN_BACK: list[s.Event] = [*YOURS, heard(Say.REVOKE)]
+
+
+@pytest.mark.parametrize(
+    ("events", "stage", "says"),
+    [
+        pytest.param(YOURS, Heir.TRYING, [], id="lent: register"),
+        pytest.param([heard(Say.FIRST)], Heir.TRYING, [], id="1.37: register first"),
+        pytest.param([*YOURS, stood(BUSY), stood(SERVING)], Heir.SERVED, [Say.SERVING], id="called: say so"),
+        pytest.param([OVER], Heir.TRYING, [Say.GOING], id="no answer: go on without"),
+        pytest.param([OVER, *YOURS], Heir.TRYING, [], id="an answer too late changes nothing"),
+        pytest.param([OVER, heard(Say.WAIT)], Heir.TRYING, [], id="told too late to wait"),
+        pytest.param([OVER, heard(Say.MINE)], Heir.RESTING, [Say.RELEASED], id="told too late, and it serves: yield"),
+        pytest.param([heard(Say.WAIT)], Heir.WAITING, [], id="its Register is in flight: wait"),
+        pytest.param([heard(Say.WAIT), *YOURS], Heir.TRYING, [], id="then it is ours"),
+        pytest.param([heard(Say.WAIT), OVER], Heir.TRYING, [Say.GOING], id="it is in flight for ever: go on"),
+        pytest.param([heard(Say.MINE)], Heir.RESTING, [Say.RELEASED], id="refused: stand by"),
+        pytest.param([heard(Say.SERVING)], Heir.ASKING, [], id="an elder that speaks like an heir"),
+        pytest.param(GIVEN_BACK, Heir.RESTING, [Say.RELEASED], id="asked back before we registered: give it back"),
+        pytest.param(
+            [*YOURS, stood(BUSY), heard(Say.REVOKE)], Heir.GIVING, [Say.BUSY], id="asked back with a Register in flight"
+        ),
+        pytest.param(
+            [*YOURS, stood(BUSY), heard(Say.REVOKE), stood(SERVING)], Heir.SERVED, [Say.SERVING], id="it succeeds: keep"
+        ),
+        pytest.param(
+            [*YOURS, stood(BUSY), heard(Say.REVOKE), stood(IDLE)],
+            Heir.RESTING,
+            [Say.RELEASED],
+            id="it fails: give it back",
+        ),
+        pytest.param(
+            [*YOURS, stood(SERVING), heard(Say.REVOKE)], Heir.SERVED, [Say.SERVING], id="asked back, and we serve"
+        ),
+        pytest.param(
+            [*YOURS, stood(SERVING), heard(Say.MINE)], Heir.RETURNING, [], id="it serves as well: end our stream"
+        ),
+        pytest.param(
+            [*YOURS, stood(SERVING), heard(Say.MINE), stood(LEAVING), stood(IDLE)],
+            Heir.RESTING,
+            [Say.RELEASED],
+            id="and say when it is over",
+        ),
+        pytest.param(
+            [*YOURS, stood(BUSY), heard(Say.MINE), stood(SERVING)],
+            Heir.RETURNING,
+            [],
+            id="it serves, our Register was in flight: end the stream after it",
+        ),
+        pytest.param(
+            [*YOURS, stood(BUSY), heard(Say.MINE), heard(Say.REVOKE)], Heir.RETURNING, [Say.BUSY], id="giving it back"
+        ),
+        pytest.param([*GIVEN_BACK, heard(Say.MINE)], Heir.RESTING, [Say.RELEASED], id="told again: answer again"),
+        pytest.param([*GIVEN_BACK, heard(Say.REVOKE)], Heir.RESTING, [Say.RELEASED], id="asked again: answer again"),
+        pytest.param([*GIVEN_BACK, *YOURS], Heir.RESTING, [], id="an answer from before"),
+        pytest.param([*GIVEN_BACK, OVER], Heir.ASKING, [Say.ASK], id="later: ask again"),
+        pytest.param([*GIVEN_BACK, OVER_IN_VAIN], Heir.RESTING, [], id="not while a younger one has it from us"),
+        pytest.param([*YOURS, stood(OUT)], Heir.RESTING, [Say.RELEASED], id="our list is too large: give it back"),
+        pytest.param(
+            [*YOURS, stood(SERVING), stood(OUT)], Heir.RESTING, [Say.RELEASED], id="we end: the elder takes over"
+        ),
+    ],
+)
+def test_heir(events: list[s.Event], stage: Heir, says: list[Say]) -> None:
+    state, actions = play(s.heir(IDLE)[0], events)
+    assert (state.stage, said(actions)) == (stage, says)
+
+
+@pytest.mark.parametrize(
+    ("own", "stage", "says"),
+    [
+        pytest.param(IDLE, Heir.ASKING, [Say.ASK], id="not registered yet: ask"),
+        pytest.param(SERVING, Heir.SERVED, [Say.SERVING], id="an older one appears and we serve: say so"),
+        pytest.param(BUSY, Heir.TRYING, [Say.GOING], id="an older one appears and we register: say so"),
+        pytest.param(OUT, Heir.RESTING, [], id="we can't: leave it alone"),
+    ],
+)
+def test_an_heir_meets_an_elder(own: Standing, stage: Heir, says: list[Say]) -> None:
+    state, actions = s.heir(own)
+    assert (state.stage, said(actions)) == (stage, says)
+
+
+@pytest.mark.parametrize(
+    ("state", "events", "seconds"),
+    [
+        pytest.param(s.heir(IDLE)[0], [], None, id="nothing yet"),
+        pytest.param(s.heir(IDLE)[0], [heard(Say.WAIT)], s.BUSY_WAIT, id="as long as a Register can take"),
+        pytest.param(s.heir(IDLE)[0], GIVEN_BACK, 5.0, id="a first failure: 5 s"),
+        pytest.param(s.heir(IDLE)[0], [*GIVEN_BACK, OVER, *GIVEN_BACK], 10.0, id="a second: longer"),
+        pytest.param(
+            s.heir(IDLE)[0],
+            [*GIVEN_BACK, OVER, *YOURS, stood(SERVING), stood(OUT)],
+            5.0,
+            id="it served in between: forgotten",
+        ),
+        pytest.param(s.heir(IDLE)[0], [*GIVEN_BACK, OVER] * 20 + GIVEN_BACK, 320.0, id="never more seldom than this"),
+        pytest.param(s.elder(SERVING), LENT, 2.0, id="for the report"),
+        pytest.param(s.elder(SERVING), ASKED_BACK, 0.2, id="for an answer"),
+        pytest.param(s.elder(SERVING), [*ASKED_BACK, heard(Say.BUSY)], 30.0, id="for its Register"),
+        pytest.param(s.elder(SERVING), [*DONE, OVER], 2.0, id="for a busy heir's word that it serves"),
+        pytest.param(s.elder(SERVING), [*ASKED_BACK, heard(Say.RELEASED)], 4.0, id="an elder's rest, the shorter one"),
+        pytest.param(s.elder(SERVING), [*TAKEN, *[OVER] * 9], None, id="a stopped heir isn't written to for ever"),
+    ],
+)
+def test_waiting(state: s.State, events: list[s.Event], seconds: float | None) -> None:
+    _, actions = play(state, events)
+    assert waits(actions)[-1:] == ([seconds] if events else [])
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "kubelet", "could"),
+    [
+        pytest.param(Elder.LENT, [], True, True, id="alone with the heir"),
+        pytest.param(Elder.LENT, [], False, False, id="no kubelet"),
+        pytest.param(Elder.LENT, [Elder.CONFIRMED], True, False, id="another heir serves"),
+        pytest.param(Elder.LENT, [Elder.LENT], True, True, id="another heir doesn't either"),
+        pytest.param(Elder.LENT, [Heir.RESTING], True, False, id="an elder of our own serves"),
+        pytest.param(Elder.LENT, [Heir.SERVED], True, True, id="an elder of our own has yielded"),
+        pytest.param(Heir.RESTING, [Elder.LENT], True, False, id="a younger one has it from us"),
+        pytest.param(Heir.RESTING, [Elder.APART, Heir.RESTING], True, True, id="two elders: ask both"),
+    ],
+)
+def test_could_serve(own: Elder | Heir, others: list[Elder | Heir], kubelet: bool, could: bool) -> None:
+    states = [s.State(stage, IDLE) for stage in others]
+    assert s.could_serve(s.State(own, IDLE), states, kubelet=kubelet) is could
+
+
+@pytest.mark.parametrize(
+    ("state", "events", "outcomes"),
+    [
+        pytest.param(s.elder(SERVING), [*DONE, OVER, heard(Say.SERVING)], [Outcome.DONE], id="elder: done, once"),
+        pytest.param(s.elder(SERVING), TAKEN, [Outcome.BACK], id="elder: back"),
+        pytest.param(s.heir(IDLE)[0], [*YOURS, stood(BUSY), stood(SERVING)], [Outcome.DONE], id="heir: done"),
+        pytest.param(s.heir(IDLE)[0], [OVER], [Outcome.ALONE], id="heir: no answer"),
+        pytest.param(s.heir(IDLE)[0], GIVEN_BACK, [Outcome.BACK], id="heir: back"),
+    ],
+)
+def test_outcomes(state: s.State, events: list[s.Event], outcomes: list[Outcome]) -> None:
+    noted = []
+    for event in events:
+        state, actions = s.step(state, event)
+        noted += [action.outcome for action in actions if isinstance(action, s.Note)]
+    assert noted == outcomes
+
+
+EVENTS = st.one_of(
+    st.builds(s.Asked, first=st.booleans()),
+    st.builds(s.Heard, st.sampled_from(Say)),
+    st.builds(s.Stood, st.sampled_from(Standing)),
+    st.builds(s.Fired, could_serve=st.booleans()),
+)
+
+
+@settings(max_examples=500)
+@given(st.booleans(), st.sampled_from(Standing), st.lists(EVENTS, max_size=40))
+def test_whatever_a_partner_says(younger: bool, own: Standing, events: list[s.Event]) -> None:
+    """Its role stays, a stage in which we stand by always has a wait, and nothing is said without end."""
+    state, actions = (s.elder(own), ()) if younger else s.heir(own)
+    waiting: float | None = None
+    for event in (None, *events):
+        if event is not None:
+            state, actions = s.step(state, event)
+            waiting = None if isinstance(event, s.Fired) else waiting
+        for seconds in waits(actions):
+            waiting = seconds
+        assert isinstance(state.stage, Elder if younger else Heir)
+        assert len(said(actions)) <= 1
+        if state.stage in s.DEFERRING - {Heir.RETURNING}:  # That one waits for our own registration.
+            assert waiting is not None or isinstance(event, s.Fired)
+
+
+# Two sides, and all that can happen between them.
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A gateway: its machine (None: it has no partner any more), its registration, its one timer."""
+
+    machine: s.State | None
+    standing: Standing
+    wait: float | None = None
+    alive: bool = True
+    running: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Two gateways, one resource, one kubelet. ``inbox``: what was said to the elder, and to the heir.
+
+    Failures are counted to two: more only make the waits longer.
+    """
+
+    sides: tuple[Side, Side]
+    inbox: tuple[tuple[Say, ...], tuple[Say, ...]] = ((), ())
+    connected: bool = True
+    faults: tuple[str, ...] = ()
+    """Those that may still happen, each once."""
+
+
+ELDER, HEIR = 0, 1
+
+
+def begin(faults: tuple[str, ...]) -> list[World]:
+    """An heir comes, whatever its elder is doing."""
+    worlds = []
+    for own in (SERVING, BUSY, IDLE):
+        machine, actions = s.heir(IDLE)
+        sides = (Side(s.elder(own), own), Side(machine, IDLE, wait=waits(actions)[-1]))
+        worlds.append(World(sides, (tuple(said(actions)), ()), faults=tuple(sorted(faults))))
+    return worlds
+
+
+def held(world: World, who: int) -> bool:
+    """Whether this side is to stand by. Where the connection is lost, age decides among the living."""
+    side = world.sides[who]
+    if side.machine is None:
+        return who == ELDER and world.sides[HEIR].alive
+    return side.machine.stage in s.DEFERRING
+
+
+def put(world: World, who: int, **changes: object) -> World:
+    side = replace(world.sides[who], **changes)  # type: ignore[arg-type]  # the fields' types are theirs
+    return replace(world, sides=(side, world.sides[1]) if who == ELDER else (world.sides[0], side))
+
+
+def feed(world: World, who: int, event: s.Event) -> World:
+    """Let one machine take an event; what it wants of its own registration happens in the same breath."""
+    side = world.sides[who]
+    if side.machine is not None:
+        machine, actions = s.step(side.machine, event)
+        machine = replace(machine, failures=min(machine.failures, 2))
+        wait, inbox = side.wait, list(world.inbox)
+        for seconds in waits(actions):
+            wait = seconds
+        if world.connected:
+            inbox[1 - who] += tuple(said(actions))
+        world = replace(put(world, who, machine=machine, wait=wait), inbox=(inbox[0], inbox[1]))
+    if world.sides[who].standing is SERVING and held(world, who):
+        return stand(world, who, LEAVING)
+    return world
+
+
+def stand(world: World, who: int, standing: Standing) -> World:
+    return feed(put(world, who, standing=standing), who, s.Stood(standing))
+
+
+def hear(world: World, who: int) -> World:
+    say, *rest = world.inbox[who]
+    inbox = [*world.inbox]
+    inbox[who] = tuple(rest)
+    world = replace(world, inbox=(inbox[0], inbox[1]))
+    return feed(world, who, heard(say))
+
+
+def fire(world: World, who: int) -> World:
+    return feed(put(world, who, wait=None, running=True), who, s.Fired(could_serve=True))
+
+
+def ask(world: World, *, first: bool) -> World:
+    """The elder reads an ask: late, when the heir has gone on by now."""
+    heir = world.sides[HEIR].machine
+    late = heir is None or heir.stage is not Heir.ASKING
+    at_once = first and world.sides[ELDER].standing is SERVING
+    world = replace(world, inbox=(world.inbox[ELDER][1:], world.inbox[HEIR]))
+    return feed(world, ELDER, s.Asked(first=at_once or late))
+
+
+def part(world: World) -> World:
+    """The connection ends: what was said and not heard is lost, and the living decide by age."""
+    world = replace(world, connected=False, inbox=((), ()))
+    for who in (ELDER, HEIR):
+        world = feed(put(world, who, machine=None, wait=None), who, OVER)
+    return world
+
+
+def courses(world: World, who: int, *, first: bool) -> Iterator[World]:
+    """What can happen next on a side that runs, without any fault."""
+    side = world.sides[who]
+    if not (side.alive and side.running):
+        return
+    if world.inbox[who]:
+        yield ask(world, first=first) if world.inbox[who][0] is Say.ASK else hear(world, who)
+    match side.standing:
+        case Standing.IDLE if not held(world, who):
+            yield stand(world, who, BUSY)
+        case Standing.BUSY:
+            yield stand(world, who, SERVING)
+        case Standing.LEAVING:
+            yield stand(world, who, IDLE)
+        case _:
+            pass
+
+
+def overdue(world: World, who: int) -> bool:
+    """Whether this side's wait may be over: all that runs is faster than any wait, but for a Register.
+
+    A side that was stopped may find its wait over before it reads what was said. No Register takes as long as the longest.
+    """
+    side, other = world.sides[who], world.sides[1 - who]
+    if side.wait is None or not side.alive or len(world.inbox[1 - who]) > 3:
+        return False
+    if other.running and other.standing is BUSY and side.wait >= s.BUSY_WAIT:
+        return False
+    return not any(moves(world, one) for one in (ELDER, HEIR))
+
+
+def moves(world: World, who: int) -> bool:
+    """Whether this side runs and is about to do something by itself."""
+    side = world.sides[who]
+    if not (side.alive and side.running):
+        return False
+    return bool(world.inbox[who]) or side.standing is LEAVING or (side.standing is IDLE and not held(world, who))
+
+
+def faults(world: World) -> Iterator[World]:
+    """What can go wrong next."""
+    for name in set(world.faults):
+        left = list(world.faults)
+        left.remove(name)
+        bad = replace(world, faults=tuple(left))
+        for who in (ELDER, HEIR):
+            side = bad.sides[who]
+            runs = side.alive and side.running
+            match name:
+                case "kill" if side.alive:
+                    yield part(put(bad, who, alive=False, standing=OUT))
+                case "stop" if runs:
+                    yield put(bad, who, running=False)
+                case "refuse" if runs and side.standing is BUSY:
+                    yield stand(bad, who, IDLE)
+                case "cut" if runs and side.standing is SERVING:
+                    yield stand(bad, who, IDLE)
+                case "break" if bad.connected:
+                    yield part(bad)
+                case "lose" if bad.inbox[who]:
+                    inbox = [*bad.inbox]
+                    inbox[who] = inbox[who][1:]
+                    yield replace(bad, inbox=(inbox[0], inbox[1]))
+                case _:
+                    pass
+    for who in (ELDER, HEIR):
+        if world.sides[who].alive and not world.sides[who].running:
+            yield put(world, who, running=True)
+
+
+def following(world: World, *, first: bool) -> list[World]:
+    """All that can happen next."""
+    after = list(faults(world))
+    for who in (ELDER, HEIR):
+        after += courses(world, who, first=first)
+        if overdue(world, who):
+            after.append(fire(world, who))
+    return after
+
+
+def explore(may: tuple[str, ...], *, first: bool) -> tuple[set[World], set[tuple[World, World]]]:
+    """All worlds that can be reached, and every step between two of them."""
+    found, steps = set(begin(may)), set()
+    todo = list(found)
+    while todo:
+        world = todo.pop()
+        for one in following(world, first=first):
+            steps.add((world, one))
+            if one not in found:
+                found.add(one)
+                todo.append(one)
+    return found, steps
+
+
+@dataclass
+class Settling:
+    """What becomes of a world when nothing goes wrong any more, and whoever waits does so in seconds."""
+
+    world: World
+    first: bool
+    now: float = 0.0
+    due: dict[int, float] = field(default_factory=dict)
+    nobody: float = 0.0
+    """The most seconds on end without anybody who serves."""
+    nobody_since: float | None = None
+
+    def run(self, until: float, *, all_run: bool) -> None:
+        for who in (ELDER, HEIR):
+            if all_run and self.world.sides[who].alive:
+                self._take(put(self.world, who, running=True))
+            self._arm(who)
+        while True:
+            while (world := self._next()) is not None:
+                self._take(world)
+            if min(self.due.values(), default=until) >= until:
+                break
+            who = min(self.due, key=self.due.__getitem__)
+            self.now = self.due.pop(who)
+            self._take(fire(self.world, who))
+            self._arm(who)
+        self.now = until
+        self._take(self.world)
+
+    def _next(self) -> World | None:
+        return next((world for who in (ELDER, HEIR) for world in courses(self.world, who, first=self.first)), None)
+
+    def _take(self, world: World) -> None:
+        before, self.world = self.world, world
+        for who in (ELDER, HEIR):
+            old, new = before.sides[who], world.sides[who]
+            if old.wait != new.wait or (old.machine and old.machine.stage) != (new.machine and new.machine.stage):
+                self._arm(who)
+        if any(serves(world, who) for who in (ELDER, HEIR)):
+            self.nobody_since = None
+        elif self.nobody_since is None:
+            self.nobody_since = self.now
+        else:
+            self.nobody = max(self.nobody, self.now - self.nobody_since)
+
+    def _arm(self, who: int) -> None:
+        self.due.pop(who, None)
+        side = self.world.sides[who]
+        if side.wait is not None and side.running:
+            self.due[who] = self.now + side.wait
+
+
+def serves(world: World, who: int) -> bool:
+    return world.sides[who].alive and world.sides[who].standing is SERVING
+
+
+@pytest.mark.parametrize(
+    "may",
+    [
+        pytest.param((), id="nothing goes wrong"),
+        pytest.param(("refuse", "refuse", "refuse"), id="Registers fail"),
+        pytest.param(("cut", "cut", "refuse"), id="the kubelet restarts"),
+        pytest.param(("kill", "refuse", "cut"), id="one is killed"),
+    ],
+)
+def test_never_both(may: tuple[str, ...]) -> None:
+    """On kubelets up to 1.36 no Register is sent while a stream of either is open, and no stream ended during one."""
+    found, steps = explore(may, first=False)
+    for world in found:
+        active = [who for who in (ELDER, HEIR) if world.sides[who].standing in {BUSY, SERVING, LEAVING}]
+        assert len(active) < 2, world
+    assert len(steps) > len(found) > 20
+
+
+@pytest.mark.parametrize(
+    "may", [pytest.param((), id="nothing goes wrong"), pytest.param(("refuse", "cut", "kill"), id="all does")]
+)
+def test_register_first_has_no_gap(may: tuple[str, ...]) -> None:
+    """From 1.37 on the elder serves until the heir does, unless something else ends its stream."""
+    found, steps = explore(may, first=True)
+    for before, after in steps:
+        if before.faults == after.faults == tuple(sorted(may)) and serves(before, ELDER) and not serves(after, ELDER):
+            assert serves(after, HEIR), (before, after)
+    assert len(found) > 20
+
+
+@pytest.mark.parametrize("first", [pytest.param(False, id="1.36 and before"), pytest.param(True, id="1.37 and later")])
+@pytest.mark.parametrize(
+    ("may", "gap"),
+    [
+        pytest.param(("refuse", "cut", "cut"), 2.2, id="the kubelet restarts"),
+        pytest.param(("stop",), 2.2, id="either is stopped"),
+        pytest.param(("kill", "cut"), 2.2, id="one is killed"),
+        pytest.param(("kill", "stop"), 2.2, id="one is killed, or stopped"),
+        pytest.param(("break", "cut"), 2.2, id="the connection breaks"),
+        pytest.param(("lose", "refuse"), 35.0, id="words are lost"),
+    ],
+)
+def test_in_the_end_one_serves(may: tuple[str, ...], gap: float, first: bool) -> None:
+    """From whatever two gateways can come to, the younger living one serves alone, and stays, once nothing goes wrong."""
+    found, _ = explore(may, first=first)
+    for world in {replace(world, faults=()) for world in found}:
+        settles(world, first=first, gap=gap)
+
+
+@pytest.mark.parametrize("first", [pytest.param(False, id="1.36 and before"), pytest.param(True, id="1.37 and later")])
+@pytest.mark.parametrize(
+    "may", [pytest.param(("stop", "refuse"), id="stop"), pytest.param(("stop", "lose"), id="lose")]
+)
+def test_one_that_stays_stopped_is_replaced(may: tuple[str, ...], first: bool) -> None:
+    """It holds its lease and its streams, but whatever it was doing, the one that runs serves in the end."""
+    found, _ = explore(may, first=first)
+    stopped = {replace(world, faults=()) for world in found if not all(side.running for side in world.sides)}
+    for world in stopped:
+        settling = Settling(world, first)
+        settling.run(until=100.0, all_run=False)
+        [runs] = [who for who in (ELDER, HEIR) if world.sides[who].running]
+        assert serves(settling.world, runs), (world, settling.world)
+    assert len(stopped) > 100
+
+
+@settings(max_examples=150)
+@given(st.data(), st.booleans())
+def test_in_the_end_one_serves_whatever_went_wrong(data: st.DataObject, first: bool) -> None:
+    """The same, with every fault in one course."""
+    world = data.draw(st.sampled_from(begin(("stop", "stop", "refuse", "refuse", "cut", "lose", "break", "kill"))))
+    for _ in range(60):
+        after = following(world, first=first)
+        if not after:
+            break
+        world = data.draw(st.sampled_from(after))
+    settles(world, first=first, gap=35.0)
+
+
+def settles(world: World, *, first: bool, gap: float) -> None:
+    settling = Settling(world, first)
+    settling.run(until=100.0, all_run=True)
+    last = settling.world
+    alive = [who for who in (ELDER, HEIR) if last.sides[who].alive]
+    assert [who for who in (ELDER, HEIR) if serves(last, who)] == alive[-1:], (world, last)
+    assert settling.nobody <= gap, (settling.nobody, world)

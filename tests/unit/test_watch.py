@@ -97,11 +97,44 @@ async def test_a_stale_socket_is_no_kubelet_and_the_next_one_is(seen: Seen) -> N
         assert await seen.next("kubelet") != first
 
 
-@pytest.mark.parametrize("seen", ["inotify"], indirect=True)
 async def test_a_deleted_name_is_told(seen: Seen) -> None:
     (seen.folder / "x.sock").touch()
+    seen.watch._look_at_names()
     (seen.folder / "x.sock").unlink()
     assert await seen.next("lost") == "x.sock"
+
+
+async def test_a_gateway_that_comes_or_goes_is_told(seen: Seen) -> None:
+    (seen.folder / "gateway" / "0123abcd").mkdir()
+    await seen.next("peers")
+    seen.watch._look_at_names()
+    (seen.folder / "gateway" / "0123abcd").rmdir()
+    await seen.next("peers")
+
+
+async def test_without_a_watch_on_the_folder_it_is_polled_often(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = inotify_simple.INotify.add_watch
+
+    def only_the_parent(self: inotify_simple.INotify, path: Path, mask: int) -> int:
+        if path != folder.parent:
+            raise OSError(28, "inotify watch limit reached")
+        return int(add(self, path, mask))
+
+    monkeypatch.setattr(inotify_simple.INotify, "add_watch", only_the_parent)
+    one = Seen(folder)
+    one.watch._open_inotify()
+    assert one.watch._poll == watch.POLL_WITHOUT_INOTIFY
+    one.watch.close()
+
+
+def test_without_a_descriptor_nobody_listens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with listening(folder / "kubelet.sock"):
+        assert listens(folder / "kubelet.sock")
+        monkeypatch.setattr(socket, "socket", refuse)
+        assert not listens(folder / "kubelet.sock")
 
 
 async def test_a_replaced_folder_is_told_and_its_kubelet_found(seen: Seen) -> None:

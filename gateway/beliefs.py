@@ -1,0 +1,151 @@
+"""What the gateway makes of the kubelet's books: who holds what, and where they differ from ours.
+
+Looks into the books (``kubelet_view``) when something happened that they should show, and now and then while somebody
+waits for news; each costs about a millisecond. What a look shows is kept until the next one, compared with our lists
+(``drift``), and told once when it changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from gateway import kubelet_view
+from gateway.drift import REBOOKED_AFTER, Drift
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from devices.model import Device
+    from gateway.drift import Finding
+
+CHECKPOINT: Final = "kubelet_internal_checkpoint"
+"""Its name in the socket directory (kubelet 1.8 and later)."""
+AFTER_ALLOCATE: Final = 2.0
+"""Seconds until the kubelet has written down what it asked for."""
+AFTER_START: Final = REBOOKED_AFTER + 1.0
+"""Seconds from a kubelet's start until its books are its own work for certain."""
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look: what was seen, and when it began (monotonic and unix seconds)."""
+
+    view: kubelet_view.View
+    at: float
+    unix: float
+
+
+class Beliefs:
+    """The kubelet's books, as they were read last.
+
+    Args:
+        pod_resources: the socket of its pod-resources API.
+        checkpoint: its checkpoint.
+        looked: called after each look, on the event loop.
+    """
+
+    def __init__(self, pod_resources: Path, checkpoint: Path, looked: Callable[[Look], None]) -> None:
+        self._pod_resources, self._checkpoint, self._looked = pod_resources, checkpoint, looked
+        self.last: Look | None = None
+        self._drifts: dict[str, Drift] = {}
+        self._told: dict[str, tuple[Finding, ...]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    # When to look.
+
+    def look_within(self, seconds: float) -> None:
+        """Look ``seconds`` from now at the latest."""
+        due = asyncio.get_running_loop().time() + seconds
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(due, self._on_time)
+
+    async def look(self) -> None:
+        """Look now, or wait for the look that is under way. Bounded, as ``kubelet_view.look`` is."""
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(self._look())
+        await asyncio.shield(self._looking)
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(self._look())
+
+    async def _look(self) -> None:
+        try:
+            at, unix = time.monotonic(), time.time()
+            view = await kubelet_view.look(self._pod_resources, self._checkpoint)
+            self.last = Look(view, at, unix)
+            for resource, drift in self._drifts.items():
+                self._drifts[resource] = drift.look(view, at)
+                self._tell(resource)
+            self._looked(self.last)
+        finally:
+            self._looking = None
+
+    # What is known.
+
+    def holders(self, resource: str) -> dict[str, str] | None:
+        """Return who holds, or may hold, what, by device ID; None where the books could not be read."""
+        if self.last is None or self.last.view.held is None:
+            return None
+        return self.last.view.holders(resource)
+
+    def findings(self, resource: str) -> Sequence[Finding]:
+        """Return where the books differ from our list."""
+        drift = self._drifts.get(resource)
+        return drift.findings if drift is not None else ()
+
+    def avoid(self, resource: str) -> tuple[str, ...]:
+        """Return the devices to be given last, the least bad ones first."""
+        drift = self._drifts.get(resource)
+        return drift.avoid(time.monotonic()) if drift is not None else ()
+
+    # What happens.
+
+    def listed(self, resource: str, devices: Sequence[Device]) -> None:
+        """Take note of a list as it is sent."""
+        drift = self._drifts.get(resource) or Drift(resource)
+        self._drifts[resource] = drift.listed(devices, time.monotonic())
+        self._tell(resource)
+
+    def restarted(self) -> None:
+        """Take note of a new kubelet."""
+        now = time.monotonic()
+        self._drifts = {resource: drift.restarted(now) for resource, drift in self._drifts.items()}
+        self.look_within(AFTER_START)
+
+    def forget(self, device_id: str) -> None:
+        """Take note that an operator has looked after a device."""
+        for resource, drift in self._drifts.items():
+            self._drifts[resource] = drift.forget(device_id)
+            self._tell(resource)
+
+    def _tell(self, resource: str) -> None:
+        findings = tuple(self._drifts[resource].findings)
+        before = self._told.get(resource, ())
+        self._told[resource] = findings
+        for finding in findings:
+            if finding not in before:
+                _log.warning("drift", resource=resource, kind=finding.kind.value, details=finding.words)
+        for kind in {one.kind for one in before} - {one.kind for one in findings}:
+            _log.info("drift is over", resource=resource, kind=kind.value)

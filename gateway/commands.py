@@ -1,0 +1,149 @@
+"""What people ask of a running gateway, over its control socket: its status, and orders about one device.
+
+An order is in force, and on disk, before it is answered.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from devices.life import State
+from gateway import control
+from gateway.control import ControlError, Found, Order, Outcome
+from gateway.ledger import Cordon
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway import status
+    from gateway.control import Connection, Handler
+    from gateway.plugin import Plugin
+    from gateway.shell import Gateway
+
+FRESH = 1.0
+"""Seconds for which the last look into the kubelet's books is good enough for a person."""
+
+_HERE = frozenset({State.PRESENT, State.RELEASED})
+
+
+class Commands:
+    """Answers for one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._build: status.Build | None = None
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Who meets which op."""
+        return {"status": self._status, **dict.fromkeys(control.ORDERS, self._order)}
+
+    def document(self, rows: bool) -> status.Status:  # noqa: FBT001 - the metrics' signature
+        """Say what is known now; ``rows``: of each device, too."""
+        from gateway import status  # noqa: PLC0415 - only a gateway that is asked pays for it
+
+        gateway = self._gateway
+        self._build = self._build or status.build()
+        last = gateway.beliefs.last
+        node = status.Node(
+            pid=os.getpid(),
+            token=gateway.token,
+            started=gateway.started,
+            socket_dir=str(gateway.settings.socket_dir),
+            ledger=gateway.scribe.state,
+            plugins=[self._plugin(plugin) for plugin in gateway.plugins],
+            kubelet_since=gateway.kubelet_since,
+            books=last.view.source if last is not None else "none",
+            books_read=last.at if last is not None else None,
+        )
+        return status.document(node, gateway.tally, self._build, now=time.monotonic(), unix=time.time(), rows=rows)
+
+    def _plugin(self, plugin: Plugin) -> status.Plugin:
+        from gateway import status  # noqa: PLC0415 - as above
+
+        name = plugin.resource.name
+        return status.Plugin(
+            name=name,
+            state=plugin.state,
+            entries=plugin.entries,
+            level=plugin.resource.level,
+            stream_since=plugin.stream_since,
+            standing_by_for=plugin.standing_by_for,
+            trouble=plugin.trouble,
+            checked=plugin.checked,
+            holders=self._gateway.beliefs.holders(name),
+            drift=self._gateway.beliefs.findings(name),
+        )
+
+    async def _status(self, connection: Connection, _request: dict[str, Any]) -> None:
+        last = self._gateway.beliefs.last
+        if last is None or time.monotonic() - last.at > FRESH:
+            await self._gateway.beliefs.look()
+        await connection.send({"status": msgspec.to_builtins(self.document(rows=True))})
+
+    async def _order(self, connection: Connection, request: dict[str, Any]) -> None:
+        order = control.order(request)
+        before = {plugin.resource.name: plugin.entries.get(order.device_id) for plugin in self._gateway.plugins}
+        found = [(name, entry) for name, entry in before.items() if entry is not None]
+        cordoned = order.device_id in self._gateway.ledger.cordons
+        if not found and not (cordoned and order.op == "uncordon"):
+            raise ControlError(f"expected a device of this node, got {order.device_id!r}: see `gateway status`")
+        changed = self._carry_out(order, [name for name, _ in found])
+        await self._gateway.update()
+        if changed and not await self._gateway.scribe.durable():
+            raise ControlError(f"it is in force, but not on disk: {self._gateway.scribe.state.last_error}")
+        now = {plugin.resource.name: plugin.entries.get(order.device_id) for plugin in self._gateway.plugins}
+        outcome = Outcome(
+            changed,
+            tuple(
+                Found(
+                    name,
+                    entry.state.value,
+                    one.state.value if (one := now.get(name)) is not None else "forgotten",
+                    (self._gateway.beliefs.holders(name) or {}).get(order.device_id),
+                )
+                for name, entry in found
+            ),
+        )
+        await connection.send(msgspec.to_builtins(outcome))
+
+    def _carry_out(self, order: Order, resources: list[str]) -> bool:
+        """Do what an order says; True where that changed anything."""
+        ledger = self._gateway.ledger
+        match order.op:
+            case "cordon":
+                cordon = ledger.cordons.get(order.device_id)
+                if cordon is not None and cordon.reason == order.reason:
+                    return False
+                ledger.cordon(order.device_id, Cordon(order.reason, time.time()))
+                return True
+            case "uncordon":
+                return ledger.uncordon(order.device_id)
+            case _:
+                return bool([resource for resource in resources if self._forget(order.device_id, resource)])
+
+    def _forget(self, device_id: str, resource: str) -> bool:
+        """Forget what is remembered of a device: its illness, its place on the list if it is gone, a drift.
+
+        Raises:
+            ControlError: it is on the list because it is there, or because a container holds it.
+        """
+        gateway = self._gateway
+        entry = next(plugin.entries[device_id] for plugin in gateway.plugins if plugin.resource.name == resource)
+        state = entry.beneath.state if entry.state is State.CORDONED and entry.beneath is not None else entry.state
+        sticky = dict(gateway.ledger.sticky(resource))
+        drifted = any(device_id in finding.device_ids for finding in gateway.beliefs.findings(resource))
+        ill = sticky.pop(device_id, None) is not None
+        if not ill and not drifted and state in _HERE:
+            raise ControlError(f"{device_id} of {resource} is {state.value}: there is nothing to forget of it")
+        holder = (gateway.beliefs.holders(resource) or {}).get(device_id)
+        gone = state in {State.LOST, State.WITHDRAWN, State.NOT_LOOKED_YET}
+        if gone and holder is not None:
+            raise ControlError(f"{device_id} of {resource} is held by {holder}: end that pod first")
+        gateway.beliefs.forget(device_id)
+        gateway.ledger.set_sticky(resource, sticky)
+        return (gone and gateway.ledger.withdraw(resource, [device_id])) or ill or drifted

@@ -1,0 +1,850 @@
+"""Handover over real control sockets: whole gateways without their gRPC side, and partners that stall, lie or die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.dialect import Level
+from gateway import control, handover, registration, succession
+from gateway.control import Connection, Server, socket_path
+from gateway.handover import Handover
+from gateway.registration import Phase, Timer
+from gateway.succession import Age, Standing
+
+GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
+GUARD = 10.0
+"""Seconds after which a test that waits for ever is told so."""
+
+
+class Kubelet:
+    """What several gateways share: one kubelet, which books whom it serves and what must never happen to it."""
+
+    def __init__(self, minor: int) -> None:
+        self.minor = minor
+        self.id = registration.KubeletId(1, 1, 1)
+        self.up = True
+        self.refuses: set[Gateway] = set()
+        self.hangs = asyncio.Event()
+        self.hangs.set()
+        self.alive: list[Gateway] = []
+        self.registers: Counter[str] = Counter()
+        self.troubles: list[str] = []
+        self._in_flight: Counter[str] = Counter()
+        self._pulse = asyncio.Event()
+
+    def serving(self, resource: str = GPU) -> list[str]:
+        """Names those that have a stream, the oldest first."""
+        return [gateway.name for gateway in sorted(self.alive, key=lambda one: one.age) if resource in gateway.streams]
+
+    async def register(self, gateway: Gateway, resource: str) -> str:
+        if not self.up:
+            return "NOBODY"
+        self.registers[gateway.name] += 1
+        if self.minor < 37 and self.serving(resource):
+            self.troubles.append(f"{gateway.name} registered beside {self.serving(resource)}")
+        self._in_flight[resource] += 1
+        try:
+            await self.hangs.wait()
+            await asyncio.sleep(0)
+            if gateway in self.refuses:
+                return "UNKNOWN"
+            return "OK"
+        finally:
+            self._in_flight[resource] -= 1
+
+    def pulse(self) -> None:
+        """Something happened: let those look who wait for it."""
+        self._pulse.set()
+
+    def ended(self, resource: str) -> None:
+        """Kubelets 1.25 to 1.36 disconnect whoever is registered when an old stream ends."""
+        self.pulse()
+        if self._in_flight[resource]:
+            self.troubles.append("a stream ended during a Register")
+        if 25 <= self.minor < 37:
+            for gateway in self.alive:
+                gateway.cut(resource)
+
+    def restart(self) -> None:
+        self.id = registration.KubeletId(1, 1, self.id.ctime_ns + 1)
+        for gateway in self.alive:
+            for resource in list(gateway.streams):
+                gateway.cut(resource)
+        for gateway in self.alive:
+            gateway.meet()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(GUARD):
+            while not condition():
+                self._pulse.clear()
+                await self._pulse.wait()
+
+
+class Gateway:
+    """A gateway as the shell puts it together: real state machines, a real control socket, and a Kubelet to call."""
+
+    def __init__(self, node: Node, born_ns: int, resources: Collection[str]) -> None:
+        self.node, self.kubelet, self.age = node, node.kubelet, Age(born_ns, f"{born_ns:08x}")
+        self.states = {name: registration.start(self.age.token, "auto", "v1beta1") for name in resources}
+        self.streams: dict[str, int] = {}
+        self.ending: set[str] = set()
+        self.published = False
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        self._timers: dict[tuple[str, Timer], asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._numbers = iter(range(1, 1000))
+        self.handover = Handover(self.age, node.folder, self, self._count)
+        self.server = Server(socket_path(node.folder, self.age.token), {handover.OP: self.handover.serve})
+
+    @property
+    def name(self) -> str:
+        return f"g{self.age.born_ns}"
+
+    async def start(self) -> None:
+        await self.server.start()
+        await self.handover.take_over(peer.age for peer in self.kubelet.alive)
+        self.kubelet.alive.append(self)
+        self.published = True
+        for gateway in list(self.kubelet.alive):
+            gateway.look()
+        self.meet()
+
+    def meet(self) -> None:
+        for resource in self.states:
+            self.feed(resource, registration.KubeletUp(self.kubelet.id))
+
+    async def end(self) -> None:
+        """End as on SIGTERM: the registrations, then the handovers, then the sockets."""
+        for resource in self.states:
+            self.feed(resource, registration.Stop())
+        await self.handover.close()
+        await self._vanish()
+
+    async def kill(self) -> None:
+        """End as on SIGKILL: the kernel closes what was open, and nothing is said."""
+        self.published = False
+        self.kubelet.alive.remove(self)
+        for partner in list(self.handover._partners.values()):
+            partner.connection.abort()
+        gone, self.streams = self.streams, {}
+        for resource in gone:
+            self.kubelet.ended(resource)
+        await self._vanish()
+
+    async def _vanish(self) -> None:
+        self.published = False
+        if self in self.kubelet.alive:
+            self.kubelet.alive.remove(self)
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.handover.close()
+        await self.server.close()
+        for gateway in list(self.kubelet.alive):
+            gateway.look()
+
+    def _count(self, side: str, outcome: str) -> None:
+        self.outcomes[side, outcome] += 1
+        self.kubelet.pulse()
+
+    # What a handover asks of its holder.
+
+    def resources(self) -> Collection[str]:
+        return self.states.keys()
+
+    def standing(self, resource: str) -> Standing:
+        streams = resource in self.streams or resource in self.ending
+        return succession.standing(self.states[resource].phase, streams=streams)
+
+    def level(self, resource: str) -> Level | None:
+        return Level(self.kubelet.minor, self.kubelet.minor) if resource in self.streams else None
+
+    def kubelet_listens(self) -> bool:
+        return self.kubelet.up
+
+    def look(self) -> None:
+        self.kubelet.pulse()
+        if not self.published:
+            return
+        peers = [peer.age for peer in self.kubelet.alive if peer is not self]
+        if any(peer < self.age for peer in peers):
+            self._spawn(self.handover.take_over(peers))
+        for resource in self.states:
+            others = [peer for peer in peers if not self.handover.decides(peer, resource)]
+            waits_for = self.handover.defers_to(resource) or succession.elder_should_wait(self.age, others)
+            if waits_for is not None and self.standing(resource) is not Standing.BUSY:
+                self.feed(resource, registration.StandBy(waits_for.token))
+            elif waits_for is None and self.states[resource].phase is Phase.STANDBY:
+                self.feed(resource, registration.Resume())
+
+    # What the registrations ask for.
+
+    def feed(self, resource: str, event: registration.Event) -> None:
+        self.states[resource], actions = registration.step(self.states[resource], event)
+        for action in actions:
+            match action:
+                case registration.Offer(attempt):
+                    self._spawn(self._offer(resource, attempt))
+                case registration.SetTimer(timer, seconds):
+                    self._cancel(resource, timer)
+                    handle = asyncio.get_running_loop().call_later(
+                        seconds, self.feed, resource, registration.Fired(timer)
+                    )
+                    self._timers[resource, timer] = handle
+                case registration.CancelTimer(timer):
+                    self._cancel(resource, timer)
+                case registration.CancelOffer():
+                    self.kubelet.troubles.append("a Register was given up")
+                case registration.EndStreams() if resource in self.streams:
+                    self.ending.add(resource)
+                    asyncio.get_running_loop().call_soon(self.cut, resource, True)
+                case _:
+                    pass
+        self.handover.changed(resource)
+        self.kubelet.pulse()
+
+    async def _offer(self, resource: str, attempt: int) -> None:
+        code = await self.kubelet.register(self, resource)
+        self.feed(resource, registration.Replied(attempt, code))
+        if code == "OK":
+            self.streams[resource] = next(self._numbers)
+            self.feed(resource, registration.StreamOpened(self.streams[resource]))
+
+    def cut(self, resource: str, ours: bool = False) -> None:
+        """A stream is over: ended by the kubelet, or by us."""
+        self.ending.discard(resource)
+        stream = self.streams.pop(resource, None)
+        if stream is not None:
+            self.feed(resource, registration.StreamEnded(stream))
+            if ours:
+                self.kubelet.ended(resource)
+
+    def _cancel(self, resource: str, timer: Timer) -> None:
+        if handle := self._timers.pop((resource, timer), None):
+            handle.cancel()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class Node:
+    """A state directory, a kubelet, and the gateways that were started there."""
+
+    def __init__(self, folder: Path, minor: int) -> None:
+        self.folder, self.kubelet = folder, Kubelet(minor)
+        self._made: list[Gateway] = []
+
+    async def gateway(self, born_ns: int, resources: Collection[str] = (GPU,), *, serves: bool = True) -> Gateway:
+        """Start one; wait until it serves all that it has."""
+        gateway = Gateway(self, born_ns, resources)
+        self._made.append(gateway)
+        await gateway.start()
+        if serves:
+            await self.kubelet.until(lambda: gateway.streams.keys() == set(resources))
+        return gateway
+
+    async def elsewhere(self, born_ns: int) -> Gateway:
+        """Start one that has another state directory."""
+        folder = self.folder / "other"
+        folder.mkdir()
+        gateway = Gateway(self, born_ns, [GPU])
+        gateway.handover = Handover(gateway.age, folder, gateway, lambda *_: None)
+        gateway.server = Server(socket_path(folder, gateway.age.token), {handover.OP: gateway.handover.serve})
+        self._made.append(gateway)
+        await gateway.start()
+        return gateway
+
+    async def close(self) -> None:
+        for gateway in self._made:
+            await gateway.end()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="dpg-"))
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture
+async def node(folder: Path, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+    node = Node(folder, getattr(request, "param", 32))
+    async with asyncio.timeout(3 * GUARD):
+        yield node
+    await node.close()
+
+
+EVERY_CLASS = pytest.mark.parametrize(
+    "node",
+    [
+        pytest.param(9, id="1.9"),
+        pytest.param(20, id="1.20"),
+        pytest.param(32, id="1.32: disconnects by name"),
+        pytest.param(37, id="1.37: register first"),
+    ],
+    indirect=True,
+)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits as short as a test wants them; their order stays."""
+    monkeypatch.setattr(succession, "ANSWER_WAIT", 0.04)
+    monkeypatch.setattr(succession, "REPORT_WAIT", 0.08)
+    monkeypatch.setattr(succession, "CHECK_WAIT", 0.1)
+    monkeypatch.setattr(succession, "REST", 0.1)
+
+
+# Two gateways that do as they should.
+
+
+@EVERY_CLASS
+async def test_the_heir_takes_over_and_nothing_forbidden_happens(node: Node) -> None:
+    elder = await node.gateway(1, [GPU, MIG])
+    heir = await node.gateway(2, [GPU, MIG])
+    await node.kubelet.until(lambda: not elder.streams)
+    assert node.kubelet.serving(GPU) == node.kubelet.serving(MIG) == ["g2"]
+    assert node.kubelet.registers == {"g1": 2, "g2": 2}
+    assert node.kubelet.troubles == []
+    assert heir.outcomes == {("heir", "done"): 2}
+    await node.kubelet.until(lambda: elder.outcomes == {("elder", "done"): 2})
+
+
+@pytest.mark.parametrize("node", [37], indirect=True)
+async def test_from_1_37_on_there_is_no_gap(node: Node) -> None:
+    elder = await node.gateway(1)
+    ended: list[list[str]] = []
+    node.kubelet.ended = lambda resource: ended.append(node.kubelet.serving(resource))  # type: ignore[method-assign]  # a tap
+    await node.gateway(2)
+    await node.kubelet.until(lambda: not elder.streams)
+    assert ended == [["g2"]]
+
+
+async def test_the_heir_waits_after_the_elders_streams(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubelets 1.25 to 1.36 close the connection first, and disconnect whoever is registered a moment later."""
+    await node.gateway(1)
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    heir = Gateway(node, 2, [GPU])
+    node._made.append(heir)
+    await heir.handover.take_over([Age(1, "00000001")])
+    assert node.kubelet.serving() == []
+    assert registration.CUT_WAIT in slept
+    await heir.start()
+
+
+@EVERY_CLASS
+@pytest.mark.parametrize("how", ["end", "kill"])
+async def test_the_elder_takes_over_again_when_the_heir_goes(node: Node, how: str) -> None:
+    elder = await node.gateway(1)
+    heir = await node.gateway(2)
+    await node.kubelet.until(lambda: not elder.streams)
+    await (heir.end() if how == "end" else heir.kill())
+    await node.kubelet.until(lambda: GPU in elder.streams)
+    assert node.kubelet.serving() == ["g1"]
+    assert node.kubelet.troubles == []
+
+
+@EVERY_CLASS
+@pytest.mark.parametrize("how", ["end", "kill"])
+async def test_the_heir_stays_when_the_elder_goes(node: Node, how: str) -> None:
+    elder = await node.gateway(1)
+    heir = await node.gateway(2)
+    await node.kubelet.until(lambda: not elder.streams)
+    await (elder.end() if how == "end" else elder.kill())
+    assert node.kubelet.serving() == ["g2"]
+    assert node.kubelet.registers["g2"] == 1
+    assert heir.handover.defers_to(GPU) is None
+
+
+@EVERY_CLASS
+async def test_ten_upgrades_in_a_row(node: Node) -> None:
+    before = await node.gateway(1)
+    for born_ns in range(2, 12):
+        heir = await node.gateway(born_ns)
+        await node.kubelet.until(lambda gone=before: not gone.streams)  # type: ignore[misc]  # bound on purpose
+        await before.end()
+        before = heir
+    assert node.kubelet.serving() == ["g11"]
+    assert sum(node.kubelet.registers.values()) == 11
+    assert node.kubelet.troubles == []
+
+
+async def test_each_resource_is_a_handover_of_its_own(node: Node) -> None:
+    elder = await node.gateway(1, [GPU, MIG])
+    await node.gateway(2, [GPU, "nvidia.com/other"])
+    await node.kubelet.until(lambda: GPU not in elder.streams)
+    assert (node.kubelet.serving(GPU), node.kubelet.serving(MIG)) == (["g2"], ["g1"])
+    assert node.kubelet.serving("nvidia.com/other") == ["g2"]
+
+
+async def test_a_resource_that_comes_later_is_asked_for(node: Node) -> None:
+    elder = await node.gateway(1, [GPU, MIG])
+    heir = await node.gateway(2, [GPU])
+    heir.states[MIG] = registration.start("later", "auto", "v1beta1")
+    await heir.handover.take_over([elder.age])
+    heir.meet()
+    await node.kubelet.until(lambda: node.kubelet.serving(MIG) == ["g2"])
+    assert node.kubelet.troubles == []
+
+
+async def test_a_resource_that_comes_later_to_the_elder_stands_by_at_once(node: Node) -> None:
+    elder = await node.gateway(1, [GPU])
+    await node.gateway(2, [GPU, MIG])
+    elder.states[MIG] = registration.start("later", "auto", "v1beta1")
+    elder.look()
+    elder.meet()
+    assert elder.states[MIG].phase is Phase.STANDBY
+    assert node.kubelet.registers["g1"] == 1
+
+
+@EVERY_CLASS
+async def test_three_gateways(node: Node) -> None:
+    first = await node.gateway(1)
+    second = await node.gateway(2)
+    third = await node.gateway(3)
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g3"])
+    await third.kill()
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
+    assert first.handover.defers_to(GPU) == second.age
+    await second.kill()
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
+    assert node.kubelet.troubles == []
+
+
+@EVERY_CLASS
+async def test_both_start_at_the_same_instant(node: Node) -> None:
+    async with asyncio.TaskGroup() as group:
+        for born_ns in (1, 2):
+            group.create_task(node.gateway(born_ns, serves=False))
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
+
+
+async def test_the_elder_starts_after_its_heir(node: Node) -> None:
+    """It was born earlier, and took longer to come up."""
+    heir = await node.gateway(2)
+    elder = await node.gateway(1, serves=False)
+    await node.kubelet.until(lambda: elder.handover.defers_to(GPU) == heir.age)
+    assert node.kubelet.registers == {"g2": 1}
+
+
+@EVERY_CLASS
+async def test_no_kubelet_is_there(node: Node, hasty: None) -> None:
+    """Nobody can report anything then, and nothing is taken back."""
+    node.kubelet.up = False
+    elder = await node.gateway(1, serves=False)
+    heir = await node.gateway(2, serves=False)
+    await asyncio.sleep(3 * succession.REPORT_WAIT)  # It is the absence of events that is checked.
+    assert elder.handover.defers_to(GPU) == heir.age
+    node.kubelet.up = True
+    node.kubelet.restart()
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
+    assert node.kubelet.registers == {"g2": 1}
+
+
+@EVERY_CLASS
+async def test_the_kubelet_restarts_in_the_middle(node: Node) -> None:
+    await node.gateway(1)
+    node.kubelet.hangs.clear()
+    heir = await node.gateway(2, serves=False)
+    assert node.kubelet.serving() == ([] if node.kubelet.minor < 37 else ["g1"])
+    node.kubelet.hangs.set()
+    node.kubelet.restart()
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
+    assert heir.states[GPU].phase is Phase.SERVING
+
+
+async def test_the_elders_register_is_waited_for(node: Node) -> None:
+    """Between its Register and the kubelet's call no stream may end, and no other Register be sent."""
+    node.kubelet.hangs.clear()
+    await node.gateway(1, serves=False)
+    heir = await node.gateway(2, serves=False)
+    assert heir.handover.defers_to(GPU) is not None
+    assert node.kubelet.registers == {"g1": 1}
+    node.kubelet.hangs.set()
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
+    assert node.kubelet.registers == {"g1": 1, "g2": 1}
+    assert node.kubelet.troubles == []
+
+
+# An heir that can't.
+
+
+@EVERY_CLASS
+async def test_an_heir_that_is_refused_gives_it_back_and_asks_again(node: Node, hasty: None) -> None:
+    elder = await node.gateway(1)
+    heir = Gateway(node, 2, [GPU])
+    node._made.append(heir)
+    node.kubelet.refuses.add(heir)
+    await heir.start()
+    await node.kubelet.until(lambda: node.kubelet.registers["g2"] > 0)
+    await node.kubelet.until(lambda: ("elder", "back") in elder.outcomes and GPU in elder.streams)
+    await node.kubelet.until(lambda: heir.handover.defers_to(GPU) == elder.age)
+    node.kubelet.refuses.clear()
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
+    assert node.kubelet.troubles == []
+    assert heir.outcomes == {("heir", "back"): 1, ("heir", "done"): 1}
+
+
+async def test_the_elder_ends_while_the_heir_stands_by(node: Node, hasty: None) -> None:
+    elder = await node.gateway(1)
+    heir = Gateway(node, 2, [GPU])
+    node._made.append(heir)
+    node.kubelet.refuses.add(heir)
+    await heir.start()
+    await node.kubelet.until(lambda: ("elder", "back") in elder.outcomes and GPU in elder.streams)
+    node.kubelet.refuses.clear()
+    await elder.kill()
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
+
+
+# A partner that isn't one: it speaks by hand.
+
+YOUNGER, OLDER = Age(9, "00000009"), Age(0, "00000000")
+
+
+class ByHand:
+    """A younger partner of ``elder``, over a real connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    async def say(self, say: object, resources: object = (GPU,), **more: object) -> None:
+        message = {"op": handover.OP, "say": say, "resources": resources, "from": _from(YOUNGER)}
+        await self.connection.send(message | more)
+
+    async def hears(self) -> str | None:
+        async with asyncio.timeout(GUARD):
+            message = await self.connection.receive()
+        return None if message is None else str(message.get("say", message.get("error")))
+
+
+def _from(age: Age) -> dict[str, object]:
+    return {"born_ns": age.born_ns, "token": age.token}
+
+
+@contextlib.asynccontextmanager
+async def by_hand(elder: Gateway) -> AsyncIterator[ByHand]:
+    connection = await control.connect(elder.server.path, 1)
+    try:
+        yield ByHand(connection)
+    finally:
+        connection.abort()
+
+
+async def test_what_an_elder_says(node: Node) -> None:
+    elder = await node.gateway(1)
+    async with by_hand(elder) as heir:
+        await heir.say("ask")
+        assert await heir.hears() == "yours"
+        assert node.kubelet.serving() == []
+        await heir.say("serving")
+        await heir.say("released")
+        await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
+        await heir.say("ask")
+        assert await heir.hears() == "mine"
+
+
+async def test_a_late_ask_ends_no_stream(node: Node) -> None:
+    """The heir has gone on: its Register may be in flight, and the kubelet of 1.25 to 1.36 would disconnect it."""
+    elder = await node.gateway(1)
+    async with by_hand(elder) as heir:
+        await heir.say("ask", until_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - 1)
+        assert await heir.hears() == "first"
+        assert node.kubelet.serving() == ["g1"]
+        await heir.say("serving")
+        await node.kubelet.until(lambda: node.kubelet.serving() == [])
+
+
+async def test_an_heir_that_never_reports_loses_it(node: Node, hasty: None) -> None:
+    elder = await node.gateway(1)
+    async with by_hand(elder) as heir:
+        await heir.say("ask")
+        assert [await heir.hears() for _ in range(3)] == ["yours", "revoke", "mine"]
+        await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
+
+
+async def test_an_heir_that_was_stopped_loses_it(node: Node, hasty: None) -> None:
+    elder = await node.gateway(1)
+    async with by_hand(elder) as heir:
+        await heir.say("serving")
+        assert [await heir.hears() for _ in range(2)] == ["revoke", "mine"]
+        await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
+
+
+async def test_an_heir_that_is_registering_is_waited_for(node: Node, hasty: None) -> None:
+    elder = await node.gateway(1)
+    async with by_hand(elder) as heir:
+        await heir.say("ask")
+        assert [await heir.hears() for _ in range(2)] == ["yours", "revoke"]
+        await heir.say("busy")
+        await asyncio.sleep(3 * succession.ANSWER_WAIT)  # It is the absence of events that is checked.
+        assert node.kubelet.serving() == []
+        await heir.say("released")
+        await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
+
+
+@pytest.mark.parametrize("after", [["ask"], ["ask", "serving"], ["serving"], ["going"]], ids=" ".join)
+async def test_an_heir_that_dies(node: Node, after: list[str]) -> None:
+    elder = await node.gateway(1)
+    async with by_hand(elder) as heir:
+        for say in after:
+            await heir.say(say)
+            if say == "ask":
+                assert await heir.hears() == "yours"
+        if "serving" in after:
+            await node.kubelet.until(lambda: node.kubelet.serving() == [])
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
+    assert node.kubelet.troubles == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param({"say": "later"}, id="a word of a later release"),
+        pytest.param({"say": ["ask"]}, id="no word"),
+        pytest.param({"say": None}, id="none at all"),
+        pytest.param({"op": "status", "say": "ask"}, id="another op in between"),
+        pytest.param({"say": "mine"}, id="an elder's word"),
+        pytest.param({"say": "busy"}, id="an answer to nothing"),
+        pytest.param({"say": "ask", "resources": []}, id="of nothing"),
+    ],
+)
+async def test_what_is_not_understood_is_ignored(node: Node, message: dict[str, Any]) -> None:
+    elder = await node.gateway(1)
+    async with by_hand(elder) as heir:
+        await heir.say("released")
+        await heir.connection.send({"op": handover.OP, "resources": [GPU], "from": _from(YOUNGER)} | message)
+        assert node.kubelet.serving() == ["g1"]
+        await heir.say("ask", more="of a later release")
+        assert await heir.hears() == "yours"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param({"resources": GPU}, id="a name for a list"),
+        pytest.param({"resources": None}, id="no resources"),
+        pytest.param({"resources": [1]}, id="no names"),
+        pytest.param({"resources": [""]}, id="an empty name"),
+        pytest.param({"resources": ["x" * 318]}, id="a name too long"),
+        pytest.param({"resources": [f"a.b/{n}" for n in range(65)]}, id="too many at once"),
+    ],
+)
+async def test_nonsense_ends_the_conversation(node: Node, message: dict[str, Any]) -> None:
+    elder = await node.gateway(1)
+    async with by_hand(elder) as heir:
+        await heir.say("ask")
+        assert await heir.hears() == "yours"
+        await heir.connection.send({"op": handover.OP, "say": "serving", "from": _from(YOUNGER)} | message)
+        assert await heir.hears() is None
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
+    assert elder.outcomes == {("elder", "connection lost"): 1}
+
+
+async def test_a_partner_cannot_make_it_remember_without_end(node: Node) -> None:
+    elder = await node.gateway(1)
+    async with by_hand(elder) as heir:
+        for start in range(0, handover.MAX_RESOURCES + 64, 64):
+            await heir.say("ask", [f"a.b/{n}" for n in range(start, start + 64)])
+        said = []
+        while (word := await heir.hears()) is not None:
+            said.append(word)
+    assert set(said) <= {"yours"}
+    assert elder.handover._partners == {}
+
+
+@pytest.mark.parametrize(
+    "sender",
+    [
+        pytest.param(_from(OLDER), id="an older one"),
+        pytest.param(_from(Age(1, "00000001")), id="we ourselves"),
+        pytest.param({"born_ns": 9, "token": "../../x"}, id="no token"),
+        pytest.param({"born_ns": "9", "token": "00000009"}, id="no age"),
+        pytest.param({"born_ns": -1, "token": "00000009"}, id="before the boot"),
+        pytest.param(None, id="nobody"),
+        pytest.param([], id="nothing"),
+    ],
+)
+async def test_only_a_younger_gateway_is_an_heir(node: Node, sender: object) -> None:
+    elder = await node.gateway(1)
+    async with by_hand(elder) as heir:
+        await heir.connection.send({"op": handover.OP, "say": "ask", "resources": [GPU], "from": sender})
+        assert "expected the age of a gateway younger" in str(await heir.hears())
+    assert node.kubelet.serving() == ["g1"]
+
+
+async def test_a_gateway_that_connects_twice_has_one_lease(node: Node) -> None:
+    elder = await node.gateway(1)
+    async with by_hand(elder) as lost, by_hand(elder) as heir:
+        await lost.say("serving")
+        await node.kubelet.until(lambda: node.kubelet.serving() == [])
+        await heir.say("serving")
+        assert await lost.hears() is None
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
+
+
+Talk = Callable[[Connection, dict[str, Any]], Any]
+
+
+async def _silent(connection: Connection, _request: Mapping[str, Any]) -> None:
+    while await connection.receive() is not None:
+        pass
+
+
+def _answers(message: dict[str, Any]) -> Talk:
+    async def answer(connection: Connection, _request: Mapping[str, Any]) -> None:
+        await connection.send({"op": handover.OP, "resources": [GPU]} | message)
+        await _silent(connection, {})
+
+    return answer
+
+
+async def _hangs_up(connection: Connection, _request: Mapping[str, Any]) -> None:
+    connection.abort()
+
+
+async def _keeps_saying_wait(connection: Connection, _request: Mapping[str, Any]) -> None:
+    for say in ("wait", "wait", "yours"):
+        await connection.send({"op": handover.OP, "resources": [GPU], "say": say})
+    await _silent(connection, {})
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        pytest.param(_silent, id="it is stopped"),
+        pytest.param(_hangs_up, id="it dies"),
+        pytest.param(_answers({"error": "unknown op"}), id="it is of an older release"),
+        pytest.param(_answers({"say": "later"}), id="it is of a later release"),
+        pytest.param(_answers({"say": "ask"}), id="it talks like an heir"),
+        pytest.param(_answers({"say": "yours", "resources": ["not.asked/for"]}), id="it gives what nobody asked for"),
+        pytest.param(_answers({"say": "yours", "resources": 5}), id="it talks nonsense"),
+        pytest.param(_keeps_saying_wait, id="it says wait twice"),
+    ],
+)
+async def test_whatever_an_elder_does_the_heir_serves(node: Node, talk: Talk) -> None:
+    """The elder's own streams are none of its words' business here: this one has none."""
+    server = Server(socket_path(node.folder, OLDER.token), {handover.OP: talk})
+    await server.start()
+    heir = Gateway(node, 2, [GPU])
+    node._made.append(heir)
+    async with asyncio.timeout(GUARD):
+        await heir.handover.take_over([OLDER])
+    assert heir.handover.defers_to(GPU) is None
+    await heir.start()
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
+    await server.close()
+
+
+async def test_another_protocol_version_is_no_conversation(node: Node) -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b'{"v":2,"op":"handover","say":"mine","resources":["nvidia.com/gpu"]}\n')
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_unix_server(speak, socket_path(node.folder, OLDER.token))
+    heir = Gateway(node, 2, [GPU])
+    node._made.append(heir)
+    await heir.handover.take_over([OLDER])
+    assert heir.handover.defers_to(GPU) is None
+    server.close()
+
+
+async def test_an_elder_that_keeps_it_is_stood_by_for(node: Node) -> None:
+    server = Server(socket_path(node.folder, OLDER.token), {handover.OP: _answers({"say": "mine"})})
+    await server.start()
+    heir = Gateway(node, 2, [GPU])
+    node._made.append(heir)
+    await heir.handover.take_over([OLDER])
+    assert heir.handover.defers_to(GPU) == OLDER
+    await server.close()
+    await node.kubelet.until(lambda: heir.handover.defers_to(GPU) is None)
+
+
+# Gateways that can't talk: age alone decides, as before.
+
+
+async def test_another_state_directory(node: Node) -> None:
+    await node.gateway(1)
+    await node.elsewhere(2)
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "decides"),
+    [
+        pytest.param(True, True, True, id="it can talk: it is given time to ask"),
+        pytest.param(True, False, False, id="an older release: it won't"),
+        pytest.param(False, True, False, id="our own socket could not be had: it can't"),
+    ],
+)
+async def test_a_younger_gateway_appears_without_a_word(node: Node, own: bool, theirs: bool, decides: bool) -> None:
+    elder = await node.gateway(1)
+    for there, age in ((own, elder.age), (theirs, YOUNGER)):
+        if there:
+            socket_path(node.folder, age.token).touch()
+        else:
+            socket_path(node.folder, age.token).unlink(missing_ok=True)
+    assert elder.handover.decides(YOUNGER, GPU) is decides
+    assert not elder.handover.decides(YOUNGER, MIG)  # Not served here: nothing is to be ended.
+
+
+async def test_the_time_to_ask_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "GRACE", 0.01)
+    elder = await node.gateway(1)
+    looked = asyncio.Event()
+    elder.look = looked.set  # type: ignore[method-assign]  # a tap
+    socket_path(node.folder, YOUNGER.token).touch()
+    assert elder.handover.decides(YOUNGER, GPU)
+    async with asyncio.timeout(GUARD):
+        await looked.wait()
+    assert not elder.handover.decides(YOUNGER, GPU)
+
+
+async def test_a_broken_connection_while_the_heir_stands_by_gives_it_its_turn(node: Node, hasty: None) -> None:
+    """Age alone decides then, and at once: the elder ends its streams before the heir registers."""
+    elder = await node.gateway(1)
+    heir = Gateway(node, 2, [GPU])
+    node._made.append(heir)
+    node.kubelet.refuses.add(heir)
+    await heir.start()
+    await node.kubelet.until(lambda: heir.handover.defers_to(GPU) == elder.age and GPU in elder.streams)
+    node.kubelet.refuses.clear()
+    [partner] = elder.handover._partners.values()
+    partner.connection.abort()
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
+    assert node.kubelet.troubles == []
+
+
+async def test_a_broken_connection_between_the_living_changes_nothing(node: Node) -> None:
+    elder = await node.gateway(1)
+    heir = await node.gateway(2)
+    await node.kubelet.until(lambda: not elder.streams)
+    [partner] = heir.handover._partners.values()
+    partner.connection.abort()
+    await node.kubelet.until(lambda: not elder.handover._partners)
+    assert node.kubelet.serving() == ["g2"]
+    assert elder.states[GPU].phase is Phase.STANDBY
+    assert node.kubelet.registers == {"g1": 1, "g2": 1}
