@@ -133,7 +133,8 @@ class Commands:
             ControlError: it is on the list because it is there, or because a container holds it.
         """
         gateway = self._gateway
-        entry = next(plugin.entries[device_id] for plugin in gateway.plugins if plugin.resource.name == resource)
+        plugin = next(plugin for plugin in gateway.plugins if plugin.resource.name == resource)
+        entry = plugin.entries[device_id]
         state = entry.beneath.state if entry.state is State.CORDONED and entry.beneath is not None else entry.state
         sticky = dict(gateway.ledger.sticky(resource))
         drifted = any(device_id in finding.device_ids for finding in gateway.beliefs.findings(resource))
@@ -145,5 +146,6 @@ class Commands:
         if gone and holder is not None:
             raise ControlError(f"{device_id} of {resource} is held by {holder}: end that pod first")
         gateway.beliefs.forget(device_id)
+        plugin.resource.forget(device_id)
         gateway.ledger.set_sticky(resource, sticky)
         return (gone and gateway.ledger.withdraw(resource, [device_id])) or ill or drifted

@@ -210,10 +210,10 @@ class Plugin:
         return name
 
     async def _verify(self) -> None:
-        """Look into the kubelet's books, where they can be reached. A list that changes meanwhile proves nothing."""
-        listed = self.resource.entries
+        """Look into the kubelet's books, where they can be reached. A list or stream that changes meanwhile proves nothing."""
+        listed, stream = self.resource.entries, self.state.stream
         held = await kubelet_view.holds(self._gateway.pod_resources, self.resource.name, self.resource.devices)
-        if self.resource.entries is not listed:
+        if self.resource.entries is not listed or self.state.stream != stream:
             return
         self.checked = Check.UNKNOWN if held is None else Check.HELD if held else Check.LACKING
         self._gateway.tally.checked(self.resource.name, self.checked)

@@ -256,6 +256,10 @@ class State:
     """The dialect on offer, or accepted."""
     accepted: str = ""
     """The dialect that some kubelet last accepted."""
+    reached: bool = False
+    """Whether the Register on offer is on its way; before that, whoever calls means an earlier one."""
+    told: KubeletId | None = None
+    """The kubelet that a Register was last sent to."""
     stream: int | None = None
     called: bool = False
     """Whether the kubelet has called ListAndWatch since the last Offer."""
@@ -330,6 +334,7 @@ def _kubelet_up(state: State, kubelet: KubeletId) -> Step:
 
 def _reached(state: State, kubelet: KubeletId) -> State:
     """The Register meets this kubelet. One that nobody told us of yet has refused nothing: negotiate anew with it."""
+    state = replace(state, reached=True, told=kubelet)
     if kubelet == state.kubelet:
         return state
     anew = negotiate.begin(state.negotiation.choice, state.dialect)
@@ -342,20 +347,33 @@ def _offer(state: State) -> Step:
     dialect = state.negotiation.offer
     if dialect is None:
         # Only a new kubelet can change this; ask again, slowly, in case that one was missed.
-        said = negotiate.failure(state.negotiation)
+        said, drop = negotiate.failure(state.negotiation), _drop(state)
         unfit = any(answer.kind is Kind.UNFIT for _, answer in state.negotiation.refused)
-        state = replace(state, negotiation=negotiate.begin(state.negotiation.choice, state.accepted or None))
+        fresh = negotiate.begin(state.negotiation.choice, state.accepted or None)
+        state = replace(state, negotiation=fresh, stream=None, name="")
         if unfit:
-            return replace(state, phase=Phase.OUT), (*quiet, Report("error", "not offered", said))
+            return replace(state, phase=Phase.OUT), (*quiet, *drop, Report("error", "not offered", said))
         report = Report("error", "no common version", said)
-        return replace(state, phase=Phase.WAITING), (*quiet, report, SetTimer(Timer.RETRY, REFUSED_WAIT))
+        return replace(state, phase=Phase.WAITING), (*quiet, *drop, report, SetTimer(Timer.RETRY, REFUSED_WAIT))
     attempt = state.attempt + 1
-    name = f"{state.token}-{attempt}.sock"
-    drop: tuple[Action, ...] = (Unlink(state.name),) if state.name else ()
-    if state.stream is not None:  # Of the kubelet before, or of one that called and refused us: nobody's, either way.
-        drop = (EndStreams(), *drop)
-    state = replace(state, phase=Phase.OFFERING, attempt=attempt, name=name, dialect=dialect, stream=None, called=False)
+    name, drop = f"{state.token}-{attempt}.sock", _drop(state)
+    state = replace(
+        state,
+        phase=Phase.OFFERING,
+        attempt=attempt,
+        name=name,
+        dialect=dialect,
+        stream=None,
+        called=False,
+        reached=False,
+    )
     return state, (*quiet, *drop, Offer(attempt, dialect, name))
+
+
+def _drop(state: State) -> tuple[Action, ...]:
+    """Let go of a stream (the kubelet's before, or of one that called and refused us: nobody's, either way) and a name."""
+    ends: tuple[Action, ...] = (EndStreams(),) if state.stream is not None else ()
+    return (*ends, Unlink(state.name)) if state.name else ends
 
 
 def _replied(state: State, reply: Replied) -> Step:
@@ -398,9 +416,20 @@ def _after_error(state: State) -> tuple[float, int]:
 
 
 def _stream_opened(state: State, stream: int) -> Step:
-    state = replace(state, stream=stream, called=True, verified=0)
     if state.phase in _HELD_BACK:
         return replace(state, stream=None), (EndStreams(),)
+    early = state.phase is Phase.OFFERING and not state.reached
+    if early and state.told != state.kubelet:  # The kubelet before calls late: it isn't the one on offer.
+        return state, (EndStreams(),)
+    if state.stream is not None:
+        # One of the two is a call that waited somewhere until its kubelet was dead: which, only a fresh start can tell.
+        if state.phase is Phase.OFFERING:
+            return replace(state, stream=None, called=True), (EndStreams(),)
+        return _again(state, Report("warning", "called twice", "ending both streams and registering once more"))
+    state = replace(state, stream=stream, called=True, verified=0)
+    if early:  # An earlier Register is answered after all.
+        state, actions = _serving(state)
+        return state, (CancelOffer(), *actions)
     if state.phase is Phase.OFFERING:  # 1.8 and 1.9 call before Register returns.
         return state, ()
     return _serving(state)

@@ -132,6 +132,10 @@ class Resource:
         for changed in self._streams.values():
             changed.set()
 
+    def forget(self, device_id: str) -> None:
+        """Judge a device anew with the next list, as if it had never been on one."""
+        self._by_id.pop(device_id, None)
+
     def too_large(self, dialect: Dialect) -> str | None:
         """Say why the list can't be sent in ``dialect``, and how many devices of it could; None where it can."""
         size = len(self._list(dialect).data)

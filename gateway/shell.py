@@ -32,7 +32,7 @@ from gateway.tally import Tally
 from gateway.watch import KUBELET_SOCKET, Watch, is_pinned, listens
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Sequence
+    from collections.abc import Collection, Coroutine, Iterable, Sequence
     from collections.abc import Set as AbstractSet
     from typing import Any
 
@@ -258,7 +258,7 @@ class Gateway:
             self._update_again([one.again_at for one in merged.values() if one.again_at is not None])
             if self._published:
                 self._look_at_peers()
-                self._tell_kubelet()
+                self._tell_kubelet([plugin for plugin in self._plugins.values() if plugin.state.kubelet is None])
 
     def _merge(self, name: str, listing: Listing | None, clock: life.Clock) -> life.Merged:
         announced = self.ledger.announced(name)
@@ -287,8 +287,8 @@ class Gateway:
             for device_id, row in merged.sticky.items()
         }
         news = self.ledger.announce(name, tuple(entry.device for entry in merged.entries))
+        self.ledger.withdraw(name, merged.dropped)  # Forgets their illnesses too, which outlive them.
         news = self.ledger.set_sticky(name, illnesses) or news
-        self.ledger.withdraw(name, merged.dropped)
         self.ledger.set_lost_since(name, merged.lost_since)
         self.scribe.soon()
         return news
@@ -332,7 +332,10 @@ class Gateway:
             holders = self.beliefs.holders(name)
             if holders is not None and plugin.state.phase is Phase.SERVING:
                 news = self.ledger.rebuild_handed_out(name, holders, look.unix) or news
-            waiting = waiting or any(entry.state in _WAITING for entry in plugin.entries.values())
+            waiting = waiting or any(
+                entry.state in _WAITING or (entry.beneath is not None and entry.beneath.state in _WAITING)
+                for entry in plugin.entries.values()
+            )
         if news:
             self.scribe.soon()
         if waiting:
@@ -389,13 +392,13 @@ class Gateway:
     def _kubelet_up(self, kubelet: KubeletId) -> None:
         self._kubelet, self.kubelet_since = kubelet, time.monotonic()
         self.beliefs.restarted()
-        self._tell_kubelet()
+        self._tell_kubelet(self.plugins)
         _log.info("kubelet found", socket=str(self.kubelet_socket))
 
-    def _tell_kubelet(self) -> None:
-        """Tell every resource of the kubelet that is there: news to those that have not met it."""
+    def _tell_kubelet(self, plugins: Iterable[Plugin]) -> None:
+        """Tell plugins of the kubelet that was found last."""
         if self._kubelet is not None:
-            for plugin in self._plugins.values():
+            for plugin in plugins:
                 plugin.feed(registration.KubeletUp(self._kubelet))
 
     def _name_lost(self, name: str) -> None:

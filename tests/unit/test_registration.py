@@ -110,6 +110,27 @@ REGISTERED_AGAIN: list[r.Event] = [*CUT, r.Fired(Timer.RETRY), r.Reached(2, K1),
         pytest.param(
             [*SERVING, r.Verified(held=False)], Phase.WAITING, [], id="the kubelet's books lack us: begin again"
         ),
+        pytest.param(
+            [*SERVING, r.StreamOpened(8)], Phase.WAITING, [], id="called twice: end both, for one may be a dead kubelet's"
+        ),
+        pytest.param(
+            [*UP, r.StreamOpened(1), r.StreamOpened(2), r.Replied(1, "OK")],
+            Phase.WAITING,
+            [],
+            id="called twice while it registers: begin again",
+        ),
+        pytest.param(
+            [*CUT, r.Fired(Timer.RETRY), r.StreamOpened(9)],
+            Phase.SERVING,
+            [],
+            id="an earlier Register is answered before the next is sent: serve",
+        ),
+        pytest.param(
+            [*SERVING, r.KubeletUp(K2), r.StreamOpened(9), r.Reached(2, K2), r.Replied(2, "OK")],
+            Phase.ACCEPTED,
+            [],
+            id="the kubelet before calls late: that isn't the new one's call",
+        ),
         pytest.param([*SERVING, r.NameLost("token-1.sock")], Phase.SERVING, [], id="own name deleted: do not register"),
         pytest.param([*SERVING, r.Renew("options")], Phase.WAITING, [], id="other options: register anew"),
         pytest.param([*SERVING, r.StandBy("b")], Phase.STANDBY, [], id="a younger gateway: yield"),
@@ -148,6 +169,12 @@ def test_rule(events: list[r.Event], phase: Phase, offered: list[str]) -> None:
             [*SERVING, r.KubeletUp(K2)], r.EndStreams(), id="a new kubelet: the stream of the old one is ended"
         ),
         pytest.param([*UP, r.KubeletUp(K2)], r.CancelOffer(), id="a new kubelet: the hanging Register is given up"),
+        pytest.param(
+            [*CUT, r.Fired(Timer.RETRY), r.StreamOpened(9)],
+            r.CancelOffer(),
+            id="an earlier Register is answered: the next isn't sent",
+        ),
+        pytest.param([*SERVING, r.KubeletUp(K2), r.StreamOpened(9)], r.EndStreams(), id="the kubelet before: end it"),
         pytest.param(
             [*SERVING, r.NameLost("token-1.sock")], r.Link("token-1.sock"), id="own name deleted: put it back"
         ),
