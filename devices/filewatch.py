@@ -61,6 +61,10 @@ class FileWatch:
             if told or seen != self._seen:
                 return
 
+    def look_again(self) -> None:
+        """Let ``changed`` return in a second, whatever happens: the content could not be read."""
+        self._loop.call_later(_POLL_ALONE_S, self._changed.set)
+
     def _attach(self) -> None:
         try:
             inotify = INotify(nonblocking=True)

@@ -75,6 +75,10 @@ class ProfileError(ValueError):
     """A profile that can't be used. The message names file and line, what was expected, what came and what to do."""
 
 
+class UnreadableError(ProfileError):
+    """The profile can't be read now; what is wrong may be elsewhere (no descriptor left), so it may well be later."""
+
+
 @dataclass(frozen=True, slots=True)
 class Described:
     """What a profile says of one resource name: its GPUs by index, and UUIDs as ``Listing`` and ``Fate`` mean them.
@@ -174,7 +178,8 @@ def read(path: Path) -> bytes:
     """Read a profile's text.
 
     Raises:
-        ProfileError: it can't be read, isn't a plain file or is bigger than 8 MiB.
+        UnreadableError: it can't be read now.
+        ProfileError: it isn't a plain file, or is bigger than 8 MiB.
     """
     try:
         # A FIFO in the file's place must not stall the daemon.
@@ -183,7 +188,7 @@ def read(path: Path) -> bytes:
                 raise ProfileError(f"{path}: expected a plain file, got something else: put the profile's text there")
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ProfileError(
+        raise UnreadableError(
             f"{path}: the profile can't be read ({error.strerror}): write it, or correct its mode"
         ) from error
     if len(content) > MAX_BYTES:

@@ -14,7 +14,7 @@ from devices.filewatch import FileWatch
 from devices.gpu.allocation import preferred
 from devices.gpu.answers import reached
 from devices.gpu.model import GPU, listing
-from devices.gpu.profile import Described, ProfileError, find, parse, read
+from devices.gpu.profile import Described, ProfileError, UnreadableError, find, parse, read
 from devices.model import (
     ContainerAnswer,
     ContainerRequest,
@@ -45,6 +45,7 @@ class SimulatedSource:
     def __init__(self, profile: str = "default") -> None:
         self._path, self._edited = find(profile)
         self._content: bytes | None = None
+        self._rejected = ""
         self._profile: Mapping[str, Described] | None = None
         self._gpus: Mapping[str, Mapping[str, GPU]] = {}
 
@@ -57,7 +58,8 @@ class SimulatedSource:
         last: Mapping[str, Described] | None = None
         with FileWatch(self._path) as file:
             while True:
-                self._look()
+                if not self._look():
+                    file.look_again()
                 if self._profile != last:
                     last = self._profile
                     yield self._inventory()
@@ -105,20 +107,24 @@ class SimulatedSource:
         described = self._profile or {}
         return {resource: listing(one.gpus, one.recovered, one.released) for resource, one in described.items()}
 
-    def _look(self) -> None:
-        """Take over the profile as it is now, if it is to be used."""
+    def _look(self) -> bool:
+        """Take over the profile as it is now, if it is to be used; False where it could not be read."""
         try:
             content = read(self._path)
             if content == self._content:
-                return
+                return True
             self._content = content
             self._profile = parse(content, str(self._path))
         except ProfileError as error:
             self._content = None
-            _log.warning("profile rejected", path=str(self._path), reason=str(error), kept=self._counts())
-            return
+            if str(error) != self._rejected:
+                _log.warning("profile rejected", path=str(self._path), reason=str(error), kept=self._counts())
+            self._rejected = str(error)
+            return not isinstance(error, UnreadableError)
+        self._rejected = ""
         self._gpus = {resource: {gpu.uuid: gpu for gpu in one.gpus} for resource, one in self._profile.items()}
         _log.info("profile read", path=str(self._path), gpus=self._counts())
+        return True
 
     def _counts(self) -> dict[str, int]:
         return {resource: len(gpus) for resource, gpus in self._gpus.items()}

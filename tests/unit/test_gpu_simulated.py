@@ -15,6 +15,7 @@ import pytest
 import structlog
 
 from devices import filewatch
+from devices.gpu import profile, simulated
 from devices.gpu.profile import ProfileError
 from devices.gpu.simulated import SimulatedSource
 from devices.model import ContainerRequest, Fault, Field, Health, PreferredRequest, RefusedError, Sayable, Trouble
@@ -401,3 +402,21 @@ async def test_before_the_first_look_it_answers_for_what_was_announced() -> None
     assert await source.prefer(NAME, PreferredRequest(("b", "a"), (), 1)) == ("a",)
     answer = await source.answer(NAME, ContainerRequest(("b", "a")), Sayable(frozenset(Field)))
     assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": "a,b"}
+
+
+async def test_a_profile_that_can_not_be_read_now_is_read_later(
+    path: Path, watch: AsyncIterator[Inventory], log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the process has no descriptor left: nothing tells when it has one again."""
+    failures = iter(range(3))
+
+    def fail_at_first(path: Path) -> bytes:
+        if next(failures, None) is not None:
+            raise profile.UnreadableError("Too many open files")
+        return profile.read(path)
+
+    monkeypatch.setattr(simulated, "read", fail_at_first)
+    monkeypatch.setattr(filewatch, "_POLL_ALONE_S", 0.01)
+    in_place(path, text(5))
+    assert await following(watch) == "ooooo"
+    assert [log.get_nowait()["event"] for _ in range(log.qsize())] == ["profile rejected", "profile read"]
