@@ -29,7 +29,6 @@ import structlog
 
 from gateway import control, succession
 from gateway.control import ControlError
-from gateway.registration import CUT_WAIT
 from gateway.succession import DEFERRING, Age, Heir, Outcome, Say, Standing, State
 
 if TYPE_CHECKING:
@@ -140,23 +139,23 @@ class Handover:
 
     # For the shell.
 
-    async def take_over(self, peers: Iterable[Age]) -> None:
-        """Ask the older gateways for each resource that they were not asked for yet.
+    async def take_over(self, peers: Iterable[Age]) -> bool:
+        """Ask the older gateways for each resource that they were not asked for yet; tell whether there was any.
 
         Returns when each was answered, or ``succession.ANSWER_WAIT`` is over. What was handed over may be registered
-        then; the rest stands by (``defers_to``). Call it before this gateway is seen by the others, when one appears
+        ``CUT_WAIT`` later (kubelets 1.25 to 1.36 disconnect whoever is registered a moment after a stream's end); the
+        rest stands by (``defers_to``). Call it before this gateway is seen by the others, when one appears
         that is older, and when a resource is new.
         """
         async with self._taking:
             if not self._closed and self._holder.resources():
                 await asyncio.gather(*(self._meet(peer) for peer in list(self._strangers(peers))))
             if not self._ask():
-                return
+                return False
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2 * succession.ANSWER_WAIT):
                     await self._answered.wait()
-        # Kubelets 1.25 to 1.36 disconnect whoever is registered a moment after a stream's end.
-        await asyncio.sleep(CUT_WAIT)
+            return True
 
     async def serve(self, connection: Connection, request: Mapping[str, Any]) -> None:
         """Hand over to a younger gateway: the control server's handler of ``OP``. Returns when the lease is over.

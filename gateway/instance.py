@@ -39,8 +39,8 @@ def socket_name(resource: str) -> str:
 class Instance:
     """This gateway's own folder and lock. Built unseen and published by one rename, with every socket in it."""
 
-    def __init__(self, socket_dir: Path) -> None:
-        self.age = Age(time.clock_gettime_ns(time.CLOCK_BOOTTIME), secrets.token_hex(4))
+    def __init__(self, socket_dir: Path, age: Age | None = None) -> None:
+        self.age = age or Age(time.clock_gettime_ns(time.CLOCK_BOOTTIME), secrets.token_hex(4))
         self._shared = socket_dir / FOLDER
         self.folder = self._shared / f".{self.age.token}"
         self._lock = -1

@@ -26,13 +26,14 @@ from gateway.control import ControlError, Server, socket_path
 from gateway.handover import Handover
 from gateway.ledger import Ledger
 from gateway.plugin import Plugin
-from gateway.registration import Phase
+from gateway.registration import CUT_WAIT, Phase
 from gateway.scribe import Scribe
+from gateway.succession import Standing
 from gateway.tally import Tally
 from gateway.watch import KUBELET_SOCKET, Watch, is_pinned, listens
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Iterable, Sequence
+    from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
     from typing import Any
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource, Inventory
     from gateway.registration import KubeletId
     from gateway.settings import Settings
-    from gateway.succession import Age, Standing
+    from gateway.succession import Age
 
 FIRST_LOOK = 1.0
 """Seconds that the source's first inventory is waited for, before what the ledger knows is served from memory."""
@@ -90,13 +91,15 @@ class Gateway:
         self._control: Server | None = None
         self._handover = Handover(self._instance.age, settings.state_dir, self, self.tally.handover)
         self._resuming: set[str] = set()
+        self._yielding: set[str] = set()
+        """What another gateway is to serve as soon as no Register of ours is in flight for it."""
         self._plugins: dict[str, Plugin] = {}
         self._inventory: Inventory | None = None
         self._kubelet: KubeletId | None = None
         self.kubelet_since: float | None = None
         """When the kubelet was found (monotonic seconds)."""
         self._again: asyncio.TimerHandle | None = None
-        self._published = False
+        self._begun = False
         self._exit: asyncio.Future[int]
         self._tasks: set[asyncio.Task[None]] = set()
         self._update_lock = asyncio.Lock()
@@ -135,23 +138,24 @@ class Gateway:
         if self._inventory is None:
             await self._update(None)
         await self._open_control()
-        elders = self._instance.peers()
-        await self._unless_ended(self._take_over(elders))
-        self._instance.publish()
-        self._published = True
-        if any(peer < self._instance.age and not self._handover.decides(peer, "") for peer in elders):
-            await self._unless_ended(asyncio.sleep(YIELD_TIME))
         self._watch = Watch(
             self.settings.socket_dir,
             self.settings.socket_dir / instance.FOLDER,
             kubelet_up=self._kubelet_up,
             name_lost=self._name_lost,
-            peers_changed=self._look_at_peers,
+            peers_changed=self.look,
             replaced=self._replaced,
             late=self.tally.late,
         )
         self._spawn("watch", self._watch.run())
+        elders = self._instance.peers()
+        await self._unless_ended(self._take_over(elders))
+        self._instance.publish()
+        if any(peer < self._instance.age and not self._handover.decides(peer, "") for peer in elders):
+            await self._unless_ended(asyncio.sleep(YIELD_TIME))
+        self._begun = True
         self._look_at_peers()
+        self._tell_kubelet(self.plugins)
         _log.info(
             "serving",
             backend=self.source.name,
@@ -202,9 +206,9 @@ class Gateway:
         if self._again is not None:
             self._again.cancel()
         await asyncio.gather(*(plugin.close() for plugin in self._plugins.values()), self.beliefs.close())
+        await self._handover.close()
         if self._control is not None:
             await self._control.close()
-        await self._handover.close()
         await self.scribe.close()
         self._instance.remove()
         _log.info("ended")
@@ -249,14 +253,19 @@ class Gateway:
             news = {name for name, one in merged.items() if self._remember(name, one)}
             if news:
                 await self.scribe.durable()
-            for name in merged.keys() - self._plugins.keys():
+            before = frozenset(self._plugins)
+            for name in merged.keys() - before:
                 plugin = self._plugins[name] = Plugin(self, name, self.ledger.accepted)
                 await plugin.resource.bind(self.own_socket(name))
             for name, one in merged.items():
                 self._plugins[name].publish(listings[name], one.entries)
                 self.beliefs.listed(name, self._plugins[name].resource.devices)
             self._update_again([one.again_at for one in merged.values() if one.again_at is not None])
-            if self._published:
+            if self._begun:
+                if any(name not in before for name in self._plugins) and await self._handover.take_over(
+                    self._peers() or ()
+                ):
+                    await asyncio.sleep(CUT_WAIT)
                 self._look_at_peers()
                 self._tell_kubelet([plugin for plugin in self._plugins.values() if plugin.state.kubelet is None])
 
@@ -392,7 +401,8 @@ class Gateway:
     def _kubelet_up(self, kubelet: KubeletId) -> None:
         self._kubelet, self.kubelet_since = kubelet, time.monotonic()
         self.beliefs.restarted()
-        self._tell_kubelet(self.plugins)
+        if self._begun:
+            self._tell_kubelet(self.plugins)
         _log.info("kubelet found", socket=str(self.kubelet_socket))
 
     def _tell_kubelet(self, plugins: Iterable[Plugin]) -> None:
@@ -421,7 +431,7 @@ class Gateway:
         """Bind every server once more, in the new folder. Streams of the kubelet before live on until the next one."""
         async with self._update_lock:
             self._instance.remove()
-            self._instance = instance.Instance(self.settings.socket_dir)
+            self._instance = instance.Instance(self.settings.socket_dir, self._instance.age)
             try:
                 self._instance.create()
                 for name, plugin in self._plugins.items():
@@ -433,25 +443,21 @@ class Gateway:
 
     # Other gateways on this node.
 
-    def _look_at_peers(self) -> None:
-        """Stand by, resource by resource, for the gateway that serves it instead: by what was agreed, else by age."""
+    def _peers(self) -> dict[Age, Path] | None:
+        """Return the other living gateways; None where no descriptor is left to look for them."""
         try:
-            peers = self._instance.peers()
+            return self._instance.peers()
         except OSError as error:
             _log.warning("other gateways can't be looked for", reason=str(error))
+            return None
+
+    def _look_at_peers(self) -> None:
+        """Stand by, resource by resource, for the gateway that serves it instead: by what was agreed, else by age."""
+        peers = self._peers()
+        if peers is None:
             return
         for name, plugin in self._plugins.items():
-            other = self._handover.defers_to(name)
-            if other is None:
-                sockets = {
-                    age: folder / instance.socket_name(name)
-                    for age, folder in peers.items()
-                    if not self._handover.decides(age, name)
-                }
-                serving = {age: path for age, path in sockets.items() if listens(path)}
-                other = succession.elder_should_wait(self._instance.age, serving)
-                if other is not None:
-                    self._hold_lease(serving[other])
+            other = self._handover.defers_to(name) or self._served_by(name, peers)
             if other is not None:
                 plugin.standing_by_for = other.token
                 plugin.feed(registration.StandBy(other.token))
@@ -459,14 +465,36 @@ class Gateway:
                 self._resuming.add(name)
                 self._background(self._resume(plugin))
         if any(peer < self._instance.age for peer in peers):
-            self._background(self._handover.take_over(peers))
+            self._background(self._ask_elders(peers))
+
+    def _served_by(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
+        """Return the younger gateway, of those that can't be talked to, to which a resource must be left."""
+        self._yielding.discard(resource)
+        sockets = {
+            age: folder / instance.socket_name(resource)
+            for age, folder in peers.items()
+            if not self._handover.decides(age, resource)
+        }
+        serving = {age: path for age, path in sockets.items() if listens(path)}
+        younger = succession.elder_should_wait(self._instance.age, serving)
+        if younger is None:
+            return None
+        if self.standing(resource) is Standing.BUSY:  # A Register that is given up goes on in kubelets 1.25 to 1.34.
+            self._yielding.add(resource)
+            return None
+        self._hold_lease(serving[younger])
+        return younger
+
+    async def _ask_elders(self, elders: Collection[Age]) -> None:
+        await self._handover.take_over(elders)
 
     async def _take_over(self, elders: Collection[Age]) -> None:
         """Ask older gateways for what they serve; what they remembered until then is remembered here, too."""
-        if elders:
-            await self._handover.take_over(elders)
-            self.scribe.load()
-            await self.update()
+        if not elders:
+            return
+        asked = await self._handover.take_over(elders)
+        self.scribe.load()
+        await asyncio.gather(self.update(), asyncio.sleep(CUT_WAIT if asked else 0))
 
     async def _resume(self, plugin: Plugin) -> None:
         """Serve a resource again that another gateway served, with what that one remembered of it."""
@@ -501,7 +529,7 @@ class Gateway:
 
     def look(self) -> None:
         """Let each resource stand by or resume."""
-        if self._published and not self._exit.done():
+        if self._begun and not self._exit.done():
             self._look_at_peers()
 
     def _hold_lease(self, path: Path) -> None:
@@ -534,7 +562,10 @@ class Gateway:
 
     def stood(self, plugin: Plugin) -> None:
         """Take note that a plugin's registration may stand elsewhere now."""
-        self._handover.changed(plugin.resource.name)
+        name = plugin.resource.name
+        self._handover.changed(name)
+        if name in self._yielding and self.standing(name) is not Standing.BUSY:
+            self.look()
 
     @property
     def plugins(self) -> Sequence[Plugin]:

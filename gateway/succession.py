@@ -311,11 +311,8 @@ def _to(state: State, stage: Elder | Heir, *says: Say, note: Outcome | None = No
 
 def _patience(state: State) -> float | None:
     match state.stage:
-        case Elder.ENDING | Elder.PROMISED | Elder.LENT | Elder.CHECKING:
+        case Elder.ENDING | Elder.PROMISED | Elder.LENT | Elder.CHECKING | Elder.TAKEN:
             return REPORT_WAIT
-        case Elder.TAKEN:
-            # A stopped heir reads it when it goes on. Bounded, because what nobody reads ends the connection.
-            return REPORT_WAIT * 2.0**state.failures if state.failures < MOST_FAILURES else None
         case Elder.CONFIRMED:
             return CHECK_WAIT
         case Elder.REVOKING | Heir.ASKING:
@@ -342,7 +339,7 @@ def _elder(state: State, event: Event) -> Step:
             if state.stage is Elder.CONFIRMED:
                 return state, ()
             if state.stage in {Elder.TAKEN, Elder.RESTING}:
-                return _to(state, Elder.TAKEN, Say.MINE)
+                return _mine(state)
             return _to(state, Elder.CONFIRMED, note=None if state.stage is Elder.CHECKING else Outcome.DONE)
         case Heard(Say.RELEASED):
             if state.stage in {Elder.APART, Elder.RESTING}:
@@ -385,9 +382,16 @@ def _going(state: State) -> Step:
         case Elder.ENDING if state.standing is Standing.BUSY:
             return _to(state, Elder.PROMISED)
         case Elder.TAKEN | Elder.RESTING:
-            return _to(state, Elder.TAKEN, Say.MINE)
+            return _mine(state)
         case _:
             return state, ()
+
+
+def _mine(state: State) -> Step:
+    """It was taken back, and the heir serves or registers all the same."""
+    if state.stage is Elder.TAKEN:
+        return state, (Tell(Say.MINE),)
+    return _to(state, Elder.TAKEN, Say.MINE)
 
 
 def _elder_waited(state: State, *, could_serve: bool) -> Step:
@@ -405,7 +409,8 @@ def _elder_waited(state: State, *, could_serve: bool) -> Step:
         case Elder.REVOKING | Elder.CHECKING:
             return _to(state, Elder.TAKEN, Say.MINE, note=Outcome.BACK)
         case Elder.TAKEN:
-            return _to(state, Elder.TAKEN, Say.MINE)
+            # Once more, and no more: what a stopped heir doesn't read would end the connection some day.
+            return state, (Tell(Say.MINE), Wait(None))
         case Elder.RESTING:
             return _to(state, Elder.APART)
         case _:

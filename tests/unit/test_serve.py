@@ -34,9 +34,10 @@ from devices.model import (
 )
 from devices.source import Fate, Inventory, Listing
 from gateway import plugin, shell, watch
-from gateway.registration import KubeletId
+from gateway.registration import CUT_WAIT, KubeletId
 from gateway.settings import Settings
 from gateway.shell import Gateway
+from gateway.succession import Age
 
 GPU = "nvidia.com/gpu"
 
@@ -270,6 +271,26 @@ async def test_a_resource_that_comes_later_is_registered_too(make: Make) -> None
     node.source.inventories.put_nowait({**inventory(A), **inventory(B, resource="late.example/gpu")})
     assert (await node.kubelet.registered()).resource_name == "late.example/gpu"
     assert node.kubelet.registrations.empty()
+
+
+async def test_what_was_handed_over_is_registered_a_moment_later(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubelets 1.25 to 1.36 close the connection first, and disconnect whoever is registered a moment later."""
+    node = await make(inventory(A))
+    await node.kubelet.registered()
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(seconds)
+
+    async def handed_over(_elders: object) -> bool:
+        return True
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    monkeypatch.setattr(node._gateway._handover, "take_over", handed_over)
+    await node._gateway._take_over([Age(1, "00000001")])
+    assert CUT_WAIT in slept
 
 
 async def test_without_hard_links_the_servers_own_path_is_registered(
