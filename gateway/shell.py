@@ -50,6 +50,8 @@ YIELD_TIME = 0.05
 LEASE_AGAIN = 1.0
 """Seconds between two connections to a younger gateway that lives and ended the first."""
 SOURCE_RETRY = 5.0
+REBIND_FIRST, REBIND_MAX = 0.05, 5.0
+"""Seconds until a new socket directory that can't be used is tried again, at first and at most."""
 LOOK_AGAIN = 30.0
 """Seconds between two looks into the kubelet's books while a device waits for what they show."""
 LOOK_FOR_METRICS = 60.0
@@ -99,6 +101,7 @@ class Gateway:
         self.kubelet_since: float | None = None
         """When the kubelet was found (monotonic seconds)."""
         self._again: asyncio.TimerHandle | None = None
+        self._rebinding: asyncio.Task[None] | None = None
         self._begun = False
         self._exit: asyncio.Future[int]
         self._tasks: set[asyncio.Task[None]] = set()
@@ -425,10 +428,22 @@ class Gateway:
             self._end(EXIT_PINNED)
             return
         _log.warning("the socket directory was replaced: binding anew", folder=str(self.settings.socket_dir))
-        self._background(self._rebind())
+        if self._rebinding is not None:
+            self._rebinding.cancel()
+        self._rebinding = asyncio.ensure_future(self._rebind())
+        self._tasks.add(self._rebinding)
+        self._rebinding.add_done_callback(self._tasks.discard)
 
     async def _rebind(self) -> None:
         """Bind every server once more, in the new folder. Streams of the kubelet before live on until the next one."""
+        wait = REBIND_FIRST
+        while not await self._bind_anew(told=wait > REBIND_FIRST):
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, REBIND_MAX)
+        self._watch.look_now()
+        self._tell_kubelet([plugin for plugin in self._plugins.values() if plugin.state.phase is Phase.ABSENT])
+
+    async def _bind_anew(self, *, told: bool) -> bool:
         async with self._update_lock:
             self._instance.remove()
             self._instance = instance.Instance(self.settings.socket_dir, self._instance.age)
@@ -437,9 +452,11 @@ class Gateway:
                 for name, plugin in self._plugins.items():
                     await plugin.resource.bind(self.own_socket(name))
                 self._instance.publish()
-            except (OSError, RuntimeError) as error:  # It went again; the watch tells when the next one is there.
-                _log.warning("the new socket directory can't be used", reason=str(error))
-        self._watch.look_now()
+            except (OSError, RuntimeError) as error:  # It went again, or there is no descriptor left for it.
+                if not told:
+                    _log.warning("the new socket directory can't be used yet", reason=str(error))
+                return False
+        return True
 
     # Other gateways on this node.
 

@@ -35,6 +35,7 @@ from devices.model import (
 from devices.source import Fate, Inventory, Listing
 from gateway import plugin, shell, watch
 from gateway.registration import CUT_WAIT, KubeletId
+from gateway.serve import Resource
 from gateway.settings import Settings
 from gateway.shell import Gateway
 from gateway.succession import Age
@@ -472,3 +473,25 @@ async def test_preferred_allocation_is_the_sources(make: Make) -> None:
     request = kubelet.dialect.encode_preferred_request([PreferredRequest(("b", "a"), (), 1)]).data
     answer = await kubelet.call(await kubelet.registered(), "GetPreferredAllocation", request)
     assert kubelet.dialect.decode_preferred_answer(answer) == (("a",),)
+
+
+async def test_a_new_socket_directory_that_can_not_be_used_at_once_is_tried_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch, logs: asyncio.Queue[EventDict]
+) -> None:
+    """As where no descriptor is left to bind with: seen in the gauntlet, and nothing else would ever mend it."""
+    node = await make(inventory(A))
+    await node.kubelet.registered()
+    failures, bind = iter(range(3)), Resource.bind
+
+    async def fail_at_first(self: Resource, path: Path) -> None:
+        if next(failures, None) is not None:
+            raise RuntimeError("Too many open files")
+        await bind(self, path)
+
+    monkeypatch.setattr(Resource, "bind", fail_at_first)
+    node._gateway._replaced()
+    await told(logs, "the new socket directory can't be used yet")
+    async with asyncio.timeout(10):
+        await node._gateway._rebinding  # type: ignore[misc]  # it is there
+    assert next(failures, None) is None
+    assert node._gateway.own_socket(GPU).is_socket()
