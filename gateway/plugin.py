@@ -187,14 +187,16 @@ class Plugin:
         except UnsayableError as error:
             return UNFIT, str(error)
         self.resource.offer(dialect)
+        channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS)
         try:
-            async with grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS) as channel:
-                register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-                    f"/{dialect.registration_service}/Register"
-                )
-                await register(wire.data, timeout=REGISTER_DEADLINE)
+            register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                f"/{dialect.registration_service}/Register"
+            )
+            await register(wire.data, timeout=REGISTER_DEADLINE)
         except grpc.aio.AioRpcError as error:
             return error.code().name, error.details() or ""
+        finally:  # Not here and now: the kubelet's ListAndWatch has come by this time, and waits for the loop.
+            self._background(channel.close())
         return "OK", ""
 
     def _link(self, name: str) -> str:
