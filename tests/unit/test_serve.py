@@ -86,6 +86,7 @@ class Kubelet:
         self._folder, self._user_agent = folder, user_agent
         self._server = grpc.aio.server()
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._open: list[AsyncGenerator[tuple[Device, ...]]] = []
 
     async def start(self) -> None:
         async def register(request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
@@ -119,7 +120,12 @@ class Kubelet:
         )
         return await call(request, timeout=10)
 
-    async def lists(self, to: Registration) -> AsyncGenerator[tuple[Device, ...]]:
+    def lists(self, to: Registration) -> AsyncGenerator[tuple[Device, ...]]:
+        """Call ListAndWatch; the stream is open until it is closed, or the kubelet is."""
+        self._open.append(lists := self._lists(to))
+        return lists
+
+    async def _lists(self, to: Registration) -> AsyncGenerator[tuple[Device, ...]]:
         call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel(to.endpoint).unary_stream(
             f"/{self.dialect.plugin_service}/ListAndWatch"
         )
@@ -135,6 +141,7 @@ class Kubelet:
         return self.dialect.decode_allocate_answer(await self.call(to, "Allocate", wire.data))
 
     async def close(self) -> None:
+        await asyncio.gather(*(lists.aclose() for lists in self._open))
         await asyncio.gather(*(channel.close() for channel in self._channels.values()), self._server.stop(grace=0))
 
 
