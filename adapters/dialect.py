@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from devices.model import (
@@ -111,6 +112,7 @@ class Dialect(Protocol):
     message_limit: int | None
     """The most bytes that a kubelet of this dialect receives in one message (facts: 4 MiB from 1.10; none before)."""
 
+    def __hash__(self) -> int: ...
     def encode_register(self, registration: Registration) -> Wire: ...
     def decode_register(self, data: bytes) -> Registration: ...
     def encode_options(self, options: Options) -> Wire: ...
@@ -145,6 +147,7 @@ def verdict(dialect: Dialect, field: Field, level: Level) -> Verdict | None:
     return rule.verdict if reached else rule.before
 
 
+@lru_cache(maxsize=64)
 def sayable(dialect: Dialect, level: Level) -> Sayable:
     """Collect what can be said in ``dialect`` to a kubelet of ``level``, for a device source to choose from."""
     verdicts = {field: verdict(dialect, field, level) for field in Field}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from adapters.dialect import Level
@@ -77,6 +78,7 @@ class Evidence:
     """The minor version that the operator named with ``--kubelet-version``; nothing else counts then."""
 
 
+@lru_cache(maxsize=16)
 def level(dialect: Dialect, evidence: Evidence) -> Level:
     """Find the kubelets, among those that speak ``dialect``, that fit ``evidence``. Never raises."""
     if evidence.pinned is not None:

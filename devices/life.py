@@ -11,7 +11,7 @@ Pure: clocks are values here, and what was promised, ordered and held comes from
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -400,8 +400,8 @@ def judge(
     entries: Mapping[str, Entry],
     *,
     now: float,
-    handed_out: AbstractSet[str] = frozenset(),
-    held: AbstractSet[str] = frozenset(),
+    handed_out: Container[str] = frozenset(),
+    held: Container[str] = frozenset(),
 ) -> tuple[str, ...]:
     """Decide whether one container may have the devices it asks for.
 
@@ -428,7 +428,8 @@ def judge(
             Fault.INVALID_ARGUMENT,
             f"expected at least one device ID of {resource} for a container, got none: ask for one, or don't call",
         )
-    if twice := [device_id for device_id, count in Counter(device_ids).items() if count > 1]:
+    if len(frozenset(device_ids)) < len(device_ids):
+        twice = [device_id for device_id, count in Counter(device_ids).items() if count > 1]
         raise RefusedError(
             Fault.INVALID_ARGUMENT,
             f"expected each device ID of {resource} once in a container's request, got {_some(twice)} more than once: "

@@ -25,8 +25,7 @@ from gateway import drift
 from gateway.registration import StreamEnded, StreamOpened, Withhold
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Awaitable, Callable, Container, Sequence
     from pathlib import Path
 
     from adapters.dialect import Dialect, Level, Wire
@@ -60,11 +59,13 @@ _STATUS = {
 class Memory(Protocol):
     """What is known of a resource's devices beyond the list, and remembered of them."""
 
-    def handed_out(self) -> AbstractSet[str]:
-        """Return the devices that containers were ever given, as far as that is remembered."""
+    @property
+    def handed_out(self) -> Container[str]:
+        """The devices that containers were ever given, as far as that is remembered."""
 
-    def held(self) -> AbstractSet[str]:
-        """Return the devices that containers hold by the kubelet's own books, as far as they are known."""
+    @property
+    def held(self) -> Container[str]:
+        """The devices that containers hold by the kubelet's own books, as far as they are known."""
 
     def avoid(self) -> Sequence[str]:
         """Return the devices that are to be given last, the least bad ones first."""
@@ -308,10 +309,14 @@ class Resource:
             answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
         wire = dialect.encode_allocate_answer(containers, answers, known_level)
         self._note_lost(dialect, wire)
+        # When the answer is on its way: the kubelet starts no other pod until it has it (#117435).
+        asyncio.get_running_loop().call_soon(self._note_handed_out, dialect, containers, known_level)
+        return wire.data
+
+    def _note_handed_out(self, dialect: Dialect, containers: Sequence[ContainerRequest], known_level: Level) -> None:
         for container in containers:
             self._memory.hand_out(container.device_ids, dialect.name)
             self._log.info("allocated", devices=list(container.device_ids), kubelet=span(known_level))
-        return wire.data
 
     def _check(self, dialect: Dialect, container: ContainerRequest) -> None:
         """Raise RefusedError unless the life of each device allows it to be handed out now."""
@@ -321,8 +326,8 @@ class Resource:
             self._by_id,
             now=time.monotonic(),
             # 1.8 asks again at each start of a container, so that a refusal would end a pod that runs.
-            handed_out=self._memory.handed_out() if dialect.name == "0.1" else frozenset(),
-            held=self._memory.held(),
+            handed_out=self._memory.handed_out if dialect.name == "0.1" else frozenset(),
+            held=self._memory.held,
         )
         for warning in warnings:
             self._log.warning("allocated a device that is not well", reason=warning)

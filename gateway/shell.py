@@ -34,8 +34,7 @@ from gateway.tally import Tally
 from gateway.watch import KUBELET_SOCKET, Watch, is_pinned, listens
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Mapping, Sequence
     from typing import Any
 
     from adapters.dialect import Level
@@ -611,17 +610,24 @@ class Gateway:
         return self._instance.token
 
 
+class _Asked:
+    """A container that is made each time it is asked for something."""
+
+    def __init__(self, make: Callable[[], Container[str]]) -> None:
+        self._make = make
+
+    def __contains__(self, device_id: object) -> bool:
+        return device_id in self._make()
+
+
 class _Memory:
     """What is known and remembered of one resource's devices, beyond its list (a ``serve.Memory``)."""
 
     def __init__(self, gateway: Gateway, resource: str) -> None:
         self._gateway, self._resource = gateway, resource
-
-    def handed_out(self) -> AbstractSet[str]:
-        return self._gateway.ledger.handed_out(self._resource).keys()
-
-    def held(self) -> AbstractSet[str]:
-        return self._gateway.held(self._resource) or frozenset()
+        # Looked up only when asked for: an Allocate of devices that are well needs neither.
+        self.handed_out: Container[str] = _Asked(lambda: gateway.ledger.handed_out(resource))
+        self.held: Container[str] = _Asked(lambda: gateway.held(resource) or ())
 
     def avoid(self) -> Sequence[str]:
         return self._gateway.beliefs.avoid(self._resource)
