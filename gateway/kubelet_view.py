@@ -98,24 +98,24 @@ async def look(pod_resources: Path, checkpoint_file: Path) -> View:
     return View(listed, only_written, allocatable, "pod-resources")
 
 
-async def holds(socket: Path, resource: str, devices: Sequence[Device]) -> bool | None:
+async def holds(socket: Path, resource: str, devices: Sequence[Device], patience: float = 0.5) -> bool | None:
     """Tell whether the kubelet behind ``socket`` would give out just the healthy ones of ``devices``.
 
-    A kubelet takes a moment to book a list, so a difference counts only when it stays for a fifth of a second. None:
+    A kubelet takes a while to book a list, so a difference counts only when it stays for ``patience`` seconds. None:
     the kubelet could not be asked (it is older than 1.23, or its socket can't be reached).
     """
     expected = frozenset(device.id for device in devices if device.health is Health.HEALTHY)
     differs = tenacity.retry_if_result(lambda found: found is not None and found.get(resource, frozenset()) != expected)
     retrying = tenacity.AsyncRetrying(
         retry=differs,
-        wait=tenacity.wait_fixed(0.05),
-        stop=tenacity.stop_after_attempt(5),
+        wait=tenacity.wait_exponential(0.05, max=0.5),
+        stop=tenacity.stop_after_delay(patience),
         retry_error_callback=lambda state: state.outcome.result() if state.outcome is not None else None,
     )
     if not listens(socket):
         return None
     try:
-        async with asyncio.timeout(_DEADLINE), _channel(socket) as channel:
+        async with asyncio.timeout(patience + _DEADLINE), _channel(socket) as channel:
             found: dict[str, frozenset[str]] | None = await retrying(_allocatable, channel)
     except TimeoutError:
         return None

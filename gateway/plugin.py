@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 REGISTER_DEADLINE = 15.0
 """Seconds for one Register. Kubelets 1.25 and later dial back within it, for up to 10 s; 1.35 and later give that up
 when our deadline passes."""
+BOOKS_PATIENCE, BOOKS_PATIENCE_EACH = 0.5, 0.0002
+"""Seconds that a kubelet may take to book a list, and more for each device of it (5 000 take a genuine 1.32 on a busy node
+0.7 s); four times as long each time that it was too short: a list that is sent again makes the kubelet only later."""
 BOOKED = 1.2
 """Seconds after a stream opened at which the kubelet has booked the list for certain, and its books are read."""
 
@@ -214,7 +217,10 @@ class Plugin:
     async def _verify(self) -> None:
         """Look into the kubelet's books, where they can be reached. A list or stream that changes meanwhile proves nothing."""
         listed, stream = self.resource.entries, self.state.stream
-        held = await kubelet_view.holds(self._gateway.pod_resources, self.resource.name, self.resource.devices)
+        patience = (BOOKS_PATIENCE + len(listed) * BOOKS_PATIENCE_EACH) * 4.0**self.state.heals
+        held = await kubelet_view.holds(
+            self._gateway.pod_resources, self.resource.name, self.resource.devices, patience
+        )
         if self.resource.entries is not listed or self.state.stream != stream:
             return
         self.checked = Check.UNKNOWN if held is None else Check.HELD if held else Check.LACKING

@@ -111,7 +111,10 @@ REGISTERED_AGAIN: list[r.Event] = [*CUT, r.Fired(Timer.RETRY), r.Reached(2, K1),
             [*SERVING, r.Verified(held=False)], Phase.WAITING, [], id="the kubelet's books lack us: begin again"
         ),
         pytest.param(
-            [*SERVING, r.StreamOpened(8)], Phase.WAITING, [], id="called twice: end both, for one may be a dead kubelet's"
+            [*SERVING, r.StreamOpened(8)],
+            Phase.WAITING,
+            [],
+            id="called twice: end both, for one may be a dead kubelet's",
         ),
         pytest.param(
             [*UP, r.StreamOpened(1), r.StreamOpened(2), r.Replied(1, "OK")],
