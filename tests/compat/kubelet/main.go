@@ -71,7 +71,8 @@ type panicked string
 func (p panicked) Error() string { return string(p) }
 
 type driver struct {
-	node node
+	node       node
+	endServing func() // ends the pod-resources API
 
 	mu      sync.Mutex // guards what follows
 	manager manager
@@ -127,6 +128,7 @@ func (d *driver) do(q *request) (reply, later, error) {
 		return nil, func() (reply, error) { return wait(m, t) }, nil
 	case "stop":
 		d.set(nil)
+		d.endServing()
 		return reply{}, nil, m.stop()
 	}
 	return nil, nil, fmt.Errorf("unknown op %q: README.md lists the ops", q.Op)
@@ -173,19 +175,22 @@ func (d *driver) start(q *request) (reply, later, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if q.Measure == nil {
-		if err := m.start(q.Running); err != nil {
-			return nil, nil, err
-		}
-		d.set(m)
-		return reply{}, nil, nil
+	if d.endServing, err = servePodResources(m, d.node.podResources()); err != nil {
+		return nil, nil, err
 	}
-	measured := measure(m, d.node.socket(), *q.Measure)
+	var measured later
+	if q.Measure != nil {
+		measured = measure(m, d.node.socket(), *q.Measure)
+	}
 	if err := m.start(q.Running); err != nil {
+		d.endServing()
 		return nil, nil, err
 	}
 	d.set(m)
-	return nil, measured, nil
+	if measured != nil {
+		return nil, measured, nil
+	}
+	return reply{}, nil, nil
 }
 
 // admit does what a kubelet does with a pod: admissions go one after another, in the order in which they came, since they

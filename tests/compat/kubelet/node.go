@@ -47,6 +47,11 @@ func (a ask) resources() v1.ResourceList {
 
 func (n *node) socket() string { return filepath.Join(n.dir, "kubelet.sock") }
 
+// podResources is where a kubelet has that API: its other folder beside device-plugins.
+func (n *node) podResources() string {
+	return filepath.Join(filepath.Dir(n.dir), "pod-resources", "kubelet.sock")
+}
+
 func (n *node) setReady(ready bool) {
 	var value int32
 	if ready {
@@ -65,6 +70,20 @@ func (n *node) active() []*v1.Pod {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return append([]*v1.Pod{}, n.pods...)
+}
+
+// GetPods, GetActivePods and GetPodByName make node the PodsProvider of the pod-resources API.
+func (n *node) GetPods() []*v1.Pod { return n.active() }
+
+func (n *node) GetActivePods() []*v1.Pod { return n.active() }
+
+func (n *node) GetPodByName(namespace, name string) (*v1.Pod, bool) {
+	for _, p := range n.active() {
+		if p.Namespace == namespace && p.Name == name {
+			return p, true
+		}
+	}
+	return nil, false
 }
 
 func (n *node) index(uid string) int {

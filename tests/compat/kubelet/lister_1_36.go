@@ -1,0 +1,21 @@
+//go:build k8s1.36
+
+package main
+
+import (
+	"context"
+
+	"google.golang.org/grpc"
+	"k8s.io/kubelet/pkg/apis/podresources/v1"
+	"k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
+	limit "k8s.io/kubernetes/pkg/kubelet/apis/grpc"
+	"k8s.io/kubernetes/pkg/kubelet/apis/podresources"
+)
+
+func newLister(k *kubelet) *grpc.Server {
+	ctx := context.Background()
+	server := grpc.NewServer(limit.WithRateLimiter(ctx, "podresources", podresources.DefaultQPS, podresources.DefaultBurstTokens))
+	v1alpha1.RegisterPodResourcesListerServer(server, podresources.NewV1alpha1PodResourcesServer(k.providers()))
+	v1.RegisterPodResourcesListerServer(server, podresources.NewV1PodResourcesServer(ctx, k.providers()))
+	return server
+}

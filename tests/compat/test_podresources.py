@@ -1,0 +1,182 @@
+"""The kubelet's books as the gateway reads them: its pod-resources API, served by the genuine code, and its checkpoint.
+
+What the gateway's check of a registration rests on. Versions that aren't built by default are rows where they are built.
+Of these, v1alpha1 List is there from kubelet 1.16, v1 List from 1.20, GetAllocatableResources from 1.24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc.aio
+import pytest
+import tenacity
+
+from adapters import podresources
+from devices.model import Device, Health
+from gateway.kubelet_view import holds, look
+from gateway.lab.build import available, built
+from gateway.lab.scenarios import RESOURCE, Node, device_ids, minor, node
+from gateway.registration import VERIFY_AFTER
+from tests.compat.conftest import GENUINE
+
+GATE = "KubeletPodResourcesGetAllocatable"
+
+
+def versions(first: int, last: int = 99) -> list[str]:
+    return [
+        version
+        for version in available()
+        if first <= minor(version) <= last and (version in GENUINE or built(version) is not None)
+    ]
+
+
+def genuine(version: str) -> Path:
+    path = built(version)
+    assert path is not None, f"the genuine kubelet {version} isn't built: run `make kubelets`"
+    return path
+
+
+@asynccontextmanager
+async def served(version: str, *, gates: str = "", numa: Sequence[int] = ()) -> AsyncIterator[Node]:
+    """Run a node whose kubelet serves four GPUs, on as many NUMA nodes as are named."""
+    async with node(genuine) as made:
+        if numa:
+            made.describe({RESOURCE: [f"numa: [{', '.join(str(numa[gpu % len(numa)]) for gpu in range(4))}]"]})
+        await made.start_kubelet(version, gates=gates, numa=numa)
+        await made.start_gateway()
+        await made.served()
+        yield made
+
+
+def socket(made: Node) -> Path:
+    return made.root / "pod-resources" / "kubelet.sock"
+
+
+def devices(made: Node, ill: Collection[int] = ()) -> list[Device]:
+    ids = device_ids(made.gpus)[RESOURCE]
+    return [Device(one, Health.UNHEALTHY if index in ill else Health.HEALTHY) for index, one in enumerate(ids)]
+
+
+def healthy(made: Node, ill: Collection[int] = ()) -> frozenset[str]:
+    return frozenset(device.id for device in devices(made, ill) if device.health is Health.HEALTHY)
+
+
+async def ask(made: Node, method: str) -> bytes:
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    async with grpc.aio.insecure_channel(f"unix:{socket(made)}", options=options) as channel:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+        return await call(b"", timeout=10)
+
+
+async def allocatable(made: Node) -> frozenset[str]:
+    found = podresources.decode_allocatable(await ask(made, podresources.GET_ALLOCATABLE))
+    return found.get(RESOURCE, frozenset())
+
+
+pytestmark = pytest.mark.genuine
+
+
+@pytest.mark.parametrize("version", versions(24))
+async def test_it_would_give_out_what_is_well(version: str) -> None:
+    async with served(version, numa=[0, 1]) as made:
+        ills: list[set[int]] = [set(), {1}, {0, 1, 2, 3}, {2, 3}, set()]
+        for ill in ills:
+            made.set_health({RESOURCE: ill})
+            await made.served()
+            assert await allocatable(made) == healthy(made, ill)
+            assert await holds(socket(made), RESOURCE, devices(made, ill)) is True
+            assert await holds(socket(made), RESOURCE, devices(made, ill ^ {0})) is False
+        await made.run_pods()
+        assert await allocatable(made) == healthy(made)
+
+
+@pytest.mark.parametrize("version", versions(8))
+async def test_it_tells_who_holds_what(version: str) -> None:
+    async with served(version) as made:
+        await made.run_pods()
+        held = {one: f"default/{pod.pod}/{pod.container}" for pod in made.held for one in pod.device_ids}
+        view = await look(socket(made), made.kubelet_dir / "kubelet_internal_checkpoint")
+        assert view.source == ("checkpoint" if minor(version) < 16 else "pod-resources")
+        assert set(view.holders(RESOURCE)) == set(held)
+        assert view.allocatable == (None if minor(version) < 24 else {RESOURCE: healthy(made)})
+        for first, method in ((16, podresources.LIST_V1ALPHA1), (20, podresources.LIST)):
+            if first <= minor(version):
+                assert podresources.decode_list(await ask(made, method)) == {RESOURCE: held}
+
+
+@pytest.mark.parametrize("version", versions(16))
+async def test_it_frees_what_ended_pods_held_when_it_is_asked(version: str) -> None:
+    async with served(version) as made:
+        await made.run_pods()
+        await made.the_kubelet.remove("a")
+        found = podresources.decode_list(await ask(made, podresources.LIST_V1ALPHA1))
+        assert set(found[RESOURCE].values()) == {"default/b/main"}
+        assert set(await made.the_kubelet.pods()) == {"b"}
+
+
+@pytest.mark.parametrize("version", versions(24))
+async def test_a_cut_stream_shows(version: str) -> None:
+    async with served(version) as made:
+        await made.gateway.kill()
+        await made.unserved()
+        assert await holds(socket(made), RESOURCE, devices(made)) is False
+        await made.start_gateway()
+        await made.served()
+        assert await holds(socket(made), RESOURCE, devices(made)) is True
+
+
+@pytest.mark.parametrize("version", versions(24))
+async def test_a_kubelet_that_is_gone_says_nothing_and_the_next_one_does(version: str) -> None:
+    async with served(version) as made:
+        await made.the_kubelet.kill()
+        assert socket(made).is_socket()
+        assert await holds(socket(made), RESOURCE, devices(made)) is None
+        await made.start_kubelet(version)
+        await made.served()
+        assert await holds(socket(made), RESOURCE, devices(made)) is True
+        await made.the_kubelet.stop()
+        assert not socket(made).exists()
+
+
+@pytest.mark.parametrize("version", versions(24))
+async def test_the_gateway_looks_twice_and_is_content(version: str) -> None:
+    async with served(version) as made:
+        kubelet = made.the_kubelet
+
+        async def looks() -> int:
+            return kubelet.log().count("GetAllocatableDevices")
+
+        fewer = tenacity.retry_if_result(lambda count: count < len(VERIFY_AFTER))
+        wait, stop = tenacity.wait_fixed(0.05), tenacity.stop_after_delay(made.patience)
+        await tenacity.AsyncRetrying(retry=fewer, wait=wait, stop=stop)(looks)
+        await made.finish(1)
+
+
+@pytest.mark.parametrize(
+    ("version", "gates"),
+    [
+        *(pytest.param(version, "", id=f"{version}-has-no-such-call") for version in versions(16, 20)),
+        *(pytest.param(version, f"{GATE}=false", id=f"{version}-has-it-off") for version in versions(24, 26)),
+    ],
+)
+async def test_where_it_does_not_tell_nothing_is_claimed(version: str, gates: str) -> None:
+    async with served(version, gates=gates) as made:
+        assert await holds(socket(made), RESOURCE, devices(made)) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "mode"),
+    [
+        *(pytest.param(version, 0o700, id=f"{version}-has-no-such-api") for version in versions(8, 15)),
+        # As /tmp is: the folder beside it could be another kubelet's.
+        *(pytest.param(version, 0o1777, id=f"{version}-in-a-folder-of-everyone") for version in versions(37)),
+    ],
+)
+async def test_where_there_is_none_no_folder_is_made(version: str, mode: int) -> None:
+    async with node(genuine) as made:
+        made.root.chmod(mode)
+        await made.start_kubelet(version)
+        assert not socket(made).parent.exists()
