@@ -64,13 +64,16 @@ venv: $(VENV) ## make the environment in .venv (the others do it by themselves)
 demo: $(VENV) ## a node with 8 simulated GPUs through kubelet upgrades and back
 	@$(RUN)gateway demo
 
+# Tests of one module stay together, because they share what is dear to make; the longest modules come first, in tests/compat.
+PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+
 .PHONY: test
 test: kubelets ## everything, up to the genuine kubelets (the first time builds them: some minutes)
-	$(RUN)python -m pytest
+	$(RUN)python -m pytest $(PARALLEL)
 
 .PHONY: unit
 unit: $(VENV) ## the tests that need no genuine kubelet
-	$(RUN)python -m pytest -m 'not genuine'
+	$(RUN)python -m pytest $(PARALLEL) -m 'not genuine'
 
 .PHONY: kubelets
 kubelets: $(VENV) ## build the genuine kubelet device managers
@@ -102,11 +105,19 @@ mutants: $(VENV) ## break each rule on purpose; a test must notice
 bench: $(VENV) ## measure the promises that have a figure
 	$(RUN)python -m gateway.lab.bench
 
+# GAUNTLET: more options. "--minutes 60 --seeds 20" for a long soak, "--seed 7", "--replay FILE", "--every".
+GAUNTLET ?=
+.PHONY: gauntlet
+gauntlet: $(VENV) ## every fault, alone and mixed by chance, on emulated kubelets and the genuine ones that are built
+	@$(RUN)python -m gateway.lab.gauntlet $(GAUNTLET)
+
 .PHONY: docs docs-check
-docs: $(VENV) ## write the tables of docs/ from the adapters' declarations
+docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m adapters.table docs/dialects.md
-docs-check: $(VENV) ## are the tables of docs/ what the adapters declare?
+	$(RUN)python -m gateway.lab.faults docs/faults.md
+docs-check: $(VENV) ## are the tables of docs/ what the code declares?
 	$(RUN)python -m adapters.table --check docs/dialects.md
+	$(RUN)python -m gateway.lab.faults --check docs/faults.md
 
 .PHONY: generate generate-check
 generate: $(GEN) ## write adapters/pb from protos/

@@ -80,10 +80,12 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
     init: bool = False
     seconds: float = 10
     register_hangs: bool = False
+    register_lost: bool = False
     register_errors: int = 0
     register_code: str = HEALED.register_code
     register_text: str = HEALED.register_text
     never_calls_back: bool = False
+    reads_no_lists: bool = False
     supports_only: str = ""
     listen_late_ms: float = 0
     report_late_ms: float = 0
@@ -241,10 +243,12 @@ def _id_of(line: bytes) -> Any:
 def _faults(request: Request) -> Faults:
     return Faults(
         register_hangs=request.register_hangs,
+        register_lost=request.register_lost,
         register_errors=request.register_errors,
         register_code=request.register_code,
         register_text=request.register_text,
         never_calls_back=request.never_calls_back,
+        reads_no_lists=request.reads_no_lists,
         supports_only=request.supports_only,
         listen_late_ms=request.listen_late_ms,
         report_late_ms=request.report_late_ms,

@@ -111,12 +111,16 @@ class Faults:
 
     register_hangs: bool = False
     """Register is not answered."""
+    register_lost: bool = False
+    """Register is not answered, ever: not even when this fault is over."""
     register_errors: int = 0
     """So many Registers are answered with ``register_code`` and ``register_text``; then they work again."""
     register_code: str = "UNAVAILABLE"
     register_text: str = "the emulated kubelet was told to fail"
     never_calls_back: bool = False
     """Register is answered with OK, and the kubelet never connects."""
+    reads_no_lists: bool = False
+    """The streams of lists are left open and not read: the plugin's updates pile up on its side."""
     supports_only: str = ""
     """Register is refused by a kubelet that speaks only this version."""
     listen_late_ms: float = 0

@@ -169,7 +169,9 @@ def _table(scene: Scene, width: int) -> RenderableType:
         family = pod.rpartition("-")[0]
         colour = _COLOURS[families.index(family) % len(_COLOURS)] if family in families else "bold"
         well = gpu.health is Health.HEALTHY
-        health = Text("healthy", "green") if well else Text((gpu.trouble.reason if gpu.trouble else "") or "ill", "bold red")
+        health = (
+            Text("healthy", "green") if well else Text((gpu.trouble.reason if gpu.trouble else "") or "ill", "bold red")
+        )
         numa = "" if gpu.numa_node is None else str(gpu.numa_node)
         middle = [numa, gpu.uuid] if wide else []
         table.add_row(str(gpu.index), *middle, health, Text(f"■ {pod}", colour) if pod else Text("·", "dim"))

@@ -830,6 +830,31 @@ async def test_fault_register_is_never_followed_by_a_call(node: Node) -> None:
     assert plugin.calls == ["ListAndWatch"]
 
 
+async def test_fault_register_is_lost_for_good(node: Node) -> None:
+    await node.boot("1.28", faults=Faults(register_lost=True))
+    plugin = await node.plugin()
+    lost = asyncio.create_task(node.register(plugin))
+    await node.logged("told to lose it")
+    node.kubelet.faults = Faults()
+    await node.register(plugin)
+    await node.kubelet.wait(GPU, 4)
+    assert not lost.done()
+    lost.cancel()
+
+
+@pytest.mark.parametrize("version", ["1.9", "1.20", "1.28", "1.37"])
+async def test_fault_lists_are_not_read_until_healed(node: Node, version: str) -> None:
+    await node.boot(version, faults=Faults(reads_no_lists=True))
+    plugin = await node.plugin()
+    await node.register(plugin)
+    await node.kubelet.wait(GPU, 4)  # the first one is read: it makes the plugin known
+    for devices in ("abcD", "abCD", "aBCD"):
+        await plugin.show(devices)
+    assert node.kubelet.books().allocatable[GPU] == 4
+    node.kubelet.faults = Faults()
+    await node.kubelet.wait(GPU, 1)
+
+
 async def test_fault_a_kubelet_from_the_future(node: Node) -> None:
     await node.boot("1.37", faults=Faults(supports_only="v1"))
     with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -1,0 +1,109 @@
+"""A few faults of each kind, struck for real on kubelets of each dialect; `make gauntlet` strikes them all, and mixes them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.lab.build import built
+from gateway.lab.cell import Cell, CellError
+from gateway.lab.faults import FAULTS, alone
+from gateway.lab.gauntlet import Player, Step
+
+
+@pytest.mark.parametrize(
+    ("fault", "version", "kind"),
+    [
+        ("stream-cut", "1.9", "emulated"),  # nothing but the stream shows it: kubelets before 1.20 tell no books
+        ("gateway-absent", "1.37", "emulated"),
+        ("name-removed", "1.28", "emulated"),
+        ("no-descriptors", "1.20", "emulated"),
+        ("disk-full", "1.37", "emulated"),
+        ("no-inotify", "1.28", "emulated"),
+        ("link-refused", "1.8", "emulated"),
+        pytest.param("half-open", "1.28", "genuine", marks=pytest.mark.genuine),
+        pytest.param("two-kubelets", "1.9", "genuine", marks=pytest.mark.genuine),
+    ],
+)
+async def test_a_node_is_right_again(fault: str, version: str, kind: str) -> None:
+    outcome = await alone(FAULTS[fault], version, built if kind == "genuine" else lambda _: None)
+    if outcome.status == "not applicable":
+        pytest.skip(outcome.reason)
+    assert (outcome.kind, outcome.status) == (kind, "passed"), "\n".join((outcome.reason, *outcome.log))
+
+
+async def test_a_script_is_played_to_its_end() -> None:
+    steps = [
+        Step(0, "kubelet", kubelet="1.37 emulated"),
+        Step(1, "admit", 1),
+        Step(1, "device-ill", 5),
+        Step(1, "kubelet-killed"),
+        Step(1, "admit", 2),
+        Step(2, "remove", 0),
+        Step(2, "kubelet", kubelet="1.28 emulated"),
+        Step(2, "stream-cut"),
+    ]
+    said: list[str] = []
+    played = await Player({}, said.append).play(steps)
+    assert (played.broke, played.rounds) == ("", 3), "\n".join((played.broke, *played.log))
+    assert played.struck == {"device-ill": 1, "kubelet-killed": 1, "stream-cut": 1}
+    assert set(played.worst) == {"stream-cut"}  # the other two were struck together
+    assert [line.split(":")[0].strip() for line in said] == ["round 0, 1.37", "round 1, 1.37", "round 2, 1.28"]
+    [sample] = {type(one) for one in played.samples}
+    assert all(one.tasks > 0 and one.descriptors > 0 and one.memory > 1 for one in played.samples), sample
+
+
+async def test_a_kubelet_that_is_not_built_is_asked_for() -> None:
+    played = await Player({}, lambda _: None).play([Step(0, "kubelet", kubelet="1.11 genuine")])
+    assert "gateway.lab.build 1.11" in played.broke
+
+
+# Namespaces of a node's own.
+
+
+@pytest.fixture
+async def cell() -> AsyncIterator[Cell]:
+    try:
+        made = await Cell.open()
+    except CellError as error:
+        pytest.skip(str(error))
+    async with made:
+        yield made
+
+
+async def test_what_is_mounted_inside_is_only_there(cell: Cell, tmp_path: Path) -> None:
+    await cell.run("mount", "-t", "tmpfs", "-o", "size=64k", "state", str(tmp_path))
+    (cell.inside(tmp_path) / "file").write_text("inside")
+    assert not (tmp_path / "file").exists()
+    with pytest.raises(OSError, match="No space left"):
+        (cell.inside(tmp_path) / "filler").write_bytes(b"\0" * 100_000)
+
+
+async def test_a_limit_holds_for_who_is_inside(cell: Cell) -> None:
+    before = await _limit()
+    await cell.limit("max_inotify_instances", 0)
+    assert await _limit(*cell.prefix) == b"0\n"
+    assert await _limit() == before
+
+
+async def _limit(*prefix: str) -> bytes:
+    command = (*prefix, "cat", "/proc/sys/user/max_inotify_instances")
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    told, _ = await process.communicate()
+    return told
+
+
+async def test_a_mount_on_a_folder_refuses_links_out_of_it(cell: Cell, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "file").touch()
+    await cell.run("mount", "--bind", str(folder), str(folder))
+    with pytest.raises(CellError, match=os.strerror(errno.EXDEV)):
+        await cell.run("ln", str(folder / "file"), str(tmp_path / "link"))
+    await cell.run("umount", "--lazy", str(folder))
+    await cell.run("ln", str(folder / "file"), str(tmp_path / "link"))
