@@ -9,20 +9,60 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from typing import Final
 
 from devices.model import Device, Health, Kind, Options, Trouble
 from devices.source import Listing
 
 
+class Way(Enum):
+    """How two GPUs reach each other, the nearest first. The values are the words of ``nvidia-smi topo`` and ``rocm-smi``."""
+
+    NVLINK = "nvlink"
+    XGMI = "xgmi"
+    PIX = "pix"
+    """Over one PCIe switch."""
+    PXB = "pxb"
+    """Over several PCIe switches, not over the CPU."""
+    PHB = "phb"
+    """Over the host bridge of a CPU."""
+    NODE = "node"
+    """Over several host bridges of a NUMA node."""
+    SYS = "sys"
+    """Over the link between NUMA nodes."""
+
+
+FARTHEST: Final = 40
+"""The distance of two GPUs of which no link is known."""
+_DIRECT: Final = 12
+_OVER_PCIE: Final[Mapping[Way, int]] = {Way.PIX: 20, Way.PXB: 24, Way.PHB: 28, Way.NODE: 32, Way.SYS: FARTHEST}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A way from one GPU to another, over ``lanes`` links (NVLink, XGMI) side by side. ``peer`` is a GPU's ``board``."""
+
+    peer: str
+    way: Way
+    lanes: int = 1
+
+    @property
+    def distance(self) -> int:
+        """From 1, the nearest, to ``FARTHEST``: halved where lanes are doubled (docs/preferred-allocation.md)."""
+        return _OVER_PCIE.get(self.way) or -(-_DIRECT // max(self.lanes, 1))
+
+
 @dataclass(frozen=True, slots=True)
 class GPU:
-    """One physical GPU.
+    """One physical GPU, or a partition of one: a MIG instance, an AMD partition.
 
     ``index`` is its place on the node now, ``minor`` the number of its device node; both from 0. ``numa_node`` None
     means that it has no known place. ``trouble`` is what is wrong with it. ``device_nodes`` are host paths that a container
     needs in order to use it, the same inside and outside. ``cdi_name`` is the fully qualified CDI name under which the
     container runtime finds it ('' where it has none), and ``pre_start`` whether it must be made ready each time a container
-    with it starts.
+    with it starts. ``parent`` is the UUID of the GPU that a partition is part of ('' where it is no partition). ``links``
+    lead from the physical GPU to others; one that only the other GPU names counts as well.
     """
 
     uuid: str
@@ -33,6 +73,13 @@ class GPU:
     device_nodes: tuple[str, ...] = ()
     cdi_name: str = ""
     pre_start: bool = False
+    parent: str = ""
+    links: tuple[Link, ...] = ()
+
+    @property
+    def board(self) -> str:
+        """The UUID of the physical GPU."""
+        return self.parent or self.uuid
 
     @property
     def health(self) -> Health:
@@ -59,6 +106,15 @@ def listing(
     )
 
 
+def found(device_id: str, gpus: Mapping[str, GPU]) -> GPU | None:
+    """Find the GPU in ``gpus`` (by UUID) that a device ID means: by its UUID, or as one of its replicas, ``<uuid>::<n>``."""
+    gpu = gpus.get(device_id)
+    if gpu is not None:
+        return gpu
+    shared, _, number = device_id.rpartition("::")
+    return gpus.get(shared) if number.isdigit() else None
+
+
 def in_order(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> list[str]:
     """Sort device IDs by their GPU's index; those of no GPU in ``gpus`` (by UUID) come last, by ID.
 
@@ -66,7 +122,7 @@ def in_order(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> list[str]:
     """
 
     def place(device_id: str) -> tuple[float, str]:
-        gpu = gpus.get(device_id)
+        gpu = found(device_id, gpus)
         return (float("inf") if gpu is None else gpu.index, device_id)
 
     return sorted(device_ids, key=place)

@@ -9,6 +9,9 @@
         recovered: [3]                     # it was reset: what had to be remembered of its troubles ends
         released: [3]                      # nobody may look at it now: the kubelet is told what it was told last
         withdrawn: [3]                     # not offered any more, on purpose; a GPU beyond "gpus" is lost instead
+        links:                             # how GPUs reach each other, by index or UUID: each of a list each other;
+        - {between: [0, 1, 2, 3], by: nvlink, lanes: 2}     # nvlink, xgmi (with lanes), pix, pxb, phb, node or sys
+        partitions: 8                      # every 8 in a row are partitions of one GPU; links are between their GPUs
         cdi: vendor.com/gpu                # containers are told vendor.com/gpu=<UUID> (CDI names), and nothing else
         pre_start: true                    # the kubelet calls PreStartContainer, which fails while a GPU is not well
 
@@ -28,13 +31,14 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 import yaml
 
-from devices.gpu.model import GPU
+from devices.gpu.model import GPU, Link, Way
 from devices.model import Health, Kind, Trouble
 from devices.naming import resource_name_error
 
@@ -42,6 +46,7 @@ MAX_BYTES: Final = 8 * 1024 * 1024
 MAX_GPUS: Final = 200_000
 _MAX_RESOURCES: Final = 256
 _MAX_DEPTH: Final = 8
+_MAX_PAIRS: Final = 4096  # linked GPUs of a resource: all of 64 are 2 016
 _MAX_NODE: Final = 1023  # Linux numbers at most 1024 NUMA nodes (CONFIG_NODES_SHIFT)
 _SHIPPED: Final = Path(__file__).parent / "profiles"
 _NAMESPACE: Final = uuid.UUID("6d1c6f3e-5d55-4be1-8d1a-2f0d5a1f6a51")
@@ -109,6 +114,14 @@ class _Trouble(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     kind: Kind = Kind.RESTART_APP
 
 
+class _Links(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """GPUs that all reach each other in one way."""
+
+    between: Annotated[tuple[int | str, ...], msgspec.Meta(min_length=2, max_length=64)]
+    by: Way
+    lanes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+
+
 class _Resource(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """What stands beneath a resource name."""
 
@@ -123,6 +136,8 @@ class _Resource(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     withdrawn: _Some = ()
     cdi: str | None = None
     pre_start: bool = False
+    links: Annotated[tuple[_Links, ...], msgspec.Meta(max_length=_MAX_PAIRS)] | None = ()
+    partitions: Annotated[int, msgspec.Meta(ge=2, le=1024)] | None = None
 
 
 class _Profile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -134,7 +149,7 @@ class _Profile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 _ADVICE: Final[Mapping[str, str]] = {
     "": "write 'resources:' and beneath it resource names, such as nvidia.com/gpu",
     "resources": "write resource names, and beneath each 'gpus:' and, where wanted, 'numa:', 'unhealthy:', 'recovered:', "
-    "'released:', 'withdrawn:', 'cdi:' and 'pre_start:'",
+    "'released:', 'withdrawn:', 'cdi:', 'pre_start:', 'links:' and 'partitions:'",
     "gpus": "write how many, such as 'gpus: 8', or a list with uuid, numa, health, reason and device_nodes of each",
     "numa": f"write the number of a NUMA node, 0 to {_MAX_NODE}, for each GPU, or null for no known place",
     "unhealthy": "write index or UUID and the reason in 1 to 256 characters, such as '3: fell off the bus', or as "
@@ -149,6 +164,17 @@ _ADVICE: Final[Mapping[str, str]] = {
     "device_nodes": "write a list of paths below /dev, such as [/dev/null]",
     "cdi": "write the kind that a CDI specification has, such as vendor.com/gpu",
     "pre_start": "write true or false",
+    "links": "write a list such as [{between: [0, 1], by: nvlink, lanes: 2}]",
+    "between": "write 2 to 64 indices or UUIDs of different GPUs",
+    "by": f"write {', '.join(way.value for way in Way)}",
+    "lanes": "write how many such links there are side by side, 1 to 64, for nvlink and xgmi alone",
+    "partitions": "write how many in a row are partitions of one GPU, 2 to 1024",
+}
+
+_CHOICES: Final[Mapping[str, str]] = {
+    "kind": "a kind of trouble",
+    "health": "a state of health",
+    "by": "a way between GPUs",
 }
 
 
@@ -249,6 +275,8 @@ def _described(document: _Document, path: _Path, resource: str) -> Described:
     recovered = _named(document, (*path, "recovered"), spec.recovered or (), uuids)
     released = _named(document, (*path, "released"), spec.released or (), uuids)
     withdrawn = _named(document, (*path, "withdrawn"), spec.withdrawn or (), uuids)
+    boards = _boards(resource, tuple(uuids), spec.partitions)
+    links = _links(document, (*path, "links"), spec.links or (), boards, uuids)
     gpus = (
         GPU(
             uuid=device_id,
@@ -259,6 +287,8 @@ def _described(document: _Document, path: _Path, resource: str) -> Described:
             device_nodes=entry.device_nodes,
             cdi_name="" if spec.cdi is None else f"{spec.cdi}={device_id}",
             pre_start=spec.pre_start,
+            parent="" if spec.partitions is None else boards[index],
+            links=links.get(boards[index], ()),
         )
         for (device_id, index), entry, node in zip(uuids.items(), entries, numa, strict=True)
         if device_id not in withdrawn
@@ -307,6 +337,36 @@ def _named(document: _Document, path: _Path, given: Iterable[int | str], uuids: 
     return frozenset(_uuid(document, (*path, at), key, known, uuids) for at, key in enumerate(given))
 
 
+def _boards(resource: str, uuids: Sequence[str], partitions: int | None) -> Sequence[str]:
+    """Say on which physical GPU each is: its own UUID, or that of the one it is a partition of."""
+    if partitions is None:
+        return uuids
+    return [_derived_uuid(resource, f"gpu/{index // partitions}") for index in range(len(uuids))]
+
+
+def _links(
+    document: _Document, path: _Path, given: Iterable[_Links], boards: Sequence[str], uuids: Mapping[str, int]
+) -> Mapping[str, tuple[Link, ...]]:
+    """Turn ``links`` into those of each physical GPU; where two are linked in several ways, into all of these."""
+    known, pairs = tuple(uuids), 0
+    links: dict[str, list[Link]] = {}
+    for number, one in enumerate(given):
+        here = (*path, number, "between")
+        named = [boards[uuids[_uuid(document, (*here, at), key, known, uuids)]] for at, key in enumerate(one.between)]
+        pairs += len(named) * (len(named) - 1) // 2
+        if len(set(named)) < len(named):
+            document.refuse(here, "expected each GPU once, got one twice, or two of its partitions", "between")
+        if one.lanes > 1 and one.by not in {Way.NVLINK, Way.XGMI}:
+            document.refuse((*path, number, "lanes"), f"expected none with {one.by.value}, got {one.lanes}", "lanes")
+        if pairs > _MAX_PAIRS:
+            problem = f"expected at most {_MAX_PAIRS} pairs of linked GPUs, got more: leave out the far ones"
+            document.refuse((*path, number), problem)
+        for a, b in combinations(named, 2):
+            links.setdefault(a, []).append(Link(b, one.by, one.lanes))
+            links.setdefault(b, []).append(Link(a, one.by, one.lanes))
+    return {board: tuple(there) for board, there in links.items()}
+
+
 def _uuid(document: _Document, path: _Path, key: int | str, known: Sequence[str], uuids: Mapping[str, int]) -> str:
     """Find the GPU that ``key`` means, its index or its UUID."""
     index = key if isinstance(key, int) else uuids.get(key, -1)
@@ -316,7 +376,7 @@ def _uuid(document: _Document, path: _Path, key: int | str, known: Sequence[str]
     return known[index]
 
 
-def _derived_uuid(resource: str, index: int) -> str:
+def _derived_uuid(resource: str, index: int | str) -> str:
     return f"GPU-{uuid.uuid5(_NAMESPACE, f'{resource}/{index}')}"
 
 
@@ -374,7 +434,7 @@ class _Document:
             self.refuse(path, f"expected the key '{missing[1]}', got none", str(field))
         expected, _, got = problem.replace("Expected ", "").partition(", got ")
         if expected.startswith("Invalid enum value"):
-            expected = "a kind of trouble" if field == "kind" else "a state of health"
+            expected = _CHOICES[str(field)]
         if of_key:
             expected, got = f"keys that are {expected}", got or "something else"
         elif isinstance(value, dict | list):

@@ -74,7 +74,7 @@ class SimulatedSource:
         return reached(resource, request.device_ids, self._gpus.get(resource, {}), sayable)
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
-        """Choose GPUs on the fewest NUMA nodes.
+        """Choose GPUs that are near to each other, and partitions of as few GPUs as possible.
 
         Raises:
             RefusedError: no choice meets the request.

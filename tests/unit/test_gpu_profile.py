@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.gpu import profile
-from devices.gpu.model import GPU
+from devices.gpu.model import GPU, Link, Way
 from devices.gpu.profile import Described, ProfileError, find, parse, read, shipped
 from devices.model import Health, Kind, Trouble
+
+ALL_OF_64 = f"{{between: {list(range(64))}, by: pix}}"
 
 
 def described(beneath: str) -> Described:
@@ -95,6 +97,39 @@ def test_what_holds_for_all_gpus_of_a_resource() -> None:
 
 
 @pytest.mark.parametrize(
+    ("beneath", "links"),
+    [
+        ("links:", ["", "", "", ""]),
+        ("links: [{between: [0, 1], by: pix}]", ["pix b", "pix a", "", ""]),
+        ("links: [{between: [d, 1], by: xgmi, lanes: 3}]", ["", "xgmi d 3", "", "xgmi b 3"]),
+        ("links: [{between: [0, 1, 2], by: sys}]", ["sys b, sys c", "sys a, sys c", "sys a, sys b", ""]),
+        (
+            "links: [{between: [0, 1], by: phb}, {between: [1, 0], by: node}]",
+            ["phb b, node b", "phb a, node a", "", ""],
+        ),
+        ("withdrawn: [1]\nlinks: [{between: [0, 1], by: pxb}]", ["pxb b", "", ""]),
+    ],
+)
+def test_links(beneath: str, links: list[str]) -> None:
+    def shown(link: Link) -> str:
+        return f"{link.way.value} {link.peer}" + (f" {link.lanes}" if link.lanes > 1 else "")
+
+    found = gpus(f"gpus: [{{uuid: a}}, {{uuid: b}}, {{uuid: c}}, {{uuid: d}}]\n{beneath}")
+    assert [", ".join(map(shown, gpu.links)) for gpu in found] == links
+    assert {gpu.parent for gpu in found} == {""}
+
+
+def test_partitions_in_a_row_are_of_one_gpu_whose_links_they_have() -> None:
+    found = gpus("gpus: 5\npartitions: 2\nlinks: [{between: [1, 4], by: nvlink}]")
+    first, second, third = (gpu.parent for gpu in found[::2])
+    assert [gpu.board for gpu in found] == [first, first, second, second, third]
+    assert len({first, second, third, *(gpu.uuid for gpu in found)}) == 8
+    there, back = (Link(third, Way.NVLINK),), (Link(first, Way.NVLINK),)
+    assert [gpu.links for gpu in found] == [there, there, (), (), back]
+    assert [gpu.uuid for gpu in found] == [gpu.uuid for gpu in gpus("gpus: 5")]
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         (
@@ -121,7 +156,8 @@ def test_what_holds_for_all_gpus_of_a_resource() -> None:
             "resources:\n  a/b:\n    gpus: 1\n    gpu: 2",
             (
                 "line 4: resources['a/b'].gpu: this key is unknown: write resource names, and beneath each 'gpus:' and, "
-                "where wanted, 'numa:', 'unhealthy:', 'recovered:', 'released:', 'withdrawn:', 'cdi:' and 'pre_start:'"
+                "where wanted, 'numa:', 'unhealthy:', 'recovered:', 'released:', 'withdrawn:', 'cdi:', 'pre_start:', 'links:' and "
+                "'partitions:'"
             ),
         ),
         (
@@ -192,6 +228,53 @@ def test_what_holds_for_all_gpus_of_a_resource() -> None:
         (
             "resources: {a/b: {gpus: 1, pre_start: 1}}",
             "resources['a/b'].pre_start: expected true or false, got 1: write true or false",
+        ),
+        (
+            "resources:\n  a/b:\n    gpus: 2\n    links:\n    - between: [0, 1]\n      by: string",
+            (
+                "line 6: resources['a/b'].links[0].by: expected a way between GPUs, got 'string': write nvlink, xgmi, pix, pxb, "
+                "phb, node, sys"
+            ),
+        ),
+        (
+            "resources: {a/b: {gpus: 2, links: [[0, 1]]}}",
+            "links[0]: expected a mapping, got a list: write a list such as [{between: [0, 1], by: nvlink, lanes: 2}]",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, links: [{between: [0, 1]}]}}",
+            "links[0]: expected the key 'by', got none: write a list such as",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, links: [{between: [0], by: pix}]}}",
+            "between: expected a list of length >= 2, got 1: write 2 to 64 indices or UUIDs of different GPUs",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, links: [{between: [0, 2], by: pix}]}}",
+            "links[0].between[1]: expected the index (0 to 1) or UUID of a GPU of this resource, got 2",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, links: [{between: [0, 1, 0], by: pix}]}}",
+            "links[0].between: expected each GPU once, got one twice, or two of its partitions: write 2 to 64",
+        ),
+        (
+            "resources: {a/b: {gpus: 4, partitions: 2, links: [{between: [2, 3], by: pix}]}}",
+            "links[0].between: expected each GPU once, got one twice, or two of its partitions: write 2 to 64",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, links: [{between: [0, 1], by: pix, lanes: 2}]}}",
+            "links[0].lanes: expected none with pix, got 2: write how many such links there are side by side, 1 to 64, for",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, links: [{between: [0, 1], by: xgmi, lanes: 0}]}}",
+            "links[0].lanes: expected a whole number >= 1, got 0: write how many",
+        ),
+        (
+            f"resources: {{a/b: {{gpus: 64, links: [{ALL_OF_64}, {ALL_OF_64}, {ALL_OF_64}]}}}}",
+            "links[2]: expected at most 4096 pairs of linked GPUs, got more: leave out the far ones",
+        ),
+        (
+            "resources: {a/b: {gpus: 2, partitions: 1}}",
+            "partitions: expected a whole number >= 2, got 1: write how many in a row are partitions of one GPU, 2 to 1024",
         ),
         (
             "resources: {a/b: {gpus: [{uuid: 7}]}}",
@@ -355,7 +438,9 @@ def test_a_list_says_the_same_as_the_short_form() -> None:
     ("name", "seen"),
     [
         ("default", {"nvidia.com/gpu": ([0, 0, 0, 0, 1, 1, 1, 1], [])}),
+        ("hives", {"amd.com/gpu": ([0, 0, 0, 0, 1, 1, 1, 1], [])}),
         ("large", {"nvidia.com/gpu": ([None] * 10_000, [])}),
+        ("partitions", {"amd.com/gpu": ([None] * 64, [])}),
         ("sick", {"nvidia.com/gpu": ([0, 0, 1, 1], [2])}),
         ("small", {"nvidia.com/gpu": ([None, None], [])}),
         ("two-resources", {"nvidia.com/gpu": ([0, 0, 1, 1], []), "amd.com/gpu": ([0, 1], [])}),
@@ -375,7 +460,7 @@ def test_shipped_profile(name: str, seen: dict[str, tuple[list[int | None], list
 
 
 def test_every_shipped_profile_has_a_row_above() -> None:
-    assert shipped() == ("default", "large", "sick", "small", "two-resources")
+    assert shipped() == ("default", "hives", "large", "partitions", "sick", "small", "two-resources")
 
 
 def test_a_path_is_a_file_that_people_edit(tmp_path: Path) -> None:
@@ -386,9 +471,7 @@ def test_a_path_is_a_file_that_people_edit(tmp_path: Path) -> None:
 
 
 def test_an_unknown_profile_is_told_the_shipped_ones(tmp_path: Path) -> None:
-    with pytest.raises(
-        ProfileError, match=r"default, large, sick, small, two-resources\); got 'larg', which is no file"
-    ):
+    with pytest.raises(ProfileError, match=r"default, hives, .*, two-resources\); got 'larg', which is no file"):
         find("larg")
     with pytest.raises(ProfileError, match="which is no file"):
         find(str(tmp_path))

@@ -397,6 +397,22 @@ async def test_it_answers_as_a_device_source() -> None:
     assert refused.value.fault is Fault.FAILED_PRECONDITION
 
 
+@pytest.mark.parametrize(
+    ("profile", "resource", "available", "size", "chosen"),
+    [
+        pytest.param("default", NAME, range(3, 8), 2, [4, 5], id="default: on one NUMA node"),
+        pytest.param("hives", "amd.com/gpu", range(2, 8), 3, [4, 5, 6], id="hives: linked"),
+        pytest.param("partitions", "amd.com/gpu", range(1, 64), 7, [*range(1, 8)], id="partitions: of the fullest GPU"),
+    ],
+)
+async def test_what_it_prefers(profile: str, resource: str, available: range, size: int, chosen: list[int]) -> None:
+    source = SimulatedSource(profile)
+    async with opened(source) as watch:
+        ids = [device.id for device in (await anext(watch))[resource].devices]
+    found = await source.prefer(resource, PreferredRequest(tuple(ids[index] for index in available), (), size))
+    assert [ids.index(one) for one in found] == chosen
+
+
 async def test_before_the_first_look_it_answers_for_what_was_announced() -> None:
     source = SimulatedSource()
     assert await source.prefer(NAME, PreferredRequest(("b", "a"), (), 1)) == ("a",)
