@@ -1,11 +1,21 @@
-"""What every test shares: a header that says what is really run against."""
+"""What every test shares: a header that says what is really run against, and how hypothesis searches.
+
+No test has a deadline: a busy machine is not a broken promise. ``mutants`` (tests/mutants) searches the same way each time,
+and doesn't look for the smallest failure: there any will do.
+"""
 
 from __future__ import annotations
 
 import platform
 from importlib.metadata import version
 
+from hypothesis import Phase, settings
+
 from gateway.lab.build import available, built
+
+settings.register_profile("patient", settings.default, deadline=None)
+settings.register_profile("mutants", deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+settings.load_profile("patient")
 
 
 def pytest_report_header() -> list[str]:

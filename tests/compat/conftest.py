@@ -1,7 +1,8 @@
 """Runs the scenarios behind the tests: several nodes at once, because a node mostly waits for processes to start.
 
 A test names its jobs as the parameter ``jobs`` and gets their recordings from the fixture ``recordings``. All jobs of the
-selected tests run in the order of the tests, on one event loop; each test waits for its own ones. Genuine
+selected tests of one module run in the order of the tests, on one event loop; each test waits for its own ones. Tests that run
+in several processes are dealt out by module (`make test`), so that every job runs in one of them. Genuine
 kubelets are never skipped: where one isn't built, its tests fail (``-m "not genuine"`` leaves them out, in plain sight).
 """
 
@@ -84,29 +85,25 @@ def _logs(made: Node) -> str:
 
 Recordings = Callable[[Job], list[Connection]]
 
-_selected: list[Job] = []
+
+def _parameters(item: pytest.Item) -> dict[str, object]:
+    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+
+
+def _jobs(item: pytest.Item) -> tuple[Job, ...]:
+    return cast("tuple[Job, ...]", _parameters(item).get("jobs", ()))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with the kubelets that it runs against, so that ``-m "kubelet(version='1.36')"`` selects it."""
     for item in items:
-        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        jobs = cast("tuple[Job, ...]", parameters.get("jobs", ()))
-        for version in {job.version for job in jobs} | {parameters.get("version", "")} - {""}:
+        for version in {job.version for job in _jobs(item)} | {_parameters(item).get("version", "")} - {""}:
             item.add_marker(pytest.mark.kubelet(version=version))
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Note the jobs of the tests that will run."""
-    for item in session.items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
-            jobs = cast("tuple[Job, ...]", item.callspec.params.get("jobs", ()))
-            _selected.extend(job for job in jobs if job not in _selected)
-
-
-@pytest.fixture(scope="session")
-def recordings() -> Iterator[Recordings]:
+@pytest.fixture(scope="module")
+def recordings(request: pytest.FixtureRequest) -> Iterator[Recordings]:
     """What each job recorded; raises what went wrong in it."""
     loop = asyncio.new_event_loop()
     busy, watching = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(WATCHING_AT_ONCE)
@@ -117,7 +114,8 @@ def recordings() -> Iterator[Recordings]:
 
     # The loop goes on while some test waits, never beside pytest: it changes the environment between two tests, which
     # a process that is being spawned in another thread reads.
-    tasks = {job: loop.create_task(run(job)) for job in _selected}
+    jobs = dict.fromkeys(job for item in request.session.items if item.path == request.path for job in _jobs(item))
+    tasks = {job: loop.create_task(run(job)) for job in jobs}
     try:
         yield lambda job: loop.run_until_complete(tasks[job])
     finally:

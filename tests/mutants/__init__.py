@@ -1,4 +1,5 @@
-"""Mutants: each rule of the kubelet's behaviour is broken on purpose, and a named test must notice.
+"""Mutants: each rule is broken on purpose, and a named test must notice.
 
-``table.py`` has the rules and the mutants, ``__main__.py`` runs them (``make mutants``).
+``table.py`` has the rules that the kubelet imposes, and the shape of a row; the others have those of one topic each.
+``__main__.py`` runs them all (``make mutants``).
 """

@@ -1,29 +1,41 @@
-"""``python -m tests.mutants [WORD ...]``: run the mutants (those whose rule or name has a WORD in it; all by default).
+"""``python -m tests.mutants [--jobs N] [WORD ...]``: run the mutants (those whose rule or name has a WORD in it; all by default).
 
 Each mutant is a patch to a copy of the tree and a test that must go red there. It fails where a mutant survives, where a
-patch no longer fits the code, where a rule has no mutant, and where a test is red without any patch.
+patch no longer fits the code, where a rule has no mutant, and where a test is red without any patch. Several run at once,
+each in a copy of its own. A run is bound by the processor, and most of it is start-up: so the copies hold what Python and
+pytest compiled, and a patch is seen nevertheless, because the code's bytecode is checked against the text it came from.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import queue
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from tests.mutants.table import MUTANTS, RULES, Mutant
+from tests.mutants import books, handover, life, memory, orders, sight, table
+from tests.mutants.table import Mutant
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("adapters", "devices", "gateway", "tests", "docs", "protos", "pyproject.toml", "README.md", "CONTRIBUTING.md")
+TABLES = (table, memory, life, books, handover, orders, sight)
+RULES = [rule for one in TABLES for rule in one.RULES.items()]
+MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]
+CODE = ("adapters", "devices", "gateway")
+COPIED = (*CODE, "tests", "deploy", "docs", "protos", "pyproject.toml", "README.md", "CONTRIBUTING.md")
 SECONDS = 180
+BASE_SECONDS = 600
 
 
-def run(tree: Path, command: tuple[str, ...]) -> tuple[int, str]:
+def run(tree: Path, command: tuple[str, ...], seconds: float = SECONDS, **more: str) -> tuple[int, str]:
     """Run a command in ``tree``, on the code that lies there; return its exit status and what it printed."""
-    own = {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+    own = {"PYTHONPATH": str(tree), "PYTHONHASHSEED": "0", **more}
     try:
         done = subprocess.run(
             [sys.executable, *command],
@@ -33,7 +45,7 @@ def run(tree: Path, command: tuple[str, ...]) -> tuple[int, str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=SECONDS,
+            timeout=seconds,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
@@ -41,8 +53,28 @@ def run(tree: Path, command: tuple[str, ...]) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def pytest(*tests: str) -> tuple[str, ...]:
-    return ("-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *tests)
+def pytest(*arguments: str) -> tuple[str, ...]:
+    options = ("-q", "-x", "--no-header", "-p", "no:cacheprovider", "--hypothesis-profile=mutants")
+    return ("-m", "pytest", *options, *arguments)
+
+
+def copy(folder: Path, mutants: list[Mutant], jobs: int) -> list[Path]:
+    """Copy the tree ``jobs`` times, if the tests named by the mutants are green in it; SystemExit otherwise."""
+    first, *others = (folder / str(number) for number in range(jobs))
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, first / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy2(source, first / name)
+    run(first, ("-m", "compileall", "-q", "--invalidation-mode=checked-hash", *CODE))
+    tests = dict.fromkeys(mutant.test for mutant in mutants if not mutant.command)
+    status, printed = run(first, pytest(*tests, f"--numprocesses={jobs}", "--dist=loadfile"), BASE_SECONDS)
+    if tests and status:
+        sys.exit(f"{printed}\nthe tests named by the tables are red without any patch: mend that first")
+    for other in others:
+        shutil.copytree(first, other)
+    return [first, *others]
 
 
 def survives(tree: Path, mutant: Mutant) -> str | None:
@@ -53,7 +85,8 @@ def survives(tree: Path, mutant: Mutant) -> str | None:
         return f"its patch no longer fits: expected {mutant.old!r} once in {mutant.file}, found it {whole.count(mutant.old)} times"
     path.write_text(whole.replace(mutant.old, mutant.new))
     try:
-        status, printed = run(tree, mutant.command or pytest(mutant.test))
+        command = mutant.command or pytest("-p", "no:xdist", mutant.test)
+        status, printed = run(tree, command, PYTHONDONTWRITEBYTECODE="1")
     finally:
         path.write_text(whole)
     if status != 1:
@@ -63,37 +96,36 @@ def survives(tree: Path, mutant: Mutant) -> str | None:
     return None
 
 
-def main(words: list[str]) -> int:
-    chosen = [
-        mutant for mutant in MUTANTS if not words or any(word in f"{mutant.rule} {mutant.name}" for word in words)
+def misplaced() -> list[str]:
+    """Say what is wrong with the tables themselves."""
+    rules, broken = Counter(rule for rule, _ in RULES), {mutant.rule for mutant in MUTANTS}
+    return [
+        *(f"rule {rule} has no mutant: {text}" for rule, text in RULES if rule not in broken),
+        *(f"mutant {mutant.name} is for no rule: {mutant.rule}" for mutant in MUTANTS if mutant.rule not in rules),
+        *(f"rule {rule} is there {count} times" for rule, count in rules.items() if count > 1),
     ]
-    troubles = [
-        f"rule {rule} has no mutant: {text}" for rule, text in RULES.items() if rule not in {m.rule for m in MUTANTS}
-    ]
-    troubles += [
-        f"mutant {mutant.name} is for no rule: {mutant.rule}" for mutant in MUTANTS if mutant.rule not in RULES
-    ]
-    with tempfile.TemporaryDirectory(prefix="dpg-mutants-") as folder:
-        tree = Path(folder)
-        for name in COPIED:
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-            elif source.exists():
-                shutil.copy2(source, tree / name)
-        status, printed = run(tree, pytest(*dict.fromkeys(mutant.test for mutant in chosen if not mutant.command)))
-        if status:
-            print(printed)
-            print("the tests named by the table are red without any patch: mend that first")
-            return 1
-        for number, mutant in enumerate(chosen, 1):
-            begin = time.monotonic()
-            trouble = survives(tree, mutant)
+
+
+def main(words: list[str], jobs: int) -> int:
+    chosen = [one for one in MUTANTS if not words or any(word in f"{one.rule} {one.name}" for word in words)]
+    troubles = misplaced()
+    free: queue.SimpleQueue[Path] = queue.SimpleQueue()
+
+    def judge(mutant: Mutant) -> tuple[str | None, float]:
+        tree, begin = free.get(), time.monotonic()
+        try:
+            return survives(tree, mutant), time.monotonic() - begin
+        finally:
+            free.put(tree)
+
+    with tempfile.TemporaryDirectory(prefix="dpg-mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
+        for tree in copy(Path(folder), chosen, jobs):
+            free.put(tree)
+        judged = {pool.submit(judge, mutant): mutant for mutant in chosen}
+        for number, future in enumerate(as_completed(judged), 1):
+            mutant, (trouble, seconds) = judged[future], future.result()
             verdict = "SURVIVED" if trouble else "noticed"
-            print(
-                f"[{number}/{len(chosen)}] {verdict} in {time.monotonic() - begin:.1f} s  {mutant.rule}: {mutant.name}",
-                flush=True,
-            )
+            print(f"[{number}/{len(chosen)}] {verdict} in {seconds:.1f} s  {mutant.rule}: {mutant.name}", flush=True)
             if trouble:
                 troubles.append(f"mutant {mutant.name}: {trouble}")
     for trouble in troubles:
@@ -103,4 +135,10 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("words", nargs="*", metavar="WORD", help="run those whose rule or name has one of these in it")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="how many run at once (default: %(default)s)"
+    )
+    given = parser.parse_args()
+    sys.exit(main(given.words, given.jobs))

@@ -1,7 +1,7 @@
 """The rules that the kubelet's behaviour imposes, and for each at least one way to break it.
 
 The rules are grouped as a reader meets them: R register, S start, stop and register again, F find the version, T traps
-of registration. Where a Kubernetes issue or version is behind one, it is named.
+of registration, D what the demo and the scenarios promise. Where a Kubernetes issue or version is behind one, it is named.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ MUTANTS = (
         "R7",
         "the dialect counts from the reply",
         "gateway/plugin.py",
-        "        self.resource.offer(dialect)\n        try:",
-        "        try:",
+        "        self.resource.offer(dialect)\n",
+        "",
         f"{_SCENARIO}[register-emulated-1.9]",
     ),
     Mutant(
@@ -182,8 +182,8 @@ MUTANTS = (
         "S4",
         "the old stream is left alone",
         "gateway/registration.py",
-        "        drop = (EndStreams(), *drop)",
-        "        drop = (*drop,)",
+        "    return (*ends, Unlink(state.name)) if state.name else ends",
+        "    return (Unlink(state.name),) if state.name else ()",
         f"{_REGISTRATION}::test_whatever_happens",
     ),
     Mutant(
@@ -342,8 +342,8 @@ MUTANTS = (
         "T4",
         "one name for all registrations",
         "gateway/registration.py",
-        'name = f"{state.token}-{attempt}.sock"',
-        'name = f"{state.token}-1.sock"',
+        'name, drop = f"{state.token}-{attempt}.sock", ',
+        'name, drop = f"{state.token}-1.sock", ',
         f"{_REGISTRATION}::test_action",
     ),
     Mutant(
@@ -377,21 +377,21 @@ MUTANTS = (
         "adapters/v1beta1.py",
         "if any(answer.cdi_devices for answer in answers):",
         "if False:",
-        "tests/unit/test_adapters.py",
+        "tests/unit/test_adapters.py::test_cdi_names_are_refused_where_they_would_certainly_be_dropped",
     ),
     Mutant(
         "T8",
         "a lost device is left out",
         "devices/life.py",
-        "    return (*there, *lost)",
-        "    return (*there,)",
+        "        if found.free and not row.listed:\n",
+        "        if (found.free and not row.listed) or found.state is State.LOST:\n",
         "tests/unit/test_life.py",
     ),
     Mutant(
         "T9",
         "the list goes out before the ledger",
         "gateway/shell.py",
-        "            if any(news):\n                await self._save()\n",
+        "            if news:\n                await self.scribe.durable()\n",
         "",
         "tests/unit/test_serve.py::test_ids_are_durable_before_they_are_sent",
     ),
@@ -417,7 +417,7 @@ MUTANTS = (
         "adapters/v1beta1.py",
         "        require_answers(containers, answers)\n        if any",
         "        if any",
-        "tests/unit/test_adapters.py",
+        "tests/unit/test_adapters.py::test_each_container_has_one_answer",
     ),
     Mutant(
         "T12",
@@ -525,32 +525,32 @@ MUTANTS = (
         "T8",
         "a lost device leaves the kubelet's books",
         "devices/life.py",
-        "    return (*there, *lost)",
-        "    return (*there,)",
+        "        if found.free and not row.listed:\n",
+        "        if (found.free and not row.listed) or found.state is State.LOST:\n",
         f"{_SCENARIO}[device-lost-emulated-1.37]",
     ),
     Mutant(
         "T9",
         "the next gateway has forgotten what was announced",
         "gateway/shell.py",
-        "merged[name] = life.merge(self._ledger.announced(name), listing, before, now)",
-        "merged[name] = life.merge({}, listing, before, now)",
+        "        announced = self.ledger.announced(name)\n",
+        "        announced: dict[str, Device] = {}\n",
         f"{_SCENARIO}[device-lost-emulated-1.37]",
     ),
     Mutant(
         "D7",
         "ill devices are not listed",
         "devices/life.py",
-        "        for device in listed.values()\n",
-        "        for device in listed.values()\n        if device.health is Health.HEALTHY\n",
+        "        if found.free and not row.listed:\n",
+        "        if (found.free and not row.listed) or found.state is State.UNHEALTHY:\n",
         f"{_SCENARIO}[health-emulated-1.37]",
     ),
     Mutant(
         "D8",
         "only the first resource is served",
         "devices/gpu/simulated.py",
-        "for resource, gpus in self._gpus.items()}\n\n    def _look",
-        "for resource, gpus in [*self._gpus.items()][:1]}\n\n    def _look",
+        "for resource, one in described.items()}\n\n    def _look",
+        "for resource, one in [*described.items()][:1]}\n\n    def _look",
         f"{_SCENARIO}[several-resources-emulated-1.37]",
     ),
 )

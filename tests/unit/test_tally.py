@@ -47,13 +47,13 @@ SERVING: tuple[Event, ...] = (KubeletUp(K1), Reached(1, K1), Replied(1, "OK"), S
             (*SERVING, StreamEnded(1), KubeletUp(K1), RETRY), Cause.STREAM_ENDED, id="a poll sees the known kubelet"
         ),
         pytest.param(
-            (KubeletUp(K1), StreamOpened(1), StreamEnded(1), Replied(1, "OK"), RETRY),
+            (KubeletUp(K1), Reached(1, K1), StreamOpened(1), StreamEnded(1), Replied(1, "OK"), RETRY),
             Cause.STREAM_ENDED,
             id="the stream is cut before Register answers",
         ),
         pytest.param((KubeletUp(K1), Replied(1, "DEADLINE_EXCEEDED"), RETRY), Cause.ERROR, id="no answer"),
         pytest.param(
-            (KubeletUp(K1), StreamOpened(1), Replied(1, "DEADLINE_EXCEEDED")),
+            (KubeletUp(K1), Reached(1, K1), StreamOpened(1), Replied(1, "DEADLINE_EXCEEDED")),
             Cause.FIRST,
             id="no answer, but it called",
         ),

@@ -1,0 +1,100 @@
+"""Orders: the control socket, and the commands over it."""
+
+from __future__ import annotations
+
+from tests.mutants.table import Mutant
+
+RULES = {
+    "C1": "on the control socket only our own user and root are heard, by the kernel's word",
+    "C2": "the control socket bounds lines, connections, pace, idle time and write time",
+    "C3": "on the control socket an unknown field is ignored, an unknown op or version answered with an error",
+    "C4": "a control socket is found only when it is ours alone and listens; a dead one is removed, a living one never",
+    "C5": "a cordon is told to every living gateway, and where none lives to the ledger",
+}
+
+_CONTROL = "tests/unit/test_control.py"
+_CORDON = "tests/unit/test_cli_cordon.py"
+
+MUTANTS = (
+    Mutant(
+        "C1",
+        "everybody is heard",
+        "gateway/control.py",
+        "if user in {0, os.geteuid()}:",
+        "if user >= 0:",
+        f"{_CONTROL}::test_who_is_heard",
+    ),
+    Mutant(
+        "C2",
+        "everybody together has no pace",
+        "gateway/control.py",
+        "            await own.turn()\n            await self._pace.turn()\n",
+        "            await own.turn()\n",
+        f"{_CONTROL}::test_each_message_takes_its_turn",
+    ),
+    Mutant(
+        "C2",
+        "any number of connections is served",
+        "gateway/control.py",
+        "len(self._open) >= MAX_CONNECTIONS",
+        "len(self._open) >= 10**6",
+        f"{_CONTROL}::test_of_a_hundred_connections_sixteen_are_served",
+    ),
+    Mutant(
+        "C2",
+        "a line may be of any length",
+        "gateway/control.py",
+        "sock=listener, limit=REQUEST_LIMIT)",
+        "sock=listener, limit=2**30)",
+        f"{_CONTROL}::test_request",
+    ),
+    Mutant(
+        "C3",
+        "an unknown op closes the connection",
+        "gateway/control.py",
+        '            except ControlError as error:\n                await connection.send({"error": str(error)})\n',
+        '            except ControlError as error:\n                await connection.send({"error": str(error)})\n'
+        "                return\n",
+        f"{_CONTROL}::test_request",
+    ),
+    Mutant(
+        "C3",
+        "nesting without end is a defect",
+        "gateway/control.py",
+        "except (ValueError, RecursionError):",
+        "except ValueError:",
+        f"{_CONTROL}::test_request",
+    ),
+    Mutant(
+        "C4",
+        "the umask decides who may connect",
+        "gateway/control.py",
+        "                hidden.chmod(0o600)\n",
+        "",
+        f"{_CONTROL}::test_it_is_ours_alone_before_it_can_be_found",
+    ),
+    Mutant(
+        "C4",
+        "a living gateway's socket is removed",
+        "gateway/control.py",
+        "and not making and not listens(path)",
+        "and not making",
+        f"{_CONTROL}::test_what_dead_gateways_left_is_removed",
+    ),
+    Mutant(
+        "C5",
+        "only one gateway is told",
+        "gateway/cli/cordon.py",
+        "control.sockets(state_dir)))",
+        "control.sockets(state_dir)[:1]))",
+        f"{_CORDON}::test_every_living_gateway_is_told",
+    ),
+    Mutant(
+        "C5",
+        "a cordon isn't saved where no gateway runs",
+        "gateway/cli/cordon.py",
+        "            ledger.save(ledger.snapshot())\n",
+        "            ledger.snapshot()\n",
+        f"{_CORDON}::test_the_ledger_is_told",
+    ),
+)
