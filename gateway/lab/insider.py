@@ -36,7 +36,7 @@ def main() -> None:
 
     def tell(*_: object) -> None:
         line = {"event": TASKS, "count": len(asyncio.all_tasks())}
-        os.write(2, f"{json.dumps(line)}\n".encode())
+        os.write(2, f"\n{json.dumps(line)}\n".encode())  # A line of the log may be half written.
 
     importlib.import_module("grpc.aio")
     as_it_is = ModuleType("time")
