@@ -62,14 +62,6 @@ MUTANTS = (
     ),
     Mutant(
         "O3",
-        "a request may take for ever",
-        "gateway/http.py",
-        "                async with asyncio.timeout(SECONDS):\n                    request = await _read(reader)",
-        "                async with asyncio.timeout(None):\n                    request = await _read(reader)",
-        f"{_HTTP}::test_half_a_request_has_its_time_and_no_more",
-    ),
-    Mutant(
-        "O3",
         "a defect's text goes to who asked",
         "gateway/http.py",
         "        except Exception:  # noqa: BLE001 - one request's defect is no other's\n            _log",

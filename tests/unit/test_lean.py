@@ -18,7 +18,20 @@ def loaded() -> frozenset[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["gateway.lab", "gateway.cli.demo", "gateway.cli.probe", "gateway.plan", "devices.gpu.simulated", "hpack"]
+    "module",
+    [
+        "gateway.lab",
+        "gateway.cli.demo",
+        "gateway.cli.probe",
+        "gateway.cli.status",
+        "gateway.plan",
+        "gateway.http",
+        "gateway.metrics",
+        "gateway.status",
+        "devices.gpu.simulated",
+        "hpack",
+        "prometheus_client",
+    ],
 )
 def test_the_daemon_does_not_load(module: str, loaded: frozenset[str]) -> None:
     assert not {name for name in loaded if name == module or name.startswith(f"{module}.")}
