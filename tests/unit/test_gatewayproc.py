@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,10 @@ async def test_no_process_is_left_behind_not_even_a_child() -> None:
             os.close(end)
 
 
-async def test_a_gateway_by_its_command_line(tmp_path: Path) -> None:
-    async with await GatewayProcess.launch(gateway_command(tmp_path / "sockets", tmp_path / "state")) as process:
-        line = await process.wait_for("serving")
-        assert line["resources"] == {"nvidia.com/gpu": 8}
-        assert await process.terminate() == 0
+async def test_a_gateway_by_its_command_line() -> None:
+    with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
+        command = gateway_command(Path(folder, "sockets"), Path(folder, "state"))
+        async with await GatewayProcess.launch(command) as process:
+            line = await process.wait_for("serving")
+            assert line["resources"] == {"nvidia.com/gpu": 8}
+            assert await process.terminate() == 0
