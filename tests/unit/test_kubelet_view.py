@@ -178,5 +178,7 @@ async def test_a_kubelet_that_hangs_is_left(folder: Path, monkeypatch: pytest.Mo
         silent.bind(str(folder / "k.sock"))
         silent.listen()
         async with asyncio.timeout(10):
-            assert await kubelet_view.look(folder / "k.sock", folder / "checkpoint") == View({GPU: BY_UID}, {}, source="checkpoint")
+            assert await kubelet_view.look(folder / "k.sock", folder / "checkpoint") == View(
+                {GPU: BY_UID}, {}, source="checkpoint"
+            )
             assert await kubelet_view.holds(folder / "k.sock", GPU, DEVICES) is None
