@@ -468,9 +468,9 @@ MUTANTS = (
     Mutant(
         "D4",
         "GPUs are ordered by ID",
-        "devices/gpu/model.py",
-        'return (float("inf") if gpu is None else gpu.index, device_id)',
-        'return (float("inf") if gpu is None else 0, device_id)',
+        "devices/gpu/allocation.py",
+        "key=lambda gpu: (gpu.index, gpu.uuid)):",
+        "key=lambda gpu: gpu.uuid):",
         f"{_SCENARIO}[preferred-allocation-emulated-1.37]",
     ),
     Mutant(
