@@ -11,6 +11,7 @@ Nothing here is timed and nothing sleeps: scenarios wait for the kubelet's books
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import socket
@@ -24,6 +25,8 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from adapters import checkpoint
+from adapters.dialect import MalformedError
 from adapters.registry import by_name
 from devices.gpu import profile
 from devices.model import ContainerAnswer, ContainerRequest
@@ -224,6 +227,7 @@ class Node:
         ``gates`` and ``numa`` as for ``Kubelet.start``; ``faults`` are there from the start (emulated kubelets only).
         """
         if self.kubelet is not None:
+            await self.written()
             await self.kubelet.terminate()
             await self.kubelet.close()
         self.kubelet = await Kubelet.launch(version, self.kubelet_dir, genuine=self.genuine(version))
@@ -231,6 +235,29 @@ class Node:
             await self.kubelet.fault(faults)
         await self.kubelet.start([*self.pods.values()], gates=gates, numa=numa)
         return self.kubelet
+
+    async def written(self) -> None:
+        """Let kubelet 1.9 write down what it knows, for 5 s at most, before it is ended.
+
+        It writes its checkpoint in place, after its books change: one that is ended in between has lost its pods (run),
+        and that is no plugin's fault.
+        """
+        if self.kubelet is None or not self.kubelet.alive or minor(self.kubelet.version) != 9:
+            return
+        held = {device_id for one in self.held for device_id in one.device_ids}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                while not self._is_written(held):  # noqa: ASYNC110 - a file tells nobody
+                    await asyncio.sleep(0.01)
+
+    def _is_written(self, held: Collection[str]) -> bool:
+        try:
+            found = checkpoint.read((self.kubelet_dir / "kubelet_internal_checkpoint").read_bytes())
+        except (OSError, MalformedError):
+            return False
+        names = {device_id for one in found.held for device_id in one.device_ids}
+        listed = {name: len(found.registered.get(name, ())) for name in self.gpus}
+        return names >= {*held} and all(self.healthy(name) == count for name, count in listed.items())
 
     @property
     def the_kubelet(self) -> Kubelet:
@@ -643,6 +670,7 @@ async def _kubelet_restart(node: Node, version: str, *, crash: bool) -> None:
     await node.start_gateway()
     await node.served()
     await node.run_pods()
+    await node.written()
     await (kubelet.kill() if crash else kubelet.terminate())
     await node.start_kubelet(version)
     await node.served()
