@@ -402,6 +402,8 @@ def _replied(state: State, reply: Replied) -> Step:
                 return _serving(replace(state, accepted=state.dialect))
             return _wait_after_error(state, Report("warning", "no answer to Register", answer.details))
         case Kind.REPORTED:
+            if state.stream is not None:  # An earlier Register is answered by a call: that counts.
+                return _serving(state)
             return _wait_after_error(state, Report("error", "Register was refused", answer.details))
 
 

@@ -1,0 +1,239 @@
+"""The core, explored: every promise holds in every state of the model, and a core that breaks one is seen to.
+
+The searches here take seconds. ``python -m gateway.lab.explore`` searches more: pairs of faults, any number of them, any
+number of kubelets.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway import registration
+from gateway.lab import explore
+from gateway.lab.explore import ERAS, FULL, QUICK, Explored, Resource, Run, Surroundings
+from gateway.registration import Action, KubeletId, Phase, State, Timer
+
+OLD, PLAIN, LATE = ERAS
+
+
+def searched(run: Run, around: type[Surroundings] = Surroundings) -> Explored:
+    """Search anew: something is changed."""
+    model = run.model(around)
+    return explore.search(model.start, model.moves, model.check)
+
+
+# The search itself.
+
+
+def _ring(size: int) -> Callable[[int], Iterator[tuple[str, int]]]:
+    def moves(state: int) -> Iterator[tuple[str, int]]:
+        yield "on", (state + 1) % size
+        yield "back", (state - 1) % size
+
+    return moves
+
+
+def _not(bad: int) -> Callable[[int], None]:
+    def check(state: int) -> None:
+        if state == bad:
+            raise explore.BrokenError(f"it is {state}", "and further")
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("size", "bad", "expected"),
+    [
+        pytest.param(10, -1, Explored(10, 20, 5), id="to closure"),
+        pytest.param(10, 0, Explored(1, 0, 0, "it is 0", ("and further",)), id="broken from the start"),
+        pytest.param(10, 8, Explored(6, 8, 2, "it is 8", ("back", "back", "and further")), id="the shortest trace"),
+    ],
+)
+def test_search(size: int, bad: int, expected: Explored) -> None:
+    assert explore.search(0, _ring(size), _not(bad)) == expected
+
+
+def test_a_model_that_is_not_finite_is_told() -> None:
+    with pytest.raises(OverflowError, match="at most 100 states"):
+        explore.search(0, lambda state: [("on", state + 1)], _not(-1), at_most=100)
+
+
+# The core.
+
+
+@functools.cache
+def explored(run: Run) -> tuple[Explored, explore.Registrations]:
+    model = run.model()
+    return explore.search(model.start, model.moves, model.check), model
+
+
+@pytest.mark.parametrize("run", QUICK, ids=str)
+def test_every_promise_holds_in_every_state(run: Run) -> None:
+    found, _ = explored(run)
+    assert (found.broken, found.trace) == ("", ())
+    assert found.states > 300
+
+
+def test_the_searches_reach_what_there_is() -> None:
+    """Every phase and timer, each fault, and whatever a kubelet does with a second registration."""
+    models = [explored(run)[1] for run in QUICK if len(run.faults) == 1]
+    seen = [it for model in models for it in model.seen]
+    said = {said for model in models for moves in model._moves.values() for said, _, _ in moves}
+    assert {it.machine.phase for it in seen} == set(Phase)
+    assert {timer for it in seen for timer in it.timers} == set(Timer)
+    assert all(any(not it.may for it in model.seen) for model in models)
+    assert {
+        "the dead kubelet's call arrives",
+        "the kubelet takes the Register that we gave up",
+        "our end of a stream is over, and the newer registration is stuck",
+        "our end of a stream is over, and the newer registration is cut",
+        "the books said False",
+    } <= said
+
+
+def test_the_full_search_has_every_pair_of_faults_in_every_era() -> None:
+    pairs = {(run.era, frozenset(run.faults)) for run in FULL if len(run.faults) == 2}
+    assert len(pairs) == len(ERAS) * len(explore.FAULTS) * (len(explore.FAULTS) - 1) // 2
+
+
+# A core that breaks a promise is seen to. The first rows are what the search once found in this one.
+
+
+class TellsAgain(Surroundings):
+    def told_again(self, it: Resource, kubelet: KubeletId) -> Resource:
+        return explore.feed(it, registration.KubeletUp(kubelet))
+
+
+class KeepsLooks(Surroundings):
+    def dropped(self, it: Resource) -> Resource:
+        return it
+
+
+@pytest.mark.parametrize(
+    ("around", "says"),
+    [
+        pytest.param(TellsAgain, "accepted two Registers", id="the shell tells everybody of a kubelet that is gone"),
+        pytest.param(KeepsLooks, "accepted two Registers", id="what the books said of a stream before counts"),
+    ],
+)
+def test_a_broken_shell_is_seen(around: type[Surroundings], says: str) -> None:
+    found = searched(Run(PLAIN), around)
+    assert says in found.broken
+    assert found.trace
+
+
+Step = tuple[State, tuple[Action, ...]]
+
+
+def _without(*kinds: type[Action]) -> Callable[[Callable[..., Step]], Callable[..., Step]]:
+    """Make a step of the machine forget some actions."""
+
+    def change(step: Callable[..., Step]) -> Callable[..., Step]:
+        def forgetful(*arguments: Any, **options: Any) -> Step:
+            state, actions = step(*arguments, **options)
+            return state, tuple(action for action in actions if not isinstance(action, kinds))
+
+        return forgetful
+
+    return change
+
+
+def _seeing(**fields: Any) -> Callable[[Callable[..., Step]], Callable[..., Step]]:
+    """Make a step of the machine see a state that isn't."""
+
+    def change(step: Callable[..., Step]) -> Callable[..., Step]:
+        return lambda state, *arguments, **options: step(replace(state, **fields), *arguments, **options)
+
+    return change
+
+
+def _nothing(_: Callable[..., Step]) -> Callable[..., Step]:
+    return lambda state, *_, **__: (state, ())
+
+
+def _no_drop(_: Callable[..., Any]) -> Callable[..., tuple[Action, ...]]:
+    return lambda _: ()
+
+
+def _waits_on_errors(replied: Callable[..., Step]) -> Callable[..., Step]:
+    """A Register that is refused counts for more than a stream that is open."""
+
+    def change(state: State, reply: registration.Replied) -> Step:
+        step = replied(state, reply)
+        refused = state.phase is Phase.OFFERING and (reply.attempt, reply.code) == (state.attempt, "UNKNOWN")
+        if not refused or state.stream is None:
+            return step
+        waiting = replace(state, phase=Phase.WAITING)
+        return waiting, (registration.SetTimer(Timer.RETRY, registration.ERROR_WAIT),)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "run", "says"),
+    [
+        pytest.param(
+            "_stream_opened",
+            _seeing(reached=True),
+            Run(LATE, ("standby",)),
+            "sent while a stream",
+            id="a call before we asked",
+        ),
+        pytest.param(
+            "_stream_opened",
+            _seeing(stream=None),
+            Run(LATE, ("ghost",)),
+            "forgotten",
+            id="a second stream hides the first",
+        ),
+        pytest.param(
+            "_drop", _no_drop, Run(LATE, ("unfit",)), "our name is in the socket directory", id="a name is left behind"
+        ),
+        pytest.param(
+            "_replied",
+            _waits_on_errors,
+            Run(LATE, ("hang", "error")),
+            "sent while a stream",
+            id="an error ends a live stream",
+        ),
+        pytest.param(
+            "_wait_after_error",
+            _without(registration.SetTimer),
+            Run(LATE, ("error",)),
+            "no timer is set",
+            id="no retry",
+        ),
+        pytest.param(
+            "_replied",
+            _without(registration.SetTimer),
+            Run(LATE, ("mute",)),
+            "no timer is set",
+            id="no wait for the call",
+        ),
+        pytest.param(
+            "_hold_back",
+            _without(registration.EndStreams),
+            Run(LATE),
+            "stopped, and a stream goes on",
+            id="no orderly stop",
+        ),
+        pytest.param(
+            "_hold_back", _without(registration.CancelOffer), Run(LATE), "a Register is in flight", id="no orderly end"
+        ),
+        pytest.param("_kubelet_up", _nothing, Run(LATE), "it stays waiting for a kubelet", id="a kubelet is missed"),
+        pytest.param("_verified", _nothing, Run(LATE, ("books",)), "it stays serving", id="stuck registrations stay"),
+        pytest.param("_resume", _nothing, Run(LATE, ("standby",)), "round for ever", id="a takeover is missed"),
+    ],
+)
+def test_a_broken_core_is_seen(
+    function: str, change: Callable[[Any], Any], run: Run, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, function, change(getattr(registration, function)))
+    found = searched(run)
+    assert says in found.broken
+    assert found.trace
