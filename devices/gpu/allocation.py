@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate, chain
 
@@ -35,8 +34,7 @@ def preferred(
 
     Those that must be included are chosen. Devices that ``gpus`` (by UUID) doesn't hold, or holds as unhealthy, come
     last: the kubelet asks with the list it had, which can be older than ours. GPUs without a known NUMA node count as
-    being on one node together. Takes some milliseconds for 10 000 devices, and at most some 10 ms for the links of many
-    GPUs.
+    being on one node together. Takes some 20 ms for 10 000 devices, and as long at most for the links of 64 GPUs.
 
     Raises:
         RefusedError: INVALID_ARGUMENT, where no choice meets the request: a size below 1, an ID given twice, a device
@@ -49,7 +47,12 @@ def preferred(
     doubtful: list[str] = []
     for device_id in available - must:
         gpu = found(device_id, gpus)
-        (doubtful if gpu is None else there.setdefault(gpu.uuid, [])).append(device_id)
+        if gpu is None:
+            doubtful.append(device_id)
+        elif gpu.uuid in there:
+            there[gpu.uuid].append(device_id)
+        else:
+            there[gpu.uuid] = [device_id]
     sound = {uuid: ids for uuid, ids in there.items() if gpus[uuid].health is Health.HEALTHY}
     doubtful += chain.from_iterable(ids for uuid, ids in there.items() if uuid not in sound)
     well = sum(map(len, sound.values()))
@@ -61,83 +64,76 @@ def preferred(
     return tuple(in_order([*must, *chosen], gpus))
 
 
-@dataclass(slots=True)
-class _Source:
-    """Where devices come from: a physical GPU, or what is shared by replicas. ``gpu`` is the first that stands for it.
-
-    ``ids`` are free, those of lower indices first; ``opened`` is one of which the container has something already.
-    """
-
-    gpu: GPU
-    ids: list[str] = field(default_factory=list)
-    opened: bool = False
-
-    @property
-    def free(self) -> int:
-        return len(self.ids)
-
-
 def _chosen(
     free: int, sound: Mapping[str, list[str]], opened: AbstractSet[str], gpus: Mapping[str, GPU], sharing: Sharing
 ) -> list[str]:
-    """Choose ``free`` of the devices in ``sound``, by UUID, for a container that has some of the ``opened`` GPUs anyway."""
-    shared = any(ids != [uuid] for uuid, ids in sound.items())
-    sources: dict[str, _Source] = {}
+    """Choose ``free`` of the devices in ``sound``, by UUID, for a container that has some of the ``opened`` GPUs anyway.
+
+    Partitions are counted by their physical GPU, and replicas by what they share.
+    """
+    shared = any(len(ids) > 1 or ids[0] != uuid for uuid, ids in sound.items())
+    first: dict[str, GPU] = {}
+    there: dict[str, list[str]] = {}
+    inside: set[str] = set()
     for gpu in sorted((gpus[uuid] for uuid in sound.keys() | opened), key=lambda gpu: (gpu.index, gpu.uuid)):
-        source = sources.setdefault(gpu.uuid if shared else gpu.board, _Source(gpu))
-        # Replicas of one GPU differ in their numbers alone: a longer one is a higher one.
-        source.ids += sorted(sorted(sound.get(gpu.uuid, ())), key=len)
-        source.opened |= gpu.uuid in opened
-    ordered = tuple(sources.values())
+        name = gpu.uuid if shared else gpu.board
+        ids = sound.get(gpu.uuid, [])
+        if len(ids) > 1:  # replicas differ in their numbers alone: a longer one is a higher one
+            ids = sorted(sorted(ids), key=len)
+        if name in first:
+            there[name] += ids
+        else:
+            first[name], there[name] = gpu, ids
+        if gpu.uuid in opened:
+            inside.add(name)
     takes = _spread if shared and sharing is Sharing.DISTRIBUTED else _packed
-    return [
-        device_id
-        for source, count in zip(ordered, takes(free, ordered), strict=True)
-        for device_id in source.ids[:count]
-    ]
+    room = [len(ids) for ids in there.values()]
+    taken = takes(free, list(first.values()), room, {place for place, name in enumerate(first) if name in inside})
+    return [device_id for ids, count in zip(there.values(), taken, strict=True) for device_id in ids[:count]]
 
 
-def _packed(free: int, sources: Sequence[_Source]) -> list[int]:
-    """Say how many devices to take from each: from as few GPUs as can be, the fullest used up first."""
-    used = {place for place, source in enumerate(sources) if source.opened}
-    fresh = [place for place in range(len(sources)) if place not in used]
-    room = [sources[place].free for place in fresh]
-    missing = free - sum(sources[place].free for place in used)
-    count = sum(1 for before in accumulate(sorted(room, reverse=True), initial=0) if before < missing)
-    inside = [sources[place].gpu for place in used]
-    chosen = select([sources[place].gpu for place in fresh], room, count, missing, inside, [])
-    used.update(fresh[place] for place in chosen)
-    taken = [0] * len(sources)
-    for place in sorted(used, key=lambda place: (sources[place].free, place)):
-        taken[place] = min(free, sources[place].free)
+def _packed(free: int, gpus: Sequence[GPU], room: Sequence[int], used: set[int]) -> list[int]:
+    """Say how many devices to take from each, at most its ``room``: from as few GPUs as can be, the fullest used up first.
+
+    The container is on the ``used`` ones, by place in ``gpus``, already.
+    """
+    fresh = [place for place in range(len(gpus)) if place not in used]
+    fresh_room = [room[place] for place in fresh]
+    missing = free - sum(room[place] for place in used)
+    count = sum(1 for before in accumulate(sorted(fresh_room, reverse=True), initial=0) if before < missing)
+    inside = [gpus[place] for place in used]
+    chosen = select([gpus[place] for place in fresh], fresh_room, count, missing, inside, [])
+    taken = [0] * len(gpus)
+    for place in sorted(used | {fresh[one] for one in chosen}, key=lambda place: (room[place], place)):
+        taken[place] = min(free, room[place])
         free -= taken[place]
     return taken
 
 
-def _spread(free: int, sources: Sequence[_Source]) -> list[int]:
-    """Say how many devices to take from each, so that what is left of each is as even as can be.
+def _spread(free: int, gpus: Sequence[GPU], room: Sequence[int], used: set[int]) -> list[int]:
+    """As ``_packed``, but so that what is left of each is as even as can be.
 
     As every GPU has the same number of replicas, the one with the most left is the least used. To take them one by one,
     always from that one, is best: what it leaves can't be made more even by taking one from elsewhere instead.
     """
-    low, high = 0, max((source.free for source in sources), default=0)
+    low, high = 0, max(room, default=0)
     while low < high:  # the least level to which all can be lowered
         level = (low + high) // 2
-        if sum(max(source.free - level, 0) for source in sources) <= free:
+        if sum(left - level for left in room if left > level) <= free:
             high = level
         else:
             low = level + 1
-    taken = [max(source.free - low, 0) for source in sources]
+    taken = [max(left - low, 0) for left in room]
     free -= sum(taken)
-    used = {place for place, source in enumerate(sources) if source.opened or taken[place]}
-    highest = [place for place, source in enumerate(sources) if source.free - taken[place] == low > 0]
+    used = used | {place for place, count in enumerate(taken) if count}
+    highest = [place for place, left in enumerate(room) if left >= low > 0]
     fresh = [place for place in highest if place not in used]
-    others = [source.gpu for place, source in enumerate(sources) if 0 < source.free < low and place not in used]
-    inside = [sources[place].gpu for place in used]
+    others = [gpus[place] for place, left in enumerate(room) if 0 < left < low and place not in used]
+    inside = [gpus[place] for place in used]
     count = min(free, len(fresh))
-    chosen = select([sources[place].gpu for place in fresh], [1] * len(fresh), count, count, inside, others)
+    chosen = select([gpus[place] for place in fresh], [1] * len(fresh), count, count, inside, others)
     again = [place for place in highest if place in used]
-    for place in [*(fresh[place] for place in chosen), *again][:free]:
+    for place in [*(fresh[one] for one in chosen), *again][:free]:
         taken[place] += 1
     return taken
 

@@ -101,6 +101,9 @@ PAIRS = ("nvlink 0 1", "nvlink 2 3")
         pytest.param("0000", ["xgmi 3 0"], "0123", "0", 2, "03", id="a link that only the other names"),
         pytest.param("0000", PAIRS, "012", "", 1, "2", id="one that has no partner any more"),
         pytest.param("0000", PAIRS, "0123", "", 1, "0", id="the lowest index, where each has its partner"),
+        pytest.param(
+            "000000", ["xgmi 0 4", "xgmi 1 3", "xgmi 2 5"], "012345", "", 4, "0134", id="pairs of low indices"
+        ),
         pytest.param("0000", ["nvlink 1 2 3", "nvlink 0 1"], "0123", "", 2, "01", id="those that stay are linked, too"),
     ],
 )
@@ -122,6 +125,7 @@ CPX = (8, 8, 8, 8, 8, 8, 8, 7)
         pytest.param((4, 4, 4), (), "g0p0 g0p1 g1p0", "", 3, "2 0 4", id="one GPU rather than two that are fuller"),
         pytest.param((4, 4, 4), (), "g0p0 g1p0 g1p1", "", 5, "0 0 4", id="two, none of them left in part"),
         pytest.param((4, 4, 4), (), "", "", 5, "0 3 4", id="of two the first is used up"),
+        pytest.param((3, 2), (), "", "", 4, "1 0", id="of two the fuller is used up"),
         pytest.param((4, 4, 4), (), "g0p0 g1p0", "g2p3", 2, "3 3 2", id="the GPU of what must be included"),
         pytest.param((4, 4, 4), (), "g1p0", "g2p3", 5, "4 0 2", id="and the fullest beside it"),
         pytest.param((2, 2, 2), ("xgmi 1 2",), "", "", 4, "2 0 0", id="two that are linked"),
