@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 REGISTER_DEADLINE = 15.0
 """Seconds for one Register. Kubelets 1.25 and later dial back within it, for up to 10 s; 1.35 and later give that up
 when our deadline passes."""
-BOOKS_PATIENCE, BOOKS_PATIENCE_EACH = 0.5, 0.0002
+BOOKS_PATIENCE, BOOKS_PATIENCE_EACH = 1.0, 0.001
 """Seconds that a kubelet may take to book a list, and more for each device of it (5 000 take a genuine 1.32 on a busy node
-0.7 s); four times as long each time that it was too short: a list that is sent again makes the kubelet only later."""
+2.5 s); four times as long each time that it was too short: a list that is sent again makes the kubelet only later."""
 BOOKED = 1.2
 """Seconds after a stream opened at which the kubelet has booked the list for certain, and its books are read."""
 

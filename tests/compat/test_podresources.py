@@ -16,10 +16,10 @@ import tenacity
 
 from adapters import podresources
 from devices.model import Device, Health
+from gateway.cli import status
 from gateway.kubelet_view import holds, look
 from gateway.lab.build import available, built
 from gateway.lab.scenarios import RESOURCE, Node, device_ids, minor, node
-from gateway.registration import VERIFY_AFTER
 from tests.compat.conftest import GENUINE
 
 GATE = "KubeletPodResourcesGetAllocatable"
@@ -142,16 +142,16 @@ async def test_a_kubelet_that_is_gone_says_nothing_and_the_next_one_does(version
 
 
 @pytest.mark.parametrize("version", versions(24))
-async def test_the_gateway_looks_twice_and_is_content(version: str) -> None:
+async def test_the_gateway_finds_its_registration_there(version: str) -> None:
     async with served(version) as made:
-        kubelet = made.the_kubelet
 
-        async def looks() -> int:
-            return kubelet.log().count("GetAllocatableDevices")
+        async def checked() -> str:
+            [gateway] = (await status.look(made.root / "state")).read
+            return gateway.resources[0].checked
 
-        fewer = tenacity.retry_if_result(lambda count: count < len(VERIFY_AFTER))
+        nothing_yet = tenacity.retry_if_result(lambda found: not found)
         wait, stop = tenacity.wait_fixed(0.05), tenacity.stop_after_delay(made.patience)
-        await tenacity.AsyncRetrying(retry=fewer, wait=wait, stop=stop)(looks)
+        assert await tenacity.AsyncRetrying(retry=nothing_yet, wait=wait, stop=stop)(checked) == "held"
         await made.finish(1)
 
 
