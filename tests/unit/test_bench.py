@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from gateway.lab.bench import Bar, Report, counted, document, percentile, spread
+from gateway.lab.bench.measure import Bar, Report, counted, document, percentile, spread
 from gateway.lab.footprint import Footprint, footprint
 from gateway.lab.kubelet import Gap
 
@@ -46,7 +46,7 @@ def test_the_spread_of_samples() -> None:
     ],
 )
 def test_which_gaps_count(gap: float, late: float, *, counts: bool) -> None:
-    assert counted([Gap(gap, late)]) == ([gap] if counts else [])
+    assert counted([Gap(gap, late)], 60) == ([gap] if counts else [])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,144 @@
+"""The kubelet's calls, as fast as it makes them: Allocate and GetPreferredAllocation, and lists on their way to its books.
+
+Both plugins are measured in the same seconds, in short turns, by a caller that costs little (``caller``). The trivial
+plugin answers whatever is asked and remembers nothing; the gateway checks the devices, says what this kubelet understands,
+logs each Allocate and writes down what it gave, on the disk that is named in the report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from adapters.pb.v1beta1 import v1beta1_pb2 as pb
+from gateway.lab.bench.caller import Caller
+from gateway.lab.bench.measure import Report, line, percentile, spread
+from gateway.lab.bench.node import GPUS, RESOURCE, Node, plain
+
+SIZES: Final = (8, 64, 1_000, 10_000)
+ALLOCATE_P50: Final = 1.25
+ALLOCATE_P99: Final = 2.0
+PREFERRED_P50: Final = 1.5
+TURN: Final = 50
+"""Calls of one plugin before it is another's turn."""
+CALLERS: Final = 8
+DIFFERENT: Final = 256
+"""How many devices are asked for in turn."""
+SERVICE: Final = "/v1beta1.DevicePlugin"
+
+
+def allocate_requests(device_ids: Sequence[str]) -> list[bytes]:
+    """Write one Allocate of one device for each of these devices, or for the first ``DIFFERENT``."""
+    return [
+        pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devicesIDs=[device_id])]).SerializeToString()
+        for device_id in device_ids[:DIFFERENT]
+    ]
+
+
+def preferred_request(device_ids: Sequence[str], size: int = GPUS // 2) -> bytes:
+    """Write the GetPreferredAllocation for ``size`` of these devices."""
+    asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=device_ids, allocation_size=size)
+    return pb.PreferredAllocationRequest(container_requests=[asked]).SerializeToString()
+
+
+def in_turns(callers: dict[str, Caller], times: int) -> dict[str, list[float]]:
+    """Let each caller call ``times`` times, in turns; give how long each call took, in µs. Blocks."""
+    taken: dict[str, list[float]] = {name: [] for name in callers}
+    for caller in callers.values():
+        caller.call(TURN)  # the first ones pay for the connection
+    for _ in range(max(1, times // TURN)):
+        for name, caller in callers.items():
+            taken[name] += [one / 1000 for one in caller.call(TURN)]
+    return taken
+
+
+def per_second(caller: Caller, times: int) -> float:
+    """Call with ``CALLERS`` calls under way at a time; give how many were answered a second. Blocks."""
+    begin = time.perf_counter()
+    caller.call(times, CALLERS)
+    return times / (time.perf_counter() - begin)
+
+
+async def calls(report: Report, python: Path, runs: int) -> None:
+    """Allocate and GetPreferredAllocation beside a trivial plugin, with lists of each size."""
+    for size in SIZES:
+        async with Node.make(python) as ours, Node.make(python) as least:
+            kubelets = [await node.kubelet(genuine=True) for node in (ours, least)]
+            for kubelet in kubelets:
+                await kubelet.start()
+            ours.simulate(plain(size))
+            plugins = [await ours.unheard(ours.gateway_command()), await least.unheard(least.trivial_command())]
+            for kubelet, count in zip(kubelets, (size, GPUS), strict=True):
+                await kubelet.wait(RESOURCE, count, 30)
+            device_ids = await ours.allocatable() or []
+            sockets = (ours.plugin_sockets()[0], least.plugin_sockets()[0])
+            found = await asyncio.to_thread(_measured, sockets, device_ids, runs)
+            assert all(plugin.alive for plugin in plugins)
+        _tell(report, size, *found)
+
+
+def _measured(
+    sockets: tuple[Path, Path], device_ids: Sequence[str], runs: int
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    requests = allocate_requests(device_ids)
+    ours, trivial = sockets
+    with ExitStack() as stack:
+        callers = {
+            "Allocate": Caller(ours, f"{SERVICE}/Allocate", requests),
+            "Allocate, trivial plugin": Caller(trivial, f"{SERVICE}/Allocate", requests),
+            "GetPreferredAllocation": Caller(
+                ours, f"{SERVICE}/GetPreferredAllocation", [preferred_request(device_ids)]
+            ),
+        }
+        for caller in callers.values():
+            stack.enter_context(caller)
+        turns = runs if len(device_ids) < 1_000 else runs // 4
+        taken = in_turns(callers, turns)
+        return taken, {name: per_second(caller, turns) for name, caller in callers.items()}
+
+
+def _tell(report: Report, size: int, taken: dict[str, list[float]], rates: dict[str, float]) -> None:
+    figures: dict[str, Any] = {}
+    for name, samples in taken.items():
+        figures[name] = {
+            "p50": round(percentile(samples, 50)),
+            "p99": round(percentile(samples, 99)),
+            f"answers a second to {CALLERS} callers": round(rates[name]),
+        }
+        report.keep("calls (µs)", f"{name}, {size} devices", samples)
+    report.figures[f"calls, {size} devices (µs)"] = figures
+    ours, least, preferred = (
+        figures[name] for name in ("Allocate", "Allocate, trivial plugin", "GetPreferredAllocation")
+    )
+    of = f"{size} devices"
+    note = f"gateway {line(ours)}; trivial plugin {line(least)}"
+    report.bar(f"Allocate, {of}: p50, times trivial", ours["p50"] / least["p50"], ALLOCATE_P50, "x", note)
+    report.bar(f"Allocate, {of}: p99, times trivial", ours["p99"] / least["p99"], ALLOCATE_P99, "x")
+    if size == GPUS:
+        ratio = preferred["p50"] / ours["p50"]
+        report.bar("GetPreferredAllocation 4 of 8: p50, times Allocate", ratio, PREFERRED_P50, "x", line(preferred))
+
+
+async def propagation(report: Report, python: Path, runs: int) -> None:
+    """A GPU falls ill in the profile: from then until the kubelet's books show one less. For information, without a bar."""
+    for size in SIZES:
+        samples = []
+        async with Node.make(python) as node:
+            kubelet = await node.kubelet(genuine=True)
+            await kubelet.start()
+            await node.gateway(plain(size))
+            await kubelet.wait(RESOURCE, size, 30)
+            for ill in range(
+                1, min(runs, size - 1) + 1
+            ):  # One more each time: one that comes and goes would be damped.
+                listed = ", ".join(f"{index}: overheated" for index in range(ill))
+                begin = time.monotonic_ns()
+                node.simulate(f"{plain(size)}    unhealthy: {{{listed}}}\n")
+                samples.append(((await kubelet.wait(RESOURCE, size - ill)).monotonic_ns - begin) / 1e6)
+                await asyncio.sleep(0.05)
+        report.figures[f"a health change of {size} devices, profile to books (ms)"] = spread(samples)
+        report.keep("a health change, profile to books (ms)", str(size), samples)

@@ -1,0 +1,188 @@
+"""Handover: a second gateway starts on the node and takes over from the first, again and again on one living kubelet.
+
+What counts is what the kubelet would give out: its books are read about every millisecond, and the gap is from the last
+look that had all GPUs to the first that has them again (so it is never told too short). After each handover the new
+gateway must hold the resource in the kubelet's own view, and a pod must get a GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from gateway.lab import build
+from gateway.lab.bench.measure import Report, line, others, spread
+from gateway.lab.bench.node import GPUS, RESOURCE, Node, plain
+from gateway.lab.gatewayproc import GatewayError, GatewayProcess
+from gateway.lab.kubelet import Kubelet, KubeletError
+
+MEDIAN_MS: Final = 15.0
+WORST_MS: Final = 60.0
+LOOK_SECONDS: Final = 0.001
+SETTLING_SECONDS: Final = 0.15
+"""How long the books are watched after the new gateway serves: a kubelet that loses it again does so within that."""
+STUCK_ON: Final = "1.32"
+ANEW: Final = 4
+"""So many registrations for each gateway: that of its handover, and then anew. A gateway waits twice as long each time."""
+
+
+class _Books:
+    """Looks into a kubelet's books all the time, and keeps the longest time in which not all GPUs were allocatable."""
+
+    def __init__(self, kubelet: Kubelet) -> None:
+        self._kubelet = kubelet
+        self._full_at = time.monotonic()
+        self._gone = False
+        self.gap_ms = 0.0
+
+    async def look(self) -> bool:
+        before = time.monotonic()
+        full = (await self._kubelet.books()).allocatable.get(RESOURCE, 0) == GPUS
+        if full and self._gone:
+            self.gap_ms = max(self.gap_ms, (time.monotonic() - self._full_at) * 1000)
+        self._gone = not full
+        if full:
+            self._full_at = before
+        return full
+
+    async def follow(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def handovers(report: Report, python: Path, versions: Sequence[str], runs: int) -> None:
+    """On each kubelet, emulated and (where it is built) genuine: ``runs`` handovers, one after another."""
+    for version in versions:
+        for genuine in (False, True):
+            if genuine and build.built(version) is None:
+                name = f"handover, genuine {version}"
+                report.bar(name, math.nan, MEDIAN_MS, "ms", f"not built: python -m gateway.lab.build {version}")
+            else:
+                await _on(report, python, version, runs, genuine=genuine)
+
+
+async def _on(report: Report, python: Path, version: str, runs: int, *, genuine: bool) -> None:
+    kind = "genuine" if genuine else "emulated"
+    name = f"handover, {kind} {version}"
+    gaps: list[float] = []
+    registers: Counter[int] = Counter()
+    right, note = 0, ""
+    async with Node.make(python) as node:
+        kubelet = await node.kubelet(version, genuine=genuine)
+        await kubelet.start()
+        old = await node.gateway()
+        await kubelet.wait(RESOURCE, GPUS)
+        for number in range(runs):
+            before = (await kubelet.registers()).get(RESOURCE, 0)
+            try:
+                old, gap = await _handed_over(node, kubelet, old)
+                gaps.append(gap)
+                await _right(node, kubelet, f"pod-{number}")
+                right += 1
+            except (GatewayError, KubeletError, _WrongError) as error:
+                note = str(error).splitlines()[0]
+                gaps.append(math.inf)
+            registers[(await kubelet.registers()).get(RESOURCE, 0) - before] += 1
+    times = spread(gaps)
+    report.figures[f"{name} (ms)"] = times
+    report.keep("handover gap (ms)", f"{kind} {version}", gaps)
+    report.bar(f"{name}: median", times["median"], MEDIAN_MS, "ms", line(times))
+    report.bar(f"{name}: worst", times["max"], WORST_MS, "ms")
+    report.bar(f"{name}: the kubelet's view right after", right, runs, f"of {runs}", note, exact=True)
+    report.bar(f"{name}: with just one Register", registers[1], runs, f"of {runs}", others(registers), exact=True)
+
+
+async def _handed_over(node: Node, kubelet: Kubelet, old: GatewayProcess) -> tuple[GatewayProcess, float]:
+    """Start a gateway beside ``old``, wait until it serves, end ``old``; give the new one, and the gap in ms."""
+    books = _Books(kubelet)
+    following = asyncio.create_task(books.follow())
+    try:
+        new = await node.gateway()
+        await new.wait_for("registered")
+        deadline = time.monotonic() + 10
+        await asyncio.sleep(SETTLING_SECONDS)
+        await old.terminate()
+        await asyncio.sleep(SETTLING_SECONDS)
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
+    if not following.cancelled() and (error := following.exception()) is not None:
+        raise error
+    while not await books.look():
+        if time.monotonic() > deadline:
+            raise _WrongError(
+                f"expected {GPUS} GPUs within 10 s of the handover: {(await kubelet.books()).allocatable}"
+            )
+        await asyncio.sleep(LOOK_SECONDS)
+    return new, books.gap_ms
+
+
+class _WrongError(Exception):
+    """The kubelet doesn't believe what it should."""
+
+
+async def _right(node: Node, kubelet: Kubelet, pod: str) -> None:
+    """Check that the kubelet would give out all GPUs (by pod-resources too, where it has that), and that it can."""
+    listed = await node.allocatable()
+    if listed is not None and len(listed) != GPUS:
+        raise _WrongError(f"expected {GPUS} GPUs in GetAllocatableResources, got {len(listed)}")
+    await kubelet.admit(pod, RESOURCE, 1)
+    await kubelet.remove(pod)
+
+
+# Registrations that only seem to be one.
+
+
+async def stuck(report: Report, python: Path, runs: int, version: str = STUCK_ON) -> None:
+    """End the stream and register anew, ``runs`` times, and let a pod ask at once, before anything could heal by itself.
+
+    The gateway registers anew when what Register says of a resource changes (here: whether PreStartContainer is wanted),
+    and when another gateway takes over: both end a stream first, which is what kubelets 1.25 to 1.36 stumble over.
+    """
+    name = f"stuck registrations, genuine {version}"
+    if build.built(version) is None:
+        report.bar(name, math.nan, 0, "", f"not built: python -m gateway.lab.build {version}", exact=True)
+        return
+    failed = handed = 0
+    healed, note, wanted = 0, "", False
+    gaps: list[float] = []
+    async with Node.make(python) as node:
+        kubelet = await node.kubelet(version, genuine=True)
+        await kubelet.start()
+        gateway = await node.gateway(plain(GPUS))
+        await kubelet.wait(RESOURCE, GPUS)
+        for number in range(runs):
+            try:
+                if number % ANEW == ANEW - 1:
+                    healed += _heals(gateway)
+                    gateway, _ = await _handed_over(node, kubelet, gateway)
+                    handed += 1
+                else:
+                    mark, begin = gateway.seen, time.monotonic()
+                    wanted = not wanted
+                    node.simulate(f"{plain(GPUS)}    pre_start: {str(wanted).lower()}\n")
+                    await gateway.wait_for("registered", since=mark, seconds=5)
+                    await kubelet.wait(RESOURCE, GPUS)
+                    gaps.append((time.monotonic() - begin) * 1000)
+                await kubelet.admit(f"pod-{number}", RESOURCE, 1)
+            except (GatewayError, KubeletError) as error:
+                failed += 1
+                note = f"the {number + 1}th: {str(error).splitlines()[0]}"
+            with contextlib.suppress(KubeletError):
+                await kubelet.remove(f"pod-{number}")
+        await asyncio.sleep(SETTLING_SECONDS)
+        healed += _heals(gateway)
+    report.figures[f"registered anew, genuine {version}: profile written to books (ms)"] = spread(gaps or [math.inf])
+    report.bar(f"{name}: pods refused", failed, 0, f"of {runs}", note or f"{handed} of them handovers", exact=True)
+    report.bar(f"{name}: healed by the gateway", healed, 0, f"of {runs}", exact=True)
+
+
+def _heals(gateway: GatewayProcess) -> int:
+    return len(gateway.lines("the kubelet doesn't hold this resource"))
