@@ -530,7 +530,7 @@ def summary(result: Result) -> str:
         ]
         worst = max([*alone_ones, result.worst.get(name, 0.0)])
         if alone_ones or result.struck[name]:
-            late = "  (this machine is busy)" if worst > fault.bound else ""
+            late = "  (over its bound)" if worst > fault.bound else ""
             count = result.struck[name]
             lines.append(f"{name:28}{len(alone_ones):7}{count:7}{worst:7.2f} s{fault.bound:8.2f} s{late}")
     for reason, names in sorted(_not_applicable(result).items()):
