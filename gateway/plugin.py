@@ -45,7 +45,8 @@ BOOKS_PATIENCE, BOOKS_PATIENCE_EACH = 1.0, 0.001
 BOOKED = 1.2
 """Seconds after a stream opened at which the kubelet has booked the list for certain, and its books are read."""
 
-_CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
+# Without retries: gRPC would carry a Register that a dying kubelet cut off to the next one, behind our back.
+_CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 _LEVELS = logging.getLevelNamesMapping()
 _log = structlog.get_logger()
 
