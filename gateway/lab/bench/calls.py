@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from adapters.pb.v1beta1 import v1beta1_pb2 as pb
 from gateway.lab.bench.caller import Caller
@@ -28,6 +28,7 @@ TURN: Final = 50
 CALLERS: Final = 8
 DIFFERENT: Final = 256
 """How many devices are asked for in turn."""
+HEALTH: Final = "a health change, profile to books (ms)"
 SERVICE: Final = "/v1beta1.DevicePlugin"
 
 
@@ -102,7 +103,7 @@ def _measured(
 
 
 def _tell(report: Report, size: int, taken: dict[str, list[float]], rates: dict[str, float]) -> None:
-    figures: dict[str, Any] = {}
+    figures: dict[str, dict[str, int]] = {}
     for name, samples in taken.items():
         figures[name] = {
             "p50": round(percentile(samples, 50)),
@@ -110,7 +111,9 @@ def _tell(report: Report, size: int, taken: dict[str, list[float]], rates: dict[
             f"answers a second to {CALLERS} callers": round(rates[name]),
         }
         report.keep("calls (µs)", f"{name}, {size} devices", samples)
-    report.figures[f"calls, {size} devices (µs)"] = figures
+    report.figures.setdefault("calls (µs)", {}).update(
+        {f"{name}, {size} devices": found for name, found in figures.items()}
+    )
     ours, least, preferred = (
         figures[name] for name in ("Allocate", "Allocate, trivial plugin", "GetPreferredAllocation")
     )
@@ -140,5 +143,5 @@ async def propagation(report: Report, python: Path, runs: int) -> None:
                 node.simulate(f"{plain(size)}    unhealthy: {{{listed}}}\n")
                 samples.append(((await kubelet.wait(RESOURCE, size - ill)).monotonic_ns - begin) / 1e6)
                 await asyncio.sleep(0.05)
-        report.figures[f"a health change of {size} devices, profile to books (ms)"] = spread(samples)
-        report.keep("a health change, profile to books (ms)", str(size), samples)
+        report.figures.setdefault(HEALTH, {})[f"{size} devices"] = spread(samples)
+        report.keep(HEALTH, str(size), samples)

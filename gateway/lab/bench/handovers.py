@@ -32,29 +32,38 @@ ANEW: Final = 4
 """So many registrations for each gateway: that of its handover, and then anew. A gateway waits twice as long each time."""
 
 
-class _Books:
-    """Looks into a kubelet's books all the time, and keeps the longest time in which not all GPUs were allocatable."""
+class Looks:
+    """Looks into a kubelet's books, and the longest time in which they didn't have all GPUs.
 
-    def __init__(self, kubelet: Kubelet) -> None:
-        self._kubelet = kubelet
-        self._full_at = time.monotonic()
+    Args:
+        now: when all were there (monotonic seconds).
+    """
+
+    def __init__(self, now: float) -> None:
+        self._full_at = now
         self._gone = False
         self.gap_ms = 0.0
 
-    async def look(self) -> bool:
-        before = time.monotonic()
-        full = (await self._kubelet.books()).allocatable.get(RESOURCE, 0) == GPUS
+    def saw(self, before: float, after: float, *, full: bool) -> None:
+        """Take note of a look that was begun at ``before`` and answered by ``after`` (monotonic seconds)."""
         if full and self._gone:
-            self.gap_ms = max(self.gap_ms, (time.monotonic() - self._full_at) * 1000)
+            self.gap_ms = max(self.gap_ms, (after - self._full_at) * 1000)
         self._gone = not full
         if full:
             self._full_at = before
-        return full
 
-    async def follow(self) -> None:
-        while True:
-            await self.look()
-            await asyncio.sleep(LOOK_SECONDS)
+
+async def _look(kubelet: Kubelet, looks: Looks) -> bool:
+    before = time.monotonic()
+    full = (await kubelet.books()).allocatable.get(RESOURCE, 0) == GPUS
+    looks.saw(before, time.monotonic(), full=full)
+    return full
+
+
+async def _follow(kubelet: Kubelet, looks: Looks) -> None:
+    while True:
+        await _look(kubelet, looks)
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def handovers(report: Report, python: Path, versions: Sequence[str], runs: int) -> None:
@@ -101,8 +110,8 @@ async def _on(report: Report, python: Path, version: str, runs: int, *, genuine:
 
 async def _handed_over(node: Node, kubelet: Kubelet, old: GatewayProcess) -> tuple[GatewayProcess, float]:
     """Start a gateway beside ``old``, wait until it serves, end ``old``; give the new one, and the gap in ms."""
-    books = _Books(kubelet)
-    following = asyncio.create_task(books.follow())
+    looks = Looks(time.monotonic())
+    following = asyncio.create_task(_follow(kubelet, looks))
     try:
         new = await node.gateway()
         await new.wait_for("registered")
@@ -115,13 +124,13 @@ async def _handed_over(node: Node, kubelet: Kubelet, old: GatewayProcess) -> tup
         await asyncio.wait([following])
     if not following.cancelled() and (error := following.exception()) is not None:
         raise error
-    while not await books.look():
+    while not await _look(kubelet, looks):
         if time.monotonic() > deadline:
             raise _WrongError(
                 f"expected {GPUS} GPUs within 10 s of the handover: {(await kubelet.books()).allocatable}"
             )
         await asyncio.sleep(LOOK_SECONDS)
-    return new, books.gap_ms
+    return new, looks.gap_ms
 
 
 class _WrongError(Exception):

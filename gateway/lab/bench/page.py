@@ -14,6 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final
 
+from gateway.lab.bench.calls import HEALTH
 from gateway.lab.bench.measure import Bar, Report, limit, percentile
 
 INK: Final = "#808080"
@@ -74,35 +75,27 @@ def _machine(report: Report) -> str:
 
 
 def _table(bars: Sequence[Bar]) -> str:
-    rows = [
-        f"| {bar.name} | {_number(bar.measured)} {bar.unit} | {limit(bar)} | {'yes' if bar.passed else '**no**'} |"
-        for bar in bars
-    ]
+    rows = [f"| {bar.name} | {_measured(bar)} | {limit(bar)} | {'yes' if bar.passed else '**no**'} |" for bar in bars]
     return "\n".join(["| promise | measured | bar | kept |", "|---|---|---|---|", *rows, ""])
 
 
+def _measured(bar: Bar) -> str:
+    return "not measured" if math.isnan(bar.measured) else f"{_number(bar.measured)} {bar.unit}".rstrip()
+
+
 def _tables(report: Report, beginning: str) -> str:
-    """Write the figures with this beginning as tables: one row for each name, one column for each thing that was measured."""
+    """Write each figure with this beginning as a table: a row for each thing, a column for each figure of it."""
     tables = []
     for name, found in report.figures.items():
-        if not name.startswith(beginning) or not isinstance(found, dict):
-            continue
-        nested = {row: cells for row, cells in found.items() if isinstance(cells, dict)} or {name: found}
-        columns = list(dict.fromkeys(column for cells in nested.values() for column in cells))
-        rows = [
-            f"| {row} | {' | '.join(_number(cells.get(column, math.nan)) for column in columns)} |"
-            for row, cells in nested.items()
-        ]
-        if len(columns) > len(nested):  # Long names read better as rows.
-            head = ["", *nested]
-            rows = [
-                f"| {column} | {' | '.join(_number(cells.get(column, math.nan)) for cells in nested.values())} |"
-                for column in columns
+        if name.startswith(beginning) and isinstance(found, dict):
+            rows = {row: cells for row, cells in found.items() if isinstance(cells, dict)} or {"": found}
+            columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
+            lines = [
+                f"| {row} | {' | '.join(_number(cells.get(column, math.nan)) for column in columns)} |"
+                for row, cells in rows.items()
             ]
-        else:
-            head = ["", *columns]
-        title = f"{name}:\n\n" if nested is not found and name not in nested else ""
-        tables.append(title + "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *rows, ""]))
+            head = f"| {name} | {' | '.join(columns)} |"
+            tables.append("\n".join([head, "|---" * (len(columns) + 1) + "|", *lines, ""]))
     return "\n".join(tables)
 
 
@@ -242,7 +235,7 @@ def _calls(report: Report) -> str:
 
 
 def _health(report: Report) -> str:
-    found = _of(report, "a health change, profile to books (ms)")
+    found = _of(report, HEALTH)
     return horizontal([Row(f"{size} devices", statistics.median(samples)) for size, samples in found.items()], "ms")
 
 
@@ -297,7 +290,7 @@ SECTIONS: Final = (
         "As a kubelet calls, one call after another, in turns with a trivial plugin that is written with the same library and "
         "answers whatever is asked. The gateway checks the devices, logs, and writes down what it gave.",
         _calls,
-        figures="calls, ",
+        figures="calls",
     ),
     Section(
         "A health change",
