@@ -6,12 +6,13 @@ whole lists, as ListAndWatch does, and answers three questions. It never sees a 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from devices.model import ContainerAnswer, ContainerRequest, Device, Options, PreferredRequest, Sayable, Trouble
+from devices.policy import Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,36 @@ class Fate(Enum):
     """Somebody wanted it so (configuration, partitions, replicas, another name), or other hardware took its place."""
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a person wants to know of a device besides its life; '' and empty where it isn't known or isn't so.
+
+    ``index`` is its place on the node in the vendor's words, ``parent`` the ID of the device it is part of, ``profile`` what
+    part. ``links`` says how it reaches others, by their indexes (``{"1": "nvlink x4"}``).
+    """
+
+    product: str = ""
+    index: str = ""
+    pci: str = ""
+    parent: str = ""
+    profile: str = ""
+    links: Mapping[str, str] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()
+
+
+class GiveUpError(Exception):
+    """The process can't go on with this source, and must end. The message says why and what to do.
+
+    Args:
+        message: for a person.
+        status: the exit status: 1, or 75 (EX_TEMPFAIL) where a restart of the container helps.
+    """
+
+    def __init__(self, message: str, status: int = 1) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class DeviceSource(Protocol):
     """One backend. Its methods run on the event loop and must not block it: hardware calls live in threads."""
 
@@ -53,7 +84,10 @@ class DeviceSource(Protocol):
         It is closed (``aclose``) when it is no longer wanted, and then lets go of what it holds.
 
         A backend that can't see its hardware now (a driver still loading) yields nothing yet and keeps trying. Its
-        ending, or any exception out of it, is a defect that the gateway reports.
+        ending, or any other exception out of it, is a defect that the gateway reports.
+
+        Raises:
+            GiveUpError: the process can't go on.
         """
         ...
 
@@ -82,4 +116,24 @@ class DeviceSource(Protocol):
 
         ``LOST`` where it isn't known: such a device stays on the list.
         """
+        ...
+
+    def facts(self, resource: str, device_id: str) -> Facts:
+        """Say what is known of a device for a person; empty where it isn't known. Must not block, and never raises."""
+        ...
+
+    def adopt(self, policy: Policy) -> None:
+        """Go by what an operator decides now: ``watch`` yields what follows from it. Must not block, and never raises."""
+        ...
+
+    async def release(self, device_ids: Collection[str]) -> Collection[str]:
+        """Let go of the hardware beneath these devices (none means all), so that it can be reset or partitioned.
+
+        They stay listed as they are, and are ``released`` until ``acquire``. Returns the IDs of all devices that were let go
+        of: all those on the same hardware, so possibly more.
+        """
+        ...
+
+    async def acquire(self, device_ids: Collection[str]) -> Collection[str]:
+        """Look again at the hardware beneath these devices (none means all); return the IDs of all devices on it."""
         ...

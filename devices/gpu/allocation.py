@@ -10,21 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from enum import Enum
 from itertools import accumulate, chain
 
 from devices.gpu.model import GPU, found, in_order
 from devices.gpu.selection import select
 from devices.model import Fault, Health, PreferredRequest, RefusedError
-
-
-class Sharing(Enum):
-    """How replicas of shared GPUs are given out; the values are those of ``SHARED_DEVICES_ALLOCATION_POLICY``."""
-
-    DISTRIBUTED = "distributed"
-    """From the least used GPU first."""
-    PACKED = "packed"
-    """From as few GPUs as possible, the most used first."""
+from devices.policy import Sharing
 
 
 def preferred(

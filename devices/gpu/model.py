@@ -59,10 +59,17 @@ class GPU:
 
     ``index`` is its place on the node now, ``minor`` the number of its device node; both from 0. ``numa_node`` None
     means that it has no known place. ``trouble`` is what is wrong with it. ``device_nodes`` are host paths that a container
-    needs in order to use it, the same inside and outside. ``cdi_name`` is the fully qualified CDI name under which the
-    container runtime finds it ('' where it has none), and ``pre_start`` whether it must be made ready each time a container
-    with it starts. ``parent`` is the UUID of the GPU that a partition is part of ('' where it is no partition). ``links``
-    lead from the physical GPU to others; one that only the other GPU names counts as well.
+    needs in order to use it, the same inside and outside; ``spec_nodes`` are those that it gets only where an operator wants
+    them passed (``PASS_DEVICE_SPECS``), because a container runtime of the vendor's brings them otherwise. ``cdi_name`` is
+    the fully qualified CDI name under which the container runtime finds it ('' where it has none), and ``pre_start`` whether
+    it must be made ready each time a container with it starts. ``parent`` is the UUID of the GPU that a partition is part of
+    ('' where it is no partition). ``links`` lead from the physical GPU to others; one that only the other GPU names counts
+    as well.
+
+    ``resource`` is the name under which a whole GPU of its kind is offered (``nvidia.com/gpu``), for a partition too.
+    ``profile`` is a partition's kind in the vendor's words (``1g.5gb``, ``cpx_nps4``), and ``partitioned`` says of a physical
+    GPU that it is there for partitions now, even if it has none. ``place`` is the index in the vendor's words where that is
+    no plain number (``0:2``: MIG). ``product`` and ``pci`` (``0000:07:00.0``) are for people, and to see a GPU replaced.
     """
 
     uuid: str
@@ -75,6 +82,13 @@ class GPU:
     pre_start: bool = False
     parent: str = ""
     links: tuple[Link, ...] = ()
+    spec_nodes: tuple[str, ...] = ()
+    resource: str = ""
+    profile: str = ""
+    partitioned: bool = False
+    place: str = ""
+    product: str = ""
+    pci: str = ""
 
     @property
     def board(self) -> str:

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from devices.gpu.allocation import Sharing, preferred
+from devices.gpu.allocation import preferred
 from devices.gpu.model import FARTHEST, GPU, Link, Way
 from devices.model import PreferredRequest
+from devices.policy import Sharing
 
 _Ways = Callable[[int, int], Link | None]
 _ASKED = 400

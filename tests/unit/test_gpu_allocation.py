@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devices.gpu.allocation import Sharing, preferred
+from devices.gpu.allocation import preferred
 from devices.gpu.model import FARTHEST, GPU, Link, Way
 from devices.gpu.selection import EXACT, SEARCHED
 from devices.model import Fault, PreferredRequest, RefusedError, Trouble
+from devices.policy import Sharing
 from gateway.lab import choice
 
 

@@ -1,0 +1,131 @@
+"""What an operator decides about devices: how they are named, shared, handed to containers and judged.
+
+Values only, made once from flags, variables and the configuration file (``gateway.settings``), and made anew when that file
+changes. The names and meanings of NVIDIA's and AMD's device plugins, because people bring their configurations along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class MigStrategy(Enum):
+    """What becomes of MIG instances (``MIG_STRATEGY``)."""
+
+    NONE = "none"
+    """GPUs are offered whole, whatever is on them."""
+    SINGLE = "single"
+    """All instances of the node are alike and stand in for GPUs, under the GPUs' name."""
+    MIXED = "mixed"
+    """Each profile has a resource name of its own, ``nvidia.com/mig-1g.5gb``."""
+
+
+class Naming(Enum):
+    """How AMD's GPUs and partitions are named (``resource_naming_strategy``)."""
+
+    SINGLE = "single"
+    """``amd.com/gpu``, where all are alike."""
+    MIXED = "mixed"
+    """By partition: ``amd.com/cpx_nps4``."""
+
+
+class ListStrategy(Enum):
+    """How a container is told its GPUs (``DEVICE_LIST_STRATEGY``)."""
+
+    ENVVAR = "envvar"
+    VOLUME_MOUNTS = "volume-mounts"
+    CDI_ANNOTATIONS = "cdi-annotations"
+    CDI_CRI = "cdi-cri"
+
+
+class IdStrategy(Enum):
+    """By what a container is told its GPUs (``DEVICE_ID_STRATEGY``); device IDs are UUIDs either way."""
+
+    UUID = "uuid"
+    INDEX = "index"
+
+
+class CdiFallback(Enum):
+    """What to do where CDI names can't be said to a kubelet, and nothing else carries the GPU (``--cdi-fallback``)."""
+
+    REFUSE = "refuse"
+    ENVVAR = "envvar"
+    """Name the GPUs in the environment: the NVIDIA runtime is the node's default."""
+    EXPAND = "expand"
+    """Say what stands in the CDI specification: nodes, mounts and variables; refused where it has a hook."""
+
+
+class Sharing(Enum):
+    """How replicas of shared GPUs are given out (``SHARED_DEVICES_ALLOCATION_POLICY``)."""
+
+    DISTRIBUTED = "distributed"
+    """From the least used GPU first."""
+    PACKED = "packed"
+    """From as few GPUs as possible, the most used first."""
+
+
+class Recovery(Enum):
+    """Whether a GPU that fell ill may come back (``--health-recovery``)."""
+
+    OFF = "off"
+    """Never by itself, as with NVIDIA's plugin: an operator says so (``gateway forget``), or a reboot."""
+    SAFE = "safe"
+    """By time where an application was to blame, by evidence of a reset where that is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """One resource that is time-sliced: each of its devices is offered ``replicas`` times (at least 2), as ``shown_as``."""
+
+    replicas: int
+    shown_as: str
+
+
+@dataclass(frozen=True, slots=True)
+class Globbed:
+    """Devices described by path globs, under one resource name.
+
+    Each file that one of ``paths`` matches is a device; ``shared`` files go into every container that has one.
+    ``count`` offers each so many times. ``permissions`` is any of ``r``, ``w``, ``m``.
+    """
+
+    resource: str
+    paths: tuple[str, ...]
+    shared: tuple[str, ...] = ()
+    count: int = 1
+    permissions: str = "rw"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All that an operator decides about devices. Paths are of the host, without a slash at the end (but ``/``).
+
+    ``dev_root`` is where the host's device nodes are, '' for ``driver_root``; ``container_driver_root`` is where this
+    process sees ``driver_root``. ``slices`` are by the name that a resource has unshared. ``disabled_health_checks`` and
+    ``enabled_health_checks`` hold what ``DP_DISABLE_HEALTHCHECKS`` and ``DP_ENABLE_HEALTHCHECKS`` held, as it was written.
+    """
+
+    mig_strategy: MigStrategy = MigStrategy.NONE
+    resource_naming: Naming = Naming.SINGLE
+    fail_on_init_error: bool = False
+    driver_root: str = "/"
+    dev_root: str = ""
+    container_driver_root: str = "/driver-root"
+    pass_device_specs: bool = False
+    list_strategies: frozenset[ListStrategy] = frozenset({ListStrategy.ENVVAR})
+    id_strategy: IdStrategy = IdStrategy.UUID
+    cdi_annotation_prefix: str = "cdi.k8s.io/"
+    cdi_hook_path: str = "/usr/bin/nvidia-cdi-hook"
+    cdi_fallback: CdiFallback = CdiFallback.REFUSE
+    gdrcopy: bool = False
+    gds: bool = False
+    mofed: bool = False
+    sharing: Sharing = Sharing.DISTRIBUTED
+    slices: Mapping[str, Slices] = field(default_factory=dict)
+    fail_requests_greater_than_one: bool = False
+    disabled_health_checks: str = ""
+    enabled_health_checks: str = ""
+    health_recovery: Recovery = Recovery.SAFE
+    globbed: tuple[Globbed, ...] = ()
