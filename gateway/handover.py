@@ -142,9 +142,8 @@ class Handover:
     async def take_over(self, peers: Iterable[Age]) -> bool:
         """Ask the older gateways for each resource that they were not asked for yet; tell whether there was any.
 
-        Returns when each was answered, or ``succession.ANSWER_WAIT`` is over. What was handed over may be registered
-        ``CUT_WAIT`` later (kubelets 1.25 to 1.36 disconnect whoever is registered a moment after a stream's end); the
-        rest stands by (``defers_to``). Call it before this gateway is seen by the others, when one appears
+        Returns when each was answered, or ``succession.ANSWER_WAIT`` is over. What was handed over may be registered a
+        moment later (kubelets 1.25 to 1.36 disconnect whoever is registered right after a stream's end); the rest stands by (``defers_to``). Call it before this gateway is seen by the others, when one appears
         that is older, and when a resource is new.
         """
         async with self._taking:

@@ -126,9 +126,12 @@ class Resource:
         return self._by_id
 
     def publish(self, listing: Listing | None, entries: tuple[life.Entry, ...]) -> None:
-        """Put a new list before every open stream. The caller has made its device IDs durable."""
+        """Put a new list before every open stream, if it says anything new. The caller has made its device IDs durable."""
+        before = self.devices
         self._listing = listing
         self._by_id = {entry.device.id: entry for entry in entries}
+        if self.devices == before:
+            return
         self._lists.clear()
         for changed in self._streams.values():
             changed.set()

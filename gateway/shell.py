@@ -19,15 +19,15 @@ import structlog
 
 from devices import life
 from devices.model import Kind, Trouble
-from devices.source import Listing
+from devices.source import GiveUpError, Listing
 from gateway import beliefs, handover, instance, ledger, registration, succession
 from gateway.beliefs import Beliefs
 from gateway.commands import Commands
 from gateway.control import ControlError, Server, socket_path
 from gateway.handover import Handover
 from gateway.ledger import Ledger
-from gateway.plugin import Plugin
-from gateway.registration import CUT_WAIT, Phase
+from gateway.plugin import Plugin, warm_up
+from gateway.registration import Phase
 from gateway.scribe import Scribe
 from gateway.succession import Standing
 from gateway.tally import Tally
@@ -47,6 +47,9 @@ FIRST_LOOK = 1.0
 """Seconds that the source's first inventory is waited for, before what the ledger knows is served from memory."""
 YIELD_TIME = 0.05
 """Seconds that an older gateway is given to end its streams before this one registers."""
+HANDED_OVER_WAIT = 0.002
+"""Seconds between an elder's word that its streams have ended and our Register: for the same reason as
+``registration.CUT_WAIT``, but that word was a millisecond on its way, and the books are looked at afterwards."""
 LEASE_AGAIN = 1.0
 """Seconds between two connections to a younger gateway that lives and ended the first."""
 SOURCE_RETRY = 5.0
@@ -240,6 +243,10 @@ class Gateway:
                         await self._update(inventory)
                         first.set()
                 _log.error("the device source ended, which it must not: asking it again", retry_s=SOURCE_RETRY)
+            except GiveUpError as error:
+                _log.error("giving up", reason=str(error), status=error.status)
+                self._end(error.status)
+                await asyncio.get_running_loop().create_future()
             except Exception:  # noqa: BLE001 - whatever a backend does, the devices stay
                 _log.exception("the device source failed: its last inventory stays", retry_s=SOURCE_RETRY)
             await asyncio.sleep(SOURCE_RETRY)
@@ -269,7 +276,7 @@ class Gateway:
                 if any(name not in before for name in self._plugins) and await self._handover.take_over(
                     self._peers() or ()
                 ):
-                    await asyncio.sleep(CUT_WAIT)
+                    await asyncio.sleep(HANDED_OVER_WAIT)
                 self._look_at_peers()
                 self._tell_kubelet([plugin for plugin in self._plugins.values() if plugin.state.kubelet is None])
 
@@ -510,9 +517,11 @@ class Gateway:
         """Ask older gateways for what they serve; what they remembered until then is remembered here, too."""
         if not elders:
             return
+        if self.kubelet_listens():
+            await warm_up(self.kubelet_socket)
         asked = await self._handover.take_over(elders)
         self.scribe.load()
-        await asyncio.gather(self.update(), asyncio.sleep(CUT_WAIT if asked else 0))
+        await asyncio.gather(self.update(), asyncio.sleep(HANDED_OVER_WAIT if asked else 0))
 
     async def _resume(self, plugin: Plugin) -> None:
         """Serve a resource again that another gateway served, with what that one remembered of it."""

@@ -35,7 +35,7 @@ MUTANTS = (
         "S9",
         "no wait after the elder's streams",
         "gateway/shell.py",
-        "asyncio.sleep(CUT_WAIT if asked else 0)",
+        "asyncio.sleep(HANDED_OVER_WAIT if asked else 0)",
         "asyncio.sleep(0)",
         "tests/unit/test_serve.py::test_what_was_handed_over_is_registered_a_moment_later",
     ),

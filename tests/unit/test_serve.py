@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -32,9 +32,10 @@ from devices.model import (
     Registration,
     Sayable,
 )
-from devices.source import Fate, Inventory, Listing
+from devices.policy import Policy
+from devices.source import Facts, Fate, GiveUpError, Inventory, Listing
 from gateway import plugin, shell, watch
-from gateway.registration import CUT_WAIT, KubeletId
+from gateway.registration import KubeletId
 from gateway.serve import Resource
 from gateway.settings import Settings
 from gateway.shell import Gateway
@@ -49,15 +50,15 @@ class Source:
     name = "test"
 
     def __init__(self, inventory: Inventory) -> None:
-        self.inventories: asyncio.Queue[Inventory | None] = asyncio.Queue()
+        self.inventories: asyncio.Queue[Inventory | Exception] = asyncio.Queue()
         self.inventories.put_nowait(inventory)
         self.cdi = False
 
     async def watch(self) -> AsyncGenerator[Inventory]:
         while True:
             found = await self.inventories.get()
-            if found is None:
-                raise OSError(5, "the driver is gone")
+            if isinstance(found, Exception):
+                raise found
             yield found
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
@@ -75,6 +76,18 @@ class Source:
 
     async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
         raise RefusedError(Fault.FAILED_PRECONDITION, f"{resource} is busy")
+
+    def facts(self, resource: str, device_id: str) -> Facts:
+        return Facts()
+
+    def adopt(self, policy: Policy) -> None:
+        pass
+
+    async def release(self, device_ids: Collection[str]) -> Collection[str]:
+        return device_ids
+
+    async def acquire(self, device_ids: Collection[str]) -> Collection[str]:
+        return device_ids
 
 
 class Kubelet:
@@ -150,12 +163,20 @@ class Node:
 
     def __init__(self, folder: Path, source: Source, kubelet: Kubelet, gateway: Gateway) -> None:
         self.folder, self.source, self.kubelet = folder, source, kubelet
-        self._gateway, self._run = gateway, asyncio.ensure_future(gateway.run())
+        self._gateway = gateway
+        self._run: asyncio.Future[int] = asyncio.ensure_future(gateway.run())
 
     async def end(self) -> None:
-        if not self._run.done():
-            self._gateway._end(0)
-        assert await self._run == 0
+        self._gateway._end(0)
+        assert await self.ended() == 0
+
+    async def ended(self) -> int:
+        """Wait for the end; give the exit status. Once told, it counts as an orderly one."""
+        async with asyncio.timeout(10):
+            status = await self._run
+        self._run = asyncio.get_running_loop().create_future()
+        self._run.set_result(0)
+        return status
 
     def ledger(self) -> dict[str, object]:
         content = json.loads((self.folder / "state" / "ledger.json").read_text())
@@ -247,6 +268,15 @@ async def test_a_lost_device_is_unhealthy_not_absent(make: Make) -> None:
     assert {one.id: one.health for one in await anext(lists)} == {"a": Health.UNHEALTHY, "b": Health.HEALTHY}
 
 
+async def test_a_list_that_says_nothing_new_is_not_sent(make: Make) -> None:
+    node = await make(inventory(A))
+    lists = node.kubelet.lists(await node.kubelet.registered())
+    await anext(lists)
+    for found in (inventory(A), inventory(A), inventory(A, B)):
+        node.source.inventories.put_nowait(found)
+    assert [one.id for one in await anext(lists)] == ["a", "b"]
+
+
 async def test_a_list_too_large_is_not_offered_and_the_others_are(make: Make, logs: asyncio.Queue[EventDict]) -> None:
     many = tuple(Device(f"{number:01000}") for number in range(4_500))
     node = await make({**inventory(*many, resource="big.example/gpu"), **inventory(A)})
@@ -298,7 +328,7 @@ async def test_what_was_handed_over_is_registered_a_moment_later(make: Make, mon
     monkeypatch.setattr(asyncio, "sleep", note)
     monkeypatch.setattr(node._gateway._handover, "take_over", handed_over)
     await node._gateway._take_over([Age(1, "00000001")])
-    assert CUT_WAIT in slept
+    assert shell.HANDED_OVER_WAIT in slept
 
 
 async def test_without_hard_links_the_servers_own_path_is_registered(
@@ -335,9 +365,15 @@ async def test_a_source_that_fails_is_asked_again(make: Make, monkeypatch: pytes
     node = await make(inventory(A))
     lists = node.kubelet.lists(await node.kubelet.registered())
     await anext(lists)
-    node.source.inventories.put_nowait(None)
+    node.source.inventories.put_nowait(OSError(5, "the driver is gone"))
     node.source.inventories.put_nowait(inventory(A, B))
     assert [one.id for one in await anext(lists)] == ["a", "b"]
+
+
+async def test_a_source_that_gives_up_ends_the_gateway(make: Make) -> None:
+    node = await make(inventory(A))
+    node.source.inventories.put_nowait(GiveUpError("the driver's libraries are stale", 75))
+    assert await node.ended() == 75
 
 
 async def test_ten_thousand_devices_are_one_list(make: Make) -> None:
