@@ -21,9 +21,10 @@ def source(settings: Settings) -> DeviceSource:
         ValueError: the profile is not usable; the message names file, line and what was expected.
     """
     if settings.backend == "simulated":
-        from devices.gpu.simulated import SimulatedSource
+        from devices.gpu.simulated import SimulatedBackend
+        from devices.gpu.source import GPUSource
 
-        return SimulatedSource(settings.profile or "default")
+        return GPUSource(SimulatedBackend(settings.profile or "default"), settings.policy)
     raise NoBackendError(
         "expected a backend for hardware of this node; this release has none for NVIDIA or AMD GPUs yet, and --backend "
         "auto never simulates. To try the gateway without hardware: --backend simulated"

@@ -1,4 +1,4 @@
-"""A GPU, and how a set of them looks to the kubelet.
+"""A GPU, or a partition of one, and how device IDs name it.
 
 What every kind of GPU has in common, whoever made it, so that choosing among GPUs and answering for them are written
 once. A GPU's UUID is its device ID: it means the same GPU after a restart, an upgrade or a change of the kubelet's API,
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from devices.model import Device, Health, Kind, Options, Trouble
-from devices.source import Listing
+from devices.model import Health, Kind, Trouble
 
 
 class Way(Enum):
@@ -100,24 +99,6 @@ class GPU:
         """Whether a container can use it: in spite of a trouble that is only an application's, it can."""
         well = self.trouble is None or self.trouble.kind is Kind.APPLICATION
         return Health.HEALTHY if well else Health.UNHEALTHY
-
-
-def listing(
-    gpus: Iterable[GPU], recovered: frozenset[str] = frozenset(), released: frozenset[str] = frozenset()
-) -> Listing:
-    """Show GPUs as devices: the UUID is the ID, and the kubelet is asked to let us choose among them.
-
-    PreStartContainer is asked for where any of them must be made ready. ``recovered`` and ``released`` are UUIDs, and mean
-    what they mean in ``Listing``.
-    """
-    gpus = tuple(gpus)
-    return Listing(
-        devices=tuple(Device(gpu.uuid, gpu.health, () if gpu.numa_node is None else (gpu.numa_node,)) for gpu in gpus),
-        options=Options(any(gpu.pre_start for gpu in gpus), preferred_allocation=True),
-        troubles={gpu.uuid: gpu.trouble for gpu in gpus if gpu.trouble is not None},
-        recovered=recovered,
-        released=released,
-    )
 
 
 def found(device_id: str, gpus: Mapping[str, GPU]) -> GPU | None:

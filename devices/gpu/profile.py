@@ -11,6 +11,7 @@
         withdrawn: [3]                     # not offered any more, on purpose; a GPU beyond "gpus" is lost instead
         links:                             # how GPUs reach each other, by index or UUID: each of a list each other;
         - {between: [0, 1, 2, 3], by: nvlink, lanes: 2}     # nvlink, xgmi (with lanes), pix, pxb, phb, node or sys
+        mig: {0: [1g.10gb, 2g.20gb]}       # GPU 0 is in MIG mode, with these instances; by index or UUID
         partitions: 8                      # every 8 in a row are partitions of one GPU; links are between their GPUs
         cdi: vendor.com/gpu                # containers are told vendor.com/gpu=<UUID> (CDI names), and nothing else
         pre_start: true                    # the kubelet calls PreStartContainer, which fails while a GPU is not well
@@ -29,7 +30,7 @@ import re
 import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import combinations
 from pathlib import Path
@@ -73,6 +74,10 @@ _TYPES: Final[Mapping[str, str]] = {
 _Path = tuple[str | int, ...]
 _Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _Numa = Annotated[int, msgspec.Meta(ge=0, le=_MAX_NODE)] | None
+_Instances = Annotated[
+    tuple[Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,2}(c\.[0-9]{1,2})?g\.[0-9]{1,4}gb(\+[a-z.]{1,16})?$")], ...],
+    msgspec.Meta(max_length=16),
+]
 _Some = Annotated[tuple[int | str, ...], msgspec.Meta(max_length=MAX_GPUS)] | None
 
 
@@ -138,6 +143,7 @@ class _Resource(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     pre_start: bool = False
     links: Annotated[tuple[_Links, ...], msgspec.Meta(max_length=_MAX_PAIRS)] | None = ()
     partitions: Annotated[int, msgspec.Meta(ge=2, le=1024)] | None = None
+    mig: dict[int | str, _Instances] | None = None
 
 
 class _Profile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -149,7 +155,7 @@ class _Profile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 _ADVICE: Final[Mapping[str, str]] = {
     "": "write 'resources:' and beneath it resource names, such as nvidia.com/gpu",
     "resources": "write resource names, and beneath each 'gpus:' and, where wanted, 'numa:', 'unhealthy:', 'recovered:', "
-    "'released:', 'withdrawn:', 'cdi:', 'pre_start:', 'links:' and 'partitions:'",
+    "'released:', 'withdrawn:', 'cdi:', 'pre_start:', 'links:', 'partitions:' and 'mig:'",
     "gpus": "write how many, such as 'gpus: 8', or a list with uuid, numa, health, reason and device_nodes of each",
     "numa": f"write the number of a NUMA node, 0 to {_MAX_NODE}, for each GPU, or null for no known place",
     "unhealthy": "write index or UUID and the reason in 1 to 256 characters, such as '3: fell off the bus', or as "
@@ -168,6 +174,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "between": "write 2 to 64 indices or UUIDs of different GPUs",
     "by": f"write {', '.join(way.value for way in Way)}",
     "lanes": "write how many such links there are side by side, 1 to 64, for nvlink and xgmi alone",
+    "mig": "write for each GPU in MIG mode its instances' profiles, such as '0: [1g.10gb, 2g.20gb]'",
     "partitions": "write how many in a row are partitions of one GPU, 2 to 1024",
 }
 
@@ -277,7 +284,8 @@ def _described(document: _Document, path: _Path, resource: str) -> Described:
     withdrawn = _named(document, (*path, "withdrawn"), spec.withdrawn or (), uuids)
     boards = _boards(resource, tuple(uuids), spec.partitions)
     links = _links(document, (*path, "links"), spec.links or (), boards, uuids)
-    gpus = (
+    split = _split(document, (*path, "mig"), spec, uuids)
+    gpus = [
         GPU(
             uuid=device_id,
             index=index,
@@ -289,11 +297,39 @@ def _described(document: _Document, path: _Path, resource: str) -> Described:
             pre_start=spec.pre_start,
             parent="" if spec.partitions is None else boards[index],
             links=links.get(boards[index], ()),
+            spec_nodes=(f"/dev/nvidia{index}",) if resource.startswith("nvidia.com/") else (),
+            resource=resource,
+            partitioned=device_id in split,
         )
         for (device_id, index), entry, node in zip(uuids.items(), entries, numa, strict=True)
         if device_id not in withdrawn
-    )
+    ]
+    gpus += (part for gpu in tuple(gpus) for part in _instances(gpu, split.get(gpu.uuid, ())))
     return Described(tuple(gpus), recovered, released, withdrawn)
+
+
+def _split(
+    document: _Document, path: _Path, spec: _Resource, uuids: Mapping[str, int]
+) -> Mapping[str, tuple[str, ...]]:
+    """Turn ``mig`` into the profiles of each GPU's instances."""
+    given, known = spec.mig or {}, tuple(uuids)
+    if given and spec.partitions is not None:
+        document.refuse(path, "expected either 'mig' or 'partitions', got both: remove one of them")
+    return {_uuid(document, (*path, key), key, known, uuids): profiles for key, profiles in given.items()}
+
+
+def _instances(gpu: GPU, profiles: Iterable[str]) -> Iterator[GPU]:
+    """Make the MIG instances of a GPU: each UUID the same for the same profile in the same place."""
+    for number, profile in enumerate(profiles):
+        yield replace(
+            gpu,
+            uuid=f"MIG-{uuid.uuid5(_NAMESPACE, f'{gpu.uuid}/{number}/{profile}')}",
+            trouble=None,
+            parent=gpu.uuid,
+            profile=profile,
+            partitioned=False,
+            place=f"{gpu.index}:{number}",
+        )
 
 
 def _trouble(entry: _Entry) -> Trouble | None:

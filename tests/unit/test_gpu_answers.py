@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from devices.gpu.answers import reached, visible_devices
-from devices.gpu.model import GPU, in_order, listing
+from devices.gpu.model import GPU, in_order
 from devices.model import (
     ContainerAnswer,
     Device,
@@ -120,26 +120,6 @@ def test_cdi_names_that_cannot_arrive_are_refused() -> None:
 def test_without_cdi_names_the_variable_speaks(gpus: dict[str, GPU]) -> None:
     answer = reached("nvidia.com/gpu", ("GPU-x",), gpus, ALL)
     assert answer == ContainerAnswer(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-x"})
-
-
-def test_gpus_on_the_list() -> None:
-    shown = listing(GPUS.values())
-    assert shown.devices == (
-        Device("GPU-z", Health.HEALTHY, (0,)),
-        Device("GPU-y", Health.UNHEALTHY, (1,)),
-        Device("GPU-x", Health.HEALTHY, ()),
-    )
-    assert shown.troubles == {"GPU-y": Trouble("too hot")}
-    assert shown.options == Options(pre_start_required=False, preferred_allocation=True)
-    assert listing([*GPUS.values(), GPU("GPU-w", 3, 3, pre_start=True)]).options.pre_start_required
-
-
-@pytest.mark.parametrize("kind", Kind)
-def test_a_gpu_is_ill_by_any_trouble_but_an_applications(kind: Kind) -> None:
-    shown = listing([GPU("a", 0, 0, trouble=Trouble("hot", kind))], frozenset({"b"}), frozenset({"c"}))
-    assert shown.devices == (Device("a", Health.HEALTHY if kind is Kind.APPLICATION else Health.UNHEALTHY),)
-    assert shown.troubles == {"a": Trouble("hot", kind)}
-    assert (shown.recovered, shown.released) == (frozenset({"b"}), frozenset({"c"}))
 
 
 def test_order_is_by_index_and_strangers_come_last() -> None:

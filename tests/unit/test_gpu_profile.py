@@ -156,8 +156,8 @@ def test_partitions_in_a_row_are_of_one_gpu_whose_links_they_have() -> None:
             "resources:\n  a/b:\n    gpus: 1\n    gpu: 2",
             (
                 "line 4: resources['a/b'].gpu: this key is unknown: write resource names, and beneath each 'gpus:' and, "
-                "where wanted, 'numa:', 'unhealthy:', 'recovered:', 'released:', 'withdrawn:', 'cdi:', 'pre_start:', 'links:' and "
-                "'partitions:'"
+                "where wanted, 'numa:', 'unhealthy:', 'recovered:', 'released:', 'withdrawn:', 'cdi:', 'pre_start:', 'links:', "
+                "'partitions:' and 'mig:'"
             ),
         ),
         (

@@ -17,8 +17,10 @@ import structlog
 from devices import filewatch
 from devices.gpu import profile, simulated
 from devices.gpu.profile import ProfileError
-from devices.gpu.simulated import SimulatedSource
+from devices.gpu.simulated import SimulatedBackend
+from devices.gpu.source import GPUSource
 from devices.model import ContainerRequest, Fault, Field, Health, PreferredRequest, RefusedError, Sayable, Trouble
+from devices.policy import Policy
 from devices.source import DeviceSource, Fate, Inventory
 
 GUARD_S = 30
@@ -87,14 +89,18 @@ async def watch(path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     """A watch that has seen two well GPUs, and hears of changes from inotify alone."""
     monkeypatch.setattr(filewatch, "_POLL_S", 3600.0)
     monkeypatch.setattr(filewatch, "_POLL_ALONE_S", 0.01)
-    async with opened(SimulatedSource(str(path))) as watch:
+    async with opened(over(str(path))) as watch:
         assert await following(watch) == "oo"
         assert (await logged(log))["event"] == "profile read"
         yield watch
     assert inotify_descriptors() == 0
 
 
-def opened(source: SimulatedSource) -> aclosing[Any]:
+def over(profile: str = "default") -> GPUSource:
+    return GPUSource(SimulatedBackend(profile), Policy())
+
+
+def opened(source: GPUSource) -> aclosing[Any]:
     return aclosing(cast("Any", source.watch()))
 
 
@@ -201,7 +207,7 @@ async def test_what_else_an_edit_can_say(
     ],
 )
 async def test_what_became_of_a_gpu(content: str, fate: Fate, path: Path, log: Log) -> None:
-    source = SimulatedSource(str(path))
+    source = over(str(path))
     async with opened(source) as watch:
         gone = (await anext(watch))[NAME].devices[1].id
         assert (await logged(log))["event"] == "profile read"
@@ -215,7 +221,7 @@ async def test_what_became_of_a_gpu(content: str, fate: Fate, path: Path, log: L
 
 async def test_a_lost_gpu_can_be_withdrawn_afterwards(path: Path) -> None:
     """The inventory stays the same, and is told again: what it means has changed."""
-    source = SimulatedSource(str(path))
+    source = over(str(path))
     async with opened(source) as watch:
         gone = (await anext(watch))[NAME].devices[1].id
         in_place(path, text(1))
@@ -227,14 +233,14 @@ async def test_a_lost_gpu_can_be_withdrawn_afterwards(path: Path) -> None:
 
 
 async def test_a_second_watch_tells_at_once_what_is_known(path: Path) -> None:
-    source = SimulatedSource(str(path))
+    source = over(str(path))
     for _ in range(2):
         async with opened(source) as watch:
             assert await following(watch) == "oo"
 
 
 def test_before_the_first_look_nothing_is_withdrawn(path: Path) -> None:
-    assert SimulatedSource(str(path)).fate(NAME, "any") is Fate.LOST
+    assert over(str(path)).fate(NAME, "any") is Fate.LOST
 
 
 @pytest.mark.parametrize(
@@ -296,7 +302,7 @@ async def test_other_files_of_the_folder_do_not_matter(path: Path, watch: AsyncI
 
 async def test_a_profile_that_is_wrong_at_first_yields_nothing_until_it_is_right(path: Path, log: Log) -> None:
     in_place(path, "resources: 8")
-    async with opened(SimulatedSource(str(path))) as watch:
+    async with opened(over(str(path))) as watch:
         first = asyncio.create_task(following(watch))
         assert (await logged(log))["event"] == "profile rejected"
         in_place(path, text(1))
@@ -324,7 +330,7 @@ async def test_without_inotify_it_polls_and_says_so_once(
 
     monkeypatch.setattr(filewatch, "INotify", refuse)
     monkeypatch.setattr(filewatch, "_POLL_ALONE_S", 0.01)
-    async with opened(SimulatedSource(str(path))) as watch:
+    async with opened(over(str(path))) as watch:
         await anext(watch)
         for count in (3, 4, 5):
             renamed_over(path, text(count))
@@ -340,7 +346,7 @@ async def test_what_inotify_does_not_tell_is_polled(tmp_path: Path, monkeypatch:
     target.write_text(text(1))
     link = tmp_path / "profile.yaml"
     link.symlink_to(target)
-    async with opened(SimulatedSource(str(link))) as watch:
+    async with opened(over(str(link))) as watch:
         assert await following(watch) == "o"
         renamed_over(target, text(2))
         assert await following(watch) == "oo"
@@ -348,7 +354,7 @@ async def test_what_inotify_does_not_tell_is_polled(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("end", ["cancelled", "closed"])
 async def test_the_end_of_the_watch_leaves_no_descriptor(end: str, path: Path) -> None:
-    watch = cast("Any", SimulatedSource(str(path)).watch())
+    watch = cast("Any", over(str(path)).watch())
     await anext(watch)
     assert inotify_descriptors() == 1
     if end == "cancelled":
@@ -363,7 +369,7 @@ async def test_the_end_of_the_watch_leaves_no_descriptor(end: str, path: Path) -
 
 
 async def test_a_shipped_profile_is_not_watched() -> None:
-    async with opened(SimulatedSource()) as watch:
+    async with opened(over()) as watch:
         assert await following(watch) == "oooooooo"
         pending = asyncio.create_task(following(watch))
         await asyncio.sleep(0)
@@ -376,11 +382,11 @@ async def test_a_shipped_profile_is_not_watched() -> None:
 
 def test_an_unknown_profile_is_refused_at_once() -> None:
     with pytest.raises(ProfileError, match="or the name of a shipped one"):
-        SimulatedSource("unknown")
+        over("unknown")
 
 
 async def test_it_answers_as_a_device_source() -> None:
-    source: DeviceSource = SimulatedSource("two-resources")
+    source: DeviceSource = over("two-resources")
     assert source.name == "simulated"
     async with aclosing(cast("Any", source.watch())) as watch:
         inventory = await anext(watch)
@@ -406,7 +412,7 @@ async def test_it_answers_as_a_device_source() -> None:
     ],
 )
 async def test_what_it_prefers(profile: str, resource: str, available: range, size: int, chosen: list[int]) -> None:
-    source = SimulatedSource(profile)
+    source = over(profile)
     async with opened(source) as watch:
         ids = [device.id for device in (await anext(watch))[resource].devices]
     found = await source.prefer(resource, PreferredRequest(tuple(ids[index] for index in available), (), size))
@@ -414,7 +420,7 @@ async def test_what_it_prefers(profile: str, resource: str, available: range, si
 
 
 async def test_before_the_first_look_it_answers_for_what_was_announced() -> None:
-    source = SimulatedSource()
+    source = over()
     assert await source.prefer(NAME, PreferredRequest(("b", "a"), (), 1)) == ("a",)
     answer = await source.answer(NAME, ContainerRequest(("b", "a")), Sayable(frozenset(Field)))
     assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": "a,b"}

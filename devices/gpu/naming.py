@@ -1,0 +1,97 @@
+"""Under which resource name each GPU and partition of a node is offered: the vendors' own rules.
+
+NVIDIA's by the MIG strategy, as its device plugin has them (internal/rm/device_map.go of 0.17 to 0.20): a GPU in MIG mode is
+offered whole, by its instances under the GPUs' name (``single``), or by its instances under a name for each profile
+(``mixed``). AMD's by partition, as its own has them (cmd/k8s-device-plugin/main.go). Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from devices.gpu.model import GPU
+from devices.policy import MigStrategy, Naming, Policy
+
+_NVIDIA: Final = "nvidia.com/"
+_AMD: Final = "amd.com/"
+
+
+class NamingError(ValueError):
+    """What is on the node has no name under this policy. The message says what was expected, what came and what to do."""
+
+
+def named(gpus: Iterable[GPU], policy: Policy) -> dict[str, tuple[GPU, ...]]:
+    """Sort GPUs and partitions by the names under which they are offered; those that aren't offered are left out.
+
+    What is wrong with a GPU is wrong with its partitions, too.
+
+    Raises:
+        NamingError: the strategy ``single`` was chosen, and the devices are not alike.
+    """
+    gpus = tuple(gpus)
+    whole = {gpu.uuid: gpu for gpu in gpus if not gpu.parent}
+    found: dict[str, list[GPU]] = {}
+    for gpu in gpus:
+        parent = whole.get(gpu.parent)
+        if parent is not None and gpu.trouble is None and parent.trouble is not None:
+            gpu = replace(gpu, trouble=parent.trouble)  # noqa: PLW2901 - from here on it is the one that counts
+        if (name := name_of(gpu, policy)) is not None:
+            found.setdefault(name, []).append(gpu)
+    if policy.mig_strategy is MigStrategy.SINGLE:
+        _check_mig(gpus)
+    if policy.resource_naming is Naming.SINGLE:
+        _check_alike([gpu for gpu in gpus if gpu.resource.startswith(_AMD)])
+    return {name: tuple(there) for name, there in found.items()}
+
+
+def name_of(gpu: GPU, policy: Policy) -> str | None:
+    """Say under which name a GPU or partition is offered; None where it isn't."""
+    if gpu.resource.startswith(_NVIDIA):
+        mig = policy.mig_strategy
+        if not (gpu.parent and gpu.profile):  # no MIG instance
+            return None if gpu.partitioned and mig is not MigStrategy.NONE else gpu.resource
+        if mig is MigStrategy.MIXED:
+            return f"{_NVIDIA}mig-{gpu.profile.replace('+', '.')}"
+        return gpu.resource if mig is MigStrategy.SINGLE else None
+    if gpu.partitioned:
+        return None
+    mixed = policy.resource_naming is Naming.MIXED and gpu.profile and gpu.resource.startswith(_AMD)
+    return f"{_AMD}{gpu.profile}" if mixed else gpu.resource
+
+
+def _check_mig(gpus: Iterable[GPU]) -> None:
+    """Refuse what ``single`` can't mean: GPUs with MIG beside others, MIG without instances, or with several profiles."""
+    ours = [gpu for gpu in gpus if gpu.resource.startswith(_NVIDIA)]
+    split = {gpu.uuid: gpu for gpu in ours if gpu.partitioned}
+    if not split:
+        return
+    whole = [gpu for gpu in ours if not gpu.parent and not gpu.partitioned]
+    empty = split.keys() - {gpu.parent for gpu in ours}
+    profiles = sorted({gpu.profile for gpu in ours if gpu.parent in split})
+    if whole:
+        problem = f"{len(split)} GPUs in MIG mode and {len(whole)} that aren't ({_places(whole)})"
+    elif empty:
+        problem = f"no MIG instance on GPU {_places([split[uuid] for uuid in empty])}"
+    elif len(profiles) > 1:
+        problem = f"instances of several profiles ({', '.join(profiles[:8])})"
+    else:
+        return
+    raise NamingError(
+        "the MIG strategy 'single' expects every GPU of the node in MIG mode, all with instances of one profile; got "
+        f"{problem}: configure them alike, or use the strategy 'mixed'"
+    )
+
+
+def _check_alike(gpus: Iterable[GPU]) -> None:
+    profiles: Mapping[str, None] = dict.fromkeys(gpu.profile for gpu in gpus if not gpu.partitioned)
+    if len(profiles) > 1:
+        raise NamingError(
+            "the resource naming strategy 'single' expects GPUs that are all partitioned alike; got "
+            f"{', '.join(sorted(profiles)[:8])}: partition them alike, or use the strategy 'mixed'"
+        )
+
+
+def _places(gpus: Iterable[GPU]) -> str:
+    return ", ".join(str(gpu.index) for gpu in sorted(gpus, key=lambda gpu: gpu.index)[:8])

@@ -1,0 +1,227 @@
+"""The GPU model as a ``DeviceSource``: what a backend sees, named, shared, chosen from and answered for as the policy says.
+
+Everything that isn't finding and watching hardware is here and in the pure modules that this one puts together, once for
+every vendor: ``naming`` (which resource), ``sharing`` (how often), ``allocation`` (which one), ``answers`` (how a container
+gets it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from devices.gpu import answers, naming, sharing
+from devices.gpu.allocation import preferred
+from devices.gpu.backend import Backend, Sight
+from devices.gpu.model import GPU, found
+from devices.gpu.naming import NamingError
+from devices.gpu.sharing import Offer
+from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sayable
+from devices.policy import Policy
+from devices.source import Facts, Fate, Inventory
+
+_REMEMBERED: Final = 4096
+"""GPUs and partitions that are remembered after they went: each new MIG layout has new UUIDs."""
+
+_log = structlog.get_logger()
+
+
+class GPUSource:
+    """A ``DeviceSource`` over one backend.
+
+    While the devices of the node can't be named under the policy, what was listed before stays, and the reason is logged.
+
+    Args:
+        backend: what finds the GPUs.
+        policy: what the operator decided; ``adopt`` changes it.
+    """
+
+    def __init__(self, backend: Backend, policy: Policy) -> None:
+        self.name = backend.name
+        self._backend, self._policy = backend, policy
+        self._news = asyncio.Event()
+        self._sight: Sight | None = None
+        self._offers: Mapping[str, Offer] = {}
+        self._inventory: Inventory | None = None
+        self._known: dict[str, GPU] = {}
+        self._unnamed = ""
+
+    async def watch(self) -> AsyncGenerator[Inventory]:
+        """Yield the inventory, and again after each change of what the backend sees or the operator wants.
+
+        Raises:
+            GiveUpError: the backend can't go on.
+        """
+        following = asyncio.ensure_future(self._follow())
+        try:
+            while True:
+                news = asyncio.ensure_future(self._news.wait())
+                await asyncio.wait({news, following}, return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+                if following.done():
+                    following.result()
+                    raise RuntimeError(f"the backend {self.name} ended, which it must not")
+                self._news.clear()
+                if self._inventory is not None:
+                    yield self._inventory
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
+        """Say how a container gets these GPUs, as the policy's strategies say it.
+
+        Raises:
+            RefusedError: this kubelet can't be told that.
+        """
+        offer = self._offers.get(resource, Offer({}))
+        return answers.reached(resource, request.device_ids, offer.gpus, sayable)
+
+    async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
+        """Choose GPUs that are near to each other, partitions of as few GPUs as possible, replicas as the policy says.
+
+        Raises:
+            RefusedError: no choice meets the request.
+        """
+        return preferred(request, self._offers.get(resource, Offer({})).gpus, self._policy.sharing)
+
+    async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
+        """Let a container start only with GPUs that are there and well.
+
+        Raises:
+            RefusedError: FAILED_PRECONDITION, one of them is ill or gone.
+        """
+        gpus = self._offers.get(resource, Offer({})).gpus
+        ill = [one for one in device_ids if (gpu := found(one, gpus)) is None or gpu.health is not Health.HEALTHY]
+        if ill:
+            raise RefusedError(
+                Fault.FAILED_PRECONDITION,
+                f"expected GPUs that are well, to be made ready for a container of {resource}, but "
+                f"{', '.join(ill[:4])} isn't: repair it; the kubelet tries again",
+            )
+
+    def fate(self, resource: str, device_id: str) -> Fate:
+        """Tell a GPU that went by itself from a device that is no longer offered in this way."""
+        sight = self._sight
+        if sight is None:
+            return Fate.LOST
+        uuid = device_id.partition("::")[0]
+        there = {gpu.uuid for gpu in sight.gpus}
+        offer = self._offers.get(resource)
+        if offer is not None and uuid in offer.gpus and device_id in offer.ids(uuid):
+            return Fate.LOST  # It is on the list: nothing became of it.
+        if uuid in there or uuid in sight.withdrawn or (sight.resources and offer is None):
+            return Fate.WITHDRAWN
+        known = self._known.get(uuid)
+        if known is None:  # From before this process. An instance of MIG doesn't go by itself: somebody made others.
+            return Fate.WITHDRAWN if uuid.startswith("MIG-") else Fate.LOST
+        replaced = bool(known.pci) and any(gpu.pci == known.pci and not gpu.parent for gpu in sight.gpus)
+        if replaced or known.parent in there or self._differently(resource, device_id, known):
+            return Fate.WITHDRAWN
+        return Fate.LOST
+
+    def facts(self, resource: str, device_id: str) -> Facts:
+        """Say what is known of a GPU for a person."""
+        gpu = found(device_id, self._offers.get(resource, Offer({})).gpus)
+        if gpu is None:
+            return Facts()
+        places = {one.uuid: one.place or str(one.index) for one in (self._sight or Sight(())).gpus}
+        return Facts(
+            product=gpu.product,
+            index=places.get(gpu.uuid, gpu.place or str(gpu.index)),
+            pci=gpu.pci,
+            parent=gpu.parent,
+            profile=gpu.profile,
+            links={
+                places.get(link.peer, link.peer): link.way.value + (f" x{link.lanes}" if link.lanes > 1 else "")
+                for link in gpu.links
+            },
+            nodes=(*gpu.device_nodes, *gpu.spec_nodes),
+        )
+
+    def adopt(self, policy: Policy) -> None:
+        """Name, share and answer by ``policy`` from now on."""
+        self._policy = policy
+        self._decide()
+
+    async def release(self, device_ids: Collection[str]) -> Collection[str]:
+        """Let go of the GPUs beneath these devices; return the IDs of all devices on them."""
+        boards = self._boards(device_ids)
+        if boards or not device_ids:
+            await self._backend.release(boards if device_ids else ())
+        return self._devices_on(boards)
+
+    async def acquire(self, device_ids: Collection[str]) -> Collection[str]:
+        """Look at the GPUs beneath these devices again; return the IDs of all devices on them."""
+        boards = self._boards(device_ids)
+        if boards or not device_ids:
+            await self._backend.acquire(boards if device_ids else ())
+        return self._devices_on(boards)
+
+    async def _follow(self) -> None:
+        async with contextlib.aclosing(self._backend.watch()) as sights:
+            async for sight in sights:
+                self._sight = self._with_released(sight)
+                for gpu in self._sight.gpus:
+                    self._known.pop(gpu.uuid, None)
+                    self._known[gpu.uuid] = gpu
+                for uuid in list(self._known)[:-_REMEMBERED]:
+                    del self._known[uuid]
+                self._decide()
+
+    def _with_released(self, sight: Sight) -> Sight:
+        """Add what was seen last of GPUs that nobody may look at now: their devices are offered as before."""
+        there = {gpu.uuid for gpu in sight.gpus}
+        before = () if self._sight is None else self._sight.gpus
+        kept = [gpu for gpu in before if gpu.board in sight.released and gpu.uuid not in there]
+        return replace(sight, gpus=(*sight.gpus, *kept)) if kept else sight
+
+    def _decide(self) -> None:
+        """Say what is offered now, if that can be said."""
+        sight = self._sight
+        if sight is None:
+            return
+        try:
+            named = dict.fromkeys(sight.resources, ()) | naming.named(sight.gpus, self._policy)
+            self._offers = sharing.offered(named, self._policy)
+        except NamingError as error:
+            if str(error) != self._unnamed:
+                _log.error("devices can't be named", reason=str(error), kept=_counts(self._offers))
+            self._unnamed = str(error)
+            return
+        self._unnamed = ""
+        self._inventory = {
+            name: sharing.listing(offer, sight.recovered, sight.released) for name, offer in self._offers.items()
+        }
+        self._news.set()
+
+    def _differently(self, resource: str, device_id: str, gpu: GPU) -> bool:
+        """Whether this GPU, if it were there, would not be offered as ``device_id`` of ``resource``."""
+        name = naming.name_of(gpu, self._policy)
+        slices = self._policy.slices.get(name or "")
+        shown = name if slices is None else slices.shown_as
+        offer = Offer({}, 0 if slices is None else slices.replicas)
+        return shown != resource or device_id not in offer.ids(gpu.uuid)
+
+    def _boards(self, device_ids: Iterable[str]) -> frozenset[str]:
+        """The UUIDs of the physical GPUs beneath these devices; of all where there is none."""
+        every = {device_id: gpu.board for offer in self._offers.values() for device_id, gpu in _devices(offer)}
+        return frozenset(every[one] for one in device_ids if one in every) if device_ids else frozenset(every.values())
+
+    def _devices_on(self, boards: Collection[str]) -> Collection[str]:
+        return [
+            device_id for offer in self._offers.values() for device_id, gpu in _devices(offer) if gpu.board in boards
+        ]
+
+
+def _devices(offer: Offer) -> Iterable[tuple[str, GPU]]:
+    return ((device_id, gpu) for gpu in offer.gpus.values() for device_id in offer.ids(gpu.uuid))
+
+
+def _counts(offers: Mapping[str, Offer]) -> dict[str, int]:
+    return {name: len(offer.gpus) for name, offer in offers.items()}

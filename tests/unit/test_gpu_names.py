@@ -1,0 +1,172 @@
+"""Under which names GPUs and partitions are offered, and how often: the vendors' own rules as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from devices.gpu.model import GPU
+from devices.gpu.naming import NamingError, name_of, named
+from devices.gpu.sharing import Offer, listing, offered
+from devices.model import Device, Health, Kind, Options, Trouble
+from devices.policy import MigStrategy, Naming, Policy, Slices
+
+NVIDIA = "nvidia.com/gpu"
+AMD = "amd.com/gpu"
+
+
+def gpu(uuid: str, *, split: bool = False, trouble: Trouble | None = None) -> GPU:
+    return GPU(uuid, int(uuid[-1]), int(uuid[-1]), resource=NVIDIA, partitioned=split, trouble=trouble)
+
+
+def mig(parent: str, number: int, profile: str = "1g.10gb") -> GPU:
+    index = int(parent[-1])
+    return GPU(f"MIG-{index}{number}", index, index, resource=NVIDIA, profile=profile, parent=parent)
+
+
+def amd(uuid: str, profile: str = "") -> GPU:
+    return GPU(uuid, 0, 0, resource=AMD, profile=profile)
+
+
+G0, G1 = gpu("GPU-0"), gpu("GPU-1")
+S0, S1 = gpu("GPU-0", split=True), gpu("GPU-1", split=True)
+SMALL = [mig("GPU-0", 0), mig("GPU-0", 1)]
+BIG = [mig("GPU-1", 0, "3g.40gb+me")]
+
+
+def by_name(gpus: Iterable[GPU], policy: Policy) -> dict[str, list[str]]:
+    return {name: [one.uuid for one in there] for name, there in named(gpus, policy).items()}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "names"),
+    [
+        pytest.param("none", [G0, G1], {NVIDIA: ["GPU-0", "GPU-1"]}, id="none: GPUs"),
+        pytest.param("none", [S0, *SMALL, G1], {NVIDIA: ["GPU-0", "GPU-1"]}, id="none: whole GPUs, in MIG mode too"),
+        pytest.param("single", [G0, G1], {NVIDIA: ["GPU-0", "GPU-1"]}, id="single: GPUs where nothing is in MIG mode"),
+        pytest.param("single", [S0, *SMALL], {NVIDIA: ["MIG-00", "MIG-01"]}, id="single: instances as GPUs"),
+        pytest.param("mixed", [G0, G1], {NVIDIA: ["GPU-0", "GPU-1"]}, id="mixed: GPUs where nothing is in MIG mode"),
+        pytest.param(
+            "mixed",
+            [S0, *SMALL, S1, *BIG, gpu("GPU-2")],
+            {
+                "nvidia.com/mig-1g.10gb": ["MIG-00", "MIG-01"],
+                "nvidia.com/mig-3g.40gb.me": ["MIG-10"],
+                NVIDIA: ["GPU-2"],
+            },
+            id="mixed: a name for each profile, + is .",
+        ),
+        pytest.param("mixed", [S0, G1], {NVIDIA: ["GPU-1"]}, id="mixed: nothing for MIG mode without an instance"),
+    ],
+)
+def test_names_by_mig_strategy(strategy: str, gpus: list[GPU], names: dict[str, list[str]]) -> None:
+    assert by_name(gpus, Policy(mig_strategy=MigStrategy(strategy))) == names
+
+
+@pytest.mark.parametrize(
+    ("gpus", "got"),
+    [
+        pytest.param([S0, *SMALL, G1], "1 GPUs in MIG mode and 1 that aren't (1)", id="one without MIG"),
+        pytest.param([S0, *SMALL, S1], "no MIG instance on GPU 1", id="one without an instance"),
+        pytest.param([S0, *SMALL, S1, *BIG], "profiles (1g.10gb, 3g.40gb+me)", id="two profiles"),
+    ],
+)
+def test_what_single_can_not_mean_is_said(gpus: list[GPU], got: str) -> None:
+    with pytest.raises(NamingError, match="the MIG strategy 'single' expects every GPU") as raised:
+        named(gpus, Policy(mig_strategy=MigStrategy.SINGLE))
+    assert got in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("naming", "profiles", "names"),
+    [
+        ("single", ["", ""], [AMD]),
+        ("single", ["cpx_nps4", "cpx_nps4"], [AMD]),
+        ("mixed", ["", ""], [AMD]),
+        ("mixed", ["cpx_nps4", "spx_nps1"], ["amd.com/cpx_nps4", "amd.com/spx_nps1"]),
+    ],
+)
+def test_names_by_amds_strategy(naming: str, profiles: list[str], names: list[str]) -> None:
+    gpus = [amd(f"{number}", profile) for number, profile in enumerate(profiles)]
+    assert sorted(named(gpus, Policy(resource_naming=Naming(naming)))) == names
+
+
+def test_amds_single_needs_gpus_that_are_alike() -> None:
+    with pytest.raises(NamingError, match="got cpx_nps4, spx_nps1: partition them alike"):
+        named([amd("a", "cpx_nps4"), amd("b", "spx_nps1")], Policy())
+
+
+def test_a_gpus_trouble_is_that_of_its_partitions() -> None:
+    hot, own = Trouble("hot", Kind.RESET_REQUIRED), Trouble("xid 94")
+    parts = [SMALL[0], replace(SMALL[1], trouble=own)]
+    found = named([gpu("GPU-0", split=True, trouble=hot), *parts], Policy(mig_strategy=MigStrategy.MIXED))
+    assert [one.trouble for one in found["nvidia.com/mig-1g.10gb"]] == [hot, own]
+
+
+def test_other_names_stay_what_they_are() -> None:
+    assert name_of(GPU("x", 0, 0, resource="a.com/b", profile="p", parent="y"), Policy()) == "a.com/b"
+
+
+SLICED = Policy(slices={NVIDIA: Slices(3, "nvidia.com/gpu.shared")})
+
+
+@pytest.mark.parametrize(
+    ("policy", "devices"),
+    [
+        pytest.param(Policy(), {NVIDIA: ["GPU-0", "GPU-1"]}, id="unshared"),
+        pytest.param(
+            SLICED, {f"{NVIDIA}.shared": [f"GPU-{gpu}::{slot}" for gpu in "01" for slot in range(3)]}, id="replicas"
+        ),
+        pytest.param(Policy(slices={AMD: Slices(3, AMD)}), {NVIDIA: ["GPU-0", "GPU-1"]}, id="another is shared"),
+    ],
+)
+def test_how_often_a_gpu_is_offered(policy: Policy, devices: dict[str, list[str]]) -> None:
+    offers = offered(named([G0, G1], policy), policy)
+    shown = {name: listing(offer, frozenset(), frozenset()).devices for name, offer in offers.items()}
+    assert {name: [device.id for device in there] for name, there in shown.items()} == devices
+
+
+def test_two_resources_can_not_be_shown_as_one() -> None:
+    policy = Policy(slices={NVIDIA: Slices(2, AMD)})
+    with pytest.raises(NamingError, match=r"a name for each resource; got amd.com/gpu for nvidia.com/gpu, too"):
+        offered({AMD: [amd("a")], NVIDIA: [G0]}, policy)
+
+
+GPUS = (
+    GPU("GPU-z", 0, 0, numa_node=0),
+    GPU("GPU-y", 1, 1, numa_node=1, trouble=Trouble("too hot")),
+    GPU("GPU-x", 2, 2),
+)
+
+
+def shown(*gpus: GPU, replicas: int = 0) -> Offer:
+    return Offer({gpu.uuid: gpu for gpu in gpus}, replicas)
+
+
+def test_gpus_on_the_list() -> None:
+    there = listing(shown(*GPUS), frozenset(), frozenset())
+    assert there.devices == (
+        Device("GPU-z", Health.HEALTHY, (0,)),
+        Device("GPU-y", Health.UNHEALTHY, (1,)),
+        Device("GPU-x", Health.HEALTHY, ()),
+    )
+    assert there.troubles == {"GPU-y": Trouble("too hot")}
+    assert there.options == Options(pre_start_required=False, preferred_allocation=True)
+    ready = listing(shown(*GPUS, GPU("GPU-w", 3, 3, pre_start=True)), frozenset(), frozenset())
+    assert ready.options.pre_start_required
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_gpu_is_ill_by_any_trouble_but_an_applications(kind: Kind) -> None:
+    there = listing(shown(GPU("a", 0, 0, trouble=Trouble("hot", kind))), frozenset(), frozenset())
+    assert there.devices == (Device("a", Health.HEALTHY if kind is Kind.APPLICATION else Health.UNHEALTHY),)
+    assert there.troubles == {"a": Trouble("hot", kind)}
+
+
+def test_what_is_true_of_a_gpu_is_true_of_all_that_is_on_it() -> None:
+    part = GPU("part", 0, 0, parent="whole", trouble=Trouble("hot"))
+    there = listing(shown(part, GPU("other", 1, 1), replicas=2), frozenset({"whole"}), frozenset({"part"}))
+    assert there.troubles == dict.fromkeys(("part::0", "part::1"), Trouble("hot"))
+    assert there.recovered == there.released == {"part::0", "part::1"}
