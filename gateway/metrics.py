@@ -9,7 +9,6 @@ seen as an increase.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "device_plugin_gateway_"
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-TICK: Final = 2.5
-"""Seconds between two looks at the event loop's lag: one costs 0.1 ms of CPU."""
 
 CALLS: Final = ("Allocate", "GetPreferredAllocation", "PreStartContainer")
 CODES: Final = ("OK", "NOT_FOUND", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED", "UNKNOWN")
@@ -196,18 +193,6 @@ class Metrics(Collector):
                             labels, list(zip(bounds, accumulate(found.counts), strict=True)), sum_value=found.sum
                         )
                     yield histogram
-
-
-def follow_lag(counted: tally.Tally) -> None:
-    """Look at the running event loop's lag every ``TICK`` seconds, as long as it runs."""
-    loop = asyncio.get_running_loop()
-
-    def look(due: float) -> None:
-        now = loop.time()
-        counted.late(now - due, now)
-        loop.call_at(now + TICK, look, now + TICK)
-
-    loop.call_soon(look, loop.time())
 
 
 def _gauges(status: Status, *, device_ids: bool) -> dict[str, dict[tuple[str, ...], float]]:

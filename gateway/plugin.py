@@ -46,6 +46,8 @@ BOOKS_PATIENCE, BOOKS_PATIENCE_EACH = 1.0, 0.001
 BOOKED = 1.2
 """Seconds after a stream opened at which the kubelet has booked the list for certain, and its books are read."""
 
+SETTLED = 0.05
+"""Seconds after a Register in which the loop is the kubelet's alone."""
 WARM_UP = 0.2
 """Seconds that a first connection to the kubelet may take, before nothing depends on it."""
 
@@ -55,9 +57,13 @@ _LEVELS = logging.getLevelNamesMapping()
 _log = structlog.get_logger()
 
 
+def _channel(socket: Path) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS)
+
+
 async def warm_up(socket: Path) -> None:
     """Connect to the kubelet once for nothing: a process's first channel takes milliseconds more than those after it."""
-    channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS)
+    channel = _channel(socket)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(WARM_UP):
             await channel.channel_ready()
@@ -96,6 +102,9 @@ class Plugin:
         self._offer_task: asyncio.Task[None] | None = None
         self._last_report: registration.Report | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ahead: grpc.aio.Channel | None = None
+        """A channel for the next Register: to make one takes most of a millisecond, in which nobody serves. It connects when
+        it is called, so it can't lead to a kubelet of before."""
 
     @property
     def entries(self) -> dict[str, life.Entry]:
@@ -202,7 +211,7 @@ class Plugin:
         except UnsayableError as error:
             return UNFIT, str(error)
         self.resource.offer(dialect)
-        channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS)
+        channel, self._ahead = self._ahead or _channel(socket), None
         try:
             register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
                 f"/{dialect.registration_service}/Register"
@@ -211,8 +220,13 @@ class Plugin:
         except grpc.aio.AioRpcError as error:
             return error.code().name, error.details() or ""
         finally:  # Not here and now: the kubelet's ListAndWatch has come by this time, and waits for the loop.
-            self._background(channel.close())
+            self._background(self._renew(channel, socket))
         return "OK", ""
+
+    async def _renew(self, used: grpc.aio.Channel, socket: Path) -> None:
+        await used.close()
+        await asyncio.sleep(SETTLED)
+        self._ahead = self._ahead or _channel(socket)
 
     def _link(self, name: str) -> str:
         """Give the bound socket a fresh name in the kubelet's folder; return the endpoint to register."""
@@ -267,4 +281,6 @@ class Plugin:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._ahead is not None:
+            await self._ahead.close()
         await self.resource.close()

@@ -388,7 +388,6 @@ class Gateway:
 
         told = metrics.Metrics(commands.document, self.tally, device_ids=self.settings.metrics_device_ids)
         server = http.Server(host, port, {"/metrics": told.answer})
-        metrics.follow_lag(self.tally)
         taken = None
         try:
             while taken is None:

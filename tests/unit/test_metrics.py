@@ -6,7 +6,6 @@ import asyncio
 import re
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import replace
@@ -180,22 +179,6 @@ async def test_prometheus_can_read_it_over_http() -> None:
     await server.close()
     assert content_type == "text/plain; version=0.0.4; charset=utf-8"
     assert f"{PREFIX}serving" in body.decode()
-
-
-async def test_the_lag_of_the_loop_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "TICK", 0.01)
-    told, loop = asyncio.Event(), asyncio.get_running_loop()
-
-    class Listening(Tally):
-        def late(self, seconds: float, now: float) -> None:
-            super().late(seconds, now)
-            if self.lag(now) >= 0.05:
-                told.set()
-
-    metrics.follow_lag(Listening())
-    loop.call_later(0.02, time.sleep, 0.1)  # somebody holds the loop up
-    async with asyncio.timeout(20):
-        await told.wait()
 
 
 # What is built on it.

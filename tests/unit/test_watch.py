@@ -8,8 +8,10 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import inotify_simple
 import pytest
@@ -102,6 +104,19 @@ async def test_a_deleted_name_is_told(seen: Seen) -> None:
     seen.watch._look_at_names()
     (seen.folder / "x.sock").unlink()
     assert await seen.next("lost") == "x.sock"
+
+
+async def test_a_poll_that_somebody_held_up_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "POLL", 0.01)
+    one = Seen(folder)
+    monkeypatch.setattr(one.watch, "_late", lambda late, _now: one.calls.put_nowait(("late", late)))
+    task = asyncio.ensure_future(one.watch.run())
+    await one.next("late")
+    asyncio.get_running_loop().call_soon(time.sleep, 0.1)  # the loop's time, and somebody takes it
+    while (late := await one.next("late")) is not None and cast("float", late) < 0.05:
+        pass
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_gateway_that_comes_or_goes_is_told(seen: Seen) -> None:
