@@ -20,11 +20,11 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from tests.mutants import books, handover, life, memory, orders, sight, table
+from tests.mutants import books, choice, faults, handover, life, memory, orders, sight, table
 from tests.mutants.table import Mutant
 
 ROOT = Path(__file__).parents[2]
-TABLES = (table, memory, life, books, handover, orders, sight)
+TABLES = (table, memory, life, books, handover, orders, sight, faults, choice)
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]
 CODE = ("adapters", "devices", "gateway")
