@@ -1,0 +1,265 @@
+"""The GPU model over a backend whose sights a test sets: what is offered, what became of a device, and who lets go of what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from devices.combined import Combined
+from devices.gpu.backend import Sight
+from devices.gpu.model import GPU, Link, Way
+from devices.gpu.source import GPUSource
+from devices.model import ContainerRequest, Field, PreferredRequest, RefusedError, Sayable, Trouble
+from devices.policy import MigStrategy, Policy, Sharing, Slices
+from devices.source import Facts, Fate, GiveUpError, Inventory
+
+NVIDIA, AMD = "nvidia.com/gpu", "amd.com/gpu"
+SINGLE, MIXED = Policy(mig_strategy=MigStrategy.SINGLE), Policy(mig_strategy=MigStrategy.MIXED)
+TWICE = Policy(slices={NVIDIA: Slices(2, NVIDIA)})
+
+
+class Backend:
+    """Shows what it is told to, and notes what it is asked to let go of."""
+
+    def __init__(self, name: str = "test") -> None:
+        self.name = name
+        self.sights: asyncio.Queue[Sight | Exception | None] = asyncio.Queue()
+        self.orders: list[tuple[str, list[str]]] = []
+
+    def sees(self, *gpus: GPU, **rest: Any) -> None:
+        self.sights.put_nowait(Sight(gpus, **rest))
+
+    async def watch(self) -> AsyncGenerator[Sight]:
+        while (sight := await self.sights.get()) is not None:
+            if isinstance(sight, Exception):
+                raise sight
+            yield sight
+
+    async def release(self, uuids: Collection[str]) -> None:
+        self.orders.append(("release", sorted(uuids)))
+
+    async def acquire(self, uuids: Collection[str]) -> None:
+        self.orders.append(("acquire", sorted(uuids)))
+
+
+def gpu(index: int, **rest: Any) -> GPU:
+    return replace(GPU(f"GPU-{index}", index, index, resource=NVIDIA, pci=f"0000:0{index}:00.0"), **rest)
+
+
+def mig(parent: int, number: int, profile: str = "1g.10gb") -> GPU:
+    return gpu(
+        parent, uuid=f"MIG-{parent}{number}", parent=f"GPU-{parent}", profile=profile, place=f"{parent}:{number}"
+    )
+
+
+def ids(inventory: Inventory) -> dict[str, list[str]]:
+    return {resource: [device.id for device in listing.devices] for resource, listing in inventory.items()}
+
+
+class Watched:
+    """A source over a backend, with its watch open."""
+
+    def __init__(self, policy: Policy = Policy()) -> None:
+        self.backend = Backend()
+        self.source = GPUSource(self.backend, policy)
+        self.inventories: AsyncIterator[Inventory] = self.source.watch()
+
+    async def next(self) -> Inventory:
+        async with asyncio.timeout(10):
+            return await anext(self.inventories)
+
+    async def sees(self, *gpus: GPU, **rest: Any) -> dict[str, list[str]]:
+        self.backend.sees(*gpus, **rest)
+        return ids(await self.next())
+
+    async def close(self) -> None:
+        await cast("Any", self.inventories).aclose()
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    one = Watched()
+    yield one
+    await one.close()
+
+
+async def test_what_the_operator_decides_anew_is_listed_anew(watched: Watched) -> None:
+    assert await watched.sees(gpu(0), gpu(1)) == {NVIDIA: ["GPU-0", "GPU-1"]}
+    watched.source.adopt(TWICE)
+    assert ids(await watched.next()) == {NVIDIA: ["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1"]}
+
+
+async def test_what_can_not_be_named_changes_nothing(watched: Watched) -> None:
+    """As in the middle of a MIG change: the list stays until the node makes sense again."""
+    watched.source.adopt(SINGLE)
+    split = gpu(0, partitioned=True)
+    assert await watched.sees(split, mig(0, 0)) == {NVIDIA: ["MIG-00"]}
+    watched.backend.sees(split)
+    assert await watched.sees(split, mig(0, 1)) == {NVIDIA: ["MIG-01"]}
+
+
+@pytest.mark.parametrize(
+    ("before", "policy", "after", "resource", "device", "fate"),
+    [
+        pytest.param([gpu(0), gpu(1)], Policy(), [gpu(0)], NVIDIA, "GPU-1", Fate.LOST, id="a GPU is gone"),
+        pytest.param(
+            [gpu(0)], Policy(), [gpu(5, pci="0000:00:00.0")], NVIDIA, "GPU-0", Fate.WITHDRAWN, id="another in its slot"
+        ),
+        pytest.param([gpu(0)], TWICE, [gpu(0)], NVIDIA, "GPU-0", Fate.WITHDRAWN, id="it is shared now"),
+        pytest.param([gpu(0)], TWICE, [gpu(0)], NVIDIA, "GPU-0::2", Fate.WITHDRAWN, id="fewer replicas"),
+        pytest.param([gpu(0)], TWICE, [], NVIDIA, "GPU-0::1", Fate.LOST, id="a shared GPU is gone"),
+        pytest.param([gpu(0)], TWICE, [], NVIDIA, "GPU-0", Fate.WITHDRAWN, id="gone, and would be shared"),
+        pytest.param(
+            [gpu(0, partitioned=True), mig(0, 0)],
+            MIXED,
+            [gpu(0, partitioned=True)],
+            "nvidia.com/mig-1g.10gb",
+            "MIG-00",
+            Fate.WITHDRAWN,
+            id="an instance was destroyed",
+        ),
+        pytest.param(
+            [gpu(0, partitioned=True), mig(0, 0)],
+            MIXED,
+            [],
+            "nvidia.com/mig-1g.10gb",
+            "MIG-00",
+            Fate.LOST,
+            id="an instance went with its GPU",
+        ),
+        pytest.param(
+            [gpu(0, partitioned=True), mig(0, 0)], SINGLE, [], "nvidia.com/mig-1g.10gb", "MIG-00", Fate.WITHDRAWN,
+            id="gone, and would have another name",
+        ),
+        pytest.param([gpu(0)], Policy(), [gpu(0)], NVIDIA, "MIG-unknown", Fate.WITHDRAWN, id="an instance of before"),
+        pytest.param([gpu(0)], Policy(), [gpu(0)], NVIDIA, "GPU-unknown", Fate.LOST, id="a GPU of before"),
+        pytest.param([gpu(0)], Policy(), [gpu(0)], NVIDIA, "GPU-0", Fate.LOST, id="still on the list"),
+    ],
+)  # fmt: skip
+async def test_what_became_of_a_device(
+    before: list[GPU], policy: Policy, after: list[GPU], resource: str, device: str, fate: Fate
+) -> None:
+    one = Watched(MIXED)
+    assert one.source.fate(resource, device) is Fate.LOST  # nobody has looked yet
+    await one.sees(*before)
+    one.source.adopt(policy)
+    await one.next()
+    await one.sees(*after)
+    assert one.source.fate(resource, device) is fate
+    await one.close()
+
+
+async def test_a_name_that_a_complete_backend_no_longer_has_is_withdrawn(watched: Watched) -> None:
+    assert await watched.sees(resources=(AMD,)) == {AMD: []}
+    assert watched.source.fate(NVIDIA, "any") is Fate.WITHDRAWN
+
+
+async def test_released_gpus_stay_listed_with_what_is_on_them(watched: Watched) -> None:
+    watched.source.adopt(MIXED)
+    await watched.sees(gpu(0, partitioned=True), mig(0, 0), gpu(1))
+    watched.backend.sees(gpu(1), released=frozenset({"GPU-0"}))
+    inventory = await watched.next()
+    assert ids(inventory) == {NVIDIA: ["GPU-1"], "nvidia.com/mig-1g.10gb": ["MIG-00"]}
+    assert inventory["nvidia.com/mig-1g.10gb"].released == {"MIG-00"}
+    assert inventory[NVIDIA].released == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("asked", "told", "devices"),
+    [
+        pytest.param([], [], ["GPU-1::0", "GPU-1::1", "MIG-00", "MIG-01"], id="all"),
+        pytest.param(["MIG-01"], ["GPU-0"], ["MIG-00", "MIG-01"], id="an instance: its GPU, and all that is on it"),
+        pytest.param(["GPU-1::1"], ["GPU-1"], ["GPU-1::0", "GPU-1::1"], id="a replica: its GPU"),
+    ],
+)
+@pytest.mark.parametrize("order", ["release", "acquire"])
+async def test_what_is_let_go_of(
+    watched: Watched, order: str, asked: list[str], told: list[str], devices: list[str]
+) -> None:
+    watched.source.adopt(replace(MIXED, slices=TWICE.slices))
+    await watched.sees(gpu(0, partitioned=True), mig(0, 0), mig(0, 1), gpu(1))
+    assert sorted(await getattr(watched.source, order)(asked)) == devices
+    assert watched.backend.orders == [(order, told)]
+
+
+async def test_nobody_is_asked_to_let_go_of_what_is_not_there(watched: Watched) -> None:
+    await watched.sees(gpu(0))
+    assert list(await watched.source.release(["GPU-7"])) == []
+    assert watched.backend.orders == []
+
+
+async def test_facts(watched: Watched) -> None:
+    link = Link("GPU-1", Way.NVLINK, 4)
+    await watched.sees(gpu(0, product="H100", links=(link,), spec_nodes=("/dev/nvidia0",)), gpu(1))
+    assert watched.source.facts(NVIDIA, "GPU-0") == Facts(
+        "H100", "0", "0000:00:00.0", links={"1": "nvlink x4"}, nodes=("/dev/nvidia0",)
+    )
+    assert watched.source.facts(NVIDIA, "GPU-9") == Facts()
+
+
+async def test_replicas_are_chosen_as_the_operator_says(watched: Watched) -> None:
+    request = PreferredRequest(("GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1"), (), 2)
+    watched.source.adopt(TWICE)
+    await watched.sees(gpu(0), gpu(1))
+    assert await watched.source.prefer(NVIDIA, request) == ("GPU-0::0", "GPU-1::0")
+    watched.source.adopt(replace(TWICE, sharing=Sharing.PACKED))
+    assert await watched.source.prefer(NVIDIA, request) == ("GPU-0::0", "GPU-0::1")
+
+
+async def test_a_gpu_that_is_ill_is_not_made_ready(watched: Watched) -> None:
+    await watched.sees(gpu(0), gpu(1, trouble=Trouble("hot")))
+    await watched.source.prepare(NVIDIA, ("GPU-0",))
+    with pytest.raises(RefusedError, match="GPU-1 isn't: repair it"):
+        await watched.source.prepare(NVIDIA, ("GPU-0", "GPU-1"))
+
+
+@pytest.mark.parametrize("end", [GiveUpError("stale", 75), OSError("broken")])
+async def test_what_ends_a_backend_ends_the_watch(watched: Watched, end: Exception) -> None:
+    watched.backend.sights.put_nowait(end)
+    with pytest.raises(type(end)):
+        await watched.next()
+
+
+async def test_a_backend_that_just_ends_is_a_defect(watched: Watched) -> None:
+    watched.backend.sights.put_nowait(None)
+    with pytest.raises(RuntimeError, match="the backend test ended"):
+        await watched.next()
+
+
+# Several sources as one.
+
+
+async def test_two_sources_are_one_inventory() -> None:
+    first, second = Backend("a"), Backend("b")
+    both = Combined([GPUSource(first, Policy()), GPUSource(second, Policy())])
+    async with aclosing(cast("Any", both.watch())) as inventories:
+        following = asyncio.ensure_future(anext(inventories))
+        first.sees(gpu(0))
+        second.sees(replace(gpu(1), resource=AMD))
+        assert ids(await following) == {NVIDIA: ["GPU-0"], AMD: ["GPU-1"]}
+        assert both.name == "a+b"
+        assert await both.prefer(AMD, PreferredRequest(("GPU-1",), (), 1)) == ("GPU-1",)
+        answer = await both.answer(AMD, ContainerRequest(("GPU-1",)), Sayable(frozenset(Field)))
+        assert answer.envs == {"AMD_VISIBLE_DEVICES": "GPU-1"}
+        assert list(await both.release(["GPU-1"])) == ["GPU-1"]
+        assert (first.orders, second.orders) == ([], [("release", ["GPU-1"])])
+        assert both.facts(AMD, "GPU-1").index == "1"
+        both.adopt(TWICE)
+        assert ids(await anext(inventories)) == {NVIDIA: ["GPU-0::0", "GPU-0::1"], AMD: ["GPU-1"]}
+        assert both.fate(NVIDIA, "GPU-0") is Fate.WITHDRAWN
+        assert both.fate("nobody.has/it", "x") is Fate.LOST
+
+
+async def test_one_source_that_gives_up_ends_all() -> None:
+    first, second = Backend("a"), Backend("b")
+    both = Combined([GPUSource(first, Policy()), GPUSource(second, Policy())])
+    async with aclosing(cast("Any", both.watch())) as inventories:
+        first.sees(gpu(0))
+        second.sights.put_nowait(GiveUpError("stale", 75))
+        with pytest.raises(GiveUpError):
+            await anext(inventories)
