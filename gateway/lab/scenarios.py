@@ -236,27 +236,28 @@ class Node:
         await self.kubelet.start([*self.pods.values()], gates=gates, numa=numa)
         return self.kubelet
 
-    async def written(self) -> None:
-        """Let kubelet 1.9 write down what it knows, for 5 s at most, before it is ended.
+    async def written(self, *, lists: bool = True) -> bool:
+        """Let kubelet 1.9 write down what it knows, for 5 s at most, before it is ended; tell whether it did.
 
         It writes its checkpoint in place, after its books change: one that is ended in between has lost its pods (run),
-        and that is no plugin's fault.
+        and that is no plugin's fault. ``lists``: what pods hold isn't enough, the list of devices must be there, too.
         """
-        if self.kubelet is None or not self.kubelet.alive or minor(self.kubelet.version) != 9:
-            return
+        if self.kubelet is None or minor(self.kubelet.version) != 9:
+            return True
         held = {device_id for one in self.held for device_id in one.device_ids}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
-                while not self._is_written(held):  # noqa: ASYNC110 - a file tells nobody
+                while self.kubelet.alive and not self._is_written(held, lists=lists):
                     await asyncio.sleep(0.01)
+        return self._is_written(held, lists=lists)
 
-    def _is_written(self, held: Collection[str]) -> bool:
+    def _is_written(self, held: Collection[str], *, lists: bool) -> bool:
         try:
             found = checkpoint.read((self.kubelet_dir / "kubelet_internal_checkpoint").read_bytes())
         except (OSError, MalformedError):
             return False
         names = {device_id for one in found.held for device_id in one.device_ids}
-        listed = {name: len(found.registered.get(name, ())) for name in self.gpus}
+        listed = {name: len(found.registered.get(name, ())) for name in self.gpus if lists}
         return names >= {*held} and all(self.healthy(name) == count for name, count in listed.items())
 
     @property
