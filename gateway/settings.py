@@ -1,14 +1,29 @@
-"""The gateway's settings: one frozen value, made by the command line from flags and ``GATEWAY_*`` variables."""
+"""The gateway's settings: one frozen value, made by the command line from flags, variables and the configuration file."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from devices.policy import Policy
 
 SOCKET_DIR = Path("/var/lib/kubelet/device-plugins")
 """Where every kubelet has its registration socket; fixed in the kubelet, whatever its --root-dir (#120626)."""
 STATE_DIR = Path("/var/lib/device-plugin-gateway")
-BACKENDS = ("auto", "simulated")
+BACKENDS = ("auto", "nvidia", "amd", "simulated")
+
+
+class ConfigError(ValueError):
+    """Settings that can't be gone by. The message says where, what was expected, what came and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What somebody said a flag to be, and where: ``--mig-strategy``, ``MIG_STRATEGY``, a line of the file."""
+
+    value: bool | str | tuple[str, ...] | tuple[int, ...]
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +46,11 @@ class Settings:
     metrics_address: tuple[str, int] | None = None
     """Host and port to tell metrics on; None: nowhere."""
     metrics_device_ids: bool = False
+    policy: Policy = Policy()
+    """What the operator decided about devices."""
+    config_file: Path | None = None
+    """What can be edited while the gateway runs (``gateway.reload``)."""
+    strict_config: bool = False
+    """Whether keys of it that nobody knows are an error."""
+    given: Mapping[str, Given] = field(default_factory=dict)
+    """What command line and environment said of devices, by flag name: it beats the file, however often that changes."""

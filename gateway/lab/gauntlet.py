@@ -385,7 +385,9 @@ class _Admissions:
         made.pods[demand.pod] = demand
         holding = Holding(demand.pod, demand.container, RESOURCE, got)
         made.held = (*made.held, holding)
-        if not await made.written(lists=False):  # A 1.9 that ended before it wrote that down has never heard of the pod.
+        if not await made.written(
+            lists=False
+        ):  # A 1.9 that ended before it wrote that down has never heard of the pod.
             made.held = tuple(one for one in made.held if one is not holding)
             del made.pods[demand.pod]
             self._refused.append(demand.pod)

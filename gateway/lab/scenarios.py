@@ -247,7 +247,7 @@ class Node:
         held = {device_id for one in self.held for device_id in one.device_ids}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
-                while self.kubelet.alive and not self._is_written(held, lists=lists):
+                while self.kubelet.alive and not self._is_written(held, lists=lists):  # noqa: ASYNC110 - a file tells nobody
                     await asyncio.sleep(0.01)
         return self._is_written(held, lists=lists)
 
