@@ -5,6 +5,7 @@ An order is in force, and on disk, before it is answered.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,13 @@ import msgspec
 
 from devices.life import State
 from gateway import control
-from gateway.control import ControlError, Found, Order, Outcome
+from gateway.control import ControlError, Found, Handled, Order, Outcome, unshared
 from gateway.ledger import Cordon
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from devices.source import Facts
     from gateway import status
     from gateway.control import Connection, Handler
     from gateway.plugin import Plugin
@@ -40,7 +42,12 @@ class Commands:
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """Who meets which op."""
-        return {"status": self._status, **dict.fromkeys(control.ORDERS, self._order)}
+        return {
+            "status": self._status,
+            "devices": self._devices,
+            **dict.fromkeys(control.ORDERS, self._order),
+            **dict.fromkeys(control.HANDLES, self._handle),
+        }
 
     def document(self, rows: bool) -> status.Status:  # noqa: FBT001 - the metrics' signature
         """Say what is known now; ``rows``: of each device, too."""
@@ -80,10 +87,63 @@ class Commands:
         )
 
     async def _status(self, connection: Connection, _request: dict[str, Any]) -> None:
+        await self._look()
+        await connection.send({"status": self.document(rows=True)})
+
+    async def _look(self) -> None:
+        """See that the kubelet's books were read just now."""
         last = self._gateway.beliefs.last
         if last is None or time.monotonic() - last.at > FRESH:
             await self._gateway.beliefs.look()
-        await connection.send({"status": msgspec.to_builtins(self.document(rows=True))})
+
+    async def _devices(self, connection: Connection, _request: dict[str, Any]) -> None:
+        """Say the status, and what is known of each device; of replicas once, by the ID of what they share."""
+        await self._look()
+        facts = {plugin.resource.name: self._facts(plugin) for plugin in self._gateway.plugins}
+        await connection.send({"status": self.document(rows=True), "facts": facts})
+
+    def _facts(self, plugin: Plugin) -> dict[str, Facts]:
+        one_each = {unshared(device_id): device_id for device_id in plugin.entries}
+        facts, name = self._gateway.source.facts, plugin.resource.name
+        return {shared: facts(name, device_id) for shared, device_id in one_each.items()}
+
+    async def _handle(self, connection: Connection, request: dict[str, Any]) -> None:
+        """Let go of hardware, or look at it again."""
+        source = self._gateway.source
+        device_ids = self._meant(control.handle_ids(request))
+        try:
+            async with asyncio.timeout(control.HANDLE_TIME):
+                handled = await (source.release if request["op"] == "release" else source.acquire)(device_ids)
+        except TimeoutError as error:
+            raise ControlError(
+                f"the driver did not answer within {control.HANDLE_TIME:g} s: the log says what hangs; try again, or restart "
+                "the gateway"
+            ) from error
+        await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
+        books = [self._gateway.beliefs.holders(plugin.resource.name) for plugin in self._gateway.plugins]
+        concerned = dict.fromkeys(handled)
+        holders = {
+            device_id: who for book in books for device_id, who in (book or {}).items() if device_id in concerned
+        }
+        answer = Handled(tuple(concerned), None if None in books else holders)
+        await connection.send(msgspec.to_builtins(answer))
+
+    def _meant(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """Return the devices that are meant: named themselves, by what they are replicas of, or by the GPU they are part of.
+
+        Raises:
+            ControlError: an ID means none.
+        """
+        meant: dict[str, list[str]] = {one: [] for one in ids}
+        for plugin in self._gateway.plugins if ids else ():
+            facts = self._facts(plugin)
+            for device_id in plugin.entries:
+                shared = unshared(device_id)
+                for name in {device_id, shared, facts[shared].parent} & meant.keys():
+                    meant[name].append(device_id)
+        if unknown := [one for one, found in meant.items() if not found]:
+            raise ControlError(f"expected devices of this node, got {unknown[0]!r}: see `gateway devices`")
+        return tuple(dict.fromkeys(device_id for found in meant.values() for device_id in found))
 
     async def _order(self, connection: Connection, request: dict[str, Any]) -> None:
         order = control.order(request)

@@ -346,8 +346,22 @@ class Outcome(msgspec.Struct, frozen=True):
     found: tuple[Found, ...] = ()
 
 
+class Handled(msgspec.Struct, frozen=True):
+    """What became of the hardware: the IDs of all devices on what was let go of, or is looked at again, and who holds which.
+
+    ``holders`` is null where the kubelet's books can't be read.
+    """
+
+    devices: tuple[str, ...]
+    holders: dict[str, str] | None = None
+
+
 ORDERS: Final = ("cordon", "uncordon", "forget")
+HANDLES: Final = ("release", "acquire")
+HANDLE_TIME: Final = 20.0
+"""Seconds that the driver is given for it."""
 _MAX_ID: Final = 256
+_MAX_IDS: Final = 128
 _MAX_REASON: Final = 256
 
 
@@ -362,6 +376,26 @@ def order(request: Mapping[str, Any]) -> Order:
         raise ControlError(f"expected one of {', '.join(ORDERS)}, got {_shown(op)}")
     device_id = _one_line(request.get("id"), "a device ID", _MAX_ID)
     return Order(op, device_id, _one_line(request.get("reason"), "a reason", _MAX_REASON) if op == "cordon" else "")
+
+
+def handle_ids(request: Mapping[str, Any]) -> tuple[str, ...]:
+    """Read ``{"ids"}`` of a request to release or acquire hardware; none means all.
+
+    Raises:
+        ControlError: they are none; the message says what was expected.
+    """
+    ids = request.get("ids")
+    if not isinstance(ids, list | tuple) or len(ids) > _MAX_IDS:
+        raise ControlError(
+            f"expected a list of at most {_MAX_IDS} device IDs, got {_shown(ids)}: leave them out for all"
+        )
+    return tuple(dict.fromkeys(_one_line(device_id, "a device ID", _MAX_ID) for device_id in ids))
+
+
+def unshared(device_id: str) -> str:
+    """Return the ID of what a device is a replica of (``<id>::<n>``), or its own."""
+    shared, _, number = device_id.rpartition("::")
+    return shared if shared and number.isdecimal() else device_id
 
 
 def _one_line(text: object, what: str, limit: int) -> str:

@@ -10,17 +10,26 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.typing import EventDict
 
+from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable, Trouble
+from devices.policy import Policy
+from devices.source import DeviceSource, Facts, Fate, Inventory, Listing
 from gateway import control
+from gateway.beliefs import CHECKPOINT
 from gateway.control import Connection, ControlError, Server
+from gateway.settings import Settings
+from gateway.shell import Gateway
 
 TOKEN, OTHER = "0123abcd", "4567ef01"
 PING: dict[str, Any] = {"v": 1, "op": "ping"}
@@ -530,6 +539,191 @@ def test_an_order_or_an_error(request_: dict[str, Any]) -> None:
         read = control.order(request_)
         assert (read.op, read.device_id) == (request_["op"], request_["id"])
         assert (read.device_id + read.reason).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        pytest.param({"ids": []}, (), id="all"),
+        pytest.param({"ids": ["GPU-1", "GPU-2", "GPU-1"]}, ("GPU-1", "GPU-2"), id="each once"),
+        pytest.param({}, "leave them out for all", id="nothing said is not all"),
+        pytest.param({"ids": "GPU-1"}, "expected a list", id="no list"),
+        pytest.param({"ids": ["GPU-1"] * 129}, "at most 128", id="too many"),
+        pytest.param({"ids": ["GPU-1", 7]}, "expected a device ID", id="an ID that is no text"),
+        pytest.param({"ids": ["\x1b[2J"]}, "printable", id="a terminal's commands"),
+    ],
+)
+def test_ids_of_hardware(request_: Mapping[str, Any], expected: tuple[str, ...] | str) -> None:
+    if isinstance(expected, tuple):
+        assert control.handle_ids(request_) == expected
+    else:
+        with pytest.raises(ControlError, match=expected):
+            control.handle_ids(request_)
+
+
+@pytest.mark.parametrize(
+    ("device_id", "expected"),
+    [("GPU-1::0", "GPU-1"), ("GPU-1::12", "GPU-1"), ("GPU-1", "GPU-1"), ("GPU-1::x", "GPU-1::x"), ("::1", "::1")],
+)
+def test_unshared(device_id: str, expected: str) -> None:
+    assert control.unshared(device_id) == expected
+
+
+# What a gateway answers that runs.
+
+GPU, PART = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
+WHOLE = Facts(product="A100", index="0", links={"1": "nvlink x12"})
+PIECE = Facts(product="A100", index="1:0", parent="GPU-b", profile="1g.5gb")
+
+
+class Hardware:
+    """A ``DeviceSource`` with a GPU that is shared, and one in two parts."""
+
+    name = "hardware"
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, list[str]]] = []
+        self.hangs = False
+
+    async def watch(self) -> AsyncGenerator[Inventory]:
+        yield {
+            GPU: Listing((Device("GPU-a::0", numa_nodes=(1,)), Device("GPU-a::1"))),
+            PART: Listing((Device("MIG-0"), Device("MIG-1"))),
+        }
+        await asyncio.get_running_loop().create_future()
+
+    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
+        return ContainerAnswer()
+
+    async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
+        return request.available[: request.size]
+
+    async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
+        pass
+
+    def fate(self, resource: str, device_id: str) -> Fate:
+        return Fate.LOST
+
+    def facts(self, resource: str, device_id: str) -> Facts:
+        return WHOLE if resource == GPU else PIECE
+
+    def adopt(self, policy: Policy) -> None:
+        pass
+
+    async def release(self, device_ids: Collection[str]) -> Collection[str]:
+        return await self._take("release", device_ids)
+
+    async def acquire(self, device_ids: Collection[str]) -> Collection[str]:
+        return await self._take("acquire", device_ids)
+
+    async def _take(self, op: str, device_ids: Collection[str]) -> Collection[str]:
+        self.told.append((op, list(device_ids)))
+        if self.hangs:
+            await asyncio.get_running_loop().create_future()
+        return device_ids or ("GPU-a::0", "GPU-a::1", "MIG-0", "MIG-1")
+
+
+@contextlib.asynccontextmanager
+async def a_gateway(folder: Path, source: DeviceSource) -> AsyncIterator[Path]:
+    """Run a whole gateway, without a kubelet; a container holds GPU-a::1 by the checkpoint. Yield its control socket."""
+    serving = asyncio.Event()
+
+    def heard(_logger: object, _level: str, event: EventDict) -> EventDict:
+        if event["event"] == "serving":
+            serving.set()
+        raise structlog.DropEvent
+
+    entry = {"PodUID": "u", "ContainerName": "main", "ResourceName": GPU, "DeviceIDs": ["GPU-a::1"], "AllocResp": ""}
+    (folder / "dp").mkdir()
+    (folder / "dp" / CHECKPOINT).write_bytes(
+        msgspec.json.encode({"PodDeviceEntries": [entry], "RegisteredDevices": {}})
+    )
+    structlog.configure(processors=[heard])
+    gateway = Gateway(Settings(socket_dir=folder / "dp", state_dir=folder / "state"), source)
+    run = asyncio.ensure_future(gateway.run())
+    try:
+        async with asyncio.timeout(GUARD):
+            await serving.wait()
+            [path] = control.sockets(folder / "state")
+            yield path
+    finally:
+        gateway._end(0)
+        assert await run == 0
+        structlog.reset_defaults()
+
+
+async def test_devices(folder: Path) -> None:
+    """The status, and what is known of each device: of replicas once."""
+    async with a_gateway(folder, Hardware()) as path:
+        answer = await control.ask(path, {"op": "devices"}, 5)
+        status = (await control.ask(path, {"op": "status"}, 5))["status"]
+    assert msgspec.convert(answer["facts"], dict[str, dict[str, Facts]]) == {
+        GPU: {"GPU-a": WHOLE},
+        PART: {"MIG-0": PIECE, "MIG-1": PIECE},
+    }
+    assert [one["devices"] for one in answer["status"]["resources"]] == [one["devices"] for one in status["resources"]]
+    [shared, _] = sorted(answer["status"]["resources"], key=lambda one: str(one["name"]))
+    assert [(one["id"], one["holder"]) for one in shared["devices"]] == [("GPU-a::0", None), ("GPU-a::1", "u/main")]
+
+
+@pytest.mark.parametrize("op", control.HANDLES)
+@pytest.mark.parametrize(
+    ("ids", "meant", "concerned"),
+    [
+        pytest.param([], [], ["GPU-a::0", "GPU-a::1", "MIG-0", "MIG-1"], id="all"),
+        pytest.param(["MIG-1"], ["MIG-1"], ["MIG-1"], id="a device"),
+        pytest.param(["GPU-a"], ["GPU-a::0", "GPU-a::1"], ["GPU-a::0", "GPU-a::1"], id="what replicas share"),
+        pytest.param(["GPU-b", "MIG-0"], ["MIG-0", "MIG-1"], ["MIG-0", "MIG-1"], id="what parts are of"),
+    ],
+)
+async def test_hardware_is_let_go_of_and_looked_at_again(
+    folder: Path, op: str, ids: list[str], meant: list[str], concerned: list[str]
+) -> None:
+    source = Hardware()
+    async with a_gateway(folder, source) as path:
+        answer = msgspec.convert(await control.ask(path, {"op": op, "ids": ids}, 5), control.Handled)
+    assert source.told == [(op, meant)]
+    held = {"GPU-a::1": "u/main"}
+    assert answer == control.Handled(tuple(concerned), held if "GPU-a::1" in concerned else {})
+
+
+@pytest.mark.parametrize(
+    ("ids", "hangs", "says"),
+    [
+        pytest.param(["GPU-7"], False, "expected devices of this node, got 'GPU-7'", id="an unknown ID"),
+        pytest.param(["GPU-a", "GPU-7"], False, "got 'GPU-7'", id="one that is unknown"),
+        pytest.param(None, False, "leave them out for all", id="no IDs at all"),
+        pytest.param(["GPU-a"], True, "did not answer within 0.05 s", id="a driver that hangs"),
+    ],
+)
+async def test_hardware_is_not_touched(
+    folder: Path, ids: list[str] | None, hangs: bool, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "HANDLE_TIME", 0.05)
+    source = Hardware()
+    source.hangs = hangs
+    async with a_gateway(folder, source) as path:
+        with pytest.raises(ControlError, match=says):
+            await control.ask(path, {"op": "release", "ids": ids}, 5)
+    assert bool(source.told) is hangs
+
+
+async def test_ten_thousand_devices_with_all_facts_fit_an_answer(folder: Path) -> None:
+    facts = replace(WHOLE, links={str(number): "nvlink x12" for number in range(8)}, nodes=("/dev/nvidia0",) * 4)
+    reason = "r" * 256
+
+    class Large(Hardware):
+        async def watch(self) -> AsyncGenerator[Inventory]:
+            found = tuple(Device(f"GPU-{number:036}") for number in range(10_000))
+            yield {GPU: Listing(found, troubles={device.id: Trouble(reason) for device in found})}
+            await asyncio.get_running_loop().create_future()
+
+        def facts(self, resource: str, device_id: str) -> Facts:
+            return facts
+
+    async with a_gateway(folder, Large()) as path:
+        answer = await control.ask(path, {"op": "devices"}, 5)
+    assert len(answer["facts"][GPU]) == len(answer["status"]["resources"][0]["devices"]) == 10_000
 
 
 async def _until_closed(reader: asyncio.StreamReader, stop: bytes = b"") -> bytes:

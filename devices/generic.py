@@ -1,0 +1,295 @@
+"""Devices that are described by path globs (``Policy.globbed``): FPGAs, NICs, InfiniBand, ``/dev/fuse``.
+
+All that is known of such a device is its file. So the file's path is its ID (``/dev/fuse``, and ``/dev/fuse::3`` where it is
+offered several times), it is well while the file is there, and lost when the file vanishes. A container gets the device
+node. Files are looked for every ``POLL_S`` seconds, as other plugins of this kind do: there is no event that all of them share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import os
+import stat
+from collections import Counter
+from collections.abc import AsyncGenerator, Collection, Container, Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from devices.model import (
+    ContainerAnswer,
+    ContainerRequest,
+    Device,
+    DeviceNode,
+    Fault,
+    Field,
+    Options,
+    PreferredRequest,
+    RefusedError,
+    Sayable,
+    Trouble,
+)
+from devices.naming import resource_name_error
+from devices.policy import Globbed, Policy
+from devices.source import Facts, Fate, Inventory, Listing
+
+POLL_S: Final = 5.0
+"""Seconds between two looks."""
+MOST_FILES: Final = 1024
+"""The most files of one rule that are offered; the first ones by path."""
+MOST_PATTERNS: Final = 32
+MOST_TIMES: Final = 1000
+"""The most of ``Globbed.count``."""
+MOST_DEVICES: Final = 10_000
+"""The most devices of one rule: of a file that is offered 1000 times, so many can't be offered."""
+LONGEST_PATH: Final = 240
+
+_DEV: Final = "/dev/"
+_SEVERAL: Final = "::"
+_OPTIONS: Final = Options(preferred_allocation=True)
+_MOST_NUMA_NODES: Final = 1024  # CONFIG_NODES_SHIFT is at most 10
+
+_log = structlog.get_logger()
+
+
+def rule_error(rule: Globbed, taken: Container[str] = frozenset()) -> str | None:
+    """Say why ``rule`` can't be gone by, or None; ``taken`` are resource names that have a rule already."""
+    if problem := resource_name_error(rule.resource):
+        return problem
+    if rule.resource in taken:
+        return f"expected one rule for {rule.resource}, got two: put all paths into one"
+    patterns = (*rule.paths, *rule.shared)
+    if not rule.paths or len(patterns) > MOST_PATTERNS:
+        return f"expected 1 to {MOST_PATTERNS} paths for {rule.resource}, got {len(patterns)}: use wildcards, or several names"
+    for pattern in patterns:
+        if (
+            not pattern.startswith(_DEV)
+            or len(pattern) > LONGEST_PATH
+            or not pattern.isprintable()
+            or "**" in pattern
+            or not {"", ".", ".."}.isdisjoint(pattern.split("/")[1:])
+        ):
+            return (
+                f"expected a path below /dev of at most {LONGEST_PATH} characters, such as /dev/infiniband/uverbs*, without "
+                f"'..' and '**'; got {pattern[:80]!r} for {rule.resource}: name each folder, with wildcards if need be"
+            )
+    if not 1 <= rule.count <= MOST_TIMES:
+        return f"expected a count of 1 to {MOST_TIMES} for {rule.resource}, got {rule.count}: say how many may share a file"
+    if not rule.permissions or sorted(set(rule.permissions) & set("rwm")) != sorted(rule.permissions):
+        return f"expected permissions of r, w and m for {rule.resource}, got {rule.permissions[:16]!r}: rw is usual"
+    return None
+
+
+class GenericSource:
+    """A ``DeviceSource`` over files.
+
+    Character and block devices count, and links to these; a folder where a path names it without wildcards: a container gets
+    all devices in it. A file that is ``shared`` is no device.
+
+    Args:
+        policy: what an operator wants; its rules have no ``rule_error``.
+        root: where this process sees the host's ``/dev`` and ``/sys``.
+    """
+
+    name = "generic"
+
+    def __init__(self, policy: Policy, root: Path = Path("/")) -> None:
+        self._root = root
+        self._adopted = asyncio.Event()
+        self._seen: Inventory = {}
+        self.adopt(policy)
+
+    def adopt(self, policy: Policy) -> None:
+        """Go by these rules from now on."""
+        self._rules = {rule.resource: rule for rule in policy.globbed}
+        self._adopted.set()
+
+    async def watch(self) -> AsyncGenerator[Inventory]:
+        """Yield the inventory, and again after each change of files or rules."""
+        last: Inventory | None = None
+        while True:
+            self._adopted.clear()
+            rules = self._rules
+            seen = await asyncio.to_thread(_look, rules, self._root)
+            if seen != last:
+                self._seen = last = seen
+                for name, listing in seen.items():
+                    if len(listing.devices) >= _most(rules[name]) * rules[name].count:
+                        _log.warning(
+                            "a rule has all the devices it may have", resource=name, devices=len(listing.devices)
+                        )
+                yield seen
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._adopted.wait()
+
+    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
+        """Name the device nodes, each once, and those that every container of the resource gets.
+
+        Raises:
+            RefusedError: FAILED_PRECONDITION, where device nodes can't be said, or the rule is gone by now.
+        """
+        rule = self._rules.get(resource)
+        if rule is None or not all(_describes(rule, device_id) for device_id in request.device_ids):
+            raise RefusedError(
+                Fault.FAILED_PRECONDITION,
+                f"expected devices that a rule of the configuration describes for {resource}, and there is none for "
+                f"{', '.join(request.device_ids[:4])} any more: start the pod anew, or put the rule back",
+            )
+        if Field.DEVICE_NODES not in sayable.said:
+            raise RefusedError(
+                Fault.FAILED_PRECONDITION,
+                f"{resource} reaches a container by {Field.DEVICE_NODES.value}, which can't be said for certain to this "
+                "kubelet, so the container would start without its device; use a kubelet or an API version that can be told",
+            )
+        own = sorted({_path(device_id) for device_id in request.device_ids})
+        shared = await asyncio.to_thread(_files, rule.shared, self._root) if rule.shared else []
+        nodes = dict.fromkeys((*own, *shared))
+        return ContainerAnswer(device_nodes=tuple(DeviceNode(path, path, rule.permissions) for path in nodes))
+
+    async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
+        """Choose on the fewest NUMA nodes, there from as many files as possible, the least used ones first.
+
+        Raises:
+            RefusedError: INVALID_ARGUMENT, no choice meets the request.
+        """
+        seen = self._seen.get(resource)
+        return _preferred(request, {} if seen is None else {device.id: device for device in seen.devices})
+
+    async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
+        """Do nothing: there is nothing to make ready."""
+
+    def fate(self, resource: str, device_id: str) -> Fate:
+        """Tell a file that vanished from one that no rule describes any more. Nobody else has IDs that begin with /dev/."""
+        rule = self._rules.get(resource)
+        described = rule is not None and _describes(rule, device_id)
+        return Fate.LOST if described or not device_id.startswith(_DEV) else Fate.WITHDRAWN
+
+    def facts(self, resource: str, device_id: str) -> Facts:
+        """Tell the device's file."""
+        rule = self._rules.get(resource)
+        return Facts(nodes=(_path(device_id),)) if rule is not None and _describes(rule, device_id) else Facts()
+
+    async def release(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - the protocol's
+        """Let go of nothing: files are looked at, and never held open."""
+        return ()
+
+    async def acquire(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - the protocol's
+        """Do nothing, as nothing was let go of."""
+        return ()
+
+
+def _path(device_id: str) -> str:
+    return device_id.partition(_SEVERAL)[0]
+
+
+def _describes(rule: Globbed, device_id: str) -> bool:
+    """Whether the rule offers a device of this ID where its file is there."""
+    path, several, number = device_id.partition(_SEVERAL)
+    if rule.count == 1:
+        fits = not several
+    else:
+        fits = number.isdecimal() and len(number) <= len(str(MOST_TIMES)) and int(number) < rule.count
+    return fits and _matches(rule.paths, path) and not _matches(rule.shared, path)
+
+
+def _matches(patterns: Iterable[str], path: str) -> bool:
+    names = path.split("/")
+    return any(
+        len(parts) == len(names) and all(map(fnmatchcase, names, parts))
+        for parts in (pattern.split("/") for pattern in patterns)
+    )
+
+
+def _look(rules: Mapping[str, Globbed], root: Path) -> Inventory:
+    return {name: _listing(rule, root) for name, rule in rules.items()}
+
+
+def _listing(rule: Globbed, root: Path) -> Listing:
+    """Look for the files of one rule. Where one that every container needs isn't there, the devices are ill."""
+    paths = [path for path in _files(rule.paths, root) if not _matches(rule.shared, path)]
+    devices = []
+    for path in paths[: _most(rule)]:
+        numa_nodes = _numa_nodes(path, root)
+        ids = [path] if rule.count == 1 else [f"{path}{_SEVERAL}{number}" for number in range(rule.count)]
+        devices += [Device(device_id, numa_nodes=numa_nodes) for device_id in ids]
+    missing = [pattern for pattern in rule.shared if not _files([pattern], root)]
+    trouble = Trouble(f"every container with it needs {missing[0]}, which isn't there") if missing else None
+    return Listing(tuple(devices), _OPTIONS, {device.id: trouble for device in devices} if trouble else {})
+
+
+def _most(rule: Globbed) -> int:
+    """The most files of it that are offered."""
+    return min(MOST_FILES, MOST_DEVICES // rule.count)
+
+
+def _files(patterns: Iterable[str], root: Path) -> list[str]:
+    """Return, in order, the host's paths that match and that a container can be given; of each pattern the first ones."""
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = (f"/{path.relative_to(root)}" for path in root.glob(pattern[1:]))
+        found.update(
+            heapq.nsmallest(MOST_FILES, (path for path in matches if _fits(path, root, folder=path == pattern)))
+        )
+    return sorted(found)
+
+
+def _fits(path: str, root: Path, *, folder: bool) -> bool:
+    """Whether a path can be an ID, and is that of a device node or, if wanted, of a folder."""
+    if len(path) > LONGEST_PATH or not path.isprintable() or _SEVERAL in path:
+        return False
+    try:
+        mode = (root / path[1:]).stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or (folder and stat.S_ISDIR(mode))
+
+
+def _numa_nodes(path: str, root: Path) -> tuple[int, ...]:
+    """Read where the device behind a node sits (Documentation/ABI/testing/sysfs-bus-pci: -1 where nobody knows)."""
+    try:
+        status = (root / path[1:]).stat()
+        kind = "block" if stat.S_ISBLK(status.st_mode) else "char"
+        number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+        with (root / "sys/dev" / kind / number / "device/numa_node").open("rb") as file:
+            node = int(file.read(16))
+    except (OSError, ValueError):
+        return ()
+    return (node,) if 0 <= node < _MOST_NUMA_NODES else ()
+
+
+def _preferred(request: PreferredRequest, known: Mapping[str, Device]) -> tuple[str, ...]:
+    must = frozenset(request.must_include)
+    free = frozenset(request.available) - must
+    missing = request.size - len(must)
+    if request.size < 1 or not must <= frozenset(request.available) or not 0 <= missing <= len(free):
+        raise RefusedError(
+            Fault.INVALID_ARGUMENT,
+            f"no such choice of devices: expected 1 to {len(free | must)} of as many available ones, those to include among "
+            f"them; got a size of {request.size} and {len(must)} to include",
+        )
+    room = Counter(known[device_id].numa_nodes for device_id in free if device_id in known)
+    opened = {known[device_id].numa_nodes for device_id in must if device_id in known}
+    lacking = missing - sum(room[place] for place in opened)
+    while lacking > 0 and (fresh := sorted(room.keys() - opened)):
+        enough = [place for place in fresh if room[place] >= lacking]
+        best = min(enough, key=room.__getitem__) if enough else max(fresh, key=room.__getitem__)
+        opened.add(best)
+        lacking -= room[best]
+    left, taken = Counter(map(_path, free)), Counter(map(_path, must))
+    ranks = {}
+    for device_id in sorted(free, key=_in_order):
+        path = _path(device_id)
+        far = 2 if device_id not in known else known[device_id].numa_nodes not in opened
+        ranks[device_id] = (far, taken[path], -left[path], path)
+        taken[path] += 1
+    return tuple(sorted([*must, *sorted(ranks, key=ranks.__getitem__)[:missing]], key=_in_order))
+
+
+def _in_order(device_id: str) -> tuple[str, int, str]:
+    """Sort by path, then by number: of two, the longer one is the higher one."""
+    return _path(device_id), len(device_id), device_id

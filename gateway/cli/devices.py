@@ -1,0 +1,361 @@
+"""``gateway devices``: what a node's devices are, how they do, and who holds them; and letting go of the hardware beneath.
+
+The gateways that run are asked over their control sockets. To list, the one that serves a resource counts; to let go of
+hardware, each of them must.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import click
+import msgspec
+
+from devices.source import Facts
+from gateway import control
+from gateway.cli.status import _clean, _colour, _remarks
+from gateway.control import ControlError, Handled, unshared
+from gateway.settings import STATE_DIR
+from gateway.status import Device, Resource, Status
+
+_EXAMPLES = """
+\b
+Examples:
+  gateway devices
+  gateway devices nvidia.com/gpu
+  gateway devices GPU-5f3a --all
+  gateway devices --json | jq -r '.devices[] | select(.state != "present") | .id'
+  gateway devices --release GPU-5f3a && nvidia-smi -r -i GPU-5f3a; gateway devices --acquire GPU-5f3a
+
+Exit status: 0 where a gateway answered (to release and acquire: each one did it), otherwise 1; 2 for a wrong flag.
+"""
+
+_ANSWER_TIME: Final = 5.0
+"""Seconds within which a gateway must answer; the driver's time comes on top."""
+_WIDTH: Final = 100
+_MOST_REMARKS: Final = 3
+_WELL: Final = "present"
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a gateway says of its devices: ``facts`` by resource, and by the ID of what replicas share."""
+
+    status: Status
+    facts: dict[str, dict[str, Facts]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One device of one resource."""
+
+    gateway: str
+    resource: str
+    device: Device
+    facts: Facts
+    books: bool
+    """Whether it is known who holds what."""
+
+    def is_called(self, name: str) -> bool:
+        """Whether a person means it by ``name``: its resource, its ID or the beginning of that, or what it is part of."""
+        domain, _, short = self.resource.partition("/")
+        return name in {self.resource, domain, short, self.facts.parent} or self.device.id.startswith(name)
+
+
+def rows(answers: Iterable[Answer]) -> list[Row]:
+    """Return the devices of every resource, by its name, as told by the gateway that serves it."""
+    told_by: dict[str, tuple[Answer, Resource]] = {}
+    for answer in answers:
+        for resource in answer.status.resources:
+            if resource.name not in told_by or not resource.standing_by_for:
+                told_by[resource.name] = answer, resource
+    found = []
+    for name in sorted(told_by):
+        answer, resource = told_by[name]
+        facts = answer.facts.get(name, {})
+        for device in resource.devices:
+            fact = facts.get(unshared(device.id), Facts())
+            found.append(Row(answer.status.token, name, device, fact, resource.held is not None))
+    return found
+
+
+async def look(state_dir: Path) -> tuple[list[Answer], dict[str, str]]:
+    """Ask every gateway of ``state_dir``, all at once; return what they say, and who did not answer (socket: reason).
+
+    Raises:
+        ControlError: the folder can't be read.
+    """
+    answers: list[Answer] = []
+    silent: dict[str, str] = {}
+    for path, said in (await _ask_all(state_dir, {"op": "devices"}, _ANSWER_TIME)).items():
+        try:
+            if isinstance(said, ControlError):
+                raise said
+            answers.append(msgspec.convert(said, Answer))
+        except msgspec.ValidationError as error:
+            silent[str(path)] = f"its answer is none that this release knows: {error}; use its own command"
+        except ControlError as error:
+            silent[str(path)] = str(error)
+    return answers, silent
+
+
+async def _ask_all(
+    state_dir: Path, request: Mapping[str, Any], seconds: float
+) -> dict[Path, dict[str, Any] | ControlError]:
+    """Ask every gateway at once; return what each says, by its control socket."""
+
+    async def one(path: Path) -> dict[str, Any] | ControlError:
+        try:
+            return await control.ask(path, request, seconds)
+        except ControlError as error:
+            return error
+
+    paths = control.sockets(state_dir)
+    return dict(zip(paths, await asyncio.gather(*map(one, paths)), strict=True))
+
+
+@click.command(epilog=_EXAMPLES)
+@click.argument("names", metavar="[RESOURCE|ID]...", nargs=-1)
+@click.option("--all", "unfolded", is_flag=True, help="A line for each replica of a shared device.")
+@click.option(
+    "--release", "op", flag_value="release", help="Let go of the hardware beneath these devices; none: of all."
+)
+@click.option("--acquire", "op", flag_value="acquire", help="Look at that hardware again; none: at all.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/devices.md has its keys).")
+@click.option(
+    "--state-dir",
+    envvar="GATEWAY_STATE_DIR",
+    type=click.Path(path_type=Path),
+    default=STATE_DIR,
+    show_default=True,
+    help="The gateways' state directory, with their control sockets in it.",
+)
+def devices(*, names: tuple[str, ...], unfolded: bool, op: str | None, as_json: bool, state_dir: Path) -> None:
+    """Show this node's devices: what they are, how they do, and who holds them.
+
+    Names are resources, device IDs or the beginnings of those. It asks the gateways that run, so it must run on the node,
+    as their own user (root).
+
+    A GPU is reset or partitioned while nobody looks at it: --release lets go of it, and of all devices on it, until
+    --acquire or a restart of the gateway. Meanwhile they stay listed as they are. IDs are exact there.
+    """
+    try:
+        if op is not None:
+            _handle(op, names, state_dir, as_json=as_json)
+        answers, silent = asyncio.run(look(state_dir))
+    except ControlError as error:
+        raise click.ClickException(str(error)) from error
+    if not answers and not silent:
+        raise click.ClickException(_nobody(state_dir))
+    found = [row for row in rows(answers) if not names or any(map(row.is_called, names))]
+    if as_json:
+        click.echo(msgspec.json.encode({"devices": [*map(_plain, found)], "silent": silent}))
+    else:
+        for line in render(found, unfolded=unfolded):
+            click.echo(line)
+        for path, why in silent.items():
+            click.echo(f"gateway {Path(path).stem} does not answer: {_clean(why)}", err=True)
+    unknown = [name for name in names if not any(row.is_called(name) for row in found)]
+    if answers and unknown:
+        raise click.ClickException(f"no resource or device here is called {unknown[0]!r}: see `gateway devices`")
+    sys.exit(0 if answers else 1)
+
+
+def _nobody(state_dir: Path) -> str:
+    return (
+        f"no gateway runs on this node, as far as {state_dir} tells. Start one (gateway, or its DaemonSet), or name its state "
+        "directory with --state-dir. Where it runs in a pod, ask there: kubectl exec POD -- gateway devices"
+    )
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    said = msgspec.to_builtins(row.device) | msgspec.to_builtins(row.facts)
+    return {"gateway": row.gateway, "resource": row.resource, **said}
+
+
+# For a person.
+
+_HEAD: Final = ("INDEX", "DEVICE", "KIND", "STATE", "NUMA", "LINKS", "HELD BY")
+_STATE: Final = _HEAD.index("STATE")
+_ALWAYS: Final = frozenset({"DEVICE", "STATE", "HELD BY"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A device, or several replicas of one, in cells; without a state: the GPU that those below are part of."""
+
+    cells: tuple[str, ...]
+    state: str = ""
+    remarks: tuple[str, ...] = ()
+
+
+def render(rows: Sequence[Row], *, unfolded: bool = False) -> Iterator[str]:
+    """Write a table for each resource; with colours, which ``click.echo`` drops elsewhere."""
+    by_resource: dict[str, list[Row]] = {}
+    for row in rows:
+        by_resource.setdefault(row.resource, []).append(row)
+    for number, group in enumerate(by_resource.values()):
+        yield from ([""] if number else [])
+        yield from _table(group, unfolded=unfolded)
+
+
+def _table(rows: Sequence[Row], *, unfolded: bool) -> Iterator[str]:
+    """Write one resource's table: what all of its devices share is above it, and a column that says nothing left out."""
+    products = {row.facts.product for row in rows}
+    product = products.pop() if len(products) == 1 else ""
+    yield "  ".join(filter(None, [click.style(_clean(rows[0].resource), bold=True), _clean(product), _summary(rows)]))
+    lines = list(_lines(rows, product, unfolded=unfolded))
+    table = [_HEAD, *(line.cells for line in lines if line.state)]
+    columns = list(zip(*table, strict=True))
+    shown = [place for place, column in enumerate(columns) if column[0] in _ALWAYS or any(column[1:])]
+    widths = {place: max(map(len, columns[place])) for place in shown}
+    yield ""
+    yield click.style(("  " + "  ".join(f"{_HEAD[place]:<{widths[place]}}" for place in shown)).rstrip(), dim=True)
+    for line in lines:
+        if not line.state:
+            yield click.style(f"  {' '.join(line.cells)}", dim=True)
+            continue
+        cells = [f"{line.cells[place] or '-':<{widths[place]}}" for place in shown]
+        cells[shown.index(_STATE)] = click.style(cells[shown.index(_STATE)], fg=_colour(line.state))
+        yield ("  " + "  ".join(cells)).rstrip()
+        colour = "yellow" if line.state == _WELL else _colour(line.state)
+        for remark in line.remarks:
+            yield from (click.style(f"      {part}", fg=colour) for part in textwrap.wrap(remark, _WIDTH))
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    return f"{_states(rows)}, {_held(rows)} held" if rows[0].books else f"{_states(rows)}, who holds them can't be seen"
+
+
+def _states(rows: Iterable[Row]) -> str:
+    counts = Counter(row.device.state for row in rows)
+    return ", ".join(
+        f"{counts[state]} {_clean(state)}" for state in sorted(counts, key=lambda state: (state != _WELL, state))
+    )
+
+
+def _held(rows: Iterable[Row]) -> int:
+    return sum(row.device.holder is not None for row in rows)
+
+
+def _lines(rows: Sequence[Row], product: str, *, unfolded: bool) -> Iterator[_Line]:
+    """Fold replicas, and put partitions under the GPU that they are part of."""
+    folded: dict[str, list[Row]] = {}
+    for row in rows:
+        folded.setdefault(row.device.id if unfolded else unshared(row.device.id), []).append(row)
+    parts: dict[str, list[list[Row]]] = {}
+    for group in folded.values():
+        parts.setdefault(group[0].facts.parent, []).append(group)
+    for group in parts.pop("", []):
+        yield _line(group, product, "")
+        yield from (_line(part, product, "  ") for part in parts.pop(unshared(group[0].device.id), []))
+    for parent, groups in parts.items():
+        yield _Line(("on", _clean(parent)))
+        yield from (_line(part, product, "  ") for part in groups)
+
+
+def _line(group: Sequence[Row], product: str, indent: str) -> _Line:
+    first, many = group[0], len(group) > 1
+    device, facts = first.device, first.facts
+    kind = " ".join(filter(None, [facts.product if not product else "", facts.profile]))
+    holder = (f"{_held(group)} held" if _held(group) else "") if many else device.holder or ""
+    cells = (
+        facts.index,
+        indent + (_times(unshared(device.id), len(group)) if many else device.id),
+        kind,
+        _states(group) if len({row.device.state for row in group}) > 1 else device.state,
+        ",".join(map(str, device.numa)),
+        links(facts.links),
+        holder if first.books else "?",
+    )
+    worst = next((row.device.state for row in group if row.device.state != _WELL), _WELL)
+    remarks = list(dict.fromkeys(filter(None, (_clean(_remarks(row.device)) for row in group))))
+    if (more := len(remarks) - _MOST_REMARKS) > 0:
+        remarks[_MOST_REMARKS:] = [f"and {more} more: --all shows each"]
+    return _Line(tuple(map(_clean, cells)), worst, tuple(remarks))
+
+
+def _times(device_id: str, count: int) -> str:
+    return device_id if count == 1 else f"{device_id} \u00d7{count}"
+
+
+def links(found: Mapping[str, str]) -> str:
+    """Say by what a device reaches which others, in short: ``nvlink x12: 1-3, sys: 4-7``."""
+    by_way: dict[str, list[str]] = {}
+    for index, way in found.items():
+        by_way.setdefault(way, []).append(index)
+    return ", ".join(f"{way}: {_ranges(indexes)}" for way, indexes in by_way.items())
+
+
+def _ranges(indexes: Iterable[str]) -> str:
+    """Write numbers in short: ``0 2-4``; what is no number as it is."""
+    runs: list[list[int]] = []
+    for number in sorted(int(index) for index in indexes if index.isdecimal()):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    others = [index for index in indexes if not index.isdecimal()]
+    return " ".join([*(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs), *others])
+
+
+# Letting go of hardware.
+
+
+def _handle(op: str, ids: Sequence[str], state_dir: Path, *, as_json: bool) -> NoReturn:
+    """Tell every gateway to release or acquire hardware, and say what became of it."""
+    request = {"op": op, "ids": ids}
+    try:
+        control.handle_ids(request)
+    except ControlError as error:
+        raise click.UsageError(str(error)) from error
+    said = asyncio.run(_ask_all(state_dir, request, control.HANDLE_TIME + _ANSWER_TIME))
+    if not said:
+        raise ControlError(_nobody(state_dir))
+    done: dict[str, Handled] = {}
+    failed: dict[str, str] = {}
+    for path, answer in said.items():
+        try:
+            if isinstance(answer, ControlError):
+                raise answer
+            done[path.stem] = msgspec.convert(answer, Handled)
+        except (ControlError, msgspec.ValidationError) as error:
+            failed[path.stem] = str(error)
+    if as_json:
+        errors = {token: {"error": why} for token, why in failed.items()}
+        click.echo(msgspec.json.encode({"op": op, "ids": ids, "gateways": {**done, **errors}}))
+    else:
+        _tell_handled(op, ids, done, failed)
+    sys.exit(1 if failed else 0)
+
+
+def _tell_handled(op: str, ids: Sequence[str], done: Mapping[str, Handled], failed: Mapping[str, str]) -> None:
+    concerned = Counter(map(unshared, dict.fromkeys(device_id for one in done.values() for device_id in one.devices)))
+    if concerned:
+        click.echo(_SAID[op])
+        for device_id, count in concerned.items():
+            click.echo(_clean(f"  {_times(device_id, count)}"))
+    elif done:
+        click.echo("No handle of the hardware beneath these devices is held open: nothing had to be done.")
+    for token, why in failed.items():
+        click.echo(f"gateway {token}: {_clean(why)}", err=True)
+    if concerned and op == "release":
+        held = {(who, unshared(device_id)) for one in done.values() for device_id, who in (one.holders or {}).items()}
+        for who, device_id in sorted(held):
+            click.echo(_clean(f"warning: {who} holds {device_id}: end that pod before you reset it"), err=True)
+        if any(one.holders is None for one in done.values()):
+            click.echo("warning: the kubelet's books can't be read: see to it yourself that no pod uses them", err=True)
+        again = " ".join(["gateway devices --acquire", *map(_clean, ids)])
+        click.echo(f"Now reset or partition them (nvidia-smi -r, nvidia-smi mig), and then: {again}")
+
+
+_SAID: Final = {
+    "release": "Let go of the hardware beneath these devices. They stay listed as they are, until they are acquired:",
+    "acquire": "The hardware beneath these devices is looked at again:",
+}

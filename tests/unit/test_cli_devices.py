@@ -1,0 +1,490 @@
+"""``gateway devices``: real control sockets, what a person sees of a node's devices, what a script gets, what is let go of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from devices import life
+from devices.life import State
+from devices.model import Device, Health, Kind
+from devices.source import Facts
+from gateway import control
+from gateway.cli import devices as cli
+from gateway.control import Connection, ControlError, Handled, Server
+from gateway.registration import Phase
+from gateway.status import Plugin, Status
+from tests.unit.documents import OTHER, RESOURCE, SERVING, WAITING, document, node, state
+
+PAGE = Path(__file__).parents[2] / "docs" / "devices.md"
+MIG, FPGA = "nvidia.com/mig-1g.10gb", "example.com/fpga"
+A100, H100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3"
+GPUS = [f"GPU-{number}f3a{number}c6e-77b0-4b1e-9d4a-0c5b8e21d9f{number}" for number in range(4)]
+PARTS = [f"MIG-{number}a41d2b7-0d5c-5a0e-8b7e-3f0f6d1c2e4{number}" for number in range(2)]
+KEYS = [
+    *("gateway", "resource", "id", "health", "state", "kind", "reason", "numa", "holder", "drift"),
+    *("product", "index", "pci", "parent", "profile", "links", "nodes"),
+]
+
+Says = dict[str, Any] | Handled | ControlError
+Rows = Mapping[str, tuple[State, str, Kind | None, int | None]]
+
+
+def plugin(name: str, rows: Rows, holders: Mapping[str, str] | None = None, waits_for: str = "") -> Plugin:
+    entries = {
+        device_id: life.Entry(
+            Device(
+                device_id,
+                Health.HEALTHY if where is State.PRESENT else Health.UNHEALTHY,
+                () if numa is None else (numa,),
+            ),
+            where,
+            reason,
+            kind=kind,
+        )
+        for device_id, (where, reason, kind, numa) in rows.items()
+    }
+    return Plugin(
+        name=name, state=state(Phase.SERVING), entries=entries, holders=holders, standing_by_for=waits_for, level=None
+    )
+
+
+def well(*device_ids: str, numa: int | None = None) -> Rows:
+    return dict.fromkeys(device_ids, (State.PRESENT, "", None, numa))
+
+
+def answer(status: Status, facts: Mapping[str, Mapping[str, Facts]] | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.to_builtins({"status": status, "facts": facts or {}})
+    return found
+
+
+WHOLE = plugin(
+    RESOURCE,
+    {
+        **well(*GPUS[:2], numa=0),
+        GPUS[2]: (State.UNHEALTHY, "Xid 79: GPU has fallen off the bus", Kind.RESET_REQUIRED, 1),
+    },
+    {GPUS[0]: "default/training-0/main"},
+)
+SPLIT = plugin(MIG, well(*PARTS, numa=1), {PARTS[1]: "jupyter/notebook-7/kernel"})
+SHARED = plugin(
+    FPGA,
+    well(*(f"/dev/fpga{card}::{number}" for card in range(2) for number in range(4))),
+    {"/dev/fpga0::1": "a/b/c", "/dev/fpga0::3": "a/d/e"},
+)
+FACTS = {
+    RESOURCE: {
+        device_id: Facts(
+            product=A100,
+            index=str(index),
+            pci=f"0000:0{index}:00.0",
+            links={str(peer): "nvlink x12" if {peer, index} != {0, 2} else "sys" for peer in range(4) if peer != index},
+            nodes=(f"/dev/nvidia{index}",),
+        )
+        for index, device_id in enumerate(GPUS[:3])
+    },
+    MIG: {
+        device_id: Facts(product=A100, index=f"3:{index}", parent=GPUS[3], profile="1g.10gb")
+        for index, device_id in enumerate(PARTS)
+    },
+    FPGA: {f"/dev/fpga{card}": Facts(nodes=(f"/dev/fpga{card}",)) for card in range(2)},
+}
+FULL = answer(document(node(WHOLE, SPLIT, SHARED)), FACTS)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="dpg-"))
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def running(folder: Path, says: Mapping[str, Says]) -> Iterator[dict[str, dict[str, Any]]]:
+    """Run gateways that answer with what ``says`` has for their token; yield what each was told."""
+    told: dict[str, dict[str, Any]] = {}
+    ready = threading.Event()
+    loop = asyncio.new_event_loop()
+    ended = asyncio.Event()
+
+    async def serve() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for token, said in says.items():
+
+                async def meet(
+                    connection: Connection, request: dict[str, Any], token: str = token, said: Says = said
+                ) -> None:
+                    told[token] = request
+                    if isinstance(said, ControlError):
+                        raise said
+                    await connection.send(msgspec.to_builtins(said))
+
+                server = Server(
+                    control.socket_path(folder, token), dict.fromkeys(("devices", "release", "acquire"), meet)
+                )
+                await server.start()
+                stack.push_async_callback(server.close)
+            ready.set()
+            await ended.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield told
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(10)
+        loop.close()
+
+
+def call(folder: Path, *arguments: str, color: bool = False) -> Result:
+    return CliRunner().invoke(cli.devices, arguments, env={"GATEWAY_STATE_DIR": str(folder)}, color=color)
+
+
+def rows(*answers: dict[str, Any]) -> list[cli.Row]:
+    return cli.rows([msgspec.convert(one, cli.Answer) for one in answers])
+
+
+def seen(*answers: dict[str, Any], unfolded: bool = False) -> str:
+    return click.unstyle("\n".join(cli.render(rows(*answers), unfolded=unfolded)))
+
+
+# What a person sees.
+
+
+def test_the_page_shows_what_it_looks_like() -> None:
+    """If not: put what this test calls ``seen`` there."""
+    assert f"```text\n{seen(FULL)}\n```" in PAGE.read_text()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(f"{RESOURCE}  {A100}  2 present, 1 unhealthy, 1 held", id="what all have in common is said once"),
+        pytest.param(f"0 {GPUS[0]} present 0 nvlink x12: 1 3, sys: 2 default/training-0/main", id="a device"),
+        pytest.param("reset-required: Xid 79: GPU has fallen off the bus", id="why it is as it is"),
+        pytest.param(f"on {GPUS[3]}\n 3:0   {PARTS[0]} 1g.10gb present 1 -", id="a partition under its GPU"),
+        pytest.param("/dev/fpga0 \u00d74 present 2 held", id="replicas in one line"),
+        pytest.param("/dev/fpga1 \u00d74 present -", id="replicas that nobody holds"),
+    ],
+)
+def test_a_person_reads(line: str) -> None:
+    assert re.sub(r" +", " ", line) in re.sub(r" +", " ", seen(FULL))
+
+
+def test_replicas_one_by_one() -> None:
+    text = seen(answer(document(node(SHARED)), FACTS), unfolded=True)
+    assert re.findall(r"^  (/dev/fpga0\S+) +present +(\S+)$", text, re.MULTILINE) == [
+        ("/dev/fpga0::0", "-"),
+        ("/dev/fpga0::1", "a/b/c"),
+        ("/dev/fpga0::2", "-"),
+        ("/dev/fpga0::3", "a/d/e"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "facts", "expected"),
+    [
+        pytest.param(
+            plugin("a.b/c", {**well("x::0"), "x::1": (State.LOST, "gone", None, None)}, {}),
+            {},
+            ["a.b/c 1 present, 1 lost, 0 held", "DEVICE STATE HELD BY", "x \u00d72 1 present, 1 lost -", "gone"],
+            id="replicas in different states",
+        ),
+        pytest.param(
+            plugin("a.b/c", {f"x::{number}": (State.LOST, f"reason {number}", None, None) for number in range(5)}, {}),
+            {},
+            [
+                "5 lost",
+                "DEVICE",
+                "x \u00d75 lost -",
+                "reason 0",
+                "reason 1",
+                "reason 2",
+                "and 2 more: --all shows each",
+            ],
+            id="a few of many reasons",
+        ),
+        pytest.param(
+            plugin("a.b/c", well("x", "y")),
+            {},
+            ["who holds them can't be seen", "DEVICE STATE HELD BY", "x present ?", "y present ?"],
+            id="nobody knows who holds them",
+        ),
+        pytest.param(
+            plugin("a.b/c", well("x", "y"), {}),
+            {"x": Facts(product=A100), "y": Facts(product=H100)},
+            ["a.b/c 2 present, 0 held", "DEVICE KIND STATE HELD BY", f"x {A100} present -", f"y {H100} present -"],
+            id="different products",
+        ),
+        pytest.param(
+            plugin("a.b/c", well("p", "x"), {}),
+            {"p": Facts(parent="x", profile="half")},
+            ["2 present", "DEVICE KIND STATE HELD BY", "x - present -", "p half present -"],
+            id="a part under a GPU of the same resource",
+        ),
+        pytest.param(plugin("a.b/c", {}, {}), {}, [], id="a resource without devices"),
+    ],
+)
+def test_rarer_things(one: Plugin, facts: dict[str, Facts], expected: list[str]) -> None:
+    lines = [
+        " ".join(line.split()) for line in seen(answer(document(node(one)), {"a.b/c": facts})).splitlines() if line
+    ]
+    assert len(lines) == len(expected)
+    assert [wanted for line, wanted in zip(lines, expected, strict=True) if wanted not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param({}, "", id="none"),
+        pytest.param({str(peer): "nvlink x18" for peer in range(1, 8)}, "nvlink x18: 1-7", id="all alike"),
+        pytest.param({"3": "sys", "1": "pix", "2": "sys", "7": "sys"}, "sys: 2-3 7, pix: 1", id="by way"),
+        pytest.param({"0:1": "xgmi", "2": "xgmi"}, "xgmi: 2 0:1", id="what is no number"),
+    ],
+)
+def test_links(found: Mapping[str, str], expected: str) -> None:
+    assert cli.links(found) == expected
+
+
+def test_columns_are_aligned() -> None:
+    for table in seen(FULL).split("\n\n"):
+        head, *lines = table.splitlines()
+        for place in (match.start() for match in re.finditer(r"DEVICE|KIND|STATE|NUMA|LINKS|HELD", head)):
+            assert {line[place - 1] for line in lines if not line.startswith(("  on", "      "))} == {" "}
+
+
+def test_ten_thousand_devices() -> None:
+    one = plugin(RESOURCE, well(*(f"GPU-{number // 100}::{number % 100}" for number in range(10_000))), {})
+    many = answer(document(node(one)))
+    assert len(seen(many).splitlines()) == 100 + 3
+    assert len(seen(many, unfolded=True).splitlines()) == 10_000 + 3
+
+
+def test_colours_are_for_terminals(folder: Path) -> None:
+    with running(folder, {SERVING: FULL}):
+        plain, coloured = call(folder), call(folder, color=True)
+    assert "\x1b" not in plain.output
+    assert "\x1b[31munhealthy" in coloured.output
+    assert click.unstyle(coloured.output) == plain.output
+
+
+@pytest.mark.parametrize(
+    "place", ["device", "holder", "reason", "product", "index", "profile", "parent", "link", "name"]
+)
+def test_what_others_wrote_does_not_steer_the_terminal(place: str) -> None:
+    evil = "a\x1b[2Jb\rc\u202ed"
+
+    def text(where: str) -> str:
+        return evil if where == place else where
+
+    device = text("device")
+    one = plugin(text("name"), {device: (State.LOST, text("reason"), None, None)}, {device: text("holder")})
+    facts = Facts(text("product"), text("index"), "", text("parent"), text("profile"), {"1": text("link")})
+    shown = "\n".join(cli.render(rows(answer(document(node(one)), {text("name"): {device: facts}}))))
+    assert "[2Jb" in shown
+    assert "\x1b[2J" not in shown
+    assert "\r" not in shown
+    assert "\u202e" not in shown
+
+
+# Asking.
+
+
+def test_one_table_for_each_resource_by_who_serves_it(folder: Path) -> None:
+    waiting = answer(document(node(plugin(RESOURCE, well("GPU-old"), {}, waits_for=SERVING), token=WAITING)))
+    with running(folder, {WAITING: waiting, SERVING: FULL}):
+        result, raw = call(folder), call(folder, "--json")
+    assert (result.exit_code, result.output) == (0, f"{seen(FULL)}\n")
+    assert {row["gateway"] for row in json.loads(raw.output)["devices"]} == {SERVING}
+
+
+def test_what_nobody_serves_is_shown_all_the_same(folder: Path) -> None:
+    with running(folder, {WAITING: answer(OTHER)}):
+        assert len(json.loads(call(folder, "--json").output)["devices"]) == 8
+
+
+def test_for_a_script(folder: Path) -> None:
+    with running(folder, {SERVING: FULL}):
+        result = call(folder, "--json")
+    found = json.loads(result.output)
+    assert (result.exit_code, list(found), found["silent"]) == (0, ["devices", "silent"], {})
+    assert {tuple(row) for row in found["devices"]} == {tuple(KEYS)}
+    [row] = [row for row in found["devices"] if row["id"] == PARTS[1]]
+    assert row == {
+        "gateway": SERVING,
+        "resource": MIG,
+        "id": PARTS[1],
+        "health": "Healthy",
+        "state": "present",
+        "kind": "",
+        "reason": "",
+        "numa": [1],
+        "holder": "jupyter/notebook-7/kernel",
+        "drift": [],
+        "product": A100,
+        "index": "3:1",
+        "pci": "",
+        "parent": GPUS[3],
+        "profile": "1g.10gb",
+        "links": {},
+        "nodes": [],
+    }
+
+
+def test_the_page_names_the_keys() -> None:
+    keys = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    assert keys == KEYS
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        pytest.param([], [*GPUS[:3], *PARTS, *SHARED.entries], id="all"),
+        pytest.param([MIG], PARTS, id="a resource"),
+        pytest.param(["fpga"], [*SHARED.entries], id="a resource in short"),
+        pytest.param(["nvidia.com"], [*GPUS[:3], *PARTS], id="a vendor's resources"),
+        pytest.param([GPUS[1]], [GPUS[1]], id="an ID"),
+        pytest.param(["GPU-1", "MIG-0"], [GPUS[1], PARTS[0]], id="beginnings of IDs"),
+        pytest.param(["/dev/fpga1"], [f"/dev/fpga1::{number}" for number in range(4)], id="replicas of one"),
+        pytest.param([GPUS[3]], PARTS, id="parts of one"),
+    ],
+)
+def test_some(folder: Path, names: list[str], expected: list[str]) -> None:
+    with running(folder, {SERVING: FULL}):
+        result = call(folder, *names, "--json")
+    assert result.exit_code == 0
+    assert sorted(row["id"] for row in json.loads(result.output)["devices"]) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("says", "arguments", "words"),
+    [
+        pytest.param({}, [], "Start one (gateway, or its DaemonSet)", id="nobody to ask"),
+        pytest.param({}, ["--release"], "Start one (gateway, or its DaemonSet)", id="nobody to tell"),
+        pytest.param({SERVING: FULL}, ["GPU-7"], "is called 'GPU-7': see `gateway devices`", id="an unknown name"),
+        pytest.param({SERVING: ControlError("busy")}, [], f"gateway {SERVING} does not answer: busy", id="an error"),
+        pytest.param({SERVING: {"status": 1}}, [], "none that this release knows", id="something else"),
+        pytest.param({SERVING: ControlError("busy")}, ["--acquire"], f"gateway {SERVING}: busy", id="an order fails"),
+        pytest.param({SERVING: {"x": 1}}, ["--release"], f"gateway {SERVING}: ", id="an order's answer is none"),
+    ],
+)
+def test_no_success(folder: Path, says: Mapping[str, Says], arguments: list[str], words: str) -> None:
+    with running(folder, says):
+        result, raw = call(folder, *arguments), call(folder, *arguments, "--json")
+    assert (result.exit_code, raw.exit_code) == (1, 1)
+    assert words in result.stderr
+
+
+def test_one_gateway_of_two_is_enough_to_see(folder: Path) -> None:
+    with running(folder, {SERVING: FULL, WAITING: ControlError("unknown op 'devices'")}):
+        result, raw = call(folder), call(folder, "--json")
+    assert (result.exit_code, result.stdout) == (0, f"{seen(FULL)}\n")
+    assert result.stderr == f"gateway {WAITING} does not answer: unknown op 'devices'\n"
+    assert json.loads(raw.stdout)["silent"] == {str(control.socket_path(folder, WAITING)): "unknown op 'devices'"}
+
+
+def test_a_folder_that_cannot_be_read_is_told(folder: Path) -> None:
+    (folder / "file").touch()
+    result = call(folder / "file")
+    assert result.exit_code == 1
+    assert "as the gateway's own user (root)" in result.output
+
+
+# Letting go of hardware.
+
+THREE = ("GPU-1", "GPU-2::0", "GPU-2::1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "status", "out", "err"),
+    [
+        pytest.param(
+            ["--release", "GPU-1", "GPU-2"],
+            Handled(THREE, {}),
+            0,
+            [
+                "Let go of the hardware beneath these devices. They stay listed as they are, until they are acquired:",
+                "  GPU-1",
+                "  GPU-2 \u00d72",
+                "Now reset or partition them (nvidia-smi -r, nvidia-smi mig), and then: gateway devices --acquire GPU-1 GPU-2",
+            ],
+            [],
+            id="released",
+        ),
+        pytest.param(
+            ["--release"],
+            Handled(("GPU-1", "GPU-2::0", "GPU-2::1"), {"GPU-2::1": "a/b/c", "GPU-2::0": "a/b/c"}),
+            0,
+            ["Let go of", "  GPU-1", "  GPU-2 \u00d72", "and then: gateway devices --acquire"],
+            ["warning: a/b/c holds GPU-2: end that pod before you reset it"],
+            id="released while a pod holds one",
+        ),
+        pytest.param(
+            ["--release"],
+            Handled(("GPU-1",)),
+            0,
+            ["Let go of", "  GPU-1", "and then"],
+            ["warning: the kubelet's books can't be read"],
+            id="released, and who holds it can't be seen",
+        ),
+        pytest.param(
+            ["--release", "/dev/fuse"], Handled(()), 0, ["No handle of the hardware"], [], id="nothing to release"
+        ),
+        pytest.param(
+            ["--acquire"],
+            Handled(("GPU-1",), {"GPU-1": "a/b/c"}),
+            0,
+            ["The hardware beneath these devices is looked at again:", "  GPU-1"],
+            [],
+            id="acquired",
+        ),
+        pytest.param(["--release", "\x1b"], {}, 2, [], ["Usage", "Try", "", "printable"], id="no ID"),
+    ],
+)
+def test_handled(folder: Path, arguments: list[str], says: Says, status: int, out: list[str], err: list[str]) -> None:
+    with running(folder, {SERVING: says}):
+        result = call(folder, *arguments)
+    assert result.exit_code == status
+    for said, expected in ((result.stdout.splitlines(), out), (result.stderr.splitlines(), err)):
+        assert len(said) == len(expected), said
+        assert [line for line, wanted in zip(said, expected, strict=True) if wanted not in line] == []
+
+
+def test_every_gateway_lets_go(folder: Path) -> None:
+    says: dict[str, Says] = {SERVING: Handled(("GPU-1",), {}), WAITING: ControlError("the driver hangs")}
+    with running(folder, says) as told:
+        result = call(folder, "--release", "GPU-1", "--json")
+    request = {"v": 1, "op": "release", "ids": ["GPU-1"]}
+    assert told == {SERVING: request, WAITING: request}
+    assert (result.exit_code, json.loads(result.output)) == (
+        1,
+        {
+            "op": "release",
+            "ids": ["GPU-1"],
+            "gateways": {
+                SERVING: {"devices": ["GPU-1"], "holders": {}},
+                WAITING: {"error": "the driver hangs"},
+            },
+        },
+    )
+
+
+def test_the_help_has_examples() -> None:
+    result = CliRunner().invoke(cli.devices, ["--help"])
+    assert result.exit_code == 0
+    assert "gateway devices --release GPU-5f3a && nvidia-smi -r" in result.output
