@@ -1,0 +1,140 @@
+"""What AMD's metrics exporter says of the GPUs' health, on nodes where it runs.
+
+It serves one gRPC method that lists them, on a socket of its own (ROCm/k8s-device-plugin, internal/pkg/exporter). Only the
+word "unhealthy" counts: the exporter has no data for some devices, and that is no fault of theirs (its #195). The answer is
+read here, field by field: of its two levels two strings are wanted, which aren't worth a generated message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import grpc
+import grpc.aio
+import structlog
+
+SOCKET: Final = Path("/var/lib/amd-metrics-exporter/amdgpu_device_metrics_exporter_grpc.socket")
+_METHOD: Final = "/metricssvc.MetricsService/List"
+_STATE, _HEALTH, _DEVICE = 1, 3, 5
+"""Field numbers: GPUStateResponse.GPUState, GPUState.Health, GPUState.Device (metricssvc.proto)."""
+
+_EVERY_S: Final = 30.0
+"""The exporter looks at the GPUs every 30 s itself, and AMD's plugin asks as often."""
+_KEPT_S: Final = 300.0
+"""Long enough for a new exporter to start in the place of an old one."""
+_DEADLINE_S: Final = 2.0
+_VARINT_BITS: Final = 64
+
+# The size bounds the work: a node has some hundred devices, with less than 1 KiB for each.
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", 1 << 20),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_log = structlog.get_logger()
+
+
+class Exporter:
+    """Asks the exporter, at most every 30 s, and remembers its last word for 5 minutes while it doesn't answer.
+
+    Args:
+        socket: where it listens; it needn't exist, now or ever.
+        clock: tells seconds that never go back.
+    """
+
+    def __init__(self, socket: Path = SOCKET, clock: Callable[[], float] = time.monotonic) -> None:
+        self._socket, self._clock = socket, clock
+        self._next = clock()
+        self._heard: float | None = None
+        self._ill: frozenset[str] = frozenset()
+        self._silent = False
+
+    async def unhealthy(self) -> frozenset[str]:
+        """Return the IDs of the devices that it calls unhealthy. Takes 2 s at most, and never raises."""
+        now = self._clock()
+        if now >= self._next:
+            self._next = now + _EVERY_S
+            await self._ask(now)
+        if self._heard is None or now >= self._heard + _KEPT_S:
+            return frozenset()
+        return self._ill
+
+    async def _ask(self, now: float) -> None:
+        if not self._socket.is_socket():
+            if self._heard is not None:
+                self._say_silent("its socket is gone")
+            return
+        try:
+            async with grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS) as channel:
+                ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_METHOD)
+                self._ill = unhealthy(await ask(b"", timeout=_DEADLINE_S))
+        except grpc.aio.AioRpcError as error:
+            self._say_silent(f"{error.code().name}: {error.details()}")
+            return
+        except ValueError as error:
+            self._say_silent(str(error))
+            return
+        if self._silent:
+            _log.info("metrics exporter answers again", socket=str(self._socket))
+        self._heard, self._silent = now, False
+
+    def _say_silent(self, reason: str) -> None:
+        if not self._silent:
+            _log.warning("metrics exporter silent", socket=str(self._socket), reason=reason[:400], kept_seconds=_KEPT_S)
+        self._silent = True
+
+
+def unhealthy(response: bytes) -> frozenset[str]:
+    """Read the IDs of unhealthy devices out of a GPUStateResponse.
+
+    Raises:
+        ValueError: it isn't one.
+    """
+    ill: set[str] = set()
+    for number, state in _fields(response):
+        if number == _STATE:
+            said = dict(_fields(state))
+            if said.get(_HEALTH, b"").lower() == b"unhealthy":
+                ill.add(said.get(_DEVICE, b"").decode(errors="replace"))
+    return frozenset(ill)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the fields of a protobuf message that have a length, by number; step over the others.
+
+    The rules: https://protobuf.dev/programming-guides/encoding/
+    """
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        match tag & 7:
+            case 0:
+                _, at = _varint(message, at)
+            case 1:
+                at += 8
+            case 5:
+                at += 4
+            case 2:
+                length, at = _varint(message, at)
+                yield tag >> 3, message[at : at + length]
+                at += length
+            case kind:
+                raise ValueError(f"expected an answer of the metrics exporter, got a field of the unknown type {kind}")
+    if at > len(message):
+        raise ValueError(f"expected an answer of the metrics exporter, got one cut short by {at - len(message)} bytes")
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """Read a number; return it and where it ends."""
+    number = 0
+    for shift in range(0, _VARINT_BITS + 6, 7):
+        if at >= len(message):
+            break
+        byte = message[at]
+        number, at = number | (byte & 0x7F) << shift, at + 1
+        if byte < 0x80:
+            return number, at
+    raise ValueError("expected an answer of the metrics exporter, got a number without an end")
