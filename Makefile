@@ -10,7 +10,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
-SYSTEM_PACKAGES := git make python3 python3-venv
+SYSTEM_PACKAGES := gcc git libc6-dev make python3 python3-venv
 
 # $(call key,FILES): sixteen digits that change with the interpreter or with any of the files.
 key = $(shell { $(PYTHON) -VV; cat $(1); } 2>/dev/null | sha256sum | cut -c1-16 || true)
@@ -115,9 +115,11 @@ gauntlet: $(VENV) ## every fault, alone and mixed by chance, on emulated kubelet
 docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m adapters.table docs/dialects.md
 	$(RUN)python -m gateway.lab.faults docs/faults.md
+	$(RUN)python -m gateway.flagtable docs/configuration.md
 docs-check: $(VENV) ## are the tables of docs/ what the code declares?
 	$(RUN)python -m adapters.table --check docs/dialects.md
 	$(RUN)python -m gateway.lab.faults --check docs/faults.md
+	$(RUN)python -m gateway.flagtable --check docs/configuration.md
 
 .PHONY: generate generate-check
 generate: $(GEN) ## write adapters/pb from protos/

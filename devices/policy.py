@@ -105,6 +105,8 @@ class Policy:
     ``dev_root`` is where the host's device nodes are, '' for ``driver_root``; ``container_driver_root`` is where this
     process sees ``driver_root``. ``slices`` are by the name that a resource has unshared. ``disabled_health_checks`` and
     ``enabled_health_checks`` hold what ``DP_DISABLE_HEALTHCHECKS`` and ``DP_ENABLE_HEALTHCHECKS`` held, as it was written.
+    ``gpu_names`` and ``mig_names`` are pairs of a pattern (``*`` is anything) for NVIDIA's products or MIG profiles and the
+    resource name for those that it matches, the first that does; what none matches isn't offered. Empty: the usual names.
     """
 
     mig_strategy: MigStrategy = MigStrategy.NONE
@@ -117,12 +119,14 @@ class Policy:
     list_strategies: frozenset[ListStrategy] = frozenset({ListStrategy.ENVVAR})
     id_strategy: IdStrategy = IdStrategy.UUID
     cdi_annotation_prefix: str = "cdi.k8s.io/"
-    cdi_hook_path: str = "/usr/bin/nvidia-cdi-hook"
+    cdi_hook_path: str = "/usr/bin/nvidia-ctk"
     cdi_fallback: CdiFallback = CdiFallback.REFUSE
     gdrcopy: bool = False
     gds: bool = False
     mofed: bool = False
     sharing: Sharing = Sharing.DISTRIBUTED
+    gpu_names: tuple[tuple[str, str], ...] = ()
+    mig_names: tuple[tuple[str, str], ...] = ()
     slices: Mapping[str, Slices] = field(default_factory=dict)
     fail_requests_greater_than_one: bool = False
     disabled_health_checks: str = ""

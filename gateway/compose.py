@@ -2,30 +2,80 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from devices.source import DeviceSource
     from gateway.settings import Settings
+
+_VENDORS: Final = {"0x10de": "nvidia", "0x1002": "amd"}
+_DISPLAY: Final = ("0x03", "0x12")
+"""PCI classes of GPUs: display controllers, and processing accelerators."""
+_SYS: Final = Path("/sys")
+_MAX_FUNCTIONS: Final = 4096
 
 
 class NoBackendError(Exception):
     """No device source fits the settings. The message says what was looked for and what to do."""
 
 
-def source(settings: Settings) -> DeviceSource:
-    """Construct the device source that ``settings`` ask for.
+def source(settings: Settings, sys: Path = _SYS) -> DeviceSource:
+    """Construct the device source that ``settings`` ask for; ``sys`` is where sysfs is.
 
     Raises:
         NoBackendError: nothing was found (``auto`` takes real hardware only, never a simulation).
         ValueError: the profile is not usable; the message names file, line and what was expected.
     """
-    if settings.backend == "simulated":
-        from devices.gpu.simulated import SimulatedBackend
-        from devices.gpu.source import GPUSource
+    wanted = [settings.backend] if settings.backend != "auto" else hardware(sys)
+    sources = [_gpus(name, settings) for name in wanted]
+    # Also without a rule, where rules may come: the configuration file can be edited.
+    if settings.policy.globbed or (sources and settings.config_file is not None):
+        from devices.generic import GenericSource
 
-        return GPUSource(SimulatedBackend(settings.profile or "default"), settings.policy)
-    raise NoBackendError(
-        "expected a backend for hardware of this node; this release has none for NVIDIA or AMD GPUs yet, and --backend "
-        "auto never simulates. To try the gateway without hardware: --backend simulated"
-    )
+        sources.append(GenericSource(settings.policy))
+    if not sources:
+        raise NoBackendError(
+            f"expected a GPU of NVIDIA or AMD among the PCI devices below {sys}, and there is none, nor are devices described "
+            "in a configuration file: run the gateway only on nodes that have some (a node selector), or say --backend nvidia "
+            "or amd where the GPU comes later. --backend auto never simulates: to try it without hardware, --backend simulated"
+        )
+    if len(sources) == 1:
+        return sources[0]
+    from devices.combined import Combined
+
+    return Combined(sources)
+
+
+def hardware(sys: Path) -> list[str]:
+    """Say which backends have GPUs on this node, by the PCI devices that the kernel sees, with or without a driver."""
+    found: set[str] = set()
+    for number, function in enumerate((sys / "bus" / "pci" / "devices").glob("*")):
+        if number >= _MAX_FUNCTIONS:
+            break
+        try:
+            vendor, kind = ((function / name).read_text()[:16].strip() for name in ("vendor", "class"))
+        except (OSError, ValueError):
+            continue
+        if vendor in _VENDORS and kind.startswith(_DISPLAY):
+            found.add(_VENDORS[vendor])
+    return sorted(found, reverse=True)
+
+
+def _gpus(backend: str, settings: Settings) -> DeviceSource:
+    from devices.gpu.source import GPUSource
+
+    policy = settings.policy
+    if backend == "simulated":
+        from devices.gpu.cdi import DriverFiles
+        from devices.gpu.simulated import SimulatedBackend
+
+        return GPUSource(SimulatedBackend(settings.profile or "default"), policy, DriverFiles(()))
+    if backend == "amd":
+        from devices.gpu.amd import AmdBackend
+
+        return GPUSource(AmdBackend(), policy)
+    from devices.gpu.nvidia import NvidiaBackend
+
+    nvidia = NvidiaBackend(policy)
+    return GPUSource(nvidia, policy, tell=nvidia.judge_by)

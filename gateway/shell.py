@@ -20,7 +20,7 @@ import structlog
 from devices import life
 from devices.model import Kind, Trouble
 from devices.source import GiveUpError, Listing
-from gateway import beliefs, handover, instance, ledger, registration, succession
+from gateway import beliefs, handover, instance, ledger, registration, reload, succession
 from gateway.beliefs import Beliefs
 from gateway.commands import Commands
 from gateway.control import ControlError, Server, socket_path
@@ -138,6 +138,7 @@ class Gateway:
         self._instance.create()
         first = asyncio.Event()
         self._spawn("source", self._follow_source(first))
+        self._spawn("reload", reload.follow(self.settings, self.source.adopt))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK):
                 await self._unless_ended(first.wait())

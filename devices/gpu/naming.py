@@ -7,7 +7,8 @@ offered whole, by its instances under the GPUs' name (``single``), or by its ins
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -51,14 +52,27 @@ def name_of(gpu: GPU, policy: Policy) -> str | None:
     if gpu.resource.startswith(_NVIDIA):
         mig = policy.mig_strategy
         if not (gpu.parent and gpu.profile):  # no MIG instance
-            return None if gpu.partitioned and mig is not MigStrategy.NONE else gpu.resource
+            whole = not gpu.partitioned or mig is MigStrategy.NONE
+            return _by_pattern(gpu.product, policy.gpu_names, gpu.resource) if whole else None
         if mig is MigStrategy.MIXED:
-            return f"{_NVIDIA}mig-{gpu.profile.replace('+', '.')}"
-        return gpu.resource if mig is MigStrategy.SINGLE else None
+            return _by_pattern(gpu.profile, policy.mig_names, f"{_NVIDIA}mig-{gpu.profile.replace('+', '.')}")
+        return _by_pattern(gpu.profile, policy.mig_names, gpu.resource) if mig is MigStrategy.SINGLE else None
     if gpu.partitioned:
         return None
     mixed = policy.resource_naming is Naming.MIXED and gpu.profile and gpu.resource.startswith(_AMD)
     return f"{_AMD}{gpu.profile}" if mixed else gpu.resource
+
+
+def _by_pattern(word: str, names: Sequence[tuple[str, str]], usual: str) -> str | None:
+    """Find the name of the first pattern that matches; ``usual`` where there are no patterns."""
+    if not names:
+        return usual
+    return next((name for pattern, name in names if _matches(word, pattern)), None)
+
+
+def _matches(word: str, pattern: str) -> bool:
+    """Whether ``pattern``, in which ``*`` is anything and all else itself, is all of ``word``."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), word) is not None
 
 
 def _check_mig(gpus: Iterable[GPU]) -> None:
@@ -85,7 +99,7 @@ def _check_mig(gpus: Iterable[GPU]) -> None:
 
 
 def _check_alike(gpus: Iterable[GPU]) -> None:
-    profiles: Mapping[str, None] = dict.fromkeys(gpu.profile for gpu in gpus if not gpu.partitioned)
+    profiles: Mapping[str, None] = dict.fromkeys(gpu.profile for gpu in gpus if not gpu.partitioned and gpu.profile)
     if len(profiles) > 1:
         raise NamingError(
             "the resource naming strategy 'single' expects GPUs that are all partitioned alike; got "

@@ -215,8 +215,7 @@ def read(path: Path) -> bytes:
         ProfileError: it isn't a plain file, or is bigger than 8 MiB.
     """
     try:
-        # A FIFO in the file's place must not stall the daemon.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ProfileError(f"{path}: expected a plain file, got something else: put the profile's text there")
             content = file.read(MAX_BYTES + 1)
@@ -229,6 +228,11 @@ def read(path: Path) -> bytes:
             f"{path}: expected at most {MAX_BYTES} bytes, got more: write 'gpus: 10000' instead of a list"
         )
     return content
+
+
+def _without_waiting(path: str, mode: int) -> int:
+    """Open a file so that a FIFO in its place can't stall the daemon."""
+    return os.open(path, mode | os.O_NONBLOCK)
 
 
 def parse(content: bytes, name: str) -> Mapping[str, Described]:

@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 import structlog
 
 from devices.gpu import answers, naming, sharing
 from devices.gpu.allocation import preferred
+from devices.gpu.answers import Surroundings
 from devices.gpu.backend import Backend, Sight
+from devices.gpu.cdi import DriverFiles
 from devices.gpu.model import GPU, found
 from devices.gpu.naming import NamingError
 from devices.gpu.sharing import Offer
 from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sayable
-from devices.policy import Policy
-from devices.source import Facts, Fate, Inventory
+from devices.policy import ListStrategy, Policy
+from devices.source import Facts, Fate, GiveUpError, Inventory
 
+_CDI_RETRY: Final = 30.0
+"""Seconds until a CDI specification that could not be written is tried again."""
 _REMEMBERED: Final = 4096
 """GPUs and partitions that are remembered after they went: each new MIG layout has new UUIDs."""
 
@@ -39,11 +45,20 @@ class GPUSource:
     Args:
         backend: what finds the GPUs.
         policy: what the operator decided; ``adopt`` changes it.
+        driver: the driver's files, where it is known that there are no others (a simulated node); None: to be looked for.
+        tell: takes each policy that is adopted, for a backend that goes by it, too.
     """
 
-    def __init__(self, backend: Backend, policy: Policy) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        policy: Policy,
+        driver: DriverFiles | None = None,
+        tell: Callable[[Policy], None] = lambda _: None,
+    ) -> None:
         self.name = backend.name
-        self._backend, self._policy = backend, policy
+        self._backend, self._policy, self._driver, self._tell = backend, policy, driver, tell
+        self._around = Surroundings()
         self._news = asyncio.Event()
         self._sight: Sight | None = None
         self._offers: Mapping[str, Offer] = {}
@@ -68,7 +83,9 @@ class GPUSource:
                     raise RuntimeError(f"the backend {self.name} ended, which it must not")
                 self._news.clear()
                 if self._inventory is not None:
-                    yield self._inventory
+                    inventory = self._inventory
+                    await self._survey()
+                    yield inventory
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
@@ -79,8 +96,9 @@ class GPUSource:
         Raises:
             RefusedError: this kubelet can't be told that.
         """
-        offer = self._offers.get(resource, Offer({}))
-        return answers.reached(resource, request.device_ids, offer.gpus, sayable)
+        gpus = self._offers.get(resource, Offer({})).gpus
+        token = str(uuid4()) if ListStrategy.CDI_ANNOTATIONS in self._policy.list_strategies else ""
+        return answers.answer(resource, request.device_ids, gpus, self._policy, sayable, self._around, token)
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
         """Choose GPUs that are near to each other, partitions of as few GPUs as possible, replicas as the policy says.
@@ -147,6 +165,7 @@ class GPUSource:
     def adopt(self, policy: Policy) -> None:
         """Name, share and answer by ``policy`` from now on."""
         self._policy = policy
+        self._tell(policy)
         self._decide()
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:
@@ -200,6 +219,23 @@ class GPUSource:
         }
         self._news.set()
 
+    async def _survey(self) -> None:
+        """Find out what answers rest on besides the GPUs, and write what they name, before anybody is told of the GPUs."""
+        sight, policy = self._sight, self._policy
+        if sight is None:
+            return
+        if not policy.list_strategies & answers.CDI:
+            self._around = Surroundings(sight.control_nodes)
+            return
+        around = await asyncio.to_thread(_specified, sight, policy, self._driver)
+        if around.without_cdi:
+            if policy.fail_on_init_error and not self._around.specifications:
+                raise GiveUpError(around.without_cdi)
+            if around.without_cdi != self._around.without_cdi:
+                _log.error("no CDI specification", reason=around.without_cdi, retry_s=_CDI_RETRY)
+            asyncio.get_running_loop().call_later(_CDI_RETRY, self._news.set)
+        self._around = around
+
     def _differently(self, resource: str, device_id: str, gpu: GPU) -> bool:
         """Whether this GPU, if it were there, would not be offered as ``device_id`` of ``resource``."""
         name = naming.name_of(gpu, self._policy)
@@ -217,6 +253,16 @@ class GPUSource:
         return [
             device_id for offer in self._offers.values() for device_id, gpu in _devices(offer) if gpu.board in boards
         ]
+
+
+def _specified(sight: Sight, policy: Policy, driver: DriverFiles | None) -> Surroundings:
+    """Write the CDI specifications. It blocks: for a thread."""
+    from devices.gpu import cdi_files  # noqa: PLC0415 - paid only where an operator chose CDI
+
+    in_container = Path(
+        policy.container_driver_root
+    ).is_dir()  # Where the driver's root is mounted; a host service has none.
+    return cdi_files.keep(sight, policy, root="" if in_container else policy.driver_root, driver=driver)
 
 
 def _devices(offer: Offer) -> Iterable[tuple[str, GPU]]:

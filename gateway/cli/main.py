@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+import structlog
+from click.core import ParameterSource
 
-from gateway import observe
+from gateway import flags, observe
 from gateway.negotiate import CHOICES
-from gateway.settings import BACKENDS, SOCKET_DIR, STATE_DIR, Settings
+from gateway.settings import BACKENDS, SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
 
 _COMMANDS = {
     "compat": ("gateway.cli.compat:compat", "Run the compatibility matrix: scenarios and hops on many kubelets."),
     "cordon": ("gateway.cli.cordon:cordon", "Let no new pod have a device, and say why."),
     "demo": ("gateway.cli.demo:demo", "A rolling kubelet upgrade on a simulated node, seen happen."),
     "dev": ("gateway.cli.dev:dev", "Tools for trying device plugins, such as an emulated kubelet."),
+    "devices": ("gateway.cli.devices:devices", "This node's devices: how they do, and who holds them."),
     "forget": ("gateway.cli.cordon:forget", "Take a device that is gone for good off the list."),
     "plan": ("gateway.cli.plan:plan", "What a kubelet upgrade does to a GPU node, hop by hop."),
     "probe": ("gateway.cli.probe:probe", "Ask a kubelet which device plugin API it speaks."),
@@ -30,7 +33,19 @@ _COMMANDS = {
     "uncordon": ("gateway.cli.cordon:uncordon", "Give a cordoned device back to pods."),
 }
 
+# Texts alone: what they mean is settled together with variables and the configuration file, by gateway.flags.
+_FLAGS = [
+    click.Option(
+        [f"--{name}" for name in (flag.name, *flag.aliases)] + [flag.parameter],
+        multiple=True,
+        hidden=True,
+        allow_from_autoenv=False,
+    )
+    for flag in flags.FLAGS
+    if flag.option
+]
 _LONGEST_SOCKET_PATH = 107
+_KUBELET_SOCKET = "kubelet.sock"
 _FIRST_KUBELET = 8
 
 _EXAMPLES = """
@@ -43,12 +58,31 @@ Examples:
   gateway probe --json                           which API does this node's kubelet speak?
   gateway demo                                   the whole story, with no GPU and no cluster
 
-Every option can be given as an environment variable too: --socket-dir is GATEWAY_SOCKET_DIR. Options win.
+Every option can be given as an environment variable too: --socket-dir is GATEWAY_SOCKET_DIR. Options win. A configuration
+file comes last.
 """
+
+_log = structlog.get_logger()
 
 
 class _LazyGroup(click.Group):
-    """A group whose commands are named in a table and imported when they are called."""
+    """A group whose commands are named in a table and imported when they are called, as are other plugins' flags."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [*super().get_params(ctx), *_FLAGS]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        valued = {
+            name
+            for option in self.params
+            if isinstance(option, click.Option) and not option.is_flag
+            for name in option.opts
+        }
+        try:
+            args = flags.spelled(args, valued)
+        except ConfigError as error:
+            raise click.UsageError(str(error), ctx) from error
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(_COMMANDS)
@@ -61,6 +95,8 @@ class _LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Devices, by the flags and variables of NVIDIA's and AMD's plugins"):
+            formatter.write_dl(list(flags.help_rows()))
         with formatter.section("Commands"):
             formatter.write_dl([(name, _COMMANDS[name][1]) for name in sorted(_COMMANDS)])
 
@@ -187,7 +223,51 @@ def gateway(ctx: click.Context, /, log_format: str, log_level: str, **options: A
     if ctx.invoked_subcommand is not None:
         return
     observe.configure(log_format, log_level)
-    sys.exit(_serve(Settings(**options)))
+    try:
+        settings = _settings(ctx, options)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from error
+    sys.exit(_serve(settings))
+
+
+def _settings(ctx: click.Context, options: dict[str, Any]) -> Settings:
+    """Put together what command line, variables and configuration file say."""
+    said = flags.given(options, os.environ)
+    if (socket := said.pop("kubelet-socket", None)) is not None:
+        options["socket_dir"] = _socket_dir(ctx, options["socket_dir"], socket)
+    nothing = Given("", "")
+    strict = bool(said.pop("strict-config", nothing).value)
+    file = str(said.pop("config-file", nothing).value)
+    backend = options["backend"]
+    if inert := flags.inert(said):
+        _log.info("settings without an effect here", settings=inert)
+    if not file:
+        return Settings(**options, policy=flags.settle(said, backend), strict_config=strict, given=said)
+    from gateway import config
+
+    path = Path(file)
+    read = config.parse(config.read(path), file, strict=strict)
+    for warning in read.warnings:
+        _log.warning("configuration", note=warning)
+    policy = config.policy(read, said, backend)
+    return Settings(**options, policy=policy, config_file=path, strict_config=strict, given=said)
+
+
+def _socket_dir(ctx: click.Context, folder: Path, socket: Given) -> Path:
+    """Say which folder counts: --socket-dir, or that of NVIDIA's --kubelet-socket."""
+    path = Path(str(socket.value))
+    if path.name != _KUBELET_SOCKET:
+        raise ConfigError(
+            f"{socket.source}: expected the path of a {_KUBELET_SOCKET}, got {str(socket.value)!r}: write it"
+        )
+    source = ctx.get_parameter_source("socket_dir")
+    ours = 2 if source is ParameterSource.COMMANDLINE else 1 if source is ParameterSource.ENVIRONMENT else 0
+    theirs = 2 if socket.source.startswith("--") else 1
+    if ours == theirs and folder != path.parent:
+        raise ConfigError(
+            f"{socket.source} means the folder {path.parent}, --socket-dir {folder}: leave one of them out"
+        )
+    return path.parent if theirs > ours else folder
 
 
 def _serve(settings: Settings) -> int:
@@ -216,6 +296,11 @@ def _serve(settings: Settings) -> int:
 def main() -> None:
     """Run the command line (the ``gateway`` entry point)."""
     gateway()
+
+
+def nvidia() -> None:
+    """Run the same command under the name, and with the defaults, of NVIDIA's (the ``nvidia-device-plugin`` entry point)."""
+    gateway(prog_name="nvidia-device-plugin", default_map={"backend": "nvidia"})
 
 
 if __name__ == "__main__":

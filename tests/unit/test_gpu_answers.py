@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from devices.gpu.answers import reached, visible_devices
+from devices.gpu import cdi
+from devices.gpu.answers import Surroundings, answer, reached, visible_devices
+from devices.gpu.cdi import DriverFiles
 from devices.gpu.model import GPU, in_order
 from devices.model import (
     ContainerAnswer,
-    Device,
     DeviceNode,
     Fault,
     Field,
-    Health,
-    Kind,
-    Options,
+    Mount,
     RefusedError,
     Sayable,
     Trouble,
 )
+from devices.policy import CdiFallback, IdStrategy, ListStrategy, Policy
 
 GPUS = {
     gpu.uuid: gpu
@@ -124,3 +126,291 @@ def test_without_cdi_names_the_variable_speaks(gpus: dict[str, GPU]) -> None:
 
 def test_order_is_by_index_and_strangers_come_last() -> None:
     assert in_order(("b", "GPU-x", "a", "GPU-z"), GPUS) == ["GPU-z", "GPU-x", "a", "b"]
+
+
+REAL = {
+    gpu.uuid: gpu
+    for gpu in (
+        GPU("GPU-b", 0, 0, resource="nvidia.com/gpu", spec_nodes=("/dev/nvidia0",)),
+        GPU("GPU-a", 1, 1, resource="nvidia.com/gpu", spec_nodes=("/dev/nvidia1",)),
+    )
+}
+CDI_CRI = frozenset({ListStrategy.CDI_CRI})
+CDI = frozenset({ListStrategy.CDI_CRI, ListStrategy.CDI_ANNOTATIONS})
+ENVVAR = frozenset({ListStrategy.ENVVAR})
+WITHOUT_CDI = Sayable(frozenset({Field.ENVS, Field.MOUNTS, Field.DEVICE_NODES}))
+PERHAPS_CDI = Sayable(WITHOUT_CDI.said, frozenset({Field.CDI_DEVICES}))
+ONE = "k8s.device-plugin.nvidia.com/gpu=GPU-a"
+VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+FILE = Mount("/usr/lib64/libcuda.so.550.54.15", "/run/nvidia/driver/usr/lib64/libcuda.so.550.54.15", read_only=True)
+
+
+def said(
+    *device_ids: str,
+    policy: Policy | None = None,
+    sayable: Sayable = ALL,
+    around: Surroundings | None = None,
+    gpus: dict[str, GPU] | None = None,
+    resource: str = "nvidia.com/gpu",
+) -> ContainerAnswer:
+    known = REAL if gpus is None else gpus
+    return answer(resource, device_ids, known, policy or Policy(), sayable, around or Surroundings(), "token")
+
+
+def around(*, hooks: bool) -> Surroundings:
+    policy = Policy(driver_root="/run/nvidia/driver")
+    driver = DriverFiles(libraries=(FILE,)) if hooks else DriverFiles((), others=(FILE,))
+    return Surroundings(specifications=cdi.specifications(REAL.values(), ("/dev/nvidiactl",), policy, driver))
+
+
+@pytest.mark.parametrize(
+    ("policy", "sayable", "expected"),
+    [
+        pytest.param(Policy(list_strategies=CDI_CRI), ALL, ContainerAnswer(cdi_devices=(ONE,)), id="said"),
+        pytest.param(
+            Policy(list_strategies=CDI_CRI, cdi_fallback=CdiFallback.ENVVAR),
+            WITHOUT_CDI,
+            ContainerAnswer(envs={VARIABLE: "GPU-a"}),
+            id="not said: the environment instead",
+        ),
+        pytest.param(
+            Policy(list_strategies=CDI_CRI, cdi_fallback=CdiFallback.ENVVAR),
+            PERHAPS_CDI,
+            ContainerAnswer(envs={VARIABLE: "GPU-a"}, cdi_devices=(ONE,)),
+            id="perhaps: both",
+        ),
+        pytest.param(
+            Policy(list_strategies=CDI_CRI | ENVVAR),
+            PERHAPS_CDI,
+            ContainerAnswer(envs={VARIABLE: "GPU-a"}, cdi_devices=(ONE,)),
+            id="perhaps, beside the environment: both, without a fallback",
+        ),
+        pytest.param(
+            Policy(list_strategies=CDI),
+            Sayable(WITHOUT_CDI.said | {Field.ANNOTATIONS}),
+            ContainerAnswer(annotations={"cdi.k8s.io/nvidia-device-plugin_token": ONE}),
+            id="annotations are enough",
+        ),
+        pytest.param(
+            Policy(list_strategies=CDI, cdi_annotation_prefix="nvidia.cdi.k8s.io/"),
+            ALL,
+            ContainerAnswer(annotations={"nvidia.cdi.k8s.io/nvidia-device-plugin_token": ONE}, cdi_devices=(ONE,)),
+            id="another prefix",
+        ),
+        pytest.param(
+            Policy(gdrcopy=True, gds=True, mofed=True),
+            ALL,
+            ContainerAnswer(
+                envs={
+                    VARIABLE: "GPU-a", "NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled",
+                }
+            ),
+            id="modes are variables",
+        ),
+        pytest.param(
+            Policy(list_strategies=CDI_CRI, gds=True, pass_device_specs=True),
+            ALL,
+            ContainerAnswer(cdi_devices=(ONE,)),
+            id="by CDI alone neither modes nor nodes: the specification has them",
+        ),
+        pytest.param(
+            Policy(id_strategy=IdStrategy.INDEX, list_strategies=CDI_CRI),
+            ALL,
+            ContainerAnswer(cdi_devices=("k8s.device-plugin.nvidia.com/gpu=1",)),
+            id="by index",
+        ),
+    ],
+)  # fmt: skip
+def test_strategies_and_what_can_be_said(policy: Policy, sayable: Sayable, expected: ContainerAnswer) -> None:
+    assert said("GPU-a", policy=policy, sayable=sayable) == expected
+
+
+def test_what_a_specification_says_can_be_said_instead() -> None:
+    policy = Policy(list_strategies=CDI_CRI, cdi_fallback=CdiFallback.EXPAND)
+    assert said("GPU-a", policy=policy, sayable=PERHAPS_CDI, around=around(hooks=False)) == ContainerAnswer(
+        envs={VARIABLE: "void"},
+        mounts=(FILE,),
+        device_nodes=(
+            DeviceNode("/dev/nvidiactl", "/run/nvidia/driver/dev/nvidiactl"),
+            DeviceNode("/dev/nvidia1", "/run/nvidia/driver/dev/nvidia1"),
+        ),
+        cdi_devices=(ONE,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "sayable", "there", "says"),
+    [
+        pytest.param(Policy(list_strategies=CDI_CRI), WITHOUT_CDI, Surroundings(), "by CDI device names, which", id="CDI"),
+        pytest.param(Policy(list_strategies=CDI_CRI), PERHAPS_CDI, Surroundings(), "by CDI device names, which", id="perhaps"),
+        pytest.param(Policy(list_strategies=CDI), WITHOUT_CDI, Surroundings(), "CDI device names, annotations", id="both"),
+        pytest.param(
+            Policy(list_strategies=CDI_CRI, cdi_fallback=CdiFallback.EXPAND), WITHOUT_CDI, around(hooks=True), "a hook of",
+            id="a hook",
+        ),
+        pytest.param(
+            Policy(list_strategies=CDI_CRI, cdi_fallback=CdiFallback.EXPAND), WITHOUT_CDI, Surroundings(),
+            "in no CDI specification", id="no specification",
+        ),
+        pytest.param(
+            Policy(list_strategies=CDI_CRI), ALL, Surroundings(without_cdi="CDI needs the driver's libraries"),
+            "there is no specification: CDI needs the driver's libraries", id="no libraries",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_said_is_refused(policy: Policy, sayable: Sayable, there: Surroundings, says: str) -> None:
+    with pytest.raises(RefusedError) as refused:
+        said("GPU-a", policy=policy, sayable=sayable, around=there)
+    assert refused.value.fault is Fault.FAILED_PRECONDITION
+    assert says in str(refused.value)
+
+
+def test_a_specification_that_is_not_there_is_not_named() -> None:
+    policy = Policy(list_strategies=CDI_CRI | ENVVAR)
+    there = Surroundings(without_cdi="CDI needs the driver's libraries")
+    assert said("GPU-a", policy=policy, around=there) == ContainerAnswer(envs={VARIABLE: "GPU-a"})
+
+
+def test_each_gpu_once_in_the_order_of_indices() -> None:
+    policy = Policy(pass_device_specs=True)
+    told = said("GPU-a::3", "GPU-b::0", "GPU-a::1", policy=policy, around=Surroundings(("/dev/nvidiactl",)))
+    assert told.envs == {VARIABLE: "GPU-b,GPU-a"}
+    assert [node.container_path for node in told.device_nodes] == ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "refused"),
+    [(("GPU-a::0", "GPU-a::1"), True), (("GPU-a::0",), False), (("GPU-a", "GPU-b"), False)],
+    ids=["two replicas", "one replica", "two that aren't shared"],
+)
+def test_more_than_one_of_what_is_shared(asked: tuple[str, ...], refused: bool) -> None:
+    policy = Policy(fail_requests_greater_than_one=True)
+    if not refused:
+        said(*asked, policy=policy)
+        return
+    with pytest.raises(RefusedError, match="maximum request size for shared resources is 1; found 2") as error:
+        said(*asked, policy=policy)
+    assert error.value.fault is Fault.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("policy", "resource", "what"),
+    [
+        (Policy(id_strategy=IdStrategy.INDEX), "nvidia.com/gpu", "the index of GPU-new"),
+        (Policy(pass_device_specs=True), "nvidia.com/gpu", "the device nodes of GPU-new"),
+        (Policy(), "amd.com/gpu", "the device nodes of GPU-new"),
+    ],
+)
+def test_not_looked_yet_is_refused_where_a_name_is_not_enough(policy: Policy, resource: str, what: str) -> None:
+    with pytest.raises(RefusedError, match=what) as refused:
+        said("GPU-new", policy=policy, resource=resource)
+    assert refused.value.fault is Fault.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (Policy(), ContainerAnswer(envs={VARIABLE: "GPU-new"})),
+        (
+            Policy(list_strategies=CDI_CRI),
+            ContainerAnswer(cdi_devices=("k8s.device-plugin.nvidia.com/gpu=GPU-new",)),
+        ),
+    ],
+)
+def test_not_looked_yet_is_named_where_that_is_all(policy: Policy, expected: ContainerAnswer) -> None:
+    assert said("GPU-new", policy=policy) == expected
+
+
+def test_a_uuid_that_cdi_cannot_name_is_refused() -> None:
+    with pytest.raises(RefusedError, match="expected a CDI device name"):
+        said("MIG-GPU-1/7/0", policy=Policy(list_strategies=CDI_CRI), gpus={})
+
+
+CARDS = {
+    uuid: GPU(uuid, n, n, resource="amd.com/gpu", device_nodes=nodes)
+    for n, (uuid, nodes) in enumerate(
+        {
+            "0000:03:00.0": ("/dev/dri/card0", "/dev/dri/renderD128"),
+            "0000:83:00.0": ("/dev/dri/card1", "/dev/dri/renderD129"),
+            "none": (),
+        }.items()
+    )
+}
+KFD = Surroundings(("/dev/kfd",))
+
+
+@pytest.mark.parametrize(
+    "policy", [Policy(), Policy(list_strategies=CDI_CRI, dev_root="/custom")], ids=["plain", "NVIDIA's"]
+)
+def test_amd_is_its_nodes_and_nothing_else(policy: Policy) -> None:
+    told = said("0000:83:00.0", "0000:03:00.0", policy=policy, around=KFD, gpus=CARDS, resource="amd.com/cpx_nps4")
+    paths = ("/dev/kfd", "/dev/dri/card0", "/dev/dri/renderD128", "/dev/dri/card1", "/dev/dri/renderD129")
+    assert told == ContainerAnswer(device_nodes=tuple(DeviceNode(path, path, "rw") for path in paths))
+
+
+def test_amd_without_nodes_is_simulated_and_named() -> None:
+    told = said("none", around=KFD, gpus=CARDS, resource="example.com/gpu")
+    assert told == ContainerAnswer(envs={"AMD_VISIBLE_DEVICES": "none"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "sayable", "says"),
+    [
+        (("0000:03:00.0", "none"), ALL, "none has none"),
+        (("0000:03:00.0",), Sayable(frozenset({Field.ENVS})), "by device nodes"),
+    ],
+)
+def test_amd_has_no_half_answer(asked: tuple[str, ...], sayable: Sayable, says: str) -> None:
+    with pytest.raises(RefusedError, match=says):
+        said(*asked, sayable=sayable, around=KFD, gpus=CARDS, resource="amd.com/gpu")
+
+
+def test_a_name_of_its_own_goes_before_any_strategy() -> None:
+    assert said("GPU-a::1", policy=Policy(list_strategies=ENVVAR), gpus=NAMED).cdi_devices == ("v.com/gpu=GPU-a",)
+
+
+def test_nodes_that_are_always_needed_go_with_the_variable() -> None:
+    told = said("GPU-z", gpus=GPUS)
+    assert [node.host_path for node in told.device_nodes] == ["/dev/null", "/dev/zero"]
+    with pytest.raises(RefusedError, match="by device nodes"):
+        said("GPU-z", gpus=GPUS, sayable=Sayable(frozenset({Field.ENVS})))
+
+
+FIELDS = frozenset({Field.ENVS, Field.MOUNTS, Field.DEVICE_NODES, Field.ANNOTATIONS, Field.CDI_DEVICES})
+POLICIES = st.builds(
+    Policy,
+    list_strategies=st.frozensets(st.sampled_from(ListStrategy), min_size=1),
+    id_strategy=st.sampled_from(IdStrategy),
+    pass_device_specs=st.booleans(),
+    cdi_fallback=st.sampled_from(CdiFallback),
+    gds=st.booleans(),
+)
+
+
+@given(
+    POLICIES,
+    st.frozensets(st.sampled_from(sorted(FIELDS, key=str))),
+    st.frozensets(st.sampled_from(sorted(FIELDS, key=str))),
+)
+def test_an_answer_uses_what_can_be_said_and_something_is_sure_to_arrive(
+    policy: Policy, can: frozenset[Field], perhaps: frozenset[Field]
+) -> None:
+    try:
+        told = said("GPU-a", policy=policy, sayable=Sayable(can, perhaps - can), around=around(hooks=False))
+    except RefusedError as refused:
+        assert refused.fault is Fault.FAILED_PRECONDITION  # noqa: PT017 - either is right, and each is checked
+        return
+    used = {
+        field
+        for field, value in {
+            Field.ENVS: told.envs,
+            Field.MOUNTS: told.mounts,
+            Field.DEVICE_NODES: told.device_nodes,
+            Field.ANNOTATIONS: told.annotations,
+            Field.CDI_DEVICES: told.cdi_devices,
+        }.items()
+        if value
+    }
+    assert used <= can | perhaps
+    assert used - {Field.ANNOTATIONS, Field.CDI_DEVICES} <= can
+    assert VARIABLE in told.envs or used & can & {Field.ANNOTATIONS, Field.CDI_DEVICES}

@@ -170,3 +170,19 @@ def test_what_is_true_of_a_gpu_is_true_of_all_that_is_on_it() -> None:
     there = listing(shown(part, GPU("other", 1, 1), replicas=2), frozenset({"whole"}), frozenset({"part"}))
     assert there.troubles == dict.fromkeys(("part::0", "part::1"), Trouble("hot"))
     assert there.recovered == there.released == {"part::0", "part::1"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [("*", True), ("NVIDIA H100*", True), ("*H100 80GB HBM3", True), ("H100", False), ("NVIDIA.H100 80GB HBM3", False)],
+)
+def test_names_by_pattern(pattern: str, matches: bool) -> None:
+    policy = Policy(gpu_names=((pattern, "example.com/big"), ("nothing", "example.com/never")))
+    found = name_of(replace(G0, product="NVIDIA H100 80GB HBM3"), policy)
+    assert found == ("example.com/big" if matches else None)
+
+
+@pytest.mark.parametrize("strategy", [MigStrategy.SINGLE, MigStrategy.MIXED])
+def test_names_of_instances_by_pattern(strategy: MigStrategy) -> None:
+    policy = Policy(mig_strategy=strategy, mig_names=(("1g.*", "example.com/small"),))
+    assert [name_of(one, policy) for one in (SMALL[0], BIG[0])] == ["example.com/small", None]

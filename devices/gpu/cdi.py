@@ -1,0 +1,234 @@
+"""The CDI specifications that say what a container with a GPU of NVIDIA's gets: nodes, driver files, hooks.
+
+Kinds and names are those of NVIDIA's device plugin (internal/cdi/cdi.go of 0.20, which lets nvcdi of the NVIDIA Container
+Toolkit write them), because the kubelet goes on giving out answers that it was given before a swap. What is in them is
+nvcdi's too, but for hooks that not every release of the toolkit has. Pure; ``cdi_files`` writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import PurePosixPath
+from typing import Any, Final, TypeAlias
+
+from devices.gpu.model import GPU
+from devices.model import ContainerAnswer, DeviceNode, Mount
+from devices.policy import IdStrategy, Policy
+
+Specification: TypeAlias = dict[str, Any]
+"""A CDI specification as it stands in its JSON file."""
+
+VENDOR: Final = "k8s.device-plugin.nvidia.com"
+CLASS: Final = "gpu"
+GONE: Final = 256
+"""Devices that stay in a specification after they went: a node has no more pods than that."""
+ALL: Final = "all"
+"""The device that is all of a kind's devices."""
+
+# pkg/parser of the CDI project: a vendor begins with a letter and has dots, a class has none before 0.6.0; device names may
+# begin with a digit since 0.5.0.
+_KIND: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?")
+_DEVICE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_VERSION: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}")
+_OPTIONS: Final = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+# The NVIDIA runtime would add GPUs of its own choice where nobody says that there are to be none.
+_VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
+
+
+class Extra(Enum):
+    """What a container gets beside its GPUs where an operator wants it. The values are the CDI classes."""
+
+    GDRCOPY = "gdrcopy"
+    GDS = "gds"
+    MOFED = "mofed"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link that a container needs: ``path`` in the container leads to ``target``, a name in the same folder."""
+
+    path: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFiles:
+    """What of the driver a container needs, as paths of the host and of the container.
+
+    ``links`` lead to ``libraries``. ``nodes`` (paths below the dev root) and ``mounts`` are there for each ``Extra`` that the
+    node has.
+    """
+
+    libraries: tuple[Mount, ...]
+    others: tuple[Mount, ...] = ()
+    links: tuple[Link, ...] = ()
+    nodes: Mapping[Extra, tuple[str, ...]] = field(default_factory=dict)
+    mounts: Mapping[Extra, tuple[Mount, ...]] = field(default_factory=dict)
+
+
+class HookError(ValueError):
+    """A specification has a hook, which only a container runtime that reads it can run."""
+
+
+def name_of(gpu: GPU, strategy: IdStrategy) -> str:
+    """Say how containers know a GPU: by its UUID, or by its place on the node (``2``; ``0:2`` for a MIG instance)."""
+    return gpu.uuid if strategy is IdStrategy.UUID else gpu.place or str(gpu.index)
+
+
+def qualified(device: str, kind: str = f"{VENDOR}/{CLASS}") -> str:
+    """Give a device its fully qualified CDI name, such as ``k8s.device-plugin.nvidia.com/gpu=GPU-1``.
+
+    Raises:
+        ValueError: CDI allows no such name (pkg/parser of the CDI project).
+    """
+    if not _KIND.fullmatch(kind):
+        raise ValueError(f"expected a kind of CDI devices such as vendor.com/class; got {kind[:80]!r}")
+    if not _DEVICE.fullmatch(device):
+        raise ValueError(
+            "expected a CDI device name of letters, digits and '_', '.', ':', '-', a letter or digit first and last; got "
+            f"{device[:80]!r}: the driver is older than CDI, so say GPUs in the environment"
+        )
+    return f"{kind}={device}"
+
+
+def extras(policy: Policy, driver: DriverFiles) -> tuple[Extra, ...]:
+    """Say which extras are wanted, and there: NVIDIA's plugin doesn't name the others (AdditionalDevices)."""
+    wanted = {Extra.GDRCOPY: policy.gdrcopy, Extra.GDS: policy.gds, Extra.MOFED: policy.mofed}
+    return tuple(extra for extra in Extra if wanted[extra] and driver.nodes.get(extra))
+
+
+def specifications(
+    gpus: Iterable[GPU], control_nodes: Sequence[str], policy: Policy, driver: DriverFiles
+) -> tuple[Specification, ...]:
+    """Write the specifications: of GPUs and their partitions, where there are any, and of each extra.
+
+    A GPU that can't be named in CDI (``qualified``) is left out.
+    """
+    devices = {
+        name: _edits(nodes=_own_nodes(gpu, policy)) or {"env": [_VOID]}
+        for gpu in gpus
+        if _DEVICE.fullmatch(name := name_of(gpu, policy.id_strategy)) and name != ALL
+    }
+    written = []
+    if devices:
+        union = {node["path"]: node for edits in devices.values() for node in edits.get("deviceNodes", ())}
+        devices[ALL] = _edits(nodes=list(union.values())) or {"env": [_VOID]}
+        common = _edits(
+            env=[_VOID],
+            nodes=_nodes(control_nodes, policy),
+            mounts=(*driver.libraries, *driver.others),
+            hooks=_hooks(policy.cdi_hook_path, driver) if driver.libraries else (),
+        )
+        written.append(_specification(CLASS, devices, common))
+    for extra in extras(policy, driver):
+        # Modules of the kernel make these nodes, not the driver's container: they are in the host's own /dev.
+        edits = _edits(nodes=[{"path": path} for path in driver.nodes[extra]], mounts=driver.mounts.get(extra, ()))
+        written.append(_specification(extra.value, {ALL: edits}, {}))
+    return tuple(written)
+
+
+def with_gone(new: Specification, old: object) -> Specification:
+    """Keep the devices of ``old`` that ``new`` lacks, the last ``GONE`` of them; ``old`` is whatever a file held.
+
+    A container that was given one, by this name, can start again only while the name means something; nobody else is told it.
+    """
+    if not isinstance(old, dict) or old.get("kind") != new["kind"] or not isinstance(old.get("devices"), list):
+        return new
+    there = {device["name"] for device in new["devices"]}
+    kept = [
+        device
+        for device in old["devices"]
+        if isinstance(device, dict)
+        and isinstance(device.get("containerEdits"), dict)
+        and isinstance(device.get("name"), str)
+        and device["name"] not in there
+    ][-GONE:]
+    if not kept:
+        return new
+    version = max(new["cdiVersion"], str(old.get("cdiVersion")), key=_ordered)
+    return {**new, "cdiVersion": version, "devices": [*new["devices"], *kept]}
+
+
+def expanded(names: Iterable[str], specs: Iterable[Specification]) -> ContainerAnswer:
+    """Say in nodes, mounts and variables what the specifications say of these devices (fully qualified names).
+
+    Raises:
+        HookError: one of them has a hook.
+        KeyError: a name is in no specification.
+    """
+    known = {spec["kind"]: spec for spec in specs}
+    chosen: list[Mapping[str, Any]] = []
+    for name in names:
+        kind, _, device = name.partition("=")
+        edits = {one["name"]: one["containerEdits"] for one in known[kind]["devices"]}
+        chosen += [known[kind].get("containerEdits", {}), edits[device]]
+    if any(edits.get("hooks") for edits in chosen):
+        raise HookError("a hook of the CDI specification is run by nobody but a container runtime that reads it")
+    nodes = {node["path"]: node for edits in chosen for node in edits.get("deviceNodes", ())}
+    mounts = {mount["containerPath"]: mount for edits in chosen for mount in edits.get("mounts", ())}
+    return ContainerAnswer(
+        envs=dict(env.partition("=")[::2] for edits in chosen for env in edits.get("env", ())),
+        mounts=tuple(Mount(path, one["hostPath"], "ro" in one.get("options", ())) for path, one in mounts.items()),
+        device_nodes=tuple(DeviceNode(path, one.get("hostPath", path)) for path, one in nodes.items()),
+    )
+
+
+def on_host(node: str, policy: Policy) -> str:
+    """Say where on the host a device node is that containers find at ``node``."""
+    return (policy.dev_root or policy.driver_root).rstrip("/") + node
+
+
+def _specification(of: str, devices: Mapping[str, Specification], common: Specification) -> Specification:
+    """Put a specification together, of the lowest version that has all that it says (pkg/cdi/version.go of CDI)."""
+    hosts = any("hostPath" in node for edits in (*devices.values(), common) for node in edits.get("deviceNodes", ()))
+    spec: Specification = {
+        "cdiVersion": "0.5.0" if hosts or any(name[0].isdigit() for name in devices) else "0.3.0",
+        "kind": f"{VENDOR}/{of}",
+        "devices": [{"name": name, "containerEdits": edits} for name, edits in devices.items()],
+    }
+    return {**spec, "containerEdits": common} if common else spec
+
+
+def _edits(
+    env: Sequence[str] = (),
+    nodes: Sequence[Mapping[str, str]] = (),
+    mounts: Sequence[Mount] = (),
+    hooks: Sequence[Mapping[str, Any]] = (),
+) -> Specification:
+    mounted = [
+        {"hostPath": mount.host_path, "containerPath": mount.container_path, "options": list(_OPTIONS)}
+        for mount in mounts
+    ]
+    said = {"env": list(env), "deviceNodes": list(nodes), "mounts": mounted, "hooks": list(hooks)}
+    return {key: value for key, value in said.items() if value}
+
+
+def _own_nodes(gpu: GPU, policy: Policy) -> list[dict[str, str]]:
+    always = [{"path": path} for path in gpu.device_nodes]
+    return [*always, *_nodes((path for path in gpu.spec_nodes if path not in gpu.device_nodes), policy)]
+
+
+def _nodes(paths: Iterable[str], policy: Policy) -> list[dict[str, str]]:
+    return [
+        {"path": path} if (host := on_host(path, policy)) == path else {"path": path, "hostPath": host}
+        for path in paths
+    ]
+
+
+def _hooks(program: str, driver: DriverFiles) -> list[Specification]:
+    """Make links, then tell the container's loader of the libraries; in the order in which nvcdi has them."""
+    name = PurePosixPath(program).name
+    begin = [name, "hook"] if name == "nvidia-ctk" else [name]
+    links = [word for link in driver.links for word in ("--link", f"{link.target}::{link.path}")]
+    folders = dict.fromkeys(str(PurePosixPath(library.container_path).parent) for library in driver.libraries)
+    calls = [["create-symlinks", *links]] if links else []
+    calls.append(["update-ldcache", *(word for folder in folders for word in ("--folder", folder))])
+    return [{"hookName": "createContainer", "path": program, "args": [*begin, *call]} for call in calls]
+
+
+def _ordered(version: str) -> tuple[int, ...]:
+    """Order versions; what is none comes before any."""
+    return tuple(map(int, version.split("."))) if _VERSION.fullmatch(version) else ()

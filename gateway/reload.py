@@ -1,0 +1,107 @@
+"""Follows the configuration file: an edit or SIGHUP brings a new policy, and nothing but the policy changes.
+
+A file that is wrong, or gone, leaves the last good one in force, and is complained of once. What is decided at start only (the
+backend, folders, addresses: flags and variables all) needs a restart anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from devices.filewatch import FileWatch
+from devices.policy import Policy
+from gateway.settings import ConfigError, Settings
+
+_AT_START: Final = ("fail_on_init_error", "container_driver_root")
+"""What a backend goes by while it starts."""
+
+_log = structlog.get_logger()
+
+
+async def follow(settings: Settings, adopt: Callable[[Policy], None]) -> None:
+    """Call ``adopt`` with each new policy, for ever. Without a file, SIGHUP only gets an answer in the log."""
+    loop = asyncio.get_running_loop()
+    hangup = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    try:
+        if settings.config_file is None:
+            while True:
+                await hangup.wait()
+                hangup.clear()
+                _log.info("SIGHUP, but there is nothing to reload: no --config-file was given")
+        current = _Current(settings, settings.config_file, adopt)
+        asked = False
+        with FileWatch(settings.config_file) as watch:
+            while True:
+                if not current.look(asked=asked):
+                    watch.look_again()
+                edit, order = (asyncio.ensure_future(work) for work in (watch.changed(), hangup.wait()))
+                try:
+                    await asyncio.wait({edit, order}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    edit.cancel()
+                    order.cancel()
+                asked = hangup.is_set()
+                hangup.clear()
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+
+
+class _Current:
+    """The policy in force, and the text that it came from."""
+
+    def __init__(self, settings: Settings, path: Path, adopt: Callable[[Policy], None]) -> None:
+        self._settings, self._path, self._adopt = settings, path, adopt
+        self._policy = settings.policy
+        self._content: bytes | None = None
+        self._missed = 0
+
+    def look(self, *, asked: bool) -> bool:
+        """Go by the file as it is now, if it is to be used; False where it could not be read. ``asked``: say what came of it."""
+        from gateway import config  # noqa: PLC0415 - who has no file needn't pay for YAML
+
+        settings, first = self._settings, self._content is None
+        try:
+            content = config.read(self._path)
+            self._missed = 0
+            if content == self._content and not asked:
+                return True
+            self._content = content
+            file = config.parse(content, str(self._path), strict=settings.strict_config)
+            policy = config.policy(file, settings.given, settings.backend)
+        except config.UnreadableError as error:
+            self._missed += 1
+            # NVIDIA's config-manager takes the file away before it puts another there: only the second time means something.
+            if asked or self._missed == 2:
+                self._reject(error)
+            return False
+        except ConfigError as error:
+            self._reject(error)
+            return True
+        self._take(policy, file.warnings, aloud=asked or not first)
+        return True
+
+    def _reject(self, error: ConfigError) -> None:
+        _log.error("configuration rejected: the last good one stays in force", reason=str(error))
+
+    def _take(self, policy: Policy, warnings: tuple[str, ...], *, aloud: bool) -> None:
+        changed = [one.name for one in fields(Policy) if getattr(policy, one.name) != getattr(self._policy, one.name)]
+        fixed = {name: getattr(self._policy, name) for name in _AT_START if name in changed}
+        if aloud or changed:
+            for warning in warnings:
+                _log.warning("configuration", note=warning)
+        if fixed:
+            _log.warning("configuration: this changes only when the gateway is started anew", settings=list(fixed))
+        if len(changed) > len(fixed):
+            self._policy = replace(policy, **fixed)
+            self._adopt(self._policy)
+            _log.info("configuration adopted", changed=[name for name in changed if name not in fixed])
+        elif aloud:
+            _log.info("configuration read: nothing changed")

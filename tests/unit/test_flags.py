@@ -1,0 +1,365 @@
+"""Other plugins' flags and variables: each by each way, which one wins, and what a wrong one is told."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from devices.policy import (
+    CdiFallback,
+    IdStrategy,
+    ListStrategy,
+    MigStrategy,
+    Naming,
+    Policy,
+    Recovery,
+    Sharing,
+)
+from gateway import flags, flagtable, observe
+from gateway.cli import main
+from gateway.flags import FLAGS, Kind
+from gateway.settings import SOCKET_DIR, Settings
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+BOTH = frozenset({ListStrategy.ENVVAR, ListStrategy.CDI_CRI})
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Runs of the daemon, not run: the settings that it would have had."""
+    runs: list[Settings] = []
+
+    def serve(settings: Settings) -> int:
+        runs.append(settings)
+        return 0
+
+    monkeypatch.setattr(main, "_serve", serve)
+    return runs
+
+
+@pytest.fixture(autouse=True)
+def _no_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configured once, a logger stays so for the whole process: for every test after these."""
+    monkeypatch.setattr(observe, "configure", lambda *_: None)
+
+
+def call(*arguments: str, **variables: str) -> Result:
+    return CliRunner().invoke(main.gateway, list(arguments), env=variables)
+
+
+def written(folder: Path, key: tuple[str, ...], text: str) -> str:
+    """A configuration file that says one thing."""
+    value = text
+    for name in reversed(key):
+        value = f"{{{name}: {value}}}"
+    file = folder / "config.yaml"
+    file.write_text(value)
+    return str(file)
+
+
+# Flag, a text for it, the policy's field, the value there. Lists are one text on the line and in a variable.
+EFFECTS: list[tuple[str, str, str, Any]] = [
+    ("mig-strategy", "mixed", "mig_strategy", MigStrategy.MIXED),
+    ("fail-on-init-error", "true", "fail_on_init_error", True),
+    ("nvidia-driver-root", "/run/nvidia/driver/", "driver_root", "/run/nvidia/driver"),
+    ("nvidia-dev-root", "/custom", "dev_root", "/custom"),
+    ("container-driver-root", "/host", "container_driver_root", "/host"),
+    ("pass-device-specs", "true", "pass_device_specs", True),
+    ("device-list-strategy", "cdi-cri", "list_strategies", frozenset({ListStrategy.CDI_CRI})),
+    ("device-id-strategy", "index", "id_strategy", IdStrategy.INDEX),
+    ("shared-devices-allocation-policy", "packed", "sharing", Sharing.PACKED),
+    ("gdrcopy-enabled", "true", "gdrcopy", True),
+    ("gds-enabled", "true", "gds", True),
+    ("mofed-enabled", "true", "mofed", True),
+    ("cdi-annotation-prefix", "x.io/", "cdi_annotation_prefix", "x.io/"),
+    ("nvidia-cdi-hook-path", "/opt/hook", "cdi_hook_path", "/opt/hook"),
+    ("DP_DISABLE_HEALTHCHECKS", "xids,13", "disabled_health_checks", "xids,13"),
+    ("DP_ENABLE_HEALTHCHECKS", "all", "enabled_health_checks", "all"),
+    ("resource-naming-strategy", "mixed", "resource_naming", Naming.MIXED),
+    ("health-recovery", "off", "health_recovery", Recovery.OFF),
+    ("cdi-fallback", "expand", "cdi_fallback", CdiFallback.EXPAND),
+]
+NAMED = {flag.name: flag for flag in FLAGS}
+
+
+@pytest.mark.parametrize(("name", "text", "field", "value"), EFFECTS, ids=[row[0] for row in EFFECTS])
+def test_each_flag_by_each_way(
+    given: list[Settings], tmp_path: Path, name: str, text: str, field: str, value: object
+) -> None:
+    flag = NAMED[name]
+    runs = [call(**{variable: text}) for variable in flag.variables]
+    for option in (flag.name, *flag.aliases) if flag.option else ():
+        runs += [call(f"--{option}={text}"), call(f"-{option}={text}")]
+        runs += (
+            [call(f"--{option}")] if flag.kind is Kind.SWITCH else [call(f"--{option}", text), call(f"-{option}", text)]
+        )
+    if flag.key:
+        runs.append(call("--config-file", written(tmp_path, flag.key, text)))
+    assert [run.exit_code for run in runs] == [0] * len(runs), [run.output for run in runs]
+    assert [getattr(settings.policy, field) for settings in given] == [value] * len(runs)
+    assert getattr(Policy(), field) != value
+
+
+def test_every_flag_with_an_effect_has_a_row() -> None:
+    assert {flag.name for flag in FLAGS if flag.field} == {row[0] for row in EFFECTS}
+    assert {field.name for field in fields(Policy)} - {flag.field for flag in FLAGS} == {
+        "gpu_names",
+        "mig_names",
+        "slices",
+        "fail_requests_greater_than_one",
+        "globbed",
+    }
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.inert], ids=lambda flag: flag.name)
+def test_what_has_no_effect_is_accepted(given: list[Settings], tmp_path: Path, flag: flags.Flag) -> None:
+    text = "true" if flag.kind is Kind.SWITCH else "3"
+    runs = [call(f"-{flag.name}={text}"), *(call(**{variable: text}) for variable in flag.variables)]
+    runs += (
+        [call("--config-file", written(tmp_path, flag.key, f'"{text}"' if text == "3" else text))] if flag.key else []
+    )
+    assert [run.exit_code for run in runs] == [0] * len(runs), [run.output for run in runs]
+    assert [settings.policy for settings in given] == [Policy()] * len(runs)
+
+
+@pytest.mark.parametrize(
+    ("line", "variable", "file", "wins"),
+    [
+        ("single", "mixed", "none", MigStrategy.SINGLE),
+        ("single", None, "none", MigStrategy.SINGLE),
+        ("none", "mixed", "single", MigStrategy.NONE),
+        (None, "mixed", "single", MigStrategy.MIXED),
+        (None, None, "mixed", MigStrategy.MIXED),
+        (None, None, None, MigStrategy.NONE),
+        ("single", "nonsense", "nonsense", MigStrategy.SINGLE),
+        (None, "mixed", "nonsense", MigStrategy.MIXED),
+    ],
+    ids=[
+        "the line beats all",
+        "the line beats the file",
+        "a default that is said beats all",
+        "a variable beats the file",
+        "the file beats the default",
+        "the default",
+        "what loses to the line is not judged",
+        "what loses to a variable is not judged",
+    ],
+)
+def test_precedence(
+    given: list[Settings], tmp_path: Path, line: str | None, variable: str | None, file: str | None, wins: MigStrategy
+) -> None:
+    arguments = [] if line is None else ["--mig-strategy", line]
+    if file is not None:
+        arguments += ["--config-file", written(tmp_path, ("flags", "migStrategy"), file)]
+    result = call(*arguments, **({} if variable is None else {"MIG_STRATEGY": variable}))
+    assert result.exit_code == 0, result.output
+    assert given[0].policy.mig_strategy is wins
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "value"),
+    [
+        (["--device-list-strategy=envvar,cdi-cri"], {}, BOTH),
+        (["--device-list-strategy", "envvar", "--device-list-strategy=cdi-cri"], {}, BOTH),
+        (["--device-list-strategy=cdi-cri"], {"DEVICE_LIST_STRATEGY": "envvar"}, frozenset({ListStrategy.CDI_CRI})),
+        ([], {"DEVICE_LIST_STRATEGY": "envvar, cdi-cri"}, BOTH),
+    ],
+    ids=["commas", "repeated", "the line replaces the variable's", "commas with spaces in a variable"],
+)
+def test_lists(given: list[Settings], arguments: list[str], variables: dict[str, str], value: object) -> None:
+    assert call(*arguments, **variables).exit_code == 0
+    assert given[0].policy.list_strategies == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", True),
+        ("t", True),
+        ("TRUE", True),
+        ("True", True),
+        ("0", False),
+        ("f", False),
+        ("False", False),
+        ("", False),
+    ],
+)
+def test_switches_as_go_reads_them(given: list[Settings], text: str, value: object) -> None:
+    assert call(PASS_DEVICE_SPECS=text).exit_code == 0
+    assert given[0].policy.pass_device_specs is value
+
+
+@pytest.mark.parametrize(
+    ("backend", "said", "value"),
+    [
+        ("auto", {}, False),
+        ("nvidia", {}, True),
+        ("amd", {}, False),
+        ("simulated", {}, False),
+        ("auto", {"FAIL_ON_INIT_ERROR": "true"}, True),
+        ("nvidia", {"FAIL_ON_INIT_ERROR": "false"}, False),
+        ("nvidia", {"FAIL_ON_INIT_ERROR": ""}, False),
+    ],
+)
+def test_failing_at_start_is_nvidias_default_only(
+    given: list[Settings], backend: str, said: dict[str, str], value: object
+) -> None:
+    assert call("--backend", backend, **said).exit_code == 0
+    assert given[0].policy.fail_on_init_error is value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "spelled"),
+    [
+        (["--gds-enabled", "probe", "--json"], ["--gds-enabled=true", "probe", "--json"]),
+        (["-gds-enabled", "-pulse", "30"], ["--gds-enabled=true", "--pulse=30"]),
+        (["-resource_naming_strategy=mixed"], ["--resource_naming_strategy=mixed"]),
+        (["--mig-strategy", "--gds-enabled"], ["--mig-strategy=--gds-enabled"]),
+        (["--api", "-gds-enabled", "-pulse=1"], ["--api", "-gds-enabled", "--pulse=1"]),
+        (["probe", "-gds-enabled"], ["probe", "-gds-enabled"]),
+        (["--", "-gds-enabled"], ["--", "-gds-enabled"]),
+        (["--config-file="], ["--config-file="]),
+        (["--mig-strategy"], ["--mig-strategy"]),
+        (["-v"], ["--version"]),
+        (["-v", "5", "-pulse=0"], ["--v=5", "--pulse=0"]),
+        (["-v=5"], ["--v=5"]),
+        (["-h"], ["-h"]),
+        ([], []),
+    ],
+    ids=[
+        "a switch before a command",
+        "one dash",
+        "an underscore",
+        "a value that looks like a flag",
+        "the value of another option",
+        "a command's own arguments",
+        "the end of options",
+        "an empty value",
+        "a value that is missing",
+        "a version",
+        "a level of the log",
+        "a level of the log, joined",
+        "help",
+        "nothing",
+    ],
+)
+def test_flags_are_spelled_as_go_has_them(arguments: list[str], spelled: list[str]) -> None:
+    assert flags.spelled(arguments, {"--api"}) == spelled
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "words"),
+    [
+        (["--mig-strategy", "both"], {}, ["--mig-strategy: expected none, single or mixed", "'both'"]),
+        ([], {"MIG_STRATEGY": "both"}, ["MIG_STRATEGY: expected none, single or mixed", "'both'"]),
+        ([], {"MIG_STRATEGY": ""}, ["MIG_STRATEGY", "''"]),
+        (["--device-list-strategy=envvar,cdi"], {}, ["envvar, volume-mounts, cdi-annotations or cdi-cri", "'cdi'"]),
+        ([], {"DEVICE_LIST_STRATEGY": ""}, ["DEVICE_LIST_STRATEGY", "cdi-cri", "''"]),
+        ([], {"DEVICE_ID_STRATEGY": "name"}, ["DEVICE_ID_STRATEGY: expected uuid or index"]),
+        ([], {"GDS_ENABLED": "yes"}, ["GDS_ENABLED: expected true or false", "'yes'"]),
+        (["--gds-enabled=yes"], {}, ["--gds-enabled: expected true or false", "'yes'"]),
+        (["--gds-enabled", "false"], {}, ["write --gds-enabled=false"]),
+        (["--shared-devices-allocation-policy=spread"], {}, ["distributed or packed", "'spread'"]),
+        (["--device-discovery-strategy=tegra"], {}, ["tegra", "not supported", "keep NVIDIA's plugin"]),
+        (["--device-discovery-strategy=cdi"], {}, ["auto or nvml", "'cdi'"]),
+        ([], {"IMEX_CHANNEL_IDS": "0"}, ["IMEX_CHANNEL_IDS", "[0]", "leave them away"]),
+        ([], {"IMEX_CHANNEL_IDS": "x"}, ["IMEX_CHANNEL_IDS: expected whole numbers", "'x'"]),
+        (["--nvidia-driver-root=/a\nb"], {}, ["--nvidia-driver-root", "control characters"]),
+        (["--resource-naming-strategy=all"], {}, ["single or mixed", "'all'"]),
+        (["--health-recovery=on"], {}, ["off or safe", "'on'"]),
+        ([], {"GATEWAY_CDI_FALLBACK": "x"}, ["GATEWAY_CDI_FALLBACK: expected refuse, envvar or expand"]),
+        (["--kubelet-socket=/x/sock"], {}, ["--kubelet-socket", "kubelet.sock", "/x/sock"]),
+        ([], {"KUBELET_SOCKET": ""}, ["KUBELET_SOCKET", "kubelet.sock", "''"]),
+        (["--kubelet-socket=/x/kubelet.sock", "--socket-dir=/y"], {}, ["/x", "/y", "leave one of them out"]),
+        (["--mig-strategy"], {}, ["requires an argument"]),
+        (["--config-file=/none/such"], {}, ["/none/such", "can't be read", "No such file"]),
+        (["--config-file=/dev/null"], {}, ["/dev/null", "plain file"]),
+    ],
+)
+def test_a_wrong_one_is_told_what_was_expected(
+    given: list[Settings], arguments: list[str], variables: dict[str, str], words: list[str]
+) -> None:
+    result = call(*arguments, **variables)
+    text = " ".join(result.output.split())
+    assert (result.exit_code in {1, 2}, given) == (True, [])
+    assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "folder"),
+    [
+        ([], {}, str(SOCKET_DIR)),
+        (["--kubelet-socket=/x/kubelet.sock"], {}, "/x"),
+        ([], {"KUBELET_SOCKET": "/x/kubelet.sock"}, "/x"),
+        (["--socket-dir=/y"], {"KUBELET_SOCKET": "/x/kubelet.sock"}, "/y"),
+        (["--kubelet-socket=/x/kubelet.sock"], {"GATEWAY_SOCKET_DIR": "/y"}, "/x"),
+        (["--kubelet-socket=/x/kubelet.sock", "--socket-dir=/x"], {}, "/x"),
+    ],
+)
+def test_the_kubelets_socket_says_where_its_folder_is(
+    given: list[Settings], arguments: list[str], variables: dict[str, str], folder: str
+) -> None:
+    assert call(*arguments, **variables).exit_code == 0
+    assert given[0].socket_dir == Path(folder)
+
+
+def test_the_rest_of_the_settings(given: list[Settings], tmp_path: Path) -> None:
+    file = written(tmp_path, ("flags", "gdsEnabled"), "true")
+    assert call("--strict-config", "--mofed-enabled", CONFIG_FILE=file).exit_code == 0
+    (settings,) = given
+    assert (settings.config_file, settings.strict_config, list(settings.given)) == (Path(file), True, ["mofed-enabled"])
+    assert call(CONFIG_FILE="").exit_code == 0
+    assert given[1] == Settings()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "backend", "says"),
+    [
+        ([], "nvidia", ""),
+        (["--backend", "simulated"], "simulated", ""),
+        (["--version"], None, "nvidia-device-plugin, version"),
+        (["-v"], None, "nvidia-device-plugin, version"),
+        (["-h"], None, "Usage: nvidia-device-plugin"),
+    ],
+)
+def test_under_nvidias_name(
+    given: list[Settings],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    backend: str | None,
+    says: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/nvidia-device-plugin", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main.nvidia()
+    assert (ended.value.code, [settings.backend for settings in given]) == (0, [] if backend is None else [backend])
+    assert says in capsys.readouterr().out
+
+
+def test_help_has_them_in_a_section_of_their_own() -> None:
+    options, _, devices = call("--help").output.partition("Devices, by the flags and variables")
+    shown = [f"--{flag.name}" for flag in FLAGS if flag.option and not flag.inert]
+    assert [name for name in shown if name not in devices or f"{name} " in options] == []
+    assert "--pulse" not in options + devices
+
+
+def test_the_committed_table_is_what_the_flags_declare() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert flagtable.page(text) == text
+
+
+def test_a_table_that_differs_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.read_text(encoding="utf-8").replace("`MIG_STRATEGY`", "`MIG`"), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["flagtable", "--check", str(page)])
+    with pytest.raises(SystemExit, match="run `make docs`"):
+        flagtable.main()
+    monkeypatch.setattr(sys, "argv", ["flagtable", str(page)])
+    flagtable.main()
+    assert page.read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")

@@ -1,0 +1,459 @@
+"""CDI specifications: what stands in them, what they are made of, and how they are kept on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.gpu import driverfiles
+from devices.gpu.answers import Surroundings
+from devices.gpu.backend import Sight
+from devices.gpu.cdi import (
+    DriverFiles,
+    Extra,
+    HookError,
+    Link,
+    Specification,
+    expanded,
+    extras,
+    name_of,
+    qualified,
+    specifications,
+    with_gone,
+)
+from devices.gpu.cdi_files import CDIFileError, keep, path_of, write
+from devices.gpu.driverfiles import DriverFilesError, find
+from devices.gpu.model import GPU
+from devices.model import Mount
+from devices.policy import IdStrategy, ListStrategy, Policy
+
+VERSION = "550.54.15"
+GPUS = (
+    GPU("GPU-a", 0, 0, resource="nvidia.com/gpu", spec_nodes=("/dev/nvidia0",)),
+    GPU("GPU-b", 1, 1, resource="nvidia.com/gpu", spec_nodes=("/dev/nvidia1",), partitioned=True),
+    GPU(
+        "MIG-c", 2, 1, parent="GPU-b", profile="1g.5gb", place="1:2", resource="nvidia.com/gpu",
+        spec_nodes=("/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"),
+    ),
+)  # fmt: skip
+CUDA = f"/usr/lib64/libcuda.so.{VERSION}"
+DRIVER = DriverFiles(
+    libraries=(Mount(CUDA, f"/run/driver{CUDA}", read_only=True),),
+    others=(Mount("/usr/bin/nvidia-smi", "/run/driver/usr/bin/nvidia-smi", read_only=True),),
+    links=(Link("/usr/lib64/libcuda.so", "libcuda.so.1"), Link("/usr/lib64/libcuda.so.1", f"libcuda.so.{VERSION}")),
+    nodes={Extra.GDS: ("/dev/nvidia-fs0",), Extra.GDRCOPY: ()},
+    mounts={Extra.GDS: (Mount("/run/udev", "/run/udev", read_only=True),)},
+)
+RO = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
+
+
+def only(policy: Policy | None = None, gpus: tuple[GPU, ...] = GPUS) -> Specification:
+    (spec,) = specifications(gpus, ("/dev/nvidiactl",), policy or Policy(driver_root="/run/driver"), DRIVER)
+    return spec
+
+
+def node(path: str, root: str = "/run/driver") -> dict[str, str]:
+    return {"path": path, "hostPath": root + path}
+
+
+def test_the_whole_specification() -> None:
+    assert only(gpus=GPUS[:1]) == {
+        "cdiVersion": "0.5.0",
+        "kind": "k8s.device-plugin.nvidia.com/gpu",
+        "devices": [
+            {"name": "GPU-a", "containerEdits": {"deviceNodes": [node("/dev/nvidia0")]}},
+            {"name": "all", "containerEdits": {"deviceNodes": [node("/dev/nvidia0")]}},
+        ],
+        "containerEdits": {
+            "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+            "deviceNodes": [node("/dev/nvidiactl")],
+            "mounts": [
+                {"hostPath": f"/run/driver{CUDA}", "containerPath": CUDA, "options": RO},
+                {"hostPath": "/run/driver/usr/bin/nvidia-smi", "containerPath": "/usr/bin/nvidia-smi", "options": RO},
+            ],
+            "hooks": [
+                {
+                    "hookName": "createContainer",
+                    "path": "/usr/bin/nvidia-ctk",
+                    "args": [
+                        "nvidia-ctk", "hook", "create-symlinks",
+                        "--link", "libcuda.so.1::/usr/lib64/libcuda.so",
+                        "--link", f"libcuda.so.{VERSION}::/usr/lib64/libcuda.so.1",
+                    ],
+                },
+                {
+                    "hookName": "createContainer",
+                    "path": "/usr/bin/nvidia-ctk",
+                    "args": ["nvidia-ctk", "hook", "update-ldcache", "--folder", "/usr/lib64"],
+                },
+            ],
+        },
+    }  # fmt: skip
+
+
+def test_gpus_and_instances_have_names_and_all_has_every_node_once() -> None:
+    spec = only()
+    assert [device["name"] for device in spec["devices"]] == ["GPU-a", "GPU-b", "MIG-c", "all"]
+    paths = [one["path"] for one in spec["devices"][-1]["containerEdits"]["deviceNodes"]]
+    assert paths == ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"]
+
+
+def test_nodes_that_are_the_same_inside_and_outside() -> None:
+    spec = only(gpus=(GPU("GPU-a", 0, 0, device_nodes=("/dev/null",), spec_nodes=("/dev/nvidia0",)),))
+    assert spec["devices"][0]["containerEdits"]["deviceNodes"] == [{"path": "/dev/null"}, node("/dev/nvidia0")]
+
+
+def test_names_by_index() -> None:
+    spec = only(Policy(id_strategy=IdStrategy.INDEX))
+    assert [device["name"] for device in spec["devices"]] == ["0", "1", "1:2", "all"]
+    assert name_of(GPUS[2], IdStrategy.INDEX) == "1:2"
+
+
+@pytest.mark.parametrize(
+    ("policy", "version"),
+    [
+        pytest.param(Policy(), "0.3.0", id="nothing that is newer"),
+        pytest.param(Policy(dev_root="/run/driver"), "0.5.0", id="host paths of nodes"),
+        pytest.param(Policy(id_strategy=IdStrategy.INDEX), "0.5.0", id="names that begin with a digit"),
+    ],
+)
+def test_the_lowest_version_that_has_all_of_it(policy: Policy, version: str) -> None:
+    assert only(policy)["cdiVersion"] == version
+
+
+def test_another_hook_program_has_its_own_words() -> None:
+    hooks = only(Policy(cdi_hook_path="/usr/local/bin/nvidia-ctk"))["containerEdits"]["hooks"]
+    assert [hook["args"][:3] for hook in hooks] == [
+        ["nvidia-ctk", "hook", "create-symlinks"],
+        ["nvidia-ctk", "hook", "update-ldcache"],
+    ]
+
+
+def test_without_gpus_there_is_nothing_to_write() -> None:
+    assert specifications((), ("/dev/nvidiactl",), Policy(), DRIVER) == ()
+
+
+def test_a_gpu_without_nodes_is_no_empty_device() -> None:
+    spec = only(gpus=(GPU("GPU-simulated", 0, 0),))
+    assert all(device["containerEdits"] for device in spec["devices"])
+
+
+def test_a_gpu_that_has_no_name_does_not_spoil_the_others() -> None:
+    spec = only(gpus=(*GPUS[:1], GPU("MIG-GPU-b/7/0", 1, 1), GPU("all", 2, 2)))
+    assert [device["name"] for device in spec["devices"]] == ["GPU-a", "all"]
+
+
+def test_extras_that_are_wanted_and_there() -> None:
+    policy = Policy(gds=True, gdrcopy=True, mofed=True)
+    _, gds = specifications(GPUS, (), policy, DRIVER)
+    assert gds == {
+        "cdiVersion": "0.3.0",
+        "kind": "k8s.device-plugin.nvidia.com/gds",
+        "devices": [
+            {
+                "name": "all",
+                "containerEdits": {
+                    "deviceNodes": [{"path": "/dev/nvidia-fs0"}],
+                    "mounts": [{"hostPath": "/run/udev", "containerPath": "/run/udev", "options": RO}],
+                },
+            }
+        ],
+    }
+    assert extras(policy, DRIVER) == (Extra.GDS,)
+    assert extras(Policy(), DRIVER) == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a b", "-a", "a-", "GPU-1/7/0", "ä", "a,b", "a=b"],
+    ids=["empty", "a space", "begins with -", "ends with -", "a slash", "no ASCII", "a comma", "="],
+)  # fmt: skip
+def test_names_that_cdi_does_not_allow(name: str) -> None:
+    with pytest.raises(ValueError, match="expected a CDI device name"):
+        qualified(name)
+
+
+@pytest.mark.parametrize("kind", ["gpu", "a/b/c", "1a/b", "a/b.c", "a/", "/b"])
+def test_kinds_that_cdi_does_not_allow(kind: str) -> None:
+    with pytest.raises(ValueError, match="expected a kind"):
+        qualified("a", kind)
+
+
+# The rules of pkg/parser (ValidateDeviceName) in their own words, character by character.
+@given(st.text(st.sampled_from("aZ0_.:-/ ,"), max_size=6))
+def test_names_are_what_cdi_says(name: str) -> None:
+    good = bool(name) and name[0].isalnum() and name[-1].isalnum() and all(c.isalnum() or c in "_.:-" for c in name)
+    try:
+        assert qualified(name).endswith(f"={name}")
+    except ValueError:
+        assert not good
+    else:
+        assert good
+
+
+def test_a_hook_cannot_be_expanded() -> None:
+    with pytest.raises(HookError):
+        expanded([qualified("GPU-a")], [only()])
+    with pytest.raises(KeyError):
+        expanded([qualified("GPU-z")], specifications(GPUS, (), Policy(), DriverFiles(())))
+
+
+# --- what is gone ------------------------------------------------------------------------------------------------------
+
+GONE = {"name": "GPU-gone", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia7"}]}}
+OLD = {"cdiVersion": "0.6.0", "kind": "k8s.device-plugin.nvidia.com/gpu", "devices": [GONE, {**GONE, "name": "GPU-a"}]}
+
+
+@pytest.mark.parametrize(
+    ("old", "kept"),
+    [
+        pytest.param(OLD, True, id="gone"),
+        pytest.param({**OLD, "kind": "nvidia.com/gpu"}, False, id="another kind"),
+        pytest.param({**OLD, "devices": [7, {"name": "GPU-gone"}]}, False, id="malformed devices"),
+        pytest.param({**OLD, "devices": {"name": "GPU-gone"}}, False, id="malformed"),
+        pytest.param(None, False, id="no file"),
+    ],
+)
+def test_a_device_that_went_stays(old: object, kept: bool) -> None:
+    new = only(Policy())
+    merged = with_gone(new, old)
+    assert merged["devices"] == [*new["devices"], GONE] if kept else merged == new
+    assert merged["cdiVersion"] == ("0.6.0" if kept else "0.3.0")
+
+
+@pytest.mark.parametrize("version", ["9.x.0", "", None, "1.1", "999999.0.0"])
+def test_a_version_that_is_none_does_not_spoil_the_file(version: object) -> None:
+    assert with_gone(only(Policy()), {**OLD, "cdiVersion": version})["cdiVersion"] == "0.3.0"
+
+
+def test_only_the_last_that_went_stay() -> None:
+    many = [{**GONE, "name": f"GPU-{number}"} for number in range(1000)]
+    assert with_gone(only(), {**OLD, "devices": many})["devices"] == [*only()["devices"], *many[-256:]]
+
+
+# --- the file ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_written_once_and_found_by_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "cdi"
+    assert write(only(), folder=folder)
+    file = folder / "k8s.device-plugin.nvidia.com-gpu.json"
+    assert json.loads(file.read_bytes()) == only()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert os.listdir(folder) == [file.name]  # noqa: PTH208 - nothing was left behind
+    before = file.stat()
+    assert not write(only(), folder=folder)
+    assert file.stat().st_ino == before.st_ino
+
+
+def test_a_change_replaces_it_and_keeps_what_went(tmp_path: Path) -> None:
+    write(only(gpus=GPUS[:2]), folder=tmp_path)
+    before = path_of(only(), tmp_path).stat().st_ino
+    assert write(only(gpus=GPUS[:1]), folder=tmp_path)
+    spec = json.loads(path_of(only(), tmp_path).read_bytes())
+    assert [device["name"] for device in spec["devices"]] == ["GPU-a", "all", "GPU-b"]
+    assert path_of(only(), tmp_path).stat().st_ino != before
+    assert not write(only(gpus=GPUS[:1]), folder=tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"\xff", b"[]", b'"x"', b"{}"])
+def test_a_file_that_is_broken_is_replaced(tmp_path: Path, content: bytes) -> None:
+    path_of(only(), tmp_path).write_bytes(content)
+    assert write(only(), folder=tmp_path)
+    assert json.loads(path_of(only(), tmp_path).read_bytes()) == only()
+
+
+def test_a_foreign_file_stays_as_it_is(tmp_path: Path) -> None:
+    foreign = tmp_path / "nvidia.yaml"
+    foreign.write_text("kind: nvidia.com/gpu")
+    write(only(), folder=tmp_path)
+    assert foreign.read_text() == "kind: nvidia.com/gpu"
+    ours = path_of(only(), tmp_path)
+    ours.write_text('{"kind": "vendor.com/gpu"}')
+    with pytest.raises(CDIFileError, match=re.escape("got 'vendor.com/gpu': it is somebody else's")):
+        write(only(), folder=tmp_path)
+    assert ours.read_text() == '{"kind": "vendor.com/gpu"}'
+
+
+def test_a_link_in_its_place_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    path_of(only(), tmp_path).symlink_to(victim)
+    write(only(), folder=tmp_path)
+    assert victim.read_text() == "mine"
+    assert not path_of(only(), tmp_path).is_symlink()
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "cdi").write_text("no folder")
+    with pytest.raises(CDIFileError, match="mount the host's folder"):
+        write(only(), folder=tmp_path / "cdi")
+
+
+def test_what_is_kept_is_what_answers_rest_on(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("cdi")
+    policy = Policy(container_driver_root=str(root), list_strategies=frozenset({ListStrategy.CDI_CRI}))
+    own = GPU("GPU-own", 7, 7, cdi_name="vendor.com/gpu=GPU-own")
+    sight = Sight((*GPUS, own), control_nodes=("/dev/nvidiactl",), driver=VERSION)
+    around = keep(sight, policy, folder=folder)
+    (spec,) = around.specifications
+    assert around == Surroundings(("/dev/nvidiactl",), specifications=(spec,))
+    assert [device["name"] for device in spec["devices"]] == ["GPU-a", "GPU-b", "MIG-c", "all"]
+    assert json.loads(path_of(spec, folder).read_bytes()) == spec
+
+
+def test_what_cannot_be_kept_is_said_to_answers(tmp_path: Path, root: Path) -> None:
+    cri = frozenset({ListStrategy.CDI_CRI})
+    sight = Sight(GPUS, driver="1.2.3")
+    without_libraries = keep(sight, Policy(container_driver_root=str(root), list_strategies=cri), folder=tmp_path)
+    assert "expected libcuda.so.1.2.3" in without_libraries.without_cdi
+    (tmp_path / "file").touch()
+    without_folder = keep(sight, Policy(list_strategies=cri), driver=DRIVER, folder=tmp_path / "file")
+    assert "mount the host's folder" in without_folder.without_cdi
+
+
+def test_without_a_cdi_strategy_nothing_is_looked_for_or_written(tmp_path: Path) -> None:
+    assert keep(Sight(GPUS, control_nodes=("/dev/nvidiactl",)), Policy(), folder=tmp_path / "cdi") == Surroundings(
+        ("/dev/nvidiactl",)
+    )
+    assert not (tmp_path / "cdi").exists()
+
+
+def test_a_node_without_a_driver_needs_no_hooks() -> None:
+    (spec,) = specifications(GPUS, (), Policy(), DriverFiles(()))
+    assert "hooks" not in spec["containerEdits"]
+
+
+# --- the driver's files ------------------------------------------------------------------------------------------------
+
+
+def put(root: Path, path: str, mode: int = 0o644) -> None:
+    file = root / path.lstrip("/")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    file.chmod(mode)
+
+
+def link(root: Path, path: str, target: str) -> None:
+    file = root / path.lstrip("/")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.symlink_to(target)
+
+
+def look(root: Path, **changes: Any) -> DriverFiles:
+    policy = Policy(driver_root="/run/nvidia/driver", container_driver_root=str(root), **changes)
+    return find(policy, VERSION, dev_root=str(root))
+
+
+def paths(mounts: tuple[Mount, ...]) -> dict[str, str]:
+    assert all(mount.read_only for mount in mounts)
+    return {mount.container_path: mount.host_path for mount in mounts}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    put(tmp_path, CUDA)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/lib64", "/lib/x86_64-linux-gnu",
+        "/usr/lib/x86_64-linux-gnu/nvidia/current", "/usr/lib", "/usr/lib64/nvidia", "/usr/local/nvidia/lib64",
+        "/usr/local/glibc/usr/lib", "/run/opengl-driver/lib",
+    ],
+)  # fmt: skip
+def test_libraries_are_found_where_distributions_put_them(tmp_path: Path, folder: str) -> None:
+    put(tmp_path, f"{folder}/libcuda.so.{VERSION}")
+    put(tmp_path, f"{folder}/vdpau/libvdpau_nvidia.so.{VERSION}")
+    put(tmp_path, f"{folder}/libcuda.so.470.1")
+    put(tmp_path, f"{folder}/libc.so.6")
+    assert paths(look(tmp_path).libraries) == {
+        path: f"/run/nvidia/driver{path}"
+        for path in (f"{folder}/libcuda.so.{VERSION}", f"{folder}/vdpau/libvdpau_nvidia.so.{VERSION}")
+    }
+
+
+def test_links_beside_a_library_are_made_again(root: Path) -> None:
+    link(root, "/usr/lib64/libcuda.so.1", f"libcuda.so.{VERSION}")
+    link(root, "/usr/lib64/libcuda.so", "libcuda.so.1")
+    link(root, "/usr/lib64/libfoo.so", "/etc/passwd")
+    assert look(root).links == (
+        Link("/usr/lib64/libcuda.so", f"libcuda.so.{VERSION}"),
+        Link("/usr/lib64/libcuda.so.1", f"libcuda.so.{VERSION}"),
+    )
+
+
+def test_a_merged_usr_names_a_library_once(root: Path) -> None:
+    link(root, "/lib64", "usr/lib64")
+    link(root, "/lib", "/usr/lib64")
+    assert list(paths(look(root).libraries)) == [CUDA]
+
+
+def test_links_stay_inside_the_root(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    put(outside, f"libnvidia-ml.so.{VERSION}")
+    put(outside, "nvidia-smi", 0o755)
+    link(root, f"/usr/lib64/libnvidia-ml.so.{VERSION}", f"{outside}/libnvidia-ml.so.{VERSION}")
+    link(root, "/usr/lib/x86_64-linux-gnu", "../../../../../.." + str(outside))
+    link(root, "/usr/bin", str(outside))
+    link(root, "/usr/lib64/libcycle.so.1", "libcycle.so.1")
+    found = look(root)
+    assert list(paths(found.libraries)) == [CUDA]
+    assert found.others == ()
+
+
+def test_an_absolute_link_means_the_root_of_the_driver(root: Path) -> None:
+    put(root, f"/opt/driver/libnvidia-ml.so.{VERSION}")
+    link(root, f"/usr/lib64/libnvidia-ml.so.{VERSION}", f"/opt/driver/libnvidia-ml.so.{VERSION}")
+    assert f"/opt/driver/libnvidia-ml.so.{VERSION}" in paths(look(root).libraries)
+
+
+def test_programs_firmware_and_sockets(root: Path) -> None:
+    put(root, "/usr/bin/nvidia-smi", 0o755)
+    put(root, "/usr/bin/nvidia-imex", 0o644)
+    put(root, "/usr/bin/bash", 0o755)
+    put(root, f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin")
+    put(root, f"/lib/firmware/nvidia/{VERSION}/readme")
+    put(root, "/lib/firmware/nvidia/470.1/gsp.bin")
+    put(root, "/var/run/nvidia-persistenced/socket")
+    link(root, "/run", "var/run")
+    assert paths(look(root).others) == {
+        "/usr/bin/nvidia-smi": "/run/nvidia/driver/usr/bin/nvidia-smi",
+        f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin": (
+            f"/run/nvidia/driver/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"
+        ),
+        "/run/nvidia-persistenced/socket": "/run/nvidia/driver/var/run/nvidia-persistenced/socket",
+    }
+
+
+def test_nodes_of_extras_are_device_nodes(root: Path) -> None:
+    put(root, "/dev/gdrdrv")
+    assert look(root).nodes[Extra.GDRCOPY] == ()
+    assert list(driverfiles._nodes(driverfiles._Tree("/", "/"), (("/dev", "nul*"),))) == ["/dev/null"]
+
+
+def test_on_the_host_the_root_is_said(root: Path) -> None:
+    found = find(Policy(container_driver_root="/nowhere"), VERSION, root=str(root))
+    assert paths(found.libraries) == {CUDA: CUDA}
+
+
+@pytest.mark.parametrize("version", ["", "550", "../../etc", "550.54.15\n", "*", "550.54.15/x"])
+def test_a_version_that_is_none(root: Path, version: str) -> None:
+    with pytest.raises(DriverFilesError, match="CDI needs the driver's libraries"):
+        find(Policy(container_driver_root=str(root)), version)
+
+
+def test_no_libraries_is_said(tmp_path: Path) -> None:
+    put(tmp_path, f"/usr/lib64/libnvidia-ml.so.{VERSION}")
+    (tmp_path / f"usr/lib64/libcuda.so.{VERSION}").mkdir()
+    with pytest.raises(DriverFilesError, match=re.escape(f"expected libcuda.so.{VERSION}")):
+        look(tmp_path)

@@ -1,0 +1,220 @@
+"""Following the configuration file: an edit and SIGHUP bring a new policy; a bad file brings none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from devices.filewatch import FileWatch
+from devices.policy import MigStrategy, Policy
+from gateway import config, flags, reload
+from gateway.settings import Given, Settings
+
+MIXED, SINGLE = "flags: {migStrategy: mixed}", "flags: {migStrategy: single}"
+
+
+class Said(list[EventDict]):
+    """What was logged, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._news = asyncio.Event()
+
+    def append(self, line: EventDict) -> None:
+        super().append(line)
+        self._news.set()
+
+    async def until(self, event: str, count: int = 1) -> None:
+        """Wait until something was said so many times."""
+        async with asyncio.timeout(10):
+            while self.times(event) < count:
+                self._news.clear()
+                await self._news.wait()
+
+    def times(self, event: str) -> int:
+        return sum(one["event"].startswith(event) for one in self)
+
+
+def put(file: Path, text: str) -> None:
+    """Write a file as editors do: a new one in the old one's place."""
+    new = file.with_name("new")
+    new.write_text(text)
+    new.replace(file)
+
+
+@pytest.fixture
+def said() -> Iterator[Said]:
+    with capture_logs():
+        (capture,) = structlog.get_config()["processors"]
+        capture.entries = lines = Said()
+        yield lines
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.yaml"
+
+
+@asynccontextmanager
+async def following(settings: Settings) -> AsyncIterator[list[Policy]]:
+    """The policies that are adopted, from when the file was looked at for the first time."""
+    adopted: list[Policy] = []
+    task = asyncio.create_task(reload.follow(settings, adopted.append))
+    await asyncio.sleep(0)
+    assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+    try:
+        yield adopted
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+def started(file: Path, text: str) -> Settings:
+    """What a gateway was started with that has this file."""
+    put(file, text)
+    return Settings(policy=config.policy(config.parse(text.encode(), str(file)), {}, "auto"), config_file=file)
+
+
+async def test_an_edit_brings_a_new_policy(file: Path, said: Said) -> None:
+    async with following(started(file, MIXED)) as adopted:
+        put(file, SINGLE)
+        await said.until("configuration adopted")
+        assert adopted == [replace(Policy(), mig_strategy=MigStrategy.SINGLE)]
+        assert [one["changed"] for one in said if one["event"] == "configuration adopted"] == [["mig_strategy"]]
+
+
+async def test_an_edit_between_the_start_and_the_watch_is_seen(file: Path, said: Said) -> None:
+    settings = started(file, MIXED)
+    put(file, SINGLE)
+    async with following(settings) as adopted:
+        assert [policy.mig_strategy for policy in adopted] == [MigStrategy.SINGLE]
+
+
+async def test_a_start_says_nothing_again(file: Path, said: Said) -> None:
+    async with following(started(file, MIXED + "\nunknown: 1")):
+        put(file, SINGLE + "\nunknown: 1")
+        await said.until("configuration adopted")
+    assert [one["event"] for one in said] == ["configuration", "configuration adopted"]
+
+
+async def test_sighup_answers_even_if_nothing_changed(file: Path, said: Said) -> None:
+    async with following(started(file, MIXED)) as adopted:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await said.until("configuration read: nothing changed")
+        assert adopted == []
+
+
+async def test_sighup_takes_what_inotify_missed(file: Path, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileWatch, "changed", lambda _: asyncio.Event().wait())
+    async with following(started(file, MIXED)) as adopted:
+        put(file, SINGLE)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await said.until("configuration adopted")
+        assert [policy.mig_strategy for policy in adopted] == [MigStrategy.SINGLE]
+
+
+async def test_a_bad_file_leaves_the_last_good_one_and_a_later_good_one_is_taken(file: Path, said: Said) -> None:
+    async with following(started(file, MIXED)) as adopted:
+        put(file, "flags: {migStrategy: both}")
+        await said.until("configuration rejected")
+        assert adopted == []
+        put(file, "flags: [")
+        await said.until("configuration rejected", 2)
+        put(file, SINGLE)
+        await said.until("configuration adopted")
+    assert [policy.mig_strategy for policy in adopted] == [MigStrategy.SINGLE]
+    assert said.times("configuration rejected") == 2
+    assert ["line 1: flags.migStrategy" in one["reason"] for one in said if "reason" in one] == [True, False]
+
+
+def test_a_bad_file_is_complained_of_once(file: Path, said: Said) -> None:
+    file.write_text("flags: [")
+    current = reload._Current(Settings(), file, lambda _: None)
+    assert [current.look(asked=asked) for asked in (False, False, True, False)] == [True] * 4
+    assert [one["event"] for one in said].count(said[0]["event"]) == len(said) == 2  # and again when asked
+
+
+def test_a_file_that_is_replaced_by_way_of_nothing_is_no_fault(file: Path, said: Said) -> None:
+    policies: list[Policy] = []
+    current = reload._Current(Settings(), file, policies.append)
+    assert not current.look(asked=False)
+    assert said == []
+    assert [current.look(asked=False) for _ in range(3)] == [False] * 3
+    assert [one["event"][:22] for one in said] == ["configuration rejected"]
+    file.write_text(SINGLE)
+    assert current.look(asked=False)
+    assert [policy.mig_strategy for policy in policies] == [MigStrategy.SINGLE]
+
+
+def test_a_file_that_comes_back_as_it_was_changes_nothing(file: Path, said: Said) -> None:
+    policies: list[Policy] = []
+    file.write_text(SINGLE)
+    current = reload._Current(Settings(policy=Policy(mig_strategy=MigStrategy.SINGLE)), file, policies.append)
+    assert current.look(asked=False)
+    file.unlink()
+    assert not current.look(asked=False)
+    file.write_text(SINGLE)
+    assert current.look(asked=False)
+    assert (policies, said) == ([], [])
+
+
+def test_the_command_line_beats_every_edit(file: Path, said: Said) -> None:
+    policies: list[Policy] = []
+    given = {"mig-strategy": Given("none", "--mig-strategy")}
+    file.write_text("flags: {migStrategy: mixed, gdsEnabled: true}")
+    assert reload._Current(Settings(given=given), file, policies.append).look(asked=False)
+    assert policies == [Policy(gds=True)]
+
+
+@pytest.mark.parametrize(
+    ("text", "adopted", "fixed"),
+    [
+        ("flags: {failOnInitError: true}", [], ["fail_on_init_error"]),
+        (
+            "flags: {gdsEnabled: true, plugin: {containerDriverRoot: /host}}",
+            [Policy(gds=True)],
+            ["container_driver_root"],
+        ),
+        ("flags: {gdsEnabled: true}", [Policy(gds=True)], None),
+    ],
+)
+def test_what_counts_at_a_start_only_is_said_to_need_one(
+    file: Path, said: Said, text: str, adopted: list[Policy], fixed: list[str] | None
+) -> None:
+    policies: list[Policy] = []
+    file.write_text(text)
+    assert reload._Current(Settings(), file, policies.append).look(asked=False)
+    assert policies == adopted
+    assert [one["settings"] for one in said if "started anew" in one["event"]] == ([fixed] if fixed else [])
+
+
+def test_an_unknown_key_is_refused_in_an_edit_too_where_that_is_wanted(file: Path, said: Said) -> None:
+    policies: list[Policy] = []
+    file.write_text("flags: {gdsEnabled: true}\nunknown: 1")
+    assert reload._Current(Settings(strict_config=True), file, policies.append).look(asked=False)
+    assert (policies, len(said)) == ([], 1)
+    assert reload._Current(Settings(), file, policies.append).look(asked=False)
+    assert policies == [Policy(gds=True)]
+
+
+async def test_without_a_file_sighup_has_nothing_to_reload(said: Said) -> None:
+    async with following(Settings()) as adopted:
+        for count in (1, 2):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await said.until("SIGHUP, but there is nothing to reload", count)
+        assert adopted == []
+
+
+def test_every_field_that_a_backend_starts_by_is_a_policys() -> None:
+    assert set(reload._AT_START) <= {flag.field for flag in flags.FLAGS}
