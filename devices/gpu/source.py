@@ -138,7 +138,7 @@ class GPUSource:
         known = self._known.get(uuid)
         if known is None:  # From before this process. An instance of MIG doesn't go by itself: somebody made others.
             return Fate.WITHDRAWN if uuid.startswith("MIG-") else Fate.LOST
-        replaced = bool(known.pci) and any(gpu.pci == known.pci and not gpu.parent for gpu in sight.gpus)
+        replaced = bool(known.pci) and any(gpu.pci == known.pci and gpu.board != known.board for gpu in sight.gpus)
         if replaced or known.parent in there or self._differently(resource, device_id, known):
             return Fate.WITHDRAWN
         return Fate.LOST

@@ -20,11 +20,29 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from tests.mutants import books, choice, faults, handover, life, memory, orders, sight, table
+from tests.mutants import (
+    amd,
+    answers,
+    books,
+    choice,
+    config,
+    fakes,
+    faults,
+    generic,
+    gpus,
+    handover,
+    life,
+    memory,
+    orders,
+    sight,
+    table,
+)
 from tests.mutants.table import Mutant
 
 ROOT = Path(__file__).parents[2]
-TABLES = (table, memory, life, books, handover, orders, sight, faults, choice)
+TABLES = (
+    table, memory, life, books, handover, orders, sight, faults, choice, gpus, answers, config, amd, generic, fakes,
+)  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]
 CODE = ("adapters", "devices", "gateway")

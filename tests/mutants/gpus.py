@@ -24,8 +24,8 @@ MUTANTS = (
         "U1",
         "GPUs in MIG mode are offered whole beside their instances",
         "devices/gpu/naming.py",
-        "return None if gpu.partitioned and mig is not MigStrategy.NONE else gpu.resource",
-        "return gpu.resource",
+        "whole = not gpu.partitioned or mig is MigStrategy.NONE",
+        "whole = True",
         f"{_NAMES}::test_names_by_mig_strategy",
     ),
     Mutant(
@@ -59,6 +59,14 @@ MUTANTS = (
         "            gpu = replace(gpu, trouble=parent.trouble)",
         "            gpu = replace(gpu, trouble=None)",
         f"{_NAMES}::test_a_gpus_trouble_is_that_of_its_partitions",
+    ),
+    Mutant(
+        "U1",
+        "a pattern matches a part of a name",
+        "devices/gpu/naming.py",
+        "re.fullmatch(",
+        "re.search(",
+        f"{_NAMES}::test_names_by_pattern",
     ),
     Mutant(
         "U2",

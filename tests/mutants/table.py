@@ -549,8 +549,8 @@ MUTANTS = (
         "D8",
         "only the first resource is served",
         "devices/gpu/simulated.py",
-        "for resource, one in described.items()}\n\n    def _look",
-        "for resource, one in [*described.items()][:1]}\n\n    def _look",
+        "gpus=tuple(gpu for one in described.values() for gpu in one.gpus)",
+        "gpus=tuple(gpu for one in [*described.values()][:1] for gpu in one.gpus)",
         f"{_SCENARIO}[several-resources-emulated-1.37]",
     ),
 )

@@ -129,11 +129,16 @@ def test_the_lowest_version_that_has_all_of_it(policy: Policy, version: str) -> 
     assert only(policy)["cdiVersion"] == version
 
 
-def test_another_hook_program_has_its_own_words() -> None:
-    hooks = only(Policy(cdi_hook_path="/usr/local/bin/nvidia-ctk"))["containerEdits"]["hooks"]
-    assert [hook["args"][:3] for hook in hooks] == [
-        ["nvidia-ctk", "hook", "create-symlinks"],
-        ["nvidia-ctk", "hook", "update-ldcache"],
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [("/usr/bin/nvidia-ctk", ["nvidia-ctk", "hook"]), ("/usr/local/bin/nvidia-cdi-hook", ["nvidia-cdi-hook"])],
+)
+def test_each_hook_program_has_its_own_words(program: str, words: list[str]) -> None:
+    hooks = only(Policy(cdi_hook_path=program))["containerEdits"]["hooks"]
+    assert {hook["path"] for hook in hooks} == {program}
+    assert [hook["args"][: len(words) + 1] for hook in hooks] == [
+        [*words, "create-symlinks"],
+        [*words, "update-ldcache"],
     ]
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from devices.combined import Combined
 from devices.gpu.backend import Sight
@@ -100,7 +101,14 @@ async def test_what_can_not_be_named_changes_nothing(watched: Watched) -> None:
     split = gpu(0, partitioned=True)
     assert await watched.sees(split, mig(0, 0)) == {NVIDIA: ["MIG-00"]}
     watched.backend.sees(split)
-    assert await watched.sees(split, mig(0, 1)) == {NVIDIA: ["MIG-01"]}
+    pending = asyncio.ensure_future(watched.next())
+    with capture_logs() as logs:
+        while not logs:
+            await asyncio.sleep(0)
+    assert (logs[0]["event"], pending.done()) == ("devices can't be named", False)
+    assert watched.source.facts(NVIDIA, "MIG-00").parent == "GPU-0"
+    watched.backend.sees(split, mig(0, 1))
+    assert ids(await pending) == {NVIDIA: ["MIG-01"]}
 
 
 @pytest.mark.parametrize(
