@@ -244,7 +244,7 @@ class GPUSource:
         offer = Offer({}, 0 if slices is None else slices.replicas)
         return shown != resource or device_id not in offer.ids(gpu.uuid)
 
-    def _boards(self, device_ids: Iterable[str]) -> frozenset[str]:
+    def _boards(self, device_ids: Collection[str]) -> frozenset[str]:
         """The UUIDs of the physical GPUs beneath these devices; of all where there is none."""
         every = {device_id: gpu.board for offer in self._offers.values() for device_id, gpu in _devices(offer)}
         return frozenset(every[one] for one in device_ids if one in every) if device_ids else frozenset(every.values())
