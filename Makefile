@@ -10,7 +10,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
-SYSTEM_PACKAGES := gcc git libc6-dev make python3 python3-venv
+SYSTEM_PACKAGES := gcc libc6-dev git make python3 python3-venv
 
 # $(call key,FILES): sixteen digits that change with the interpreter or with any of the files.
 key = $(shell { $(PYTHON) -VV; cat $(1); } 2>/dev/null | sha256sum | cut -c1-16 || true)
