@@ -38,6 +38,7 @@ help: ## show this
 needs:
 	@missing=""; \
 	command -v git >/dev/null || missing=" git"; \
+	command -v cc >/dev/null || command -v gcc >/dev/null || missing="$$missing gcc libc6-dev"; \
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || missing="$$missing Python>=3.11"; \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
 	if [[ -n "$$missing" ]]; then \

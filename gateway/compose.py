@@ -14,6 +14,7 @@ _DISPLAY: Final = ("0x03", "0x12")
 """PCI classes of GPUs: display controllers, and processing accelerators."""
 _SYS: Final = Path("/sys")
 _MAX_FUNCTIONS: Final = 4096
+_NVML: Final = "libnvidia-ml.so.1"
 
 
 class NoBackendError(Exception):
@@ -62,6 +63,17 @@ def hardware(sys: Path) -> list[str]:
     return sorted(found, reverse=True)
 
 
+def nvml(root: str) -> str:
+    """Say where NVML is: in the driver's root, where this process sees it, or wherever the loader finds it.
+
+    As NVIDIA's plugin looks for it (``tryResolveLibrary``, cmd/nvidia-device-plugin of 0.17).
+    """
+    folders = ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu")
+    also = ("lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
+    there = (Path(root) / folder / _NVML for folder in (*folders, *also) if root not in {"", "/"})
+    return next((str(path) for path in there if path.exists()), _NVML)
+
+
 def _gpus(backend: str, settings: Settings) -> DeviceSource:
     from devices.gpu.source import GPUSource
 
@@ -77,5 +89,5 @@ def _gpus(backend: str, settings: Settings) -> DeviceSource:
         return GPUSource(AmdBackend(), policy)
     from devices.gpu.nvidia import NvidiaBackend
 
-    nvidia = NvidiaBackend(policy)
+    nvidia = NvidiaBackend(policy, library=nvml(policy.container_driver_root))
     return GPUSource(nvidia, policy, tell=nvidia.judge_by)

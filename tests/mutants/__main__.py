@@ -41,7 +41,7 @@ from tests.mutants.table import Mutant
 
 ROOT = Path(__file__).parents[2]
 TABLES = (
-    table, memory, life, books, handover, orders, sight, faults, choice, gpus, answers, config, amd, generic, fakes,
+    table, memory, life, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]

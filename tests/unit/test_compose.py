@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from devices.policy import Globbed, Policy
-from gateway.compose import NoBackendError, hardware, source
+from gateway.compose import NoBackendError, hardware, nvml, source
 from gateway.settings import Settings
 
 FUSE = Policy(globbed=(Globbed("example.com/fuse", ("/dev/fuse",)),))
@@ -63,3 +63,12 @@ def test_auto_takes_what_is_there(tmp_path: Path) -> None:
 def test_auto_never_simulates(tmp_path: Path) -> None:
     with pytest.raises(NoBackendError, match="auto never simulates: to try it without hardware"):
         source(Settings(), tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["usr/lib64", "lib/x86_64-linux-gnu", None])
+def test_where_nvml_is(tmp_path: Path, folder: str | None) -> None:
+    path = tmp_path / (folder or "opt") / "libnvidia-ml.so.1"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert nvml(str(tmp_path)) == (str(path) if folder else "libnvidia-ml.so.1")
+    assert nvml("/") == "libnvidia-ml.so.1"

@@ -1,0 +1,396 @@
+"""What NVIDIA's driver says about a GPU's health, and what it takes for that GPU to be well again.
+
+The driver tells of errors by number (Xid), and of states (a row to be remapped, a recovery it wants). Each is judged once,
+here: an application's error leaves a GPU well, others make it, or one partition of it, ill until time has passed or until
+there is evidence of a reset that is *newer* than the trouble. Pure: a state, and functions that give the next one.
+
+Sources: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, as of October 2025), its GPU
+memory error management (docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt), and for what is ignored and how that is set
+internal/rm/health.go of NVIDIA/k8s-device-plugin 0.17 to 0.20.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final
+
+from devices.model import Kind, Trouble
+from devices.policy import Recovery
+
+QUIET_S: Final = 60.0
+"""How long after the last error that only wants its application restarted a GPU is well again, in seconds: an application
+that failed has mostly ended by then, and one that goes on failing makes the GPU ill again (damped in ``devices.life``)."""
+_MOST_CAUSES: Final = 32
+"""Causes that are kept of one GPU or partition, the latest: memory is bounded whatever the driver says."""
+_MOST_GONE: Final = 256
+"""GPUs that are remembered after they vanished, the latest."""
+
+CATALOGUE: Final[Mapping[str, Mapping[int, str]]] = {
+    "IGNORE": {
+        37: "driver firmware error", 38: "driver firmware error", 43: "GPU stopped processing",
+        44: "graphics engine fault during context switch", 63: "GPU memory remapping event",
+        66: "illegal access by driver", 67: "illegal access by driver", 92: "high single-bit ECC error rate",
+        93: "InfoROM wear limit", 106: "SMBPBI test message", 107: "SMBPBI test message", 108: "NVLink remote translation",
+        121: "C2C error", 137: "NVLink privilege error", 141: "CUDA fast path error", 152: "DLA SMMU error",
+        153: "DLA timeout", 154: "GPU recovery action changed", 157: "resource retirement failure",
+        160: "channel retirement event", 161: "channel retirement failure",
+    },
+    "RESTART_APP": {
+        8: "GPU stopped processing", 11: "invalid push buffer stream", 13: "graphics engine exception",
+        25: "illegal push buffer stream", 31: "GPU memory page fault", 32: "invalid push buffer stream",
+        39: "copy engine exception", 40: "copy engine exception", 41: "copy engine exception",
+        60: "video processor exception", 68: "NVDEC0 exception", 69: "graphics engine class error", 70: "CE3 error",
+        71: "CE4 error", 72: "CE5 error", 75: "CE6 error", 76: "CE7 error", 77: "CE8 error",
+        80: "corrupted data sent to GPU", 82: "NVJPG0 error", 83: "NVDEC1 error", 84: "NVDEC2 error", 85: "CE9 error",
+        86: "OFA exception", 88: "NVDEC3 error", 89: "NVDEC4 error", 94: "contained memory error", 96: "NVDEC5 error",
+        97: "NVDEC6 error", 98: "NVDEC7 error", 99: "NVJPG1 error", 100: "NVJPG2 error", 101: "NVJPG3 error",
+        102: "NVJPG4 error", 103: "NVJPG5 error", 104: "NVJPG6 error", 105: "NVJPG7 error", 126: "CE10 error",
+        127: "CE11 error", 128: "CE12 error", 129: "CE13 error", 130: "CE14 error", 131: "CE15 error",
+        132: "CE16 error", 133: "CE17 error", 134: "CE18 error", 135: "CE19 error", 139: "OFA1 error",
+    },
+    "RESET_GPU": {
+        46: "GPU stopped processing", 62: "internal micro-controller halt", 64: "GPU memory remapping failure",
+        95: "uncontained memory error", 109: "context switch timeout", 110: "security fault", 119: "GSP RPC timeout",
+        120: "GSP error", 136: "link training failed", 140: "unrecovered ECC error", 143: "GPU initialization error",
+        155: "NVLink software defined error", 156: "resource retirement event", 158: "GPU fatal timeout",
+    },
+    "RESTART_BM": {79: "GPU has fallen off the bus"},
+    "RESTART_VM": {151: "key rotation error"},
+    "WORKFLOW_XID_45": {45: "preemptive cleanup after another error"},
+    "WORKFLOW_XID_48": {48: "double bit ECC error"},
+    "WORKFLOW_NVLINK_ERR": {74: "NVLink error"},
+    "WORKFLOW_NVLINK5_ERR": {
+        144: "NVLink SAW error", 145: "NVLink RLW error", 146: "NVLink TLW error", 147: "NVLink TREX error",
+        148: "NVLink NVLPW_CTRL error", 149: "NVLink NETIR error", 150: "NVLink MSE error",
+    },
+}  # fmt: skip
+"""Xids by what the catalogue wants done at once (its column "immediate action"), with its words for them, shortened. Those
+that it leaves to its maker's support, or doesn't know, aren't here."""
+
+_KINDS: Final[Mapping[str, Kind]] = {
+    "IGNORE": Kind.APPLICATION,
+    "RESTART_APP": Kind.RESTART_APP,
+    "WORKFLOW_XID_45": Kind.RESTART_APP,
+    "RESET_GPU": Kind.RESET_REQUIRED,
+    "RESTART_BM": Kind.RESET_REQUIRED,
+    "RESTART_VM": Kind.RESET_REQUIRED,
+    # "A GPU reset or node reboot is needed to clear this error", says the catalogue of both.
+    "WORKFLOW_XID_48": Kind.RESET_REQUIRED,
+    "WORKFLOW_NVLINK_ERR": Kind.RESET_REQUIRED,
+}
+_XIDS: Final = {xid: (action, words) for action, rows in CATALOGUE.items() for xid, words in rows.items()}
+
+IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109})
+"""The Xids that NVIDIA's plugin takes for an application's, whatever the catalogue wants done."""
+
+_SEVERITY: Final = (Kind.APPLICATION, Kind.RESTART_APP, Kind.RESET_REQUIRED, Kind.UNKNOWN)
+_AFTER_RESET: Final = frozenset({Kind.RESET_REQUIRED, Kind.UNKNOWN})
+
+_ACTIONS: Final[Mapping[int, tuple[str, Kind]]] = {
+    1: ("a GPU reset", Kind.RESET_REQUIRED),
+    2: ("a reboot of the node", Kind.RESET_REQUIRED),
+    # All programs that talk to other GPUs must end; then the driver says what else, if anything.
+    3: ("an end of all peer-to-peer traffic", Kind.RESTART_APP),
+    4: ("that nothing new starts on it, and then a reset", Kind.RESET_REQUIRED),
+    5: ("a recovery of the IMEX domain", Kind.RESET_REQUIRED),
+    6: ("a bus reset", Kind.RESET_REQUIRED),
+    7: ("a reboot of the system", Kind.RESET_REQUIRED),
+}
+"""What the driver wants done (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, nvml.h); 0 is nothing."""
+
+
+class Check(Enum):
+    """What the operator said of an Xid."""
+
+    UNSAID = "unsaid"
+    IGNORED = "ignored"
+    ENABLED = "enabled"
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """Which errors count, as ``DP_DISABLE_HEALTHCHECKS`` and ``DP_ENABLE_HEALTHCHECKS`` say it.
+
+    ``marks`` says of an Xid whether it is disabled; 0 stands for all. ``malformed`` are the words that say nothing.
+    """
+
+    marks: Mapping[int, bool]
+    malformed: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, disabled: str = "", enabled: str = "") -> Checks:
+        """Read both variables: lists of numbers by commas, or ``all`` or ``xids`` anywhere in them, which end the list.
+
+        What is enabled wins over what is disabled, and over what is ignored by default; ``all`` enabled enables
+        everything (getDisabledHealthCheckXids of health.go; a 0 means all there, too).
+        """
+        off, odd = _listed(disabled)
+        on, strange = _listed(enabled)
+        marks = dict.fromkeys(off | IGNORED, True) | dict.fromkeys(on, False)
+        return cls(marks, odd + strange)
+
+    @property
+    def none(self) -> bool:
+        """Whether nothing that the driver says of a GPU's health counts."""
+        return self.marks.get(0, False)
+
+    def of_xid(self, xid: int) -> Check:
+        """Say what was said of an Xid."""
+        if self.marks.get(0) is False:
+            return Check.ENABLED
+        disabled = self.marks.get(xid)
+        if disabled is None:
+            return Check.IGNORED if self.none else Check.UNSAID
+        return Check.IGNORED if disabled else Check.ENABLED
+
+
+def _listed(text: str) -> tuple[frozenset[int], tuple[str, ...]]:
+    words = [word.strip() for word in text[:65536].lower().split(",")]
+    if "all" in words or "xids" in words:
+        return frozenset({0}), ()
+    numbers = {word for word in words if re.fullmatch("[0-9]{1,20}", word)}
+    return frozenset(int(word) for word in numbers), tuple(word[:80] for word in words if word and word not in numbers)
+
+
+def judged(xid: int, checks: Checks) -> Trouble:
+    """Say what an Xid means. One that is ignored is an application's; one that is enabled by name never is."""
+    action, words = _XIDS.get(xid, ("", ""))
+    kind = _KINDS.get(action, Kind.UNKNOWN)
+    said = checks.of_xid(xid)
+    if said is Check.IGNORED:
+        kind = Kind.APPLICATION
+    elif said is Check.ENABLED and kind is Kind.APPLICATION:
+        kind = Kind.RESTART_APP
+    known = f"{words}; NVIDIA's catalogue: {action}" if words else "NVIDIA's catalogue names no cure"
+    return Trouble(f"Xid {xid} ({known})", kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An error that the driver told of, on the physical GPU ``uuid``; ``xid`` None is a double bit ECC error.
+
+    Where the driver knows it, ``gpu_instance`` and ``compute_instance`` name the partition (None: not known).
+    """
+
+    uuid: str
+    xid: int | None
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look found of one physical GPU, at ``at`` (monotonic seconds, when it began).
+
+    ``failed`` says why it could not be looked at, if so, and then nothing else counts; ``lost`` that it won't answer any
+    more until it is reset. ``partitions`` are UUIDs by GPU and compute instance. ``remap_pending`` says that memory is to be
+    replaced at the next reset, ``remap_failed`` that this went wrong, ``action`` what the driver wants done; None where the
+    driver doesn't say.
+    """
+
+    at: float
+    failed: Trouble | None = None
+    lost: bool = False
+    partitions: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    action: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ill:
+    """A trouble, since when it is known (monotonic seconds), and the Xid it comes from (None: none)."""
+
+    trouble: Trouble
+    at: float
+    xid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What is wrong on a node: ``ills`` by UUID (of a GPU or a partition) and cause, and the last look at each GPU.
+
+    ``recovered`` are UUIDs that were reset since they fell ill, until they do again.
+    """
+
+    ills: Mapping[str, Mapping[str, Ill]] = field(default_factory=dict)
+    looks: Mapping[str, Look] = field(default_factory=dict)
+    recovered: frozenset[str] = frozenset()
+
+    def trouble(self, *uuids: str) -> Trouble | None:
+        """The worst that is wrong with any of these: of a partition and its GPU, say; of equals the latest."""
+        ills = [ill for uuid in uuids for ill in self.ills.get(uuid, {}).values()]
+        worst = max(ills, key=lambda ill: (_SEVERITY.index(ill.trouble.kind), ill.at), default=None)
+        return None if worst is None else worst.trouble
+
+
+def event(health: Health, happened: Event, checks: Checks, now: float) -> Health:
+    """Take in an error: on a partition where the driver names one that is known, else on the whole GPU.
+
+    An Xid that names only a GPU instance is one of all its compute instances. What is an application's changes nothing.
+    """
+    if happened.xid is None:
+        ecc = Trouble("a double bit ECC error", Kind.RESET_REQUIRED)
+        trouble, cause = replace(ecc, kind=Kind.APPLICATION) if checks.none else ecc, "ecc"
+    else:
+        trouble, cause = judged(happened.xid, checks), f"xid {happened.xid}"
+    if trouble.kind is Kind.APPLICATION:
+        return health
+    look = health.looks.get(happened.uuid)
+    hit = {
+        uuid
+        for (instance, compute), uuid in (look.partitions if look is not None else {}).items()
+        if instance == happened.gpu_instance and happened.compute_instance in {None, compute}
+    } or {happened.uuid}
+    ills = dict(health.ills)
+    for uuid in hit:
+        ills[uuid] = _with(ills.get(uuid, {}), cause, Ill(trouble, now, happened.xid))
+    # An Xid of the whole GPU is one of everything on it.
+    on_it = hit | (frozenset(look.partitions.values()) if look is not None and happened.uuid in hit else frozenset())
+    return replace(health, ills=ills, recovered=health.recovered - on_it)
+
+
+def looked(
+    health: Health,
+    looks: Mapping[str, Look],
+    checks: Checks,
+    recovery: Recovery,
+    *,
+    now: float,
+    reloaded: float | None = None,
+    released: Collection[str] = (),
+) -> Health:
+    """Take in a look, begun at ``now``, at all GPUs (by UUID) but those ``released``: any other that isn't in it is gone.
+
+    What only a reset ends has ended where this look shows that there was one since the look before: everything that was
+    known by *that* look goes, and what came later stays, as it may be newer than the reset. The evidence: a GPU that was lost
+    or gone and answers again, a wanted reset that isn't wanted any more, a pending remap that isn't pending any more. A new
+    load of the driver ends everything from before ``reloaded``, when the old one was let go of (None: there was none).
+    """
+    ills: dict[str, Mapping[str, Ill]] = dict(health.ills)
+    recovered = set(health.recovered)
+    every: dict[str, Look] = {}
+    gone = [uuid for uuid in health.looks if uuid not in looks and uuid not in released][-_MOST_GONE:]
+    for uuid, last in health.looks.items():
+        if uuid in released:
+            every[uuid] = last
+        elif uuid in gone:
+            every[uuid] = replace(last, at=now, lost=True)
+    for uuid, found in looks.items():
+        look, before = found, health.looks.get(uuid, found)
+        if look.failed is not None:  # what was known of it is still the last that is known
+            look = replace(before, at=look.at, failed=look.failed, lost=look.lost or before.lost)
+        every[uuid] = look
+        both = {uuid, *look.partitions.values(), *before.partitions.values()}
+        reset = look.failed is None and (reloaded is not None or _was_reset(before, look))
+        if reset and recovery is Recovery.SAFE:
+            for one in both:
+                until = before.at if reloaded is None else max(reloaded, before.at)
+                later = {cause: ill for cause, ill in ills.get(one, {}).items() if ill.at > until}
+                ills[one] = later
+                if not any(ill.trouble.kind in _AFTER_RESET for ill in later.values()):
+                    recovered.add(one)
+        ills[uuid] = _states(ills.get(uuid, {}), look, checks, recovery)
+        if any(ill.trouble.kind is not Kind.APPLICATION and ill.at >= look.at for ill in ills[uuid].values()):
+            recovered -= both
+    there = every.keys() | {one for look in every.values() for one in look.partitions.values()}
+    return Health(
+        ills={uuid: causes for uuid, causes in ills.items() if causes and uuid in there},
+        looks=every,
+        recovered=frozenset(recovered & there),
+    )
+
+
+def rested(health: Health, now: float, recovery: Recovery) -> Health:
+    """Let go of errors that only wanted their application restarted, and are ``QUIET_S`` old."""
+    if recovery is Recovery.OFF:
+        return health
+    ills = {
+        uuid: {cause: ill for cause, ill in causes.items() if not _rests(ill) or now < ill.at + QUIET_S}
+        for uuid, causes in health.ills.items()
+    }
+    return replace(health, ills={uuid: causes for uuid, causes in ills.items() if causes})
+
+
+def rests_at(health: Health, recovery: Recovery) -> float | None:
+    """When ``rested`` will next change something (monotonic seconds); None: never."""
+    if recovery is Recovery.OFF:
+        return None
+    ends = [ill.at + QUIET_S for causes in health.ills.values() for ill in causes.values() if _rests(ill)]
+    return min(ends, default=None)
+
+
+def rejudged(health: Health, checks: Checks) -> Health:
+    """Judge the errors that are known by other settings: what counts no longer has recovered, by the operator's word."""
+    ills: dict[str, Mapping[str, Ill]] = {}
+    recovered = set(health.recovered)
+    for uuid, causes in health.ills.items():
+        now = {
+            c: ill if ill.xid is None else replace(ill, trouble=judged(ill.xid, checks)) for c, ill in causes.items()
+        }
+        now = {cause: ill for cause, ill in now.items() if ill.xid is None or ill.trouble.kind is not Kind.APPLICATION}
+        if checks.none:
+            now = {cause: ill for cause, ill in now.items() if cause == "unreachable"}
+        if now:
+            ills[uuid] = now
+        else:
+            recovered.add(uuid)
+    return replace(health, ills=ills, recovered=frozenset(recovered))
+
+
+def vouched(health: Health, uuids: Collection[str]) -> Health:
+    """Take an operator's word that these GPUs (none means all) are well: what was known of them, and of all on them, is over.
+
+    What the next look shows of it comes back. For what ends by nothing else: older drivers don't tell that a GPU was reset.
+    """
+    boards = [uuid for uuid in health.looks if uuid in uuids or not uuids]
+    over = {one for uuid in boards for one in (uuid, *health.looks[uuid].partitions.values())}
+    ills = {uuid: causes for uuid, causes in health.ills.items() if uuid not in over}
+    return replace(health, ills=ills, recovered=health.recovered | over)
+
+
+def _rests(ill: Ill) -> bool:
+    return ill.xid is not None and ill.trouble.kind is Kind.RESTART_APP
+
+
+def _was_reset(before: Look, look: Look) -> bool:
+    wanted = _ACTIONS.get(before.action or 0, ("", Kind.UNKNOWN))[1]
+    return (
+        before.lost
+        or (bool(before.action) and wanted in _AFTER_RESET and look.action == 0)
+        or (before.remap_pending is True and look.remap_pending is False)
+    )
+
+
+def _states(causes: Mapping[str, Ill], look: Look, checks: Checks, recovery: Recovery) -> Mapping[str, Ill]:
+    """Take in what a look found besides errors. A state that ended is over, unless nothing may recover by itself."""
+    states: dict[str, Trouble | None] = {"unreachable": look.failed}
+    if look.failed is None:
+        states |= {"action": None, "failed remap": None, "remap": None}
+        if look.action and not checks.none:
+            unknown = (f"a recovery that this release doesn't know ({look.action})", Kind.UNKNOWN)
+            words, kind = _ACTIONS.get(look.action, unknown)
+            states["action"] = Trouble(f"the driver wants {words}", kind)
+        if look.remap_failed and not checks.none:
+            states["failed remap"] = Trouble("a broken row of its memory could not be replaced", Kind.UNKNOWN)
+        if look.remap_pending and not checks.none:
+            # New programs may be started on it, says NVIDIA's memory error management: the page is out of use already.
+            states["remap"] = Trouble("broken memory is replaced at its next reset", Kind.APPLICATION)
+    now = dict(causes)
+    for cause, trouble in states.items():
+        ill = now.get(cause)
+        if trouble is not None:
+            if ill is None or ill.trouble != trouble:
+                now[cause] = Ill(trouble, look.at)
+        elif ill is not None and (recovery is Recovery.SAFE or ill.trouble.kind is Kind.APPLICATION):
+            del now[cause]
+    return now
+
+
+def _with(causes: Mapping[str, Ill], cause: str, ill: Ill) -> Mapping[str, Ill]:
+    """Add one, as the latest; the oldest go."""
+    rest = [(name, one) for name, one in causes.items() if name != cause]
+    return dict([*rest[-(_MOST_CAUSES - 1) :], (cause, ill)])
