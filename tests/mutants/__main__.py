@@ -31,6 +31,7 @@ from tests.mutants import (
     generic,
     gpus,
     handover,
+    health,
     life,
     memory,
     orders,
