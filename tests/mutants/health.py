@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant(
         "X5",
         "a GPU that fails is dropped",
-        "devices/gpu/nvidia.py",
+        "devices/gpu/nvidia_watch.py",
         "if uuid in self._known:  # else there is nothing to show",
         "if False:",
         f"{_NVIDIA}::test_a_call_that_fails_for_one_gpu_takes_no_other_along",
@@ -143,7 +143,7 @@ MUTANTS = (
     Mutant(
         "X5",
         "a lost GPU stays among those that NVML waits for",
-        "devices/gpu/nvidia.py",
+        "devices/gpu/nvidia_watch.py",
         "                self._commands.put(_Command(broken=stop, reason=str(error)))\n                return\n",
         "                return\n",
         f"{_NVIDIA}::test_others_are_heard_while_a_gpu_is_lost",
@@ -191,15 +191,15 @@ MUTANTS = (
     Mutant(
         "X7",
         "an error waits for the next look",
-        "devices/gpu/nvidia.py",
-        "                self._post(self._take, _Happened(event, time.monotonic()))\n",
+        "devices/gpu/nvidia_watch.py",
+        "                self._post(self._take, Happened(event, time.monotonic()))\n",
         "",
         f"{_NVIDIA}::test_an_xid_marks_its_gpu_at_once",
     ),
     Mutant(
         "X7",
         "a call that hangs goes unnoticed",
-        "devices/gpu/nvidia.py",
+        "devices/gpu/nvidia_watch.py",
         "        if busy is not None and now >= busy[0] + self._pace.hang:\n",
         "        if False:\n",
         f"{_NVIDIA}::test_a_call_that_hangs",
@@ -207,7 +207,7 @@ MUTANTS = (
     Mutant(
         "X8",
         "a released GPU is looked at",
-        "devices/gpu/nvidia.py",
+        "devices/gpu/nvidia_watch.py",
         "            if gpu is not None and gpu.uuid in self._let.uuids:\n                continue\n",
         "",
         f"{_NVIDIA}::test_release_and_acquire_around_a_change_of_mig",
@@ -215,7 +215,7 @@ MUTANTS = (
     Mutant(
         "X8",
         "a release of all leaves NVML open",
-        "devices/gpu/nvidia.py",
+        "devices/gpu/nvidia_watch.py",
         "        if self._let.all:\n            return self._pace.poll\n",
         "",
         f"{_NVIDIA}::test_release_of_all_closes_nvml",
@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant(
         "X9",
         "GPUs that are plugged in are never found",
-        "devices/gpu/nvidia.py",
+        "devices/gpu/nvidia_watch.py",
         "self._node.plugged() != session.plugged or",
         "False or",
         f"{_NVIDIA}::test_a_new_gpu",
@@ -231,7 +231,7 @@ MUTANTS = (
     Mutant(
         "X9",
         "a new load of the driver goes unnoticed",
-        "devices/gpu/nvidia.py",
+        "devices/gpu/nvidia_watch.py",
         "            self._reloaded = self._closed\n",
         "            pass\n",
         f"{_NVIDIA}::test_the_driver_is_loaded_anew",

@@ -16,7 +16,8 @@ from structlog.testing import capture_logs
 
 from devices.gpu.backend import Backend, Sight
 from devices.gpu.model import GPU, Link, Way
-from devices.gpu.nvidia import NvidiaBackend, Pace
+from devices.gpu.nvidia import NvidiaBackend
+from devices.gpu.nvidia_watch import Pace
 from devices.gpu.nvml import profile
 from devices.model import Health, Kind
 from devices.policy import Policy, Recovery
