@@ -105,7 +105,14 @@ class V1Beta1:
         require_answers(containers, answers)
         if any(answer.cdi_devices for answer in answers):
             self._require_cdi(level)
-        return Wire(serialize(pb.AllocateResponse(container_responses=[_response(answer) for answer in answers])))
+        message = pb.AllocateResponse()
+        for answer in answers:
+            response = message.container_responses.add()
+            fill(response, answer)
+            response.annotations.update(answer.annotations)
+            for name in answer.cdi_devices:
+                response.cdi_devices.add(name=name)
+        return Wire(serialize(message))
 
     def decode_allocate_answer(self, data: bytes) -> tuple[ContainerAnswer, ...]:
         message = parse(pb.AllocateResponse, data, self.name)
@@ -175,14 +182,6 @@ def _device(device: Device) -> pb.Device:
     message = pb.Device(ID=device.id, health=device.health.value)
     for node in device.numa_nodes:
         message.topology.nodes.add(ID=node)
-    return message
-
-
-def _response(answer: ContainerAnswer) -> pb.ContainerAllocateResponse:
-    message = pb.ContainerAllocateResponse(
-        annotations=answer.annotations, cdi_devices=[pb.CDIDevice(name=name) for name in answer.cdi_devices]
-    )
-    fill(message, answer)
     return message
 
 

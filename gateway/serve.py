@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 REQUEST_LIMIT = 64 * 1024 * 1024
 """The most bytes of a request: GetPreferredAllocation names every free device, twice."""
+NOTED_AFTER = 0.005
+"""Seconds after an Allocate until it is noted, with those that came meanwhile: the next one needn't wait for that."""
 _MAX_CONTAINERS = 1024
 _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", REQUEST_LIMIT),
@@ -111,6 +113,8 @@ class Resource:
         self._streams: dict[int, asyncio.Event] = {}
         self._ending: set[int] = set()
         self._lost_fields: set[tuple[str, Field]] = set()
+        self._notes: list[tuple[str, tuple[str, ...], Level]] = []
+        """What was handed out and isn't noted yet: the dialect, the devices, and what is known of the kubelet."""
         self._servers: list[grpc.aio.Server] = []
 
     # What is on the list.
@@ -192,6 +196,7 @@ class Resource:
 
     async def close(self) -> None:
         """End the streams, then the servers: a server waits out its grace while a stream is open."""
+        self._note_handed_out()
         self.end_streams()
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(grace=0.2) for server in servers))
@@ -313,16 +318,22 @@ class Resource:
         wire = dialect.encode_allocate_answer(containers, answers, known_level)
         self._note_lost(dialect, wire)
         # When the answer is on its way: the kubelet starts no other pod until it has it (#117435).
-        asyncio.get_running_loop().call_soon(self._note_handed_out, dialect, containers, known_level)
+        if not self._notes:
+            asyncio.get_running_loop().call_later(NOTED_AFTER, self._note_handed_out)
+        self._notes += ((dialect.name, container.device_ids, known_level) for container in containers)
         return wire.data
 
-    def _note_handed_out(self, dialect: Dialect, containers: Sequence[ContainerRequest], known_level: Level) -> None:
-        for container in containers:
-            self._memory.hand_out(container.device_ids, dialect.name)
-            self._log.info("allocated", devices=list(container.device_ids), kubelet=span(known_level))
+    def _note_handed_out(self) -> None:
+        notes, self._notes = self._notes, []
+        for dialect, device_ids, known_level in notes:
+            self._memory.hand_out(device_ids, dialect)
+            self._log.info("allocated", devices=list(device_ids), kubelet=span(known_level))
 
     def _check(self, dialect: Dialect, container: ContainerRequest) -> None:
         """Raise RefusedError unless the life of each device allows it to be handed out now."""
+        found = map(self._by_id.get, container.device_ids)
+        if any(entry is None or entry.state is not life.State.PRESENT for entry in found):
+            self._note_handed_out()  # Then it counts what was handed out before.
         warnings = life.judge(
             self.name,
             container.device_ids,

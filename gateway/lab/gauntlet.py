@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -564,8 +564,10 @@ def _not_applicable(result: Result) -> dict[str, list[str]]:
 
 def document(result: Result) -> str:
     """Spell a result as JSON."""
-    plain = {**asdict(result), "passed": result.passed, "bounds": {name: one.bound for name, one in FAULTS.items()}}
-    return json.dumps(plain, indent=1)
+    bounds = {name: one.bound for name, one in FAULTS.items()}
+    # In Python 3.11 asdict makes keys of a Counter's pairs.
+    plain = {**asdict(replace(result, struck=Counter())), "struck": dict(result.struck)}
+    return json.dumps({**plain, "passed": result.passed, "bounds": bounds}, indent=1)
 
 
 async def _possible() -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from gateway.lab.gauntlet import (
     Sample,
     Script,
     Step,
+    document,
     growth,
     main,
     pairs,
@@ -199,6 +202,12 @@ def test_only_what_was_run_and_kept_passes(outcomes: list[Outcome], broke: list[
 
 def test_what_does_not_apply_is_said_with_its_reason() -> None:
     assert "not applicable, a genuine kubelet can't be made to do this: stream-cut" in summary(Result(7, [NOT_HERE]))
+
+
+def test_a_result_is_a_document() -> None:
+    found = json.loads(document(Result(7, [NOT_HERE], rounds=3, struck=Counter({"stream-cut": 2}))))
+    assert (found["seed"], found["rounds"], found["struck"]) == (7, 3, {"stream-cut": 2})
+    assert found["bounds"].keys() >= {"stream-cut"}
 
 
 def test_an_unknown_fault_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
