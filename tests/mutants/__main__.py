@@ -157,7 +157,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("words", nargs="*", metavar="WORD", help="run those whose rule or name has one of these in it")
     parser.add_argument(
-        "--jobs", type=int, default=os.cpu_count() or 1, help="how many run at once (default: %(default)s)"
+        "--jobs",
+        type=int,
+        default=2 * (os.cpu_count() or 1),
+        help="how many run at once; many wait (default: %(default)s)",
     )
     given = parser.parse_args()
     sys.exit(main(given.words, given.jobs))
