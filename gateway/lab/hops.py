@@ -151,6 +151,7 @@ class _Hop:
             await node.readmit()
             self.note(pods=_pods(before, holdings(await kubelet.pods())))
         await _late(node)
+        await node.gateway.wait_for("allocated", since=mark)
         level = _last(node, "allocated", "kubelet", mark)
         self.note(level_after=level)
         must(
