@@ -252,7 +252,7 @@ def _in_environment(names: Sequence[str], strategies: Collection[ListStrategy]) 
 
 def _with_modes(said: ContainerAnswer, policy: Policy) -> ContainerAnswer:
     """Ask the NVIDIA runtime, where it is told of GPUs, for what an operator wants beside them."""
-    if not said.envs:
+    if not (said.envs and (policy.gdrcopy or policy.gds or policy.mofed)):
         return said
     wanted = {"NVIDIA_GDRCOPY": policy.gdrcopy, "NVIDIA_GDS": policy.gds, "NVIDIA_MOFED": policy.mofed}
     return replace(said, envs={**said.envs, **{name: "enabled" for name, is_wanted in wanted.items() if is_wanted}})
@@ -262,6 +262,8 @@ def _with_nodes(said: ContainerAnswer, asked: _Asked) -> ContainerAnswer:
     """Pass the device nodes that a GPU always needs, and those that an operator wants passed."""
     policy = asked.policy
     always = [DeviceNode(path, path) for gpu in asked.known for path in gpu.device_nodes]
+    if not always and not policy.pass_device_specs:
+        return said
     if always and Field.DEVICE_NODES not in asked.sayable.said:
         raise _unsaid(asked.resource, [Field.DEVICE_NODES])
     if not policy.pass_device_specs or Field.DEVICE_NODES not in asked.sayable.said:

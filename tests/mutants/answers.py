@@ -25,7 +25,7 @@ MUTANTS = (
         "W1",
         "modes are asked for where nobody is told of GPUs",
         "devices/gpu/answers.py",
-        "    if not said.envs:\n        return said\n",
+        "    if not (said.envs and (policy.gdrcopy or policy.gds or policy.mofed)):\n        return said\n",
         "",
         f"{_ANSWERS}::test_an_answer_uses_what_can_be_said_and_something_is_sure_to_arrive",
     ),

@@ -509,8 +509,8 @@ MUTANTS = (
         "T7",
         "CDI names are left out of the answer",
         "adapters/v1beta1.py",
-        "for name in answer.cdi_devices]",
-        "for name in ()]",
+        "for name in answer.cdi_devices:",
+        "for name in ():",
         f"{_SCENARIO}[cdi-names-emulated-1.32]",
     ),
     Mutant(
