@@ -46,13 +46,12 @@ BOOKS_PATIENCE, BOOKS_PATIENCE_EACH = 1.0, 0.001
 BOOKED = 1.2
 """Seconds after a stream opened at which the kubelet has booked the list for certain, and its books are read."""
 
-SETTLED = 0.05
-"""Seconds after a Register in which the loop is the kubelet's alone."""
 WARM_UP = 0.2
 """Seconds that a first connection to the kubelet may take, before nothing depends on it."""
 
 # Without retries: gRPC would carry a Register that a dying kubelet cut off to the next one, behind our back.
 _CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+_BETWEEN = frozenset({Phase.WAITING, Phase.ABSENT})
 _LEVELS = logging.getLevelNamesMapping()
 _log = structlog.get_logger()
 
@@ -103,8 +102,9 @@ class Plugin:
         self._last_report: registration.Report | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ahead: grpc.aio.Channel | None = None
-        """A channel for the next Register: to make one takes most of a millisecond, in which nobody serves. It connects when
-        it is called, so it can't lead to a kubelet of before."""
+        """A channel for the next Register, made when a stream ended: to make one takes most of a millisecond, in which nobody
+        would serve. It connects when it is called, so it can't lead to a kubelet of before. (One that is there all the time
+        keeps gRPC's threads busy: twice the context switches of an idle gateway.)"""
 
     @property
     def entries(self) -> dict[str, life.Entry]:
@@ -132,6 +132,8 @@ class Plugin:
         for action in actions:
             self._act(action)
         self._gateway.stood(self)
+        if before.stream is not None and self.state.phase in _BETWEEN and self._ahead is None:
+            self._ahead = _channel(self._gateway.kubelet_socket)
 
     def _keep_time(self, before: registration.State, event: registration.Event) -> None:
         """Take note of how long the kubelet was without a stream of ours."""
@@ -220,13 +222,8 @@ class Plugin:
         except grpc.aio.AioRpcError as error:
             return error.code().name, error.details() or ""
         finally:  # Not here and now: the kubelet's ListAndWatch has come by this time, and waits for the loop.
-            self._background(self._renew(channel, socket))
+            self._background(channel.close())
         return "OK", ""
-
-    async def _renew(self, used: grpc.aio.Channel, socket: Path) -> None:
-        await used.close()
-        await asyncio.sleep(SETTLED)
-        self._ahead = self._ahead or _channel(socket)
 
     def _link(self, name: str) -> str:
         """Give the bound socket a fresh name in the kubelet's folder; return the endpoint to register."""
