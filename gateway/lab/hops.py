@@ -136,6 +136,7 @@ class _Hop:
 
     async def _look(self, node: Node, kubelet: Kubelet, before: Sequence[Holding], why: str | None, mark: int) -> None:
         line = await node.gateway.wait_for("registered", since=mark)
+        mark = node.gateway.seen  # What the gateway says from now on is about this kubelet.
         self.note(api_after=str(line["api"]))
         found = holdings(await kubelet.pods())
         known = [one for one in before if one in found]
