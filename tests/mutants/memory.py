@@ -133,6 +133,14 @@ MUTANTS = (
     ),
     Mutant(
         "M7",
+        "what was handed out last is forgotten at the end",
+        "gateway/serve.py",
+        "        self._note_handed_out()\n        self.end_streams()\n",
+        "        self.end_streams()\n",
+        "tests/unit/test_serve.py::test_an_orderly_end_remembers_what_was_handed_out_last",
+    ),
+    Mutant(
+        "M7",
         "a failed write isn't tried again",
         "gateway/scribe.py",
         "            self._timer = asyncio.get_running_loop().call_later(self._retry, self._on_time)\n",

@@ -34,7 +34,7 @@ from devices.model import (
 )
 from devices.policy import Policy
 from devices.source import Facts, Fate, GiveUpError, Inventory, Listing
-from gateway import plugin, shell, watch
+from gateway import plugin, serve, shell, watch
 from gateway.registration import KubeletId
 from gateway.serve import Resource
 from gateway.settings import Settings
@@ -258,6 +258,17 @@ async def test_an_orderly_end_remembers_the_accepted_api(make: Make) -> None:
     await anext(node.kubelet.lists(await node.kubelet.registered()))
     await node.end()
     assert json.loads((node.folder / "state" / "ledger.json").read_text())["accepted"] == "v1alpha2"
+
+
+async def test_an_orderly_end_remembers_what_was_handed_out_last(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "NOTED_AFTER", 3600.0)
+    node = await make(inventory(A))
+    registration = await node.kubelet.registered()
+    await anext(node.kubelet.lists(registration))
+    await node.kubelet.allocate(registration, ["a"])
+    await node.end()
+    content = json.loads((node.folder / "state" / "ledger.json").read_text())
+    assert set(content["resources"][GPU]["handed_out"]) == {"a"}
 
 
 async def test_a_lost_device_is_unhealthy_not_absent(make: Make) -> None:
