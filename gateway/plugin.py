@@ -63,10 +63,13 @@ def _channel(socket: Path) -> grpc.aio.Channel:
 async def warm_up(socket: Path) -> None:
     """Connect to the kubelet once for nothing: a process's first channel takes milliseconds more than those after it."""
     channel = _channel(socket)
-    with contextlib.suppress(TimeoutError):
+    try:
         async with asyncio.timeout(WARM_UP):
             await channel.channel_ready()
-    await channel.close()
+    except TimeoutError:
+        pass
+    finally:
+        await channel.close()
 
 
 class Plugin:
