@@ -109,7 +109,8 @@ class V1Beta1:
         for answer in answers:
             response = message.container_responses.add()
             fill(response, answer)
-            response.annotations.update(answer.annotations)
+            if answer.annotations:
+                response.annotations.update(answer.annotations)
             for name in answer.cdi_devices:
                 response.cdi_devices.add(name=name)
         return Wire(serialize(message))

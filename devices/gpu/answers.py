@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 from devices.gpu import cdi
@@ -200,21 +201,32 @@ def _by_nodes(asked: _Asked) -> ContainerAnswer:
 
 def _by_strategies(asked: _Asked, token: str) -> ContainerAnswer:
     """Say NVIDIA's GPUs by each strategy that can be said; at least one must be sure to arrive."""
-    policy, sayable = asked.policy, asked.sayable
-    chosen = policy.list_strategies - (CDI if asked.around.without_cdi else set())
-    certain = {one for one in chosen if _SAID_BY[one] <= sayable.said}
-    cdi_too = {one for one in chosen & CDI if _SAID_BY[one] <= sayable.said | sayable.unsure}
+    policy = asked.policy
+    certain, by_cdi = _ways(policy.list_strategies, asked.sayable, with_cdi=not asked.around.without_cdi)
     if not certain:
         said = _fallback(asked)
     elif policy.list_strategies <= CDI:  # The specification has all the rest.
         said = ContainerAnswer()
     else:
         said = _with_nodes(_with_modes(_in_environment(asked.names(), certain), policy), asked)
-    names = asked.cdi_names() if cdi_too else ()
-    if names and ListStrategy.CDI_ANNOTATIONS in cdi_too:
+    if not by_cdi:
+        return said
+    names = asked.cdi_names()
+    if names and ListStrategy.CDI_ANNOTATIONS in by_cdi:
         key = f"{policy.cdi_annotation_prefix}nvidia-device-plugin_{token}"
         said = replace(said, annotations={key: ",".join(names)})
-    return replace(said, cdi_devices=names) if ListStrategy.CDI_CRI in cdi_too else said
+    return replace(said, cdi_devices=names) if ListStrategy.CDI_CRI in by_cdi else said
+
+
+@lru_cache(maxsize=64)
+def _ways(
+    strategies: frozenset[ListStrategy], sayable: Sayable, *, with_cdi: bool
+) -> tuple[frozenset[ListStrategy], frozenset[ListStrategy]]:
+    """Say which of these strategies are sure to arrive, and which of those with CDI names may arrive."""
+    chosen = strategies if with_cdi else strategies - CDI
+    certain = frozenset(one for one in chosen if _SAID_BY[one] <= sayable.said)
+    by_cdi = frozenset(one for one in chosen & CDI if _SAID_BY[one] <= sayable.said | sayable.unsure)
+    return certain, by_cdi
 
 
 def _fallback(asked: _Asked) -> ContainerAnswer:
@@ -275,7 +287,7 @@ def _with_nodes(said: ContainerAnswer, asked: _Asked) -> ContainerAnswer:
 
 
 def _is_replica(device_id: str) -> bool:
-    return device_id.rpartition("::")[2].isdigit() and "::" in device_id
+    return "::" in device_id and device_id.rpartition("::")[2].isdigit()
 
 
 def _uuid(device_id: str) -> str:

@@ -120,4 +120,5 @@ def in_order(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> list[str]:
         gpu = found(device_id, gpus)
         return (float("inf") if gpu is None else gpu.index, device_id)
 
-    return sorted(device_ids, key=place)
+    ids = list(device_ids)
+    return sorted(ids, key=place) if len(ids) > 1 else ids

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from operator import is_not
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -33,6 +34,8 @@ _CDI_RETRY: Final = 30.0
 """Seconds until a CDI specification that could not be written is tried again."""
 _REMEMBERED: Final = 4096
 """GPUs and partitions that are remembered after they went: each new MIG layout has new UUIDs."""
+_ANSWERS: Final = 1024
+"""Answers that are remembered, at most."""
 
 _log = structlog.get_logger()
 
@@ -65,6 +68,9 @@ class GPUSource:
         self._inventory: Inventory | None = None
         self._known: dict[str, GPU] = {}
         self._unnamed = ""
+        self._answered: dict[tuple[str, tuple[str, ...], Sayable], ContainerAnswer] = {}
+        """Answers that were given, which stay the same as long as what they rest on does."""
+        self._answered_from: tuple[Mapping[str, Offer], Policy, Surroundings] = (self._offers, policy, self._around)
 
     async def watch(self) -> AsyncGenerator[Inventory]:
         """Yield the inventory, and again after each change of what the backend sees or the operator wants.
@@ -96,9 +102,20 @@ class GPUSource:
         Raises:
             RefusedError: this kubelet can't be told that.
         """
-        gpus = self._offers.get(resource, Offer({})).gpus
-        token = str(uuid4()) if ListStrategy.CDI_ANNOTATIONS in self._policy.list_strategies else ""
-        return answers.answer(resource, request.device_ids, gpus, self._policy, sayable, self._around, token)
+        rests_on = (self._offers, self._policy, self._around)
+        if any(map(is_not, rests_on, self._answered_from)) or len(self._answered) >= _ANSWERS:
+            self._answered_from = rests_on
+            self._answered.clear()
+        asked = (resource, request.device_ids, sayable)
+        said = self._answered.get(asked)
+        if said is None:
+            gpus = self._offers.get(resource, Offer({})).gpus
+            once = ListStrategy.CDI_ANNOTATIONS in self._policy.list_strategies
+            token = str(uuid4()) if once else ""
+            said = answers.answer(resource, request.device_ids, gpus, self._policy, sayable, self._around, token)
+            if not once:
+                self._answered[asked] = said
+        return said
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
         """Choose GPUs that are near to each other, partitions of as few GPUs as possible, replicas as the policy says.

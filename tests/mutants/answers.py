@@ -14,11 +14,13 @@ RULES = {
     "W7": "a specification is replaced whole, only when it changed, and somebody else's is left alone",
     "W8": "the driver's files are looked for inside its root only, and none at all is said",
     "W9": "AMD's GPUs are their nodes: all of them, or a refusal",
+    "W10": "an answer is given again only while all that it rests on is the same",
 }
 
 _ANSWERS = "tests/unit/test_gpu_answers.py"
 _GOLDEN = "tests/unit/test_gpu_answers_golden.py"
 _CDI = "tests/unit/test_gpu_cdi.py"
+_SOURCE = "tests/unit/test_gpu_source.py"
 
 MUTANTS = (
     Mutant(
@@ -228,5 +230,21 @@ MUTANTS = (
         "    if bare:\n",
         "    if False:\n",
         f"{_ANSWERS}::test_amd_has_no_half_answer",
+    ),
+    Mutant(
+        "W10",
+        "an answer outlives what it rests on",
+        "devices/gpu/source.py",
+        "if any(map(is_not, rests_on, self._answered_from)) or",
+        "if",
+        f"{_SOURCE}::test_an_answer_follows_whatever_it_rests_on",
+    ),
+    Mutant(
+        "W10",
+        "an annotation's key is used again",
+        "devices/gpu/source.py",
+        "            if not once:\n",
+        "            if True:\n",
+        f"{_SOURCE}::test_each_annotation_has_a_key_of_its_own",
     ),
 )

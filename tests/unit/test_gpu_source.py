@@ -12,11 +12,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from devices.combined import Combined
+from devices.gpu import source
+from devices.gpu.answers import Surroundings
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.source import GPUSource
 from devices.model import ContainerRequest, Field, PreferredRequest, RefusedError, Sayable, Trouble
-from devices.policy import MigStrategy, Policy, Sharing, Slices
+from devices.policy import IdStrategy, ListStrategy, MigStrategy, Policy, Sharing, Slices
 from devices.source import Facts, Fate, GiveUpError, Inventory
 
 NVIDIA, AMD = "nvidia.com/gpu", "amd.com/gpu"
@@ -271,3 +273,31 @@ async def test_one_source_that_gives_up_ends_all() -> None:
         second.sights.put_nowait(GiveUpError("stale", 75))
         with pytest.raises(GiveUpError):
             await anext(inventories)
+
+
+async def test_an_answer_follows_whatever_it_rests_on(watched: Watched) -> None:
+    async def said() -> dict[str, str]:
+        answer = await watched.source.answer(NVIDIA, ContainerRequest(("GPU-0",)), Sayable(frozenset(Field)))
+        return dict(answer.envs) | {node.host_path: "node" for node in answer.device_nodes} | dict(answer.annotations)
+
+    by_uuid, by_index = {"NVIDIA_VISIBLE_DEVICES": "GPU-0"}, {"NVIDIA_VISIBLE_DEVICES": "3"}
+    await watched.sees(gpu(0))
+    assert await said() == await said() == by_uuid
+    watched.source.adopt(Policy(id_strategy=IdStrategy.INDEX))
+    assert await said() == {"NVIDIA_VISIBLE_DEVICES": "0"}
+    await watched.next()
+    await watched.sees(gpu(3, uuid="GPU-0"))
+    assert await said() == by_index
+    watched.source.adopt(Policy(id_strategy=IdStrategy.INDEX, pass_device_specs=True))
+    await watched.next()
+    await watched.sees(gpu(3, uuid="GPU-0"), control_nodes=("/dev/nvidiactl",))
+    assert await said() == by_index | {"/dev/nvidiactl": "node"}
+
+
+async def test_each_annotation_has_a_key_of_its_own(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_specified", lambda sight, _policy, _driver: Surroundings(sight.control_nodes))
+    watched.source.adopt(Policy(list_strategies=frozenset({ListStrategy.CDI_ANNOTATIONS})))
+    await watched.sees(gpu(0))
+    asked = ContainerRequest(("GPU-0",)), Sayable(frozenset(Field))
+    keys = [key for _ in range(2) for key in (await watched.source.answer(NVIDIA, *asked)).annotations]
+    assert len(set(keys)) == len(keys) == 2
