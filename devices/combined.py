@@ -78,10 +78,10 @@ class Combined:
         await self._owner(resource).prepare(resource, device_ids)
 
     def fate(self, resource: str, device_id: str) -> Fate:
-        """Ask whoever listed the resource; where nobody did in this process, all must agree that it was withdrawn."""
+        """Ask whoever listed the resource; where nobody did in this process, all who can tell must say it was withdrawn."""
         if resource in self._owners:
             return self._owners[resource].fate(resource, device_id)
-        fates = {source.fate(resource, device_id) for source in self._sources}
+        fates = {source.fate(resource, device_id) for source in self._sources} - {Fate.UNKNOWN}
         return Fate.WITHDRAWN if fates == {Fate.WITHDRAWN} else Fate.LOST
 
     def facts(self, resource: str, device_id: str) -> Facts:

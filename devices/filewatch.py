@@ -1,4 +1,4 @@
-"""Notice that a file was changed by a person or a program, without a thread and without waking up for nothing.
+"""Read a file that a person or a program edits, and notice each edit, without a thread and without waking up for nothing.
 
 The watch is on the file's folder, because editors and the kubelet's volumes put a new file in the old one's place: a
 watch on the file itself would stay with the one that nobody sees any more. Under it lies a slow poll, for what inotify
@@ -8,6 +8,8 @@ doesn't tell (network file systems, a replaced folder, a link to elsewhere).
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -23,6 +25,27 @@ _MASK: Final[int] = (
 _FOLDER_GONE: Final[int] = flags.MOVE_SELF | flags.IGNORED
 
 _log = structlog.get_logger()
+
+
+class NotPlainError(Exception):
+    """What has the file's name is a folder, a FIFO or the like."""
+
+
+def read_plain(path: Path, most: int) -> bytes:
+    """Read a plain file, at most ``most`` bytes and one more, by which a larger one is known. A FIFO can't stall it.
+
+    Raises:
+        OSError: it can't be read now.
+        NotPlainError: as its name says.
+    """
+    with open(path, "rb", opener=_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise NotPlainError
+        return file.read(most + 1)
+
+
+def _without_waiting(path: str, mode: int) -> int:
+    return os.open(path, mode | os.O_NONBLOCK)
 
 
 class FileWatch:
@@ -60,6 +83,15 @@ class FileWatch:
             seen, self._seen = self._seen, _fingerprint(self._path)
             if told or seen != self._seen:
                 return
+
+    async def changed_or(self, order: asyncio.Event) -> None:
+        """Wait as ``changed`` does, but no longer than until ``order`` is set."""
+        waiting = [asyncio.ensure_future(work) for work in (self.changed(), order.wait())]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waiting:
+                one.cancel()
 
     def look_again(self) -> None:
         """Let ``changed`` return in a second, whatever happens: the content could not be read."""

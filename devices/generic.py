@@ -165,9 +165,10 @@ class GenericSource:
 
     def fate(self, resource: str, device_id: str) -> Fate:
         """Tell a file that vanished from one that no rule describes any more. Nobody else has IDs that begin with /dev/."""
+        if not device_id.startswith(_DEV):
+            return Fate.UNKNOWN
         rule = self._rules.get(resource)
-        described = rule is not None and _describes(rule, device_id)
-        return Fate.LOST if described or not device_id.startswith(_DEV) else Fate.WITHDRAWN
+        return Fate.LOST if rule is not None and _describes(rule, device_id) else Fate.WITHDRAWN
 
     def facts(self, resource: str, device_id: str) -> Facts:
         """Tell the device's file."""

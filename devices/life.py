@@ -42,7 +42,7 @@ HOLD_S: Final = 60.0
 HOLD_MAX_S: Final = 3600.0
 """The most of it: a device that is well for an hour deserves another try."""
 
-_STICKY: Final = frozenset({Kind.RESET_REQUIRED, Kind.UNKNOWN})
+_STICKY: Final = (Kind.RESET_REQUIRED, Kind.UNKNOWN)
 
 
 class State(Enum):
@@ -206,12 +206,13 @@ class Clock:
 class Merged:
     """The list to send, and what must be remembered of it.
 
-    ``entries`` are the listed devices in the backend's order, then the others by ID. ``dropped`` are announced IDs to be
-    forgotten. ``sticky`` and ``lost_since`` replace those of ``Known``. At ``again_at`` (monotonic seconds; None: never) the
+    ``entries`` are the listed devices in the backend's order, then the others by ID. ``new`` are those that no kubelet was
+    ever told of, ``dropped`` announced IDs to be forgotten. ``sticky`` and ``lost_since`` replace those of ``Known``. At ``again_at`` (monotonic seconds; None: never) the
     same question has another answer.
     """
 
     entries: tuple[Entry, ...]
+    new: AbstractSet[str]
     dropped: frozenset[str]
     sticky: Mapping[str, Sticky]
     lost_since: Mapping[str, float]
@@ -243,13 +244,18 @@ def merge(
             decides, and may take ``FIRST_DISCOVERY_S``.
     """
     seen = {} if listing is None else {device.id: device for device in listing.devices}
-    sticky = _remembered(known, listing, clock.unix)
+    sticky = _remembered(known, listing, seen, clock.unix)
+    same = seen.keys() - _in_question(known, listing, sticky)
     entries: list[Entry] = []
     dropped: set[str] = set()
     lost_since: dict[str, float] = {}
     again: list[float] = []
     for device_id in (*seen, *sorted(known.announced.keys() - seen.keys())):
-        told, shown = known.announced.get(device_id), previous.get(device_id)
+        shown = previous.get(device_id)
+        if shown is not None and device_id in same and _is_settled(shown, seen[device_id], sticky.get(device_id)):
+            entries.append(shown)
+            continue
+        told = known.announced.get(device_id)
         last = shown.beneath if shown is not None and shown.state is State.CORDONED else shown
         covered = None
         if listing is not None and device_id in listing.released:
@@ -284,21 +290,42 @@ def merge(
             beneath = _entry(device, found, told, last, clock.now, covered)
             found = _Found(State.CORDONED, _over(cordon, beneath), beneath.kind)
             entries.append(_entry(device, found, told, shown, clock.now, beneath))
-    return Merged(tuple(entries), frozenset(dropped), sticky, lost_since, min(again, default=None))
+    new = seen.keys() - known.announced.keys()
+    return Merged(tuple(entries), new, frozenset(dropped), sticky, lost_since, min(again, default=None))
 
 
-def _remembered(known: Known, listing: Listing | None, unix: float) -> dict[str, Sticky]:
+def _remembered(known: Known, listing: Listing | None, seen: Mapping[str, Device], unix: float) -> dict[str, Sticky]:
     """Say which troubles last: those of this boot, without what was reset since, and what the backend adds to them."""
     rows = {device_id: row for device_id, row in known.sticky.items() if row.boot_id == known.boot_id}
     if listing is not None:
         for device_id in listing.recovered:
             rows.pop(device_id, None)
-        for device in listing.devices:
-            trouble = listing.troubles.get(device.id)
-            if trouble is not None and trouble.kind in _STICKY and device.id not in listing.released:
-                before = rows.get(device.id)
-                rows[device.id] = Sticky(trouble, unix if before is None else before.at, known.boot_id)
+        for device_id, trouble in listing.troubles.items():
+            before = rows.get(device_id)
+            if before is not None and (before.trouble is trouble or before.trouble == trouble):
+                continue
+            if trouble.kind in _STICKY and device_id in seen and device_id not in listing.released:
+                rows[device_id] = Sticky(trouble, unix if before is None else before.at, known.boot_id)
     return rows
+
+
+def _in_question(known: Known, listing: Listing | None, sticky: Mapping[str, Sticky]) -> AbstractSet[str]:
+    """The devices about which more is known than that they are listed, or that a trouble of theirs lasts."""
+    if listing is None:
+        return frozenset()
+    return known.cordons.keys() | listing.recovered | listing.released | (listing.troubles.keys() - sticky.keys())
+
+
+def _is_settled(shown: Entry, device: Device, row: Sticky | None) -> bool:
+    """Whether a device that isn't in question is listed as it was, and no clock can change that.
+
+    Nearly all are, each time; so what is to be told of the others needn't wait until thousands were judged.
+    """
+    if shown.device is not device and shown.device != device:
+        return False
+    if row is not None:
+        return shown.kind is row.trouble.kind and shown.reason == _lasting(row)
+    return shown.state is State.PRESENT and not shown.reason
 
 
 def _covered(told: Device | None, last: Entry | None) -> Entry | None:
@@ -367,9 +394,12 @@ def _miss(
 
 def _still(row: Sticky, spells: Spells) -> _Found:
     """What a remembered trouble makes of a device, whatever the backend says now."""
+    return _Found(State.UNHEALTHY, _lasting(row), row.trouble.kind, spells=spells)
+
+
+def _lasting(row: Sticky) -> str:
     reason = row.trouble.reason or "the backend gave no reason"
-    reason += "; so until it is reset, the node reboots or an operator forgets it"
-    return _Found(State.UNHEALTHY, reason, row.trouble.kind, spells=spells)
+    return f"{reason}; so until it is reset, the node reboots or an operator forgets it"
 
 
 def _over(cordon: str, beneath: Entry) -> str:
@@ -392,6 +422,13 @@ def _entry(
     elif last is None and told is not None and told.health is health:
         since = None
     return Entry(device, found.state, found.reason, since, found.kind, found.until, found.spells, beneath)
+
+
+def all_present(device_ids: Sequence[str], entries: Mapping[str, Entry]) -> bool:
+    """Whether nothing at all stands against one container's devices: ``judge`` has then neither an objection nor a warning."""
+    found = [entries.get(device_id) for device_id in device_ids]
+    present = all(entry is not None and entry.state is State.PRESENT and entry.beneath is None for entry in found)
+    return present and 0 < len(found) == len(set(device_ids))
 
 
 def judge(

@@ -41,6 +41,8 @@ class Fate(Enum):
     """The hardware is gone and nobody asked for that."""
     WITHDRAWN = "withdrawn"
     """Somebody wanted it so (configuration, partitions, replicas, another name), or other hardware took its place."""
+    UNKNOWN = "unknown"
+    """This source can't tell: it never had the device. What nobody can tell counts as lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +114,7 @@ class DeviceSource(Protocol):
         ...
 
     def fate(self, resource: str, device_id: str) -> Fate:
-        """Say why a device of ``resource`` isn't in the last inventory. Must not block, and never raises.
-
-        ``LOST`` where it isn't known: such a device stays on the list.
-        """
+        """Say why a device of ``resource`` isn't in the last inventory. Must not block, and never raises."""
         ...
 
     def facts(self, resource: str, device_id: str) -> Facts:

@@ -59,6 +59,7 @@ class Commands:
         node = status.Node(
             pid=os.getpid(),
             token=gateway.token,
+            host_service=gateway.settings.host_service,
             started=gateway.started,
             socket_dir=str(gateway.settings.socket_dir),
             ledger=gateway.scribe.state,
@@ -72,14 +73,15 @@ class Commands:
     def _plugin(self, plugin: Plugin) -> status.Plugin:
         from gateway import status  # noqa: PLC0415 - as above
 
-        name = plugin.resource.name
+        name, other = plugin.resource.name, plugin.standing_by_for
         return status.Plugin(
             name=name,
             state=plugin.state,
             entries=plugin.entries,
             level=plugin.resource.level,
             stream_since=plugin.stream_since,
-            standing_by_for=plugin.standing_by_for,
+            standing_by_for=other.token if other is not None else "",
+            standing_by_for_host_service=other is not None and other.host_service,
             trouble=plugin.trouble,
             checked=plugin.checked,
             holders=self._gateway.beliefs.holders(name),

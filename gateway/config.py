@@ -8,13 +8,12 @@ are strict. What it would ignore is ignored, but said. What it can do and this c
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from devices.filewatch import NotPlainError, read_plain
 from devices.naming import resource_name_error
 from devices.policy import Globbed, Policy, Slices
 from gateway import document, flags
@@ -60,19 +59,13 @@ def read(path: Path) -> bytes:
         ConfigError: it isn't a plain file.
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ConfigError(f"{path}: expected a plain file, got something else: put the configuration there")
-            return file.read(document.MAX_BYTES + 1)
+        return read_plain(path, document.MAX_BYTES)
+    except NotPlainError:
+        raise ConfigError(f"{path}: expected a plain file, got something else: put the configuration there") from None
     except OSError as error:
         raise UnreadableError(
             f"{path}: the configuration file can't be read ({error.strerror}): write it, or correct its mode"
         ) from error
-
-
-def _without_waiting(path: str, mode: int) -> int:
-    """Open a file so that a FIFO in its place can't stall the daemon."""
-    return os.open(path, mode | os.O_NONBLOCK)
 
 
 def parse(content: bytes, name: str, *, strict: bool = False) -> File:

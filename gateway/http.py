@@ -1,7 +1,8 @@
 """A small HTTP listener, for those who ask a gateway over the network: GET and HEAD, a few fixed paths, nothing else.
 
 Whoever asks is a stranger: a request is at most ``REQUEST_LIMIT`` bytes, everything has ``SECONDS``, ``MAX_CONNECTIONS`` are
-open at most, and each carries one request. Nothing that comes in is kept, obeyed or said back.
+open at most, and each carries one request. When one more comes, the oldest ends: whoever holds them all keeps no probe away.
+Nothing that comes in is kept, obeyed or said back.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ _REQUEST = re.compile(rb"(?P<method>[!#$%&'*+.^_`|~0-9A-Za-z-]+) (?P<target>[!-~
 """RFC 9112, section 3. A target is a path (origin form), or a whole URL (absolute form)."""
 _HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*")
 _ORIGIN = re.compile(r"(?i:https?://[^/?]*)?(?P<path>/[^?]*)?(?:\?.*)?")
-_ADDRESS = re.compile(r"(?:(?:(?P<host>[^\s:\[\]]+)|\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]):)?(?P<port>[0-9]{1,5})")
+_ADDRESS = re.compile(r"(?:(?:(?P<host>[^\s:\[\]]*)|\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]):)?(?P<port>[0-9]{1,5})")
 _LOOPBACK: Final = "127.0.0.1"
 
 _log = structlog.get_logger()
 
 
 def address(text: str) -> tuple[str, int]:
-    """Read where to listen: ``HOST:PORT``, ``[IPV6]:PORT``, or ``PORT`` alone, which is this machine only. 0 is any free port.
+    """Read where to listen: ``HOST:PORT``, ``[IPV6]:PORT``, ``:PORT`` (every address), or ``PORT`` alone (this machine only).
+
+    Port 0 is any free one; the host of ``:PORT`` is empty.
 
     Raises:
         ValueError: it is none of these.
@@ -47,16 +50,17 @@ def address(text: str) -> tuple[str, int]:
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65535:
         raise ValueError(
-            f"expected HOST:PORT or PORT, such as 0.0.0.0:9400, [::]:9400 or 9400 (this machine only); got {text[:80]!r}"
+            f"expected HOST:PORT or PORT, such as 10.1.2.3:9400, :9400 (every address) or 9400 (this machine only); got {text[:80]!r}"
         )
-    return match["host"] or match["v6"] or _LOOPBACK, int(match["port"])
+    host = match["host"] if match["host"] is not None else match["v6"]
+    return _LOOPBACK if host is None else host, int(match["port"])
 
 
 class Server:
     """The listener.
 
     Args:
-        host: the address to listen on, or a name of it.
+        host: the address to listen on, or a name of it; empty: every one that this machine has.
         port: the port; 0 is any free one.
         routes: who answers for which path. A handler that raises is answered for with 500, one that hangs with 503.
     """
@@ -64,7 +68,7 @@ class Server:
     def __init__(self, host: str, port: int, routes: Mapping[str, Handler]) -> None:
         self._host, self._port, self._routes = host, port, routes
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> tuple[str, int]:
         """Listen; return the address that was taken.
@@ -88,12 +92,16 @@ class Server:
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take a connection. The task is ours: one of asyncio's own can't be cancelled without a complaint (Python 3.11)."""
-        if self._server is None or len(self._open) >= MAX_CONNECTIONS:
+        if self._server is None:
             writer.transport.abort()
             return
+        if len(self._open) >= MAX_CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.cancel()
         task = asyncio.ensure_future(self._serve(reader, writer))
-        self._open.add(task)
-        task.add_done_callback(self._open.discard)
+        self._open[task] = None
+        task.add_done_callback(lambda task: self._open.pop(task, None))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request. Whatever happens, the connection ends, and within a bounded time."""

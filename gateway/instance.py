@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.succession import Age
+from gateway.succession import HOST_SERVICE_NS, Age
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,11 +36,17 @@ def socket_name(resource: str) -> str:
     return f"{hashlib.sha256(resource.encode()).hexdigest()[:8]}.sock"
 
 
+def begin(*, host_service: bool = False) -> Age:
+    """Give the age of a gateway that starts now, with a token of its own."""
+    rank = HOST_SERVICE_NS if host_service else 0
+    return Age(rank + time.clock_gettime_ns(time.CLOCK_BOOTTIME), secrets.token_hex(4))
+
+
 class Instance:
     """This gateway's own folder and lock. Built unseen and published by one rename, with every socket in it."""
 
     def __init__(self, socket_dir: Path, age: Age | None = None) -> None:
-        self.age = age or Age(time.clock_gettime_ns(time.CLOCK_BOOTTIME), secrets.token_hex(4))
+        self.age = age or begin()
         self._shared = socket_dir / FOLDER
         self.folder = self._shared / f".{self.age.token}"
         self._lock = -1

@@ -21,14 +21,15 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from devices.model import Device, Health
+from devices.life import Sticky
+from devices.model import Device, Health, Kind, Trouble
 
 FORMAT = 1
 _MAX_BYTES = 16 * 1024 * 1024
@@ -49,6 +50,7 @@ _Content: TypeAlias = dict[str, Any]
 _Changes: TypeAlias = dict[tuple[str, ...], Any]
 """By place in the file: the fields that a row gets, a plain value, or None where the row goes."""
 _Identity: TypeAlias = tuple[int, int, int, int]
+_V = TypeVar("_V")
 
 
 class LedgerError(Exception):
@@ -61,19 +63,6 @@ class Cordon:
 
     reason: str
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Sticky:
-    """An illness that a restart of the gateway doesn't cure.
-
-    ``kind`` is a value of the device model's kinds, ``at`` unix seconds, ``boot_id`` the boot it was seen in (``boot_id``).
-    """
-
-    reason: str
-    kind: str
-    at: float
-    boot_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +82,23 @@ class _Announced:
 
 
 @dataclass(frozen=True, slots=True)
+class _Sticky:
+    """A row of ``sticky``: an illness that a restart of the gateway doesn't cure. ``at`` is in unix seconds."""
+
+    reason: str
+    kind: str
+    at: float
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Lost:
     """A row of ``lost``. ``since`` is in unix seconds."""
 
     since: float
 
 
-_TABLES: Mapping[str, type] = {"announced": _Announced, "lost": _Lost, "sticky": Sticky, "handed_out": HandedOut}
+_TABLES: Mapping[str, type] = {"announced": _Announced, "lost": _Lost, "sticky": _Sticky, "handed_out": HandedOut}
 """What a resource has rows of, by device ID."""
 
 
@@ -150,6 +149,8 @@ class Ledger:
         self.exposure = ""
         """What makes the state directory less than private and could not be helped; empty where nothing does."""
         self._content: _Content = {}
+        self._values: dict[tuple[str, ...], Mapping[str, Any]] = {}
+        """Tables as values, by their place in the content: a list of thousands is asked for with each event of one device."""
         self._changes: _Changes = {}
         self._base: _Identity | None = None
         self._revision = self._saved = 0
@@ -179,6 +180,7 @@ class Ledger:
         if found is None:
             return
         self._content = _combine(found, self._content, self._changes)
+        self._values.clear()
         self._base = None if found.complaint else found.identity
         if found.complaint:
             self._revision += 1
@@ -222,6 +224,7 @@ class Ledger:
         self._changes = {at: row for at, row in self._changes.items() if at not in done or done[at] != row}
         if written.content is not None:
             self._content = _apply(written.content, self._changes)
+            self._values.clear()
         self._base = written.identity
         self._saved = snapshot.revision
         self.aside = written.aside or self.aside
@@ -243,12 +246,9 @@ class Ledger:
 
     # What is remembered.
 
-    def announced(self, resource: str) -> dict[str, Device]:
+    def announced(self, resource: str) -> Mapping[str, Device]:
         """Return the devices ever announced for ``resource``, by ID, as they were announced last."""
-        return {
-            device_id: Device(device_id, Health(row["health"]), tuple(row["numa"]))
-            for device_id, row in self._rows(resource, "announced").items()
-        }
+        return self._read(resource, "announced", _device)
 
     def resources(self) -> tuple[str, ...]:
         """Return the resource names with announced devices."""
@@ -260,10 +260,12 @@ class Ledger:
         Only who serves the resource may call this: a list that isn't sent announces nothing.
         """
         # The places come first: where a damaged row ends among them, it has no health, and is known to be incomplete.
-        return self._put(
+        return self._note(
             resource,
             "announced",
-            {device.id: {"numa": list(device.numa_nodes), "health": device.health.value} for device in devices},
+            {device.id: device for device in devices},
+            _device,
+            lambda device: {"numa": list(device.numa_nodes), "health": device.health.value},
         )
 
     def withdraw(self, resource: str, device_ids: Iterable[str]) -> bool:
@@ -284,7 +286,7 @@ class Ledger:
         """Note the dialect that the kubelet accepted; True where that is news worth saving."""
         if self.accepted == dialect:
             return False
-        self._change(("accepted",), dialect)
+        self._change({("accepted",): dialect})
         return True
 
     @property
@@ -294,21 +296,22 @@ class Ledger:
 
     def cordon(self, device_id: str, cordon: Cordon) -> None:
         """Note an operator's cordon, in place of an earlier one."""
-        self._change(("cordons", device_id), _row(cordon))
+        self._change({("cordons", device_id): _row(cordon)})
 
     def uncordon(self, device_id: str) -> bool:
         """Lift a cordon; True where there was one. It is lifted on disk in either case: another gateway may have set it."""
         known = device_id in self._content.get("cordons", {})
-        self._change(("cordons", device_id), None)
+        self._change({("cordons", device_id): None})
         return known
 
     def sticky(self, resource: str) -> Mapping[str, Sticky]:
         """Return the illnesses that outlive a restart, by device ID."""
-        return msgspec.convert(self._rows(resource, "sticky"), dict[str, Sticky])
+        return self._read(resource, "sticky", _illness)
 
     def set_sticky(self, resource: str, illnesses: Mapping[str, Sticky]) -> bool:
         """Note all of a resource's lasting illnesses, in place of those before; True where that is news."""
-        return self._set(resource, "sticky", {device_id: _row(illness) for device_id, illness in illnesses.items()})
+        dropped = self._drop(resource, "sticky", self._rows(resource, "sticky").keys() - illnesses.keys())
+        return self._note(resource, "sticky", illnesses, _illness, _illness_row) or dropped
 
     def lost_since(self, resource: str) -> Mapping[str, float]:
         """Return since when devices have been lost, by ID, in unix seconds."""
@@ -341,12 +344,40 @@ class Ledger:
         rows: dict[str, _Content] = self._content.get("resources", {}).get(resource, {}).get(table, {})
         return rows
 
+    def _read(self, resource: str, table: str, value: Callable[[str, _Content], _V]) -> Mapping[str, _V]:
+        """Return a table as values."""
+        place = ("resources", resource, table)
+        if place not in self._values:
+            rows = self._rows(resource, table)
+            self._values[place] = {device_id: value(device_id, row) for device_id, row in rows.items()}
+        return self._values[place]
+
+    def _note(
+        self,
+        resource: str,
+        table: str,
+        values: Mapping[str, _V],
+        value: Callable[[str, _Content], _V],
+        row: Callable[[_V], _Content],
+    ) -> bool:
+        """Put values into a table; True where that is news. Those that are there already cost next to nothing."""
+        known = self._read(resource, table, value)
+        news = {at: one for at, one in values.items() if known.get(at) is not one and known.get(at) != one}
+        if not news:
+            return False
+        changed = self._put(resource, table, {device_id: row(one) for device_id, one in news.items()})
+        self._values["resources", resource, table] = {**known, **news}
+        return changed
+
     def _put(self, resource: str, table: str, rows: Mapping[str, _Content]) -> bool:
         known = self._rows(resource, table)
-        news = [item for item in rows.items() if not item[1].items() <= known.get(item[0], {}).items()]
-        for device_id, row in news:
-            self._change(("resources", resource, table, device_id), row)
-        return bool(news)
+        return self._change(
+            {
+                ("resources", resource, table, device_id): row
+                for device_id, row in rows.items()
+                if not row.items() <= known.get(device_id, {}).items()
+            }
+        )
 
     def _set(self, resource: str, table: str, rows: Mapping[str, _Content]) -> bool:
         dropped = self._drop(resource, table, self._rows(resource, table).keys() - rows.keys())
@@ -354,14 +385,16 @@ class Ledger:
 
     def _drop(self, resource: str, table: str, device_ids: Iterable[str]) -> bool:
         gone = self._rows(resource, table).keys() & set(device_ids)
-        for device_id in gone:
-            self._change(("resources", resource, table, device_id), None)
-        return bool(gone)
+        return self._change({("resources", resource, table, device_id): None for device_id in gone})
 
-    def _change(self, at: tuple[str, ...], row: Any) -> None:
-        self._changes[at] = row
-        self._revision += 1
-        _apply(self._content, {at: row})
+    def _change(self, changes: _Changes) -> bool:
+        """Carry changes out; True where there are any."""
+        self._changes |= changes
+        self._revision += len(changes)
+        _apply(self._content, changes)
+        for at in changes:
+            self._values.pop(at[:-1], None)
+        return bool(changes)
 
     # The file.
 
@@ -389,7 +422,19 @@ class Ledger:
 # What is in the file.
 
 
-def _row(value: Cordon | Sticky | HandedOut) -> _Content:
+def _device(device_id: str, row: _Content) -> Device:
+    return Device(device_id, Health(row["health"]), tuple(row["numa"]))
+
+
+def _illness(_: str, row: _Content) -> Sticky:
+    return Sticky(Trouble(row["reason"], Kind.named(row["kind"])), float(row["at"]), row["boot_id"])
+
+
+def _illness_row(illness: Sticky) -> _Content:
+    return _row(_Sticky(illness.trouble.reason, illness.trouble.kind.value, illness.at, illness.boot_id))
+
+
+def _row(value: Cordon | _Sticky | HandedOut) -> _Content:
     """Spell a value as a row, with texts of a size and kind that JSON and a screen can take."""
     fields: _Content = msgspec.to_builtins(value)
     return {

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from devices import life
     from devices.source import Listing
     from gateway.shell import Gateway
+    from gateway.succession import Age
 
 REGISTER_DEADLINE = 15.0
 """Seconds for one Register. Kubelets 1.25 and later dial back within it, for up to 10 s; 1.35 and later give that up
@@ -52,6 +53,8 @@ WARM_UP = 0.2
 # Without retries: gRPC would carry a Register that a dying kubelet cut off to the next one, behind our back.
 _CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
 _BETWEEN = frozenset({Phase.WAITING, Phase.ABSENT})
+_SERVED = frozenset({Phase.SERVING, Phase.STANDBY})
+"""The phases in which somebody serves the resource, this gateway or another."""
 _LEVELS = logging.getLevelNamesMapping()
 _log = structlog.get_logger()
 
@@ -89,14 +92,16 @@ class Plugin:
             grace=settings.startup_grace > 0,
         )
         self.state = registration.start(f"{gateway.token}-{secrets.token_hex(2)}", settings.api, last_accepted)
-        self.standing_by_for = ""
-        """The token of the gateway that serves the resource instead of this one."""
+        self.standing_by_for: Age | None = None
+        """The gateway that serves the resource instead of this one."""
         self.trouble = ""
         """The last thing that went wrong with the registration."""
         self.checked: Check | None = None
         """What the last look into the kubelet's books told of the registration."""
         self.stream_since: float | None = None
         """When the open stream was opened (monotonic seconds)."""
+        self.unserved_since: float | None = time.monotonic()
+        """Since when the resource is neither served nor left to another gateway (monotonic seconds)."""
         self._why = Cause.FIRST
         self._without_since: float | None = None
         """When a kubelet was found, or a stream ended, that no stream followed yet."""
@@ -129,6 +134,10 @@ class Plugin:
         self.state, actions = registration.step(self.state, event)
         if self.state.phase is not before.phase:
             self._log.debug("phase", phase=self.state.phase.value)
+            if self.state.phase in _SERVED:
+                self.unserved_since = None
+            elif before.phase in _SERVED:
+                self.unserved_since = time.monotonic()
             if self.state.phase is Phase.SERVING:
                 self._gateway.beliefs.look_within(BOOKED)
         self._keep_time(before, event)
@@ -149,7 +158,8 @@ class Plugin:
                 self._gateway.tally.restart_gap(self.resource.name, now - self._without_since)
             self._without_since = None
         found = isinstance(event, registration.KubeletUp) and state.kubelet != before.kubelet
-        if found or (before.stream is not None and state.stream is None):
+        resumed = before.phase is Phase.STANDBY and state.phase is not Phase.STANDBY  # Until then another one served.
+        if found or resumed or (before.stream is not None and state.stream is None):
             self._without_since = now
 
     def _act(self, action: registration.Action) -> None:

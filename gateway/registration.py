@@ -58,7 +58,7 @@ class Phase(Enum):
     ACCEPTED = "accepted, waiting for the kubelet's call"
     SERVING = "serving"
     WAITING = "waiting to register again"
-    STANDBY = "standing by for a younger gateway"
+    STANDBY = "standing by for another gateway"
     OUT = "not offered"
     STOPPED = "stopped"
 
@@ -150,14 +150,14 @@ class Renew:
 
 @dataclass(frozen=True, slots=True)
 class StandBy:
-    """A younger gateway on this node serves the resource."""
+    """Another gateway on this node serves the resource."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What held the resource back (a younger gateway, a list too large) is gone."""
+    """What held the resource back (another gateway, a list too large) is gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,12 +42,7 @@ async def follow(settings: Settings, adopt: Callable[[Policy], None]) -> None:
             while True:
                 if not current.look(asked=asked):
                     watch.look_again()
-                edit, order = (asyncio.ensure_future(work) for work in (watch.changed(), hangup.wait()))
-                try:
-                    await asyncio.wait({edit, order}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    edit.cancel()
-                    order.cancel()
+                await watch.changed_or(hangup)
                 asked = hangup.is_set()
                 hangup.clear()
     finally:

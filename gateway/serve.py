@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import grpc
@@ -23,6 +24,7 @@ from devices import life
 from devices.model import Fault, Field, Options, RefusedError
 from gateway import drift
 from gateway.registration import StreamEnded, StreamOpened, Withhold
+from gateway.spelled import spell
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Sequence
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from devices.model import ContainerAnswer, ContainerRequest, Device
     from devices.source import DeviceSource, Listing
     from gateway.registration import Event
+    from gateway.spelled import Parts
     from gateway.tally import Tally
 
     _Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -110,6 +113,7 @@ class Resource:
         self._by_id: dict[str, life.Entry] = {}
         self._listing: Listing | None = None
         self._lists: dict[str, Wire] = {}
+        self._parts: dict[str, Parts] = {}
         self._streams: dict[int, asyncio.Event] = {}
         self._ending: set[int] = set()
         self._lost_fields: set[tuple[str, Field]] = set()
@@ -160,7 +164,8 @@ class Resource:
         """Spell the list, once per dialect and change."""
         wire = self._lists.get(dialect.name)
         if wire is None:
-            wire = self._lists[dialect.name] = dialect.encode_list(self.devices)
+            wire, self._parts[dialect.name] = spell(dialect, self.devices, self._parts.get(dialect.name, ()))
+            self._lists[dialect.name] = wire
             self._note_lost(dialect, wire)
         return wire
 
@@ -196,7 +201,7 @@ class Resource:
 
     async def close(self) -> None:
         """End the streams, then the servers: a server waits out its grace while a stream is open."""
-        self._note_handed_out()
+        self.note_handed_out()
         self.end_streams()
         servers, self._servers = self._servers, []
         await asyncio.gather(*(server.stop(grace=0.2) for server in servers))
@@ -225,10 +230,7 @@ class Resource:
         def unary(
             answer: Callable[[Dialect, bytes, _Context], Awaitable[bytes]],
         ) -> grpc.RpcMethodHandler[bytes, bytes]:
-            async def handle(request: bytes, context: _Context) -> bytes:
-                return await self._answer(call, lambda: answer(dialect, request, context), context)
-
-            return grpc.unary_unary_rpc_method_handler(handle)
+            return grpc.unary_unary_rpc_method_handler(partial(self._answer, call, answer, dialect))
 
         def speaks(field: Field) -> bool:
             return dialect.rules[field].verdict is Verdict.LOSSLESS
@@ -254,12 +256,14 @@ class Resource:
     async def _answer(
         self,
         call: str,
-        answer: Callable[[], Awaitable[bytes]],
+        answer: Callable[[Dialect, bytes, _Context], Awaitable[bytes]],
+        dialect: Dialect,
+        request: bytes,
         context: _Context,
     ) -> bytes:
         began, status, text = time.perf_counter(), grpc.StatusCode.UNKNOWN, ""
         try:
-            answered = await answer()
+            answered = await answer(dialect, request, context)
             status = grpc.StatusCode.OK
         except RefusedError as refused:
             status, text = _STATUS[refused.fault], str(refused)
@@ -319,11 +323,12 @@ class Resource:
         self._note_lost(dialect, wire)
         # When the answer is on its way: the kubelet starts no other pod until it has it (#117435).
         if not self._notes:
-            asyncio.get_running_loop().call_later(NOTED_AFTER, self._note_handed_out)
+            asyncio.get_running_loop().call_later(NOTED_AFTER, self.note_handed_out)
         self._notes += ((dialect.name, container.device_ids, known_level) for container in containers)
         return wire.data
 
-    def _note_handed_out(self) -> None:
+    def note_handed_out(self) -> None:
+        """Take note of what was handed out, now: somebody asks who holds what."""
         notes, self._notes = self._notes, []
         for dialect, device_ids, known_level in notes:
             self._memory.hand_out(device_ids, dialect)
@@ -331,9 +336,9 @@ class Resource:
 
     def _check(self, dialect: Dialect, container: ContainerRequest) -> None:
         """Raise RefusedError unless the life of each device allows it to be handed out now."""
-        found = map(self._by_id.get, container.device_ids)
-        if any(entry is None or entry.state is not life.State.PRESENT for entry in found):
-            self._note_handed_out()  # Then it counts what was handed out before.
+        if life.all_present(container.device_ids, self._by_id):
+            return
+        self.note_handed_out()  # It counts now.
         warnings = life.judge(
             self.name,
             container.device_ids,

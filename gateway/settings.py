@@ -46,6 +46,10 @@ class Settings:
     metrics_address: tuple[str, int] | None = None
     """Host and port to tell metrics on; None: nowhere."""
     metrics_device_ids: bool = False
+    probe_address: tuple[str, int] | None = None
+    """Host and port to answer probes on; None: nowhere."""
+    host_service: bool = False
+    """Whether this is the node's own service, which every gateway that isn't leaves the resources to."""
     policy: Policy = Policy()
     """What the operator decided about devices."""
     config_file: Path | None = None

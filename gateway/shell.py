@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from devices import life
-from devices.model import Kind, Trouble
 from devices.source import GiveUpError, Listing
-from gateway import beliefs, handover, instance, ledger, registration, reload, succession
+from gateway import beliefs, handover, instance, ledger, notify, registration, reload, succession
 from gateway.beliefs import Beliefs
 from gateway.commands import Commands
 from gateway.control import ControlError, Server, socket_path
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 
     from adapters.dialect import Level
     from devices.source import DeviceSource, Inventory
+    from gateway.http import Handler
     from gateway.registration import KubeletId
     from gateway.settings import Settings
     from gateway.succession import Age
@@ -50,15 +50,17 @@ YIELD_TIME = 0.05
 HANDED_OVER_WAIT = 0.002
 """Seconds between an elder's word that its streams have ended and our Register: for the same reason as
 ``registration.CUT_WAIT``, but that word was a millisecond on its way, and the books are looked at afterwards."""
-LEASE_AGAIN = 1.0
-"""Seconds between two connections to a younger gateway that lives and ended the first."""
+LEASE_AGAIN = (0.005, 0.02, 0.1, 0.3, 0.6)
+"""Seconds between looks at a younger gateway that ended our connection and still listens, until it is connected to again: one
+that was killed is mostly gone at the first, one that lives was only tired of a connection without a call."""
 SOURCE_RETRY = 5.0
 REBIND_FIRST, REBIND_MAX = 0.05, 5.0
 """Seconds until a new socket directory that can't be used is tried again, at first and at most."""
 LOOK_AGAIN = 30.0
 """Seconds between two looks into the kubelet's books while a device waits for what they show."""
 LOOK_FOR_METRICS = 60.0
-METRICS_RETRY = 5.0
+LISTEN_RETRY = 5.0
+"""Seconds before an address that is taken is tried again."""
 LONGEST_TIMER = 3600.0
 EXIT_PINNED = 75
 """Exit status (EX_TEMPFAIL) for: the socket directory was replaced under a mount that can't follow. A restart helps."""
@@ -86,7 +88,7 @@ class Gateway:
 
     def __init__(self, settings: Settings, source: DeviceSource) -> None:
         self.settings, self.source = settings, source
-        self._instance = instance.Instance(settings.socket_dir)
+        self._instance = instance.Instance(settings.socket_dir, instance.begin(host_service=settings.host_service))
         self.ledger = Ledger(settings.state_dir)
         self.scribe = Scribe(self.ledger)
         self.tally = Tally()
@@ -103,11 +105,13 @@ class Gateway:
         self._kubelet: KubeletId | None = None
         self.kubelet_since: float | None = None
         """When the kubelet was found (monotonic seconds)."""
+        self.source_trouble = "it has not told of its devices yet"
+        """Why the source doesn't tell of devices; empty where it does."""
         self._again: asyncio.TimerHandle | None = None
         self._rebinding: asyncio.Task[None] | None = None
         self._begun = False
         self._exit: asyncio.Future[int]
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._update_lock = asyncio.Lock()
         self._leases: dict[Path, asyncio.Task[None]] = {}
         self._watch: Watch
@@ -131,6 +135,7 @@ class Gateway:
 
     async def _start(self) -> None:
         self.scribe.load()
+        self._open_probes()
         await self._wait_for_folder()
         self.beliefs.look_within(0)
         if removed := instance.sweep(self.settings.socket_dir):
@@ -163,6 +168,9 @@ class Gateway:
         self._begun = True
         self._look_at_peers()
         self._tell_kubelet(self.plugins)
+        notify.tell(notify.READY)
+        if (seconds := notify.watchdog()) is not None:
+            self._spawn("watchdog", notify.keep_alive(seconds))
         gc.freeze()  # What is there now stays: a full collection of it takes 8 to 15 ms, in which nothing is answered.
         _log.info(
             "serving",
@@ -205,6 +213,7 @@ class Gateway:
 
     async def _close(self) -> None:
         """End the streams, then the servers, then what is left of us in the socket directory."""
+        notify.tell(notify.STOPPING)
         for plugin in self._plugins.values():
             plugin.feed(registration.Stop())
         tasks = list(self._tasks)
@@ -241,19 +250,22 @@ class Gateway:
             try:
                 async with contextlib.aclosing(self.source.watch()) as inventories:
                     async for inventory in inventories:
+                        self.source_trouble = ""
                         await self._update(inventory)
                         first.set()
+                self.source_trouble = "it ended, which it must not: it is asked again"
                 _log.error("the device source ended, which it must not: asking it again", retry_s=SOURCE_RETRY)
             except GiveUpError as error:
                 _log.error("giving up", reason=str(error), status=error.status)
                 self._end(error.status)
                 await asyncio.get_running_loop().create_future()
-            except Exception:  # noqa: BLE001 - whatever a backend does, the devices stay
+            except Exception as error:  # noqa: BLE001 - whatever a backend does, the devices stay
+                self.source_trouble = f"it failed ({error!r}): its last word counts"
                 _log.exception("the device source failed: its last inventory stays", retry_s=SOURCE_RETRY)
             await asyncio.sleep(SOURCE_RETRY)
 
     async def _update(self, inventory: Inventory | None) -> None:
-        """Bring every resource's list up to what the source says (None: not looked yet), durably before it is sent."""
+        """Bring every list up to what the source says (None: not looked yet). New IDs are durable before they are sent."""
         async with self._update_lock:
             self._inventory = inventory
             clock = life.Clock(time.monotonic(), time.time(), self.started)
@@ -262,8 +274,10 @@ class Gateway:
             if inventory is not None:
                 listings |= {name: inventory.get(name, _GONE) for name in (*known, *inventory)}
             merged = {name: self._merge(name, listing, clock) for name, listing in listings.items()}
-            news = {name for name, one in merged.items() if self._remember(name, one)}
-            if news:
+            first = [name for name, one in merged.items() if one.new]
+            for name in first:
+                self._remember(name, merged[name])
+            if first:
                 await self.scribe.durable()
             before = frozenset(self._plugins)
             for name in merged.keys() - before:
@@ -271,7 +285,14 @@ class Gateway:
                 await plugin.resource.bind(self.own_socket(name))
             for name, one in merged.items():
                 self._plugins[name].publish(listings[name], one.entries)
-                self.beliefs.listed(name, self._plugins[name].resource.devices)
+            try:
+                await asyncio.sleep(0)  # The streams come first: to note thousands of devices takes milliseconds.
+            finally:
+                rest = [self._remember(name, one) for name, one in merged.items() if name not in first]
+                if any(rest):
+                    self._background(self.scribe.durable())
+                for name in merged:
+                    self.beliefs.listed(name, self._plugins[name].resource.devices)
             self._update_again([one.again_at for one in merged.values() if one.again_at is not None])
             if self._begun:
                 if any(name not in before for name in self._plugins) and await self._handover.take_over(
@@ -288,10 +309,7 @@ class Gateway:
             announced,
             boot_id=self._boot_id,
             cordons={device_id: cordon.reason for device_id, cordon in self.ledger.cordons.items()},
-            sticky={
-                device_id: life.Sticky(Trouble(row.reason, Kind.named(row.kind)), row.at, row.boot_id)
-                for device_id, row in self.ledger.sticky(name).items()
-            },
+            sticky=self.ledger.sticky(name),
             held=self.held(name),
             fates={device_id: self.source.fate(name, device_id) for device_id in announced.keys() - listed},
             lost_since=self.ledger.lost_since(name),
@@ -300,16 +318,12 @@ class Gateway:
         return life.merge(known, listing, before, clock, self.settings.startup_grace)
 
     def _remember(self, name: str, merged: life.Merged) -> bool:
-        """Write into the ledger what follows from a list; True where that must be on disk before the list is sent."""
+        """Write into the ledger what follows from a list; True where that should be on disk at once, not only soon."""
         if name in self._plugins and self._plugins[name].standing_by_for:
             return False  # It isn't sent: what counts is what the gateway that serves it remembers.
-        illnesses = {
-            device_id: ledger.Sticky(row.trouble.reason, row.trouble.kind.value, row.at, row.boot_id)
-            for device_id, row in merged.sticky.items()
-        }
         news = self.ledger.announce(name, tuple(entry.device for entry in merged.entries))
         self.ledger.withdraw(name, merged.dropped)  # Forgets their illnesses too, which outlive them.
-        news = self.ledger.set_sticky(name, illnesses) or news
+        news = self.ledger.set_sticky(name, merged.sticky) or news
         self.ledger.set_lost_since(name, merged.lost_since)
         self.scribe.soon()
         return news
@@ -342,6 +356,8 @@ class Gateway:
         holders = self.beliefs.holders(resource)
         if holders is None or self.beliefs.last is None:
             return None
+        if resource in self._plugins:
+            self._plugins[resource].resource.note_handed_out()
         at = self.beliefs.last.unix
         since = (device_id for device_id, row in self.ledger.handed_out(resource).items() if row.at >= at)
         return frozenset((*holders, *since))
@@ -382,27 +398,37 @@ class Gateway:
         else:
             self._control = server
         if self.settings.metrics_address is not None:
-            self._spawn("metrics", self._tell_metrics(commands, *self.settings.metrics_address))
+            from gateway import metrics  # noqa: PLC0415 - its imports are paid only where metrics are wanted
 
-    async def _tell_metrics(self, commands: Commands, host: str, port: int) -> None:
-        from gateway import http, metrics  # noqa: PLC0415 - its imports are paid only where metrics are wanted
+            told = metrics.Metrics(commands.document, self.tally, device_ids=self.settings.metrics_device_ids)
+            self._spawn("metrics", self._answer("metrics", self.settings.metrics_address, {"/metrics": told.answer}))
 
-        told = metrics.Metrics(commands.document, self.tally, device_ids=self.settings.metrics_device_ids)
-        server = http.Server(host, port, {"/metrics": told.answer})
+    def _open_probes(self) -> None:
+        if self.settings.probe_address is not None:
+            from gateway import probes  # noqa: PLC0415 - as above
+
+            self._spawn("probes", self._answer("probes", self.settings.probe_address, probes.routes(self)))
+
+    async def _answer(self, what: str, address: tuple[str, int], routes: Mapping[str, Handler]) -> None:
+        """Answer those who ask over the network, for ever; an address that can't be had is tried again."""
+        from gateway import http  # noqa: PLC0415 - as above
+
+        host, port = address
+        server = http.Server(host, port, routes)
         taken = None
         try:
             while taken is None:
                 try:
                     taken = await server.start()
                 except OSError as error:
-                    _log.error("metrics can't be told", host=host, port=port, reason=str(error), retry_s=METRICS_RETRY)
-                    await asyncio.sleep(METRICS_RETRY)
-            _log.info("telling metrics", host=taken[0], port=taken[1])
+                    _log.error("can't listen", what=what, host=host, port=port, reason=str(error), retry_s=LISTEN_RETRY)
+                    await asyncio.sleep(LISTEN_RETRY)
+            _log.info("listening", what=what, host=taken[0], port=taken[1])
             await asyncio.get_running_loop().create_future()
         finally:
             await server.close()
 
-    def _background(self, work: Coroutine[object, object, None]) -> None:
+    def _background(self, work: Coroutine[object, object, object]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -484,7 +510,7 @@ class Gateway:
         for name, plugin in self._plugins.items():
             other = self._handover.defers_to(name) or self._served_by(name, peers)
             if other is not None:
-                plugin.standing_by_for = other.token
+                plugin.standing_by_for = other
                 plugin.feed(registration.StandBy(other.token))
             elif plugin.state.phase is Phase.STANDBY and name not in self._resuming:
                 self._resuming.add(name)
@@ -526,7 +552,7 @@ class Gateway:
     async def _resume(self, plugin: Plugin) -> None:
         """Serve a resource again that another gateway served, with what that one remembered of it."""
         try:
-            plugin.standing_by_for = ""
+            plugin.standing_by_for = None
             self.scribe.load()
             await self.update()
         finally:
@@ -572,8 +598,10 @@ class Gateway:
                         pass
                 finally:
                     writer.close()
-            if listens(path):  # Alive, and only tired of a connection without a call.
-                await asyncio.sleep(LEASE_AGAIN)
+            for seconds in LEASE_AGAIN:
+                if not listens(path):
+                    break
+                await asyncio.sleep(seconds)
 
         def gone(_: asyncio.Task[None]) -> None:
             del self._leases[path]
@@ -593,6 +621,11 @@ class Gateway:
         self._handover.changed(name)
         if name in self._yielding and self.standing(name) is not Standing.BUSY:
             self.look()
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is done with its start."""
+        return self._begun
 
     @property
     def plugins(self) -> Sequence[Plugin]:

@@ -117,8 +117,8 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
     ``phase`` is where its registration stands; ``api`` and ``kubelets`` say what the kubelet speaks and which versions of
     it fit the evidence. ``stream_s`` is the age of the kubelet's open stream, null without one. ``standing_by_for`` is the
-    token of the gateway that serves it instead of this one. ``trouble`` is the last thing that went wrong with its
-    registration, while it doesn't serve.
+    token of the gateway that serves it instead of this one, ``standing_by_for_host_service`` whether that is the node's own
+    service. ``trouble`` is the last thing that went wrong with its registration, while it doesn't serve.
 
     ``registrations`` counts the accepted ones by cause, ``last_gap_s`` is the last restart gap, ``calls`` counts the answered
     calls by name and status. ``checked`` is what the last look into the kubelet's books told of the registration: held, lacking,
@@ -134,6 +134,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     kubelets: str = ""
     stream_s: float | None = None
     standing_by_for: str = ""
+    standing_by_for_host_service: bool = False
     trouble: str = ""
     registrations: dict[str, int] = msgspec.field(default_factory=dict)
     last_gap_s: float | None = None
@@ -149,12 +150,17 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """One gateway. ``lag_s`` is the worst lateness of its event loop in the last minute or two."""
+    """One gateway.
+
+    ``host_service``: it is the node's own service, not a pod. ``lag_s`` is the worst lateness of its event loop in the last
+    minute or two.
+    """
 
     schema: int = SCHEMA
     build: Build
     pid: int
     token: str
+    host_service: bool = False
     uptime_s: float
     socket_dir: str
     kubelet: Kubelet
@@ -188,6 +194,7 @@ class Plugin:
     """Which kubelets fit the evidence, while there is a dialect to speak of."""
     stream_since: float | None = None
     standing_by_for: str = ""
+    standing_by_for_host_service: bool = False
     trouble: str = ""
     checked: Check | None = None
     holders: Mapping[str, str] | None = None
@@ -201,6 +208,7 @@ class Node:
 
     pid: int
     token: str
+    host_service: bool = False
     started: float
     socket_dir: str
     ledger: scribe.State
@@ -218,6 +226,7 @@ def document(node: Node, tally: Tally, build: Build, *, now: float, unix: float,
         build=build,
         pid=node.pid,
         token=node.token,
+        host_service=node.host_service,
         uptime_s=_age(node.started, now),
         socket_dir=node.socket_dir,
         kubelet=Kubelet(present=node.kubelet_since is not None, age_s=_age_or_none(node.kubelet_since, now)),
@@ -265,6 +274,7 @@ def _resource(plugin: Plugin, tally: Tally, now: float, *, rows: bool) -> Resour
         kubelets=span(plugin.level) if plugin.level is not None else "",
         stream_s=_age_or_none(plugin.stream_since, now),
         standing_by_for=plugin.standing_by_for,
+        standing_by_for_host_service=plugin.standing_by_for_host_service,
         trouble="" if serving else plugin.trouble,
         registrations={why: count for (name, why), count in tally.registrations.items() if name == plugin.name},
         last_gap_s=tally.last_gaps.get(plugin.name),

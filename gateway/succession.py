@@ -1,6 +1,6 @@
 """Succession: several gateways on one node, and who of them serves a resource. Pure: events in, actions out.
 
-The younger of two living gateways serves. (Two plugins that both answer a cut stream by registering would take turns for
+The younger of two living gateways serves, and the node's own service is younger than any pod (``Age``). (Two plugins that both answer a cut stream by registering would take turns for
 ever: kubelets 1.8 to 1.11 end the first stream at the second Register.) Every pod has PID 1 and a clock can jump, so age
 is the boot clock, then a random token. Where two gateways can talk, they hand each resource over, the *elder* to its
 *heir*:
@@ -43,16 +43,27 @@ CHECK_WAIT = 30.0
 """Seconds after which an heir that serves is asked whether it still does: one that was stopped holds its lease, too."""
 REST = 5.0
 """Seconds before a handover that failed is tried again, doubled for each failure in a row."""
+HOST_SERVICE_NS = 1 << 62
+"""Nanoseconds (146 years) by which the node's own service is younger than it is."""
 MOST_FAILURES = 7
 """Failures in a row that are counted: the longest rest is 320 s."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Age:
-    """When a gateway started (nanoseconds of the boot clock); the token breaks a tie. Younger is greater."""
+    """When a gateway started (nanoseconds of the boot clock); the token breaks a tie. Younger is greater.
+
+    The node's own service says that it was born ``HOST_SERVICE_NS`` later than it was, so that it is the younger of any pod and
+    itself, whoever came first. An older release, which knows nothing of services, takes its word for it.
+    """
 
     born_ns: int
     token: str
+
+    @property
+    def host_service(self) -> bool:
+        """Whether this is the node's own service."""
+        return self.born_ns >= HOST_SERVICE_NS
 
 
 def elder_should_wait(own: Age, peers: Iterable[Age]) -> Age | None:

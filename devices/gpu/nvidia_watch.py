@@ -38,8 +38,12 @@ from devices.model import Kind, Trouble
 
 _RESOURCE: Final = "nvidia.com/gpu"
 _CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+_AFTER_S: Final = 0.05
+"""Between an error and the look that it asks for, in seconds: the error itself is told first."""
 _SPACING_S: Final = 0.5
 """Between two looks, in seconds, however many errors ask for one."""
+_MOST_LEFT: Final = 256
+"""Errors that are still handed on when NVML is to be closed: a storm must not keep it open."""
 _UNSEEN: Final = "a GPU can't be looked at"
 
 _log = structlog.get_logger()
@@ -282,7 +286,7 @@ class Looker:
                     continue
                 else:
                     self._posted = None
-                    due = min(due, max(time.monotonic(), last + _SPACING_S))
+                    due = min(due, max(time.monotonic() + _AFTER_S, last + _SPACING_S))
                     if due > time.monotonic():
                         continue
             last = time.monotonic()
@@ -381,11 +385,14 @@ class Looker:
         return session
 
     def _listen(self, stop: threading.Event) -> None:
-        """Hand on errors, until told to stop (the listening thread)."""
-        while not stop.is_set():
+        """Hand on errors, until told to stop, and then those that have come by that time (the listening thread)."""
+        left = _MOST_LEFT
+        while left:
+            stopping = stop.is_set()
+            left -= stopping
             began = self._waiting = time.monotonic()
             try:
-                event = self._nvml.wait(int(self._pace.wait * 1000))
+                event = self._nvml.wait(0 if stopping else int(self._pace.wait * 1000))
             except NvmlError as error:
                 self._commands.put(_Command(broken=stop, reason=str(error)))
                 return
@@ -395,6 +402,8 @@ class Looker:
                 self._post(self._take, Happened(event, time.monotonic()))
                 self._commands.put(_Command())
                 stop.wait(0.001)  # so that a storm of them leaves room for others
+            elif stopping:
+                return
             elif time.monotonic() < began + self._pace.wait / 2:
                 stop.wait(0.05)
 

@@ -24,10 +24,8 @@ anchors (which can unfold without end) are refused.
 from __future__ import annotations
 
 import operator
-import os
 import posixpath
 import re
-import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +37,7 @@ from typing import Annotated, Any, Final, NoReturn
 import msgspec
 import yaml
 
+from devices.filewatch import NotPlainError, read_plain
 from devices.gpu.model import GPU, Link, Way
 from devices.model import Health, Kind, Trouble
 from devices.naming import resource_name_error
@@ -215,10 +214,9 @@ def read(path: Path) -> bytes:
         ProfileError: it isn't a plain file, or is bigger than 8 MiB.
     """
     try:
-        with open(path, "rb", opener=_without_waiting) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise ProfileError(f"{path}: expected a plain file, got something else: put the profile's text there")
-            content = file.read(MAX_BYTES + 1)
+        content = read_plain(path, MAX_BYTES)
+    except NotPlainError:
+        raise ProfileError(f"{path}: expected a plain file, got something else: put the profile's text there") from None
     except OSError as error:
         raise UnreadableError(
             f"{path}: the profile can't be read ({error.strerror}): write it, or correct its mode"
@@ -228,11 +226,6 @@ def read(path: Path) -> bytes:
             f"{path}: expected at most {MAX_BYTES} bytes, got more: write 'gpus: 10000' instead of a list"
         )
     return content
-
-
-def _without_waiting(path: str, mode: int) -> int:
-    """Open a file so that a FIFO in its place can't stall the daemon."""
-    return os.open(path, mode | os.O_NONBLOCK)
 
 
 def parse(content: bytes, name: str) -> Mapping[str, Described]:

@@ -6,14 +6,19 @@ device plugin, so that a checkpoint from before a swap stays true. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
 
 from devices.gpu.model import GPU
 from devices.gpu.naming import NamingError
-from devices.model import Device, Options
+from devices.model import Device, Health, Options, Trouble
 from devices.policy import Policy
 from devices.source import Listing
+
+_KEPT: Final = 128
+"""GPUs and partitions whose devices are kept: as many as a node has (64), and as many again that were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +28,9 @@ class Offer:
     gpus: Mapping[str, GPU]
     replicas: int = 0
 
-    def ids(self, uuid: str) -> Iterator[str]:
-        """Yield the device IDs of a GPU."""
-        if not self.replicas:
-            yield uuid
-        for number in range(self.replicas):
-            yield f"{uuid}::{number}"
+    def ids(self, uuid: str) -> tuple[str, ...]:
+        """Return the device IDs of a GPU."""
+        return _ids(uuid, self.replicas)
 
 
 def offered(named: Mapping[str, Iterable[GPU]], policy: Policy) -> dict[str, Offer]:
@@ -54,19 +56,31 @@ def listing(offer: Offer, recovered: frozenset[str], released: frozenset[str]) -
     what they mean in ``Listing`` for all their devices.
     """
     gpus = offer.gpus.values()
+    devices: list[Device] = []
+    troubles: dict[str, Trouble] = {}
+    for gpu in gpus:
+        devices += _devices(gpu.uuid, offer.replicas, gpu.health, gpu.numa_node)
+        if gpu.trouble is not None:
+            troubles |= dict.fromkeys(offer.ids(gpu.uuid), gpu.trouble)
     return Listing(
-        devices=tuple(
-            Device(device_id, gpu.health, () if gpu.numa_node is None else (gpu.numa_node,))
-            for gpu in gpus
-            for device_id in offer.ids(gpu.uuid)
-        ),
+        devices=tuple(devices),
         options=Options(any(gpu.pre_start for gpu in gpus), preferred_allocation=True),
-        troubles={
-            device_id: gpu.trouble for gpu in gpus if gpu.trouble is not None for device_id in offer.ids(gpu.uuid)
-        },
+        troubles=troubles,
         recovered=_expanded(offer, recovered),
         released=_expanded(offer, released),
     )
+
+
+@lru_cache(maxsize=_KEPT)
+def _ids(uuid: str, replicas: int) -> tuple[str, ...]:
+    return tuple(f"{uuid}::{number}" for number in range(replicas)) if replicas else (uuid,)
+
+
+@lru_cache(maxsize=_KEPT)
+def _devices(uuid: str, replicas: int, health: Health, numa_node: int | None) -> tuple[Device, ...]:
+    """The devices of a GPU. The same ones each time, so that whoever compares lists sees at once what stayed."""
+    numa_nodes = () if numa_node is None else (numa_node,)
+    return tuple(Device(device_id, health, numa_nodes) for device_id in _ids(uuid, replicas))
 
 
 def _expanded(offer: Offer, uuids: frozenset[str]) -> frozenset[str]:

@@ -54,12 +54,7 @@ class SimulatedBackend:
                 if sight is not None and sight != last:
                     last = sight
                     yield sight
-                edit, order = (asyncio.ensure_future(work) for work in (file.changed(), self._news.wait()))
-                try:
-                    await asyncio.wait({edit, order}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    edit.cancel()
-                    order.cancel()
+                await file.changed_or(self._news)
                 self._news.clear()
 
     async def release(self, uuids: Collection[str]) -> None:

@@ -144,7 +144,7 @@ class GPUSource:
         """Tell a GPU that went by itself from a device that is no longer offered in this way."""
         sight = self._sight
         if sight is None:
-            return Fate.LOST
+            return Fate.UNKNOWN
         uuid = device_id.partition("::")[0]
         there = {gpu.uuid for gpu in sight.gpus}
         offer = self._offers.get(resource)
@@ -153,8 +153,8 @@ class GPUSource:
         if uuid in there or uuid in sight.withdrawn or (sight.resources and offer is None):
             return Fate.WITHDRAWN
         known = self._known.get(uuid)
-        if known is None:  # From before this process. An instance of MIG doesn't go by itself: somebody made others.
-            return Fate.WITHDRAWN if uuid.startswith("MIG-") else Fate.LOST
+        if known is None:  # From before this process.
+            return Fate.WITHDRAWN if _was_repartitioned(uuid, sight.gpus) else Fate.UNKNOWN
         replaced = bool(known.pci) and any(gpu.pci == known.pci and gpu.board != known.board for gpu in sight.gpus)
         if replaced or known.parent in there or self._differently(resource, device_id, known):
             return Fate.WITHDRAWN
@@ -280,6 +280,18 @@ def _specified(sight: Sight, policy: Policy, driver: DriverFiles | None) -> Surr
         policy.container_driver_root
     ).is_dir()  # Where the driver's root is mounted; a host service has none.
     return cdi_files.keep(sight, policy, root="" if in_container else policy.driver_root, driver=driver)
+
+
+def _was_repartitioned(uuid: str, gpus: Collection[GPU]) -> bool:
+    """Whether a device that isn't there was a partition, and somebody made others or none; its ID alone is known.
+
+    An instance of MIG doesn't go by itself. AMD's partitions, which are named ``amdgpu_xcp_<n>``, go with their GPU, too; but
+    not where all GPUs that are there are well, and none is partitioned any more.
+    """
+    if uuid.startswith("MIG-"):
+        return True
+    whole = all(not gpu.parent and gpu.profile.partition("_")[0] in {"", "spx"} for gpu in gpus)
+    return uuid.startswith("amdgpu_xcp") and whole and bool(gpus) and all(gpu.trouble is None for gpu in gpus)
 
 
 def _devices(offer: Offer) -> Iterable[tuple[str, GPU]]:

@@ -29,6 +29,7 @@ Examples:
   gateway compat --kubelets 1.32 --genuine no          without Go: an emulated kubelet, in seconds
   gateway compat --kubelets 1.32 --only register --only kubelet-crash --no-hops
   gateway compat --kubelets 1.32,1.36 --simulate profile.yaml --api v1beta1
+  gateway compat --kubelets 1.28,1.36 --config-file config.yaml --only your-profile
   gateway compat --only help                           which scenarios there are
   gateway compat --plugin './my-plugin --dir {socket_dir}' --kubelets 1.28,1.37
 
@@ -96,6 +97,12 @@ class _Versions(click.ParamType[tuple[str, ...]]):
     metavar="SECONDS",
     help="With --plugin: how long to wait for what must come.",
 )
+@click.option(
+    "--config-file",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Your configuration: adds a scenario with the devices that it makes of those of --simulate (or of eight GPUs).",
+)
 @click.option("--hops/--no-hops", default=True, help="Upgrades and downgrades between the kubelets, with pods.")
 @click.option(
     "--out",
@@ -117,6 +124,7 @@ def compat(
     plugin: str | None,
     resource: str,
     cap: float,
+    config_file: Path | None,
     hops: bool,
     out: Path,
     page: Path | None,
@@ -127,7 +135,7 @@ def compat(
     Gateways with simulated GPUs and kubelets are real processes on real sockets in temporary directories: nothing of this
     machine's own kubelet is touched. A genuine kubelet is the unmodified device manager of that version, built from its
     source; building one takes a minute or so, once. The options of the daemon are those that its gateways are run with;
-    --simulate adds a scenario with your devices.
+    --simulate and --config-file add a scenario with your devices.
     """
     if find_spec("hpack") is None:
         raise click.ClickException(
@@ -137,7 +145,7 @@ def compat(
         _examine(plugin, kubelets, genuine, only, out, resource=resource, cap_seconds=cap)
     from gateway.lab import build, matrix, report
 
-    chosen = _scenarios(only, daemon["profile"])
+    chosen = _scenarios(only, daemon["profile"], config_file)
     versions, binaries, why_emulated = _kubelets(kubelets, build.available, genuine)
     pinned = daemon["kubelet_minor"]
     job = matrix.Matrix(
@@ -163,15 +171,18 @@ def compat(
 compat.params.extend(option for option in gateway.params if option.name in PASSED_ON)
 
 
-def _scenarios(only: tuple[str, ...], profile: str | None) -> tuple[Scenario, ...]:
+def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | None) -> tuple[Scenario, ...]:
     """Find the scenarios that were asked for."""
     from gateway.lab import matrix
     from gateway.lab.scenarios import SCENARIOS
+    from gateway.settings import ConfigError
 
     found = dict(SCENARIOS)
-    if profile is not None:
+    if profile is not None or config_file is not None:
         try:
-            found[matrix.PROFILE] = matrix.own_profile(profile)
+            found[matrix.PROFILE] = matrix.own_profile(profile or "default", config_file)
+        except ConfigError as error:
+            raise click.BadParameter(str(error), param_hint="--config-file") from error
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--simulate") from error
     if "help" in only:

@@ -123,9 +123,9 @@ class _KubeletVersion(click.ParamType[int]):
 
 
 class _Address(click.ParamType[tuple[str, int]]):
-    """Where to listen: ``HOST:PORT``, or ``PORT`` alone for this machine only."""
+    """Where to listen: ``HOST:PORT``, ``:PORT`` on every address, or ``PORT`` alone for this machine only."""
 
-    name = "[HOST:]PORT"
+    name = "[[HOST]:]PORT"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
         from gateway.http import address
@@ -209,6 +209,18 @@ class _Address(click.ParamType[tuple[str, int]]):
     help="Tell Prometheus metrics on HOST:PORT, or on PORT of this machine alone, under /metrics.",
 )
 @click.option("--metrics-device-ids", is_flag=True, help="One metric for each device: more labels, more to store.")
+@click.option(
+    "--probe-address",
+    type=_Address(),
+    default=None,
+    show_default="no probes",
+    help="Answer probes on HOST:PORT, or on :PORT of every address: /healthz (it lives) and /readyz (it has done its part).",
+)
+@click.option(
+    "--host-service",
+    is_flag=True,
+    help="This is the node's own service: gateways in pods leave the resources to it, and take over when it is gone.",
+)
 @click.option(
     "--log-format", type=click.Choice(observe.FORMATS), default="auto", help="auto: JSON unless on a terminal."
 )

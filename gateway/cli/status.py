@@ -48,7 +48,7 @@ _COLOURS: Final = {
     "lost": "red",
     "not offered": "red",
     "waiting for a kubelet": "red",
-    "standing by for a younger gateway": "cyan",
+    "standing by for another gateway": "cyan",
 }
 """Of phases and states; any other is yellow."""
 
@@ -179,7 +179,8 @@ class _Page:
     def gateway(self, one: Status) -> Iterator[str]:
         """Write all about one gateway."""
         title = click.style(f"gateway {_clean(one.token)}", bold=True)
-        yield f"{title}  {_clean(one.build.gateway)}, process {one.pid}, up {age(one.uptime_s)}"
+        kind = ", host service" if one.host_service else ""
+        yield f"{title}  {_clean(one.build.gateway)}{kind}, process {one.pid}, up {age(one.uptime_s)}"
         if one.kubelet.present:
             yield from self.text("  kubelet  ", f"found {age(one.kubelet.age_s or 0)} ago, {one.socket_dir}")
         else:
@@ -206,7 +207,10 @@ class _Page:
         """Write all about one resource."""
         name = click.style(_clean(one.name), bold=True)
         if one.standing_by_for:
-            yield f"{name}  {click.style(f'standing by for gateway {_clean(one.standing_by_for)}', fg='cyan')}"
+            served_by = f"gateway {_clean(one.standing_by_for)}"
+            if one.standing_by_for_host_service:
+                served_by = f"the host service, {served_by}"
+            yield f"{name}  {click.style(f'standing by for {served_by}', fg='cyan')}"
             return
         held = "" if one.held is None else f", {one.held} held"
         yield f"{name}  {_bar(one)}{one.allocatable} of {one.listed} allocatable{held}"

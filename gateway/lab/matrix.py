@@ -20,15 +20,18 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
-from devices.gpu import profile
+from devices.gpu import naming, profile
 from devices.model import Health
+from devices.policy import Policy
+from gateway import config
 from gateway.lab import hops, witness
 from gateway.lab.gatewayproc import GatewayError
 from gateway.lab.invariants import Holding, holdings
 from gateway.lab.kubelet import Demand, Kubelet, KubeletError
 from gateway.lab.record import About, Cell, Cluster, Hop, Kind, KubeletFact, NodeFact, Promise, Report, Status
-from gateway.lab.scenarios import SCENARIOS, BrokenPromiseError, Node, Scenario, dialect, must, node
+from gateway.lab.scenarios import SCENARIOS, BrokenPromiseError, Node, Scenario, dialect, must, node, offered
 from gateway.negotiate import CHOICES
+from gateway.settings import ConfigError
 
 CELL_SECONDS = 120
 AT_ONCE = 2 * (os.cpu_count() or 1)
@@ -330,36 +333,50 @@ def _api(made: Node) -> str:
 # The profile of whoever runs the matrix.
 
 
-def own_profile(name: str) -> Scenario:
+def own_profile(name: str, config_file: Path | None = None) -> Scenario:
     """Make a scenario of a profile (a file, or the name of a shipped one): the kubelet must know exactly its devices.
 
+    With ``config_file``, its gateways go by that file, and the devices are those that it makes of the profile's GPUs.
+
     Raises:
-        devices.gpu.profile.ProfileError: it is not usable; the message says why.
+        devices.gpu.profile.ProfileError: the profile is not usable; the message says why.
+        gateway.settings.ConfigError: nor is the configuration.
     """
     path, _ = profile.find(name)
     content = profile.read(path)
-    gpus = {resource: described.gpus for resource, described in profile.parse(content, path.name).items()}
+    policy = Policy()
+    if config_file is not None:
+        policy = config.policy(config.parse(config.read(config_file), config_file.name), {}, "simulated")
+    try:
+        listings = offered(profile.parse(content, path.name), policy)
+    except naming.NamingError as error:
+        raise ConfigError(str(error)) from error
     ill = {
-        resource: [index for index, gpu in enumerate(found) if gpu.health is not Health.HEALTHY]
-        for resource, found in gpus.items()
+        resource: [index for index, device in enumerate(listing.devices) if device.health is not Health.HEALTHY]
+        for resource, listing in listings.items()
     }
+
+    options = () if config_file is None else ("--config-file", str(config_file.absolute()))
 
     async def run(node: Node, version: str) -> None:
         node.profile_path.write_bytes(content)
         node.ill = ill
+        node.options, node.policy = (*node.options, *options), policy
         await node.start_kubelet(version)
         await node.start_gateway()
         await node.served()
-        for number, resource in enumerate(gpus):
+        for number, resource in enumerate(listings):
             if node.healthy(resource):
                 await _hold(node, Demand(f"pod-{number}", resource, 1))
         await node.start_kubelet(version)
         await node.served()
         await node.check()
 
-    counts = {resource: len(found) for resource, found in gpus.items()}
-    promise = f"the kubelet knows the devices of {path.name}, and pods keep theirs when it restarts"
-    return Scenario(PROFILE, promise, run, gpus=counts)
+    counts = {resource: len(listing.devices) for resource, listing in listings.items()}
+    of = path.name if config_file is None else f"{path.name} as {config_file.name} offers them"
+    return Scenario(
+        PROFILE, f"the kubelet knows the devices of {of}, and pods keep theirs when it restarts", run, gpus=counts
+    )
 
 
 async def _hold(node: Node, demand: Demand) -> None:

@@ -28,8 +28,11 @@ import grpc.aio
 from adapters import checkpoint
 from adapters.dialect import MalformedError
 from adapters.registry import by_name
-from devices.gpu import profile
+from devices.gpu import naming, profile, sharing
+from devices.gpu.model import GPU
 from devices.model import ContainerAnswer, ContainerRequest
+from devices.policy import Policy
+from devices.source import Listing
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.invariants import Holding, broken, holdings, registered, short, unannounced
 from gateway.lab.kubelet import Admission, Demand, Faults, Kubelet, KubeletError
@@ -131,6 +134,8 @@ class Node:
     """Indices of the GPUs that the hardware has no more, by resource name."""
     traits: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Further lines of the profile, by resource name."""
+    policy: Policy = Policy()
+    """What their configuration makes of the GPUs, where ``options`` name one."""
     accepted: str = ""
     """The dialect that a kubelet of this node accepted last."""
     _keepers: list[asyncio.Task[None]] = field(default_factory=list)
@@ -185,12 +190,13 @@ class Node:
         """The gateway that was started last."""
         return self.gateways[-1]
 
-    async def start_gateway(self, api: str = "") -> GatewayProcess:
-        """Start a gateway, beside those that run; ``api`` where it isn't the node's."""
+    async def start_gateway(self, api: str = "", *, host_service: bool = False) -> GatewayProcess:
+        """Start a gateway, beside those that run; ``api`` where it isn't the node's; in a pod, or as the node's own service."""
+        options = (*self.options, *(("--host-service",) if host_service else ()))
         command = (
             plugin_command(self.plugin, self.socket_dir, self.root / "state")
             if self.plugin
-            else gateway_command(self.socket_dir, self.root / "state", self.profile_path, api or self.api, self.options)
+            else gateway_command(self.socket_dir, self.root / "state", self.profile_path, api or self.api, options)
         )
         process = await GatewayProcess.launch(command)
         self.gateways.append(process)
@@ -354,7 +360,8 @@ class Node:
     def announced(self) -> dict[str, tuple[str, ...]]:
         """The device IDs that are on the gateway's list, by resource name: those that are gone too."""
         parsed = profile.parse(self.profile_path.read_bytes(), self.profile_path.name)
-        ids = {resource: tuple(gpu.uuid for gpu in found.gpus) for resource, found in parsed.items()}
+        listings = offered(parsed, self.policy)
+        ids = {resource: tuple(device.id for device in listing.devices) for resource, listing in listings.items()}
         for resource, gone in self.gone.items():
             ids[resource] = (*ids[resource], *(device_ids(self.gpus)[resource][index] for index in sorted(gone)))
         return ids
@@ -381,6 +388,18 @@ def plugin_command(template: Sequence[str], socket_dir: Path, state_dir: Path) -
     """Fill a device plugin's command in: ``{socket_dir}`` and ``{state_dir}`` (which outlives the process) in any word."""
     state_dir.mkdir(exist_ok=True)
     return [word.replace("{socket_dir}", str(socket_dir)).replace("{state_dir}", str(state_dir)) for word in template]
+
+
+def offered(described: Mapping[str, profile.Described], policy: Policy) -> Mapping[str, Listing]:
+    """Say what a gateway with these simulated GPUs offers.
+
+    Raises:
+        devices.gpu.naming.NamingError: the policy can't name them.
+    """
+    nothing: frozenset[str] = frozenset()
+    gpus = [gpu for one in described.values() for gpu in one.gpus]
+    named: dict[str, tuple[GPU, ...]] = dict.fromkeys(described, ()) | naming.named(gpus, policy)
+    return {name: sharing.listing(one, nothing, nothing) for name, one in sharing.offered(named, policy).items()}
 
 
 def device_ids(gpus: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
@@ -840,6 +859,41 @@ async def _two_gateways(node: Node, version: str) -> None:
     await node.restart_containers()
 
 
+async def _host_service(node: Node, version: str) -> None:
+    kubelet = await node.start_kubelet(version)
+    pod = await node.start_gateway()
+    await node.served()
+    await node.run_pods()
+    asked = (await kubelet.registers())[RESOURCE]
+    for crash in (False, True):
+        mark = pod.seen
+        host = await node.start_gateway(host_service=True)
+        await host.wait_for("registered")
+        await pod.wait_for("standing by", since=mark)
+        await node.served()
+        await node.registers(asked := asked + 1)
+        # A DaemonSet rolls: the youngest pod is no younger than the service.
+        newer = await node.start_gateway()
+        await newer.wait_for("standing by")
+        await pod.terminate()
+        pod, mark = newer, newer.seen
+        await node.served()
+        await node.registers(asked)
+        await (host.kill() if crash else host.terminate())
+        await pod.wait_for("registered", since=mark)
+        await node.served()
+        await node.registers(asked := asked + 1)
+    mark = pod.seen
+    host = await node.start_gateway(host_service=True)
+    await host.wait_for("registered")
+    await pod.wait_for("standing by", since=mark)
+    await node.served()
+    await node.restart_containers()
+    await node.start_kubelet(version)
+    await node.served()
+    await node.registers(counted(version, node.accepted))
+
+
 def _since(first: int, why: str) -> Callable[[str], str | None]:
     """Give an ``applies`` for what kubelets do from 1.``first`` on."""
     return lambda version: None if minor(version) >= first else why
@@ -978,6 +1032,12 @@ SCENARIOS: Mapping[str, Scenario] = {
             "two-gateways",
             "of two gateways the younger serves, the elder takes over when it is gone, and neither fights",
             _two_gateways,
+            needs=frozenset({"log"}),
+        ),
+        Scenario(
+            "host-service",
+            "the node's own service serves whoever was first, a pod's gateway stands by and takes over when it is gone",
+            _host_service,
             needs=frozenset({"log"}),
         ),
     )

@@ -20,6 +20,8 @@ FEWER: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(PLUGIN_SIDE, ONE_OF_EACH_DIALECT),
     # Ten seconds each, so only where a second Register means something else.
     "two-gateways": ("1.9", "1.10", "1.20", "1.32", "1.37"),
+    # Many starts of a gateway: each way in which kubelets take a second Register, once.
+    "host-service": ("1.9", "1.20", "1.32", "1.37"),
     # Ten seconds each as well: without a limit on messages, with one, and today's.
     "many-devices": ("1.8", "1.10", "1.37"),
 }

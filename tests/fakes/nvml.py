@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -13,6 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -39,6 +41,8 @@ TO_GPU, TO_SWITCH = 0, 2
 def library() -> Path:
     """The built library, ``libnvidia-ml.so.1`` in a folder of its own for each content of ``nvml.c``.
 
+    A folder that nobody asked for in a day is removed when another one is made.
+
     Raises:
         RuntimeError: there is no C compiler, or it refuses the source.
     """
@@ -47,6 +51,7 @@ def library() -> Path:
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "device-plugin-gateway"
     built = root / f"fake-nvml-{key}" / "libnvidia-ml.so.1"
     if built.exists():
+        os.utime(built.parent)
         return built
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
@@ -62,6 +67,11 @@ def library() -> Path:
             raise RuntimeError(f"{compiler} refuses {SOURCE}: {done.stderr}")
         built.parent.mkdir(exist_ok=True)
         made.rename(built)
+    yesterday = time.time() - 24 * 3600
+    for other in root.glob("fake-nvml-*"):
+        with contextlib.suppress(FileNotFoundError):  # another process removes it, too
+            if other.stat().st_mtime < yesterday:
+                shutil.rmtree(other)
     return built
 
 

@@ -199,7 +199,7 @@ MUTANTS = (
     Mutant(
         "E14",
         "whatever lies there is read",
-        "gateway/config.py",
+        "devices/filewatch.py",
         "if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):",
         "if not stat.S_IFMT(os.fstat(file.fileno()).st_mode):",
         f"{_CONFIG}::test_reading_takes_plain_files_only",

@@ -39,7 +39,7 @@ MUTANTS = (
         "P2",
         "a rule that is gone loses devices",
         "devices/generic.py",
-        "Fate.LOST if described or not device_id.startswith(_DEV) else Fate.WITHDRAWN",
+        "Fate.LOST if rule is not None and _describes(rule, device_id) else Fate.WITHDRAWN",
         "Fate.LOST",
         f"{_GENERIC}::test_fate",
     ),

@@ -9,6 +9,7 @@ RULES = {
     "S10": "no stream ends while a Register is in flight for it, the partner's included (PluginDisconnected, 1.25-1.28.14)",
     "S11": "what is lent and not reported is asked back, silence is overruled, and what failed is tried ever more seldom",
     "S12": "a lease ends with its connection: of the dead one the other takes over, among the living age decides",
+    "S13": "a host service is younger than any pod, whoever came first, and a pod takes over when it is gone",
 }
 
 _SUCCESSION = "tests/unit/test_succession.py"
@@ -86,5 +87,29 @@ MUTANTS = (
         '        self._remember(self._first_seen, partner.age, float("-inf"))\n',
         "",
         f"{_HANDOVER}::test_a_broken_connection_while_the_heir_stands_by_gives_it_its_turn",
+    ),
+    Mutant(
+        "S13",
+        "a host service is as old as it is",
+        "gateway/instance.py",
+        "    rank = HOST_SERVICE_NS if host_service else 0",
+        "    rank = 0",
+        "tests/unit/test_instance.py::test_a_host_service_is_younger_than_a_pod_that_came_after_it",
+    ),
+    Mutant(
+        "S13",
+        "the daemon keeps it to itself",
+        "gateway/shell.py",
+        "instance.begin(host_service=settings.host_service)",
+        "instance.begin()",
+        "tests/unit/test_probes.py::test_a_pod_beside_the_host_service",
+    ),
+    Mutant(
+        "S13",
+        "a service's rank is lost on its way to a pod",
+        "gateway/handover.py",
+        '"from": {"born_ns": self._age.born_ns, "token"',
+        '"from": {"born_ns": self._age.born_ns % (1 << 62), "token"',
+        f"{_HANDOVER}::test_pods_roll_beside_a_host_service",
     ),
 )

@@ -198,6 +198,14 @@ MUTANTS = (
     ),
     Mutant(
         "X7",
+        "errors that have come are dropped when NVML is closed",
+        "devices/gpu/nvidia_watch.py",
+        "        while left:\n",
+        "        while not stop.is_set():\n",
+        f"{_NVIDIA}::test_errors_that_have_come_when_nvml_is_to_be_closed_are_told",
+    ),
+    Mutant(
+        "X7",
         "a call that hangs goes unnoticed",
         "devices/gpu/nvidia_watch.py",
         "        if busy is not None and now >= busy[0] + self._pace.hang:\n",

@@ -12,6 +12,7 @@ RULES = {
     "M5": "fields of a later release are kept, and the release before reads this one's file",
     "M6": "the state directory is private, and no planted link is followed",
     "M7": "what is durable is on disk, and no disk holds the gateway up",
+    "M8": "what was read once is what is known: after each change, each write and each other gateway's",
 }
 
 _LEDGER = "tests/unit/test_ledger.py"
@@ -135,7 +136,7 @@ MUTANTS = (
         "M7",
         "what was handed out last is forgotten at the end",
         "gateway/serve.py",
-        "        self._note_handed_out()\n        self.end_streams()\n",
+        "        self.note_handed_out()\n        self.end_streams()\n",
         "        self.end_streams()\n",
         "tests/unit/test_serve.py::test_an_orderly_end_remembers_what_was_handed_out_last",
     ),
@@ -154,5 +155,37 @@ MUTANTS = (
         "            self._timer.cancel()\n        await self.durable()\n",
         "            self._timer.cancel()\n",
         f"{_SCRIBE}::test_close_writes_what_is_left_and_ends",
+    ),
+    Mutant(
+        "M8",
+        "what another gateway wrote isn't seen after a load",
+        "gateway/ledger.py",
+        "        self._content = _combine(found, self._content, self._changes)\n        self._values.clear()\n",
+        "        self._content = _combine(found, self._content, self._changes)\n",
+        f"{_LEDGER}::test_who_takes_over_reads_what_the_other_wrote",
+    ),
+    Mutant(
+        "M8",
+        "what another gateway wrote isn't seen after a write",
+        "gateway/ledger.py",
+        "            self._content = _apply(written.content, self._changes)\n            self._values.clear()\n",
+        "            self._content = _apply(written.content, self._changes)\n",
+        f"{_LEDGER}::test_what_the_other_gateway_wrote_is_known_after_a_write",
+    ),
+    Mutant(
+        "M8",
+        "what was withdrawn is still known",
+        "gateway/ledger.py",
+        "            self._values.pop(at[:-1], None)\n",
+        "            pass\n",
+        f"{_LEDGER}::test_what_was_read_before_follows_each_change",
+    ),
+    Mutant(
+        "M7",
+        "what was handed out a moment ago isn't held",
+        "gateway/shell.py",
+        "            self._plugins[resource].resource.note_handed_out()\n",
+        "            pass\n",
+        "tests/unit/test_serve.py::test_what_was_handed_out_a_moment_ago_is_held",
     ),
 )

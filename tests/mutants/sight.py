@@ -11,6 +11,8 @@ RULES = {
     "O4": "nothing is said that isn't known: no sample, no allocatable device that isn't served",
     "O5": "a terminal is safe from what others wrote, and a script gets each document as it came",
     "O6": "an alert asks for metrics that are there, from 0 on",
+    "O7": "ready is who has done its part: only our own failure towards a running kubelet is none, and the loop alone is life",
+    "O8": "a service manager is told of the life of the event loop, and of readiness when a kubelet can be served",
 }
 
 _TALLY = "tests/unit/test_tally.py"
@@ -18,6 +20,7 @@ _HTTP = "tests/unit/test_http.py"
 _METRICS = "tests/unit/test_metrics.py"
 _STATUS = "tests/unit/test_status.py"
 _CLI = "tests/unit/test_cli_status.py"
+_READY = "tests/unit/test_readiness.py"
 
 MUTANTS = (
     Mutant(
@@ -56,8 +59,16 @@ MUTANTS = (
         "O3",
         "connections are taken without end",
         "gateway/http.py",
-        "if self._server is None or len(self._open) >= MAX_CONNECTIONS:",
-        "if self._server is None:",
+        "if len(self._open) >= MAX_CONNECTIONS:",
+        "if False:",
+        f"{_HTTP}::test_so_many_connections_and_no_more",
+    ),
+    Mutant(
+        "O3",
+        "whoever holds all connections keeps the next one away",
+        "gateway/http.py",
+        "            oldest = next(iter(self._open))\n",
+        "            oldest = task = asyncio.ensure_future(asyncio.sleep(0))\n            writer.transport.abort()\n            self._open[task] = None\n",
         f"{_HTTP}::test_so_many_connections_and_no_more",
     ),
     Mutant(
@@ -115,5 +126,77 @@ MUTANTS = (
         '        Family("ledger_writable", "gauge"',
         '        Family("ledger_is_writable", "gauge"',
         f"{_METRICS}::test_an_alert_asks_for_what_is_there",
+    ),
+    Mutant(
+        "O7",
+        "ready before the kubelet's books were looked into",
+        "gateway/readiness.py",
+        "return it.stream_s >= PATIENCE, ",
+        "return True, ",
+        f"{_READY}::test_a_resource",
+    ),
+    Mutant(
+        "O7",
+        "no kubelet is our failure",
+        "gateway/readiness.py",
+        '        return True, "not served: no kubelet"',
+        '        return False, "not served: no kubelet"',
+        f"{_READY}::test_a_resource",
+    ),
+    Mutant(
+        "O7",
+        "a registration that the kubelet's books lack is ready",
+        "gateway/readiness.py",
+        "    if it.checked is Check.LACKING:",
+        "    if False:",
+        f"{_READY}::test_a_resource",
+    ),
+    Mutant(
+        "O7",
+        "registering for ever is ready",
+        "gateway/readiness.py",
+        " and waited < PATIENCE, words",
+        ", words",
+        f"{_READY}::test_a_resource",
+    ),
+    Mutant(
+        "O7",
+        "a restart of the kubelet shows at once",
+        "gateway/readiness.py",
+        "    waited = min(it.unserved_s, kubelet_s)",
+        "    waited = max(it.unserved_s, kubelet_s)",
+        f"{_READY}::test_a_resource",
+    ),
+    Mutant(
+        "O7",
+        "who stands by is not ready",
+        "gateway/readiness.py",
+        "    if it.phase is Phase.STANDBY or it.standing_by_for:\n        return True,",
+        "    if it.phase is Phase.STANDBY or it.standing_by_for:\n        return False,",
+        f"{_READY}::test_a_resource",
+    ),
+    Mutant(
+        "O7",
+        "without the kubelet's folder nobody is told that it lives",
+        "gateway/shell.py",
+        "        self._open_probes()\n        await self._wait_for_folder()\n",
+        "        await self._wait_for_folder()\n        self._open_probes()\n",
+        "tests/unit/test_probes.py::test_before_the_socket_directory_is_there_it_lives",
+    ),
+    Mutant(
+        "O8",
+        "no sign of life is given",
+        "gateway/shell.py",
+        '            self._spawn("watchdog", notify.keep_alive(seconds))',
+        "            pass",
+        "tests/unit/test_notify.py::test_a_gateway_tells_that_it_is_ready_lives_and_ends",
+    ),
+    Mutant(
+        "O8",
+        "another process's watchdog is taken for ours",
+        "gateway/notify.py",
+        'process not in {"", str(os.getpid())}',
+        "False",
+        "tests/unit/test_notify.py::test_how_often_it_wants_a_sign_of_life",
     ),
 )

@@ -29,7 +29,7 @@ case "$*" in
     echo "k8s.io/kubernetes/pkg/kubelet" >&2
     test -e {folder}/broken && {{ cat {folder}/broken >&2; exit 1; }}
     while test "$1" != -o; do shift; done
-    mkdir "${{2%/*}}" && echo kubelet > "$2" ;;
+    mkdir -p "$2" && echo kubelet > "$2/kubelet" ;;
 esac
 """
 
@@ -319,7 +319,7 @@ def test_a_failed_build_shows_gos_lines_and_says_what_to_do(
     (go("1.26.8") / "broken").write_text(f"{line}\n")
     assert build.main(["1.9"]) == 1
     said = capsys.readouterr().err
-    assert "expected go build to make the kubelet of 1.9, but it ended with 1" in said
+    assert "expected go build to make kubelet 1.9 (1 of 1), but it ended with 1" in said
     assert f"  {line}\n" in said
     assert advice in said
     assert build.built("1.9") is None

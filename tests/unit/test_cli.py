@@ -61,6 +61,7 @@ FLAGS = [
     ("--kubelet-version", "v1.28.15", "kubelet_minor", 28),
     ("--startup-grace", "30", "startup_grace", 30.0),
     ("--metrics-address", "0.0.0.0:9400", "metrics_address", ("0.0.0.0", 9400)),  # noqa: S104 - data
+    ("--probe-address", ":8081", "probe_address", ("", 8081)),
 ]
 
 
@@ -73,19 +74,19 @@ def test_flag_and_variable(given: list[Settings], flag: str, text: str, field: s
     assert [getattr(settings, field) for settings in given] == [value] * 3
 
 
-def test_a_flag_without_a_value(given: list[Settings]) -> None:
-    assert (
-        call("--metrics-device-ids").exit_code
-        == call(GATEWAY_METRICS_DEVICE_IDS="true").exit_code
-        == call().exit_code
-        == 0
-    )
-    assert [settings.metrics_device_ids for settings in given] == [True, True, False]
+SWITCHES = [("--metrics-device-ids", "metrics_device_ids"), ("--host-service", "host_service")]
+
+
+@pytest.mark.parametrize(("flag", "field"), SWITCHES)
+def test_a_flag_without_a_value(given: list[Settings], flag: str, field: str) -> None:
+    variable = "GATEWAY_" + field.upper()
+    assert call(flag).exit_code == call(**{variable: "true"}).exit_code == call().exit_code == 0
+    assert [getattr(settings, field) for settings in given] == [True, True, False]
 
 
 def test_every_flag_has_a_row() -> None:
     flags = {option.opts[0] for option in main.gateway.params if isinstance(option, click.Option)}
-    assert flags - {row[0] for row in FLAGS} == {"--log-format", "--log-level", "--metrics-device-ids", "--version"}
+    assert flags - {row[0] for row in (*FLAGS, *SWITCHES)} == {"--log-format", "--log-level", "--version"}
 
 
 def test_without_any_flag_the_defaults_are_a_nodes(given: list[Settings]) -> None:

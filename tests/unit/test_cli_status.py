@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from gateway.cli import status as cli
 from gateway.cli.main import gateway
 from gateway.registration import Phase
 from gateway.status import Gateways, Plugin, Status
-from tests.unit.documents import FULL, IDS, OTHER, SERVING, WAITING, document, node, state
+from tests.unit.documents import FULL, IDS, OTHER, SERVING, STANDBY, TROUBLED, WAITING, document, node, state
 
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 STATE_DIR = Path("/var/lib/device-plugin-gateway")
@@ -93,6 +94,15 @@ def test_all_gateways_of_the_node_are_shown_the_serving_one_first(folder: Path) 
     assert result.exit_code == 0
     assert re.findall(r"^gateway (\w+)", result.output, re.MULTILINE) == [SERVING, WAITING]
     assert f"standing by for gateway {SERVING}" in result.output
+
+
+def test_a_host_service_is_named(folder: Path) -> None:
+    host = document(replace(node(TROUBLED), host_service=True))
+    pod = document(node(replace(STANDBY, standing_by_for_host_service=True), token=WAITING))
+    with gateways(folder, {SERVING: host, WAITING: pod}):
+        result = call(folder)
+    assert f"standing by for the host service, gateway {SERVING}" in result.output
+    assert result.output.count(", host service, process") == 1
 
 
 def test_for_a_script_it_is_the_documents_as_they_came(folder: Path) -> None:

@@ -225,7 +225,7 @@ async def test_the_same_again_is_not_yielded(root: Path, monkeypatch: pytest.Mon
         pytest.param([replace(RULE, count=2)], "/dev/fpga7::2", Fate.WITHDRAWN, id="one more than it is offered now"),
         pytest.param([replace(RULE, count=2)], "/dev/fpga7::x", Fate.WITHDRAWN, id="no number"),
         pytest.param([replace(RULE, shared=("/dev/fpga7",))], "/dev/fpga7", Fate.WITHDRAWN, id="shared now"),
-        pytest.param([], "GPU-1", Fate.LOST, id="a device that never was one of these"),
+        pytest.param([], "GPU-1", Fate.UNKNOWN, id="a device that never was one of these"),
     ],
 )
 def test_fate(root: Path, rules: list[Globbed], device_id: str, expected: Fate) -> None:

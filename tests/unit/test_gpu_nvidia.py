@@ -17,8 +17,9 @@ from structlog.testing import capture_logs
 from devices.gpu.backend import Backend, Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.nvidia import NvidiaBackend
-from devices.gpu.nvidia_watch import Pace
-from devices.gpu.nvml import profile
+from devices.gpu.nvidia_watch import Happened, Let, Looker, News, Pace
+from devices.gpu.nvidia_watch import Node as Kernel
+from devices.gpu.nvml import Nvml, profile
 from devices.model import Health, Kind
 from devices.policy import Policy, Recovery
 from devices.source import GiveUpError
@@ -640,6 +641,22 @@ async def test_release_of_all_closes_nvml(node: Node) -> None:
         await backend.acquire(())
         sight = await watch.until(lambda now: not now.released and now.recovered)
     assert sight.recovered == {one.uuid for one in node.world.gpus}
+
+
+async def test_errors_that_have_come_when_nvml_is_to_be_closed_are_told(node: Node) -> None:
+    nvml, taken = Nvml(str(library())), list[News]()
+    nvml.open()
+    for index in range(3):
+        nvml.listen(nvml.at(index))
+    looker = Looker(nvml, Kernel(node.root, node.root, node.root), PACE, Let())
+    looker._loop, looker._take = asyncio.get_running_loop(), taken.append
+    for index in range(3):
+        node.world.event(index, 79)
+    stop = threading.Event()
+    stop.set()
+    await asyncio.to_thread(looker._listen, stop)
+    nvml.close()
+    assert [one.event.uuid for one in taken if isinstance(one, Happened)] == [one.uuid for one in node.world.gpus[:3]]
 
 
 async def test_a_gpu_that_was_reset_while_it_was_released(node: Node) -> None:

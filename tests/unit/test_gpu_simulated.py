@@ -240,7 +240,7 @@ async def test_a_second_watch_tells_at_once_what_is_known(path: Path) -> None:
 
 
 def test_before_the_first_look_nothing_is_withdrawn(path: Path) -> None:
-    assert over(str(path)).fate(NAME, "any") is Fate.LOST
+    assert over(str(path)).fate(NAME, "any") is Fate.UNKNOWN
 
 
 @pytest.mark.parametrize(

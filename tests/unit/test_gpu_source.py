@@ -6,19 +6,21 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
 from devices.combined import Combined
+from devices.generic import GenericSource
 from devices.gpu import source
 from devices.gpu.answers import Surroundings
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.source import GPUSource
 from devices.model import ContainerRequest, Field, PreferredRequest, RefusedError, Sayable, Trouble
-from devices.policy import IdStrategy, ListStrategy, MigStrategy, Policy, Sharing, Slices
+from devices.policy import Globbed, IdStrategy, ListStrategy, MigStrategy, Policy, Sharing, Slices
 from devices.source import Facts, Fate, GiveUpError, Inventory
 
 NVIDIA, AMD = "nvidia.com/gpu", "amd.com/gpu"
@@ -147,7 +149,18 @@ async def test_what_can_not_be_named_changes_nothing(watched: Watched) -> None:
             id="gone, and would have another name",
         ),
         pytest.param([gpu(0)], Policy(), [gpu(0)], NVIDIA, "MIG-unknown", Fate.WITHDRAWN, id="an instance of before"),
-        pytest.param([gpu(0)], Policy(), [gpu(0)], NVIDIA, "GPU-unknown", Fate.LOST, id="a GPU of before"),
+        pytest.param([gpu(0)], Policy(), [gpu(0)], NVIDIA, "GPU-unknown", Fate.UNKNOWN, id="a GPU of before"),
+        pytest.param([gpu(0)], Policy(), [gpu(0)], AMD, "amdgpu_xcp_3", Fate.WITHDRAWN, id="a partition of before"),
+        pytest.param(
+            [gpu(0)], Policy(), [gpu(0, profile="spx_nps1")], AMD, "amdgpu_xcp.3", Fate.WITHDRAWN, id="not partitioned now"
+        ),
+        pytest.param(
+            [gpu(0)], Policy(), [gpu(0, profile="cpx_nps4")], AMD, "amdgpu_xcp_3", Fate.UNKNOWN, id="partitioned still"
+        ),
+        pytest.param(
+            [gpu(0)], Policy(), [gpu(0, trouble=Trouble("mute"))], AMD, "amdgpu_xcp_3", Fate.UNKNOWN, id="its GPU is ill"
+        ),
+        pytest.param([gpu(0)], Policy(), [], AMD, "amdgpu_xcp_3", Fate.UNKNOWN, id="it went with all GPUs"),
         pytest.param([gpu(0)], Policy(), [gpu(0)], NVIDIA, "GPU-0", Fate.LOST, id="still on the list"),
     ],
 )  # fmt: skip
@@ -155,7 +168,7 @@ async def test_what_became_of_a_device(
     before: list[GPU], policy: Policy, after: list[GPU], resource: str, device: str, fate: Fate
 ) -> None:
     one = Watched(MIXED)
-    assert one.source.fate(resource, device) is Fate.LOST  # nobody has looked yet
+    assert one.source.fate(resource, device) is Fate.UNKNOWN  # nobody has looked yet
     await one.sees(*before)
     one.source.adopt(policy)
     await one.next()
@@ -263,6 +276,27 @@ async def test_two_sources_are_one_inventory() -> None:
         assert ids(await anext(inventories)) == {NVIDIA: ["GPU-0::0", "GPU-0::1"], AMD: ["GPU-1"]}
         assert both.fate(NVIDIA, "GPU-0") is Fate.WITHDRAWN
         assert both.fate("nobody.has/it", "x") is Fate.LOST
+
+
+@pytest.mark.parametrize(
+    ("rules", "device", "fate"),
+    [
+        pytest.param((), "/dev/fuse", Fate.WITHDRAWN, id="its rule went while nobody looked"),
+        pytest.param((Globbed("example.com/x", ("/dev/no-such",)),), "/dev/no-such", Fate.LOST, id="its file did"),
+        pytest.param((), "MIG-unknown", Fate.WITHDRAWN, id="a partition that somebody took away meanwhile"),
+        pytest.param((), "GPU-unknown", Fate.LOST, id="what nobody knows counts as lost"),
+    ],
+)
+async def test_of_several_sources_those_count_that_can_tell(
+    rules: tuple[Globbed, ...], device: str, fate: Fate, tmp_path: Path
+) -> None:
+    """As after a restart: no source listed the resource."""
+    backend = Backend()
+    both = Combined([GPUSource(backend, Policy()), GenericSource(Policy(globbed=rules), tmp_path)])
+    async with aclosing(cast("Any", both.watch())) as inventories:
+        backend.sees(gpu(0))
+        await anext(inventories)
+        assert both.fate("example.com/x", device) is fate
 
 
 async def test_one_source_that_gives_up_ends_all() -> None:

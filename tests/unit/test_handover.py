@@ -94,7 +94,7 @@ class Gateway:
     """A gateway as the shell puts it together: real state machines, a real control socket, and a Kubelet to call."""
 
     def __init__(self, node: Node, born_ns: int, resources: Collection[str]) -> None:
-        self.node, self.kubelet, self.age = node, node.kubelet, Age(born_ns, f"{born_ns:08x}")
+        self.node, self.kubelet, self.age = node, node.kubelet, Age(born_ns, f"{born_ns % (1 << 32):08x}")
         self.states = {name: registration.start(self.age.token, "auto", "v1beta1") for name in resources}
         self.streams: dict[str, int] = {}
         self.ending: set[str] = set()
@@ -411,6 +411,32 @@ async def test_three_gateways(node: Node) -> None:
     assert first.handover.defers_to(GPU) == second.age
     await second.kill()
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
+    assert node.kubelet.troubles == []
+
+
+HOST = succession.HOST_SERVICE_NS + 100
+"""When a host service says that it was born."""
+
+
+@EVERY_CLASS
+@pytest.mark.parametrize("how", ["end", "kill"])
+async def test_pods_roll_beside_a_host_service(node: Node, how: str) -> None:
+    """The newest pod is no heir of the service; but when that goes, it takes over."""
+    pod = await node.gateway(1, [GPU, MIG])
+    host = await node.gateway(HOST, [GPU, MIG])
+    await node.kubelet.until(lambda: not pod.streams)
+    newer = await node.gateway(2, [GPU, MIG], serves=False)
+    for resource in (GPU, MIG):
+        await node.kubelet.until(lambda it=resource: newer.handover.defers_to(it) == host.age)  # type: ignore[misc]  # bound on purpose
+    await pod.end()
+    assert node.kubelet.serving(GPU) == node.kubelet.serving(MIG) == [host.name]
+    assert node.kubelet.registers == {"g1": 2, host.name: 2}
+    await (host.end() if how == "end" else host.kill())
+    await node.kubelet.until(lambda: newer.streams.keys() == {GPU, MIG})
+    assert node.kubelet.registers == {"g1": 2, host.name: 2, "g2": 2}
+    again = await node.gateway(HOST + 1, [GPU, MIG])
+    await node.kubelet.until(lambda: not newer.streams)
+    assert node.kubelet.registers == {"g1": 2, host.name: 2, "g2": 2, again.name: 2}
     assert node.kubelet.troubles == []
 
 

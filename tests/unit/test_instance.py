@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.instance import FOLDER, Instance, socket_name, sweep
+from gateway.instance import FOLDER, Instance, begin, socket_name, sweep
 
 
 @pytest.fixture
@@ -33,6 +33,16 @@ def test_living_gateways_see_each_other(tmp_path: Path, made: list[Instance]) ->
     first, second = living(tmp_path, made), living(tmp_path, made)
     assert first.peers() == {second.age: second.folder}
     assert second.peers() == {first.age: first.folder}
+
+
+def test_a_host_service_is_younger_than_a_pod_that_came_after_it(tmp_path: Path, made: list[Instance]) -> None:
+    made.append(host := Instance(tmp_path, begin(host_service=True)))
+    host.create()
+    host.publish()
+    pod = living(tmp_path, made)
+    [seen] = pod.peers()
+    assert (seen, seen > pod.age, seen.host_service, pod.age.host_service) == (host.age, True, True, False)
+    assert begin(host_service=True) > host.age
 
 
 def test_an_unpublished_gateway_is_not_seen(tmp_path: Path, made: list[Instance]) -> None:

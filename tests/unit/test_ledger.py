@@ -20,15 +20,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.model import Device, Health
+from devices.life import Sticky
+from devices.model import Device, Health, Kind, Trouble
 from gateway import ledger as module
-from gateway.ledger import FORMAT, Cordon, HandedOut, Ledger, LedgerError, Sticky, boot_id
+from gateway.ledger import FORMAT, Cordon, HandedOut, Ledger, LedgerError, boot_id
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 WELL, ILL = Device("GPU-1", Health.HEALTHY, (0,)), Device("GPU-1", Health.UNHEALTHY, (0,))
 OTHER = Device("GPU-2")
 SMELLS, HUMS = Cordon("smells", 1.0), Cordon("hums", 2.0)
-XID = Sticky("Xid 79", "reset-required", 3.0, "boot-1")
+XID = Sticky(Trouble("Xid 79", Kind.RESET_REQUIRED), 3.0, "boot-1")
 ROW = {"health": "Healthy", "numa": [0]}
 
 
@@ -284,7 +285,7 @@ def test_fields_of_a_later_release_are_kept_at_every_depth(later: tuple[dict[str
         ledger = loaded(Path(folder))
         ledger.announce(GPU, (ILL,))
         ledger.cordon("GPU-1", HUMS)
-        ledger.set_sticky(GPU, {"GPU-2": Sticky("Xid 48", "unknown", 5.0, "")})
+        ledger.set_sticky(GPU, {"GPU-2": Sticky(Trouble("Xid 48", Kind.UNKNOWN), 5.0, "")})
         ledger.hand_out(GPU, ["GPU-2"], "0.1", 6.0)
         written = msgspec.json.decode(ledger.snapshot().data)
     for place, fields in zip(PLACES, later, strict=True):
@@ -457,12 +458,40 @@ def test_neither_gateway_undoes_what_the_other_wrote(tmp_path: Path) -> None:
 def test_who_takes_over_reads_what_the_other_wrote(tmp_path: Path) -> None:
     standby = write(filled(tmp_path))
     standby.cordon("GPU-2", HUMS)
+    assert (set(standby.announced(GPU)), set(standby.sticky(GPU))) == ({"GPU-1", "GPU-2"}, {"GPU-2"})
     other = loaded(tmp_path)
     other.withdraw(GPU, ["GPU-1"])
+    other.set_sticky(GPU, {})
     write(other)
     standby.load()
-    assert set(standby.announced(GPU)) == {"GPU-2"}
+    assert (set(standby.announced(GPU)), set(standby.sticky(GPU))) == ({"GPU-2"}, set())
     assert standby.cordons == CORDONED | {"GPU-2": HUMS}
+
+
+def test_what_the_other_gateway_wrote_is_known_after_a_write(tmp_path: Path) -> None:
+    old = write(filled(tmp_path))
+    assert set(old.announced(GPU)) == {"GPU-1", "GPU-2"}
+    other = loaded(tmp_path)
+    other.withdraw(GPU, ["GPU-2"])
+    write(other)
+    old.cordon("GPU-2", HUMS)
+    write(old)
+    assert set(old.announced(GPU)) == {"GPU-1"}
+
+
+def test_what_was_read_before_follows_each_change(tmp_path: Path) -> None:
+    ledger = filled(tmp_path)
+    before = ledger.announced(GPU)
+    ledger.announce(GPU, (ILL, Device("GPU-3")))
+    ledger.withdraw(GPU, ["GPU-2"])
+    assert ledger.announced(GPU) == {"GPU-1": ILL, "GPU-3": Device("GPU-3")}
+    assert before == {"GPU-1": WELL, "GPU-2": OTHER}, "who has read it may go on with it"
+
+
+def test_a_reason_too_long_to_be_kept_whole_is_news_once(tmp_path: Path) -> None:
+    ledger, illness = Ledger(tmp_path), Sticky(Trouble("x" * 5000, Kind.UNKNOWN), 5.0, "")
+    assert [ledger.set_sticky(GPU, {"GPU-1": illness}) for _ in range(2)] == [True, False]
+    assert [loaded(write(ledger).path.parent).set_sticky(GPU, {"GPU-1": illness}) for _ in range(2)] == [False, False]
 
 
 def test_what_changes_during_a_write_waits_for_the_next(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from devices.life import (
     Spells,
     State,
     Sticky,
+    all_present,
     awaits_pre_start,
     judge,
     judge_pre_start,
@@ -626,7 +628,54 @@ def test_merging_again_changes_nothing(steps: list[tuple[Known, Listing | None, 
     announced = {entry.device.id: entry.device for entry in once.entries}
     remembered = replace(known, announced=announced, sticky=once.sticky, lost_since=once.lost_since)
     again = merge(remembered, listing, by_id(*once.entries), clock, grace)
-    assert again == replace(once, dropped=frozenset())
+    assert again == replace(once, new=frozenset(), dropped=frozenset())
+
+
+@given(STEPS, st.sampled_from([0.0, 60.0]))
+def test_what_stayed_is_what_judging_it_again_would_give(
+    steps: list[tuple[Known, Listing | None, Clock]], grace: float
+) -> None:
+    """Twice each step, because most that is drawn differs from the step before."""
+    twice = [step for step in steps for _ in range(2)]
+    with patch.object(life, "_is_settled", return_value=False):
+        judged = played(twice, grace)
+    assert played(twice, grace) == judged
+
+
+@pytest.mark.parametrize(
+    ("health", "trouble"),
+    [pytest.param(WELL, None, id="well"), pytest.param(ILL, RESET, id="a trouble that lasts")],
+)
+def test_what_stayed_is_not_judged_again(health: Health, trouble: Trouble | None) -> None:
+    listing = listed(replace(G, health=health), trouble=trouble)
+    once = merge(Known({}), listing, {}, at(0.0))
+    known = Known({"g": G}, sticky=once.sticky)
+    then = merge(known, listing, by_id(*once.entries), at(1.0))
+    again = merge(known, listing, by_id(*then.entries), at(2.0))
+    assert again.entries[0] is then.entries[0]
+    assert again.sticky.get("g") is once.sticky.get("g")
+
+
+@pytest.mark.parametrize(
+    ("health", "before", "after", "reason"),
+    [
+        pytest.param(WELL, Trouble("a NaN", Kind.APPLICATION), None, "", id="an application's trouble is over"),
+        pytest.param(ILL, RESET, replace(RESET, reason="worse"), "worse; so until", id="another one that lasts"),
+    ],
+)
+def test_what_is_listed_alike_but_is_not_alike_is_judged(
+    health: Health, before: Trouble, after: Trouble | None, reason: str
+) -> None:
+    device = replace(G, health=health)
+    once = merge(Known({}), listed(device, trouble=before), {}, at(0.0))
+    known = Known({"g": device}, sticky=once.sticky)
+    again = merge(known, listed(device, trouble=after), by_id(*once.entries), at(1.0))
+    assert again.entries[0].reason.startswith(reason)
+    assert bool(again.entries[0].reason) == bool(reason)
+
+
+def test_what_no_kubelet_was_told_of_is_new() -> None:
+    assert merge(Known({"g": G}), Listing((G, Device("h"))), {}, at(0.0)).new == {"h"}
 
 
 @given(STEPS)
@@ -841,6 +890,32 @@ def test_a_warning_says_why_the_device_was_served() -> None:
 def test_the_same_device_for_two_containers_is_fine() -> None:
     for _ in range(2):
         assert judge(RESOURCE, ("a",), TWO, now=NOW) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "plain"),
+    [
+        (("a",), True),
+        (("a", "f"), True),
+        ((), False),
+        (("a", "a"), False),
+        (("a", "b"), False),
+        (("a", "unknown"), False),
+        (("g",), False),
+    ],
+)
+def test_where_nothing_stands_against_the_devices_nothing_is_judged(asked: tuple[str, ...], *, plain: bool) -> None:
+    covers = Entry(Device("g"), State.PRESENT, beneath=Entry(Device("g", ILL), State.UNHEALTHY))
+    assert all_present(asked, TWO | by_id(Entry(Device("f"), State.PRESENT), covers)) is plain
+
+
+@given(STEPS, st.lists(st.sampled_from("abcgx"), max_size=3))
+def test_all_present_is_never_judged_otherwise(
+    steps: list[tuple[Known, Listing | None, Clock]], asked: list[str]
+) -> None:
+    entries = by_id(*played(steps, 0.0)[0].entries)
+    if all_present(asked, entries):
+        assert judge(RESOURCE, asked, entries, now=NOW) == ()
 
 
 def test_a_refusal_stays_short_whatever_was_asked() -> None:

@@ -193,6 +193,26 @@ def test_a_profile_is_a_scenario_of_its_own(folder: Path) -> None:
     assert "your-profile: 2 passed" in result.output
 
 
+def test_a_configuration_is_a_scenario_of_its_own(folder: Path) -> None:
+    config = folder / "config.yaml"
+    config.write_text(
+        "version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 3}]}}\n"
+    )
+    options = ("--kubelets", "1.37", "--genuine", "no", "--only", matrix.PROFILE, "--config-file", str(config))
+    result = _call(*options, "--out", str(folder / "out"))
+    assert result.exit_code == 0, result.output
+    assert matrix.own_profile("default", config).gpus == {"nvidia.com/gpu.shared": 24}
+    assert "your-profile: 1 passed" in result.output
+
+
+def test_a_configuration_that_is_wrong_is_said(folder: Path) -> None:
+    config = folder / "config.yaml"
+    config.write_text("version: v2\n")
+    result = _call("--kubelets", "1.37", "--genuine", "no", "--config-file", str(config))
+    assert result.exit_code == 2
+    assert "--config-file" in result.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -8,7 +8,10 @@ import json
 import os
 import shutil
 import tempfile
+import threading
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -26,15 +29,20 @@ from devices.model import (
     Fault,
     Field,
     Health,
+    Kind,
     Options,
     PreferredRequest,
     RefusedError,
     Registration,
     Sayable,
+    Trouble,
 )
 from devices.policy import Policy
 from devices.source import Facts, Fate, GiveUpError, Inventory, Listing
-from gateway import plugin, serve, shell, watch
+from gateway import plugin, scribe, serve, shell, watch
+from gateway.beliefs import Look
+from gateway.kubelet_view import View
+from gateway.ledger import Ledger, Snapshot, Written
 from gateway.registration import KubeletId
 from gateway.serve import Resource
 from gateway.settings import Settings
@@ -252,6 +260,30 @@ async def test_ids_are_durable_before_they_are_sent(make: Make) -> None:
     assert ([one.id for one in await anext(lists)], set(node.ledger())) == (["a", "b"], {"a", "b"})
 
 
+async def test_an_illness_is_told_while_the_disk_is_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await make(inventory(A))
+    lists = node.kubelet.lists(await node.kubelet.registered())
+    assert await anext(lists) == (A,)
+    disk, save = threading.Event(), Ledger.save
+
+    def slow(ledger: Ledger, snapshot: Snapshot) -> Written:
+        disk.wait(60)
+        return save(ledger, snapshot)
+
+    monkeypatch.setattr(Ledger, "save", slow)
+    monkeypatch.setattr(scribe, "PATIENCE", 3600.0)
+    trouble = Trouble("Xid 79", Kind.RESET_REQUIRED)
+    node.source.inventories.put_nowait({GPU: Listing((A,), troubles={"a": trouble})})
+    try:
+        async with asyncio.timeout(10):
+            assert await anext(lists) == (replace(A, health=Health.UNHEALTHY),)
+    finally:
+        disk.set()
+    await node.end()
+    content = json.loads((node.folder / "state" / "ledger.json").read_text())
+    assert set(content["resources"][GPU]["sticky"]) == {"a"}
+
+
 async def test_an_orderly_end_remembers_the_accepted_api(make: Make) -> None:
     """Also when it comes right after the first Register."""
     node = await make(inventory(A), "v1alpha2")
@@ -269,6 +301,18 @@ async def test_an_orderly_end_remembers_what_was_handed_out_last(make: Make, mon
     await node.end()
     content = json.loads((node.folder / "state" / "ledger.json").read_text())
     assert set(content["resources"][GPU]["handed_out"]) == {"a"}
+
+
+async def test_what_was_handed_out_a_moment_ago_is_held(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before it is noted: else a device that is withdrawn at that moment would be dropped under its container."""
+    monkeypatch.setattr(serve, "NOTED_AFTER", 3600.0)
+    node = await make(inventory(A, B))
+    registration = await node.kubelet.registered()
+    await anext(node.kubelet.lists(registration))
+    gateway = node._gateway
+    gateway.beliefs.last = Look(View(held={}), time.monotonic(), time.time())
+    await node.kubelet.allocate(registration, ["a"])
+    assert gateway.held(GPU) == frozenset({"a"})
 
 
 async def test_a_lost_device_is_unhealthy_not_absent(make: Make) -> None:

@@ -24,6 +24,16 @@ from gateway.succession import Age, Elder, Heir, Outcome, Say, Standing, elder_s
         pytest.param(Age(5, "b"), [Age(6, "a"), Age(7, "a")], Age(7, "a"), id="the youngest counts"),
         pytest.param(Age(5, "b"), [Age(5, "c")], Age(5, "c"), id="born together: the token decides"),
         pytest.param(Age(5, "c"), [Age(5, "b")], None, id="and decides the other way for the other"),
+        pytest.param(
+            Age(9, "a"), [Age(s.HOST_SERVICE_NS + 5, "b")], Age(s.HOST_SERVICE_NS + 5, "b"), id="a host service"
+        ),
+        pytest.param(Age(s.HOST_SERVICE_NS + 5, "b"), [Age(9, "a")], None, id="a pod that came after the host service"),
+        pytest.param(
+            Age(s.HOST_SERVICE_NS + 5, "a"),
+            [Age(9, "b"), Age(s.HOST_SERVICE_NS + 6, "c")],
+            Age(s.HOST_SERVICE_NS + 6, "c"),
+            id="of two host services the younger, too",
+        ),
     ],
 )
 def test_the_older_yields(own: Age, peers: list[Age], waits_for: Age | None) -> None:
@@ -376,14 +386,20 @@ class World:
     connected: bool = True
     faults: tuple[str, ...] = ()
     """Those that may still happen, each once."""
+    unmet: bool = False
+    """Whether the elder came to an heir that was there, and hasn't heard from it yet: it stands by, by age alone."""
 
 
 ELDER, HEIR = 0, 1
 
 
 def begin(faults: tuple[str, ...]) -> list[World]:
-    """An heir comes, whatever its elder is doing."""
+    """An heir comes, whatever its elder is doing; or a pod comes, the elder of a host service that is there."""
     worlds = []
+    for own in (SERVING, BUSY, IDLE):
+        machine, actions = s.heir(own)
+        sides = (Side(s.elder(IDLE), IDLE), Side(machine, own, wait=waits(actions)[-1]))
+        worlds.append(World(sides, (tuple(said(actions)), ()), faults=tuple(sorted(faults)), unmet=True))
     for own in (SERVING, BUSY, IDLE):
         machine, actions = s.heir(IDLE)
         sides = (Side(s.elder(own), own), Side(machine, IDLE, wait=waits(actions)[-1]))
@@ -394,7 +410,7 @@ def begin(faults: tuple[str, ...]) -> list[World]:
 def held(world: World, who: int) -> bool:
     """Whether this side is to stand by. Where the connection is lost, age decides among the living."""
     side = world.sides[who]
-    if side.machine is None:
+    if side.machine is None or (who == ELDER and world.unmet):
         return who == ELDER and world.sides[HEIR].alive
     return side.machine.stage in s.DEFERRING
 
@@ -429,7 +445,7 @@ def hear(world: World, who: int) -> World:
     say, *rest = world.inbox[who]
     inbox = [*world.inbox]
     inbox[who] = tuple(rest)
-    world = replace(world, inbox=(inbox[0], inbox[1]))
+    world = replace(world, inbox=(inbox[0], inbox[1]), unmet=world.unmet and who != ELDER)
     return feed(world, who, heard(say))
 
 
@@ -442,13 +458,13 @@ def ask(world: World, *, first: bool) -> World:
     heir = world.sides[HEIR].machine
     late = heir is None or heir.stage is not Heir.ASKING
     at_once = first and world.sides[ELDER].standing is SERVING
-    world = replace(world, inbox=(world.inbox[ELDER][1:], world.inbox[HEIR]))
+    world = replace(world, inbox=(world.inbox[ELDER][1:], world.inbox[HEIR]), unmet=False)
     return feed(world, ELDER, s.Asked(first=at_once or late))
 
 
 def part(world: World) -> World:
     """The connection ends: what was said and not heard is lost, and the living decide by age."""
-    world = replace(world, connected=False, inbox=((), ()))
+    world = replace(world, connected=False, inbox=((), ()), unmet=False)
     for who in (ELDER, HEIR):
         world = feed(put(world, who, machine=None, wait=None), who, OVER)
     return world
@@ -513,7 +529,7 @@ def faults(world: World) -> Iterator[World]:
                     yield stand(bad, who, IDLE)
                 case "break" if bad.connected:
                     yield part(bad)
-                case "lose" if bad.inbox[who]:
+                case "lose" if bad.inbox[who] and not bad.unmet:  # The first words come with the connection.
                     inbox = [*bad.inbox]
                     inbox[who] = inbox[who][1:]
                     yield replace(bad, inbox=(inbox[0], inbox[1]))

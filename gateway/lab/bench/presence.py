@@ -94,7 +94,7 @@ async def _idle_round(python: Path) -> dict[str, Footprint]:
         }
         for kubelet in kubelets:
             await kubelet.wait(RESOURCE, GPUS)
-        port = int((await processes["metrics on"].wait_for("telling metrics"))["port"])
+        port = int((await processes["metrics on"].wait_for("listening", what="metrics"))["port"])
         await _scrape(port)
         return await idle_cost(processes, {at: lambda: _scrape(port) for at in SCRAPES})
 

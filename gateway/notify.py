@@ -1,0 +1,46 @@
+"""What a service manager is told (sd_notify(3)): that the gateway is ready, that its event loop lives, that it ends.
+
+A host service is ordered before the kubelet, so that the kubelet waits until it is ready. Nothing happens where no manager
+asks: it does so by NOTIFY_SOCKET and WATCHDOG_USEC in the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+READY: Final = "READY=1"
+ALIVE: Final = "WATCHDOG=1"
+STOPPING: Final = "STOPPING=1"
+
+
+def tell(word: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Tell the manager, if there is one. Never waits and never raises: a manager that doesn't listen is no trouble of ours."""
+    name = environment.get("NOTIFY_SOCKET", "")
+    if not name:
+        return
+    address = f"\0{name[1:]}" if name.startswith("@") else name
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.settimeout(0)
+        sender.sendto(word.encode(), address)
+
+
+def watchdog(environment: Mapping[str, str] = os.environ) -> float | None:
+    """Return after how many seconds the manager wants a sign of life again, halved for safety; None: it wants none."""
+    microseconds, process = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
+    if not (microseconds.isdecimal() and int(microseconds)) or process not in {"", str(os.getpid())}:
+        return None
+    return int(microseconds) / 2e6
+
+
+async def keep_alive(seconds: float) -> None:
+    """Give a sign of life as often, for ever: it stops when the event loop does."""
+    while True:
+        tell(ALIVE)
+        await asyncio.sleep(seconds)

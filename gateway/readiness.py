@@ -1,0 +1,104 @@
+"""Readiness: has this gateway done its part? Pure: what is known of each resource in, a verdict in words out.
+
+A gateway that isn't ready holds up a rolling update and alarms people, so only what is our own failure towards a kubelet
+that runs makes it so. No devices, ill devices, a backend that is down, no kubelet, another gateway that serves instead:
+nothing of that would be mended by another gateway in this one's place, and the verdict only says it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gateway.registration import Phase
+from gateway.tally import Check
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PATIENCE: Final = 10.0
+"""Seconds that a resource may be without a running kubelet's stream, once the kubelet's books had it: a kubelet may take ten
+to call back (1.25 and later dial for so long)."""
+HOST_SERVICE: Final = "host service"
+_MOST_LINES: Final = 32
+_LONGEST: Final = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where one resource stands. Times are ages in seconds, and mean what ``kubelet_s`` of ``judge`` does."""
+
+    name: str
+    devices: int
+    phase: Phase
+    checked: Check | None = None
+    """What the last look into the kubelet's books told, since the gateway's start; None: there was none."""
+    stream_s: float = 0.0
+    """The age of the kubelet's stream."""
+    unserved_s: float = 0.0
+    """How long it has been neither served nor left to another gateway."""
+    standing_by_for: str = ""
+    """Who serves it instead: ``HOST_SERVICE``, or a gateway's token."""
+    trouble: str = ""
+    """What went wrong with its registration last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the gateway has done its part, and how each thing stands, in lines for people."""
+
+    ready: bool
+    lines: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The whole answer."""
+        return "\n".join(("ready" if self.ready else "not ready", *self.lines, ""))
+
+
+def judge(
+    resources: Sequence[Standing], *, begun: bool, kubelet_s: float | None, backend: str = "", backend_trouble: str = ""
+) -> Verdict:
+    """Decide, at one moment.
+
+    Args:
+        resources: all that the gateway has.
+        begun: whether it is done with its start.
+        kubelet_s: seconds since the kubelet that runs was found; None: none runs.
+        backend: where the devices come from.
+        backend_trouble: why it doesn't tell of devices; empty where it does.
+    """
+    lines = [] if kubelet_s is not None else ["no kubelet takes registrations: waiting for one"]
+    if backend_trouble:
+        lines.append(f"backend {backend}: {backend_trouble}")
+    if not begun:
+        return Verdict(kubelet_s is None, tuple(_bounded([*lines, "starting"])))
+    if not any(one.devices for one in resources):
+        return Verdict(True, tuple(_bounded([*lines, "no devices"])))  # noqa: FBT003 - the only field it could be
+    found = sorted(((*_resource(one, kubelet_s), one.name) for one in resources), key=lambda row: (row[0], row[2]))
+    told = [f"{name}: {words}" for _, words, name in found]
+    return Verdict(all(ready for ready, *_ in found), tuple(_bounded([*lines, *told])))
+
+
+def _resource(it: Standing, kubelet_s: float | None) -> tuple[bool, str]:
+    if it.phase is Phase.STANDBY or it.standing_by_for:
+        return True, f"standby: {it.standing_by_for or 'another gateway'}"
+    if not it.devices:
+        return True, "no devices"
+    if kubelet_s is None:
+        return True, "not served: no kubelet"
+    if it.checked is Check.LACKING:
+        return False, "registered, but the kubelet's own books lack it: registering again"
+    if it.phase is Phase.SERVING:
+        if it.checked is None:
+            return it.stream_s >= PATIENCE, "served, not looked up in the kubelet's books yet"
+        return True, "served" if it.checked is Check.HELD else "served (the kubelet's books can't be read)"
+    waited = min(it.unserved_s, kubelet_s)
+    words = f"not served for {waited:.1f} s: {it.phase.value}" + (f"; {it.trouble}" if it.trouble else "")
+    return it.checked is not None and it.phase is not Phase.OUT and waited < PATIENCE, words
+
+
+def _bounded(lines: Sequence[str]) -> list[str]:
+    """Keep the answer short, and what others wrote (a kubelet's refusal) on its own line."""
+    shown = ["".join(one if one.isprintable() else "?" for one in line[:_LONGEST]) for line in lines[:_MOST_LINES]]
+    return [*shown, f"{len(lines) - len(shown)} more"] if len(lines) > len(shown) else shown

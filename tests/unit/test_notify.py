@@ -1,0 +1,78 @@
+"""What a service manager is told, on a socket that is listened to as it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway import notify
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+
+GUARD = 30.0
+"""Seconds after which a test that waits for ever is told so."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="dpg-"))
+    yield root
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def manager(address: str) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(address)
+        listener.setblocking(False)
+        yield listener
+
+
+def test_a_word_reaches_a_manager_by_path_or_by_an_abstract_name(folder: Path) -> None:
+    with manager(str(folder / "n")) as by_path, manager(f"\0{folder}/n") as by_name:
+        notify.tell(notify.READY, {"NOTIFY_SOCKET": str(folder / "n")})
+        notify.tell(notify.ALIVE, {"NOTIFY_SOCKET": f"@{folder}/n"})
+        assert (by_path.recv(100), by_name.recv(100)) == (b"READY=1", b"WATCHDOG=1")
+
+
+@pytest.mark.parametrize("name", [None, "", "/nowhere/n", "@nobody", "x" * 200])
+def test_without_a_manager_nothing_happens(name: str | None) -> None:
+    notify.tell(notify.READY, {} if name is None else {"NOTIFY_SOCKET": name})
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "30000000"}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 15.0),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+    ],
+)
+def test_how_often_it_wants_a_sign_of_life(environment: dict[str, str], seconds: float | None) -> None:
+    assert notify.watchdog(environment) == seconds
+
+
+async def test_a_gateway_tells_that_it_is_ready_lives_and_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "dp").mkdir()
+    monkeypatch.setenv("NOTIFY_SOCKET", str(folder / "n"))
+    monkeypatch.setenv("WATCHDOG_USEC", "100000")
+    loop = asyncio.get_running_loop()
+    with manager(str(folder / "n")) as listener:
+        async with asyncio.timeout(GUARD):
+            async with await GatewayProcess.launch(gateway_command(folder / "dp", folder / "state")) as gateway:
+                words = [await loop.sock_recv(listener, 100) for _ in range(3)]
+                assert words == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+                assert await gateway.terminate() == 0
+            while (last := await loop.sock_recv(listener, 100)) == b"WATCHDOG=1":
+                pass
+    assert last == b"STOPPING=1"

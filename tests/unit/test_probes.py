@@ -1,0 +1,95 @@
+"""Probes: what ``/healthz`` and ``/readyz`` answer while real gateways on one node come, serve, stand by and lose their kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.kubelet import Demand, Faults
+from gateway.lab.scenarios import RESOURCE, Node, node
+
+GUARD = 30.0
+"""Seconds after which a test that waits for ever is told so."""
+
+
+async def get(port: int, path: str) -> tuple[int, list[str]]:
+    """Ask once; return the status and the lines."""
+    async with asyncio.timeout(GUARD):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: node\r\n\r\n".encode())
+        head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+        writer.close()
+    return int(head.split()[1]), body.splitlines()
+
+
+async def until(port: int, status: int, line: str) -> None:
+    """Ask until the answer is that: who asks over HTTP is told nothing unasked."""
+    answer: tuple[int, list[str]] = (0, [])
+    try:
+        async with asyncio.timeout(GUARD):
+            while answer[0] != status or not any(line in one for one in answer[1]):
+                await asyncio.sleep(0.02)
+                answer = await get(port, "/readyz")
+    except TimeoutError:
+        pytest.fail(f"expected {status} with {line!r}, the last answer was {answer}")
+
+
+async def port_of(gateway: GatewayProcess) -> int:
+    return int((await gateway.wait_for("listening", what="probes"))["port"])
+
+
+@asynccontextmanager
+async def probed() -> AsyncIterator[Node]:
+    async with node(options=("--probe-address", "127.0.0.1:0"), demands=[Demand("a", RESOURCE, 1)]) as made:
+        yield made
+
+
+async def test_a_gateway_through_its_life() -> None:
+    async with probed() as made:
+        port = await port_of(await made.start_gateway())
+        await until(port, 200, "no kubelet")
+        assert await get(port, "/healthz") == (200, ["alive"])
+        kubelet = await made.start_kubelet("1.37", faults=Faults(never_calls_back=True))
+        await until(port, 503, f"{RESOURCE}: not served")
+        assert await get(port, "/healthz") == (200, ["alive"])
+        await kubelet.fault(Faults())
+        await made.start_kubelet("1.37")
+        await until(port, 200, f"{RESOURCE}: served")
+        made.set_health({RESOURCE: range(4)})
+        await made.served()
+        assert (await get(port, "/readyz"))[0] == 200, "ill devices are no reason"
+        await made.the_kubelet.kill()
+        await until(port, 200, f"{RESOURCE}: not served: no kubelet")
+
+
+async def test_a_pod_beside_the_host_service() -> None:
+    async with probed() as made:
+        await made.start_kubelet("1.37")
+        host = await made.start_gateway(host_service=True)
+        await host.wait_for("registered")
+        pod = await made.start_gateway()
+        here, there = await port_of(host), await port_of(pod)
+        await until(there, 200, f"{RESOURCE}: standby: host service")
+        await until(here, 200, f"{RESOURCE}: served")
+        await host.kill()
+        await until(there, 200, f"{RESOURCE}: served")
+
+
+async def test_before_the_socket_directory_is_there_it_lives() -> None:
+    """A kubelet that was never installed is nothing that a restart of the gateway would mend."""
+    with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
+        root = Path(folder)
+        command = [*gateway_command(root / "not" / "yet", root / "state"), "--probe-address", "127.0.0.1:0"]
+        async with await GatewayProcess.launch(command) as gateway:
+            port = await port_of(gateway)
+            assert await get(port, "/healthz") == (200, ["alive"])
+            status, lines = await get(port, "/readyz")
+            assert (status, lines[0]) == (200, "ready")
+            assert lines[1].startswith("no kubelet")
+            assert await gateway.terminate() == 0
