@@ -1,0 +1,1 @@
+"""What the project makes beside its code: generated messages, locks, the image."""

@@ -1,0 +1,193 @@
+"""Debian's part of the root: packages fetched and verified by apt, as an ordinary user, and unpacked without being installed.
+
+apt works in folders of its own in the cache, with this machine's mirrors, proxies and keys, so nothing of the machine changes.
+Its lists are asked for anew each time (a second or two when nothing changed): an image never misses a security update because
+of a cache. No dependency is followed: the list of packages is the whole truth, and ``unresolved`` proves that it is enough.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.image.contents import Contents, ImageError
+
+TRIPLES = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
+"""Debian's architectures, which OCI calls the same, and the names of their library folders."""
+
+_SUITES = ("{}", "{}-updates", "{}-security")
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+Progress = Callable[[str], None]
+
+_LICENCE = re.compile(r"^License: *(\S.*?) *$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A Debian package as it was unpacked: the control file's words, the archive's SHA-256, the licences where it lists them."""
+
+    name: str
+    version: str
+    sha256: str
+    control: str
+    licences: tuple[str, ...]
+
+
+def architecture() -> str:
+    """This machine's architecture in Debian's and OCI's words.
+
+    Raises:
+        ImageError: no dpkg, or an architecture that nobody has tried.
+    """
+    for tool in ("dpkg", "dpkg-deb", "apt-get"):
+        if shutil.which(tool) is None:
+            raise ImageError(f"expected {tool}, found none: build the image on a Debian, or in a container of it")
+    found = _run("dpkg", "--print-architecture").strip()
+    if found not in TRIPLES:
+        raise ImageError(f"expected one of the architectures {', '.join(TRIPLES)}, got {found}")
+    return found
+
+
+def sources(release: str, targets: str) -> str:
+    """Turn this machine's mirrors of Debian into apt sources of another release of it.
+
+    Args:
+        release: the wanted one, as ``trixie``.
+        targets: this machine's, a line of address, suite and component each, as apt tells them.
+
+    Raises:
+        ImageError: there is no mirror of Debian among them.
+    """
+    rows = sorted({tuple(line.split()) for line in targets.splitlines() if line.strip()})
+    here = {
+        suite for _, suite, component in rows if component == "main" and f"{suite}-security" in {row[1] for row in rows}
+    }
+    stanzas = []
+    for address, suite, component in rows:
+        base = suite.partition("-")[0]
+        if component != "main" or base not in here or suite not in {name.format(base) for name in _SUITES}:
+            continue
+        signed = f"Signed-By: {_KEYRING}\n" if _KEYRING.exists() else ""
+        name = release + suite.removeprefix(base)
+        stanzas.append(f"Types: deb\nURIs: {address}\nSuites: {name}\nComponents: main\n{signed}")
+    if not stanzas:
+        raise ImageError(
+            "expected apt sources of a Debian with its security updates on this machine, found none (apt-get indextargets): "
+            "build the image on a Debian, or in a container of it"
+        )
+    return "\n".join(dict.fromkeys(stanzas))
+
+
+def fetch(contents: Contents, cache: Path, progress: Progress) -> list[Path]:
+    """Bring the newest packages of the release into the cache, and give their archives in the order of their names.
+
+    Raises:
+        ImageError: apt could not get or verify them.
+    """
+    told = _run("apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages")
+    wanted = sources(contents.release, told)
+    folder = cache / hashlib.sha256(f"{architecture()}\n{wanted}".encode()).hexdigest()[:16]
+    for name in ("lists/partial", "cache/archives/partial", "packages"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "debian.sources").write_text(wanted)
+    settings = {
+        "Dir::Etc::SourceList": folder / "debian.sources",
+        "Dir::Etc::SourceParts": "-",
+        "Dir::State::Lists": folder / "lists",
+        "Dir::State::Status": "/dev/null",
+        "Dir::Cache": folder / "cache",
+        "APT::Sandbox::User": "",
+        "Acquire::Languages": "none",
+        "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled": "false",
+    }
+    apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in settings.items())]
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        progress(f"asking for Debian {contents.release}'s packages")
+        _run(*apt, "update")
+        # A line for each: 'ADDRESS' FILE SIZE HASH
+        lines = _run(*apt, "download", "--print-uris", *contents.packages).splitlines()
+        files = sorted(folder / "packages" / line.split()[1] for line in lines)
+        if len(files) != len(contents.packages):
+            raise ImageError(
+                f"expected {len(contents.packages)} packages of {contents.release}, apt knows {len(files)}: {lines}"
+            )
+        _run(*apt, "download", *contents.packages, cwd=folder / "packages")
+    return files
+
+
+def unpack(archives: Sequence[Path], root: Path) -> list[Package]:
+    """Unpack packages into an empty root, and say what they are.
+
+    Raises:
+        ImageError: one can't be unpacked.
+    """
+    packages = []
+    for archive in archives:
+        _run("dpkg-deb", "--extract", str(archive), str(root))
+        control = _run("dpkg-deb", "--field", str(archive))
+        fields = dict(line.split(": ", 1) for line in control.splitlines() if re.match(r"[A-Z][\w-]*: ", line))
+        copyright_file = root / "usr/share/doc" / fields["Package"] / "copyright"
+        packages.append(
+            Package(
+                name=fields["Package"],
+                version=fields["Version"],
+                sha256=hashlib.sha256(archive.read_bytes()).hexdigest(),
+                control=control,
+                licences=licences(copyright_file.read_text() if copyright_file.exists() else ""),
+            )
+        )
+    return packages
+
+
+def licences(text: str) -> tuple[str, ...]:
+    """The licences that a copyright file names, where it has the machine-readable form (DEP 5); else none."""
+    if not text.startswith("Format:"):
+        return ()
+    return tuple(sorted(set(_LICENCE.findall(text))))
+
+
+def loader(root: Path) -> list[str]:
+    """The command line that runs a program of the root on this machine, with the root's libraries: the program comes next.
+
+    Raises:
+        ImageError: the root has no dynamic loader.
+    """
+    folder = root / "usr/lib" / TRIPLES[architecture()]
+    found = next(folder.glob("ld-linux-*.so.*"), None)
+    if found is None:
+        raise ImageError(f"expected the dynamic loader in {folder}: libc6 puts it there from Debian 13 (trixie) on")
+    return [str(found), "--library-path", str(folder)]
+
+
+def unresolved(root: Path) -> list[str]:
+    """Every library that a program or a library of the root wants and the root doesn't have, as ``WHO: WHAT``."""
+    missing = []
+    for path in sorted(root.rglob("*")):
+        if path.is_symlink() or not path.is_file() or path.name.startswith("ld-linux"):
+            continue
+        with path.open("rb") as file:
+            if file.read(4) != b"\x7fELF":
+                continue
+        done = subprocess.run([*loader(root), "--list", path], capture_output=True, text=True, check=False)
+        lost = [
+            line.strip()
+            for line in (done.stdout + done.stderr).splitlines()
+            if "not found" in line or "cannot open" in line
+        ]
+        outside = [line.strip() for line in done.stdout.splitlines() if " => /" in line and f" => {root}" not in line]
+        missing += [f"{path.relative_to(root)}: {line}" for line in (*lost, *outside)]
+    return missing
+
+
+def _run(*command: str, cwd: Path | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ImageError(f"{' '.join(command[:1] + command[-2:])} ended with {done.returncode}:\n{done.stderr.strip()}")
+    return done.stdout
