@@ -8,6 +8,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# Tests start hundreds of gateways: without bytecode each would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 SYSTEM_PACKAGES := gcc libc6-dev git make python3 python3-venv
@@ -32,7 +34,7 @@ endef
 
 .PHONY: help
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: needs
 needs:
@@ -66,7 +68,8 @@ demo: $(VENV) ## a node with 8 simulated GPUs through kubelet upgrades and back
 	@$(RUN)gateway demo
 
 # Tests of one module stay together, because they share what is dear to make; the longest modules come first, in tests/compat.
-PARALLEL := --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+# Four processes even on two cores, because those modules mostly wait for processes to start.
+PARALLEL := --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 .PHONY: test
 test: kubelets ## everything, up to the genuine kubelets (the first time builds them: some minutes)
@@ -85,6 +88,23 @@ COMPAT ?=
 .PHONY: compat
 compat: kubelets ## the compatibility matrix, on the kubelets that are built and emulated others: compat-report/
 	@$(RUN)gateway compat --genuine built $(COMPAT)
+
+# E2E: more of pytest's options. REPEAT=10 in the environment repeats each scenario so often.
+E2E ?=
+.PHONY: e2e
+e2e: $(VENV) ## scenarios on a whole genuine node (wants root; the first time builds Kubernetes: 10 minutes or more)
+	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest -m e2e tests/e2e $(E2E)
+	@$(RUN)python -m gateway.lab.node --leftovers
+
+# IMAGE: more options. "--tag 0.1.0 --tag 0.1.0-b" makes two archives of one layer, to try a roll with.
+IMAGE ?=
+.PHONY: image
+image: $(VENV) ## the container image, as an OCI archive in dist/image, and what is in it (no container engine needed)
+	@$(RUN)python -m tools.image $(IMAGE)
+
+.PHONY: manifests
+manifests: $(VENV) ## render deploy/kustomize into deploy/manifests, and hold both against Kubernetes' schemas
+	.ci/manifests --write
 
 .PHONY: lint
 lint: $(VENV) ## ruff, all rules: code and format

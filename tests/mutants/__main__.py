@@ -2,13 +2,15 @@
 
 Each mutant is a patch to a copy of the tree and a test that must go red there. It fails where a mutant survives, where a
 patch no longer fits the code, where a rule has no mutant, and where a test is red without any patch. Several run at once,
-each in a copy of its own. A run is bound by the processor, and most of it is start-up: so the copies hold what Python and
-pytest compiled, and a patch is seen nevertheless, because the code's bytecode is checked against the text it came from.
+each in a copy of its own. Most of a run would be start-up: so each copy has a Python that imported the libraries already
+(``warm``), and holds what Python and pytest compiled; a patch is seen nevertheless, because the code's bytecode is checked
+against the text it came from.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import queue
 import shutil
@@ -18,7 +20,9 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Self
 
 from tests.mutants import (
     amd,
@@ -33,6 +37,7 @@ from tests.mutants import (
     handover,
     health,
     life,
+    manifests,
     memory,
     orders,
     sight,
@@ -43,23 +48,34 @@ from tests.mutants.table import Mutant
 ROOT = Path(__file__).parents[2]
 TABLES = (
     table, memory, life, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
+    manifests,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]
 CODE = ("adapters", "devices", "gateway")
-COPIED = (*CODE, "tests", "deploy", "docs", "protos", "pyproject.toml", "README.md", "CONTRIBUTING.md")
+COPIED = (*CODE, "tests", "tools", "deploy", "docs", "protos", "pyproject.toml", "README.md", "CONTRIBUTING.md")
 SECONDS = 180
 BASE_SECONDS = 600
+SLOWEST = 10
+CORES = os.cpu_count() or 1
 
 
-def run(tree: Path, command: tuple[str, ...], seconds: float = SECONDS, **more: str) -> tuple[int, str]:
-    """Run a command in ``tree``, on the code that lies there; return its exit status and what it printed."""
-    own = {"PYTHONPATH": str(tree), "PYTHONHASHSEED": "0", **more}
+def environment(tree: Path, *, broken: bool) -> dict[str, str]:
+    """The environment of a command that runs on the code of ``tree``; what is compiled of a broken one isn't kept."""
+    return os.environ | {
+        "PYTHONPATH": str(tree),
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1" if broken else "",
+    }
+
+
+def run(tree: Path, command: tuple[str, ...], seconds: float = SECONDS, *, broken: bool = False) -> tuple[int, str]:
+    """Run a command in ``tree``; return its exit status and what it printed."""
     try:
         done = subprocess.run(
             [sys.executable, *command],
             cwd=tree,
-            env=os.environ | own,
+            env=environment(tree, broken=broken),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -72,9 +88,37 @@ def run(tree: Path, command: tuple[str, ...], seconds: float = SECONDS, **more: 
     return done.returncode, done.stdout
 
 
-def pytest(*arguments: str) -> tuple[str, ...]:
-    options = ("-q", "-x", "--no-header", "-p", "no:cacheprovider", "--hypothesis-profile=mutants")
-    return ("-m", "pytest", *options, *arguments)
+class Tree:
+    """A copy of the tree, and the warm Python that runs its tests. Leaving it ends that Python."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._printed = path.with_suffix(".txt")
+        # Not the folder that every pytest shares: there one stumbles over what another one removes.
+        self._temporary = f"--basetemp={path.with_suffix('.tmp')}"
+        self._warm = subprocess.Popen(
+            [sys.executable, "-m", "tests.mutants.warm"],
+            cwd=path,
+            env=environment(path, broken=True),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._warm.communicate()
+
+    def test(self, *arguments: str) -> tuple[int, str]:
+        """Run pytest with these arguments; return its exit status (minus the signal that ended it) and what it printed."""
+        assert self._warm.stdin
+        assert self._warm.stdout
+        self._warm.stdin.write(json.dumps([str(self._printed), SECONDS, self._temporary, *arguments]) + "\n")
+        self._warm.stdin.flush()
+        status = int(self._warm.stdout.readline())
+        return status, self._printed.read_text(errors="replace")
 
 
 def copy(folder: Path, mutants: list[Mutant], jobs: int) -> list[Path]:
@@ -88,7 +132,8 @@ def copy(folder: Path, mutants: list[Mutant], jobs: int) -> list[Path]:
             shutil.copy2(source, first / name)
     run(first, ("-m", "compileall", "-q", "--invalidation-mode=checked-hash", *CODE))
     tests = dict.fromkeys(mutant.test for mutant in mutants if not mutant.command)
-    status, printed = run(first, pytest(*tests, f"--numprocesses={jobs}", "--dist=loadfile"), BASE_SECONDS)
+    options = ("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", f"--numprocesses={2 * CORES}")
+    status, printed = run(first, ("-m", "pytest", *options, "--dist=loadfile", *tests), BASE_SECONDS)
     if tests and status:
         sys.exit(f"{printed}\nthe tests named by the tables are red without any patch: mend that first")
     for other in others:
@@ -96,16 +141,15 @@ def copy(folder: Path, mutants: list[Mutant], jobs: int) -> list[Path]:
     return [first, *others]
 
 
-def survives(tree: Path, mutant: Mutant) -> str | None:
+def survives(tree: Tree, mutant: Mutant) -> str | None:
     """Break the tree, run the test, mend the tree; say what is wrong with the mutant, if anything is."""
-    path = tree / mutant.file
+    path = tree.path / mutant.file
     whole = path.read_text()
     if whole.count(mutant.old) != 1:
         return f"its patch no longer fits: expected {mutant.old!r} once in {mutant.file}, found it {whole.count(mutant.old)} times"
     path.write_text(whole.replace(mutant.old, mutant.new))
     try:
-        command = mutant.command or pytest("-p", "no:xdist", mutant.test)
-        status, printed = run(tree, command, PYTHONDONTWRITEBYTECODE="1")
+        status, printed = run(tree.path, mutant.command, broken=True) if mutant.command else tree.test(mutant.test)
     finally:
         path.write_text(whole)
     if status != 1:
@@ -127,8 +171,9 @@ def misplaced() -> list[str]:
 
 def main(words: list[str], jobs: int) -> int:
     chosen = [one for one in MUTANTS if not words or any(word in f"{one.rule} {one.name}" for word in words)]
-    troubles = misplaced()
-    free: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    troubles, jobs = misplaced(), max(1, min(jobs, len(chosen)))
+    free: queue.SimpleQueue[Tree] = queue.SimpleQueue()
+    took: dict[str, float] = {}
 
     def judge(mutant: Mutant) -> tuple[str | None, float]:
         tree, begin = free.get(), time.monotonic()
@@ -137,16 +182,25 @@ def main(words: list[str], jobs: int) -> int:
         finally:
             free.put(tree)
 
-    with tempfile.TemporaryDirectory(prefix="dpg-mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
-        for tree in copy(Path(folder), chosen, jobs):
-            free.put(tree)
-        judged = {pool.submit(judge, mutant): mutant for mutant in chosen}
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dpg-mutants-"))
+        for path in copy(Path(folder), chosen, jobs):
+            free.put(stack.enter_context(Tree(path)))
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
+        # The longest first: whole nodes, then the last tables, where a mutant often shows when a test's patience ends.
+        in_order = chosen[::-1]
+        in_order.sort(key=lambda one: not one.command and "tests/unit" in one.test)
+        judged = {pool.submit(judge, mutant): mutant for mutant in in_order}
         for number, future in enumerate(as_completed(judged), 1):
             mutant, (trouble, seconds) = judged[future], future.result()
+            took[f"{mutant.rule}: {mutant.name}"] = seconds
             verdict = "SURVIVED" if trouble else "noticed"
             print(f"[{number}/{len(chosen)}] {verdict} in {seconds:.1f} s  {mutant.rule}: {mutant.name}", flush=True)
             if trouble:
                 troubles.append(f"mutant {mutant.name}: {trouble}")
+    print("the slowest:")
+    for name, seconds in sorted(took.items(), key=lambda one: -one[1])[:SLOWEST]:
+        print(f"  {seconds:5.1f} s  {name}")
     for trouble in troubles:
         print(trouble)
     print(f"{len(chosen)} mutants over {len(RULES)} rules, {len(troubles)} troubles")
@@ -159,8 +213,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "--jobs",
         type=int,
-        default=2 * (os.cpu_count() or 1),
-        help="how many run at once; many wait (default: %(default)s)",
+        default=2 * CORES + 8,
+        help="how many run at once; some sixty mostly wait (default: %(default)s)",
     )
     given = parser.parse_args()
     sys.exit(main(given.words, given.jobs))
