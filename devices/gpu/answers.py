@@ -142,23 +142,27 @@ class _Asked:
         around: Surroundings,
     ) -> None:
         self.resource, self.gpus, self.policy, self.sayable, self.around = resource, gpus, policy, sayable, around
-        self.uuids = tuple(dict.fromkeys(_uuid(device_id) for device_id in in_order(device_ids, gpus)))
+        self.uuids = tuple(dict.fromkeys(map(_uuid, in_order(device_ids, gpus))))
         self.known = [gpus[uuid] for uuid in self.uuids if uuid in gpus]
 
     def vendor(self) -> str:
         """Say whose GPUs these are, by the name that they have before an operator's."""
-        return next((gpu.resource for gpu in self.known if gpu.resource), self.resource).partition("/")[0]
+        for gpu in self.known:
+            if gpu.resource:
+                return gpu.resource.partition("/")[0]
+        return self.resource.partition("/")[0]
 
     def fixed(self) -> bool:
         """Say whether all of these GPUs have CDI names of their own."""
-        return bool(self.known) and len(self.known) == len(self.uuids) and all(gpu.cdi_name for gpu in self.known)
+        without = [gpu for gpu in self.known if not gpu.cdi_name]
+        return bool(self.known) and not without and len(self.known) == len(self.uuids)
 
     def names(self) -> tuple[str, ...]:
         """Name the GPUs as the operator wants containers to know them."""
-        strategy = self.policy.id_strategy
-        if strategy is IdStrategy.INDEX:
-            self.require_known("index")
-        return tuple(cdi.name_of(self.gpus[uuid], strategy) if uuid in self.gpus else uuid for uuid in self.uuids)
+        if self.policy.id_strategy is IdStrategy.UUID:
+            return self.uuids
+        self.require_known("index")
+        return tuple(cdi.name_of(gpu, self.policy.id_strategy) for gpu in self.known)
 
     def cdi_names(self) -> tuple[str, ...]:
         """Name the GPUs and extras in CDI."""
