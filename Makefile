@@ -89,10 +89,12 @@ COMPAT ?=
 compat: kubelets ## the compatibility matrix, on the kubelets that are built and emulated others: compat-report/
 	@$(RUN)gateway compat --genuine built $(COMPAT)
 
-# E2E: more of pytest's options. REPEAT=10 in the environment repeats each scenario so often.
+# E2E: more of pytest's options. In the environment: REPEAT, how often each scenario is run; SETTLE, how many seconds each looks
+# on; OUTCOMES, a file for what was seen. The images are made first: the node has no network.
 E2E ?=
 .PHONY: e2e
 e2e: $(VENV) ## scenarios on a whole genuine node (wants root; the first time builds Kubernetes: 10 minutes or more)
+	@$(RUN)python -m tools.image --tag 0.1.0 --tag 0.1.0-b --out build/e2e
 	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest -m e2e tests/e2e $(E2E)
 	@$(RUN)python -m gateway.lab.node --leftovers
 

@@ -156,7 +156,7 @@ class Commands:
             raise ControlError(f"expected a device of this node, got {order.device_id!r}: see `gateway status`")
         changed = self._carry_out(order, [name for name, _ in found])
         await self._gateway.update()
-        if changed and not await self._gateway.scribe.durable():
+        if not await self._gateway.scribe.durable():  # Also what changes nothing now: it may have failed a moment ago.
             raise ControlError(f"it is in force, but not on disk: {self._gateway.scribe.state.last_error}")
         now = {plugin.resource.name: plugin.entries.get(order.device_id) for plugin in self._gateway.plugins}
         outcome = Outcome(

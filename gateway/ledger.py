@@ -308,9 +308,19 @@ class Ledger:
         """Return the illnesses that outlive a restart, by device ID."""
         return self._read(resource, "sticky", _illness)
 
-    def set_sticky(self, resource: str, illnesses: Mapping[str, Sticky]) -> bool:
-        """Note all of a resource's lasting illnesses, in place of those before; True where that is news."""
-        dropped = self._drop(resource, "sticky", self._rows(resource, "sticky").keys() - illnesses.keys())
+    def set_sticky(
+        self, resource: str, illnesses: Mapping[str, Sticky], since: Mapping[str, Sticky] | None = None
+    ) -> bool:
+        """Note all of a resource's lasting illnesses, in place of those before; True where that is news.
+
+        ``since``: what ``sticky`` returned when they were thought of, if that was a while ago. Only what is other than there
+        is noted then: what came or went since is another's word.
+        """
+        known = self.sticky(resource)
+        since = known if since is None else since
+        dropped = self._drop(resource, "sticky", since.keys() - illnesses.keys())
+        if since is not known:
+            illnesses = {at: one for at, one in illnesses.items() if since.get(at) is not one}
         return self._note(resource, "sticky", illnesses, _illness, _illness_row) or dropped
 
     def lost_since(self, resource: str) -> Mapping[str, float]:

@@ -251,14 +251,17 @@ class Plugin:
         return name
 
     async def _verify(self) -> None:
-        """Look into the kubelet's books, where they can be reached. A list or stream that changes meanwhile proves nothing."""
-        listed, stream = self.resource.entries, self.state.stream
-        patience = (BOOKS_PATIENCE + len(listed) * BOOKS_PATIENCE_EACH) * 4.0**self.state.heals
-        held = await kubelet_view.holds(
-            self._gateway.pod_resources, self.resource.name, self.resource.devices, patience
-        )
-        if self.resource.entries is not listed or self.state.stream != stream:
-            return
+        """Look into the kubelet's books, where they can be reached; again where the list changed meanwhile.
+
+        A stream that changes meanwhile proves nothing: the next one is looked for by itself.
+        """
+        stream, listed, held = self.state.stream, None, None
+        while listed != self.resource.devices:
+            listed = self.resource.devices
+            patience = (BOOKS_PATIENCE + len(listed) * BOOKS_PATIENCE_EACH) * 4.0**self.state.heals
+            held = await kubelet_view.holds(self._gateway.pod_resources, self.resource.name, listed, patience)
+            if self.state.stream != stream:
+                return
         self.checked = Check.UNKNOWN if held is None else Check.HELD if held else Check.LACKING
         self._gateway.tally.checked(self.resource.name, self.checked)
         if held is not None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from gateway.plugin import Plugin
     from gateway.shell import Gateway
+    from gateway.succession import Age
 
 
 def routes(gateway: Gateway) -> Mapping[str, http.Handler]:
@@ -38,7 +39,7 @@ def look(gateway: Gateway) -> readiness.Verdict:
     now = time.monotonic()
     since = gateway.kubelet_since if gateway.kubelet_since is not None else now
     return readiness.judge(
-        [_standing(plugin, now) for plugin in gateway.plugins],
+        [_standing(plugin, gateway.age, now) for plugin in gateway.plugins],
         begun=gateway.begun,
         kubelet_s=now - since if gateway.kubelet_listens() else None,
         backend=gateway.source.name,
@@ -46,7 +47,7 @@ def look(gateway: Gateway) -> readiness.Verdict:
     )
 
 
-def _standing(plugin: Plugin, now: float) -> readiness.Standing:
+def _standing(plugin: Plugin, own: Age, now: float) -> readiness.Standing:
     other = plugin.standing_by_for
     return readiness.Standing(
         name=plugin.resource.name,
@@ -56,5 +57,6 @@ def _standing(plugin: Plugin, now: float) -> readiness.Standing:
         stream_s=0.0 if plugin.stream_since is None else now - plugin.stream_since,
         unserved_s=0.0 if plugin.unserved_since is None else now - plugin.unserved_since,
         standing_by_for="" if other is None else readiness.HOST_SERVICE if other.host_service else other.token,
+        to_take_over=other is not None and other < own,
         trouble=plugin.trouble,
     )

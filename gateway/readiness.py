@@ -39,6 +39,8 @@ class Standing:
     """How long it has been neither served nor left to another gateway."""
     standing_by_for: str = ""
     """Who serves it instead: ``HOST_SERVICE``, or a gateway's token."""
+    to_take_over: bool = False
+    """That one is older: it serves because this gateway, which is to take over from it, didn't get to serve."""
     trouble: str = ""
     """What went wrong with its registration last."""
 
@@ -81,6 +83,10 @@ def judge(
 
 
 def _resource(it: Standing, kubelet_s: float | None) -> tuple[bool, str]:
+    # Or an update would end the one that serves, for one that can't.
+    if it.to_take_over and it.devices and kubelet_s is not None:
+        words = f"not taken over from {it.standing_by_for}, which is older"
+        return False, words + (f"; {it.trouble}" if it.trouble else "")
     if it.phase is Phase.STANDBY or it.standing_by_for:
         return True, f"standby: {it.standing_by_for or 'another gateway'}"
     if not it.devices:

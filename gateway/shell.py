@@ -54,6 +54,8 @@ LEASE_AGAIN = (0.005, 0.02, 0.1, 0.3, 0.6)
 """Seconds between looks at a younger gateway that ended our connection and still listens, until it is connected to again: one
 that was killed is mostly gone at the first, one that lives was only tired of a connection without a call."""
 SOURCE_RETRY = 5.0
+PEERS_AGAIN = 0.5
+"""Seconds between two looks whether another gateway still is there, while this one knows of no device."""
 REBIND_FIRST, REBIND_MAX = 0.05, 5.0
 """Seconds until a new socket directory that can't be used is tried again, at first and at most."""
 LOOK_AGAIN = 30.0
@@ -160,6 +162,7 @@ class Gateway:
             late=self.tally.late,
         )
         self._spawn("watch", self._watch.run())
+        await self._unless_ended(self._know_devices(first))
         elders = self._instance.peers()
         await self._unless_ended(self._take_over(elders))
         self._instance.publish()
@@ -273,23 +276,27 @@ class Gateway:
             listings: dict[str, Listing | None] = dict.fromkeys(known)
             if inventory is not None:
                 listings |= {name: inventory.get(name, _GONE) for name in (*known, *inventory)}
+            illnesses = {name: self.ledger.sticky(name) for name in listings}
             merged = {name: self._merge(name, listing, clock) for name, listing in listings.items()}
-            first = [name for name, one in merged.items() if one.new]
-            for name in first:
-                self._remember(name, merged[name])
+            # What isn't sent isn't remembered: what counts is what the gateway that serves it remembers.
+            sent = [name for name in merged if name not in self._plugins or not self._plugins[name].standing_by_for]
+            first = any(merged[name].new for name in sent)
             if first:
+                for name in sent:
+                    self._remember(name, merged[name], illnesses[name])
                 await self.scribe.durable()
             before = frozenset(self._plugins)
             for name in merged.keys() - before:
-                plugin = self._plugins[name] = Plugin(self, name, self.ledger.accepted)
+                plugin = Plugin(self, name, self.ledger.accepted)
                 await plugin.resource.bind(self.own_socket(name))
+                self._plugins[name] = plugin
             for name, one in merged.items():
                 self._plugins[name].publish(listings[name], one.entries)
             try:
                 await asyncio.sleep(0)  # The streams come first: to note thousands of devices takes milliseconds.
             finally:
-                rest = [self._remember(name, one) for name, one in merged.items() if name not in first]
-                if any(rest):
+                news = [self._remember(name, merged[name], illnesses[name]) for name in sent if not first]
+                if any(news):
                     self._background(self.scribe.durable())
                 for name in merged:
                     self.beliefs.listed(name, self._plugins[name].resource.devices)
@@ -317,13 +324,12 @@ class Gateway:
         before = self._plugins[name].entries if name in self._plugins else {}
         return life.merge(known, listing, before, clock, self.settings.startup_grace)
 
-    def _remember(self, name: str, merged: life.Merged) -> bool:
+    def _remember(self, name: str, merged: life.Merged, illnesses: Mapping[str, life.Sticky]) -> bool:
         """Write into the ledger what follows from a list; True where that should be on disk at once, not only soon."""
-        if name in self._plugins and self._plugins[name].standing_by_for:
-            return False  # It isn't sent: what counts is what the gateway that serves it remembers.
         news = self.ledger.announce(name, tuple(entry.device for entry in merged.entries))
         self.ledger.withdraw(name, merged.dropped)  # Forgets their illnesses too, which outlive them.
-        news = self.ledger.set_sticky(name, merged.sticky) or news
+        illnesses = {device_id: row for device_id, row in illnesses.items() if device_id not in merged.dropped}
+        news = self.ledger.set_sticky(name, merged.sticky, since=illnesses) or news
         self.ledger.set_lost_since(name, merged.lost_since)
         self.scribe.soon()
         return news
@@ -539,6 +545,18 @@ class Gateway:
     async def _ask_elders(self, elders: Collection[Age]) -> None:
         await self._handover.take_over(elders)
 
+    async def _know_devices(self, first: asyncio.Event) -> None:
+        """Leave all to another gateway, as long as one is there, until the source has told of its devices once.
+
+        Or an update to a release that finds no device would go on from node to node, by what each ledger remembers.
+        """
+        if self._inventory is None and self._peers():
+            _log.warning("waiting for the devices: meanwhile another gateway serves", backend=self.source.name)
+        while self._inventory is None and self._peers():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PEERS_AGAIN):
+                    await first.wait()
+
     async def _take_over(self, elders: Collection[Age]) -> None:
         """Ask older gateways for what they serve; what they remembered until then is remembered here, too."""
         if not elders:
@@ -555,6 +573,9 @@ class Gateway:
             plugin.standing_by_for = None
             self.scribe.load()
             await self.update()
+        except Exception:  # noqa: BLE001 - nobody else serves it, and the list of before is better than none
+            _log.exception("the lists could not be brought up to date: serving the last one", retry_s=SOURCE_RETRY)
+            self._update_again([time.monotonic() + SOURCE_RETRY])
         finally:
             self._resuming.discard(plugin.resource.name)
         if not plugin.standing_by_for:
@@ -645,6 +666,11 @@ class Gateway:
     def own_socket(self, resource: str) -> Path:
         """The socket that the resource's server is bound on."""
         return self._instance.folder / instance.socket_name(resource)
+
+    @property
+    def age(self) -> Age:
+        """This gateway's own age."""
+        return self._instance.age
 
     @property
     def token(self) -> str:

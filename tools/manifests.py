@@ -26,7 +26,7 @@ OVERLAYS: Final = ROOT / "deploy" / "kustomize" / "overlays"
 RENDERED: Final = ROOT / "deploy" / "manifests"
 
 CURRENT: Final = ("1.25", "1.32", "1.37")
-"""hostUsers came with 1.25, and maxSurge stopped being a beta."""
+"""With 1.25 maxSurge stopped being a beta."""
 LEGACY: Final = ("1.9", "1.10", "1.18", "1.24")
 """apps/v1 came with 1.9. Between these versions nothing changed that the manifests say."""
 FIRST: Final = "1.8"

@@ -30,6 +30,7 @@ from tests.mutants import (
     books,
     choice,
     config,
+    deploy,
     fakes,
     faults,
     generic,
@@ -48,7 +49,7 @@ from tests.mutants.table import Mutant
 ROOT = Path(__file__).parents[2]
 TABLES = (
     table, memory, life, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
-    manifests,
+    manifests, deploy,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]

@@ -120,8 +120,8 @@ MUTANTS = (
         "T3",
         "nobody looks into a genuine kubelet's books",
         "gateway/plugin.py",
-        "held = await kubelet_view.holds(\n            self._gateway.pod_resources, self.resource.name, self.resource.devices, patience\n        )",
-        "held: bool | None = None",
+        "held = await kubelet_view.holds(self._gateway.pod_resources, self.resource.name, listed, patience)",
+        "held = None",
         "tests/compat/test_podresources.py::test_the_gateway_finds_its_registration_there[1.37]",
     ),
     Mutant(

@@ -10,6 +10,7 @@ RULES = {
     "S11": "what is lent and not reported is asked back, silence is overruled, and what failed is tried ever more seldom",
     "S12": "a lease ends with its connection: of the dead one the other takes over, among the living age decides",
     "S13": "a host service is younger than any pod, whoever came first, and a pod takes over when it is gone",
+    "S14": "what knows no device leaves all to the gateway that serves",
 }
 
 _SUCCESSION = "tests/unit/test_succession.py"
@@ -111,5 +112,29 @@ MUTANTS = (
         '"from": {"born_ns": self._age.born_ns, "token"',
         '"from": {"born_ns": self._age.born_ns % (1 << 62), "token"',
         f"{_HANDOVER}::test_pods_roll_beside_a_host_service",
+    ),
+    Mutant(
+        "S12",
+        "what another gateway served is served by nobody where the lists can't be brought up to date",
+        "gateway/shell.py",
+        "            self._update_again([time.monotonic() + SOURCE_RETRY])\n",
+        "            return\n",
+        "tests/unit/test_serve.py::test_what_another_gateway_served_is_served_whatever_fails",
+    ),
+    Mutant(
+        "S14",
+        "memory alone takes over",
+        "gateway/shell.py",
+        "        await self._unless_ended(self._know_devices(first))\n",
+        "",
+        "tests/unit/test_serve.py::test_what_knows_no_device_takes_nothing_over",
+    ),
+    Mutant(
+        "S14",
+        "without another gateway the devices are waited for",
+        "gateway/shell.py",
+        "        while self._inventory is None and self._peers():\n",
+        "        while self._inventory is None:\n",
+        "tests/unit/test_serve.py::test_what_knows_no_device_serves_by_its_memory_when_the_other_is_gone",
     ),
 )

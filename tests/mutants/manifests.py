@@ -87,6 +87,14 @@ MUTANTS = (
         f"{_TEST}::test_it_sees_these_folders_of_the_host_where_it_looks_for_them",
     ),
     Mutant(
+        "Y2",
+        "the NVIDIA runtime is asked for more than the image wants",
+        _CDI,
+        "value: utility",
+        "value: compute,utility",
+        f"{_TEST}::test_the_nvidia_runtime_is_asked_for_what_the_image_asks_for",
+    ),
+    Mutant(
         "Y3",
         "the state directory must be there already",
         _NVIDIA,

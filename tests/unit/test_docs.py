@@ -21,7 +21,7 @@ COMMANDS = [
     if re.match(r"\s{4,}gateway( |$)", line)
 ]
 TARGETS = sorted(
-    {target for page in PAGES for target in re.findall(r"(?<!git )\bmake ([a-z][a-z-]*)", page.read_text())}
+    {target for page in PAGES for target in re.findall(r"(?<!git )\bmake ([a-z][a-z0-9-]*)", page.read_text())}
 )
 
 

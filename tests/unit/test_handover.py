@@ -310,6 +310,13 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(succession, "REST", 0.1)
 
 
+@pytest.fixture
+def unhurried(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As hasty, but an elder is in time however busy this machine is."""
+    monkeypatch.setattr(succession, "ANSWER_WAIT", GUARD)
+    monkeypatch.setattr(handover, "ASK_TIME", GUARD)
+
+
 # Two gateways that do as they should.
 
 
@@ -499,7 +506,7 @@ async def test_the_elders_register_is_waited_for(node: Node) -> None:
 
 
 @EVERY_CLASS
-async def test_an_heir_that_is_refused_gives_it_back_and_asks_again(node: Node, hasty: None) -> None:
+async def test_an_heir_that_is_refused_gives_it_back_and_asks_again(node: Node, unhurried: None) -> None:
     elder = await node.gateway(1)
     heir = Gateway(node, 2, [GPU])
     node._made.append(heir)
@@ -511,7 +518,8 @@ async def test_an_heir_that_is_refused_gives_it_back_and_asks_again(node: Node, 
     node.kubelet.refuses.clear()
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
     assert node.kubelet.troubles == []
-    assert heir.outcomes == {("heir", "back"): 1, ("heir", "done"): 1}
+    # How often it was refused until then is nobody's promise.
+    assert (set(heir.outcomes), heir.outcomes["heir", "done"]) == ({("heir", "back"), ("heir", "done")}, 1)
 
 
 async def test_the_elder_ends_while_the_heir_stands_by(node: Node, hasty: None) -> None:

@@ -19,11 +19,6 @@ from tools.image import archive, contents, debian, python, sbom
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = contents.read(ROOT / "deploy/image.toml")
-HERE = """\
-http://mirror.example/debian/ bookworm main
-http://mirror.example/debian/ bookworm-updates main
-http://mirror.example/debian-security/ bookworm-security main
-"""
 
 
 def folder(at: Path, *, when: int, order: tuple[str, ...], umask: int = 0) -> Path:
@@ -101,37 +96,6 @@ def test_runtimes_find_the_name_in_an_archive(tmp_path: Path) -> None:
 def test_another_tag_is_another_image_of_the_same_layer(tmp_path: Path) -> None:
     one, other = ({name for name in image(tmp_path, tag) if name.startswith("blobs")} for tag in ("1.0", "1.1"))
     assert len(one & other) == 1
-
-
-@pytest.mark.parametrize(
-    ("targets", "addresses"),
-    [
-        pytest.param(HERE, 3, id="Debian"),
-        pytest.param(HERE * 2, 3, id="each but once"),
-        pytest.param(HERE + "https://other.example/apt bookworm stable\n", 3, id="another vendor's component"),
-        pytest.param(HERE + "https://other.example/apt nodistro main\n", 3, id="another vendor's suite"),
-        pytest.param(
-            HERE + "https://other.example/apt cloud-bookworm main\n", 3, id="a suite that only sounds like it"
-        ),
-    ],
-)
-def test_sources_of_the_wanted_release_come_from_this_machines_mirrors(targets: str, addresses: int) -> None:
-    text = debian.sources("trixie", targets)
-    assert text.count("URIs: http://mirror.example/") == text.count("URIs:") == addresses
-    suites = {line.split()[1] for line in text.splitlines() if line.startswith("Suites:")}
-    assert suites == {"trixie", "trixie-updates", "trixie-security"}
-
-
-@pytest.mark.parametrize(
-    "targets",
-    [
-        pytest.param("", id="none"),
-        pytest.param("http://mirror.example/debian/ bookworm main\n", id="no security updates"),
-    ],
-)
-def test_a_machine_without_debians_mirrors_is_told(targets: str) -> None:
-    with pytest.raises(contents.ImageError, match="expected apt sources of a Debian with its security updates"):
-        debian.sources("trixie", targets)
 
 
 @pytest.mark.parametrize(

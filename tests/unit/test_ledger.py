@@ -488,6 +488,18 @@ def test_what_was_read_before_follows_each_change(tmp_path: Path) -> None:
     assert before == {"GPU-1": WELL, "GPU-2": OTHER}, "who has read it may go on with it"
 
 
+def test_what_came_or_went_since_is_not_undone(tmp_path: Path) -> None:
+    ledger = filled(tmp_path)
+    since = ledger.sticky(GPU)
+    ledger.set_sticky(GPU, {"GPU-1": XID})
+    assert ledger.set_sticky(GPU, since, since) is False
+    assert ledger.sticky(GPU) == {"GPU-1": XID}
+    assert ledger.set_sticky(GPU, {"GPU-2": XID, "GPU-3": XID}, since) is True
+    assert ledger.sticky(GPU) == {"GPU-1": XID, "GPU-3": XID}
+    assert ledger.set_sticky(GPU, {}, ledger.sticky(GPU)) is True
+    assert ledger.sticky(GPU) == {}
+
+
 def test_a_reason_too_long_to_be_kept_whole_is_news_once(tmp_path: Path) -> None:
     ledger, illness = Ledger(tmp_path), Sticky(Trouble("x" * 5000, Kind.UNKNOWN), 5.0, "")
     assert [ledger.set_sticky(GPU, {"GPU-1": illness}) for _ in range(2)] == [True, False]

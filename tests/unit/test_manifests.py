@@ -146,14 +146,17 @@ def test_selinux_keeps_neither_the_kubelet_nor_the_other_gateway_from_us(name: s
 
 
 @pytest.mark.parametrize("name", CURRENT)
-def test_seccomp_and_user_namespace_are_stated(name: str) -> None:
+def test_seccomp_is_stated(name: str) -> None:
     assert pod(name)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert pod(name)["hostUsers"] is True
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_kubelets_that_refuse_a_word_about_user_namespaces_are_told_none(name: str) -> None:
+    assert "hostUsers" not in pod(name)
 
 
 @pytest.mark.parametrize("name", LEGACY)
 def test_a_legacy_control_plane_is_told_nothing_it_does_not_know(name: str) -> None:
-    assert "hostUsers" not in pod(name)
     assert "seccompProfile" not in pod(name)["securityContext"]
     annotations = daemon_set(name)["template"]["metadata"]["annotations"]
     # runtime/default, the word since 1.11, is refused by 1.9 and 1.10.
@@ -208,6 +211,15 @@ def test_the_gateway_understands_what_it_is_told(name: str, monkeypatch: pytest.
     known |= {variable for flag in FLAGS for variable in flag.variables}
     # These two are for NVIDIA's runtime.
     assert set(variables(name)) <= known | {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
+
+
+@pytest.mark.parametrize("name", ["nvidia", "nvidia-cdi", "legacy-nvidia"])
+def test_the_nvidia_runtime_is_asked_for_what_the_image_asks_for(name: str) -> None:
+    from tools.image.__main__ import ENVIRONMENT  # noqa: PLC0415 - a program, imported for its tables
+
+    asked = {variable: value for variable, value in variables(name).items() if variable in ENVIRONMENT}
+    assert asked == {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility"}
+    assert asked.items() <= ENVIRONMENT.items()
 
 
 def test_cdi_reaches_kubelets_of_every_age(monkeypatch: pytest.MonkeyPatch) -> None:

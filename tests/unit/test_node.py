@@ -77,24 +77,6 @@ def test_a_list_without_one_release_is_refused(text: str) -> None:
         root._wanted(text)
 
 
-def test_the_machines_mirrors_of_debian_serve_the_wanted_release() -> None:
-    targets = """\
-http://mirror/debian/ bookworm Debian main
-http://mirror/debian/ bookworm-updates Debian main
-http://mirror/debian/ bookworm-backports Debian main
-http://mirror/debian/ bookworm Debian non-free
-http://mirror/debian-security/ bookworm-security Debian main
-http://elsewhere/apt/ stable Other main
-http://flat/ x
-"""
-    assert root._sources("trixie", targets) == (
-        "deb http://mirror/debian-security/ trixie-security main",
-        "deb http://mirror/debian/ trixie main",
-        "deb http://mirror/debian/ trixie-updates main",
-    )
-    assert root._sources("trixie", "") == ()
-
-
 @pytest.mark.parametrize(
     ("line", "carried"),
     [

@@ -82,6 +82,29 @@ def standing(phase: Phase, checked: Check | None = Check.HELD, **facts: object) 
             standing(Phase.OFFERING, None, standing_by_for="3f9a2c1d"), 60.0, True, "standby", id="about to stand by"
         ),
         pytest.param(standing(Phase.STANDBY), 60.0, True, "standby: another gateway", id="about to take over"),
+        pytest.param(
+            standing(
+                Phase.STANDBY, None, standing_by_for="3f9a2c1d", to_take_over=True, trouble="no answer to Register"
+            ),
+            60.0,
+            False,
+            "not taken over from 3f9a2c1d, which is older; no answer to Register",
+            id="it took over and had to give back",
+        ),
+        pytest.param(
+            standing(Phase.STANDBY, None, standing_by_for="3f9a2c1d", to_take_over=True),
+            None,
+            True,
+            "standby: 3f9a2c1d",
+            id="nothing to take over: no kubelet",
+        ),
+        pytest.param(
+            standing(Phase.STANDBY, None, devices=0, standing_by_for="3f9a2c1d", to_take_over=True),
+            60.0,
+            True,
+            "no devices",
+            id="nothing to take over: no devices",
+        ),
     ],
 )
 def test_a_resource(it: Standing, kubelet_s: float | None, ready: bool, words: str) -> None:

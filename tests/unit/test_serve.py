@@ -22,6 +22,7 @@ from structlog.typing import EventDict
 
 from adapters.dialect import Dialect
 from adapters.registry import by_name
+from devices.life import Entry, Merged, Sticky
 from devices.model import (
     ContainerAnswer,
     ContainerRequest,
@@ -39,15 +40,18 @@ from devices.model import (
 )
 from devices.policy import Policy
 from devices.source import Facts, Fate, GiveUpError, Inventory, Listing
-from gateway import plugin, scribe, serve, shell, watch
+from gateway import kubelet_view, plugin, scribe, serve, shell, watch
 from gateway.beliefs import Look
+from gateway.commands import Commands
+from gateway.control import ControlError
 from gateway.kubelet_view import View
-from gateway.ledger import Ledger, Snapshot, Written
-from gateway.registration import KubeletId
+from gateway.ledger import Ledger, LedgerError, Snapshot, Written
+from gateway.registration import KubeletId, Phase, StandBy
 from gateway.serve import Resource
 from gateway.settings import Settings
 from gateway.shell import Gateway
 from gateway.succession import Age
+from gateway.tally import Check
 
 GPU = "nvidia.com/gpu"
 
@@ -284,6 +288,104 @@ async def test_an_illness_is_told_while_the_disk_is_waited_for(make: Make, monke
     assert set(content["resources"][GPU]["sticky"]) == {"a"}
 
 
+async def test_an_illness_that_was_sent_is_remembered(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another gateway is given the resource at that moment: it may not have heard of it."""
+    node = await make(inventory(A))
+    lists = node.kubelet.lists(await node.kubelet.registered())
+    assert await anext(lists) == (A,)
+    publish = plugin.Plugin.publish
+
+    def last_word(self: plugin.Plugin, listing: Listing | None, entries: tuple[Entry, ...]) -> None:
+        publish(self, listing, entries)
+        self.standing_by_for = Age(1 << 62, "3f9a2c1d")
+
+    monkeypatch.setattr(plugin.Plugin, "publish", last_word)
+    node.source.inventories.put_nowait({GPU: Listing((A,), troubles={"a": Trouble("Xid 79", Kind.RESET_REQUIRED)})})
+    assert await anext(lists) == (replace(A, health=Health.UNHEALTHY),)
+    await node.end()
+    content = json.loads((node.folder / "state" / "ledger.json").read_text())
+    assert set(content["resources"][GPU]["sticky"]) == {"a"}
+
+
+async def test_an_illness_outlives_its_device(make: Make) -> None:
+    """A partition that was ill, was taken away and is made again is the same silicon."""
+    gateway = (await make(inventory(A)))._gateway
+    ill = {"a": Sticky(Trouble("Xid 79", Kind.RESET_REQUIRED), 5.0, "")}
+    gateway.ledger.announce(GPU, (A,))
+    gateway.ledger.set_sticky(GPU, ill)
+    gone = Merged((), frozenset(), dropped=frozenset({"a"}), sticky=ill, lost_since={}, again_at=None)
+    gateway._remember(GPU, gone, gateway.ledger.sticky(GPU))
+    assert (gateway.ledger.announced(GPU), gateway.ledger.sticky(GPU)) == ({}, ill)
+
+
+async def test_what_knows_no_device_takes_nothing_over(
+    make: Make, logs: asyncio.Queue[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new release that finds no device must not be ready in the place of one that serves."""
+    monkeypatch.setattr(shell, "FIRST_LOOK", 0.01)
+    node = await make(inventory(A))
+    lists = node.kubelet.lists(await node.kubelet.registered())
+    assert await anext(lists) == (A,)
+    source = Source(inventory(A, B))
+    devices = source.inventories.get_nowait()
+    heir = Gateway(Settings(socket_dir=node.folder / "dp", state_dir=node.folder / "state"), source)
+    running = asyncio.ensure_future(heir.run())
+    try:
+        assert (await told(logs, "waiting for the devices: meanwhile another gateway serves"))["backend"] == "test"
+        assert (heir.begun, node.kubelet.registrations.empty()) == (False, True)
+        source.inventories.put_nowait(devices)
+        assert await anext(node.kubelet.lists(await node.kubelet.registered())) == (A, B)
+    finally:
+        heir._end(0)
+        await running
+
+
+async def test_what_knows_no_device_serves_by_its_memory_when_the_other_is_gone(
+    make: Make, logs: asyncio.Queue[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "FIRST_LOOK", 0.01)
+    node = await make(inventory(A))
+    await anext(node.kubelet.lists(await node.kubelet.registered()))
+    source = Source(inventory(A))
+    source.inventories.get_nowait()
+    heir = Gateway(Settings(socket_dir=node.folder / "dp", state_dir=node.folder / "state"), source)
+    running = asyncio.ensure_future(heir.run())
+    try:
+        await told(logs, "waiting for the devices: meanwhile another gateway serves")
+        await node.end()
+        assert await anext(node.kubelet.lists(await node.kubelet.registered())) == (A,)
+    finally:
+        heir._end(0)
+        await running
+
+
+async def test_a_cordon_is_confirmed_when_it_is_on_disk(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it is asked for once more: the first time may have been in vain."""
+    node = await make(inventory(A))
+    await anext(node.kubelet.lists(await node.kubelet.registered()))
+    order = Commands(node._gateway)._order
+    asked = {"op": "cordon", "id": "a", "reason": "smells"}
+    answers: list[object] = []
+
+    class Person:
+        async def send(self, message: object) -> None:
+            answers.append(message)
+
+    save = Ledger.save
+
+    def full(ledger: Ledger, snapshot: Snapshot) -> Written:
+        raise LedgerError("no space left on device")
+
+    monkeypatch.setattr(Ledger, "save", full)
+    for _ in range(2):
+        with pytest.raises(ControlError, match="in force, but not on disk"):
+            await order(Person(), asked)  # type: ignore[arg-type]  # what it needs of a connection
+    monkeypatch.setattr(Ledger, "save", save)
+    await order(Person(), asked)  # type: ignore[arg-type]  # as above
+    assert len(answers) == 1
+    assert set(json.loads((node.folder / "state" / "ledger.json").read_text())["cordons"]) == {"a"}
+
+
 async def test_an_orderly_end_remembers_the_accepted_api(make: Make) -> None:
     """Also when it comes right after the first Register."""
     node = await make(inventory(A), "v1alpha2")
@@ -364,6 +466,65 @@ async def test_a_resource_that_comes_later_is_registered_too(make: Make) -> None
     node.source.inventories.put_nowait({**inventory(A), **inventory(B, resource="late.example/gpu")})
     assert (await node.kubelet.registered()).resource_name == "late.example/gpu"
     assert node.kubelet.registrations.empty()
+
+
+async def test_a_resource_that_can_not_be_bound_is_bound_later(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "SOURCE_RETRY", 0)
+    node = await make(inventory(A))
+    await anext(node.kubelet.lists(await node.kubelet.registered()))
+    failures, bind = iter([RuntimeError("Too many open files")]), Resource.bind
+
+    async def fail_at_first(self: Resource, path: Path) -> None:
+        if (error := next(failures, None)) is not None:
+            raise error
+        await bind(self, path)
+
+    monkeypatch.setattr(Resource, "bind", fail_at_first)
+    for _ in range(2):
+        node.source.inventories.put_nowait({**inventory(A), **inventory(B, resource="late.example/gpu")})
+    late = await node.kubelet.registered()
+    assert (late.resource_name, await anext(node.kubelet.lists(late))) == ("late.example/gpu", (B,))
+
+
+async def test_what_another_gateway_served_is_served_whatever_fails(
+    make: Make, monkeypatch: pytest.MonkeyPatch, logs: asyncio.Queue[EventDict]
+) -> None:
+    monkeypatch.setattr(shell, "SOURCE_RETRY", 0)
+    node = await make(inventory(A))
+    await anext(node.kubelet.lists(await node.kubelet.registered()))
+    gateway, again = node._gateway, asyncio.Event()
+    one = gateway._plugins[GPU]
+
+    async def fails() -> None:
+        if one.state.phase is Phase.STANDBY:
+            raise RuntimeError("Too many open files")
+        again.set()
+
+    monkeypatch.setattr(gateway, "update", fails)
+    one.feed(StandBy("3f9a2c1d"))
+    gateway.look()
+    assert await anext(node.kubelet.lists(await node.kubelet.registered())) == (A,)
+    assert (await told(logs, "the lists could not be brought up to date: serving the last one"))["level"] == "error"
+    async with asyncio.timeout(10):
+        await again.wait()
+
+
+async def test_books_are_looked_into_again_where_the_list_changed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await make(inventory(A))
+    await anext(node.kubelet.lists(await node.kubelet.registered()))
+    one = node._gateway._plugins[GPU]
+    looks: list[Sequence[Device]] = []
+
+    async def holds(_socket: Path, _resource: str, devices: Sequence[Device], _patience: float) -> bool:
+        looks.append(devices)
+        if len(looks) == 1:
+            await node._gateway._update(inventory(A, B))
+        return True
+
+    monkeypatch.setattr(kubelet_view, "holds", holds)
+    monkeypatch.setattr(one, "checked", Check.LACKING)
+    await one._verify()
+    assert (looks[:2], one.checked) == ([(A,), (A, B)], Check.HELD)
 
 
 async def test_what_was_handed_over_is_registered_a_moment_later(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.lab.debian import DebianError, mirrors
 from tools.image.contents import Contents, ImageError
 
 TRIPLES = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
 """Debian's architectures, which OCI calls the same, and the names of their library folders."""
 
-_SUITES = ("{}", "{}-updates", "{}-security")
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 Progress = Callable[[str], None]
 
@@ -54,34 +54,21 @@ def architecture() -> str:
     return found
 
 
-def sources(release: str, targets: str) -> str:
-    """Turn this machine's mirrors of Debian into apt sources of another release of it.
-
-    Args:
-        release: the wanted one, as ``trixie``.
-        targets: this machine's, a line of address, suite and component each, as apt tells them.
+def sources(served: Sequence[tuple[str, str]]) -> str:
+    """Write apt sources of Debian's mirrors, an address and a suite each.
 
     Raises:
-        ImageError: there is no mirror of Debian among them.
+        ImageError: none of them has security updates.
     """
-    rows = sorted({tuple(line.split()) for line in targets.splitlines() if line.strip()})
-    here = {
-        suite for _, suite, component in rows if component == "main" and f"{suite}-security" in {row[1] for row in rows}
-    }
-    stanzas = []
-    for address, suite, component in rows:
-        base = suite.partition("-")[0]
-        if component != "main" or base not in here or suite not in {name.format(base) for name in _SUITES}:
-            continue
-        signed = f"Signed-By: {_KEYRING}\n" if _KEYRING.exists() else ""
-        name = release + suite.removeprefix(base)
-        stanzas.append(f"Types: deb\nURIs: {address}\nSuites: {name}\nComponents: main\n{signed}")
-    if not stanzas:
+    if not any(suite.endswith("-security") for _, suite in served):
         raise ImageError(
             "expected apt sources of a Debian with its security updates on this machine, found none (apt-get indextargets): "
             "build the image on a Debian, or in a container of it"
         )
-    return "\n".join(dict.fromkeys(stanzas))
+    signed = f"Signed-By: {_KEYRING}\n" if _KEYRING.exists() else ""
+    return "\n".join(
+        f"Types: deb\nURIs: {address}\nSuites: {suite}\nComponents: main\n{signed}" for address, suite in served
+    )
 
 
 def fetch(contents: Contents, cache: Path, progress: Progress) -> list[Path]:
@@ -90,8 +77,10 @@ def fetch(contents: Contents, cache: Path, progress: Progress) -> list[Path]:
     Raises:
         ImageError: apt could not get or verify them.
     """
-    told = _run("apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages")
-    wanted = sources(contents.release, told)
+    try:
+        wanted = sources(mirrors(contents.release))
+    except DebianError as error:
+        raise ImageError(str(error)) from error
     folder = cache / hashlib.sha256(f"{architecture()}\n{wanted}".encode()).hexdigest()[:16]
     for name in ("lists/partial", "cache/archives/partial", "packages"):
         (folder / name).mkdir(parents=True, exist_ok=True)

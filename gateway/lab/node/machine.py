@@ -165,14 +165,15 @@ def _lock() -> Iterator[None]:
     """
     descriptor = os.open(_CGROUPS, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owners = [path.read_text().strip() for path in _FOLDERS.glob(f"{_PREFIX}*/{_OWNER}")]
+            raise MachineError(
+                f"expected no other node to run on this machine, but there is one: {', '.join(owners) or 'nobody says whose'}. "
+                "Wait for its end, or end it"
+            ) from None
         yield
-    except BlockingIOError:
-        owners = [path.read_text().strip() for path in _FOLDERS.glob(f"{_PREFIX}*/{_OWNER}")]
-        raise MachineError(
-            f"expected no other node to run on this machine, but there is one: {', '.join(owners) or 'nobody says whose'}. "
-            "Wait for its end, or end it"
-        ) from None
     finally:
         os.close(descriptor)
 
@@ -366,7 +367,14 @@ def _furnish(folder: Path, lower: Path, binaries: Mapping[str, Path]) -> None:
     for name in ("root", "upper", "work", "logs", "run", "disk"):
         folder.joinpath(name).mkdir(mode=0o755)
     folder.chmod(0o755)
-    _mount("-t", "overlay", "-o", f"lowerdir={lower},upperdir={folder}/upper,workdir={folder}/work", "node", str(root))
+    try:
+        _mount(
+            "-t", "overlay", "-o", f"lowerdir={lower},upperdir={folder}/upper,workdir={folder}/work", "node", str(root)
+        )
+    except MachineError as error:
+        raise MachineError(
+            f"{error}; in a container, let {_FOLDERS} be a volume: no overlay lies upon another"
+        ) from error
     for name in ("kubelet", "containerd", "etcd"):  # no overlay upon an overlay; and a node's state is on a disk
         folder.joinpath("disk", name).mkdir()
         _bind(folder / "disk" / name, root / "var/lib" / name)

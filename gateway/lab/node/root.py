@@ -8,7 +8,6 @@ nothing ever writes to it. So nothing is installed on the machine, and its conta
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -17,11 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gateway.lab.build import cache, locked
+from gateway.lab.debian import DebianError, mirrors, output
 
 __all__ = ["RootError", "root"]
 
 _LIST = Path(__file__).with_name("packages.txt")
-_TARGET = "$(REPO_URI) $(RELEASE) $(ORIGIN) $(COMPONENT)"
 _UNWANTED = ("doc", "info", "locale", "man")
 _OURS_TO_CARRY = re.compile(r'^Acquire::(?!IndexTargets|cdrom|Changelogs)(?!.*(:: ""| "");$)')
 
@@ -37,13 +36,17 @@ def root(*, progress: Callable[[str], None]) -> Path:
         progress: Is given one line of text at a time.
 
     Raises:
-        RootError: There is no mmdebstrap, or it failed.
+        RootError: There is no mmdebstrap, or it failed; apt isn't there, or has no lists.
     """
     release, packages = _wanted(_LIST.read_text())
-    settings = "\n".join(filter(_OURS_TO_CARRY.match, _output("apt-config", "dump").splitlines()))
-    told = _output("apt-get", "indextargets", "--format", _TARGET, "Created-By: Packages")
-    sources = _sources(release, told)
-    about = "\0".join((release, *packages, settings, *sources, _output("dpkg", "--print-architecture")))
+    try:
+        settings = "\n".join(filter(_OURS_TO_CARRY.match, output("apt-config", "dump").splitlines()))
+        # Without any, on a machine of another vendor, mmdebstrap knows a mirror.
+        sources = tuple(f"deb {address} {suite} main" for address, suite in mirrors(release))
+        architecture = output("dpkg", "--print-architecture")
+    except DebianError as error:
+        raise RootError(str(error)) from error
+    about = "\0".join((release, *packages, settings, *sources, architecture))
     made = cache() / "node" / f"root-{hashlib.sha256(about.encode()).hexdigest()[:16]}"
     if made.is_dir():
         return made
@@ -84,28 +87,3 @@ def _wanted(text: str) -> tuple[str, tuple[str, ...]]:
     if len(release) != 1:
         raise RootError(f"expected one line `release: NAME` in {_LIST}, found {len(release)}")
     return release[0], tuple(line for line in lines if not line.startswith("release:"))
-
-
-def _sources(release: str, targets: str) -> tuple[str, ...]:
-    """This machine's mirrors of Debian, for the wanted release; without any, mmdebstrap knows one.
-
-    Args:
-        release: the wanted one.
-        targets: the machine's, a line of address, suite, origin and component each.
-    """
-    lines = set()
-    for row in filter(lambda row: len(row) == 4, map(str.split, targets.splitlines())):
-        address, suite, origin, component = row
-        _, dash, pocket = suite.partition("-")
-        if origin == "Debian" and component == "main" and pocket in {"", "updates", "security"}:
-            lines.add(f"deb {address} {release}{dash}{pocket} main")
-    return tuple(sorted(lines))
-
-
-def _output(*command: str) -> str:
-    try:
-        return subprocess.run(
-            command, check=True, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
-        ).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise RootError(f"expected `{command[0]}` of a Debian or Ubuntu to answer, but: {error}") from error

@@ -1,0 +1,94 @@
+"""This machine's mirrors of Debian, for another release of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.lab import debian
+from gateway.lab.node.root import RootError, root
+from tools.image.contents import ImageError
+from tools.image.debian import sources
+
+HERE = """\
+http://mirror.example/debian/ bookworm Debian main
+http://mirror.example/debian/ bookworm-updates Debian main
+http://mirror.example/debian-security/ bookworm-security Debian main
+"""
+WANTED = (
+    ("http://mirror.example/debian-security/", "trixie-security"),
+    ("http://mirror.example/debian/", "trixie"),
+    ("http://mirror.example/debian/", "trixie-updates"),
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        pytest.param("", WANTED, id="Debian"),
+        pytest.param(HERE, WANTED, id="each but once"),
+        pytest.param("http://mirror.example/debian/ sid Debian main\n", WANTED, id="two releases"),
+        pytest.param("http://mirror.example/debian/ bookworm-backports Debian main\n", WANTED, id="backports"),
+        pytest.param("http://mirror.example/debian/ bookworm Debian non-free\n", WANTED, id="another component"),
+        pytest.param("https://other.example/apt bookworm Other main\n", WANTED, id="another vendor"),
+        pytest.param("https://other.example/apt x\n", WANTED, id="a flat repository"),
+        pytest.param(
+            "http://near.example/debian/ bookworm Debian main\n",
+            (WANTED[0], *WANTED[1:], ("http://near.example/debian/", "trixie")),
+            id="a second mirror",
+        ),
+    ],
+)
+def test_the_machines_mirrors_of_debian_serve_the_wanted_release(
+    more: str, wanted: tuple[tuple[str, str], ...]
+) -> None:
+    assert debian.served("trixie", HERE + more) == wanted
+
+
+def test_a_machine_of_another_vendor_has_none() -> None:
+    assert debian.served("trixie", "http://mirror.example/ubuntu/ noble Ubuntu main\n") == ()
+
+
+def apt(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a stand-in of apt's programs on the PATH."""
+    for name in ("apt-get", "apt-config"):
+        program = folder / name
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_apt_without_lists_is_told_apart_from_a_machine_without_mirrors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apt(tmp_path, "", monkeypatch)
+    with pytest.raises(debian.DebianError, match="run `apt-get update` as root"):
+        debian.mirrors("trixie")
+    with pytest.raises(RootError, match="run `apt-get update` as root"):
+        root(progress=print)
+
+
+def test_what_apt_says_when_it_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    apt(tmp_path, "echo 'E: a broken line' >&2; exit 100", monkeypatch)
+    with pytest.raises(debian.DebianError, match=r"expected `apt-get` of a Debian.*: E: a broken line"):
+        debian.mirrors("trixie")
+
+
+def test_a_machine_without_apt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(debian.DebianError, match=r"expected `apt-get` of a Debian.*: .*No such file"):
+        debian.mirrors("trixie")
+
+
+def test_an_image_is_made_of_every_mirror() -> None:
+    lines = sources(WANTED).splitlines()
+    suites = [line.removeprefix("Suites: ") for line in lines if line.startswith("Suites:")]
+    addresses = [line.removeprefix("URIs: ") for line in lines if line.startswith("URIs:")]
+    assert tuple(zip(addresses, suites, strict=True)) == WANTED
+
+
+@pytest.mark.parametrize("mirrors", [(), WANTED[1:]])
+def test_an_image_without_security_updates_is_not_made(mirrors: tuple[tuple[str, str], ...]) -> None:
+    with pytest.raises(ImageError, match="expected apt sources of a Debian with its security updates"):
+        sources(mirrors)
