@@ -105,6 +105,7 @@ def test_without_any_flag_the_defaults_are_a_nodes(given: list[Settings]) -> Non
         ([], ["--backend simulated", "never simulates"]),
         (["--socket-dir", "/a", "--state-dir", "/a/b"], ["inside --socket-dir", "/var/lib/device-plugin-gateway"]),
         (["--socket-dir", "/" + "x" * 80], ["too long", "107 bytes"]),
+        (["--probe-address", ":81", "--metrics-address", ":81"], ["expected two", "only one can listen"]),
         (["dance"], ["No such command 'dance'"]),
     ],
 )
