@@ -299,7 +299,9 @@ def _serve(settings: Settings) -> int:
     if settings.profile is not None and settings.backend != "simulated":
         raise click.UsageError("--simulate needs --backend simulated: a simulation is never taken for real hardware")
     if (address := settings.probe_address) is not None and address[1] and address == settings.metrics_address:
-        raise click.UsageError("--probe-address is --metrics-address: expected two, because only one can listen on a port")
+        raise click.UsageError(
+            "--probe-address is --metrics-address: expected two, because only one can listen on a port"
+        )
     try:
         source = compose.source(settings)
     except (compose.NoBackendError, ValueError) as error:
