@@ -30,6 +30,8 @@ KINDS = (BARE, DEPLOYED, STATIC)
 """The GPU pods that are always there, one GPU each. The others are free."""
 PATIENCE = 60.0
 """Seconds for what should take a few: nothing here is timed, and a busy machine is not a broken promise."""
+ENDED_SECONDS = 15.0
+"""How long a container may take to end."""
 ALIVE_SECONDS = 2.0
 """A container that runs has written a line in this time."""
 LOOK_SECONDS = 0.05
@@ -134,6 +136,13 @@ class Stage:
             lambda: all(one.account.last > mark for one in self.standing().values()), "the pods to open their GPUs"
         )
 
+    async def _ended(self) -> None:
+        """Wait, for a while, until what the kubelet's books no longer know doesn't run any more: a static pod that it replaces."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ENDED_SECONDS):
+                while self._mistold(self.standing()):  # noqa: ASYNC110 - neither books nor logs tell anybody
+                    await asyncio.sleep(2 * LOOK_SECONDS)
+
     def _decided(self, kind: str) -> bool:
         """Whether what becomes of a kind of pods is settled; a Deployment goes on until one runs."""
         there = self._pods(kind)
@@ -185,6 +194,7 @@ class Stage:
         await self.running()
         await asyncio.sleep(self.settle_seconds)
         await self.running()
+        await self._ended()
         after = self.standing()
         at_api = drops(self.seen.nodes, RESOURCE, GPUS, began)
         over = failed(self.seen.history, began)
