@@ -330,13 +330,17 @@ async def test_a_wanted_reset_that_was_done(node: Node) -> None:
         node.world.event(4, 48)
         sight = await watch.until(ill)
         assert ill(sight) == {node.world.gpus[4].uuid: Kind.RESET_REQUIRED}
-        node.world.gpus[4].recovery = 1
+        # A look that began before the error leaves the error in sight, so another GPU, looked at before this one, shows it.
+        pair = node.world.gpus[3:5]
+        for gpu in pair:
+            gpu.recovery = 1
         node.world.write()
-        await watch.until(lambda now: "wants" in str(now.gpus[4].trouble))
-        node.world.gpus[4].recovery = 0
+        await watch.until(lambda now: "wants" in str(now.gpus[3].trouble))
+        for gpu in pair:
+            gpu.recovery = 0
         node.world.write()
         sight = await watch.until(well)
-    assert sight.recovered == {node.world.gpus[4].uuid}
+    assert sight.recovered == {gpu.uuid for gpu in pair}
 
 
 async def test_nothing_comes_back_by_itself_where_that_is_off(node: Node) -> None:
