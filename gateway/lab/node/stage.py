@@ -109,11 +109,17 @@ class Stage:
             await self.node.kubelet.restart(version=version)
         await self.served()
         await self._remove_others()
-        for kind in KINDS:
-            if not any(pod.phase == "Failed" for pod in self._pods(kind)) and self._pods(kind):
-                continue
-            await self._make(kind)
-        await self.running()
+        for _ in range(3):
+            for kind in KINDS:
+                if not any(pod.phase == "Failed" for pod in self._pods(kind)) and self._pods(kind):
+                    continue
+                await self._make(kind)
+            await self.running()
+            await self._ended()
+            if self.standing().keys() >= set(
+                KINDS
+            ):  # A static pod can have failed at this kubelet's start, unheard of until now.
+                return
 
     async def served(self) -> None:
         """Wait until the node is ready and the GPUs are allocatable by the kubelet's books, and at the API server."""
@@ -137,7 +143,7 @@ class Stage:
         )
 
     async def _ended(self) -> None:
-        """Wait, for a while, until what the kubelet's books no longer know doesn't run any more: a static pod that it replaces."""
+        """Wait, for a while, until pods and the kubelet's books agree: a static pod that was replaced may not have ended yet."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ENDED_SECONDS):
                 while self._mistold(self.standing()):  # noqa: ASYNC110 - neither books nor logs tell anybody
