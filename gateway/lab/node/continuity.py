@@ -271,6 +271,7 @@ async def _cdi(stage: Stage) -> Facts:
 
 _HOST, _POD = HostService.kind, DaemonSet.kind
 _BOTH = {_HOST: Promise(), _POD: Promise()}
+_BOTH_REFUSE = {_HOST: Promise(failed=True), _POD: Promise(failed=True)}
 
 SCENARIOS: Mapping[str, Scenario] = {
     one.name: one
@@ -292,7 +293,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             "reused-meanwhile",
             "a pod is created in the second of a kubelet's restart, on the GPU of one that has just ended",
             _reused_meanwhile,
-            {_HOST: Promise(failed=True), _POD: Promise(failed=True)},
+            _BOTH_REFUSE,
         ),
         Scenario("rolled", "the gateway is replaced by another release", _roll, _BOTH),
         Scenario("rolled-back", "and back", _roll_back, _BOTH),
@@ -322,7 +323,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             "over-asking",
             "pods ask for more GPUs than are free",
             _asks_too_much,
-            {_HOST: Promise(failed=True), _POD: Promise(failed=True)},
+            _BOTH_REFUSE,
         ),
         Scenario("cdi", "a GPU is told by its CDI name alone", _cdi, _BOTH),
         Scenario(
