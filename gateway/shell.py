@@ -26,6 +26,7 @@ from gateway.control import ControlError, Server, socket_path
 from gateway.handover import Handover
 from gateway.ledger import Ledger
 from gateway.plugin import Plugin, warm_up
+from gateway.pool import Pool
 from gateway.registration import Phase
 from gateway.scribe import Scribe
 from gateway.succession import Standing
@@ -68,6 +69,7 @@ EXIT_PINNED = 75
 """Exit status (EX_TEMPFAIL) for: the socket directory was replaced under a mount that can't follow. A restart helps."""
 
 _GONE = Listing(())
+_SETTLED = frozenset({Phase.SERVING, Phase.STANDBY})
 _WAITING = frozenset({life.State.WITHDRAWN, life.State.LOST})
 _log = structlog.get_logger()
 
@@ -94,6 +96,7 @@ class Gateway:
         self.ledger = Ledger(settings.state_dir)
         self.scribe = Scribe(self.ledger)
         self.tally = Tally()
+        self._pool = Pool()
         self.beliefs = Beliefs(self.pod_resources, settings.socket_dir / beliefs.CHECKPOINT, self._looked)
         self.started = time.monotonic()
         self._boot_id = ledger.boot_id()
@@ -286,21 +289,30 @@ class Gateway:
                     self._remember(name, merged[name], illnesses[name])
                 await self.scribe.durable()
             before = frozenset(self._plugins)
+            again = [one.again_at for one in merged.values() if one.again_at is not None]
             for name in merged.keys() - before:
                 plugin = Plugin(self, name, self.ledger.accepted)
-                await plugin.resource.bind(self.own_socket(name))
-                self._plugins[name] = plugin
+                try:
+                    await plugin.resource.bind(self.own_socket(name))
+                except (OSError, RuntimeError) as error:  # No descriptor is left, or the folder went: the others go on.
+                    _log.error("can't be bound", resource=name, reason=str(error), retry_s=SOURCE_RETRY)
+                    again.append(time.monotonic() + SOURCE_RETRY)
+                    del merged[name]
+                else:
+                    self._plugins[name] = plugin
             for name, one in merged.items():
                 self._plugins[name].publish(listings[name], one.entries)
             try:
                 await asyncio.sleep(0)  # The streams come first: to note thousands of devices takes milliseconds.
             finally:
-                news = [self._remember(name, merged[name], illnesses[name]) for name in sent if not first]
+                news = [
+                    self._remember(name, merged[name], illnesses[name]) for name in sent if name in merged and not first
+                ]
                 if any(news):
                     self._background(self.scribe.durable())
                 for name in merged:
                     self.beliefs.listed(name, self._plugins[name].resource.devices)
-            self._update_again([one.again_at for one in merged.values() if one.again_at is not None])
+            self._update_again(again)
             if self._begun:
                 if any(name not in before for name in self._plugins) and await self._handover.take_over(
                     self._peers() or ()
@@ -639,6 +651,7 @@ class Gateway:
     def stood(self, plugin: Plugin) -> None:
         """Take note that a plugin's registration may stand elsewhere now."""
         name = plugin.resource.name
+        self._pool.served(served=all(one.state.phase in _SETTLED for one in self.plugins))
         self._handover.changed(name)
         if name in self._yielding and self.standing(name) is not Standing.BUSY:
             self.look()

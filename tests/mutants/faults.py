@@ -34,6 +34,22 @@ MUTANTS = (
     ),
     Mutant(
         "G2",
+        "a resource that can't be bound ends the update for all",
+        "gateway/shell.py",
+        "except (OSError, RuntimeError) as error:  # No descriptor is left, or the folder went: the others go on.",
+        "except ZeroDivisionError as error:",
+        "tests/unit/test_serve.py::test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_later",
+    ),
+    Mutant(
+        "G2",
+        "a resource that couldn't be bound is not tried again",
+        "gateway/shell.py",
+        "                    again.append(time.monotonic() + SOURCE_RETRY)\n",
+        "",
+        "tests/unit/test_serve.py::test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_later",
+    ),
+    Mutant(
+        "G2",
         "no descriptor, no gateway",
         "gateway/watch.py",
         "        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)\n    except OSError:\n        return False\n",

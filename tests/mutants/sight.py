@@ -13,6 +13,7 @@ RULES = {
     "O6": "an alert asks for metrics that are there, from 0 on",
     "O7": "ready is who has done its part: only our own failure towards a running kubelet is none, and the loop alone is life",
     "O8": "a service manager is told of the life of the event loop, and of readiness when a kubelet can be served",
+    "O9": "an idle gateway lets gRPC's threads rest, and wakes them before the next registration",
 }
 
 _TALLY = "tests/unit/test_tally.py"
@@ -222,5 +223,37 @@ MUTANTS = (
         'process not in {"", str(os.getpid())}',
         "False",
         "tests/unit/test_notify.py::test_how_often_it_wants_a_sign_of_life",
+    ),
+    Mutant(
+        "O9",
+        "they never rest",
+        "gateway/shell.py",
+        "        self._pool.served(served=all(one.state.phase in _SETTLED for one in self.plugins))\n",
+        "",
+        "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes",
+    ),
+    Mutant(
+        "O9",
+        "they rest also while the kubelet is away",
+        "gateway/pool.py",
+        "            self._wake()\n",
+        "",
+        "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes",
+    ),
+    Mutant(
+        "O9",
+        "every thread rests, the event loop's too",
+        "gateway/pool.py",
+        'if (task / "comm").read_text().strip() == _NAME:',
+        'if (task / "comm").read_text().strip():',
+        "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes",
+    ),
+    Mutant(
+        "O9",
+        "they rest after a moment of being served",
+        "gateway/pool.py",
+        "            self._settled.cancel()\n",
+        "",
+        "tests/unit/test_pool.py::test_what_is_served_for_a_moment_only_lets_nothing_rest",
     ),
 )

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
@@ -200,8 +198,7 @@ Make = Callable[..., Awaitable[Node]]
 
 
 @pytest.fixture
-async def make(logs: asyncio.Queue[EventDict]) -> AsyncIterator[Make]:
-    folder = Path(tempfile.mkdtemp(prefix="dpg-"))
+async def make(logs: asyncio.Queue[EventDict], folder: Path) -> AsyncIterator[Make]:
     (folder / "dp").mkdir()
     nodes: list[Node] = []
 
@@ -216,7 +213,6 @@ async def make(logs: asyncio.Queue[EventDict]) -> AsyncIterator[Make]:
     for node in nodes:
         await node.end()
         await node.kubelet.close()
-    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -468,20 +464,26 @@ async def test_a_resource_that_comes_later_is_registered_too(make: Make) -> None
     assert node.kubelet.registrations.empty()
 
 
-async def test_a_resource_that_can_not_be_bound_is_bound_later(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_later(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shell, "SOURCE_RETRY", 0)
     node = await make(inventory(A))
-    await anext(node.kubelet.lists(await node.kubelet.registered()))
-    failures, bind = iter([RuntimeError("Too many open files")]), Resource.bind
+    lists = node.kubelet.lists(await node.kubelet.registered())
+    assert await anext(lists) == (A,)
+    failing, bind = asyncio.Event(), Resource.bind
+    failing.set()
 
-    async def fail_at_first(self: Resource, path: Path) -> None:
-        if (error := next(failures, None)) is not None:
-            raise error
+    async def fail(self: Resource, path: Path) -> None:
+        if failing.is_set():
+            raise RuntimeError("Too many open files")
         await bind(self, path)
 
-    monkeypatch.setattr(Resource, "bind", fail_at_first)
-    for _ in range(2):
-        node.source.inventories.put_nowait({**inventory(A), **inventory(B, resource="late.example/gpu")})
+    monkeypatch.setattr(Resource, "bind", fail)
+    node.source.inventories.put_nowait({**inventory(A, B), **inventory(B, resource="late.example/gpu")})
+    async with asyncio.timeout(10):
+        assert await anext(lists) == (A, B)
+    failing.clear()
     late = await node.kubelet.registered()
     assert (late.resource_name, await anext(node.kubelet.lists(late))) == ("late.example/gpu", (B,))
 

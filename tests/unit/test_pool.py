@@ -1,0 +1,51 @@
+"""The threads of gRPC's pool rest while all is served, and only then: seen from outside, by their scheduling policy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway import pool
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.kubelet import Kubelet
+
+GUARD = 30.0
+
+
+def policies(pid: int) -> tuple[set[int], set[int]]:
+    """Give the policies of the pool's threads, and those of all others."""
+    tasks = Path(f"/proc/{pid}/task")
+    pooled = set(pool.threads(tasks))
+    others = {int(task.name) for task in tasks.iterdir()} - pooled
+    return {os.sched_getscheduler(one) for one in pooled}, {os.sched_getscheduler(one) for one in others}
+
+
+async def test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes(folder: Path) -> None:
+    (folder / "dp").mkdir()
+    command = gateway_command(folder / "dp", folder / "state", options=("--log-level", "debug"))
+    async with asyncio.timeout(GUARD), await GatewayProcess.launch(command) as gateway:
+        await gateway.wait_for("serving")
+        for _ in range(2):
+            mark = gateway.seen
+            async with await Kubelet.launch("1.28", folder / "dp") as kubelet:
+                await kubelet.start()
+                await gateway.wait_for("gRPC's threads rest", since=mark)
+                assert policies(gateway.pid) == ({os.SCHED_BATCH}, {os.SCHED_OTHER})
+            await gateway.wait_for("gRPC's threads are awake", since=mark)
+            assert policies(gateway.pid) == ({os.SCHED_OTHER}, {os.SCHED_OTHER})
+
+
+async def test_what_is_served_for_a_moment_only_lets_nothing_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests, later = list[bool](), asyncio.Event()
+    monkeypatch.setattr(pool, "SETTLED", 0.0)
+    monkeypatch.setattr(pool.Pool, "_rest", lambda _: rests.append(True))
+    one = pool.Pool()
+    one.served(served=True)
+    one.served(served=False)
+    asyncio.get_running_loop().call_later(0, later.set)
+    async with asyncio.timeout(GUARD):
+        await later.wait()
+    assert not rests
