@@ -100,6 +100,7 @@ async def run(folder: Path, resource: str, devices: Mapping[str, str], delay: fl
             if (folder / KUBELET).exists():
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     await plugin.register()
+            _say("serving")
             while await created.wait():
                 created.clear()
                 began = time.monotonic()
@@ -109,10 +110,13 @@ async def run(folder: Path, resource: str, devices: Mapping[str, str], delay: fl
                 await asyncio.sleep(max(0.0, began + delay - time.monotonic()))
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     await plugin.register()
-                took = round(1000 * (time.monotonic() - began), 1)
-                print(json.dumps({"event": "registered", "after_ms": took}), flush=True)
+                _say("registered", after_ms=round(1000 * (time.monotonic() - began), 1))
         finally:
             await plugin.stop()
+
+
+def _say(event: str, **fields: float) -> None:
+    print(json.dumps({"event": event, **fields}), flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

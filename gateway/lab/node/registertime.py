@@ -57,6 +57,7 @@ async def measure(node: Node, seen: Recorder, version: str, load: str, delay: in
     took: list[float] = []
     dropped: list[float] = []
     async with await GatewayProcess.launch(command) as plugin, _loaded(load):
+        await plugin.wait_for("serving", seconds=PATIENCE)  # The GPUs of the one before are seen for a while yet.
         await _whole(node, seen)
         for _ in range(restarts):
             mark, began = plugin.seen, time.monotonic_ns()
