@@ -1,4 +1,4 @@
-"""What every test shares: a header that says what is really run against, and how hypothesis searches.
+"""What every test shares: a folder for sockets, a header that says what is really run against, how hypothesis searches.
 
 No test has a deadline: a busy machine is not a broken promise. ``mutants`` (tests/mutants) searches the same way each time,
 and doesn't look for the smallest failure: there any will do.
@@ -7,8 +7,13 @@ and doesn't look for the smallest failure: there any will do.
 from __future__ import annotations
 
 import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 
+import pytest
 from hypothesis import Phase, settings
 
 from gateway.lab.build import available, built
@@ -25,3 +30,11 @@ def pytest_report_header() -> list[str]:
         f"against: Python {platform.python_version()}, {wire}",
         f"genuine kubelets: {kubelets or 'none (make kubelets)'}",
     ]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose name is short enough for a socket in it (107 bytes), as those of ``tmp_path`` are not."""
+    root = Path(tempfile.mkdtemp(prefix="dpg-"))
+    yield root
+    shutil.rmtree(root, ignore_errors=True)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +11,6 @@ from gateway.lab.build import built
 from gateway.lab.kubelet import Faults, Kubelet
 from gateway.lab.scenarios import VERSIONS, dialect
 from tests.compat.conftest import GENUINE
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="dpg-"))
-    yield made
-    shutil.rmtree(made)
 
 
 def names(folder: Path) -> list[str]:

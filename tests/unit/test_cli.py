@@ -8,8 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -38,13 +36,6 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 def _no_logging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Configured once, a logger stays so for the whole process: for every test after these."""
     monkeypatch.setattr(observe, "configure", lambda *_: None)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    root = Path(tempfile.mkdtemp(prefix="dpg-"))
-    yield root
-    shutil.rmtree(root, ignore_errors=True)
 
 
 def call(*arguments: str, **variables: str) -> Result:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,13 +26,6 @@ HELD = Outcome(changed=True, found=(Found(GPU, "present", "cordoned", "default/t
 CORDON = ("cordon", "GPU-1", "--reason", "ECC")
 
 Says = Outcome | ControlError | dict[str, Any]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    root = Path(tempfile.mkdtemp(prefix="dpg-"))
-    yield root
-    shutil.rmtree(root, ignore_errors=True)
 
 
 def call(folder: Path, *arguments: str) -> Result:

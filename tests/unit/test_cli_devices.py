@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import json
 import re
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -103,13 +101,6 @@ FACTS = {
     FPGA: {f"/dev/fpga{card}": Facts(nodes=(f"/dev/fpga{card}",)) for card in range(2)},
 }
 FULL = answer(document(node(WHOLE, SPLIT, SHARED)), FACTS)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    root = Path(tempfile.mkdtemp(prefix="dpg-"))
-    yield root
-    shutil.rmtree(root, ignore_errors=True)
 
 
 @contextlib.contextmanager

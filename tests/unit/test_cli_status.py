@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,13 +30,6 @@ from tests.unit.documents import FULL, IDS, OTHER, SERVING, STANDBY, TROUBLED, W
 
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 STATE_DIR = Path("/var/lib/device-plugin-gateway")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    root = Path(tempfile.mkdtemp(prefix="dpg-"))
-    yield root
-    shutil.rmtree(root, ignore_errors=True)
 
 
 @contextmanager

@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import gc
 import os
-import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,13 +56,6 @@ async def _lease(connection: Connection, _request: Mapping[str, Any]) -> None:
 
 
 HANDLERS: dict[str, control.Handler] = {"ping": _ping, "refuse": _refuse, "fail": _fail, "lease": _lease}
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    root = Path(tempfile.mkdtemp(prefix="dpg-"))
-    yield root
-    shutil.rmtree(root, ignore_errors=True)
 
 
 @contextlib.asynccontextmanager

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import socket
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,6 @@ Call = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 GPU = "example.com/gpu"
 ONE_OF_EACH = ("1.8", "1.9", "1.10", "1.11", "1.12", "1.20", "1.24", "1.25", "1.28", "1.36", "1.37")
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A directory whose name is short enough for a socket in it."""
-    path = Path(tempfile.mkdtemp(prefix="dpg-"))
-    yield path
-    shutil.rmtree(path)
 
 
 class Plugin(grpc.GenericRpcHandler):

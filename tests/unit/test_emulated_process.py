@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,6 @@ from click.testing import CliRunner
 from gateway.cli.dev import dev, unfit
 from gateway.lab.checkpoint import checksum
 from gateway.lab.kubelet import Books, Demand, Faults, Kubelet, KubeletError
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="dpg-"))
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -371,11 +369,10 @@ def test_no_other_choice_is_on_fewer_numa_nodes(places: list[int | None], count:
 
 
 @pytest.mark.parametrize("version", ["1.8", "1.9", "1.37"])
-async def test_a_pod_gets_devices_from_an_emulated_kubelet(root: Path, version: str) -> None:
+async def test_a_pod_gets_devices_from_an_emulated_kubelet(root: Path, folder: Path, version: str) -> None:
     """A file that vanishes takes what it offers out of the kubelet's books, and back when it is there again."""
     plug(root, "fpga0", "fpga1", "control")
     rule = replace(RULE, shared=("/dev/control",), count=2, permissions="rm")
-    folder = Path(tempfile.mkdtemp(prefix="dpg-"))  # a short path: sockets are in it
     (folder / "dp").mkdir()
     settings = Settings(socket_dir=folder / "dp", state_dir=folder / "state")
     gateway = Gateway(settings, GenericSource(policy(rule), root))
@@ -392,7 +389,6 @@ async def test_a_pod_gets_devices_from_an_emulated_kubelet(root: Path, version: 
     finally:
         gateway._end(0)
         await run
-        shutil.rmtree(folder)
     assert {(node.host_path, node.permissions) for node in given.answer.device_nodes} == {
         ("/dev/control", "rm"),
         ("/dev/fpga0", "rm"),

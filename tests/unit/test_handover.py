@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -272,13 +270,6 @@ class Node:
     async def close(self) -> None:
         for gateway in self._made:
             await gateway.end()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    root = Path(tempfile.mkdtemp(prefix="dpg-"))
-    yield root
-    shutil.rmtree(root, ignore_errors=True)
 
 
 @pytest.fixture

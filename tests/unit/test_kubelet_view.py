@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import socket as sockets
-import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import grpc
@@ -28,14 +26,6 @@ OFF = grpc.StatusCode.UNKNOWN, "the API is off"
 TOO_OFTEN = grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"
 
 Answer = bytes | tuple[grpc.StatusCode, str]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A directory whose name is short enough for a socket in it."""
-    path = Path(tempfile.mkdtemp(prefix="dpg-"))
-    yield path
-    shutil.rmtree(path)
 
 
 class Kubelet(grpc.GenericRpcHandler):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -138,18 +135,17 @@ async def _breaks(node: Node, version: str) -> None:
 
 
 @pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    broken = Scenario("broken", "what is promised is kept", _breaks)
-    monkeypatch.setattr(scenarios, "SCENARIOS", {"register": SCENARIOS["register"], "broken": broken})
-    root = Path(tempfile.mkdtemp(prefix="dpg-"))
-    yield root
-    shutil.rmtree(root)
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all scenarios only one that is kept, and one that isn't."""
+    one = Scenario("broken", "what is promised is kept", _breaks)
+    monkeypatch.setattr(scenarios, "SCENARIOS", {"register": SCENARIOS["register"], "broken": one})
 
 
 def _call(*arguments: str) -> Result:
     return CliRunner().invoke(main.gateway, ["compat", *arguments])
 
 
+@pytest.mark.usefixtures("broken")
 def test_a_failing_cell_is_red_and_ends_the_run_with_1(folder: Path) -> None:
     out = folder / "out"
     result = _call("--kubelets", "1.9,1.37", "--genuine", "no", "--no-hops", "--out", str(out))
@@ -174,6 +170,7 @@ def test_a_failing_cell_is_red_and_ends_the_run_with_1(folder: Path) -> None:
     assert 'failures="1"' in (out / "junit.xml").read_text()
 
 
+@pytest.mark.usefixtures("broken")
 def test_a_passing_run_ends_with_0_and_can_be_put_on_a_page(folder: Path) -> None:
     page = folder / "page.md"
     page.write_text("# Ours\n<!-- the last full run: begin -->\n<!-- the last full run: end -->\n")
@@ -184,6 +181,7 @@ def test_a_passing_run_ends_with_0_and_can_be_put_on_a_page(folder: Path) -> Non
     assert "| 1.36 → 1.37 | emulated | ✅ | v1beta1 → v1beta1 |" in page.read_text()
 
 
+@pytest.mark.usefixtures("broken")
 def test_a_profile_is_a_scenario_of_its_own(folder: Path) -> None:
     profile = folder / "gpus.yaml"
     profile.write_text("resources:\n  example.com/gpu:\n    gpus: 3\n    unhealthy: {1: it fell off the bus}\n")
@@ -193,6 +191,7 @@ def test_a_profile_is_a_scenario_of_its_own(folder: Path) -> None:
     assert "your-profile: 2 passed" in result.output
 
 
+@pytest.mark.usefixtures("broken")
 def test_a_configuration_is_a_scenario_of_its_own(folder: Path) -> None:
     config = folder / "config.yaml"
     config.write_text(
@@ -205,6 +204,7 @@ def test_a_configuration_is_a_scenario_of_its_own(folder: Path) -> None:
     assert "your-profile: 1 passed" in result.output
 
 
+@pytest.mark.usefixtures("broken")
 def test_a_configuration_that_is_wrong_is_said(folder: Path) -> None:
     config = folder / "config.yaml"
     config.write_text("version: v2\n")
@@ -231,6 +231,7 @@ def test_a_wrong_option_is_told_what_was_expected(arguments: list[str], words: l
     assert [word for word in words if word not in text] == []
 
 
+@pytest.mark.usefixtures("broken")
 def test_what_a_plugin_breaks_is_named_and_ends_the_run_with_1(folder: Path) -> None:
     command = f"{sys.executable} -m tests.compat.plugins.allocates_anything {{socket_dir}}"
     options = ("--kubelets", "1.37", "--genuine", "no", "--only", "unknown-device", "--out", str(folder / "out"))

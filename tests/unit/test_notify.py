@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,13 +16,6 @@ from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 
 GUARD = 30.0
 """Seconds after which a test that waits for ever is told so."""
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    root = Path(tempfile.mkdtemp(prefix="dpg-"))
-    yield root
-    shutil.rmtree(root, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -60,12 +58,10 @@ def test_what_is_none(decode_one: object) -> None:
 
 
 @pytest.fixture
-def node() -> Iterator[Path]:
-    """A node's folder, with a short name; the kubelet's own is ``device-plugins`` in it."""
-    path = Path(tempfile.mkdtemp(prefix="dpg-"))
-    (path / "device-plugins").mkdir()
-    yield path
-    shutil.rmtree(path)
+def node(folder: Path) -> Path:
+    """A node's folder; the kubelet's own is ``device-plugins`` in it."""
+    (folder / "device-plugins").mkdir()
+    return folder
 
 
 @asynccontextmanager

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -96,12 +94,10 @@ async def register(directory: Path, endpoint: str) -> None:
 
 
 @pytest.fixture
-def directories() -> Iterator[tuple[Path, Path]]:
-    root = Path(tempfile.mkdtemp(prefix="dpg-"))
-    (root / "k").mkdir()
-    (root / "p").mkdir()
-    yield root / "k", root / "p"
-    shutil.rmtree(root)
+def directories(folder: Path) -> tuple[Path, Path]:
+    (folder / "k").mkdir()
+    (folder / "p").mkdir()
+    return folder / "k", folder / "p"
 
 
 @asynccontextmanager

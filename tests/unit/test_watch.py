@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -45,11 +44,9 @@ class Seen:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    root = Path(tempfile.mkdtemp(prefix="dpg-"))
-    (root / "dp" / "gateway").mkdir(parents=True)
-    yield root / "dp"
-    shutil.rmtree(root)
+def folder(folder: Path) -> Path:
+    (folder / "dp" / "gateway").mkdir(parents=True)
+    return folder / "dp"
 
 
 @pytest.fixture(params=["inotify", "poll"])
