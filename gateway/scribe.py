@@ -17,7 +17,7 @@ import structlog
 
 from gateway.ledger import Ledger, LedgerError
 
-SOON = 0.05
+SOON = 0.075
 """Seconds until a change is written that need not be durable at once."""
 PATIENCE = 2.0
 """Seconds that ``durable`` waits for a disk: longer than the ledger waits for its lock."""

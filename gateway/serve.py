@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import time
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import grpc
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from gateway.tally import Tally
 
     _Context = grpc.aio.ServicerContext[bytes, bytes]
+    _Answer = Callable[[Dialect, bytes, _Context], Awaitable[bytes]]
 
 REQUEST_LIMIT = 64 * 1024 * 1024
 """The most bytes of a request: GetPreferredAllocation names every free device, twice."""
@@ -108,6 +108,7 @@ class Resource:
         self._kubelet_minor, self._grace = kubelet_minor, grace
         self._log = _log.bind(resource=name)
         self._dialect: Dialect | None = None
+        self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         self._evidence = Evidence()
         self._listed = False
         self._by_id: dict[str, life.Entry] = {}
@@ -208,7 +209,7 @@ class Resource:
 
     def offer(self, dialect: Dialect) -> None:
         """Speak ``dialect`` from now on, to a kubelet of which nothing more is known yet."""
-        self._dialect = dialect
+        self._dialect, self._handlers = dialect, self._calls(dialect)
         self._evidence = Evidence(pinned=self._kubelet_minor)
         self._listed = False
 
@@ -221,62 +222,50 @@ class Resource:
     # The calls. Each gets the dialect in force, so that a change of it in mid-call changes nothing.
 
     def _handler(self, method: str) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """Find the handler of a full method path; None (UNIMPLEMENTED) for what the dialect on offer doesn't have."""
-        dialect = self._dialect
-        service, _, call = method.removeprefix("/").partition("/")
-        if dialect is None or service != dialect.plugin_service:
-            return None
+        return self._handlers.get(method)
 
-        def unary(
-            answer: Callable[[Dialect, bytes, _Context], Awaitable[bytes]],
-        ) -> grpc.RpcMethodHandler[bytes, bytes]:
-            return grpc.unary_unary_rpc_method_handler(partial(self._answer, call, answer, dialect))
+    def _calls(self, dialect: Dialect) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+        """Make the handlers of the calls that a dialect has, by full method path: what is missing is UNIMPLEMENTED."""
+        unary: dict[str, _Answer] = {"Allocate": self._allocate}
+        if dialect.rules[Field.GET_OPTIONS].verdict is Verdict.LOSSLESS:
+            unary["GetDevicePluginOptions"] = self._get_options
+        if dialect.rules[Field.PREFERRED_ALLOCATION].verdict is Verdict.LOSSLESS:
+            unary["GetPreferredAllocation"] = self._prefer
+        if dialect.rules[Field.PRE_START].verdict is Verdict.LOSSLESS:
+            unary["PreStartContainer"] = self._pre_start
 
-        def speaks(field: Field) -> bool:
-            return dialect.rules[field].verdict is Verdict.LOSSLESS
+        async def watch(_request: bytes, context: _Context) -> None:
+            await self._list_and_watch(dialect, context)
 
-        match call:
-            case "ListAndWatch":
+        calls: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            call: grpc.unary_unary_rpc_method_handler(self._answered(call, answer, dialect))
+            for call, answer in unary.items()
+        }
+        calls["ListAndWatch"] = grpc.unary_stream_rpc_method_handler(watch)
+        return {f"/{dialect.plugin_service}/{call}": handler for call, handler in calls.items()}
 
-                async def watch(_request: bytes, context: _Context) -> None:
-                    await self._list_and_watch(dialect, context)
+    def _answered(self, call: str, answer: _Answer, dialect: Dialect) -> Callable[[bytes, _Context], Awaitable[bytes]]:
+        """Count a call, and say what is wrong with it as gRPC does."""
 
-                return grpc.unary_stream_rpc_method_handler(watch)
-            case "Allocate":
-                return unary(self._allocate)
-            case "GetDevicePluginOptions" if speaks(Field.GET_OPTIONS):
-                return unary(self._get_options)
-            case "GetPreferredAllocation" if speaks(Field.PREFERRED_ALLOCATION):
-                return unary(self._prefer)
-            case "PreStartContainer" if speaks(Field.PRE_START):
-                return unary(self._pre_start)
-            case _:
-                return None
+        async def answered(request: bytes, context: _Context) -> bytes:
+            began, status, text = time.perf_counter(), grpc.StatusCode.UNKNOWN, ""
+            try:
+                wire = await answer(dialect, request, context)
+                status = grpc.StatusCode.OK
+            except RefusedError as refused:
+                status, text = _STATUS[refused.fault], str(refused)
+            except UnsayableError as unsayable:
+                status, text = grpc.StatusCode.FAILED_PRECONDITION, str(unsayable)
+            except MalformedError as malformed:
+                status, text = grpc.StatusCode.INVALID_ARGUMENT, str(malformed)
+            else:
+                return wire
+            finally:
+                self._tally.call(self.name, call, time.perf_counter() - began, status.name)
+            self._log.warning("refused", call=call, code=status.name, reason=text)
+            return await _abort(context, status, text)
 
-    async def _answer(
-        self,
-        call: str,
-        answer: Callable[[Dialect, bytes, _Context], Awaitable[bytes]],
-        dialect: Dialect,
-        request: bytes,
-        context: _Context,
-    ) -> bytes:
-        began, status, text = time.perf_counter(), grpc.StatusCode.UNKNOWN, ""
-        try:
-            answered = await answer(dialect, request, context)
-            status = grpc.StatusCode.OK
-        except RefusedError as refused:
-            status, text = _STATUS[refused.fault], str(refused)
-        except UnsayableError as unsayable:
-            status, text = grpc.StatusCode.FAILED_PRECONDITION, str(unsayable)
-        except MalformedError as malformed:
-            status, text = grpc.StatusCode.INVALID_ARGUMENT, str(malformed)
-        else:
-            return answered
-        finally:
-            self._tally.call(self.name, call, time.perf_counter() - began, status.name)
-        self._log.warning("refused", call=call, code=status.name, reason=text)
-        return await _abort(context, status, text)
+        return answered
 
     async def _get_options(self, dialect: Dialect, _request: bytes, context: _Context) -> bytes:
         if not self._listed:

@@ -134,8 +134,8 @@ MUTANTS = (
         "R5",
         "GetDevicePluginOptions is not served",
         "gateway/serve.py",
-        'case "GetDevicePluginOptions" if speaks(Field.GET_OPTIONS):',
-        'case "GetDevicePluginOptions" if not speaks(Field.GET_OPTIONS):',
+        "if dialect.rules[Field.GET_OPTIONS].verdict is Verdict.LOSSLESS:",
+        "if dialect.rules[Field.GET_OPTIONS].verdict is not Verdict.LOSSLESS:",
         "tests/unit/test_serve.py::test_options_are_said_twice",
     ),
     Mutant(
