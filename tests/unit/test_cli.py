@@ -14,28 +14,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway import compose, observe, shell
+from gateway import compose, shell
 from gateway.cli import main
 from gateway.settings import Settings
 
-
-@pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """Runs of the daemon, not run: the settings that it would have had."""
-    runs: list[Settings] = []
-
-    def serve(settings: Settings) -> int:
-        runs.append(settings)
-        return 0
-
-    monkeypatch.setattr(main, "_serve", serve)
-    return runs
-
-
-@pytest.fixture(autouse=True)
-def _no_logging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Configured once, a logger stays so for the whole process: for every test after these."""
-    monkeypatch.setattr(observe, "configure", lambda *_: None)
+pytestmark = pytest.mark.usefixtures("no_logging")
 
 
 def call(*arguments: str, **variables: str) -> Result:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from gateway import control
 from gateway.cli.main import gateway
-from gateway.control import Connection, ControlError, Found, Outcome, Server
+from gateway.control import ControlError, Found, Outcome
 from gateway.ledger import Cordon, Ledger
+from tests.unit.answering import gateways
 
 OLDER, YOUNGER = "00000001", "00000002"
 GPU = "nvidia.com/gpu"
@@ -32,43 +29,6 @@ def call(folder: Path, *arguments: str) -> Result:
     return CliRunner().invoke(gateway, arguments, env={"GATEWAY_STATE_DIR": str(folder)})
 
 
-@contextlib.contextmanager
-def running(folder: Path, says: Mapping[str, Says]) -> Iterator[dict[str, control.Order]]:
-    """Run gateways that answer every order with what ``says`` has for their token; yield what each was told."""
-    told: dict[str, control.Order] = {}
-    ready = threading.Event()
-    loop = asyncio.new_event_loop()
-    ended = asyncio.Event()
-
-    async def serve() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            for token, answer in says.items():
-
-                async def meet(
-                    connection: Connection, request: dict[str, Any], token: str = token, answer: Says = answer
-                ) -> None:
-                    told[token] = control.order(request)
-                    if isinstance(answer, ControlError):
-                        raise answer
-                    await connection.send(msgspec.to_builtins(answer))
-
-                server = Server(control.socket_path(folder, token), dict.fromkeys(control.ORDERS, meet))
-                await server.start()
-                stack.push_async_callback(server.close)
-            ready.set()
-            await ended.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    try:
-        assert ready.wait(10)
-        yield told
-    finally:
-        loop.call_soon_threadsafe(ended.set)
-        thread.join(10)
-        loop.close()
-
-
 @pytest.mark.parametrize(
     ("arguments", "order"),
     [
@@ -78,9 +38,9 @@ def running(folder: Path, says: Mapping[str, Says]) -> Iterator[dict[str, contro
     ],
 )
 def test_every_living_gateway_is_told(folder: Path, arguments: tuple[str, ...], order: control.Order) -> None:
-    with running(folder, {OLDER: FREE, YOUNGER: FREE}) as told:
+    with gateways(folder, {OLDER: FREE, YOUNGER: FREE}, *control.ORDERS) as told:
         assert call(folder, *arguments).exit_code == 0
-    assert told == {OLDER: order, YOUNGER: order}
+    assert {token: control.order(request) for token, request in told.items()} == {OLDER: order, YOUNGER: order}
 
 
 @pytest.mark.parametrize(
@@ -190,13 +150,13 @@ def test_every_living_gateway_is_told(folder: Path, arguments: tuple[str, ...], 
 def test_what_a_person_is_told(
     folder: Path, arguments: tuple[str, ...], says: Mapping[str, Says], status: int, expected: list[str]
 ) -> None:
-    with running(folder, says):
+    with gateways(folder, says, *control.ORDERS):
         result = call(folder, *arguments)
     assert (result.output.splitlines(), result.exit_code) == (expected, status)
 
 
 def test_what_a_script_is_told(folder: Path) -> None:
-    with running(folder, {OLDER: HELD, YOUNGER: ControlError("busy")}):
+    with gateways(folder, {OLDER: HELD, YOUNGER: ControlError("busy")}, *control.ORDERS):
         result = call(folder, *CORDON, "--json")
     assert json.loads(result.output) == {
         "op": "cordon",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import re
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +19,10 @@ from devices.model import Device, Health, Kind
 from devices.source import Facts
 from gateway import control
 from gateway.cli import devices as cli
-from gateway.control import Connection, ControlError, Handled, Server
+from gateway.control import ControlError, Handled
 from gateway.registration import Phase
 from gateway.status import Plugin, Status
+from tests.unit.answering import gateways
 from tests.unit.documents import OTHER, RESOURCE, SERVING, WAITING, document, node, state
 
 PAGE = Path(__file__).parents[2] / "docs" / "devices.md"
@@ -103,43 +101,7 @@ FACTS = {
 FULL = answer(document(node(WHOLE, SPLIT, SHARED)), FACTS)
 
 
-@contextlib.contextmanager
-def running(folder: Path, says: Mapping[str, Says]) -> Iterator[dict[str, dict[str, Any]]]:
-    """Run gateways that answer with what ``says`` has for their token; yield what each was told."""
-    told: dict[str, dict[str, Any]] = {}
-    ready = threading.Event()
-    loop = asyncio.new_event_loop()
-    ended = asyncio.Event()
-
-    async def serve() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            for token, said in says.items():
-
-                async def meet(
-                    connection: Connection, request: dict[str, Any], token: str = token, said: Says = said
-                ) -> None:
-                    told[token] = request
-                    if isinstance(said, ControlError):
-                        raise said
-                    await connection.send(msgspec.to_builtins(said))
-
-                server = Server(
-                    control.socket_path(folder, token), dict.fromkeys(("devices", "release", "acquire"), meet)
-                )
-                await server.start()
-                stack.push_async_callback(server.close)
-            ready.set()
-            await ended.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    try:
-        assert ready.wait(10)
-        yield told
-    finally:
-        loop.call_soon_threadsafe(ended.set)
-        thread.join(10)
-        loop.close()
+OPERATIONS = ("devices", "release", "acquire")
 
 
 def call(folder: Path, *arguments: str, color: bool = False) -> Result:
@@ -267,7 +229,7 @@ def test_ten_thousand_devices() -> None:
 
 
 def test_colours_are_for_terminals(folder: Path) -> None:
-    with running(folder, {SERVING: FULL}):
+    with gateways(folder, {SERVING: FULL}, *OPERATIONS):
         plain, coloured = call(folder), call(folder, color=True)
     assert "\x1b" not in plain.output
     assert "\x1b[31munhealthy" in coloured.output
@@ -298,19 +260,19 @@ def test_what_others_wrote_does_not_steer_the_terminal(place: str) -> None:
 
 def test_one_table_for_each_resource_by_who_serves_it(folder: Path) -> None:
     waiting = answer(document(node(plugin(RESOURCE, well("GPU-old"), {}, waits_for=SERVING), token=WAITING)))
-    with running(folder, {WAITING: waiting, SERVING: FULL}):
+    with gateways(folder, {WAITING: waiting, SERVING: FULL}, *OPERATIONS):
         result, raw = call(folder), call(folder, "--json")
     assert (result.exit_code, result.output) == (0, f"{seen(FULL)}\n")
     assert {row["gateway"] for row in json.loads(raw.output)["devices"]} == {SERVING}
 
 
 def test_what_nobody_serves_is_shown_all_the_same(folder: Path) -> None:
-    with running(folder, {WAITING: answer(OTHER)}):
+    with gateways(folder, {WAITING: answer(OTHER)}, *OPERATIONS):
         assert len(json.loads(call(folder, "--json").output)["devices"]) == 8
 
 
 def test_for_a_script(folder: Path) -> None:
-    with running(folder, {SERVING: FULL}):
+    with gateways(folder, {SERVING: FULL}, *OPERATIONS):
         result = call(folder, "--json")
     found = json.loads(result.output)
     assert (result.exit_code, list(found), found["silent"]) == (0, ["devices", "silent"], {})
@@ -356,7 +318,7 @@ def test_the_page_names_the_keys() -> None:
     ],
 )
 def test_some(folder: Path, names: list[str], expected: list[str]) -> None:
-    with running(folder, {SERVING: FULL}):
+    with gateways(folder, {SERVING: FULL}, *OPERATIONS):
         result = call(folder, *names, "--json")
     assert result.exit_code == 0
     assert sorted(row["id"] for row in json.loads(result.output)["devices"]) == sorted(expected)
@@ -375,14 +337,14 @@ def test_some(folder: Path, names: list[str], expected: list[str]) -> None:
     ],
 )
 def test_no_success(folder: Path, says: Mapping[str, Says], arguments: list[str], words: str) -> None:
-    with running(folder, says):
+    with gateways(folder, says, *OPERATIONS):
         result, raw = call(folder, *arguments), call(folder, *arguments, "--json")
     assert (result.exit_code, raw.exit_code) == (1, 1)
     assert words in result.stderr
 
 
 def test_one_gateway_of_two_is_enough_to_see(folder: Path) -> None:
-    with running(folder, {SERVING: FULL, WAITING: ControlError("unknown op 'devices'")}):
+    with gateways(folder, {SERVING: FULL, WAITING: ControlError("unknown op 'devices'")}, *OPERATIONS):
         result, raw = call(folder), call(folder, "--json")
     assert (result.exit_code, result.stdout) == (0, f"{seen(FULL)}\n")
     assert result.stderr == f"gateway {WAITING} does not answer: unknown op 'devices'\n"
@@ -448,7 +410,7 @@ THREE = ("GPU-1", "GPU-2::0", "GPU-2::1")
     ],
 )
 def test_handled(folder: Path, arguments: list[str], says: Says, status: int, out: list[str], err: list[str]) -> None:
-    with running(folder, {SERVING: says}):
+    with gateways(folder, {SERVING: says}, *OPERATIONS):
         result = call(folder, *arguments)
     assert result.exit_code == status
     for said, expected in ((result.stdout.splitlines(), out), (result.stderr.splitlines(), err)):
@@ -458,7 +420,7 @@ def test_handled(folder: Path, arguments: list[str], says: Says, status: int, ou
 
 def test_every_gateway_lets_go(folder: Path) -> None:
     says: dict[str, Says] = {SERVING: Handled(("GPU-1",), {}), WAITING: ControlError("the driver hangs")}
-    with running(folder, says) as told:
+    with gateways(folder, says, *OPERATIONS) as told:
         result = call(folder, "--release", "GPU-1", "--json")
     request = {"v": 1, "op": "release", "ids": ["GPU-1"]}
     assert told == {SERVING: request, WAITING: request}

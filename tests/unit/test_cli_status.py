@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,45 +24,16 @@ from gateway.cli import status as cli
 from gateway.cli.main import gateway
 from gateway.registration import Phase
 from gateway.status import Gateways, Plugin, Status
+from tests.unit.answering import gateways
 from tests.unit.documents import FULL, IDS, OTHER, SERVING, STANDBY, TROUBLED, WAITING, document, node, state
 
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 STATE_DIR = Path("/var/lib/device-plugin-gateway")
 
 
-@contextmanager
-def gateways(folder: Path, answers: Mapping[str, Any]) -> Iterator[None]:
-    """Run control sockets by token, in a loop of their own; each answers the status with what is given for it."""
-    ready, loop = threading.Event(), asyncio.new_event_loop()
-
-    def handler(answer: Any) -> control.Handler:
-        async def handle(connection: control.Connection, _: dict[str, Any]) -> None:
-            await connection.send({"status": answer})
-
-        return handle
-
-    async def run() -> None:
-        servers = [
-            control.Server(control.socket_path(folder, token), {"status": handler(answer)})
-            for token, answer in answers.items()
-        ]
-        for server in servers:
-            await server.start()
-        ready.set()
-        await ended.wait()
-        for server in servers:
-            await server.close()
-
-    ended = asyncio.Event()
-    thread = threading.Thread(target=loop.run_until_complete, args=[run()])
-    thread.start()
-    try:
-        assert ready.wait(20)
-        yield
-    finally:
-        loop.call_soon_threadsafe(ended.set)
-        thread.join(20)
-        loop.close()
+def showing(folder: Path, answers: Mapping[str, Any]) -> AbstractContextManager[object]:
+    """Run gateways, by token, that show what is given for them."""
+    return gateways(folder, {token: {"status": answer} for token, answer in answers.items()}, "status")
 
 
 def call(folder: Path, *arguments: str, color: bool = False) -> Result:
@@ -80,7 +49,7 @@ def seen(*documents: Status, width: int = 96, silent: Mapping[str, str] | None =
 
 
 def test_all_gateways_of_the_node_are_shown_the_serving_one_first(folder: Path) -> None:
-    with gateways(folder, {WAITING: OTHER, SERVING: FULL}):
+    with showing(folder, {WAITING: OTHER, SERVING: FULL}):
         result = call(folder)
     assert result.exit_code == 0
     assert re.findall(r"^gateway (\w+)", result.output, re.MULTILINE) == [SERVING, WAITING]
@@ -90,7 +59,7 @@ def test_all_gateways_of_the_node_are_shown_the_serving_one_first(folder: Path) 
 def test_a_host_service_is_named(folder: Path) -> None:
     host = document(replace(node(TROUBLED), host_service=True))
     pod = document(node(replace(STANDBY, standing_by_for_host_service=True), token=WAITING))
-    with gateways(folder, {SERVING: host, WAITING: pod}):
+    with showing(folder, {SERVING: host, WAITING: pod}):
         result = call(folder)
     assert f"standing by for the host service, gateway {SERVING}" in result.output
     assert result.output.count(", host service, process") == 1
@@ -100,7 +69,7 @@ def test_for_a_script_it_is_the_documents_as_they_came(folder: Path) -> None:
     """With what only a newer gateway knows."""
     known, other = (json.loads(msgspec.json.encode(one)) for one in (FULL, OTHER))
     newer = known | {"surprise": [1]}
-    with gateways(folder, {SERVING: newer, WAITING: OTHER}):
+    with showing(folder, {SERVING: newer, WAITING: OTHER}):
         result = call(folder, "--json")
     assert result.exit_code == 0
     assert json.loads(result.output) == {"gateways": [newer, other], "silent": {}}
@@ -115,7 +84,7 @@ def test_for_a_script_it_is_the_documents_as_they_came(folder: Path) -> None:
     ],
 )
 def test_a_gateway_that_says_something_else_is_told_of(folder: Path, answer: Any, words: str) -> None:
-    with gateways(folder, {SERVING: FULL, WAITING: answer}):
+    with showing(folder, {SERVING: FULL, WAITING: answer}):
         result, raw = call(folder), call(folder, "--json")
     assert (result.exit_code, f"gateway {WAITING} does not answer" in result.output) == (0, True)
     assert words in " ".join(result.output.split())
@@ -173,7 +142,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def test_watching_looks_again_until_it_is_ended(folder: Path, looks: Callable[[int], None]) -> None:
-    with gateways(folder, {SERVING: FULL}):
+    with showing(folder, {SERVING: FULL}):
         looks(3)
         result = call(folder, "--watch")
         looks(2)
@@ -195,7 +164,7 @@ def test_on_a_terminal_it_stays_in_place_and_on_the_screen(
     monkeypatch.setattr(cli, "_is_live", lambda: True)
     monkeypatch.setenv("LINES", "12")
     monkeypatch.setenv("COLUMNS", "100")
-    with gateways(folder, {SERVING: FULL}):
+    with showing(folder, {SERVING: FULL}):
         looks(2)
         result = call(folder, "--watch", color=True)
     first, second = result.output.removesuffix("\n").split("\x1b[H")[1:]  # the new line that Ctrl-C leaves
@@ -292,7 +261,7 @@ def test_of_many_devices_those_with_something_to_say_are_shown() -> None:
 
 
 def test_colours_are_for_terminals(folder: Path) -> None:
-    with gateways(folder, {SERVING: FULL}):
+    with showing(folder, {SERVING: FULL}):
         plain, coloured = call(folder), call(folder, color=True)
     assert "\x1b" not in plain.output
     assert "\x1b[31mlost" in coloured.output

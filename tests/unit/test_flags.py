@@ -20,7 +20,7 @@ from devices.policy import (
     Recovery,
     Sharing,
 )
-from gateway import flags, flagtable, observe
+from gateway import flags, flagtable
 from gateway.cli import main
 from gateway.flags import FLAGS, Kind
 from gateway.settings import SOCKET_DIR, Settings
@@ -29,23 +29,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 BOTH = frozenset({ListStrategy.ENVVAR, ListStrategy.CDI_CRI})
 
 
-@pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
-    """Runs of the daemon, not run: the settings that it would have had."""
-    runs: list[Settings] = []
-
-    def serve(settings: Settings) -> int:
-        runs.append(settings)
-        return 0
-
-    monkeypatch.setattr(main, "_serve", serve)
-    return runs
-
-
-@pytest.fixture(autouse=True)
-def _no_logging(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Configured once, a logger stays so for the whole process: for every test after these."""
-    monkeypatch.setattr(observe, "configure", lambda *_: None)
+pytestmark = pytest.mark.usefixtures("no_logging")
 
 
 def call(*arguments: str, **variables: str) -> Result:

@@ -1,0 +1,56 @@
+"""Gateways that aren't there: control sockets that answer as a test says, for what the command line asks of a node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gateway import control
+
+GUARD = 20.0
+"""Seconds after which a test that waits for ever is told so."""
+
+
+@contextlib.contextmanager
+def gateways(folder: Path, says: Mapping[str, Any], *operations: str) -> Iterator[dict[str, dict[str, Any]]]:
+    """Answer each of ``operations`` with what ``says`` has for a gateway's token; yield what each was asked last.
+
+    They run in a thread with a loop of its own. A ``ControlError`` is raised, anything else is sent as JSON.
+    """
+    asked: dict[str, dict[str, Any]] = {}
+    ready, loop, ended = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
+
+    def answer(token: str) -> control.Handler:
+        async def handle(connection: control.Connection, request: dict[str, Any]) -> None:
+            asked[token] = request
+            if isinstance(says[token], control.ControlError):
+                raise says[token]
+            await connection.send(msgspec.to_builtins(says[token]))
+
+        return handle
+
+    async def serve() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for token in says:
+                handlers = dict.fromkeys(operations, answer(token))
+                server = control.Server(control.socket_path(folder, token), handlers)
+                await server.start()
+                stack.push_async_callback(server.close)
+            ready.set()
+            await ended.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(GUARD)
+        yield asked
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(GUARD)
+        loop.close()

@@ -1,0 +1,28 @@
+"""What the tests of the command line share."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway import observe
+from gateway.cli import main
+from gateway.settings import Settings
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Runs of the daemon, not run: the settings that it would have had."""
+    runs: list[Settings] = []
+
+    def serve(settings: Settings) -> int:
+        runs.append(settings)
+        return 0
+
+    monkeypatch.setattr(main, "_serve", serve)
+    return runs
+
+
+@pytest.fixture
+def no_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configured once, a logger stays so for the whole process: for every test after these."""
+    monkeypatch.setattr(observe, "configure", lambda *_: None)
