@@ -172,7 +172,7 @@ class Gateway:
         if any(peer < self._instance.age and not self._handover.decides(peer, "") for peer in elders):
             await self._unless_ended(asyncio.sleep(YIELD_TIME))
         self._begun = True
-        self._look_at_peers()
+        self.look()
         self._tell_kubelet(self.plugins)
         notify.tell(notify.READY)
         if (seconds := notify.watchdog()) is not None:
@@ -271,11 +271,15 @@ class Gateway:
             await asyncio.sleep(SOURCE_RETRY)
 
     async def _update(self, inventory: Inventory | None) -> None:
-        """Bring every list up to what the source says (None: not looked yet). New IDs are durable before they are sent."""
+        """Bring every list up to what the source says (None: not looked yet). New IDs are durable before they are sent.
+
+        What only the ledger knows is left to another gateway, as long as one lives: it may have other devices than this one.
+        """
         async with self._update_lock:
             self._inventory = inventory
             clock = life.Clock(time.monotonic(), time.time(), self.started)
-            known = self.ledger.resources()
+            alone = not self._peers()
+            known = [name for name in self.ledger.resources() if alone or name in self._plugins]
             listings: dict[str, Listing | None] = dict.fromkeys(known)
             if inventory is not None:
                 listings |= {name: inventory.get(name, _GONE) for name in (*known, *inventory)}
@@ -568,6 +572,8 @@ class Gateway:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PEERS_AGAIN):
                     await first.wait()
+        if self._inventory is None:
+            await self.update()  # What the others served, by memory.
 
     async def _take_over(self, elders: Collection[Age]) -> None:
         """Ask older gateways for what they serve; what they remembered until then is remembered here, too."""
@@ -614,9 +620,11 @@ class Gateway:
         return listens(self.kubelet_socket)
 
     def look(self) -> None:
-        """Let each resource stand by or resume."""
+        """Let each resource stand by or resume; what only others served is taken up when nobody is left to."""
         if self._begun and not self._exit.done():
             self._look_at_peers()
+            if not set(self.ledger.resources()) <= self._plugins.keys() and self._peers() == {}:
+                self._refresh()
 
     def _hold_lease(self, path: Path) -> None:
         """Learn at once when the gateway behind ``path`` is gone: the kernel ends our connection to it."""

@@ -123,6 +123,22 @@ MUTANTS = (
     ),
     Mutant(
         "S14",
+        "what only the ledger knows is taken from a gateway for other devices",
+        "gateway/shell.py",
+        "            alone = not self._peers()\n",
+        "            alone = True\n",
+        "tests/unit/test_serve.py::test_a_gateway_for_other_devices_is_left_alone_while_it_lives",
+    ),
+    Mutant(
+        "S14",
+        "what only others served is not taken up when nobody is left to",
+        "gateway/shell.py",
+        "                self._refresh()\n\n    def _hold_lease",
+        "                pass\n\n    def _hold_lease",
+        "tests/unit/test_serve.py::test_a_gateway_for_other_devices_is_left_alone_while_it_lives",
+    ),
+    Mutant(
+        "S14",
         "memory alone takes over",
         "gateway/shell.py",
         "        await self._unless_ended(self._know_devices(first))\n",

@@ -488,6 +488,28 @@ async def test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_l
     assert (late.resource_name, await anext(node.kubelet.lists(late))) == ("late.example/gpu", (B,))
 
 
+async def test_a_gateway_for_other_devices_is_left_alone_while_it_lives(make: Make) -> None:
+    """Both have one state directory: what one announced isn't "gone" because the other doesn't see it."""
+    node = await make(inventory(A))
+    first = await node.kubelet.registered()
+    lists = node.kubelet.lists(first)
+    assert await anext(lists) == (A,)
+    source = Source(inventory(B, resource="late.example/gpu"))
+    other = Node(node.folder, source, node.kubelet, Gateway(node._gateway.settings, source))
+    try:
+        assert (await node.kubelet.registered()).resource_name == "late.example/gpu"
+        node.source.inventories.put_nowait(inventory(A, ILL))
+        assert await anext(lists) == (A, ILL)
+        source.inventories.put_nowait(inventory(B, ILL, resource="late.example/gpu"))
+        assert node.kubelet.registrations.empty()
+        await node.end()
+        again = await node.kubelet.registered()
+        assert again.resource_name == GPU
+        assert {device.health for device in await anext(node.kubelet.lists(again))} == {Health.UNHEALTHY}
+    finally:
+        await other.end()
+
+
 async def test_what_another_gateway_served_is_served_whatever_fails(
     make: Make, monkeypatch: pytest.MonkeyPatch, logs: asyncio.Queue[EventDict]
 ) -> None:
