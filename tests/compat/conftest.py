@@ -79,8 +79,8 @@ def _all_ended(connections: Sequence[Connection]) -> bool:
 
 
 def _logs(made: Node) -> str:
-    logs = [f"gateway {number}:\n{gateway.log()}" for number, gateway in enumerate(made.gateways, 1)]
-    return "\n".join([*logs, f"kubelet:\n{made.kubelet.log()[-2000:]}" if made.kubelet else "no kubelet"])
+    logs = [f"gateway {number}:\n{gateway.log(100)}" for number, gateway in enumerate(made.gateways, 1)]
+    return "\n".join([*logs, f"kubelet:\n{made.kubelet.log()}" if made.kubelet else "no kubelet"])
 
 
 Recordings = Callable[[Job], list[Connection]]
