@@ -302,6 +302,7 @@ class Gateway:
                     _log.error("can't be bound", resource=name, reason=str(error), retry_s=SOURCE_RETRY)
                     again.append(time.monotonic() + SOURCE_RETRY)
                     del merged[name]
+                    sent.remove(name)
                 else:
                     self._plugins[name] = plugin
             for name, one in merged.items():
@@ -309,9 +310,7 @@ class Gateway:
             try:
                 await asyncio.sleep(0)  # The streams come first: to note thousands of devices takes milliseconds.
             finally:
-                news = [
-                    self._remember(name, merged[name], illnesses[name]) for name in sent if name in merged and not first
-                ]
+                news = [self._remember(name, merged[name], illnesses[name]) for name in sent if not first]
                 if any(news):
                     self._background(self.scribe.durable())
                 for name in merged:

@@ -12,7 +12,7 @@ from gateway import pool
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelet import Kubelet
 
-GUARD = 30.0
+GUARD = 15.0
 
 
 def policies(pid: int) -> tuple[set[int], set[int]]:
