@@ -55,6 +55,14 @@ MUTANTS = (
         f"{_TEST}::test_selinux_keeps_neither_the_kubelet_nor_the_other_gateway_from_us",
     ),
     Mutant(
+        "Y1",
+        "on a busy node the gateway comes last",
+        _NVIDIA,
+        "cpu: 200m\n",
+        "cpu: 10m\n",
+        f"{_TEST}::test_its_memory_is_bounded_and_it_is_in_time_on_a_busy_node",
+    ),
+    Mutant(
         "Y2",
         "a capability is left",
         _NVIDIA,
