@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.lab import build, environment
-from gateway.lab.bench import calls, handovers, measure, page, presence, restarts
+from gateway.lab.bench import busy, calls, handovers, measure, page, presence, restarts
 from gateway.lab.bench.against import UnfitError, against
 from gateway.lab.bench.measure import Report
 from gateway.lab.bench.node import machine
@@ -32,8 +32,8 @@ SECTIONS: Final = (
     "calls",
     "propagation",
 )
-LONG: Final = ("stuck",)
-"""Measured only when it is asked for."""
+LONG: Final = ("stuck", "busy-node")
+"""Measured only when it is asked for; a busy node wants root and cgroups."""
 RESTARTED: Final = "1.10,1.20,1.32,1.37"
 HANDED_OVER: Final = "1.10,1.20,1.24,1.28,1.32,1.37"
 
@@ -57,6 +57,7 @@ async def run(only: Sequence[str], kubelets: str, runs: int, other: str, say: Ca
         "imports": lambda: presence.imports(report, python),
         "lists": lambda: presence.lists(report, python),
         "calls": lambda: calls.calls(report, python, 20 * runs),
+        "busy-node": lambda: busy.busy_node(report, python, repeated),
         "propagation": lambda: calls.propagation(report, python, repeated),
         "against": lambda: against(report, python, other, repeated),
     }

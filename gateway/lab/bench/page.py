@@ -264,6 +264,13 @@ SECTIONS: Final = (
         _restarts,
     ),
     Section(
+        "A busy node",
+        ("a busy node",),
+        "The same on a node whose pods use every processor, by the gateway's CPU request. A kubelet tells the API server of its "
+        "node 100 ms after its socket is there.",
+        figures="a busy node",
+    ),
+    Section(
         "Handover",
         ("handover",),
         "A second gateway starts on the node, takes over, and the first one ends. The longest time in which the kubelet's books "
