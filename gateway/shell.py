@@ -69,7 +69,6 @@ EXIT_PINNED = 75
 """Exit status (EX_TEMPFAIL) for: the socket directory was replaced under a mount that can't follow. A restart helps."""
 
 _GONE = Listing(())
-_SETTLED = frozenset({Phase.SERVING, Phase.STANDBY})
 _WAITING = frozenset({life.State.WITHDRAWN, life.State.LOST})
 _log = structlog.get_logger()
 
@@ -278,8 +277,9 @@ class Gateway:
         async with self._update_lock:
             self._inventory = inventory
             clock = life.Clock(time.monotonic(), time.time(), self.started)
-            alone = not self._peers()
-            known = [name for name in self.ledger.resources() if alone or name in self._plugins]
+            known = self.ledger.resources()
+            if self._only_remembered() and self._peers():
+                known = tuple(name for name in known if name in self._plugins)
             listings: dict[str, Listing | None] = dict.fromkeys(known)
             if inventory is not None:
                 listings |= {name: inventory.get(name, _GONE) for name in (*known, *inventory)}
@@ -357,6 +357,10 @@ class Gateway:
         if moments:
             delay = min(max(min(moments) - time.monotonic(), 0.01), LONGEST_TIMER)
             self._again = asyncio.get_running_loop().call_later(delay, self._refresh)
+
+    def _only_remembered(self) -> Collection[str]:
+        """Return the resources that the ledger knows and nobody here serves."""
+        return set(self.ledger.resources()) - self._plugins.keys()
 
     async def update(self) -> None:
         """Bring every resource's list up to date, because something else than the source has news."""
@@ -622,7 +626,7 @@ class Gateway:
         """Let each resource stand by or resume; what only others served is taken up when nobody is left to."""
         if self._begun and not self._exit.done():
             self._look_at_peers()
-            if not set(self.ledger.resources()) <= self._plugins.keys() and self._peers() == {}:
+            if self._only_remembered() and self._peers() == {}:
                 self._refresh()
 
     def _hold_lease(self, path: Path) -> None:
@@ -658,7 +662,7 @@ class Gateway:
     def stood(self, plugin: Plugin) -> None:
         """Take note that a plugin's registration may stand elsewhere now."""
         name = plugin.resource.name
-        self._pool.served(served=all(one.state.phase in _SETTLED for one in self.plugins))
+        self._pool.served(served=all(one.unserved_since is None for one in self.plugins))
         self._handover.changed(name)
         if name in self._yielding and self.standing(name) is not Standing.BUSY:
             self.look()

@@ -125,8 +125,8 @@ MUTANTS = (
         "S14",
         "what only the ledger knows is taken from a gateway for other devices",
         "gateway/shell.py",
-        "            alone = not self._peers()\n",
-        "            alone = True\n",
+        "            if self._only_remembered() and self._peers():\n",
+        "            if False:\n",
         "tests/unit/test_serve.py::test_a_gateway_for_other_devices_is_left_alone_while_it_lives",
     ),
     Mutant(

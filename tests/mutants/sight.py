@@ -228,7 +228,7 @@ MUTANTS = (
         "O9",
         "they never rest",
         "gateway/shell.py",
-        "        self._pool.served(served=all(one.state.phase in _SETTLED for one in self.plugins))\n",
+        "        self._pool.served(served=all(one.unserved_since is None for one in self.plugins))\n",
         "",
         "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes",
     ),
