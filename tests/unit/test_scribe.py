@@ -197,7 +197,7 @@ async def test_tries_grow_rarer_up_to_a_limit(disk: Disk, monkeypatch: pytest.Mo
         await next_of(disk.ended)
     disk.trouble = None
     await scribe.close()
-    assert waits[:11] == pytest.approx([module.SOON, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30])
+    assert waits[:11] == pytest.approx([0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30])
 
 
 async def test_a_defect_is_a_failure_like_any(disk: Disk) -> None:
