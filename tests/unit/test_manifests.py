@@ -21,6 +21,7 @@ from devices.policy import ListStrategy, Policy
 from gateway import observe
 from gateway.cli import main
 from gateway.flags import FLAGS
+from gateway.lab.bench import busy
 from gateway.settings import SOCKET_DIR, STATE_DIR, Settings
 from tools import manifests
 
@@ -309,6 +310,7 @@ def test_it_is_among_the_last_to_be_evicted(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_its_memory_is_bounded_and_it_is_in_time_on_a_busy_node(name: str) -> None:
+    assert busy.MANIFEST == 200
     assert container(name)["resources"] == {
         "requests": {"cpu": "200m", "memory": "64Mi"},
         "limits": {"memory": "256Mi"},

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -19,6 +17,7 @@ from typing import Final, Self
 from gateway.lab.bench.measure import Report, line, spread
 from gateway.lab.bench.node import GPUS, RESOURCE, Node
 from gateway.lab.gatewayproc import GatewayProcess
+from gateway.lab.load import busy_loops
 
 REQUESTS: Final = (0, 10, 100, 200, 500)
 """In thousandths of a processor; 0: the pod requests nothing."""
@@ -82,8 +81,8 @@ async def busy_node(report: Report, python: Path, runs: int) -> None:
             pods = stack.enter_context(Group.make(node.path / "pods", 1000 * processors))
             pods.parent()
             busy = stack.enter_context(Group.make(pods.path / "busy", 1000 * processors))
-            for _ in range(_LOOPS * processors):
-                busy.add(stack.enter_context(_loop()))
+            for pid in stack.enter_context(busy_loops(_LOOPS)):
+                busy.add(pid)
             for request in REQUESTS:
                 with Group.make(pods.path / f"gateway-{request}", request) as own:
                     gaps = await _gaps(python, own, kubelet, runs)
@@ -114,13 +113,3 @@ async def _gap(node: Node, gateway: GatewayProcess, kubelets: Group) -> float:
     await kubelet.close()
     await gateway.wait_for("stream ended", since=mark)
     return gap.gap_ms
-
-
-@contextmanager
-def _loop() -> Iterator[int]:
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as loop:
-        try:
-            yield loop.pid
-        finally:
-            with suppress(ProcessLookupError):
-                loop.kill()

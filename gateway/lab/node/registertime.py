@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import itertools
-import os
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from gateway.lab.gatewayproc import GatewayProcess
+from gateway.lab.load import busy_loops
 from gateway.lab.node import Node, page
 from gateway.lab.node.api import Api
 from gateway.lab.node.installed import DEVICES, GPUS
@@ -33,7 +32,6 @@ LOADS = ("idle", "busy")
 FIRST_STATUS_SECONDS = 1.5
 """How long after the node is ready again the API server is watched: a drop shows with the first status."""
 PATIENCE = 60.0
-_BURN = "while True: pass"
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -56,18 +54,19 @@ async def measure(node: Node, seen: Recorder, version: str, load: str, delay: in
     command = [*program, "--delay-ms", str(delay), *(f"{uuid}={path}" for uuid, path in DEVICES.items())]
     took: list[float] = []
     dropped: list[float] = []
-    async with await GatewayProcess.launch(command) as plugin, _loaded(load):
-        await plugin.wait_for("serving", seconds=PATIENCE)  # The GPUs of the one before are seen for a while yet.
-        await _whole(node, seen)
-        for _ in range(restarts):
-            mark, began = plugin.seen, time.monotonic_ns()
-            await node.kubelet.restart()
-            line = await plugin.wait_for("registered", since=mark, seconds=PATIENCE)
-            took.append(line["after_ms"])
-            await node.ready(PATIENCE)
-            await asyncio.sleep(FIRST_STATUS_SECONDS)
+    async with await GatewayProcess.launch(command) as plugin:
+        with busy_loops(2 if load == "busy" else 0):
+            await plugin.wait_for("serving", seconds=PATIENCE)  # The GPUs of the one before are seen for a while yet.
             await _whole(node, seen)
-            dropped.append(round(sum(one.ms for one in drops(seen.nodes, RESOURCE, GPUS, began))))
+            for _ in range(restarts):
+                mark, began = plugin.seen, time.monotonic_ns()
+                await node.kubelet.restart()
+                line = await plugin.wait_for("registered", since=mark, seconds=PATIENCE)
+                took.append(line["after_ms"])
+                await node.ready(PATIENCE)
+                await asyncio.sleep(FIRST_STATUS_SECONDS)
+                await _whole(node, seen)
+                dropped.append(round(sum(one.ms for one in drops(seen.nodes, RESOURCE, GPUS, began))))
         await plugin.terminate()
     return Row(version, load, delay, took, dropped)
 
@@ -77,19 +76,6 @@ async def _whole(node: Node, seen: Recorder) -> None:
     await seen.until(
         lambda seen: seen.node.allocatable.get(RESOURCE, 0) == GPUS, "all GPUs at the API server", PATIENCE
     )
-
-
-@contextlib.asynccontextmanager
-async def _loaded(load: str) -> AsyncIterator[None]:
-    """Keep every processor busy, twice over, or none."""
-    count = 2 * (os.cpu_count() or 1) if load == "busy" else 0
-    burning = [await asyncio.create_subprocess_exec(sys.executable, "-c", _BURN) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for one in burning:
-            one.kill()
-            await one.wait()
 
 
 def table(rows: Sequence[Row]) -> str:
