@@ -17,6 +17,7 @@ from typing import Final, Self
 from gateway.lab.bench.measure import Report, line, spread
 from gateway.lab.bench.node import GPUS, RESOURCE, Node
 from gateway.lab.gatewayproc import GatewayProcess
+from gateway.lab.kubelet import KubeletError
 from gateway.lab.load import busy_loops
 
 REQUESTS: Final = (0, 10, 100, 200, 500)
@@ -106,10 +107,14 @@ async def _gaps(python: Path, own: Group, kubelets: Group, runs: int) -> list[fl
 
 
 async def _gap(node: Node, gateway: GatewayProcess, kubelets: Group) -> float:
-    """Start a kubelet and end it, and wait until the gateway knows both."""
+    """Start a kubelet and end it, and wait until the gateway knows both; infinite: it wasn't back within the lab's ten seconds."""
     kubelet, mark = await node.kubelet(), gateway.seen
     kubelets.add(kubelet.pid)
-    gap = await kubelet.start_measured(RESOURCE, GPUS)
-    await kubelet.close()
+    try:
+        gap = await kubelet.start_measured(RESOURCE, GPUS)
+    except KubeletError:
+        return math.inf
+    finally:
+        await kubelet.close()
     await gateway.wait_for("stream ended", since=mark)
     return gap.gap_ms
