@@ -13,6 +13,7 @@ import os
 import random
 import secrets
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from devices import life
     from devices.source import Listing
+    from gateway.registration import KubeletId
     from gateway.shell import Gateway
     from gateway.succession import Age
 
@@ -47,6 +49,8 @@ BOOKS_PATIENCE, BOOKS_PATIENCE_EACH = 1.0, 0.001
 BOOKED = 1.2
 """Seconds after a stream opened at which the kubelet has booked the list for certain, and its books are read."""
 
+CALL_FIRST = 0.002
+"""Seconds after an accepted Register in which the kubelet's ListAndWatch goes first: it comes at the same time."""
 WARM_UP = 0.2
 """Seconds that a first connection to the kubelet may take, before nothing depends on it."""
 
@@ -73,6 +77,14 @@ async def warm_up(socket: Path) -> None:
         pass
     finally:
         await channel.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A channel that was made before it was needed, and the kubelet that it was connected to, if it was."""
+
+    channel: grpc.aio.Channel
+    kubelet: KubeletId | None = None
 
 
 class Plugin:
@@ -109,10 +121,10 @@ class Plugin:
         self._offer_task: asyncio.Task[None] | None = None
         self._last_report: registration.Report | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ahead: grpc.aio.Channel | None = None
+        self._ahead: _Ahead | None = None
         """A channel for the next Register, made when a stream ended: to make one takes most of a millisecond, in which nobody
-        would serve. It connects when it is called, so it can't lead to a kubelet of before. (One that is there all the time
-        keeps gRPC's threads busy: twice the context switches of an idle gateway.)"""
+        would serve. It connects when a kubelet is there (``approach``). (One that is there all the time keeps gRPC's threads
+        busy: twice the context switches of an idle gateway.)"""
 
     @property
     def entries(self) -> dict[str, life.Entry]:
@@ -127,6 +139,23 @@ class Plugin:
             self.feed(registration.Renew("the resource asks other options of the kubelet than before"))
         if self.state.phase is Phase.OUT:  # The list may fit now.
             self.feed(registration.Resume())
+
+    def approach(self, kubelet: KubeletId) -> None:
+        """Begin to connect to a kubelet that is there, while the Register to it is made ready."""
+        if self.state.phase is not Phase.STANDBY:
+            channel = self._channel_to(kubelet)
+            channel.get_state(try_to_connect=True)
+            self._ahead = _Ahead(channel, kubelet)
+
+    def _channel_to(self, kubelet: KubeletId | None) -> grpc.aio.Channel:
+        """Take the channel that was made ahead, unless it leads to another kubelet; then a new one."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return _channel(self._gateway.kubelet_socket)
+        if ahead.kubelet not in {None, kubelet}:
+            self._background(ahead.channel.close())
+            return _channel(self._gateway.kubelet_socket)
+        return ahead.channel
 
     def feed(self, event: registration.Event) -> None:
         """Let the state machine take an event, and do what it asks for."""
@@ -145,7 +174,7 @@ class Plugin:
             self._act(action)
         self._gateway.stood(self)
         if before.stream is not None and self.state.phase in _BETWEEN and self._ahead is None:
-            self._ahead = _channel(self._gateway.kubelet_socket)
+            self._ahead = _Ahead(_channel(self._gateway.kubelet_socket))
 
     def _keep_time(self, before: registration.State, event: registration.Event) -> None:
         """Take note of how long the kubelet was without a stream of ours."""
@@ -203,15 +232,23 @@ class Plugin:
             self._gateway.tally.register_error(self.resource.name, code)
         else:
             self._gateway.tally.registration(self.resource.name, self._why)
-            self._gateway.accepted(offer.dialect)
             await self.resource.drop_earlier_servers()
 
     async def _register(self, offer: registration.Offer) -> tuple[str, str]:
+        kubelet = kubelet_id(self._gateway.kubelet_socket)
+        channel = self._channel_to(kubelet)
+        try:
+            return await self._register_on(channel, kubelet, offer)
+        finally:
+            self._background(channel.close())
+
+    async def _register_on(
+        self, channel: grpc.aio.Channel, kubelet: KubeletId | None, offer: registration.Offer
+    ) -> tuple[str, str]:
         dialect = by_name(offer.dialect)
         if reason := self.resource.too_large(dialect):
             return UNFIT, reason
         socket = self._gateway.kubelet_socket
-        kubelet = kubelet_id(socket)
         if kubelet is None or not listens(socket):
             return NOBODY, f"nobody takes connections on {socket}"
         own = self._gateway.own_socket(self.resource.name)
@@ -226,16 +263,15 @@ class Plugin:
         except UnsayableError as error:
             return UNFIT, str(error)
         self.resource.offer(dialect)
-        channel, self._ahead = self._ahead or _channel(socket), None
+        register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            f"/{dialect.registration_service}/Register"
+        )
         try:
-            register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-                f"/{dialect.registration_service}/Register"
-            )
             await register(wire.data, timeout=REGISTER_DEADLINE)
         except grpc.aio.AioRpcError as error:
             return error.code().name, error.details() or ""
-        finally:  # Not here and now: the kubelet's ListAndWatch has come by this time, and waits for the loop.
-            self._background(channel.close())
+        self._gateway.accepted(offer.dialect)
+        await asyncio.sleep(CALL_FIRST)
         return "OK", ""
 
     def _link(self, name: str) -> str:
@@ -295,5 +331,5 @@ class Plugin:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._ahead is not None:
-            await self._ahead.close()
+            await self._ahead.channel.close()
         await self.resource.close()

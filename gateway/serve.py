@@ -198,7 +198,8 @@ class Resource:
         """Stop all servers but the last one bound."""
         *earlier, last = self._servers
         self._servers = [last]
-        await asyncio.gather(*(server.stop(grace=0) for server in earlier))
+        if earlier:
+            await asyncio.gather(*(server.stop(grace=0) for server in earlier))
 
     async def close(self) -> None:
         """End the streams, then the servers: a server waits out its grace while a stream is open."""

@@ -12,6 +12,7 @@ import gc
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,8 @@ REBIND_FIRST, REBIND_MAX = 0.05, 5.0
 LOOK_AGAIN = 30.0
 """Seconds between two looks into the kubelet's books while a device waits for what they show."""
 LOOK_FOR_METRICS = 60.0
+FOUND_IS_TOLD = 0.05
+"""Seconds after a kubelet was found at which that is logged: the Registers go first."""
 LISTEN_RETRY = 5.0
 """Seconds before an address that is taken is tried again."""
 LONGEST_TIMER = 3600.0
@@ -462,10 +465,17 @@ class Gateway:
 
     def _kubelet_up(self, kubelet: KubeletId) -> None:
         self._kubelet, self.kubelet_since = kubelet, time.monotonic()
+        if self._begun:
+            self._approach(kubelet)
         self.beliefs.restarted()
         if self._begun:
             self._tell_kubelet(self.plugins)
-        _log.info("kubelet found", socket=str(self.kubelet_socket))
+        tell = partial(_log.info, "kubelet found", socket=str(self.kubelet_socket))
+        asyncio.get_running_loop().call_later(FOUND_IS_TOLD, tell)
+
+    def _approach(self, kubelet: KubeletId) -> None:
+        for plugin in self.plugins:
+            plugin.approach(kubelet)
 
     def _tell_kubelet(self, plugins: Iterable[Plugin]) -> None:
         """Tell plugins of the kubelet that was found last."""
@@ -474,8 +484,9 @@ class Gateway:
                 plugin.feed(registration.KubeletUp(self._kubelet))
 
     def _name_lost(self, name: str) -> None:
-        for plugin in self._plugins.values():
-            plugin.feed(registration.NameLost(name))
+        if name.startswith(self.token):  # What the kubelet does to its own files is nothing to us.
+            for plugin in self._plugins.values():
+                plugin.feed(registration.NameLost(name))
 
     def _replaced(self) -> None:
         if is_pinned(self.settings.socket_dir):
@@ -575,8 +586,6 @@ class Gateway:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PEERS_AGAIN):
                     await first.wait()
-        if self._inventory is None:
-            await self.update()  # What the others served, by memory.
 
     async def _take_over(self, elders: Collection[Age]) -> None:
         """Ask older gateways for what they serve; what they remembered until then is remembered here, too."""
@@ -585,6 +594,8 @@ class Gateway:
         if self.kubelet_listens():
             await warm_up(self.kubelet_socket)
         asked = await self._handover.take_over(elders)
+        if asked and self._kubelet is not None:
+            self._approach(self._kubelet)
         self.scribe.load()
         await asyncio.gather(self.update(), asyncio.sleep(HANDED_OVER_WAIT if asked else 0))
 

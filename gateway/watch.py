@@ -29,8 +29,8 @@ KUBELET_SOCKET = "kubelet.sock"
 POLL = 5.0
 """Seconds between two polls while inotify works."""
 POLL_WITHOUT_INOTIFY = 0.25
-_LISTEN_WITHIN = 2.0
-"""Seconds during which a socket just created is tried every millisecond."""
+_TRY_AGAIN, _LISTEN_WITHIN = 0.001, 2.0
+"""Seconds between two tries of a socket that was just created, and for how long it is tried so often."""
 
 _log = structlog.get_logger()
 _flags = inotify_simple.flags
@@ -121,61 +121,67 @@ class Watch:
         self._watched: dict[int, Path] = {}
         self._folder_id = folder_id(folder)
         self._names = (_names(folder), _names(shared))
-        self._wake = asyncio.Event()
-        self._fresh = True
+        self._seen: KubeletId | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait, self._urgent_until = 0.0, 0.0
 
     async def run(self) -> None:
         """Watch for ever."""
         try:
             self._open_inotify()
-            await self._look_for_kubelets()
+            self.look_now()
+            await asyncio.get_running_loop().create_future()
         finally:
             self.close()
 
     def close(self) -> None:
         """Stop watching, and free the descriptor."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._inotify is not None:
             asyncio.get_running_loop().remove_reader(self._inotify.fileno())
             self._inotify.close()
             self._inotify = None
 
-    async def _look_for_kubelets(self) -> None:
+    def look_now(self) -> None:
+        """Look here and now, because something was created: to wake a task for it takes a tenth of a millisecond."""
+        self._urgent_until = asyncio.get_running_loop().time() + _LISTEN_WITHIN
+        self._look()
+
+    def _on_time(self, due: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._late(now - due, now)
+        if self._wait >= POLL_WITHOUT_INOTIFY:
+            self._look_at_names()
+        self._look()
+
+    def _look(self) -> None:
+        """Look for a new kubelet, and set the time of the next look."""
         loop = asyncio.get_running_loop()
-        path = self._folder / KUBELET_SOCKET
-        seen: KubeletId | None = None
-        wait, urgent_until = 0.0, loop.time() + _LISTEN_WITHIN
-        while True:
+        try:
             self._check_folder()
-            found = kubelet_id(path)
-            if self._fresh:
-                self._fresh, urgent_until = False, loop.time() + _LISTEN_WITHIN
-            if found is None or found == seen or not (listens(path) and kubelet_id(path) == found):
-                searching = found is not None and found != seen
-                if searching and loop.time() < urgent_until:
-                    wait = 0.001
-                else:
-                    wait = self._poll if not searching else min(max(0.05, wait * 2), self._poll)
-            else:
-                seen, wait = found, self._poll
-                self._kubelet_up(found)
-            due = loop.time() + wait
-            try:
-                async with asyncio.timeout(wait):
-                    await self._wake.wait()
-            except TimeoutError:
-                self._late(loop.time() - due, loop.time())
-                if wait >= POLL_WITHOUT_INOTIFY:
-                    self._look_at_names()
-            self._wake.clear()
+            self._wait = self._look_for_kubelet(loop.time())
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            due = loop.time() + self._wait
+            self._timer = loop.call_at(due, self._on_time, due)
+
+    def _look_for_kubelet(self, now: float) -> float:
+        """Tell of a new kubelet that takes connections; return the seconds until it is worth to look again."""
+        path = self._folder / KUBELET_SOCKET
+        found = kubelet_id(path)
+        if found is None or found == self._seen:
+            return self._poll
+        if listens(path) and kubelet_id(path) == found:
+            self._seen = found
+            self._kubelet_up(found)
+            return self._poll
+        return _TRY_AGAIN if now < self._urgent_until else min(max(0.05, self._wait * 2), self._poll)
 
     @property
     def _poll(self) -> float:
         return POLL if {self._folder, self._shared} <= {*self._watched.values()} else POLL_WITHOUT_INOTIFY
-
-    def look_now(self) -> None:
-        """Look at once: something was created."""
-        self._fresh = True
-        self._wake.set()
 
     def _look_at_names(self) -> None:
         """Find what nobody told: names that went from the folder, gateways that came or went."""

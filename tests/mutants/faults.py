@@ -42,6 +42,14 @@ MUTANTS = (
     ),
     Mutant(
         "G2",
+        "a resource that couldn't be bound is remembered as if it had been sent",
+        "gateway/shell.py",
+        "                    sent.remove(name)\n",
+        "",
+        "tests/unit/test_serve.py::test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_later",
+    ),
+    Mutant(
+        "G2",
         "a resource that couldn't be bound is not tried again",
         "gateway/shell.py",
         "                    again.append(time.monotonic() + SOURCE_RETRY)\n",
@@ -68,8 +76,8 @@ MUTANTS = (
         "G2",
         "names that nobody told of are never looked for",
         "gateway/watch.py",
-        "                if wait >= POLL_WITHOUT_INOTIFY:\n                    self._look_at_names()\n",
-        "                pass\n",
+        "        if self._wait >= POLL_WITHOUT_INOTIFY:\n            self._look_at_names()\n",
+        "",
         f"{_WATCH}::test_a_deleted_name_is_told",
     ),
     Mutant(

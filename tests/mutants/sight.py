@@ -250,6 +250,14 @@ MUTANTS = (
     ),
     Mutant(
         "O9",
+        "they wake to a policy that nobody gave them",
+        "gateway/pool.py",
+        "                if os.sched_getscheduler(thread) == os.SCHED_OTHER:",
+        "                if True:",
+        "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes",
+    ),
+    Mutant(
+        "O9",
         "they rest after a moment of being served",
         "gateway/pool.py",
         "            self._settled.cancel()\n",

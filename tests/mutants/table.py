@@ -158,8 +158,8 @@ MUTANTS = (
         "S1",
         "a socket that is bound is taken for a kubelet",
         "gateway/watch.py",
-        "not (listens(path) and kubelet_id(path) == found)",
-        "not kubelet_id(path) == found",
+        "if listens(path) and kubelet_id(path) == found:",
+        "if kubelet_id(path) == found:",
         "tests/unit/test_watch.py::test_a_kubelet_is_told_once_it_listens",
     ),
     Mutant(
@@ -249,6 +249,14 @@ MUTANTS = (
         "    anew = negotiate.begin(state.negotiation.choice, state.dialect)",
         "    anew = state.negotiation",
         f"{_REGISTRATION}::test_a_new_kubelet_met_before_it_was_told_is_negotiated_with_anew",
+    ),
+    Mutant(
+        "F2",
+        "what is connected to the kubelet before is used",
+        "gateway/plugin.py",
+        "        if ahead.kubelet not in {None, kubelet}:\n",
+        "        if False:\n",
+        "tests/unit/test_serve.py::test_what_is_connected_to_the_kubelet_before_is_not_used",
     ),
     Mutant(
         "F3",

@@ -163,7 +163,7 @@ def test_a_failing_cell_is_red_and_ends_the_run_with_1(folder: Path) -> None:
     assert cell["reason"] == "<node> is not as promised"
     assert cell["registers"] == {"nvidia.com/gpu": 1}
     assert any("/v1beta1.Registration/Register: OK" in line for line in cell["transcript"])
-    assert any("registered" in line for line in cell["transcript"])
+    assert any("serving" in line for line in cell["transcript"])
     page = (out / "index.html").read_text()
     assert 'href="#broken-1.37"' in page
     assert "2 of 6 runs failed" in page

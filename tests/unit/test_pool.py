@@ -23,9 +23,18 @@ def policies(pid: int) -> tuple[set[int], set[int]]:
     return {os.sched_getscheduler(one) for one in pooled}, {os.sched_getscheduler(one) for one in others}
 
 
-async def test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("under", "own"),
+    [
+        pytest.param((), os.SCHED_OTHER, id="normal"),
+        pytest.param(("chrt", "--batch", "0"), os.SCHED_BATCH, id="as-somebody-wants-it"),
+    ],
+)
+async def test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes(
+    folder: Path, under: tuple[str, ...], own: int
+) -> None:
     (folder / "dp").mkdir()
-    command = gateway_command(folder / "dp", folder / "state", options=("--log-level", "debug"))
+    command = [*under, *gateway_command(folder / "dp", folder / "state", options=("--log-level", "debug"))]
     async with asyncio.timeout(GUARD), await GatewayProcess.launch(command) as gateway:
         await gateway.wait_for("serving")
         for _ in range(2):
@@ -33,9 +42,9 @@ async def test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes
             async with await Kubelet.launch("1.28", folder / "dp") as kubelet:
                 await kubelet.start()
                 await gateway.wait_for("gRPC's threads rest", since=mark)
-                assert policies(gateway.pid) == ({os.SCHED_BATCH}, {os.SCHED_OTHER})
+                assert policies(gateway.pid) == ({os.SCHED_BATCH}, {own})
             await gateway.wait_for("gRPC's threads are awake", since=mark)
-            assert policies(gateway.pid) == ({os.SCHED_OTHER}, {os.SCHED_OTHER})
+            assert policies(gateway.pid) == ({own}, {own})
 
 
 async def test_what_is_served_for_a_moment_only_lets_nothing_rest(monkeypatch: pytest.MonkeyPatch) -> None:

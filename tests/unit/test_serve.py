@@ -465,7 +465,7 @@ async def test_a_resource_that_comes_later_is_registered_too(make: Make) -> None
 
 
 async def test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_later(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, logs: asyncio.Queue[EventDict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Gateway, "look", lambda _: None)  # Which comes now and then, and would try again, too.
     monkeypatch.setattr(shell, "SOURCE_RETRY", 0)
@@ -481,12 +481,16 @@ async def test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_l
         await bind(self, path)
 
     monkeypatch.setattr(Resource, "bind", fail)
-    node.source.inventories.put_nowait({**inventory(A, B), **inventory(B, resource="late.example/gpu")})
-    async with asyncio.timeout(10):
-        assert await anext(lists) == (A, B)
+    for b in (B, replace(B, health=Health.UNHEALTHY), B):  # With a device that is new to the ledger, and without.
+        node.source.inventories.put_nowait({**inventory(A, b), **inventory(B, resource="late.example/gpu")})
+        async with asyncio.timeout(4):
+            assert await anext(lists) == (A, b)
+            assert (await told(logs, "can't be bound"))["resource"] == "late.example/gpu"
     failing.clear()
     late = await node.kubelet.registered()
     assert (late.resource_name, await anext(node.kubelet.lists(late))) == ("late.example/gpu", (B,))
+    errors = {said["event"] for said in [logs.get_nowait() for _ in range(logs.qsize())] if said["level"] == "error"}
+    assert errors <= {"can't be bound"}
 
 
 async def test_a_gateway_for_other_devices_is_left_alone_while_it_lives(make: Make) -> None:
@@ -570,6 +574,22 @@ async def test_what_was_handed_over_is_registered_a_moment_later(make: Make, mon
     monkeypatch.setattr(node._gateway._handover, "take_over", handed_over)
     await node._gateway._take_over([Age(1, "00000001")])
     assert shell.HANDED_OVER_WAIT in slept
+
+
+async def test_what_is_connected_to_the_kubelet_before_is_not_used(make: Make) -> None:
+    node = await make(inventory(A))
+    await anext(node.kubelet.lists(await node.kubelet.registered()))
+    one = node._gateway.plugins[0]
+    one.approach(KubeletId(0, 0, 0))
+    assert one._ahead is not None
+    await one._ahead.channel.channel_ready()
+    second = Kubelet(node.folder / "dp", "v1beta1", "grpc-go/1.82.1")
+    await second.start()
+    try:
+        await second.registered()
+    finally:
+        await second.close()
+    assert node.kubelet.registrations.empty()
 
 
 async def test_without_hard_links_the_servers_own_path_is_registered(
