@@ -15,10 +15,10 @@ The formats, by kubelet (read in 1.8 to 1.37, and seen on genuine ones):
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct, field
 
 from adapters.dialect import MalformedError
 
@@ -32,8 +32,7 @@ _MAX_STRINGS = 500_000
 in memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Struct, frozen=True):
     """What one container holds of one resource."""
 
     pod_uid: str
@@ -42,8 +41,7 @@ class Held:
     device_ids: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """What a checkpoint says. It may be behind: a kubelet forgets ended pods late, and writes that down later still."""
 
     held: tuple[Held, ...] = ()

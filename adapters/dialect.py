@@ -8,10 +8,11 @@ kubelet minor version from which that verdict holds. The page ``docs/dialects.md
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from msgspec import Struct
 
 from devices.model import (
     ContainerAnswer,
@@ -39,8 +40,7 @@ class Verdict(Enum):
     """Left out, the pod would start without its device: the request is refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """``verdict`` holds for kubelet 1.``since`` and later (None: all that speak the dialect), ``before`` below it."""
 
     verdict: Verdict
@@ -50,8 +50,7 @@ class Rule:
     """Where the rule comes from: a Kubernetes issue, a feature gate, a kubelet version that was run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+class Level(Struct, frozen=True):
     """The kubelet minor versions (1.``low`` to 1.``high``, both included) that fit the evidence of a live connection.
 
     ``high`` None means that nothing bounds it from above.

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import Struct
 
 from adapters.dialect import Level
 
@@ -66,8 +67,7 @@ _USER_AGENT_LIMIT = 256
 _VERSION = re.compile(r"v?1\.(\d{1,3})(?:[.+-][0-9A-Za-z.+-]{0,64})?")
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """What a live connection has shown so far. None: nothing yet, or nothing that can be known."""
 
     user_agent: str | None = None

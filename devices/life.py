@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from devices.model import Device, Fault, Health, Kind, RefusedError, Trouble
 from devices.source import Fate, Listing
@@ -57,8 +59,7 @@ class State(Enum):
     RELEASED = "released"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """What follows from a state.
 
     ``health`` is what the list says (None: what it said last). ``allocate`` is how Allocate refuses the device (None: the
@@ -116,8 +117,7 @@ TABLE: Final[Mapping[State, Row]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Spells:
+class Spells(Struct, frozen=True):
     """How often in a row a device fell ill, and when the last time ended.
 
     ``count`` is the number of spells between which it was never well for long; ``ended`` the moment from which it has been
@@ -142,8 +142,7 @@ class Spells:
         return min(HOLD_MAX_S, HOLD_S * 2 ** min(self.count - SPELLS, 16)) if self.count >= SPELLS else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A device as the list shows it, with its state and the reason for it in words.
 
     ``since`` is when its health in the list became what it is (monotonic seconds); None: before this process looked.
@@ -161,8 +160,7 @@ class Entry:
     beneath: Entry | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sticky:
+class Sticky(Struct, frozen=True):
     """A trouble that must be remembered, since when (unix seconds), and in which boot of the node."""
 
     trouble: Trouble
@@ -170,8 +168,7 @@ class Sticky:
     boot_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Struct, frozen=True):
     """What is known of a resource's devices besides what the backend sees; all by device ID.
 
     ``announced`` holds every device that a kubelet was ever told of, as it was told last. ``cordons`` are an operator's, with
@@ -189,8 +186,7 @@ class Known:
     lost_since: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(Struct, frozen=True):
     """One moment by two clocks, and when this process began to look.
 
     ``now`` and ``started`` are monotonic seconds; ``unix`` counts what must outlive the process. A wall clock that jumps can
@@ -202,8 +198,7 @@ class Clock:
     started: float
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(Struct, frozen=True):
     """The list to send, and what must be remembered of it.
 
     ``entries`` are the listed devices in the backend's order, then the others by ID. ``new`` are those that no kubelet was

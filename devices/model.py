@@ -9,8 +9,9 @@ Mappings in these values are never changed after construction.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+
+from msgspec import Struct, field
 
 
 class Health(Enum):
@@ -38,16 +39,14 @@ class Kind(Enum):
         return next((kind for kind in cls if kind.value == word), cls.UNKNOWN)
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(Struct, frozen=True):
     """What is wrong with a device: in words for a person, and what it takes to end it."""
 
     reason: str
     kind: Kind = Kind.RESTART_APP
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """One allocatable device as the kubelet sees it.
 
     ``numa_nodes`` are the NUMA nodes it sits on; empty means that it has no known place (never "node 0").
@@ -58,16 +57,14 @@ class Device:
     numa_nodes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Struct, frozen=True):
     """What the device plugin asks of the kubelet, said in Register and again in GetDevicePluginOptions."""
 
     pre_start_required: bool = False
     preferred_allocation: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
+class Registration(Struct, frozen=True):
     """One Register call: the dialect's version string, the socket's name in the kubelet's directory, the resource."""
 
     version: str
@@ -76,8 +73,7 @@ class Registration:
     options: Options = Options()
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Struct, frozen=True):
     """A path of the host, mounted into the container."""
 
     container_path: str
@@ -85,8 +81,7 @@ class Mount:
     read_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(Struct, frozen=True):
     """A device node of the host, made available in the container. ``permissions`` is any of ``r``, ``w``, ``m``."""
 
     container_path: str
@@ -94,15 +89,13 @@ class DeviceNode:
     permissions: str = "rw"
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerRequest:
+class ContainerRequest(Struct, frozen=True):
     """The devices that one container is to get."""
 
     device_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerAnswer:
+class ContainerAnswer(Struct, frozen=True):
     """How one container gets its devices. ``cdi_devices`` are fully qualified CDI names (``vendor/class=name``)."""
 
     envs: Mapping[str, str] = field(default_factory=dict)
@@ -112,8 +105,7 @@ class ContainerAnswer:
     cdi_devices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PreferredRequest:
+class PreferredRequest(Struct, frozen=True):
     """Which ``size`` of ``available`` would be best for one container; ``must_include`` are among the chosen."""
 
     available: tuple[str, ...]
@@ -137,8 +129,7 @@ class Field(Enum):
     PRE_START = "PreStartContainer"
 
 
-@dataclass(frozen=True, slots=True)
-class Sayable:
+class Sayable(Struct, frozen=True):
     """What the kubelet at the other end can be told, handed to a device source with each request.
 
     ``said`` certainly arrives; ``unsure`` may be dropped in silence (the kubelet's level isn't known), so that an answer

@@ -7,8 +7,9 @@ changes. The names and meanings of NVIDIA's and AMD's device plugins, because pe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+
+from msgspec import Struct, field
 
 
 class MigStrategy(Enum):
@@ -75,16 +76,14 @@ class Recovery(Enum):
     """By time where an application was to blame, by evidence of a reset where that is needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slices:
+class Slices(Struct, frozen=True):
     """One resource that is time-sliced: each of its devices is offered ``replicas`` times (at least 2), as ``shown_as``."""
 
     replicas: int
     shown_as: str
 
 
-@dataclass(frozen=True, slots=True)
-class Globbed:
+class Globbed(Struct, frozen=True):
     """Devices described by path globs, under one resource name.
 
     Each file that one of ``paths`` matches is a device; ``shared`` files go into every container that has one.
@@ -98,8 +97,7 @@ class Globbed:
     permissions: str = "rw"
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """All that an operator decides about devices. Paths are of the host, without a slash at the end (but ``/``).
 
     ``dev_root`` is where the host's device nodes are, '' for ``driver_root``; ``container_driver_root`` is where this

@@ -7,16 +7,16 @@ whole lists, as ListAndWatch does, and answers three questions. It never sees a 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from devices.model import ContainerAnswer, ContainerRequest, Device, Options, PreferredRequest, Sayable, Trouble
 from devices.policy import Policy
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """All devices of one resource name, and what the kubelet must do for them."""
 
     devices: tuple[Device, ...]
@@ -45,8 +45,7 @@ class Fate(Enum):
     """This source can't tell: it never had the device. What nobody can tell counts as lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """What a person wants to know of a device besides its life; '' and empty where it isn't known or isn't so.
 
     ``index`` is its place on the node in the vendor's words, ``parent`` the ID of the device it is part of, ``profile`` what

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
+from msgspec import Struct
 
 from gateway import kubelet_view
 from gateway.drift import REBOOKED_AFTER, Drift
@@ -34,8 +34,7 @@ AFTER_START: Final = REBOOKED_AFTER + 1.0
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """One look: what was seen, and when it began (monotonic and unix seconds)."""
 
     view: kubelet_view.View

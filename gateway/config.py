@@ -9,9 +9,11 @@ are strict. What it would ignore is ignored, but said. What it can do and this c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from devices.filewatch import NotPlainError, read_plain
 from devices.naming import resource_name_error
@@ -34,8 +36,7 @@ class UnreadableError(ConfigError):
     """The file can't be read now; what is wrong may be elsewhere (no descriptor left), so it may well be later."""
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct, frozen=True):
     """What a configuration file says. ``given`` is by flag name; ``warnings`` are sentences for its author.
 
     ``gpu_names`` and ``mig_names`` are pairs of a pattern (``*`` is anything) for products or MIG profiles and the resource

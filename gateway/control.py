@@ -19,12 +19,12 @@ import stat
 import struct
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import structlog
+from msgspec import Struct
 
 from gateway.watch import listens
 
@@ -321,8 +321,7 @@ async def ask(path: Path, request: Mapping[str, Any], seconds: float) -> dict[st
 # What commands ask of a device.
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Struct, frozen=True):
     """What an operator wants for a device: ``op`` is one of ``ORDERS``; only ``cordon`` has a reason."""
 
     op: str

@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import yaml
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.settings import ConfigError
 
@@ -41,8 +42,7 @@ _RESOLVED: Final = frozenset(f"tag:yaml.org,2002:{name}" for name in ("bool", "f
 Plain = str | int | float | bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """A value of the text: a scalar, a list or a mapping, and its line from 1 (in a mapping: its key's).
 
     ``count`` is how many values it holds, itself among them, and ``height`` how many levels of them.

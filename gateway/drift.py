@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from devices.model import Device, Health, PreferredRequest
 
@@ -45,8 +47,7 @@ class Kind(Enum):
     SURPLUS = "surplus"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """Something that differs: which devices (sorted), and what a person should know."""
 
     kind: Kind
@@ -54,16 +55,14 @@ class Finding:
     words: str
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
+class Forgotten(Struct, frozen=True):
     """Who held a device before the kubelet's start, and when its books were first seen without it."""
 
     holder: str
     since: float
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(Struct, frozen=True):
     """All that is remembered of one resource between two looks, and what differed at the last."""
 
     resource: str

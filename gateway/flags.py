@@ -12,9 +12,11 @@ from __future__ import annotations
 import posixpath
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from devices.policy import CdiFallback, IdStrategy, ListStrategy, MigStrategy, Naming, Policy, Recovery, Sharing
 from gateway.settings import ConfigError, Given
@@ -38,8 +40,7 @@ def _as_is(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Struct, frozen=True):
     """One setting. ``key`` is its path in the configuration file; ``variables`` are asked in this order.
 
     ``take`` turns a value of its kind into one for ``Policy.<field>`` and raises ValueError where that can't be. One that has

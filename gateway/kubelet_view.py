@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 import tenacity
+from msgspec import Struct
 
 from adapters import checkpoint, podresources
 from adapters.dialect import MalformedError
@@ -45,8 +45,7 @@ _Found = TypeVar("_Found")
 Source: TypeAlias = Literal["pod-resources", "checkpoint", "none"]
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """What was seen in one look; None where nothing could be known. Holders are texts, by resource name and device ID."""
 
     held: Holders | None = None

@@ -22,11 +22,11 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
+from msgspec import Struct, field
 
 from devices.life import Sticky
 from devices.model import Device, Health, Kind, Trouble
@@ -57,32 +57,28 @@ class LedgerError(Exception):
     """The ledger could not be read or written. The message says what became of it and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cordon:
+class Cordon(Struct, frozen=True):
     """An operator's word that a device must not be given to new containers. ``at`` is in unix seconds."""
 
     reason: str
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class HandedOut:
+class HandedOut(Struct, frozen=True):
     """That Allocate gave a device to a container; ``dialect`` is empty where only the kubelet's books say so."""
 
     dialect: str
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Announced:
+class _Announced(Struct, frozen=True):
     """A row of ``announced`` as it must be. The numbers are what an int64 on the wire can say."""
 
     health: Literal["Healthy", "Unhealthy"]
     numa: list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Sticky:
+class _Sticky(Struct, frozen=True):
     """A row of ``sticky``: an illness that a restart of the gateway doesn't cure. ``at`` is in unix seconds."""
 
     reason: str
@@ -91,8 +87,7 @@ class _Sticky:
     boot_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Lost:
+class _Lost(Struct, frozen=True):
     """A row of ``lost``. ``since`` is in unix seconds."""
 
     since: float
@@ -102,8 +97,7 @@ _TABLES: Mapping[str, type] = {"announced": _Announced, "lost": _Lost, "sticky":
 """What a resource has rows of, by device ID."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """The ledger at one moment, to be written elsewhere than on the event loop."""
 
     data: bytes
@@ -112,8 +106,7 @@ class Snapshot:
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(Struct, frozen=True):
     """What a write did, for ``Ledger.settle``. ``content`` is set where the file held more than the snapshot."""
 
     identity: _Identity
@@ -122,8 +115,7 @@ class Written:
     complaint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     """A file that is there: what is sound of it, and what is not."""
 
     identity: _Identity | None

@@ -10,11 +10,11 @@ seen as an increase.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import accumulate, product
 from typing import TYPE_CHECKING, Final, Literal
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
@@ -37,8 +37,7 @@ _ELSEWHERE: Final = frozenset({Phase.STANDBY.value, Phase.STOPPED.value})
 """Phases in which a resource isn't this gateway's to serve."""
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(Struct, frozen=True):
     """A metric as it is declared. ``name`` is without the prefix; a counter's ends in ``_total``."""
 
     name: str

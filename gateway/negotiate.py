@@ -12,8 +12,10 @@ in the wrong dialect is inert in every version (run on 1.8 to 1.37). Rules:
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 NEWEST_FIRST = ("v1beta1", "v1alpha2", "0.1")
 
@@ -57,8 +59,7 @@ class Kind(Enum):
     REPORTED = "refused for a reason of the kubelet's own"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """A classified answer; ``supported`` are the versions that the kubelet named, if it named any."""
 
     kind: Kind
@@ -91,8 +92,7 @@ def classify(code: str, details: str) -> Answer:
     return Answer(Kind.REPORTED, details=details)
 
 
-@dataclass(frozen=True, slots=True)
-class Negotiation:
+class Negotiation(Struct, frozen=True):
     """Where the negotiation with one kubelet stands: what is still worth an offer, best first, and what was refused."""
 
     choice: str

@@ -13,12 +13,12 @@ import os
 import random
 import secrets
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 import structlog
+from msgspec import Struct
 
 from adapters.dialect import UnsayableError
 from adapters.registry import by_name
@@ -79,8 +79,7 @@ async def warm_up(socket: Path) -> None:
         await channel.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Ahead:
+class _Ahead(Struct, frozen=True):
     """A channel that was made before it was needed, and the kubelet that it was connected to, if it was."""
 
     channel: grpc.aio.Channel

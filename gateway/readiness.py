@@ -7,8 +7,9 @@ nothing of that would be mended by another gateway in this one's place, and the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
 
 from gateway.registration import Phase
 from gateway.tally import Check
@@ -24,8 +25,7 @@ _MOST_LINES: Final = 32
 _LONGEST: Final = 400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(Struct, frozen=True, kw_only=True):
     """Where one resource stands. Times are ages in seconds, and mean what ``kubelet_s`` of ``judge`` does."""
 
     name: str
@@ -45,8 +45,7 @@ class Standing:
     """What went wrong with its registration last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """Whether the gateway has done its part, and how each thing stands, in lines for people."""
 
     ready: bool

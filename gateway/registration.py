@@ -13,8 +13,10 @@ Rules (each a row in the tests; the kubelet's behaviour behind it is cited where
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway import negotiate
 from gateway.negotiate import Kind, Negotiation
@@ -41,8 +43,7 @@ HEALS = 3
 """How often in a row that is done at once; from then on only every ``LONGEST_WAIT``, and reported as an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletId:
+class KubeletId(Struct, frozen=True):
     """One creation of kubelet.sock. A new socket may get the old inode number, so that the time belongs to it."""
 
     device: int
@@ -75,23 +76,20 @@ class Timer(Enum):
 # Events.
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletUp:
+class KubeletUp(Struct, frozen=True):
     """A kubelet.sock that takes connections was seen: a new one, or (after a poll) perhaps the known one."""
 
     kubelet: KubeletId
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(Struct, frozen=True):
     """The Register of ``attempt`` is about to be sent on the socket of ``kubelet``."""
 
     attempt: int
     kubelet: KubeletId
 
 
-@dataclass(frozen=True, slots=True)
-class Replied:
+class Replied(Struct, frozen=True):
     """The Register of ``attempt`` ended, with gRPC's status name and text."""
 
     attempt: int
@@ -99,69 +97,59 @@ class Replied:
     details: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOpened:
+class StreamOpened(Struct, frozen=True):
     """The kubelet called ListAndWatch."""
 
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnded:
+class StreamEnded(Struct, frozen=True):
     """A ListAndWatch stream is over, whoever ended it."""
 
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fired:
+class Fired(Struct, frozen=True):
     """A timer that was set has run out."""
 
     timer: Timer
 
 
-@dataclass(frozen=True, slots=True)
-class NameLost:
+class NameLost(Struct, frozen=True):
     """A name of ours in the socket directory was deleted by somebody."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(Struct, frozen=True):
     """What the kubelet's own books say: it holds our list, or it doesn't."""
 
     held: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Withhold:
+class Withhold(Struct, frozen=True):
     """This resource must not be offered now (its list is too large for the dialect): end it, say why."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Renew:
+class Renew(Struct, frozen=True):
     """What Register said of the resource is no longer true (its options): end the stream and register once more."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StandBy:
+class StandBy(Struct, frozen=True):
     """Another gateway on this node serves the resource."""
 
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Struct, frozen=True):
     """What held the resource back (another gateway, a list too large) is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """The gateway ends."""
 
 
@@ -174,8 +162,7 @@ Event = (
 # Actions.
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """Make a fresh name for the socket and send one Register in ``dialect`` under it."""
 
     attempt: int
@@ -183,52 +170,44 @@ class Offer:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class CancelOffer:
+class CancelOffer(Struct, frozen=True):
     """Give up the Register in flight: it was for a kubelet that is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(Struct, frozen=True):
     """Send ``Fired(timer)`` after ``seconds`` plus up to a quarter of it, by chance."""
 
     timer: Timer
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class CancelTimer:
+class CancelTimer(Struct, frozen=True):
     """Forget a timer."""
 
     timer: Timer
 
 
-@dataclass(frozen=True, slots=True)
-class EndStreams:
+class EndStreams(Struct, frozen=True):
     """End all ListAndWatch streams of the resource from our side."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """Give the bound socket ``name`` in the socket directory (again)."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unlink:
+class Unlink(Struct, frozen=True):
     """Take our ``name`` out of the socket directory."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verify:
+class Verify(Struct, frozen=True):
     """Look into the kubelet's books, where they can be reached, and send ``Verified``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """Tell people. ``level`` is one of info, warning, error."""
 
     level: str
@@ -239,8 +218,7 @@ class Report:
 Action = Offer | CancelOffer | SetTimer | CancelTimer | EndStreams | Link | Unlink | Verify | Report
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """All that is remembered of one resource's registration. ``attempt`` numbers the Registers, from 1."""
 
     token: str

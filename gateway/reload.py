@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Final
 
 import structlog
+from msgspec.structs import fields, replace
 
 from devices.filewatch import FileWatch
 from devices.policy import Policy

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
+from msgspec import Struct
 
 from gateway.ledger import Ledger, LedgerError
 
@@ -28,8 +28,7 @@ again as the disk was ill."""
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """How the ledger is, for people and metrics. ``last_written`` is in unix seconds, 0 for never.
 
     ``pending`` counts changes that aren't known to be on disk, ``put_aside`` names the damaged file met last, ``exposed``

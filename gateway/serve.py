@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import grpc
 import grpc.aio
 import structlog
+from msgspec.structs import replace
 
 from adapters.dialect import MalformedError, UnsayableError, Verdict, sayable, span
 from adapters.levels import Evidence, level

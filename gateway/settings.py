@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from devices.policy import Policy
 
@@ -18,16 +19,14 @@ class ConfigError(ValueError):
     """Settings that can't be gone by. The message says where, what was expected, what came and what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(Struct, frozen=True):
     """What somebody said a flag to be, and where: ``--mig-strategy``, ``MIG_STRATEGY``, a line of the file."""
 
     value: bool | str | tuple[str, ...] | tuple[int, ...]
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """All that the daemon can be told."""
 
     api: str = "auto"

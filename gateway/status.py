@@ -14,7 +14,6 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -183,8 +182,7 @@ class Gateways(msgspec.Struct, frozen=True, kw_only=True):
 # What the shell knows. Moments are monotonic seconds.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plugin:
+class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one resource."""
 
     name: str
@@ -202,8 +200,7 @@ class Plugin:
     drift: Sequence[Finding] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the node and the gateway as a whole."""
 
     pid: int

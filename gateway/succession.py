@@ -20,9 +20,11 @@ One pair of machines for each resource and two gateways; with several, each gate
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.registration import Phase
 
@@ -49,8 +51,7 @@ MOST_FAILURES = 7
 """Failures in a row that are counted: the longest rest is 320 s."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Age:
+class Age(Struct, frozen=True, order=True):
     """When a gateway started (nanoseconds of the boot clock); the token breaks a tie. Younger is greater.
 
     The node's own service says that it was born ``HOST_SERVICE_NS`` later than it was, so that it is the younger of any pod and
@@ -168,29 +169,25 @@ _SETTLED = frozenset({Elder.APART, Elder.CONFIRMED, Elder.CHECKING, Elder.RESTIN
 # Events.
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """The heir wants the resource. ``first``: it may register, or does, before our streams have ended."""
 
     first: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(Struct, frozen=True):
     """The partner said something else."""
 
     say: Say
 
 
-@dataclass(frozen=True, slots=True)
-class Stood:
+class Stood(Struct, frozen=True):
     """Our own registration stands so now."""
 
     standing: Standing
 
 
-@dataclass(frozen=True, slots=True)
-class Fired:
+class Fired(Struct, frozen=True):
     """The wait is over. ``could_serve``: we could, were it not for this partner (``could_serve`` below)."""
 
     could_serve: bool
@@ -202,15 +199,13 @@ Event = Asked | Heard | Stood | Fired
 # Actions.
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(Struct, frozen=True):
     """Say it to the partner."""
 
     say: Say
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """Send ``Fired`` after so many seconds; forget an earlier wait. None: don't."""
 
     seconds: float | None
@@ -229,8 +224,7 @@ class Outcome(Enum):
     """The partner went, or broke off, before it was done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """Count and log it."""
 
     outcome: Outcome
@@ -239,8 +233,7 @@ class Note:
 Action = Tell | Wait | Note
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """One resource between us and one partner."""
 
     stage: Elder | Heir

@@ -16,11 +16,12 @@ import re
 import stat
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
+from msgspec import Struct
+from msgspec.structs import replace
 
 from devices.gpu.amd_exporter import Exporter
 from devices.gpu.backend import Sight
@@ -60,8 +61,7 @@ class AbsentError(Exception):
     """AMD's GPUs can't be seen now. The message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """What the driver has for a GPU (``id`` is its PCI address) or a partition (its platform device).
 
     ``card`` and ``render`` are the numbers of its device nodes, None where it has none. ``compute`` and ``memory`` are the
@@ -86,8 +86,7 @@ class Wire(NamedTuple):
     lanes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """A node of KFD's topology that computes. ``location`` is bus << 8 | device << 3 | function, or partition."""
 
     number: int
@@ -97,8 +96,7 @@ class Node:
     wires: tuple[Wire, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(Struct, frozen=True):
     """KFD's nodes as they were at ``key``, which changes with them. ``problem`` says why some could not be read."""
 
     key: tuple[object, ...] = ()
@@ -106,8 +104,7 @@ class Topology:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(Struct, frozen=True):
     """Everything in sysfs that counts, as plain values."""
 
     whole: tuple[Entry, ...] = ()

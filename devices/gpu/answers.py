@@ -8,9 +8,11 @@ told is left out where something else brings the GPU, and refused where nothing 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from devices.gpu import cdi
 from devices.gpu.cdi import Extra, HookError, Specification
@@ -36,8 +38,7 @@ CDI: Final = frozenset({ListStrategy.CDI_ANNOTATIONS, ListStrategy.CDI_CRI})
 _EXPANDED: Final = frozenset({Field.ENVS, Field.MOUNTS, Field.DEVICE_NODES})
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """What an answer needs to know of the node besides the GPUs.
 
     ``control_nodes`` are those of ``Sight``. ``extras`` are what containers get beside GPUs by CDI (``cdi.extras``).

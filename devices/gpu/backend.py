@@ -7,14 +7,14 @@ vendor is one module with one class that fits ``Backend``.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from devices.gpu.model import GPU
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
+class Sight(Struct, frozen=True):
     """All GPUs of a node as one look found them; always whole: what isn't in it is not there.
 
     ``gpus`` holds physical GPUs and, after each, its partitions. A GPU in ``recovered`` (UUIDs) was reset since it fell ill;

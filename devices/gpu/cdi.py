@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePosixPath
 from typing import Any, Final, TypeAlias
+
+from msgspec import Struct, field
 
 from devices.gpu.model import GPU
 from devices.model import ContainerAnswer, DeviceNode, Mount
@@ -46,16 +47,14 @@ class Extra(Enum):
     MOFED = "mofed"
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """A symbolic link that a container needs: ``path`` in the container leads to ``target``, a name in the same folder."""
 
     path: str
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class DriverFiles:
+class DriverFiles(Struct, frozen=True):
     """What of the driver a container needs, as paths of the host and of the container.
 
     ``links`` lead to ``libraries``. ``nodes`` (paths below the dev root) and ``mounts`` are there for each ``Extra`` that the

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from devices.model import Kind, Trouble
 from devices.policy import Recovery
@@ -110,8 +112,7 @@ class Check(Enum):
     ENABLED = "enabled"
 
 
-@dataclass(frozen=True, slots=True)
-class Checks:
+class Checks(Struct, frozen=True):
     """Which errors count, as ``DP_DISABLE_HEALTHCHECKS`` and ``DP_ENABLE_HEALTHCHECKS`` say it.
 
     ``marks`` says of an Xid whether it is disabled; 0 stands for all. ``malformed`` are the words that say nothing.
@@ -168,8 +169,7 @@ def judged(xid: int, checks: Checks) -> Trouble:
     return Trouble(f"Xid {xid} ({known})", kind)
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """An error that the driver told of, on the physical GPU ``uuid``; ``xid`` None is a double bit ECC error.
 
     Where the driver knows it, ``gpu_instance`` and ``compute_instance`` name the partition (None: not known).
@@ -181,8 +181,7 @@ class Event:
     compute_instance: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """What a look found of one physical GPU, at ``at`` (monotonic seconds, when it began).
 
     ``failed`` says why it could not be looked at, if so, and then nothing else counts; ``lost`` that it won't answer any
@@ -200,8 +199,7 @@ class Look:
     action: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Ill:
+class Ill(Struct, frozen=True):
     """A trouble, since when it is known (monotonic seconds), and the Xid it comes from (None: none)."""
 
     trouble: Trouble
@@ -209,8 +207,7 @@ class Ill:
     xid: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(Struct, frozen=True):
     """What is wrong on a node: ``ills`` by UUID (of a GPU or a partition) and cause, and the last look at each GPU.
 
     ``recovered`` are UUIDs that were reset since they fell ill, until they do again.

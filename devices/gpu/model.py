@@ -8,9 +8,10 @@ where an index may not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
+
+from msgspec import Struct
 
 from devices.model import Health, Kind, Trouble
 
@@ -38,8 +39,7 @@ _DIRECT: Final = 12
 _OVER_PCIE: Final[Mapping[Way, int]] = {Way.PIX: 20, Way.PXB: 24, Way.PHB: 28, Way.NODE: 32, Way.SYS: FARTHEST}
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True):
     """A way from one GPU to another, over ``lanes`` links (NVLink, XGMI) side by side. ``peer`` is a GPU's ``board``."""
 
     peer: str
@@ -52,8 +52,7 @@ class Link:
         return _OVER_PCIE.get(self.way) or -(-_DIRECT // max(self.lanes, 1))
 
 
-@dataclass(frozen=True, slots=True)
-class GPU:
+class GPU(Struct, frozen=True):
     """One physical GPU, or a partition of one: a MIG instance, an AMD partition.
 
     ``index`` is its place on the node now, ``minor`` the number of its device node; both from 0. ``numa_node`` None

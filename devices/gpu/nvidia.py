@@ -9,11 +9,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
 from devices.gpu import health
 from devices.gpu.backend import Sight

@@ -15,11 +15,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 import structlog
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from devices.gpu.health import Event, Look
 from devices.gpu.model import GPU, Link, Way
@@ -49,8 +50,7 @@ _UNSEEN: Final = "a GPU can't be looked at"
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
+class Pace(Struct, frozen=True):
     """How often and how long, in seconds.
 
     A look every ``poll``; ``wait`` is how long NVML is left waiting for errors, and so what closing it can take, of which
@@ -70,8 +70,7 @@ class Pace:
     grace: float = 600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
+class Scan(Struct, frozen=True):
     """What one look found, begun at ``at``, of all GPUs but those ``let`` go of.
 
     ``reloaded``: the driver was loaded anew since the look before, and NVML was closed then (None: it wasn't).
@@ -86,16 +85,14 @@ class Scan:
     reloaded: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Down:
+class Down(Struct, frozen=True):
     """NVML can't be used now."""
 
     error: NvmlError
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Happened:
+class Happened(Struct, frozen=True):
     """An error came, at that moment (monotonic seconds)."""
 
     event: Event
@@ -106,16 +103,14 @@ News = Scan | Down | Happened | Exception
 """What the threads hand over; an exception is a defect."""
 
 
-@dataclass(frozen=True, slots=True)
-class Let:
+class Let(Struct, frozen=True):
     """Which GPUs mustn't be touched: these, or (``all``) NVML as a whole."""
 
     uuids: frozenset[str] = frozenset()
     all: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True):
     """What the kernel tells besides NVML."""
 
     sys: Path
@@ -165,8 +160,7 @@ class Node:
         return None
 
 
-@dataclass(slots=True)
-class _Session:
+class _Session(Struct):
     """What is known while NVML is open. ``again``: something in it can only come right when it is opened anew."""
 
     listener: threading.Thread | None = None
@@ -179,8 +173,7 @@ class _Session:
     began: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Command:
+class _Command(Struct, frozen=True):
     """An order to the looking thread: end, let go (and say when it is done), open anew what is ``broken``, or just look."""
 
     end: bool = False

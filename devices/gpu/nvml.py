@@ -13,10 +13,10 @@ import ctypes
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import pynvml
+from msgspec import Struct
 
 from devices.gpu.health import Event
 from devices.gpu.model import Way
@@ -65,8 +65,7 @@ class GoneError(NvmlError):
     """There is no such thing, or no longer: a handle of it is refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(Struct, frozen=True):
     """What doesn't change of a physical GPU. ``pci`` is as in sysfs, ``0000:07:00.0``."""
 
     uuid: str
@@ -75,8 +74,7 @@ class Board:
     product: str
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(Struct, frozen=True):
     """A MIG device: its place on its GPU, its GPU and compute instance, its profile (``1c.2g.20gb``, ``1g.10gb+me``)."""
 
     uuid: str
@@ -86,8 +84,7 @@ class Instance:
     profile: str
 
 
-@dataclass(frozen=True, slots=True)
-class Vitals:
+class Vitals(Struct, frozen=True):
     """How a GPU is; None where the driver doesn't say. ``action`` is a value of nvmlDeviceGpuRecoveryAction_t."""
 
     mig: bool

@@ -28,7 +28,6 @@ import posixpath
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import combinations
 from pathlib import Path
@@ -36,6 +35,8 @@ from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 import yaml
+from msgspec import Struct
+from msgspec.structs import replace
 
 from devices.filewatch import NotPlainError, read_plain
 from devices.gpu.model import GPU, Link, Way
@@ -88,8 +89,7 @@ class UnreadableError(ProfileError):
     """The profile can't be read now; what is wrong may be elsewhere (no descriptor left), so it may well be later."""
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
+class Described(Struct, frozen=True):
     """What a profile says of one resource name: its GPUs by index, and UUIDs as ``Listing`` and ``Fate`` mean them.
 
     The withdrawn ones aren't among the GPUs.

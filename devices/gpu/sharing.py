@@ -7,9 +7,10 @@ device plugin, so that a checkpoint from before a swap stays true. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+
+from msgspec import Struct
 
 from devices.gpu.model import GPU
 from devices.gpu.naming import NamingError
@@ -21,8 +22,7 @@ _KEPT: Final = 128
 """GPUs and partitions whose devices are kept: as many as a node has (64), and as many again that were."""
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(Struct, frozen=True):
     """What stands beneath one resource name: GPUs by UUID, each offered ``replicas`` times (0: as itself, unshared)."""
 
     gpus: Mapping[str, GPU]

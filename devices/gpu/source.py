@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from operator import is_not
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
 import structlog
+from msgspec.structs import replace
 
 from devices.gpu import answers, naming, sharing
 from devices.gpu.allocation import preferred

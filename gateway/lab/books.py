@@ -6,7 +6,9 @@ Pure: no plugin is called and no file is touched here. ``DeviceManager`` does th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from devices.model import ContainerAnswer, Device, DeviceNode, Health, Mount
 from gateway.lab.behaviour import Behaviour

@@ -10,8 +10,10 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from adapters.dialect import Level, MalformedError
 from adapters.pb.v1beta1 import v1beta1_pb2

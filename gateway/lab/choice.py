@@ -13,7 +13,9 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from devices.gpu.allocation import preferred
 from devices.gpu.model import FARTHEST, GPU, Link, Way

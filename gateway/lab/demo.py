@@ -22,11 +22,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from devices.gpu import profile
 from devices.gpu.model import GPU
@@ -45,8 +46,7 @@ _UNKNOWN: Final = re.compile(r"code = (NotFound|NOT_FOUND)")
 _STRAY: Final = re.compile(r"Traceback|Exception ignored|Warning:")
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(Struct, frozen=True):
     """What a person is shown: the node now, and how it came here."""
 
     gpus: tuple[GPU, ...] = ()
@@ -70,8 +70,7 @@ Show = Callable[[Scene, str], None]
 # The node.
 
 
-@dataclass(slots=True)
-class _Seen:
+class _Seen(Struct):
     """What comes to light while a step is done."""
 
     api: str = ""
@@ -80,8 +79,7 @@ class _Seen:
     told: list[Holding] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Node:
+class _Node(Struct):
     """The real node: one daemon, one kubelet at a time, and a profile that stands for the hardware."""
 
     root: Path

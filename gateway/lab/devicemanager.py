@@ -14,11 +14,11 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import grpc
+from msgspec.structs import replace
 
 from adapters.dialect import MalformedError
 from adapters.registry import by_name

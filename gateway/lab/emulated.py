@@ -19,11 +19,11 @@ import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
+from msgspec.structs import asdict
 
 from gateway.lab.behaviour import NEWEST, Behaviour, behaviour
 from gateway.lab.devicemanager import DeviceManager

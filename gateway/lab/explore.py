@@ -17,9 +17,11 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Final, NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from gateway import negotiate, registration
 from gateway.registration import KubeletId, Phase, State, Timer

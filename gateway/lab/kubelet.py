@@ -17,10 +17,13 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Self
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from devices.model import ContainerAnswer, DeviceNode, Mount
 
@@ -43,8 +46,7 @@ class KubeletError(Exception):
         self.stage = stage
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(Struct, frozen=True):
     """Which kubelet it is: ``kubernetes`` such as ``v1.28.15``, ``runtime`` such as ``go1.26.6`` or ``python3.11.2``."""
 
     kubernetes: str
@@ -53,40 +55,35 @@ class Version:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Books:
+class Books(Struct, frozen=True):
     """How many devices the kubelet would tell the API server of, by resource name."""
 
     capacity: Mapping[str, int]
     allocatable: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """The books that were waited for, and CLOCK_MONOTONIC in nanoseconds when they were first seen."""
 
     books: Books
     monotonic_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(Struct, frozen=True):
     """How long after the first possible connect the books were right, and how late a 1 ms timer was meanwhile (worst)."""
 
     gap_ms: float
     timer_late_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(Struct, frozen=True):
     """What a container got: device IDs by resource name (sorted), and what the container runtime is told."""
 
     devices: Mapping[str, tuple[str, ...]]
     answer: ContainerAnswer
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """What one container of an active pod asks of one resource; a pod is named by its UID."""
 
     pod: str
@@ -96,8 +93,7 @@ class Demand:
     init: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Struct, frozen=True):
     """A container that the runtime reports as running when the kubelet starts."""
 
     pod: str
@@ -105,8 +101,7 @@ class Running:
     id: str = "container-id"
 
 
-@dataclass(frozen=True, slots=True)
-class Faults:
+class Faults(Struct, frozen=True):
     """What goes wrong in an emulated kubelet until it is told otherwise; the default is: nothing."""
 
     register_hangs: bool = False

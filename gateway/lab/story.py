@@ -7,8 +7,9 @@ each step, so that a promise which is broken anywhere between a profile and a co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
+
+from msgspec import Struct
 
 from gateway.lab.invariants import Holding, broken, given_twice, unannounced
 from gateway.lab.kubelet import Gap
@@ -18,31 +19,27 @@ RESOURCE: Final = "nvidia.com/gpu"
 # The story.
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
+class Hop(Struct, frozen=True):
     """The kubelet is replaced by another version on the same directories; ``drain`` says why its pods must go first."""
 
     version: str
     drain: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """A pod arrives and asks for GPUs."""
 
     pod: str
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sicken:
+class Sicken(Struct, frozen=True):
     """A GPU that no pod holds falls ill."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Recover:
+class Recover(Struct, frozen=True):
     """All GPUs are well again."""
 
 
@@ -68,8 +65,7 @@ STORY: Final[tuple[Step, ...]] = (
 # What was seen.
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """What the kubelet said after one step. ``None`` and empty values are things that nobody came to see."""
 
     step: str
@@ -93,8 +89,7 @@ class Look:
     """What could not be done, in sentences."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """``problems`` are sentences; none: the node kept its promise."""
 
     passed: bool

@@ -11,13 +11,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
+
 CPUS = 2
 """KFD's first nodes are the sockets."""
 PCIE, XGMI = 2, 11
 
 
-@dataclass(frozen=True)
-class Board:
+class Board(Struct, frozen=True):
     """A GPU. Those of one ``hive`` (0: none) are linked by XGMI, over ``lanes`` links; all by PCIe."""
 
     pci: str

@@ -12,11 +12,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 from rich.console import Console
 
 from gateway.cli.demo import demo
@@ -38,7 +38,7 @@ def look(step: str, *holding: Holding, free: tuple[str, ...] = (), **more: objec
     plain = Look(
         step, "1.28", "emulated", api="v1beta1", expected=4, capacity=4, allocatable=4, held=holding, free=free
     )
-    return replace(plain, **more)  # type: ignore[arg-type]
+    return replace(plain, **more)
 
 
 BEFORE = look("kubelet 1.8", free=GPUS)

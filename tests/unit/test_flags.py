@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import fields
 
 from devices.policy import (
     CdiFallback,

@@ -6,11 +6,11 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from devices.gpu.allocation import preferred
 from devices.gpu.model import FARTHEST, GPU, Link, Way

@@ -10,7 +10,6 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from devices.gpu import amd, naming

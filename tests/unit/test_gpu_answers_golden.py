@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 
 from adapters.dialect import Dialect, Level, sayable
 from adapters.registry import by_name

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from devices.gpu.model import GPU
 from devices.gpu.naming import NamingError, name_of, named

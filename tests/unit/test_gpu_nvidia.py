@@ -8,10 +8,11 @@ import random
 import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import replace
+from copy import copy
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from devices.gpu.backend import Backend, Sight
@@ -816,7 +817,7 @@ async def misbehave(node: Node, chance: random.Random, away: list[fake.GPU]) -> 
 
 @pytest.mark.parametrize("seeds", [range(start, start + 10) for start in range(0, 100, 10)], ids=str)
 async def test_random_faults_end_and_the_list_is_what_is_there(node: Node, seeds: range) -> None:
-    fresh = [replace(one) for one in node.world.gpus]
+    fresh = [copy(one) for one in node.world.gpus]
     for seed in seeds:
         chance = random.Random(seed)  # noqa: S311 (a test's choice)
         before = descriptors()
@@ -841,5 +842,5 @@ async def test_random_faults_end_and_the_list_is_what_is_there(node: Node, seeds
 
             await watch.until(right)
         assert descriptors() == before, seed
-        node.world.gpus[:] = [replace(one) for one in fresh]
+        node.world.gpus[:] = [copy(one) for one in fresh]
         node.write()

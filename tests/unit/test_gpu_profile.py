@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from devices.gpu import profile
 from devices.gpu.model import GPU, Link, Way

@@ -7,11 +7,11 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import structlog
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 

@@ -9,13 +9,13 @@ import os
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 import structlog
+from msgspec.structs import replace
 from structlog.typing import EventDict
 
 from adapters.dialect import Dialect

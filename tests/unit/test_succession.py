@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from adapters.dialect import Level
 from gateway import succession as s
@@ -363,8 +364,7 @@ def test_whatever_a_partner_says(younger: bool, own: Standing, events: list[s.Ev
 # Two sides, and all that can happen between them.
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(Struct, frozen=True):
     """A gateway: its machine (None: it has no partner any more), its registration, its one timer."""
 
     machine: s.State | None
@@ -374,8 +374,7 @@ class Side:
     running: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class World:
+class World(Struct, frozen=True):
     """Two gateways, one resource, one kubelet. ``inbox``: what was said to the elder, and to the heir.
 
     Failures are counted to two: more only make the waits longer.
@@ -416,7 +415,7 @@ def held(world: World, who: int) -> bool:
 
 
 def put(world: World, who: int, **changes: object) -> World:
-    side = replace(world.sides[who], **changes)  # type: ignore[arg-type]  # the fields' types are theirs
+    side = replace(world.sides[who], **changes)
     return replace(world, sides=(side, world.sides[1]) if who == ELDER else (world.sides[0], side))
 
 
@@ -564,8 +563,7 @@ def explore(may: tuple[str, ...], *, first: bool) -> tuple[set[World], set[tuple
     return found, steps
 
 
-@dataclass
-class Settling:
+class Settling(Struct):
     """What becomes of a world when nothing goes wrong any more, and whoever waits does so in seconds."""
 
     world: World
