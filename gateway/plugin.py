@@ -248,7 +248,7 @@ class Plugin:
         if reason := self.resource.too_large(dialect):
             return UNFIT, reason
         socket = self._gateway.kubelet_socket
-        if kubelet is None or not listens(socket):
+        if kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet:  # Else another one came in between.
             return NOBODY, f"nobody takes connections on {socket}"
         own = self._gateway.own_socket(self.resource.name)
         if not own.is_socket():

@@ -259,6 +259,14 @@ MUTANTS = (
         "tests/unit/test_serve.py::test_what_is_connected_to_the_kubelet_before_is_not_used",
     ),
     Mutant(
+        "F2",
+        "a kubelet that came between two looks is taken for the one before",
+        "gateway/plugin.py",
+        " or kubelet_id(socket) != kubelet:",
+        ":",
+        "tests/unit/test_serve.py::test_a_kubelet_that_came_in_between_is_not_taken_for_the_one_before",
+    ),
+    Mutant(
         "F3",
         "the change time is ignored",
         "gateway/watch.py",

@@ -592,6 +592,20 @@ async def test_what_is_connected_to_the_kubelet_before_is_not_used(make: Make) -
     assert node.kubelet.registrations.empty()
 
 
+async def test_a_kubelet_that_came_in_between_is_not_taken_for_the_one_before(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would be told of as a new one, and registered with twice."""
+    node = await make(inventory(A))
+    lists = node.kubelet.lists(await node.kubelet.registered())
+    await anext(lists)
+    whole, stale = watch.kubelet_id, [KubeletId(0, 0, 0)]
+    monkeypatch.setattr(plugin, "kubelet_id", lambda path: stale.pop() if stale else whole(path))
+    await lists.aclose()
+    await node.kubelet.registered()
+    assert node._gateway.plugins[0].state.kubelet == whole(node.folder / "dp" / "kubelet.sock")
+
+
 async def test_without_hard_links_the_servers_own_path_is_registered(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
