@@ -7,6 +7,7 @@ import json
 import math
 import os
 import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -23,7 +24,8 @@ from gateway.lab.bench.node import file_system
 from gateway.lab.bench.page import Row, curves, horizontal, write
 from gateway.lab.bench.presence import by_package
 from gateway.lab.footprint import Footprint, family, footprint
-from gateway.lab.kubelet import Gap
+from gateway.lab.gatewayproc import GatewayProcess
+from gateway.lab.kubelet import Gap, Kubelet
 
 
 @pytest.mark.parametrize(
@@ -276,3 +278,17 @@ async def test_callers_take_turns(socket: Path) -> None:
     with Caller(socket, ECHO, [b"a"]) as one, Caller(socket, ECHO, [b"b"]) as other:
         taken = await asyncio.to_thread(in_turns, {"one": one, "other": other}, 100)
     assert {name: len(samples) for name, samples in taken.items()} == {"one": 100, "other": 100}
+
+
+# The yardstick.
+
+
+async def test_the_trivial_plugin_registers_with_each_kubelet(folder: Path) -> None:
+    (folder / "dp").mkdir()
+    command = [sys.executable, "-m", "gateway.lab.trivial", str(folder / "dp"), "--again"]
+    async with await GatewayProcess.launch(command) as trivial:
+        await trivial.wait_for("watching")
+        for _ in range(2):
+            async with await Kubelet.launch("1.28", folder / "dp") as kubelet:
+                await kubelet.start()
+                await kubelet.wait("nvidia.com/gpu", 8)
