@@ -174,6 +174,9 @@ class Plugin:
         self._gateway.stood(self)
         if before.stream is not None and self.state.phase in _BETWEEN and self._ahead is None:
             self._ahead = _Ahead(_channel(self._gateway.kubelet_socket))
+        elif self.state.phase in _SERVED and self._ahead is not None:  # It registered before it was told to approach.
+            self._background(self._ahead.channel.close())
+            self._ahead = None
 
     def _keep_time(self, before: registration.State, event: registration.Event) -> None:
         """Take note of how long the kubelet was without a stream of ours."""

@@ -156,15 +156,16 @@ class Watch:
         self._look()
 
     def _look(self) -> None:
-        """Look for a new kubelet, and set the time of the next look."""
+        """Look for a new kubelet, and set the time of the next look: also where what is told fails, so that it is told again."""
         loop = asyncio.get_running_loop()
+        wait = self._poll
         try:
             self._check_folder()
-            self._wait = self._look_for_kubelet(loop.time())
+            wait = self._look_for_kubelet(loop.time())
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            due = loop.time() + self._wait
+            due, self._wait = loop.time() + wait, wait
             self._timer = loop.call_at(due, self._on_time, due)
 
     def _look_for_kubelet(self, now: float) -> float:
@@ -174,8 +175,8 @@ class Watch:
         if found is None or found == self._seen:
             return self._poll
         if listens(path) and kubelet_id(path) == found:
-            self._seen = found
             self._kubelet_up(found)
+            self._seen = found
             return self._poll
         return _TRY_AGAIN if now < self._urgent_until else min(max(0.05, self._wait * 2), self._poll)
 

@@ -74,6 +74,14 @@ MUTANTS = (
     ),
     Mutant(
         "G2",
+        "a kubelet of which could not be told is forgotten",
+        "gateway/watch.py",
+        "            self._kubelet_up(found)\n            self._seen = found\n",
+        "            self._seen = found\n            self._kubelet_up(found)\n",
+        f"{_WATCH}::test_a_kubelet_of_which_could_not_be_told_is_told_again",
+    ),
+    Mutant(
+        "G2",
         "names that nobody told of are never looked for",
         "gateway/watch.py",
         "        if self._wait >= POLL_WITHOUT_INOTIFY:\n            self._look_at_names()\n",

@@ -250,6 +250,14 @@ MUTANTS = (
     ),
     Mutant(
         "O9",
+        "an idle gateway stays connected to the kubelet",
+        "gateway/plugin.py",
+        "elif self.state.phase in _SERVED and self._ahead is not None:",
+        "elif False:",
+        "tests/unit/test_serve.py::test_who_is_served_holds_no_connection_to_the_kubelet",
+    ),
+    Mutant(
+        "O9",
         "they wake to a policy that nobody gave them",
         "gateway/pool.py",
         "                if os.sched_getscheduler(thread) == os.SCHED_OTHER:",

@@ -88,6 +88,28 @@ async def test_a_kubelet_is_told_once_it_listens(seen: Seen) -> None:
         assert await seen.next("kubelet") == bound
 
 
+async def test_a_kubelet_of_which_could_not_be_told_is_told_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "POLL", 0.01)
+    one = Seen(folder)
+    failures, tell = [ZeroDivisionError()], one.watch._kubelet_up
+
+    def once(kubelet: KubeletId) -> None:
+        if failures:
+            raise failures.pop()
+        tell(kubelet)
+
+    monkeypatch.setattr(one.watch, "_kubelet_up", once)
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, _context: None)
+    task = asyncio.ensure_future(one.watch.run())
+    await asyncio.sleep(0)
+    with listening(folder / "kubelet.sock"):
+        assert await one.next("kubelet") == kubelet_id(folder / "kubelet.sock")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_stale_socket_is_no_kubelet_and_the_next_one_is(seen: Seen) -> None:
     with listening(seen.folder / "kubelet.sock"):
         first = await seen.next("kubelet")
