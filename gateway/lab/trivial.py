@@ -20,7 +20,6 @@ from pathlib import Path
 import grpc
 
 from adapters.pb.v1beta1 import v1beta1_pb2 as pb
-from gateway.watch import KUBELET_SOCKET, listens
 
 NAME = "trivial.sock"
 _OWN = (("grpc.use_local_subchannel_pool", 1),)
@@ -63,7 +62,7 @@ async def bound(path: Path) -> grpc.aio.Server:
 
 async def register(directory: Path, endpoint: str) -> None:
     """Register once."""
-    async with grpc.aio.insecure_channel(f"unix:{directory / KUBELET_SOCKET}", options=_OWN) as channel:
+    async with grpc.aio.insecure_channel(f"unix:{directory / 'kubelet.sock'}", options=_OWN) as channel:
         request = pb.RegisterRequest(version="v1beta1", endpoint=endpoint, resource_name="nvidia.com/gpu")
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/v1beta1.Registration/Register")
         await call(request.SerializeToString(), timeout=15, wait_for_ready=True)
@@ -78,7 +77,10 @@ async def serve(directory: Path) -> None:
 
 async def follow(directory: Path) -> None:
     """Register with each kubelet that comes, for ever. A kubelet empties its directory: folders stay."""
-    import inotify_simple  # noqa: PLC0415  what the plain yardstick doesn't need, it doesn't pay for
+    # What the plain yardstick doesn't need, it doesn't pay for.
+    import inotify_simple  # noqa: PLC0415
+
+    from gateway.watch import KUBELET_SOCKET, listens  # noqa: PLC0415
 
     own = directory / "trivial"
     own.mkdir()

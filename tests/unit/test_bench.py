@@ -292,3 +292,10 @@ async def test_the_trivial_plugin_registers_with_each_kubelet(folder: Path) -> N
             async with await Kubelet.launch("1.28", folder / "dp") as kubelet:
                 await kubelet.start()
                 await kubelet.wait("nvidia.com/gpu", 8)
+
+
+def test_the_trivial_plugin_imports_nothing_of_the_gateway() -> None:
+    """Or what the gateway costs beyond it would look smaller than it is."""
+    code = "import sys, gateway.lab.trivial; print(*(name for name in sys.modules if name.startswith('gateway.')))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["gateway.lab", "gateway.lab.trivial"]
