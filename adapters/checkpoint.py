@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Struct, field
 
 from adapters.dialect import MalformedError
 
@@ -32,7 +31,7 @@ _MAX_STRINGS = 500_000
 in memory."""
 
 
-class Held(Struct, frozen=True):
+class Held(msgspec.Struct, frozen=True):
     """What one container holds of one resource."""
 
     pod_uid: str
@@ -41,11 +40,11 @@ class Held(Struct, frozen=True):
     device_ids: frozenset[str]
 
 
-class Checkpoint(Struct, frozen=True):
+class Checkpoint(msgspec.Struct, frozen=True):
     """What a checkpoint says. It may be behind: a kubelet forgets ended pods late, and writes that down later still."""
 
     held: tuple[Held, ...] = ()
-    registered: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    registered: Mapping[str, frozenset[str]] = msgspec.field(default_factory=dict)
     """Device IDs that were healthy when it was written, by resource name (1.9 and later)."""
 
 

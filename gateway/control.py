@@ -24,7 +24,6 @@ from typing import Any, Final
 
 import msgspec
 import structlog
-from msgspec import Struct
 
 from gateway.watch import listens
 
@@ -321,7 +320,7 @@ async def ask(path: Path, request: Mapping[str, Any], seconds: float) -> dict[st
 # What commands ask of a device.
 
 
-class Order(Struct, frozen=True):
+class Order(msgspec.Struct, frozen=True):
     """What an operator wants for a device: ``op`` is one of ``ORDERS``; only ``cordon`` has a reason."""
 
     op: str

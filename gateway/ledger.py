@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
-from msgspec import Struct, field
 
 from devices.life import Sticky
 from devices.model import Device, Health, Kind, Trouble
@@ -57,28 +56,28 @@ class LedgerError(Exception):
     """The ledger could not be read or written. The message says what became of it and what to do."""
 
 
-class Cordon(Struct, frozen=True):
+class Cordon(msgspec.Struct, frozen=True):
     """An operator's word that a device must not be given to new containers. ``at`` is in unix seconds."""
 
     reason: str
     at: float
 
 
-class HandedOut(Struct, frozen=True):
+class HandedOut(msgspec.Struct, frozen=True):
     """That Allocate gave a device to a container; ``dialect`` is empty where only the kubelet's books say so."""
 
     dialect: str
     at: float
 
 
-class _Announced(Struct, frozen=True):
+class _Announced(msgspec.Struct, frozen=True):
     """A row of ``announced`` as it must be. The numbers are what an int64 on the wire can say."""
 
     health: Literal["Healthy", "Unhealthy"]
     numa: list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]]
 
 
-class _Sticky(Struct, frozen=True):
+class _Sticky(msgspec.Struct, frozen=True):
     """A row of ``sticky``: an illness that a restart of the gateway doesn't cure. ``at`` is in unix seconds."""
 
     reason: str
@@ -87,7 +86,7 @@ class _Sticky(Struct, frozen=True):
     boot_id: str
 
 
-class _Lost(Struct, frozen=True):
+class _Lost(msgspec.Struct, frozen=True):
     """A row of ``lost``. ``since`` is in unix seconds."""
 
     since: float
@@ -97,7 +96,7 @@ _TABLES: Mapping[str, type] = {"announced": _Announced, "lost": _Lost, "sticky":
 """What a resource has rows of, by device ID."""
 
 
-class Snapshot(Struct, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True):
     """The ledger at one moment, to be written elsewhere than on the event loop."""
 
     data: bytes
@@ -106,7 +105,7 @@ class Snapshot(Struct, frozen=True):
     revision: int
 
 
-class Written(Struct, frozen=True):
+class Written(msgspec.Struct, frozen=True):
     """What a write did, for ``Ledger.settle``. ``content`` is set where the file held more than the snapshot."""
 
     identity: _Identity
@@ -115,11 +114,11 @@ class Written(Struct, frozen=True):
     complaint: str = ""
 
 
-class _Found(Struct, frozen=True):
+class _Found(msgspec.Struct, frozen=True):
     """A file that is there: what is sound of it, and what is not."""
 
     identity: _Identity | None
-    content: _Content = field(default_factory=dict)
+    content: _Content = msgspec.field(default_factory=dict)
     complaint: str = ""
 
 

@@ -59,6 +59,8 @@ _CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries
 _BETWEEN = frozenset({Phase.WAITING, Phase.ABSENT})
 _SERVED = frozenset({Phase.SERVING, Phase.STANDBY})
 """The phases in which somebody serves the resource, this gateway or another."""
+_AT_REST = _SERVED | {Phase.OUT}
+"""The phases in which no Register is to be sent soon."""
 _LEVELS = logging.getLevelNamesMapping()
 _log = structlog.get_logger()
 
@@ -148,13 +150,15 @@ class Plugin:
 
     def _channel_to(self, kubelet: KubeletId | None) -> grpc.aio.Channel:
         """Take the channel that was made ahead, unless it leads to another kubelet; then a new one."""
+        if self._ahead is not None and self._ahead.kubelet not in {None, kubelet}:
+            self._drop_ahead()
         ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            return _channel(self._gateway.kubelet_socket)
-        if ahead.kubelet not in {None, kubelet}:
+        return ahead.channel if ahead is not None else _channel(self._gateway.kubelet_socket)
+
+    def _drop_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
             self._background(ahead.channel.close())
-            return _channel(self._gateway.kubelet_socket)
-        return ahead.channel
 
     def feed(self, event: registration.Event) -> None:
         """Let the state machine take an event, and do what it asks for."""
@@ -174,9 +178,8 @@ class Plugin:
         self._gateway.stood(self)
         if before.stream is not None and self.state.phase in _BETWEEN and self._ahead is None:
             self._ahead = _Ahead(_channel(self._gateway.kubelet_socket))
-        elif self.state.phase in _SERVED and self._ahead is not None:  # It registered before it was told to approach.
-            self._background(self._ahead.channel.close())
-            self._ahead = None
+        elif self.state.phase in _AT_REST:
+            self._drop_ahead()
 
     def _keep_time(self, before: registration.State, event: registration.Event) -> None:
         """Take note of how long the kubelet was without a stream of ours."""
@@ -237,20 +240,11 @@ class Plugin:
             await self.resource.drop_earlier_servers()
 
     async def _register(self, offer: registration.Offer) -> tuple[str, str]:
-        kubelet = kubelet_id(self._gateway.kubelet_socket)
-        channel = self._channel_to(kubelet)
-        try:
-            return await self._register_on(channel, kubelet, offer)
-        finally:
-            self._background(channel.close())
-
-    async def _register_on(
-        self, channel: grpc.aio.Channel, kubelet: KubeletId | None, offer: registration.Offer
-    ) -> tuple[str, str]:
         dialect = by_name(offer.dialect)
         if reason := self.resource.too_large(dialect):
             return UNFIT, reason
         socket = self._gateway.kubelet_socket
+        kubelet = kubelet_id(socket)
         if kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet:  # Else another one came in between.
             return NOBODY, f"nobody takes connections on {socket}"
         own = self._gateway.own_socket(self.resource.name)
@@ -265,15 +259,18 @@ class Plugin:
         except UnsayableError as error:
             return UNFIT, str(error)
         self.resource.offer(dialect)
-        register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
-            f"/{dialect.registration_service}/Register"
-        )
+        channel = self._channel_to(kubelet)
         try:
+            register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                f"/{dialect.registration_service}/Register"
+            )
             await register(wire.data, timeout=REGISTER_DEADLINE)
+            self._gateway.accepted(offer.dialect)
+            await asyncio.sleep(CALL_FIRST)
         except grpc.aio.AioRpcError as error:
             return error.code().name, error.details() or ""
-        self._gateway.accepted(offer.dialect)
-        await asyncio.sleep(CALL_FIRST)
+        finally:
+            self._background(channel.close())
         return "OK", ""
 
     def _link(self, name: str) -> str:

@@ -467,9 +467,8 @@ class Gateway:
         self._kubelet, self.kubelet_since = kubelet, time.monotonic()
         if self._begun:
             self._approach(kubelet)
-        self.beliefs.restarted()
-        if self._begun:
             self._tell_kubelet(self.plugins)
+        self.beliefs.restarted()
         tell = partial(_log.info, "kubelet found", socket=str(self.kubelet_socket))
         asyncio.get_running_loop().call_later(FOUND_IS_TOLD, tell)
 

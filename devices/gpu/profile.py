@@ -35,7 +35,6 @@ from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 import yaml
-from msgspec import Struct
 from msgspec.structs import replace
 
 from devices.filewatch import NotPlainError, read_plain
@@ -89,7 +88,7 @@ class UnreadableError(ProfileError):
     """The profile can't be read now; what is wrong may be elsewhere (no descriptor left), so it may well be later."""
 
 
-class Described(Struct, frozen=True):
+class Described(msgspec.Struct, frozen=True):
     """What a profile says of one resource name: its GPUs by index, and UUIDs as ``Listing`` and ``Fate`` mean them.
 
     The withdrawn ones aren't among the GPUs.

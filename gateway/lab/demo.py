@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from devices.gpu import profile
@@ -46,7 +45,7 @@ _UNKNOWN: Final = re.compile(r"code = (NotFound|NOT_FOUND)")
 _STRAY: Final = re.compile(r"Traceback|Exception ignored|Warning:")
 
 
-class Scene(Struct, frozen=True):
+class Scene(msgspec.Struct, frozen=True):
     """What a person is shown: the node now, and how it came here."""
 
     gpus: tuple[GPU, ...] = ()
@@ -58,7 +57,7 @@ class Scene(Struct, frozen=True):
     api: str = ""
     capacity: int = 0
     allocatable: int = 0
-    holders: Mapping[str, str] = field(default_factory=dict)
+    holders: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Pod by device ID."""
     verdict: Verdict | None = None
 
@@ -70,16 +69,16 @@ Show = Callable[[Scene, str], None]
 # The node.
 
 
-class _Seen(Struct):
+class _Seen(msgspec.Struct):
     """What comes to light while a step is done."""
 
     api: str = ""
     gap: Gap | None = None
     drained: tuple[str, ...] = ()
-    told: list[Holding] = field(default_factory=list)
+    told: list[Holding] = msgspec.field(default_factory=list)
 
 
-class _Node(Struct):
+class _Node(msgspec.Struct):
     """The real node: one daemon, one kubelet at a time, and a profile that stands for the hardware."""
 
     root: Path
@@ -90,10 +89,10 @@ class _Node(Struct):
     gpus: tuple[GPU, ...]
     stack: AsyncExitStack
     kubelet: Kubelet | None = None
-    pods: list[Demand] = field(default_factory=list)
-    ill: dict[int, str] = field(default_factory=dict)
-    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    seen: _Seen = field(default_factory=_Seen)
+    pods: list[Demand] = msgspec.field(default_factory=list)
+    ill: dict[int, str] = msgspec.field(default_factory=dict)
+    numbers: Iterator[int] = msgspec.field(default_factory=lambda: itertools.count(1))
+    seen: _Seen = msgspec.field(default_factory=_Seen)
 
     @property
     def expected(self) -> int:

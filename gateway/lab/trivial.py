@@ -95,15 +95,16 @@ async def follow(directory: Path) -> None:
 
     asyncio.get_running_loop().add_reader(watch.fileno(), read)
     print('{"event": "watching"}', flush=True)
-    for number in itertools.count():
-        assert server is not None  # One that nobody knows any more is ended.
-        await created.wait()
-        created.clear()
-        while not listens(directory / KUBELET_SOCKET):  # noqa: ASYNC110  another process listens
-            await asyncio.sleep(0.0005)
-        os.link(own / NAME, directory / f"trivial-{number}.sock")
-        with contextlib.suppress(grpc.aio.AioRpcError):  # That one is gone already: the next one comes.
-            await register(directory, f"trivial-{number}.sock")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.wait_for_termination())
+        for number in itertools.count():
+            await created.wait()
+            created.clear()
+            while not listens(directory / KUBELET_SOCKET):  # noqa: ASYNC110  another process listens
+                await asyncio.sleep(0.0005)
+            os.link(own / NAME, directory / f"trivial-{number}.sock")
+            with contextlib.suppress(grpc.aio.AioRpcError):  # That one is gone already: the next one comes.
+                await register(directory, f"trivial-{number}.sock")
 
 
 if __name__ == "__main__":

@@ -252,7 +252,7 @@ MUTANTS = (
         "O9",
         "an idle gateway stays connected to the kubelet",
         "gateway/plugin.py",
-        "elif self.state.phase in _SERVED and self._ahead is not None:",
+        "elif self.state.phase in _AT_REST:",
         "elif False:",
         "tests/unit/test_serve.py::test_who_is_served_holds_no_connection_to_the_kubelet",
     ),

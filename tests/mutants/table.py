@@ -254,7 +254,7 @@ MUTANTS = (
         "F2",
         "what is connected to the kubelet before is used",
         "gateway/plugin.py",
-        "        if ahead.kubelet not in {None, kubelet}:\n",
+        "        if self._ahead is not None and self._ahead.kubelet not in {None, kubelet}:\n",
         "        if False:\n",
         "tests/unit/test_serve.py::test_what_is_connected_to_the_kubelet_before_is_not_used",
     ),

@@ -129,8 +129,9 @@ def test_a_transcript_is_bounded_in_lines() -> None:
 
 async def _breaks(node: Node, version: str) -> None:
     await node.start_kubelet(version)
-    await node.start_gateway()
+    gateway = await node.start_gateway()
     await node.served()
+    await gateway.wait_for("registered")
     must([f"{node.root} is not as promised"])
 
 
@@ -163,7 +164,7 @@ def test_a_failing_cell_is_red_and_ends_the_run_with_1(folder: Path) -> None:
     assert cell["reason"] == "<node> is not as promised"
     assert cell["registers"] == {"nvidia.com/gpu": 1}
     assert any("/v1beta1.Registration/Register: OK" in line for line in cell["transcript"])
-    assert any("serving" in line for line in cell["transcript"])
+    assert any("registered" in line for line in cell["transcript"])
     page = (out / "index.html").read_text()
     assert 'href="#broken-1.37"' in page
     assert "2 of 6 runs failed" in page

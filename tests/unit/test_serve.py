@@ -237,6 +237,14 @@ async def told(logs: asyncio.Queue[EventDict], event: str) -> EventDict:
                 return said
 
 
+async def served(node: Node, logs: asyncio.Queue[EventDict]) -> AsyncGenerator[tuple[Device, ...]]:
+    """Wait until the first list has come and Register's answer has been taken in; give the lists."""
+    lists = node.kubelet.lists(await node.kubelet.registered())
+    await anext(lists)
+    await told(logs, "registered")
+    return lists
+
+
 def inventory(*devices: Device, resource: str = GPU, options: Options | None = None) -> Inventory:
     return {resource: Listing(devices, options or Options())}
 
@@ -385,8 +393,7 @@ async def test_a_cordon_is_confirmed_when_it_is_on_disk(make: Make, monkeypatch:
 async def test_an_orderly_end_remembers_the_accepted_api(make: Make, logs: asyncio.Queue[EventDict]) -> None:
     """Also when it comes right after the first Register."""
     node = await make(inventory(A), "v1alpha2")
-    await anext(node.kubelet.lists(await node.kubelet.registered()))
-    await told(logs, "registered")
+    await served(node, logs)
     await node.end()
     assert json.loads((node.folder / "state" / "ledger.json").read_text())["accepted"] == "v1alpha2"
 
@@ -580,8 +587,7 @@ async def test_what_was_handed_over_is_registered_a_moment_later(make: Make, mon
 
 async def test_what_is_connected_to_the_kubelet_before_is_not_used(make: Make, logs: asyncio.Queue[EventDict]) -> None:
     node = await make(inventory(A))
-    await anext(node.kubelet.lists(await node.kubelet.registered()))
-    await told(logs, "registered")
+    await served(node, logs)
     one = node._gateway.plugins[0]
     one.approach(KubeletId(0, 0, 0))
     assert one._ahead is not None
@@ -598,8 +604,7 @@ async def test_what_is_connected_to_the_kubelet_before_is_not_used(make: Make, l
 async def test_who_is_served_holds_no_connection_to_the_kubelet(make: Make, logs: asyncio.Queue[EventDict]) -> None:
     """It would keep gRPC's threads busy."""
     node = await make(inventory(A))
-    await anext(node.kubelet.lists(await node.kubelet.registered()))
-    await told(logs, "registered")
+    await served(node, logs)
     one, kubelet = node._gateway.plugins[0], watch.kubelet_id(node.folder / "dp" / "kubelet.sock")
     assert kubelet is not None
     one.approach(kubelet)
@@ -612,9 +617,7 @@ async def test_a_kubelet_that_came_in_between_is_not_taken_for_the_one_before(
 ) -> None:
     """Or it would be told of as a new one, and registered with twice."""
     node = await make(inventory(A))
-    lists = node.kubelet.lists(await node.kubelet.registered())
-    await anext(lists)
-    await told(logs, "registered")
+    lists = await served(node, logs)
     whole, stale = watch.kubelet_id, [KubeletId(0, 0, 0)]
     monkeypatch.setattr(plugin, "kubelet_id", lambda path: stale.pop() if stale else whole(path))
     await lists.aclose()
