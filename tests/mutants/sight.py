@@ -254,7 +254,15 @@ MUTANTS = (
         "gateway/plugin.py",
         "elif self.state.phase in _AT_REST:",
         "elif False:",
-        "tests/unit/test_serve.py::test_who_is_served_holds_no_connection_to_the_kubelet",
+        "tests/unit/test_serve.py::test_who_is_served_or_stands_by_holds_no_connection_to_the_kubelet",
+    ),
+    Mutant(
+        "O9",
+        "a gateway that stands by connects to a kubelet that comes",
+        "gateway/plugin.py",
+        "        if self.state.phase is not Phase.STANDBY:\n            channel",
+        "        if True:\n            channel",
+        "tests/unit/test_serve.py::test_who_is_served_or_stands_by_holds_no_connection_to_the_kubelet",
     ),
     Mutant(
         "O9",

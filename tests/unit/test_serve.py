@@ -601,7 +601,9 @@ async def test_what_is_connected_to_the_kubelet_before_is_not_used(make: Make, l
     assert node.kubelet.registrations.empty()
 
 
-async def test_who_is_served_holds_no_connection_to_the_kubelet(make: Make, logs: asyncio.Queue[EventDict]) -> None:
+async def test_who_is_served_or_stands_by_holds_no_connection_to_the_kubelet(
+    make: Make, logs: asyncio.Queue[EventDict]
+) -> None:
     """It would keep gRPC's threads busy."""
     node = await make(inventory(A))
     await served(node, logs)
@@ -609,6 +611,9 @@ async def test_who_is_served_holds_no_connection_to_the_kubelet(make: Make, logs
     assert kubelet is not None
     one.approach(kubelet)
     one.feed(KubeletUp(kubelet))
+    assert one._ahead is None
+    one.feed(StandBy("0123abcd"))
+    one.approach(kubelet)
     assert one._ahead is None
 
 
