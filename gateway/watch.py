@@ -119,6 +119,7 @@ class Watch:
         self._peers_changed, self._replaced, self._late = peers_changed, replaced, late
         self._inotify: inotify_simple.INotify | None = None
         self._watched: dict[int, Path] = {}
+        self._refused: set[Path] = set()
         self._folder_id = folder_id(folder)
         self._names = (_names(folder), _names(shared))
         self._seen: KubeletId | None = None
@@ -200,8 +201,9 @@ class Watch:
             self._replaced()
         elif found is None:
             self._folder_id = None
-        elif self._inotify is not None and self._shared not in self._watched.values():
-            self._add(self._shared, _MASK)
+        else:  # A watch may have been refused, for a while, and the shared folder may come later.
+            for missing in {self._folder, self._shared}.difference(self._watched.values()):
+                self._add(missing, _MASK)
 
     def _open_inotify(self) -> None:
         try:
@@ -235,7 +237,11 @@ class Watch:
         try:
             self._watched[self._inotify.add_watch(folder, mask | _flags.ONLYDIR)] = folder
         except OSError as error:
-            _log.warning("cannot watch a folder, polling it", folder=str(folder), error=str(error))
+            if folder not in self._refused:
+                _log.warning("cannot watch a folder, polling it", folder=str(folder), error=str(error))
+            self._refused.add(folder)
+        else:
+            self._refused.discard(folder)
 
     def _read(self) -> None:
         if self._inotify is None:

@@ -74,6 +74,22 @@ MUTANTS = (
     ),
     Mutant(
         "G2",
+        "a folder that could not be watched once is polled for ever",
+        "gateway/watch.py",
+        "{self._folder, self._shared}.difference(self._watched.values())",
+        "{self._shared}.difference(self._watched.values())",
+        f"{_WATCH}::test_without_a_watch_on_the_folder_it_is_polled_often",
+    ),
+    Mutant(
+        "G2",
+        "a folder that can't be watched is told of with each poll",
+        "gateway/watch.py",
+        "            if folder not in self._refused:\n    ",
+        "            if True:\n    ",
+        f"{_WATCH}::test_without_a_watch_on_the_folder_it_is_polled_often",
+    ),
+    Mutant(
+        "G2",
         "a kubelet of which could not be told is forgotten",
         "gateway/watch.py",
         "            self._kubelet_up(found)\n            self._seen = found\n",

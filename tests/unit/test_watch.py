@@ -14,6 +14,7 @@ from typing import cast
 
 import inotify_simple
 import pytest
+from structlog.testing import capture_logs
 
 from gateway import watch
 from gateway.registration import KubeletId
@@ -154,10 +155,15 @@ async def test_without_a_watch_on_the_folder_it_is_polled_often(folder: Path, mo
             raise OSError(28, "inotify watch limit reached")
         return int(add(self, path, mask))
 
-    monkeypatch.setattr(inotify_simple.INotify, "add_watch", only_the_parent)
     one = Seen(folder)
-    one.watch._open_inotify()
-    assert one.watch._poll == watch.POLL_WITHOUT_INOTIFY
+    with monkeypatch.context() as limited, capture_logs() as log:
+        limited.setattr(inotify_simple.INotify, "add_watch", only_the_parent)
+        one.watch._open_inotify()
+        one.watch._check_folder()
+        assert one.watch._poll == watch.POLL_WITHOUT_INOTIFY
+    assert [line["folder"] for line in log] == [str(folder), str(folder / "gateway")]  # each once, not with each poll
+    one.watch._check_folder()
+    assert one.watch._poll == watch.POLL
     one.watch.close()
 
 
