@@ -183,7 +183,11 @@ class Watch:
 
     @property
     def _poll(self) -> float:
-        return POLL if {self._folder, self._shared} <= {*self._watched.values()} else POLL_WITHOUT_INOTIFY
+        return POLL_WITHOUT_INOTIFY if self._unwatched else POLL
+
+    @property
+    def _unwatched(self) -> set[Path]:
+        return {self._folder, self._shared}.difference(self._watched.values())
 
     def _look_at_names(self) -> None:
         """Find what nobody told: names that went from the folder, gateways that came or went."""
@@ -202,7 +206,7 @@ class Watch:
         elif found is None:
             self._folder_id = None
         else:  # A watch may have been refused, for a while, and the shared folder may come later.
-            for missing in {self._folder, self._shared}.difference(self._watched.values()):
+            for missing in self._unwatched:
                 self._add(missing, _MASK)
 
     def _open_inotify(self) -> None:
