@@ -90,6 +90,14 @@ MUTANTS = (
     ),
     Mutant(
         "G2",
+        "a folder that can't be watched again is told of no more",
+        "gateway/watch.py",
+        "            self._refused.discard(folder)",
+        "            pass",
+        f"{_WATCH}::test_without_a_watch_on_the_folder_it_is_polled_often",
+    ),
+    Mutant(
+        "G2",
         "a kubelet of which could not be told is forgotten",
         "gateway/watch.py",
         "            self._kubelet_up(found)\n            self._seen = found\n",

@@ -164,6 +164,10 @@ async def test_without_a_watch_on_the_folder_it_is_polled_often(folder: Path, mo
     assert [line["folder"] for line in log] == [str(folder), str(folder / "gateway")]  # each once, not with each poll
     one.watch._check_folder()
     assert one.watch._poll == watch.POLL
+    with monkeypatch.context() as limited, capture_logs() as log:
+        limited.setattr(inotify_simple.INotify, "add_watch", only_the_parent)
+        one.watch._rewatch()
+    assert len(log) == 2  # It was cured in between.
     one.watch.close()
 
 
