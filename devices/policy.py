@@ -103,6 +103,7 @@ class Policy(Struct, frozen=True):
     ``dev_root`` is where the host's device nodes are, '' for ``driver_root``; ``container_driver_root`` is where this
     process sees ``driver_root``. ``slices`` are by the name that a resource has unshared. ``disabled_health_checks`` and
     ``enabled_health_checks`` hold what ``DP_DISABLE_HEALTHCHECKS`` and ``DP_ENABLE_HEALTHCHECKS`` held, as it was written.
+    ``cdi_disabled_hooks`` are names of hooks that the CDI specification is to lack; ``all`` means all.
     ``gpu_names`` and ``mig_names`` are pairs of a pattern (``*`` is anything) for NVIDIA's products or MIG profiles and the
     resource name for those that it matches, the first that does; what none matches isn't offered. Empty: the usual names.
     """
@@ -118,6 +119,7 @@ class Policy(Struct, frozen=True):
     id_strategy: IdStrategy = IdStrategy.UUID
     cdi_annotation_prefix: str = "cdi.k8s.io/"
     cdi_hook_path: str = "/usr/bin/nvidia-ctk"
+    cdi_disabled_hooks: frozenset[str] = frozenset()
     cdi_fallback: CdiFallback = CdiFallback.REFUSE
     gdrcopy: bool = False
     gds: bool = False

@@ -147,6 +147,10 @@ def _path_or_default(text: str) -> str:
     return _path(text) or Policy().cdi_hook_path
 
 
+def _named(texts: Sequence[str]) -> frozenset[str]:
+    return frozenset(texts) - {""}
+
+
 _PLUGIN: Final = ("flags", "plugin")
 _OURS: Final = "gateway"
 
@@ -298,6 +302,16 @@ FLAGS: Final[tuple[Flag, ...]] = (
         aliases=("nvidia-ctk-path",),
         field="cdi_hook_path",
         take=_path_or_default,
+    ),
+    Flag(
+        "cdi-disable-hooks",
+        Kind.LIST,
+        "hooks that the CDI specification is to lack, by commas (an older NVIDIA Container Toolkit has fewer); all: it has none",
+        values="HOOKS",
+        variables=("CDI_DISABLE_HOOKS",),
+        key=(*_PLUGIN, "cdiDisableHooks"),
+        field="cdi_disabled_hooks",
+        take=_named,
     ),
     Flag(
         "kubelet-socket",

@@ -2,7 +2,7 @@
 
 Kinds and names are those of NVIDIA's device plugin (internal/cdi/cdi.go of 0.20, which lets nvcdi of the NVIDIA Container
 Toolkit write them), because the kubelet goes on giving out answers that it was given before a swap. What is in them is
-nvcdi's too, but for hooks that not every release of the toolkit has. Pure; ``cdi_files`` writes.
+nvcdi's too (pkg/nvcdi of 1.20, which that release is built with). Pure; ``cdi_files`` writes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ ALL: Final = "all"
 _KIND: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?")
 _DEVICE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _VERSION: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}")
-_OPTIONS: Final = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+_READ_ONLY: Final = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+_WRITABLE: Final = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
+"""For sockets: a container in the container could not use them otherwise."""
 # The NVIDIA runtime would add GPUs of its own choice where nobody says that there are to be none.
 _VOID: Final = "NVIDIA_VISIBLE_DEVICES=void"
+_CUDA: Final = "libcuda.so."
 
 
 class Extra(Enum):
@@ -48,7 +51,7 @@ class Extra(Enum):
 
 
 class Link(Struct, frozen=True):
-    """A symbolic link that a container needs: ``path`` in the container leads to ``target``, a name in the same folder."""
+    """A symbolic link that a container needs: ``path`` in the container leads to ``target``, as seen from its folder."""
 
     path: str
     target: str
@@ -57,7 +60,7 @@ class Link(Struct, frozen=True):
 class DriverFiles(Struct, frozen=True):
     """What of the driver a container needs, as paths of the host and of the container.
 
-    ``links`` lead to ``libraries``. ``nodes`` (paths below the dev root) and ``mounts`` are there for each ``Extra`` that the
+    ``others`` are programs, firmware, sockets and what graphics needs. ``nodes`` (paths below the dev root) and ``mounts`` are there for each ``Extra`` that the
     node has.
     """
 
@@ -116,10 +119,10 @@ def specifications(
         union = {node["path"]: node for edits in devices.values() for node in edits.get("deviceNodes", ())}
         devices[ALL] = _edits(nodes=list(union.values())) or {"env": [_VOID]}
         common = _edits(
-            env=[_VOID],
+            env=[*_libcuda(driver), _VOID],
             nodes=_nodes(control_nodes, policy),
             mounts=(*driver.libraries, *driver.others),
-            hooks=_hooks(policy.cdi_hook_path, driver) if driver.libraries else (),
+            hooks=_hooks(policy, driver) if driver.libraries else (),
         )
         written.append(_specification(CLASS, devices, common))
     for extra in extras(policy, driver):
@@ -198,7 +201,11 @@ def _edits(
     hooks: Sequence[Mapping[str, Any]] = (),
 ) -> Specification:
     mounted = [
-        {"hostPath": mount.host_path, "containerPath": mount.container_path, "options": list(_OPTIONS)}
+        {
+            "hostPath": mount.host_path,
+            "containerPath": mount.container_path,
+            "options": list(_READ_ONLY if mount.read_only else _WRITABLE),
+        }
         for mount in mounts
     ]
     said = {"env": list(env), "deviceNodes": list(nodes), "mounts": mounted, "hooks": list(hooks)}
@@ -217,15 +224,48 @@ def _nodes(paths: Iterable[str], policy: Policy) -> list[dict[str, str]]:
     ]
 
 
-def _hooks(program: str, driver: DriverFiles) -> list[Specification]:
-    """Make links, then tell the container's loader of the libraries; in the order in which nvcdi has them."""
+def _hooks(policy: Policy, driver: DriverFiles) -> list[Specification]:
+    """Say what the vendor's program does in a container before it starts, in nvcdi's order.
+
+    Links are made; CUDA's forward compatibility is set up, which goes by the version on the host; the loader is told of the
+    libraries; the driver is kept from making device nodes; EGL and Vulkan are shown the container's GPUs only.
+    """
+    program, off = policy.cdi_hook_path, policy.cdi_disabled_hooks
     name = PurePosixPath(program).name
     begin = [name, "hook"] if name == "nvidia-ctk" else [name]
     links = [word for link in driver.links for word in ("--link", f"{link.target}::{link.path}")]
     folders = dict.fromkeys(str(PurePosixPath(library.container_path).parent) for library in driver.libraries)
-    calls = [["create-symlinks", *links]] if links else []
-    calls.append(["update-ldcache", *(word for folder in folders for word in ("--folder", folder))])
-    return [{"hookName": "createContainer", "path": program, "args": [*begin, *call]} for call in calls]
+    version = next((library.name.removeprefix(_CUDA) for library in _cuda(driver)), "")
+    calls = {
+        "create-symlinks": links,
+        "enable-cuda-compat": [f"--host-driver-version={version}"] if version else [],
+        "update-ldcache": [word for folder in folders for word in ("--folder", folder)],
+        "disable-device-node-modification": [],
+        "update-application-profile": [],
+    }
+    if not links:
+        del calls["create-symlinks"]
+    return [
+        {
+            "hookName": "createContainer",
+            "path": program,
+            "args": [*begin, call, *words],
+            "env": ["NVIDIA_CTK_DEBUG=false"],
+        }
+        for call, words in calls.items()
+        if not off & {call, ALL}
+    ]
+
+
+def _libcuda(driver: DriverFiles) -> list[str]:
+    """Say where the driver's own libcuda is, for a container that has another one, too."""
+    folders = dict.fromkeys(str(library.parent) for library in _cuda(driver))
+    return [f"NVIDIA_CTK_LIBCUDA_DIR={':'.join(folders)}"] if folders else []
+
+
+def _cuda(driver: DriverFiles) -> list[PurePosixPath]:
+    paths = (PurePosixPath(library.container_path) for library in driver.libraries)
+    return [path for path in paths if path.name.startswith(_CUDA)]
 
 
 def _ordered(version: str) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
-"""Where a node keeps what containers need of NVIDIA's driver: libraries, programs, firmware, sockets.
+"""Where a node keeps what containers need of NVIDIA's driver: libraries, programs, firmware, sockets, files for graphics.
 
 They are looked for where distributions put them, below the root that this process sees the driver in, as nvcdi of the
-NVIDIA Container Toolkit does (pkg/nvcdi/driver-nvml.go, pkg/lookup/library.go), without the loader's cache. Symbolic links
+NVIDIA Container Toolkit does (pkg/nvcdi/driver-nvml.go, pkg/lookup/library.go, internal/discover/graphics.go and
+symlinks.go of 1.20), without the loader's cache. Symbolic links
 are followed inside that root only, as a process with that root would: they are the driver container's, not ours.
 """
 
@@ -15,6 +16,8 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Final
+
+from msgspec.structs import replace
 
 from devices.gpu.cdi import DriverFiles, Extra, Link
 from devices.model import Mount
@@ -36,7 +39,46 @@ _PROGRAMS: Final = (
     "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server",
     "nvidia-imex", "nvidia-imex-ctl",
 )  # fmt: skip
-_SOCKETS: Final = ("/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket", "/tmp/nvidia-mps")  # noqa: S108 - a path of the host, not ours
+_SOCKETS: Final = (
+    ("/run/nvidia-persistenced/socket", "/var/run/nvidia-persistenced/socket"),
+    ("/run/nvidia-fabricmanager/socket", "/var/run/nvidia-fabricmanager/socket"),
+    ("/tmp/nvidia-mps",),  # noqa: S108 - a path of the host, not ours
+)
+"""Of each row the first that is there."""
+_OWN_VERSION: Final = ("libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*", "libnvidia-nvvm70.so.*")
+"""Libraries whose version is not the driver's."""
+_XORG_FOLDERS: Final = tuple(
+    f"{folder}/modules{updates}/{kind}"
+    for folder in ("/usr/lib/xorg", "/usr/lib64/xorg", "/usr/X11R6/lib", "/usr/X11R6/lib64")
+    for updates in ("", "/updates")
+    for kind in ("drivers", "extensions")
+)
+_XORG_BELOW: Final = (
+    "nvidia/xorg", "xorg/modules/drivers", "xorg/modules/extensions", "xorg/modules/updates/drivers",
+    "xorg/modules/updates/extensions",
+)  # fmt: skip
+"""Below a folder of libraries."""
+_CONFIG_FOLDERS: Final = ("/etc", "/usr/local/share", "/usr/share")
+_CONFIGS: Final = (
+    "glvnd/egl_vendor.d/10_nvidia.json", "egl/egl_external_platform.d/15_nvidia_gbm.json",
+    "egl/egl_external_platform.d/10_nvidia_wayland.json", "nvidia/nvoptix.bin", "X11/xorg.conf.d/10-nvidia.conf",
+    "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
+)  # fmt: skip
+_VULKAN: Final = (
+    "vulkan/icd.d/nvidia_icd.json", "vulkan/icd.d/nvidia_layers.json", "vulkan/implicit_layer.d/nvidia_layers.json",
+    f"vulkan/icd.d/nvidia_icd.{os.uname().machine}.json",
+)  # fmt: skip
+"""Containers find them below /etc, wherever they are on the node."""
+_LINKS: Final = {
+    "libcuda.so": ("libcuda.so", "libcuda.so.1"),
+    "libGLX_nvidia.so": ("libGLX_indirect.so.0", ""),
+    "libnvidia-opticalflow.so": ("libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
+    "libnvidia-allocator.so": ("gbm/nvidia-drm_gbm.so", "../libnvidia-allocator.so.1"),
+    "libnvidia-vulkan-producer.so": ("libnvidia-vulkan-producer.so", ""),
+    "libglxserver_nvidia.so": ("libglxserver_nvidia.so", ""),
+}
+"""Links that programs look for and that the loader's cache doesn't make: by library, the link and what it leads to ('': the
+library itself)."""
 _NODES: Final = {
     Extra.GDRCOPY: (("/dev", "gdrdrv"),),
     Extra.GDS: (("/dev", "nvidia-fs*"),),
@@ -70,7 +112,7 @@ def find(policy: Policy, version: str, root: str = "", dev_root: str = "/") -> D
             f"CDI needs the driver's libraries, which are known by its version, such as 550.54.15; got {version[:40]!r}: "
             "load the driver, or choose a device list strategy without CDI"
         )
-    libraries, links = _libraries(tree, version)
+    libraries, found = _libraries(tree, version)
     if not any(PurePosixPath(library.container_path).name == f"libcuda.so.{version}" for library in libraries):
         raise DriverFilesError(
             f"CDI needs the driver's libraries: expected libcuda.so.{version} in {_LIBRARY_FOLDERS[0]} or another library "
@@ -78,10 +120,12 @@ def find(policy: Policy, version: str, root: str = "", dev_root: str = "/") -> D
             "driver is and mount that at CONTAINER_DRIVER_ROOT, or choose a device list strategy without CDI"
         )
     host = _Tree(dev_root, "/")
+    graphics = tuple(_graphics(tree, version, libraries))
+    made = {link.path: link for link in _links((*libraries, *graphics), version)}
     return DriverFiles(
         libraries=libraries,
-        links=links,
-        others=tuple(_others(tree, version)),
+        links=(*made.values(), *(link for link in found if link.path not in made)),
+        others=(*graphics, *_others(tree, version)),
         nodes={extra: tuple(_nodes(host, places)) for extra, places in _NODES.items()},
         mounts={extra: tuple(_named(tree, paths)) for extra, paths in _MOUNTS.items()},
     )
@@ -172,7 +216,36 @@ def _others(tree: _Tree, version: str) -> Iterator[Mount]:
         if names:
             yield from _named(tree, [f"{there}/{name}" for name in names])
             break
-    yield from _named(tree, _SOCKETS)
+    for places in _SOCKETS:
+        yield from (replace(mount, read_only=False) for mount in islice(_named(tree, places), 1))
+
+
+def _graphics(tree: _Tree, version: str, libraries: Iterable[Mount]) -> Iterator[Mount]:
+    """Find what EGL, Vulkan, OptiX and the X server need besides the libraries of the driver's version."""
+    own = list(dict.fromkeys(str(PurePosixPath(library.container_path).parent) for library in libraries))
+    mounts: dict[str, Mount] = {}
+    for folder in own:
+        for pattern in _OWN_VERSION:
+            ends = (tree.resolve(f"{folder}/{name}") for name in tree.entries(folder) if fnmatchcase(name, pattern))
+            mounts |= {end: tree.mount(end) for end in ends if end and stat.S_ISREG(tree.mode(end))}
+    xorg = (*(f"{folder}/{below}" for folder in own for below in _XORG_BELOW), *_XORG_FOLDERS)
+    for name in ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}"):
+        for mount in islice(_named(tree, [f"{folder}/{name}" for folder in xorg]), 1):
+            mounts[mount.container_path] = mount
+    yield from mounts.values()
+    for config in _CONFIGS:
+        yield from _named(tree, [f"{folder}/{config}" for folder in _CONFIG_FOLDERS])
+    for config in _VULKAN:
+        # Google's nodes have them in the driver's own root.
+        for mount in islice(_named(tree, [f"{folder}/{config}" for folder in (*_CONFIG_FOLDERS, "")]), 1):
+            yield replace(mount, container_path=f"/etc/{config}")
+
+
+def _links(libraries: Iterable[Mount], version: str) -> Iterator[Link]:
+    for library in libraries:
+        path = PurePosixPath(library.container_path)
+        if link := _LINKS.get(path.name.removesuffix(f".{version}")):
+            yield Link(f"{path.parent}/{link[0]}", link[1] or path.name)
 
 
 def _named(tree: _Tree, paths: Iterable[str]) -> Iterator[Mount]:

@@ -62,6 +62,7 @@ EFFECTS: list[tuple[str, str, str, Any]] = [
     ("mofed-enabled", "true", "mofed", True),
     ("cdi-annotation-prefix", "x.io/", "cdi_annotation_prefix", "x.io/"),
     ("nvidia-cdi-hook-path", "/opt/hook", "cdi_hook_path", "/opt/hook"),
+    ("cdi-disable-hooks", "update-ldcache", "cdi_disabled_hooks", frozenset({"update-ldcache"})),
     ("DP_DISABLE_HEALTHCHECKS", "xids,13", "disabled_health_checks", "xids,13"),
     ("DP_ENABLE_HEALTHCHECKS", "all", "enabled_health_checks", "all"),
     ("resource-naming-strategy", "mixed", "resource_naming", Naming.MIXED),
@@ -158,6 +159,16 @@ def test_precedence(
 def test_lists(given: list[Settings], arguments: list[str], variables: dict[str, str], value: object) -> None:
     assert call(*arguments, **variables).exit_code == 0
     assert given[0].policy.list_strategies == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("update-ldcache, all,", {"update-ldcache", "all"}), ("", set()), (",", set())],
+    ids=["several", "empty", "commas alone"],
+)
+def test_hooks_to_disable(given: list[Settings], text: str, value: set[str]) -> None:
+    assert call(CDI_DISABLE_HOOKS=text).exit_code == 0
+    assert given[0].policy.cdi_disabled_hooks == value
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,14 @@ DRIVER = DriverFiles(
     mounts={Extra.GDS: (Mount("/run/udev", "/run/udev", read_only=True),)},
 )
 RO = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
+HOOKS = [
+    ["create-symlinks", "--link", "libcuda.so.1::/usr/lib64/libcuda.so",
+     "--link", f"libcuda.so.{VERSION}::/usr/lib64/libcuda.so.1"],
+    ["enable-cuda-compat", f"--host-driver-version={VERSION}"],
+    ["update-ldcache", "--folder", "/usr/lib64"],
+    ["disable-device-node-modification"],
+    ["update-application-profile"],
+]  # fmt: skip
 
 
 def only(policy: Policy | None = None, gpus: tuple[GPU, ...] = GPUS) -> Specification:
@@ -73,7 +81,7 @@ def test_the_whole_specification() -> None:
             {"name": "all", "containerEdits": {"deviceNodes": [node("/dev/nvidia0")]}},
         ],
         "containerEdits": {
-            "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+            "env": ["NVIDIA_CTK_LIBCUDA_DIR=/usr/lib64", "NVIDIA_VISIBLE_DEVICES=void"],
             "deviceNodes": [node("/dev/nvidiactl")],
             "mounts": [
                 {"hostPath": f"/run/driver{CUDA}", "containerPath": CUDA, "options": RO},
@@ -83,20 +91,45 @@ def test_the_whole_specification() -> None:
                 {
                     "hookName": "createContainer",
                     "path": "/usr/bin/nvidia-ctk",
-                    "args": [
-                        "nvidia-ctk", "hook", "create-symlinks",
-                        "--link", "libcuda.so.1::/usr/lib64/libcuda.so",
-                        "--link", f"libcuda.so.{VERSION}::/usr/lib64/libcuda.so.1",
-                    ],
-                },
-                {
-                    "hookName": "createContainer",
-                    "path": "/usr/bin/nvidia-ctk",
-                    "args": ["nvidia-ctk", "hook", "update-ldcache", "--folder", "/usr/lib64"],
-                },
+                    "args": ["nvidia-ctk", "hook", *words],
+                    "env": ["NVIDIA_CTK_DEBUG=false"],
+                }
+                for words in HOOKS
             ],
         },
-    }  # fmt: skip
+    }
+
+
+@pytest.mark.parametrize(
+    ("off", "left"),
+    [
+        pytest.param((), HOOKS, id="none"),
+        pytest.param(("all",), [], id="all"),
+        pytest.param(("update-ldcache", "create-symlinks", "chmod"), HOOKS[1:2] + HOOKS[3:], id="some, one unknown"),
+        pytest.param(("enable-cuda-compat",), HOOKS[:1] + HOOKS[2:], id="what an older toolkit lacks"),
+    ],
+)
+def test_hooks_that_are_disabled(off: tuple[str, ...], left: list[list[str]]) -> None:
+    hooks = only(Policy(cdi_disabled_hooks=frozenset(off)))["containerEdits"].get("hooks", [])
+    assert [hook["args"][2:] for hook in hooks] == left
+
+
+def test_without_links_none_are_made() -> None:
+    (spec,) = specifications(GPUS, (), Policy(), DriverFiles(DRIVER.libraries))
+    assert [hook["args"][2] for hook in spec["containerEdits"]["hooks"]] == [words[0] for words in HOOKS[1:]]
+
+
+def test_libcuda_may_be_in_several_folders() -> None:
+    two = (*DRIVER.libraries, Mount(f"/opt/libcuda.so.{VERSION}", "/x", read_only=True))
+    (spec,) = specifications(GPUS, (), Policy(), DriverFiles(two))
+    assert spec["containerEdits"]["env"][0] == "NVIDIA_CTK_LIBCUDA_DIR=/usr/lib64:/opt"
+
+
+def test_sockets_are_mounted_so_that_they_can_be_used() -> None:
+    socket = Mount("/run/x", "/run/x", read_only=False)
+    (spec,) = specifications(GPUS, (), Policy(), DriverFiles((), others=(socket,)))
+    (mount,) = spec["containerEdits"]["mounts"]
+    assert mount["options"] == ["nosuid", "nodev", "rbind", "rprivate", "noexec"]
 
 
 def test_gpus_and_instances_have_names_and_all_has_every_node_once() -> None:
@@ -136,10 +169,7 @@ def test_the_lowest_version_that_has_all_of_it(policy: Policy, version: str) -> 
 def test_each_hook_program_has_its_own_words(program: str, words: list[str]) -> None:
     hooks = only(Policy(cdi_hook_path=program))["containerEdits"]["hooks"]
     assert {hook["path"] for hook in hooks} == {program}
-    assert [hook["args"][: len(words) + 1] for hook in hooks] == [
-        [*words, "create-symlinks"],
-        [*words, "update-ldcache"],
-    ]
+    assert [hook["args"] for hook in hooks] == [[*words, *call] for call in HOOKS]
 
 
 def test_without_gpus_there_is_nothing_to_write() -> None:
@@ -206,6 +236,8 @@ def test_names_are_what_cdi_says(name: str) -> None:
 def test_a_hook_cannot_be_expanded() -> None:
     with pytest.raises(HookError):
         expanded([qualified("GPU-a")], [only()])
+    said = expanded([qualified("GPU-a")], [only(Policy(cdi_disabled_hooks=frozenset({"all"})))])
+    assert [mount.container_path for mount in said.mounts] == [CUDA, "/usr/bin/nvidia-smi"]
     with pytest.raises(KeyError):
         expanded([qualified("GPU-z")], specifications(GPUS, (), Policy(), DriverFiles(())))
 
@@ -358,7 +390,7 @@ def look(root: Path, **changes: Any) -> DriverFiles:
 
 
 def paths(mounts: tuple[Mount, ...]) -> dict[str, str]:
-    assert all(mount.read_only for mount in mounts)
+    assert all(mount.read_only is ("socket" not in mount.container_path) for mount in mounts)
     return {mount.container_path: mount.host_path for mount in mounts}
 
 
@@ -391,10 +423,77 @@ def test_links_beside_a_library_are_made_again(root: Path) -> None:
     link(root, "/usr/lib64/libcuda.so.1", f"libcuda.so.{VERSION}")
     link(root, "/usr/lib64/libcuda.so", "libcuda.so.1")
     link(root, "/usr/lib64/libfoo.so", "/etc/passwd")
+    link(root, "/usr/lib64/libcuda.so.0", f"libcuda.so.{VERSION}")
     assert look(root).links == (
-        Link("/usr/lib64/libcuda.so", f"libcuda.so.{VERSION}"),
+        Link("/usr/lib64/libcuda.so", "libcuda.so.1"),
+        Link("/usr/lib64/libcuda.so.0", f"libcuda.so.{VERSION}"),
         Link("/usr/lib64/libcuda.so.1", f"libcuda.so.{VERSION}"),
     )
+
+
+@pytest.mark.parametrize(
+    ("library", "path", "target"),
+    [
+        ("libcuda.so", "libcuda.so", "libcuda.so.1"),
+        ("libGLX_nvidia.so", "libGLX_indirect.so.0", f"libGLX_nvidia.so.{VERSION}"),
+        ("libnvidia-opticalflow.so", "libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
+        ("libnvidia-allocator.so", "gbm/nvidia-drm_gbm.so", "../libnvidia-allocator.so.1"),
+        ("libnvidia-vulkan-producer.so", "libnvidia-vulkan-producer.so", f"libnvidia-vulkan-producer.so.{VERSION}"),
+    ],
+)
+def test_links_that_the_loader_does_not_make(root: Path, library: str, path: str, target: str) -> None:
+    put(root, f"/usr/lib64/{library}.{VERSION}")
+    put(root, f"/usr/lib64/{library}.470.1")
+    assert Link(f"/usr/lib64/{path}", target) in look(root).links
+    assert len(look(root).links) == (1 if library == "libcuda.so" else 2)
+
+
+@pytest.mark.parametrize(
+    ("there", "inside"),
+    [
+        pytest.param("/usr/lib64/libnvidia-egl-gbm.so.1.1.2", "", id="EGL for GBM"),
+        pytest.param("/usr/lib64/libnvidia-egl-wayland.so.1.1.13", "", id="EGL for Wayland"),
+        pytest.param("/usr/lib64/libnvidia-nvvm70.so.4", "", id="NVVM"),
+        pytest.param("/usr/share/nvidia/nvoptix.bin", "", id="OptiX"),
+        pytest.param("/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "", id="EGL"),
+        pytest.param("/etc/X11/xorg.conf.d/10-nvidia.conf", "", id="X server"),
+        pytest.param("/usr/lib64/xorg/modules/drivers/nvidia_drv.so", "", id="the X server's driver"),
+        pytest.param(f"/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}", "", id="GLX"),
+        pytest.param("/usr/share/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/icd.d/nvidia_icd.json", id="Vulkan"),
+        pytest.param("/vulkan/icd.d/nvidia_layers.json", "/etc/vulkan/icd.d/nvidia_layers.json", id="Vulkan on GKE"),
+        pytest.param(
+            "/etc/vulkan/implicit_layer.d/nvidia_layers.json", "/etc/vulkan/implicit_layer.d/nvidia_layers.json",
+            id="Vulkan's layers",
+        ),
+        pytest.param("/etc/passwd", None, id="nothing else"),
+        pytest.param("/usr/lib64/libnvidia-egl-gbm.so.1", None, id="no version of its own"),
+    ],
+)  # fmt: skip
+def test_what_graphics_needs(root: Path, there: str, inside: str | None) -> None:
+    put(root, there)
+    expected = {} if inside is None else {inside or there: f"/run/nvidia/driver{there}"}
+    assert paths(look(root).others) == expected
+
+
+def test_a_vulkan_file_is_there_once_and_etc_comes_first(root: Path) -> None:
+    put(root, "/usr/share/vulkan/icd.d/nvidia_icd.json")
+    put(root, "/etc/vulkan/icd.d/nvidia_icd.json")
+    assert paths(look(root).others) == {
+        "/etc/vulkan/icd.d/nvidia_icd.json": "/run/nvidia/driver/etc/vulkan/icd.d/nvidia_icd.json"
+    }
+
+
+def test_the_glx_server_module_has_its_link(root: Path) -> None:
+    put(root, f"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}")
+    folder = "/usr/lib64/xorg/modules/extensions"
+    assert Link(f"{folder}/libglxserver_nvidia.so", f"libglxserver_nvidia.so.{VERSION}") in look(root).links
+
+
+def test_a_socket_is_looked_for_in_both_places_and_taken_once(root: Path) -> None:
+    put(root, "/var/run/nvidia-persistenced/socket")
+    assert list(paths(look(root).others)) == ["/var/run/nvidia-persistenced/socket"]
+    put(root, "/run/nvidia-persistenced/socket")
+    assert list(paths(look(root).others)) == ["/run/nvidia-persistenced/socket"]
 
 
 def test_a_merged_usr_names_a_library_once(root: Path) -> None:
