@@ -112,8 +112,14 @@ TABLE: Final[Mapping[State, Row]] = {
         held=True,
         way_out="start the pod anew so that it gets another device, or lift the cordon",
     ),
-    # Nobody can look at it now. What it covers decides: all stays as it was.
-    State.RELEASED: Row(None),
+    # Somebody is about to reset or partition it. Unhealthy also while a container holds it: the moment that one ends, the
+    # kubelet would give it to the next. What it covers stays as it was seen last, and decides for those who hold it.
+    State.RELEASED: Row(
+        Health.UNHEALTHY,
+        Fault.FAILED_PRECONDITION,
+        held=True,
+        way_out="start the pod anew so that it gets another device; after the reset say `gateway devices --acquire`",
+    ),
 }
 
 
@@ -259,7 +265,8 @@ def merge(
                 first = _look(seen[device_id], listing, sticky.get(device_id), last, clock.now)
                 covered = _entry(seen[device_id], first, told, last, clock.now, None)
             device = covered.device
-            found = _Found(State.RELEASED, "nobody looks at it now: the last list stays", spells=covered.spells)
+            reason = _over("closed, so that it can be reset or partitioned", "the release", covered)
+            found = _Found(State.RELEASED, reason, covered.kind, spells=covered.spells)
         elif listing is not None and device_id in seen:
             device = seen[device_id]
             found = _look(device, listing, sticky.get(device_id), last, clock.now)
@@ -283,7 +290,7 @@ def merge(
             entries.append(_entry(device, found, told, shown, clock.now, covered))
         else:
             beneath = _entry(device, found, told, last, clock.now, covered)
-            found = _Found(State.CORDONED, _over(cordon, beneath), beneath.kind)
+            found = _Found(State.CORDONED, _over(cordon, "the cordon", beneath), beneath.kind)
             entries.append(_entry(device, found, told, shown, clock.now, beneath))
     new = seen.keys() - known.announced.keys()
     return Merged(tuple(entries), new, frozenset(dropped), sticky, lost_since, min(again, default=None))
@@ -397,11 +404,11 @@ def _lasting(row: Sticky) -> str:
     return f"{reason}; so until it is reset, the node reboots or an operator forgets it"
 
 
-def _over(cordon: str, beneath: Entry) -> str:
-    """A cordon's reason, and what would be without it where that is anything but well."""
+def _over(reason: str, what: str, beneath: Entry) -> str:
+    """The reason of ``what`` covers a device, and what would be without it where that is anything but well."""
     if beneath.state is State.PRESENT and not beneath.reason:
-        return cordon
-    return f"{cordon}; without the cordon: {beneath.state.value}" + (f", {beneath.reason}" if beneath.reason else "")
+        return reason
+    return f"{reason}; without {what}: {beneath.state.value}" + (f", {beneath.reason}" if beneath.reason else "")
 
 
 def _entry(

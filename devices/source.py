@@ -26,8 +26,8 @@ class Listing(Struct, frozen=True):
     recovered: frozenset[str] = frozenset()
     """IDs of which there is evidence of a reset, newer than any trouble they had: what was remembered of it ends."""
     released: frozenset[str] = frozenset()
-    """IDs that can't be looked at now, because an operator or a reset in progress wants nobody to use them: what was
-    listed last stays. They needn't be in ``devices``."""
+    """IDs that can't be looked at now, because an operator or a reset in progress wants nobody to use them: no new container
+    gets one, and what was seen of it last stays. They needn't be in ``devices``."""
 
 
 Inventory = Mapping[str, Listing]
@@ -127,7 +127,7 @@ class DeviceSource(Protocol):
     async def release(self, device_ids: Collection[str]) -> Collection[str]:
         """Let go of the hardware beneath these devices (none means all), so that it can be reset or partitioned.
 
-        They stay listed as they are, and are ``released`` until ``acquire``. Returns the IDs of all devices that were let go
+        They stay listed, and are ``released`` until ``acquire``. Returns the IDs of all devices that were let go
         of: all those on the same hardware, so possibly more.
         """
         ...

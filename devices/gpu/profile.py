@@ -7,7 +7,7 @@
         unhealthy: {3: fell off the bus}   # by index or UUID, with the reason: the part to edit at run time;
                                            # or {reason: fell off the bus, kind: reset-required}: see devices.model.Kind
         recovered: [3]                     # it was reset: what had to be remembered of its troubles ends
-        released: [3]                      # nobody may look at it now: the kubelet is told what it was told last
+        released: [3]                      # closed for a reset: no new pod gets it
         withdrawn: [3]                     # not offered any more, on purpose; a GPU beyond "gpus" is lost instead
         links:                             # how GPUs reach each other, by index or UUID: each of a list each other;
         - {between: [0, 1, 2, 3], by: nvlink, lanes: 2}     # nvlink, xgmi (with lanes), pix, pxb, phb, node or sys

@@ -16,8 +16,11 @@ from typing import Any, NoReturn
 
 import click
 import msgspec
+from msgspec.structs import replace
 
 from gateway import control
+from gateway.cli import named
+from gateway.cli.devices import look, rows
 from gateway.control import ControlError, Order, Outcome
 from gateway.settings import STATE_DIR
 
@@ -76,8 +79,9 @@ def _on_a_device(command: Callable[..., None]) -> Callable[..., None]:
 def cordon(*, device_id: str, reason: str, state_dir: Path, as_json: bool) -> None:
     """Let no new pod have the device ID, until it is uncordoned.
 
-    Pods that hold it keep it. The cordon outlives restarts, upgrades and rollbacks of the gateway. Cordoning a device again
-    changes the reason.
+    ID is the device's ID, as much of it as no other begins with, or its index (`gateway devices` shows both). Pods that hold
+    it keep it. The cordon outlives restarts, upgrades and rollbacks of the gateway. Cordoning a device again changes the
+    reason.
     """
     _carry_out({"op": "cordon", "id": device_id, "reason": reason}, state_dir, as_json=as_json)
 
@@ -85,7 +89,10 @@ def cordon(*, device_id: str, reason: str, state_dir: Path, as_json: bool) -> No
 @click.command(epilog=_UNCORDON)
 @_on_a_device
 def uncordon(*, device_id: str, state_dir: Path, as_json: bool) -> None:
-    """Give the device ID back to pods, if it is well."""
+    """Give the device ID back to pods, if it is healthy.
+
+    ID is the device's ID, as much of it as no other begins with, or its index.
+    """
     _carry_out({"op": "uncordon", "id": device_id}, state_dir, as_json=as_json)
 
 
@@ -95,7 +102,8 @@ def forget(*, device_id: str, state_dir: Path, as_json: bool) -> None:
     """Take the device ID, which is gone for good, off the list.
 
     A device that is lost stays listed as unhealthy, in case it comes back. This is for one that won't. It is refused for a
-    device that is there, and for one that a pod still holds.
+    device that is there, and for one that a pod still holds. ID is the device's ID, as much of it as no other begins with, or
+    its index.
     """
     _carry_out({"op": "forget", "id": device_id}, state_dir, as_json=as_json)
 
@@ -107,9 +115,13 @@ def _carry_out(request: Mapping[str, Any], state_dir: Path, *, as_json: bool) ->
         raise click.UsageError(str(error)) from error
     noted = None
     try:
-        answers = asyncio.run(_tell(order, control.sockets(state_dir)))
+        paths = control.sockets(state_dir)
+        if paths:
+            indexes = {row.device.id: row.facts.index for row in rows(asyncio.run(look(state_dir))[0])}
+            order = replace(order, device_id=named.meant(order.device_id, indexes))
+        answers = asyncio.run(_tell(order, paths))
         if not answers:
-            noted = _note(order, state_dir)
+            order, noted = _note(order, state_dir)
     except ControlError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
@@ -142,8 +154,8 @@ class _Noted(msgspec.Struct, frozen=True):
     changed: bool
 
 
-def _note(order: Order, state_dir: Path) -> _Noted:
-    """Write a cordon, or its end, into the ledger."""
+def _note(order: Order, state_dir: Path) -> tuple[Order, _Noted]:
+    """Write a cordon, or its end, into the ledger; return what was written, with the device's whole ID."""
     from gateway.ledger import Cordon, Ledger, LedgerError
 
     if order.op == "forget":
@@ -156,6 +168,10 @@ def _note(order: Order, state_dir: Path) -> _Noted:
         ledger.load()
     except LedgerError as error:  # It was put aside; what could be saved of it is in memory.
         click.echo(str(error), err=True)
+    known = {device_id for resource in ledger.resources() for device_id in ledger.announced(resource)}
+    order = replace(order, device_id=named.meant(order.device_id, dict.fromkeys(sorted(known | {*ledger.cordons}), "")))
+    if known and order.op == "cordon" and order.device_id not in known:
+        click.echo(_STRANGE.format(order.device_id), err=True)
     before = ledger.cordons.get(order.device_id)
     if order.op == "uncordon":
         changed = ledger.uncordon(order.device_id)
@@ -166,7 +182,7 @@ def _note(order: Order, state_dir: Path) -> _Noted:
             ledger.save(ledger.snapshot())
         except LedgerError as error:
             raise ControlError(str(error)) from error
-    return _Noted(ledger.path, changed)
+    return order, _Noted(ledger.path, changed)
 
 
 def _plain(value: Any) -> Any:
@@ -194,6 +210,10 @@ def _print(order: Order, answers: Mapping[str, Outcome | ControlError], noted: _
         click.echo("Who holds it keeps it; nobody else gets it.")
 
 
+_STRANGE = (
+    "warning: this node never had a device of the ID {0}, as far as its state file tells: is it spelled right? "
+    "The cordon counts once there is one."
+)
 _SAID = {
     ("cordon", True): "{0} is cordoned: {1}",
     ("cordon", False): "{0} was cordoned already: {1}",

@@ -20,6 +20,7 @@ import msgspec
 
 from devices.source import Facts
 from gateway import control
+from gateway.cli import named
 from gateway.cli.status import _clean, _colour, _remarks
 from gateway.control import ControlError, Handled, unshared
 from gateway.settings import STATE_DIR
@@ -32,7 +33,8 @@ Examples:
   gateway devices nvidia.com/gpu
   gateway devices GPU-5f3a --all
   gateway devices --json | jq -r '.devices[] | select(.state != "present") | .id'
-  gateway devices --release GPU-5f3a && nvidia-smi -r -i GPU-5f3a; gateway devices --acquire GPU-5f3a
+  gateway devices --release 3 && nvidia-smi -r -i 3; gateway devices --acquire 3
+  gateway devices --release --all                every GPU of this node
 
 Exit status: 0 where a gateway answered (to release and acquire: each one did it), otherwise 1; 2 for a wrong flag.
 """
@@ -63,9 +65,10 @@ class Row:
     """Whether it is known who holds what."""
 
     def is_called(self, name: str) -> bool:
-        """Whether a person means it by ``name``: its resource, its ID or the beginning of that, or what it is part of."""
+        """Whether a person means it by ``name``: its resource, its index, its ID or the beginning of that, or what it is part of."""
         domain, _, short = self.resource.partition("/")
-        return name in {self.resource, domain, short, self.facts.parent} or self.device.id.startswith(name)
+        others = {self.resource, domain, short, self.facts.parent, self.facts.index}
+        return bool(name) and (name in others or self.device.id.startswith(name))
 
 
 def rows(answers: Iterable[Answer]) -> list[Row]:
@@ -122,11 +125,14 @@ async def _ask_all(
 
 @click.command(epilog=_EXAMPLES)
 @click.argument("names", metavar="[RESOURCE|ID]...", nargs=-1)
-@click.option("--all", "unfolded", is_flag=True, help="A line for each replica of a shared device.")
 @click.option(
-    "--release", "op", flag_value="release", help="Let go of the hardware beneath these devices; none: of all."
+    "--all",
+    "every",
+    is_flag=True,
+    help="A line for each replica of a shared device. With --release and --acquire: every device of this node.",
 )
-@click.option("--acquire", "op", flag_value="acquire", help="Look at that hardware again; none: at all.")
+@click.option("--release", is_flag=True, help="Close these devices' GPUs, so that they can be reset or partitioned.")
+@click.option("--acquire", is_flag=True, help="Open them again.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/devices.md has its keys).")
 @click.option(
     "--state-dir",
@@ -136,18 +142,23 @@ async def _ask_all(
     show_default=True,
     help="The gateways' state directory, with their control sockets in it.",
 )
-def devices(*, names: tuple[str, ...], unfolded: bool, op: str | None, as_json: bool, state_dir: Path) -> None:
+def devices(
+    *, names: tuple[str, ...], every: bool, release: bool, acquire: bool, as_json: bool, state_dir: Path
+) -> None:
     """Show this node's devices: what they are, how they do, and who holds them.
 
-    Names are resources, device IDs or the beginnings of those. It asks the gateways that run, so it must run on the node,
-    as their own user (root).
+    Names are resources, indexes, device IDs or the beginnings of those. It asks the gateways that run, so it must run on
+    the node, as their own user (root).
 
-    A GPU is reset or partitioned while nobody looks at it: --release lets go of it, and of all devices on it, until
-    --acquire or a restart of the gateway. Meanwhile they stay listed as they are. IDs are exact there.
+    A GPU is reset or partitioned while no process has it open: --release closes it, with all devices on it, until
+    --acquire or a restart of the gateway. Meanwhile no new pod gets one of them, and pods that hold one keep it. There,
+    names are indexes, IDs, or as much of an ID as no other begins with.
     """
+    if not all(names):
+        raise click.UsageError("expected the name of a resource or device, got an empty one: is a variable not set?")
     try:
-        if op is not None:
-            _handle(op, names, state_dir, as_json=as_json)
+        if release or acquire:
+            _handle(_operation(names, release=release, acquire=acquire, every=every), names, state_dir, as_json=as_json)
         answers, silent = asyncio.run(look(state_dir))
     except ControlError as error:
         raise click.ClickException(str(error)) from error
@@ -157,7 +168,7 @@ def devices(*, names: tuple[str, ...], unfolded: bool, op: str | None, as_json: 
     if as_json:
         click.echo(msgspec.json.encode({"devices": [*map(_plain, found)], "silent": silent}))
     else:
-        for line in render(found, unfolded=unfolded):
+        for line in render(found, unfolded=every):
             click.echo(line)
         for path, why in silent.items():
             click.echo(f"gateway {Path(path).stem} does not answer: {_clean(why)}", err=True)
@@ -308,13 +319,44 @@ def _ranges(indexes: Iterable[str]) -> str:
 # Letting go of hardware.
 
 
-def _handle(op: str, ids: Sequence[str], state_dir: Path, *, as_json: bool) -> NoReturn:
+def _operation(names: Sequence[str], *, release: bool, acquire: bool, every: bool) -> str:
+    """Say which of the two is wanted.
+
+    Raises:
+        click.UsageError: both are, or it isn't said of which devices.
+    """
+    if release and acquire:
+        raise click.UsageError("expected --release or --acquire, got both: say one, and after the reset the other")
+    op = "release" if release else "acquire"
+    if bool(names) is every:
+        got = "both" if every else "neither"
+        raise click.UsageError(
+            f"expected devices to {op}, or --all for every one of this node, got {got}: `gateway devices` shows their IDs"
+        )
+    return op
+
+
+def _exact(names: Sequence[str], answers: Iterable[Answer]) -> list[str]:
+    """Return the IDs that names stand for: of devices, of what replicas share, or of the GPU that partitions are part of.
+
+    Raises:
+        ControlError: one could be several.
+    """
+    found = rows(answers)
+    replicas = {row.device.id for row in found}
+    indexes = {row.facts.parent: "" for row in found if row.facts.parent}
+    indexes |= {unshared(row.device.id): row.facts.index for row in found}
+    return list(dict.fromkeys(name if name in replicas else named.meant(name, indexes) for name in names))
+
+
+def _handle(op: str, names: Sequence[str], state_dir: Path, *, as_json: bool) -> NoReturn:
     """Tell every gateway to release or acquire hardware, and say what became of it."""
-    request = {"op": op, "ids": ids}
     try:
-        control.handle_ids(request)
+        control.handle_ids({"op": op, "ids": names})
     except ControlError as error:
         raise click.UsageError(str(error)) from error
+    ids = _exact(names, asyncio.run(look(state_dir))[0]) if names else []
+    request = {"op": op, "ids": ids}
     said = asyncio.run(_ask_all(state_dir, request, control.HANDLE_TIME + _ANSWER_TIME))
     if not said:
         raise ControlError(_nobody(state_dir))
@@ -342,7 +384,7 @@ def _tell_handled(op: str, ids: Sequence[str], done: Mapping[str, Handled], fail
         for device_id, count in concerned.items():
             click.echo(_clean(f"  {_times(device_id, count)}"))
     elif done:
-        click.echo("No handle of the hardware beneath these devices is held open: nothing had to be done.")
+        click.echo("Nothing keeps these devices open: nothing had to be done.")
     for token, why in failed.items():
         click.echo(f"gateway {token}: {_clean(why)}", err=True)
     if concerned and op == "release":
@@ -350,12 +392,12 @@ def _tell_handled(op: str, ids: Sequence[str], done: Mapping[str, Handled], fail
         for who, device_id in sorted(held):
             click.echo(_clean(f"warning: {who} holds {device_id}: end that pod before you reset it"), err=True)
         if any(one.holders is None for one in done.values()):
-            click.echo("warning: the kubelet's books can't be read: see to it yourself that no pod uses them", err=True)
-        again = " ".join(["gateway devices --acquire", *map(_clean, ids)])
+            click.echo("warning: who holds them can't be seen now: see to it yourself that no pod uses them", err=True)
+        again = " ".join(["gateway devices --acquire", *(map(_clean, ids) if ids else ["--all"])])
         click.echo(f"Now reset or partition them (nvidia-smi -r, nvidia-smi mig), and then: {again}")
 
 
 _SAID: Final = {
-    "release": "Let go of the hardware beneath these devices. They stay listed as they are, until they are acquired:",
-    "acquire": "The hardware beneath these devices is looked at again:",
+    "release": "The GPUs of these devices are closed. Until they are acquired no new pod gets one; who holds one keeps it:",
+    "acquire": "The GPUs of these devices are open again:",
 }

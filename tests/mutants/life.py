@@ -9,7 +9,7 @@ RULES = {
     "L2": "a withdrawn device is dropped at once, unless a container holds it; while nobody can tell, for a bounded time",
     "L3": "a lost device stays on the list until 30 days have passed in which nobody held it",
     "L4": "a cordon wins over health, spares those who hold the device, and hides nothing",
-    "L5": "what nobody may look at stays on the list as it was",
+    "L5": "a released device is given to no new container, and what was seen of it last stays",
     "L6": "an application's own trouble takes no device away",
     "L7": "a device that keeps falling ill is held back, longer each time",
     "L8": "the first discovery is bounded; while it lasts PreStartContainer is refused, not the admission",
@@ -89,6 +89,14 @@ MUTANTS = (
         "devices/life.py",
         "if listing is not None and device_id in listing.released:",
         "if False and listing is not None:",
+        _LIFE,
+    ),
+    Mutant(
+        "L5",
+        "a released device may be given to a new container",
+        "devices/life.py",
+        "    State.RELEASED: Row(\n        Health.UNHEALTHY,\n        Fault.FAILED_PRECONDITION,\n",
+        "    State.RELEASED: Row(\n        None,\n        None,\n",
         _LIFE,
     ),
     Mutant(

@@ -10,10 +10,12 @@ RULES = {
     "C3": "on the control socket an unknown field is ignored, an unknown op or version answered with an error",
     "C4": "a control socket is found only when it is ours alone and listens; a dead one is removed, a living one never",
     "C5": "a cordon is told to every living gateway, and where none lives to the ledger",
+    "C8": "a short name stands for one device or for none, and all are meant only where that is said",
 }
 
 _CONTROL = "tests/unit/test_control.py"
 _CORDON = "tests/unit/test_cli_cordon.py"
+_HANDLED = "tests/unit/test_cli_devices.py"
 
 MUTANTS = (
     Mutant(
@@ -85,8 +87,8 @@ MUTANTS = (
         "C5",
         "only one gateway is told",
         "gateway/cli/cordon.py",
-        "control.sockets(state_dir)))",
-        "control.sockets(state_dir)[:1]))",
+        "asyncio.run(_tell(order, paths))",
+        "asyncio.run(_tell(order, paths[:1]))",
         f"{_CORDON}::test_every_living_gateway_is_told",
     ),
     Mutant(
@@ -96,5 +98,45 @@ MUTANTS = (
         "            ledger.save(ledger.snapshot())\n",
         "            ledger.snapshot()\n",
         f"{_CORDON}::test_the_ledger_is_told",
+    ),
+    Mutant(
+        "C8",
+        "the first of several is taken",
+        "gateway/cli/named.py",
+        "    if len(found) > 1:",
+        "    if False:",
+        f"{_CORDON}::test_a_name_that_is_short_for_several_does_nothing",
+    ),
+    Mutant(
+        "C8",
+        "an index may be the beginning of an ID",
+        "gateway/cli/named.py",
+        "found = by_index or [",
+        "found = by_index + [",
+        f"{_HANDLED}::test_an_index_is_no_beginning_of_an_id",
+    ),
+    Mutant(
+        "C8",
+        "no name means all",
+        "gateway/cli/devices.py",
+        "    if bool(names) is every:",
+        "    if names and every:",
+        f"{_HANDLED}::test_handled",
+    ),
+    Mutant(
+        "C8",
+        "of two orders the first counts",
+        "gateway/cli/devices.py",
+        "    if release and acquire:",
+        "    if False:",
+        f"{_HANDLED}::test_handled",
+    ),
+    Mutant(
+        "C8",
+        "an empty name is a name",
+        "gateway/cli/devices.py",
+        "    if not all(names):",
+        "    if False:",
+        f"{_HANDLED}::test_handled",
     ),
 )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,19 @@ GUARD = 20.0
 """Seconds after which a test that waits for ever is told so."""
 
 
+@dataclass(frozen=True)
+class By:
+    """What a gateway says to each operation."""
+
+    operation: Mapping[str, Any]
+
+
 @contextlib.contextmanager
 def gateways(folder: Path, says: Mapping[str, Any], *operations: str) -> Iterator[dict[str, dict[str, Any]]]:
     """Answer each of ``operations`` with what ``says`` has for a gateway's token; yield what each was asked last.
 
-    They run in a thread with a loop of its own. A ``ControlError`` is raised, anything else is sent as JSON.
+    They run in a thread with a loop of its own. A ``ControlError`` is raised, anything else is sent as JSON; ``By`` has an
+    answer for each operation.
     """
     asked: dict[str, dict[str, Any]] = {}
     ready, loop, ended = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
@@ -29,9 +38,10 @@ def gateways(folder: Path, says: Mapping[str, Any], *operations: str) -> Iterato
     def answer(token: str) -> control.Handler:
         async def handle(connection: control.Connection, request: dict[str, Any]) -> None:
             asked[token] = request
-            if isinstance(says[token], control.ControlError):
-                raise says[token]
-            await connection.send(msgspec.to_builtins(says[token]))
+            said = says[token].operation[request["op"]] if isinstance(says[token], By) else says[token]
+            if isinstance(said, control.ControlError):
+                raise said
+            await connection.send(msgspec.to_builtins(said))
 
         return handle
 

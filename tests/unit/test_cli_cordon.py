@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from devices.model import Device
 from gateway import control
 from gateway.cli.main import gateway
 from gateway.control import ControlError, Found, Outcome
 from gateway.ledger import Cordon, Ledger
-from tests.unit.answering import gateways
+from tests.unit.answering import By, gateways
+from tests.unit.test_cli_devices import FULL, GPUS
 
 OLDER, YOUNGER = "00000001", "00000002"
 GPU = "nvidia.com/gpu"
@@ -155,6 +157,22 @@ def test_what_a_person_is_told(
     assert (result.output.splitlines(), result.exit_code) == (expected, status)
 
 
+@pytest.mark.parametrize("name", ["1", "GPU-1", GPUS[1]])
+@pytest.mark.parametrize("op", control.ORDERS)
+def test_short_names_stand_for_whole_ids(folder: Path, op: str, name: str) -> None:
+    reason = ["--reason", "ECC"] if op == "cordon" else []
+    with gateways(folder, {OLDER: By({"devices": FULL, op: FREE})}, "devices", op) as told:
+        assert call(folder, op, name, *reason).exit_code == 0
+    assert told[OLDER]["id"] == GPUS[1]
+
+
+def test_a_name_that_is_short_for_several_does_nothing(folder: Path) -> None:
+    with gateways(folder, {OLDER: By({"devices": FULL, "cordon": FREE})}, "devices", "cordon") as told:
+        result = call(folder, "cordon", "GPU-", "--reason", "ECC")
+    assert (result.exit_code, told[OLDER]["op"]) == (1, "devices")
+    assert f"is short for 3 devices: {', '.join(GPUS[:3])}. Nothing was done" in result.output
+
+
 def test_what_a_script_is_told(folder: Path) -> None:
     with gateways(folder, {OLDER: HELD, YOUNGER: ControlError("busy")}, *control.ORDERS):
         result = call(folder, *CORDON, "--json")
@@ -182,6 +200,29 @@ OFFLINE = [
     pytest.param({"GPU-1": "ECC", "GPU-2": "fan"}, ("uncordon", "GPU-1"), {"GPU-2": "fan"}, "no longer", id="uncordon"),
     pytest.param({"GPU-2": "fan"}, ("uncordon", "GPU-1"), {"GPU-2": "fan"}, "was not cordoned", id="uncordon nothing"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("announced", "cordoned", "arguments", "after", "says"),
+    [
+        (["GPU-1a", "GPU-2"], [], ("cordon", "GPU-1"), ["GPU-1a"], "GPU-1a is cordoned"),
+        (["GPU-2"], ["GPU-1a"], ("uncordon", "GPU-1"), [], "GPU-1a is no longer cordoned"),
+        (["GPU-1a", "GPU-1b"], [], ("cordon", "GPU-1"), [], "short for 2 devices: GPU-1a, GPU-1b. Nothing was done"),
+        (["GPU-2"], [], ("cordon", "GPU-1"), ["GPU-1"], "never had a device of the ID GPU-1"),
+        ([], [], ("cordon", "GPU-1"), ["GPU-1"], "GPU-1 is cordoned"),
+    ],
+    ids=["one of those announced", "one of those cordoned", "several", "a strange one", "a new node"],
+)
+def test_short_names_without_a_gateway(
+    folder: Path, announced: list[str], cordoned: list[str], arguments: tuple[str, ...], after: list[str], says: str
+) -> None:
+    ledger = Ledger(folder)
+    ledger.announce(GPU, tuple(map(Device, announced)))
+    ledger.save(ledger.snapshot())
+    _write(folder, dict.fromkeys(cordoned, "ECC"))
+    result = call(folder, *arguments, *(["--reason", "ECC"] if arguments[0] == "cordon" else []))
+    assert (sorted(_cordons(folder)), says in result.output) == (after, True), result.output
+    assert ("spelled right?" in result.output) is ("never had" in says)
 
 
 @pytest.mark.parametrize(("before", "arguments", "after", "says"), OFFLINE)
@@ -238,6 +279,7 @@ def test_a_wrong_call(folder: Path, arguments: tuple[str, ...], status: int, say
 
 def _write(folder: Path, cordons: Mapping[str, str]) -> None:
     ledger = Ledger(folder)
+    ledger.load()
     for device_id, reason in cordons.items():
         ledger.cordon(device_id, Cordon(reason, 1.0))
     ledger.save(ledger.snapshot())

@@ -19,10 +19,11 @@ from devices.model import Device, Health, Kind
 from devices.source import Facts
 from gateway import control
 from gateway.cli import devices as cli
+from gateway.cli import named
 from gateway.control import ControlError, Handled
 from gateway.registration import Phase
 from gateway.status import Plugin, Status
-from tests.unit.answering import gateways
+from tests.unit.answering import By, gateways
 from tests.unit.documents import OTHER, RESOURCE, SERVING, WAITING, document, node, state
 
 PAGE = Path(__file__).parents[2] / "docs" / "devices.md"
@@ -315,6 +316,7 @@ def test_the_page_names_the_keys() -> None:
         pytest.param(["GPU-1", "MIG-0"], [GPUS[1], PARTS[0]], id="beginnings of IDs"),
         pytest.param(["/dev/fpga1"], [f"/dev/fpga1::{number}" for number in range(4)], id="replicas of one"),
         pytest.param([GPUS[3]], PARTS, id="parts of one"),
+        pytest.param(["1", "3:0"], [GPUS[1], PARTS[0]], id="indexes"),
     ],
 )
 def test_some(folder: Path, names: list[str], expected: list[str]) -> None:
@@ -328,12 +330,14 @@ def test_some(folder: Path, names: list[str], expected: list[str]) -> None:
     ("says", "arguments", "words"),
     [
         pytest.param({}, [], "Start one (gateway, or its DaemonSet)", id="nobody to ask"),
-        pytest.param({}, ["--release"], "Start one (gateway, or its DaemonSet)", id="nobody to tell"),
+        pytest.param({}, ["--release", "GPU-1"], "Start one (gateway, or its DaemonSet)", id="nobody to tell"),
         pytest.param({SERVING: FULL}, ["GPU-7"], "is called 'GPU-7': see `gateway devices`", id="an unknown name"),
         pytest.param({SERVING: ControlError("busy")}, [], f"gateway {SERVING} does not answer: busy", id="an error"),
         pytest.param({SERVING: {"status": 1}}, [], "none that this release knows", id="something else"),
-        pytest.param({SERVING: ControlError("busy")}, ["--acquire"], f"gateway {SERVING}: busy", id="an order fails"),
-        pytest.param({SERVING: {"x": 1}}, ["--release"], f"gateway {SERVING}: ", id="an order's answer is none"),
+        pytest.param(
+            {SERVING: ControlError("busy")}, ["--acquire", "0"], f"gateway {SERVING}: busy", id="an order fails"
+        ),
+        pytest.param({SERVING: {"x": 1}}, ["--release", "0"], f"gateway {SERVING}: ", id="an order's answer is none"),
     ],
 )
 def test_no_success(folder: Path, says: Mapping[str, Says], arguments: list[str], words: str) -> None:
@@ -371,7 +375,7 @@ THREE = ("GPU-1", "GPU-2::0", "GPU-2::1")
             Handled(THREE, {}),
             0,
             [
-                "Let go of the hardware beneath these devices. They stay listed as they are, until they are acquired:",
+                "The GPUs of these devices are closed. Until they are acquired no new pod gets one; who holds one keeps it:",
                 "  GPU-1",
                 "  GPU-2 \u00d72",
                 "Now reset or partition them (nvidia-smi -r, nvidia-smi mig), and then: gateway devices --acquire GPU-1 GPU-2",
@@ -380,33 +384,50 @@ THREE = ("GPU-1", "GPU-2::0", "GPU-2::1")
             id="released",
         ),
         pytest.param(
-            ["--release"],
+            ["--release", "--all"],
             Handled(("GPU-1", "GPU-2::0", "GPU-2::1"), {"GPU-2::1": "a/b/c", "GPU-2::0": "a/b/c"}),
             0,
-            ["Let go of", "  GPU-1", "  GPU-2 \u00d72", "and then: gateway devices --acquire"],
+            ["are closed", "  GPU-1", "  GPU-2 \u00d72", "and then: gateway devices --acquire --all"],
             ["warning: a/b/c holds GPU-2: end that pod before you reset it"],
             id="released while a pod holds one",
         ),
         pytest.param(
-            ["--release"],
+            ["--release", "--all"],
             Handled(("GPU-1",)),
             0,
-            ["Let go of", "  GPU-1", "and then"],
-            ["warning: the kubelet's books can't be read"],
+            ["are closed", "  GPU-1", "and then"],
+            ["warning: who holds them can't be seen now"],
             id="released, and who holds it can't be seen",
         ),
         pytest.param(
-            ["--release", "/dev/fuse"], Handled(()), 0, ["No handle of the hardware"], [], id="nothing to release"
+            ["--release", "/dev/fuse"],
+            Handled(()),
+            0,
+            ["Nothing keeps these devices open"],
+            [],
+            id="nothing to release",
         ),
         pytest.param(
-            ["--acquire"],
+            ["--acquire", "--all"],
             Handled(("GPU-1",), {"GPU-1": "a/b/c"}),
             0,
-            ["The hardware beneath these devices is looked at again:", "  GPU-1"],
+            ["The GPUs of these devices are open again:", "  GPU-1"],
             [],
             id="acquired",
         ),
-        pytest.param(["--release", "\x1b"], {}, 2, [], ["Usage", "Try", "", "printable"], id="no ID"),
+        *(
+            pytest.param(arguments, Handled(THREE, {}), 2, [], ["Usage", "Try", "", says], id=reason)
+            for arguments, says, reason in (
+                (["--release", "\x1b"], "printable", "no ID"),
+                (["--release", ""], "got an empty one: is a variable not set?", "an empty ID"),
+                (["--release", "GPU-1", ""], "got an empty one", "an empty ID among others"),
+                (["--release"], "or --all for every one of this node, got neither", "nothing named to release"),
+                (["--acquire"], "or --all for every one of this node, got neither", "nothing named to acquire"),
+                (["--release", "--all", "GPU-1"], "got both", "all, and one of them"),
+                (["--acquire", "--release", "--all"], "expected --release or --acquire, got both", "both at once"),
+                ([""], "got an empty one", "an empty name to look for"),
+            )
+        ),
     ],
 )
 def test_handled(folder: Path, arguments: list[str], says: Says, status: int, out: list[str], err: list[str]) -> None:
@@ -416,6 +437,44 @@ def test_handled(folder: Path, arguments: list[str], says: Says, status: int, ou
     for said, expected in ((result.stdout.splitlines(), out), (result.stderr.splitlines(), err)):
         assert len(said) == len(expected), said
         assert [line for line, wanted in zip(said, expected, strict=True) if wanted not in line] == []
+
+
+@pytest.mark.parametrize(
+    ("names", "ids"),
+    [
+        pytest.param(["0"], [GPUS[0]], id="an index"),
+        pytest.param(["GPU-1", "MIG-0"], [GPUS[1], PARTS[0]], id="what no other ID begins with"),
+        pytest.param([GPUS[1], "1", "GPU-1f"], [GPUS[1]], id="one by three names"),
+        pytest.param(["GPU-3"], [GPUS[3]], id="the GPU beneath partitions"),
+        pytest.param(["/dev/fpga1"], ["/dev/fpga1"], id="what replicas share"),
+        pytest.param(["/dev/fpga1::0"], ["/dev/fpga1::0"], id="a replica"),
+        pytest.param(["3:1"], [PARTS[1]], id="a partition's index"),
+        pytest.param(["GPU-7"], ["GPU-7"], id="what nobody knows, for the gateway to refuse"),
+    ],
+)
+@pytest.mark.parametrize("op", control.HANDLES)
+def test_short_names_stand_for_whole_ids(folder: Path, op: str, names: list[str], ids: list[str]) -> None:
+    says = By({"devices": FULL, op: Handled(tuple(ids), {})})
+    with gateways(folder, {SERVING: says}, *OPERATIONS) as told:
+        assert call(folder, f"--{op}", *names).exit_code == 0
+    assert told == {SERVING: {"v": 1, "op": op, "ids": ids}}
+
+
+def test_an_index_is_no_beginning_of_an_id() -> None:
+    assert named.meant("0", {"0000:c1:00.0": "1", "0000:c2:00.0": "0"}) == "0000:c2:00.0"
+
+
+def test_of_many_candidates_some_are_named() -> None:
+    with pytest.raises(ControlError, match=r"short for 10 devices: g0, g1, g2, g3, g4, g5, g6, g7 and 2 more\."):
+        named.meant("g", {f"g{number}": "" for number in range(10)})
+
+
+def test_a_name_that_is_short_for_several_does_nothing(folder: Path) -> None:
+    says = By({"devices": FULL, "release": Handled(THREE, {})})
+    with gateways(folder, {SERVING: says}, *OPERATIONS) as told:
+        result = call(folder, "--release", "0", "MIG-")
+    assert (result.exit_code, told[SERVING]["op"]) == (1, "devices")
+    assert f"'MIG-' is short for 2 devices: {PARTS[0]}, {PARTS[1]}. Nothing was done" in result.stderr
 
 
 def test_every_gateway_lets_go(folder: Path) -> None:
@@ -440,4 +499,4 @@ def test_every_gateway_lets_go(folder: Path) -> None:
 def test_the_help_has_examples() -> None:
     result = CliRunner().invoke(cli.devices, ["--help"])
     assert result.exit_code == 0
-    assert "gateway devices --release GPU-5f3a && nvidia-smi -r" in result.output
+    assert "gateway devices --release 3 && nvidia-smi -r" in result.output

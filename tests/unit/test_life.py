@@ -73,7 +73,7 @@ GONE = Listing(())
         (State.LOST, ILL, Fault.FAILED_PRECONDITION, False, False, None, True, True),
         (State.WITHDRAWN, ILL, Fault.NOT_FOUND, False, True, None, False, False),
         (State.CORDONED, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
-        (State.RELEASED, None, None, False, False, None, True, True),
+        (State.RELEASED, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
     ],
 )
 def test_row(
@@ -366,7 +366,8 @@ def test_a_lost_device_is_forgotten_in_the_end(
         pytest.param(
             listed(G, released=frozenset("g")),
             State.RELEASED,
-            "ticket 7; without the cordon: released, nobody looks at it now: the last list stays",
+            "ticket 7; without the cordon: released, closed, so that it can be reset or partitioned; "
+            "without the release: not looked yet, announced before a restart",
             id="released",
         ),
     ],
@@ -399,7 +400,7 @@ def test_a_cordon_keeps_no_withdrawn_device() -> None:
         pytest.param(None, None, listed(G, trouble=RESTART), ILL, State.UNHEALTHY, id="never seen before, and ill"),
     ],
 )
-def test_of_a_released_device_the_last_list_stays(
+def test_a_released_device_is_for_nobody_and_what_was_seen_last_stays(
     announced: Health | None, last: State | None, listing: Listing, health: Health, beneath: State
 ) -> None:
     known = Known({} if announced is None else {"g": Device("g", announced)}, fates={"g": Fate.WITHDRAWN})
@@ -407,12 +408,29 @@ def test_of_a_released_device_the_last_list_stays(
     released = replace(listing, released=frozenset("g"))
     merged = look(known, released, before=[] if shown is None else [shown])
     [entry] = merged.entries
-    assert (entry.device.health, entry.state, merged.sticky) == (health, State.RELEASED, {})
+    assert (entry.device.health, entry.state, merged.sticky) == (ILL, State.RELEASED, {})
     assert entry.beneath is not None
-    assert entry.beneath.state is beneath
+    assert (entry.beneath.device.health, entry.beneath.state) == (health, beneath)
     if shown is not None:
-        assert (entry.beneath, entry.since) == (shown, 7.0)
+        assert (entry.beneath, entry.since) == (shown, 7.0 if health is ILL else NOW)
     assert look(known, released, NOW + 1, merged.entries).entries == merged.entries
+    [again] = look(known, listed(G), NOW + 2, merged.entries).entries
+    assert (again.device.health, again.state) == (WELL, State.PRESENT)
+
+
+@pytest.mark.parametrize("held", [frozenset("g"), frozenset[str](), None], ids=["held", "free", "nobody knows"])
+def test_a_released_device_is_unhealthy_before_its_holder_ends(held: frozenset[str] | None) -> None:
+    """Or the kubelet would give it to the next container the moment that one ends, in the middle of a reset."""
+    before = look(replace(ANNOUNCED, held=held), listed(G)).entries
+    [entry] = look(replace(ANNOUNCED, held=held), listed(G, released=frozenset("g")), before=before).entries
+    assert (entry.device.health, entry.reason) == (ILL, "closed, so that it can be reset or partitioned")
+
+
+def test_what_is_beneath_a_release_is_said() -> None:
+    before = look(ANNOUNCED, listed(G, trouble=RESTART)).entries
+    [entry] = look(ANNOUNCED, listed(G, released=frozenset("g")), before=before).entries
+    assert entry.kind is RESTART.kind
+    assert entry.reason == "closed, so that it can be reset or partitioned; without the release: unhealthy, hot"
 
 
 def test_a_reset_of_a_released_device_counts() -> None:
@@ -739,12 +757,15 @@ def over(state: State, beneath: State, since: float | None = 0.0) -> Entry:
             over(State.CORDONED, State.UNHEALTHY), "held", Fault.FAILED_PRECONDITION, id="cordoned, held, and ill"
         ),
         pytest.param(over(State.CORDONED, State.LOST), "again", Fault.FAILED_PRECONDITION, id="cordoned and lost"),
-        pytest.param(over(State.RELEASED, State.PRESENT), "", "served", id="released, was well"),
-        pytest.param(over(State.RELEASED, State.NOT_LOOKED_YET), "", "served", id="released, and a restart"),
+        pytest.param(over(State.RELEASED, State.PRESENT), "", Fault.FAILED_PRECONDITION, id="released, was well"),
+        pytest.param(over(State.RELEASED, State.PRESENT, NOW), "", Fault.FAILED_PRECONDITION, id="released just now"),
+        pytest.param(over(State.RELEASED, State.PRESENT), "held", "warned", id="released, held"),
+        pytest.param(over(State.RELEASED, State.PRESENT), "again", "warned", id="released, asked for again"),
+        pytest.param(over(State.RELEASED, State.NOT_LOOKED_YET), "held", "warned", id="released, held, and a restart"),
         pytest.param(
             over(State.RELEASED, State.UNHEALTHY), "", Fault.FAILED_PRECONDITION, id="released, was unhealthy"
         ),
-        pytest.param(over(State.RELEASED, State.UNHEALTHY), "again", "warned", id="released, was ill, asked for again"),
+        pytest.param(over(State.RELEASED, State.UNHEALTHY), "again", "warned twice", id="released, was ill, again"),
         pytest.param(
             entry(State.CORDONED, beneath=over(State.RELEASED, State.LOST)),
             "held",
@@ -765,7 +786,7 @@ def test_allocate(known: Entry | None, who: str, verdict: str | Fault) -> None:
         assert refused.value.fault is verdict
     else:
         warnings = judge(RESOURCE, ("g",), entries, now=NOW, handed_out=handed_out, held=held)
-        assert len(warnings) == (verdict == "warned")
+        assert len(warnings) == ["served", "warned", "warned twice"].index(verdict)
 
 
 @pytest.mark.parametrize(
