@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from adapters.dialect import Level, MalformedError, Rule, UnsayableError, Verdict, Wire
 from adapters.pb.v1alpha import v1alpha2_pb2 as pb
-from adapters.spelling import CDI_ADVICE, health, parse, require_answers, serialize
+from adapters.spelling import CDI_ADVICE, health, parse, require_answers, require_bounded, serialize
 from devices.model import ContainerAnswer, ContainerRequest, Device, Field, Options, PreferredRequest, Registration
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class Alpha:
         return Wire(serialize(pb.AllocateRequest(devicesIDs=containers[0].device_ids)))
 
     def decode_allocate_request(self, data: bytes) -> tuple[ContainerRequest, ...]:
+        require_bounded(data, containers=False)
         message = parse(pb.AllocateRequest, data, self.name)
         return (ContainerRequest(tuple(message.devicesIDs)),)
 

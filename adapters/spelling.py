@@ -6,7 +6,7 @@ their fields differently but call them the same; so they are filled and read by 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     Spec: TypeAlias = v0_1_pb2.DeviceRuntimeSpec | v1alpha2_pb2.AllocateResponse | v1beta1_pb2.ContainerAllocateResponse
 
 M = TypeVar("M", bound=Message)
+
+MAX_CONTAINERS: Final = 1024
+"""The most containers in one request; kubelets ask for one at a time."""
+MAX_NAMES: Final = 200_000
+"""The most device IDs in one request: GetPreferredAllocation names every free device, twice if an init container had it."""
+_BEGINNINGS: Final = (b"\x0a", b"\x12", b"\x8a", b"\x92")
+"""The bytes with which texts and messages of field 1 and 2 begin, in the shortest spelling and in longer ones."""
+_LONGEST_VARINT: Final = 10
 
 CDI_ADVICE = (
     "a container runtime resolves CDI names to more than device nodes, so nothing else stands for them; "
@@ -44,6 +52,60 @@ def parse(kind: type[M], data: bytes, dialect: str) -> M:
             f"({error}); check that the peer speaks {dialect}"
         )
         raise MalformedError(message) from error
+
+
+def require_bounded(data: bytes, *, containers: bool) -> None:
+    """Check how much a request can hold before it is decoded: an empty container is 2 bytes on the wire and 150 in memory.
+
+    Args:
+        data: a request whose fields number 1 and 2 are all that repeats, on each level (as in every request of a kubelet).
+        containers: whether its first level is containers, and not device IDs.
+
+    Raises:
+        MalformedError: it may hold more than ``MAX_NAMES`` device IDs, or holds more than ``MAX_CONTAINERS`` containers.
+    """
+    if sum(map(data.count, _BEGINNINGS)) > MAX_NAMES:
+        raise MalformedError(
+            f"expected at most {MAX_NAMES} device IDs in a request, and {len(data)} bytes seem to hold more: no kubelet asks so"
+        )
+    if containers and _more_fields(data, MAX_CONTAINERS):
+        raise MalformedError(
+            f"expected at most {MAX_CONTAINERS} containers in a request, got more: ask for fewer at once"
+        )
+
+
+def _more_fields(data: bytes, most: int) -> bool:
+    """Whether the first level of a message has more than so many fields; what is no message is left to its parser."""
+    at = count = 0
+    while at < len(data):
+        count += 1
+        if count > most:
+            return True
+        tag, at = _varint(data, at)
+        match tag & 7:
+            case 0:
+                _, at = _varint(data, at)
+            case 1:
+                at += 8
+            case 2:
+                length, at = _varint(data, at)
+                at += length
+            case 5:
+                at += 4
+            case _:  # A group begins or ends, which has no length: what is in it is counted, too.
+                pass
+    return False
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Read a variable-length number; return it and where it ends."""
+    number = shift = 0
+    for byte in data[at : at + _LONGEST_VARINT]:
+        number |= (byte & 0x7F) << shift
+        shift, at = shift + 7, at + 1
+        if byte < 0x80:
+            break
+    return number, at
 
 
 def serialize(message: Message) -> bytes:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 
 from adapters.dialect import Level, Rule, UnsayableError, Verdict, Wire, span, verdict
 from adapters.pb.v1beta1 import v1beta1_pb2 as pb
-from adapters.spelling import CDI_ADVICE, device_nodes, fill, health, mounts, parse, require_answers, serialize
+from adapters.spelling import (
+    CDI_ADVICE,
+    device_nodes,
+    fill,
+    health,
+    mounts,
+    parse,
+    require_answers,
+    require_bounded,
+    serialize,
+)
 from devices.model import ContainerAnswer, ContainerRequest, Device, Field, Options, PreferredRequest, Registration
 
 if TYPE_CHECKING:
@@ -96,6 +106,7 @@ class V1Beta1:
         return Wire(serialize(pb.AllocateRequest(container_requests=requests)))
 
     def decode_allocate_request(self, data: bytes) -> tuple[ContainerRequest, ...]:
+        require_bounded(data, containers=True)
         message = parse(pb.AllocateRequest, data, self.name)
         return tuple(ContainerRequest(tuple(request.devicesIDs)) for request in message.container_requests)
 
@@ -140,6 +151,7 @@ class V1Beta1:
         return Wire(serialize(pb.PreferredAllocationRequest(container_requests=requests)))
 
     def decode_preferred_request(self, data: bytes) -> tuple[PreferredRequest, ...]:
+        require_bounded(data, containers=True)
         message = parse(pb.PreferredAllocationRequest, data, self.name)
         return tuple(
             PreferredRequest(
@@ -160,6 +172,7 @@ class V1Beta1:
         return Wire(serialize(pb.PreStartContainerRequest(devicesIDs=device_ids)))
 
     def decode_pre_start_request(self, data: bytes) -> tuple[str, ...]:
+        require_bounded(data, containers=False)
         return tuple(parse(pb.PreStartContainerRequest, data, self.name).devicesIDs)
 
     def _require_cdi(self, level: Level) -> None:

@@ -1,7 +1,9 @@
 """A small HTTP listener, for those who ask a gateway over the network: GET and HEAD, a few fixed paths, nothing else.
 
 Whoever asks is a stranger: a request is at most ``REQUEST_LIMIT`` bytes, everything has ``SECONDS``, ``MAX_CONNECTIONS`` are
-open at most, and each carries one request. When one more comes, the oldest ends: whoever holds them all keeps no probe away.
+open at most, and each carries one request. When one more comes, one ends that was answered or says nothing: whoever holds
+them all keeps no probe away, and no answer that is being made is lost. A turn of the event loop takes a bounded number of
+connections, and under a flood the listener rests for as long as it works: it starves before the kubelet's calls do.
 Nothing that comes in is kept, obeyed or said back.
 """
 
@@ -10,17 +12,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 from collections.abc import Awaitable, Callable, Mapping
+from enum import IntEnum
 from http import HTTPStatus
 from typing import Final
 
 import structlog
 
+from gateway.observe import Seldom
+
 REQUEST_LIMIT: Final = 8 * 1024
 """The most bytes of a request's first line and headers, together."""
 SECONDS: Final = 5.0
 """How long a request may take to come, its answer to be made, and the answer to be taken: for each of the three."""
-MAX_CONNECTIONS: Final = 32
+MAX_CONNECTIONS: Final = 256
+"""How many are open at once: at 10 000 a second each has 25 ms to say something before it makes room."""
+AT_ONCE: Final = 32
+"""How many are taken in one turn of the event loop."""
+ACCEPT_AGAIN: Final = 1.0
+"""Seconds until the next try, where the kernel gave no descriptor."""
+_BACKLOG: Final = 1024
+"""How many the kernel lets wait: those of 100 ms at 10 000 connections a second."""
 _LINGER: Final = 16
 """How many times ``REQUEST_LIMIT`` bytes are read and dropped, of a request that was too large."""
 TEXT: Final = "text/plain; charset=utf-8"
@@ -36,6 +49,7 @@ _ORIGIN = re.compile(r"(?i:https?://[^/?]*)?(?P<path>/[^?]*)?(?:\?.*)?")
 _ADDRESS = re.compile(r"(?:(?:(?P<host>[^\s:\[\]]*)|\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]):)?(?P<port>[0-9]{1,5})")
 _LOOPBACK: Final = "127.0.0.1"
 
+_seldom = Seldom()
 _log = structlog.get_logger()
 
 
@@ -56,6 +70,35 @@ def address(text: str) -> tuple[str, int]:
     return _LOOPBACK if host is None else host, int(match["port"])
 
 
+class _Stage(IntEnum):
+    """Where a connection stands. Of too many the first of the lowest stage goes."""
+
+    SERVED = 0
+    """Its answer is out; the other side is to end it."""
+    SILENT = 1
+    """Its request isn't there yet."""
+    TAKING = 2
+    """Its answer is being taken."""
+    ASKED = 3
+    """Its answer is being made."""
+
+
+class _Connection:
+    """One connection, and what is under way on it."""
+
+    __slots__ = ("read", "rest", "socket", "stage", "task", "timer")
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.stage = _Stage.SILENT
+        self.read = bytearray()
+        """The request so far."""
+        self.rest: list[memoryview] = []
+        """What is left of the answer."""
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+
 class Server:
     """The listener.
 
@@ -67,8 +110,9 @@ class Server:
 
     def __init__(self, host: str, port: int, routes: Mapping[str, Handler]) -> None:
         self._host, self._port, self._routes = host, port, routes
-        self._server: asyncio.Server | None = None
-        self._open: dict[asyncio.Task[None], None] = {}
+        self._loop: asyncio.AbstractEventLoop
+        self._listeners: list[socket.socket] = []
+        self._open: dict[_Connection, None] = {}
 
     async def start(self) -> tuple[str, int]:
         """Listen; return the address that was taken.
@@ -76,47 +120,156 @@ class Server:
         Raises:
             OSError: it can't be had (it is taken, or is none of this machine).
         """
-        self._server = await asyncio.start_server(self._connected, self._host, self._port, limit=REQUEST_LIMIT)
-        host, port, *_ = self._server.sockets[0].getsockname()
+        self._loop = asyncio.get_running_loop()
+        bound = await self._loop.create_server(
+            asyncio.Protocol, self._host or None, self._port, start_serving=False
+        )  # for its names: asyncio's own way to accept is up to a hundred at once, whatever they cost
+        try:
+            self._listeners = [one.dup() for one in bound.sockets]
+        finally:
+            bound.close()
+        try:
+            for listener in self._listeners:
+                listener.settimeout(0)
+                with contextlib.suppress(OSError):  # Who says nothing stays with the kernel, as far as it has room.
+                    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1)
+                listener.listen(_BACKLOG)
+                self._loop.add_reader(listener, self._accept, listener)
+        except OSError:
+            await self.close()
+            raise
+        host, port, *_ = self._listeners[0].getsockname()
         return host, port
 
     async def close(self) -> None:
         """End every connection and stop listening. Never raises."""
-        if self._server is None:
-            return
-        self._server.close()
-        self._server = None
-        for task in self._open:
-            task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            self._loop.remove_reader(listener)
+            listener.close()
+        tasks = [connection.task for connection in self._open if connection.task is not None]
+        for connection in list(self._open):
+            self._end(connection)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take a connection. The task is ours: one of asyncio's own can't be cancelled without a complaint (Python 3.11)."""
-        if self._server is None:
-            writer.transport.abort()
-            return
+    # Each of these is one turn of the event loop, and short.
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Take those who wait, no more at once than may be open; after so many it rests as long as that took."""
+        began = self._loop.time()
+        for _ in range(AT_ONCE):
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # No descriptor is left, or no memory.
+                if (left_out := _seldom.tell("accept")) is not None:
+                    _log.warning("connections can't be taken", reason=str(error), more_of_them_before=left_out)
+                self._rest(listener, ACCEPT_AGAIN)
+                return
+            self._take(connection)
+        self._rest(listener, self._loop.time() - began)
+
+    def _rest(self, listener: socket.socket, seconds: float) -> None:
+        def again() -> None:
+            if listener in self._listeners:
+                self._loop.add_reader(listener, self._accept, listener)
+
+        self._loop.remove_reader(listener)
+        self._loop.call_later(seconds, again)
+
+    def _take(self, accepted: socket.socket) -> None:
+        """Take a connection, in place of the one that needs it least; who is being answered stays."""
         if len(self._open) >= MAX_CONNECTIONS:
-            oldest = next(iter(self._open))
-            del self._open[oldest]
-            oldest.cancel()
-        task = asyncio.ensure_future(self._serve(reader, writer))
-        self._open[task] = None
-        task.add_done_callback(lambda task: self._open.pop(task, None))
+            least = min(self._open, key=lambda connection: connection.stage)
+            if least.stage is _Stage.ASKED:
+                accepted.close()
+                return
+            self._end(least)
+        accepted.settimeout(0)
+        connection = _Connection(accepted)
+        self._open[connection] = None
+        self._loop.add_reader(accepted, self._readable, connection)
+        self._time(connection)
+        self._readable(connection)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request. Whatever happens, the connection ends, and within a bounded time."""
+    def _time(self, connection: _Connection) -> None:
+        """Let what comes next have ``SECONDS``."""
+        self._untime(connection)
+        connection.timer = self._loop.call_later(SECONDS, self._end, connection)
+
+    @staticmethod
+    def _untime(connection: _Connection) -> None:
+        if connection.timer is not None:
+            connection.timer.cancel()
+
+    def _readable(self, connection: _Connection) -> None:
         try:
-            with contextlib.suppress(OSError, EOFError):  # TimeoutError is an OSError; then nobody waits for an answer.
-                async with asyncio.timeout(SECONDS):
-                    request = await _read(reader)
-                answer = await self._answer(request)
-                async with asyncio.timeout(SECONDS):
-                    await _send(reader, writer, answer)
-        finally:
-            writer.transport.abort()
+            data = connection.socket.recv(REQUEST_LIMIT)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end(connection)
+            return
+        connection.read += data
+        if connection.stage is _Stage.SERVED:
+            if len(connection.read) > _LINGER * REQUEST_LIMIT:
+                self._end(connection)
+            return
+        head, whole, _ = bytes(connection.read).partition(b"\r\n\r\n")
+        if whole or len(head) > REQUEST_LIMIT:
+            self._loop.remove_reader(connection.socket)
+            self._untime(connection)  # ``_answer`` has its own time.
+            connection.stage = _Stage.ASKED
+            connection.task = self._loop.create_task(
+                self._serve(connection, head if len(head) <= REQUEST_LIMIT else None)
+            )
 
-    async def _answer(self, request: bytes | None) -> bytes:
-        """Make the whole answer to a request's head; None: it was too large."""
+    async def _serve(self, connection: _Connection, request: bytes | None) -> None:
+        head, body = await self._answer(request)
+        connection.stage = _Stage.TAKING
+        connection.rest = [memoryview(head), memoryview(body)]
+        self._loop.add_writer(connection.socket, self._writable, connection)
+        self._time(connection)
+        self._writable(connection)
+
+    def _writable(self, connection: _Connection) -> None:
+        """Send on. Then wait until the other side ends: closed on unread bytes, a socket drops what it sent."""
+        rest = connection.rest
+        try:
+            sent = connection.socket.sendmsg(rest)
+            while rest and sent >= len(rest[0]):
+                sent -= len(rest.pop(0))
+            if rest:
+                rest[0] = rest[0][sent:]
+                return
+            connection.socket.shutdown(socket.SHUT_WR)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:  # Nobody waits for an answer.
+            self._end(connection)
+            return
+        self._loop.remove_writer(connection.socket)
+        connection.stage = _Stage.SERVED
+        self._time(connection)
+        self._loop.add_reader(connection.socket, self._readable, connection)
+
+    def _end(self, connection: _Connection) -> None:
+        """End a connection, wherever it stands."""
+        if connection not in self._open:
+            return
+        del self._open[connection]
+        self._untime(connection)
+        if connection.task is not None:
+            connection.task.cancel()
+        self._loop.remove_reader(connection.socket)
+        self._loop.remove_writer(connection.socket)
+        connection.socket.close()
+
+    async def _answer(self, request: bytes | None) -> tuple[bytes, bytes]:
+        """Make the answer to a request's head (None: it was too large): its own head, and its body."""
         if request is None:
             return _spell(*_plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
         found = parse(request)
@@ -154,33 +307,14 @@ def parse(request: bytes) -> tuple[str, str] | None:
     return match["method"].decode("ascii"), target["path"] or "/"
 
 
-async def _read(reader: asyncio.StreamReader) -> bytes | None:
-    """Read up to the empty line that ends the head; None where that is further than ``REQUEST_LIMIT``."""
-    try:
-        return (await reader.readuntil(b"\r\n\r\n"))[:-4]
-    except asyncio.LimitOverrunError:
-        return None
-
-
-async def _send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bytes) -> None:
-    """Send everything, and wait until the other side ends: closed on unread bytes, a socket drops what it sent."""
-    writer.transport.set_write_buffer_limits(0)
-    writer.write(answer)
-    writer.write_eof()
-    await writer.drain()
-    for _ in range(_LINGER):
-        if not await reader.read(REQUEST_LIMIT):
-            return
-
-
 def _plain(status: HTTPStatus) -> Answer:
     return status, TEXT, f"{status.value} {status.phrase}\n".encode()
 
 
-def _spell(status: HTTPStatus, content_type: str, body: bytes, *, head: bool = False) -> bytes:
+def _spell(status: HTTPStatus, content_type: str, body: bytes, *, head: bool = False) -> tuple[bytes, bytes]:
     allow = "Allow: GET, HEAD\r\n" if status is HTTPStatus.METHOD_NOT_ALLOWED else ""
     lines = (
         f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
         f"{allow}Connection: close\r\n\r\n"
     )
-    return lines.encode() + (b"" if head else body)
+    return lines.encode(), b"" if head else body

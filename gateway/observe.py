@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +15,27 @@ if TYPE_CHECKING:
 
 FORMATS = ("auto", "console", "json")
 LEVELS = ("debug", "info", "warning", "error")
+
+
+class Seldom:
+    """Keeps what repeats itself from filling a disk: ``times`` in each ``seconds`` it is told, the rest is counted."""
+
+    def __init__(self, times: int = 1, seconds: float = 60.0) -> None:
+        self._times, self._seconds = times, seconds
+        self._kinds: dict[str, tuple[float, int, int]] = {}
+        """Since when (monotonic seconds) a kind has been counted, how often it came, and how often before."""
+
+    def tell(self, kind: str) -> int | None:
+        """Say whether to tell this one: None where not, else how many weren't told since the last one that was."""
+        now = time.monotonic()
+        since, came, untold = self._kinds.get(kind, (now, 0, 0))
+        if now - since >= self._seconds:
+            since, came = now, 0
+        if told := came < self._times:
+            self._kinds[kind] = since, came + 1, 0
+        else:
+            self._kinds[kind] = since, came + 1, untold + 1
+        return untold if told else None
 
 
 def configure(log_format: str, level: str) -> None:

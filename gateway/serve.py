@@ -22,6 +22,7 @@ from adapters.levels import Evidence, level
 from devices import life
 from devices.model import Fault, Field, Options, RefusedError
 from gateway import drift
+from gateway.observe import Seldom
 from gateway.registration import StreamEnded, StreamOpened, Withhold
 from gateway.spelled import spell
 
@@ -39,14 +40,32 @@ if TYPE_CHECKING:
     _Context = grpc.aio.ServicerContext[bytes, bytes]
     _Answer = Callable[[Dialect, bytes, _Context], Awaitable[bytes]]
 
-REQUEST_LIMIT = 64 * 1024 * 1024
-"""The most bytes of a request: GetPreferredAllocation names every free device, twice."""
+REQUEST_LIMIT = 4 * 1024 * 1024
+"""The most bytes of a request, as gRPC has it by default, and so NVIDIA's plugin.
+
+The largest is GetPreferredAllocation: it names every free device, and those that the pod's init containers had once more. A
+name takes 2 bytes more than its ID, so 10 000 devices fit twice with IDs of 207 bytes, and 43 000 with those of MIG devices
+that are shared (46 bytes). Once, everything fits that does on a list (also 4 MiB), where a device takes 13 bytes more than its
+ID."""
+REQUEST_TIME = 5.0
+"""Seconds within which a request must have come, once its call began."""
+MAX_WAITING = 16
+"""How many calls may be there whose request isn't: one more ends the oldest. With ``REQUEST_LIMIT`` 64 MiB."""
+MAX_CALLS = 1024
+"""How many calls a server has at once, streams included; more are refused by gRPC."""
+REFUSALS_TOLD = 20
+"""How many refusals of one kind are logged in a minute; whoever calls without end fills no disk."""
 NOTED_AFTER = 0.005
 """Seconds after an Allocate until it is noted, with those that came meanwhile: the next one needn't wait for that."""
-_MAX_CONTAINERS = 1024
 _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", REQUEST_LIMIT),
     ("grpc.max_send_message_length", -1),
+    # For one connection. A kubelet has its stream and few calls more on one; metadata of 200 bytes.
+    ("grpc.max_concurrent_streams", 64),
+    ("grpc.max_metadata_size", 8 * 1024),
+    ("grpc.absolute_max_metadata_size", 16 * 1024),
+    # What comes unasked for isn't taken: the window of a stream doesn't grow.
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.so_reuseport", 0),
 )
 
@@ -121,6 +140,8 @@ class Resource:
         self._notes: list[tuple[str, tuple[str, ...], Level]] = []
         """What was handed out and isn't noted yet: the dialect, the devices, and what is known of the kubelet."""
         self._servers: list[grpc.aio.Server] = []
+        self._requests = _Requests()
+        self._seldom = Seldom(REFUSALS_TOLD)
 
     # What is on the list.
 
@@ -188,7 +209,7 @@ class Resource:
         Raises:
             RuntimeError: the path can't be bound.
         """
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
         server.add_generic_rpc_handlers((_Calls(self._handler),))
         server.add_insecure_port(f"unix:{path}")
         await server.start()
@@ -235,22 +256,27 @@ class Resource:
         if dialect.rules[Field.PRE_START].verdict is Verdict.LOSSLESS:
             unary["PreStartContainer"] = self._pre_start
 
-        async def watch(_request: bytes, context: _Context) -> None:
+        async def watch(_requests: object, context: _Context) -> None:  # Its request is empty: it isn't waited for.
             await self._list_and_watch(dialect, context)
 
         calls: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            call: grpc.unary_unary_rpc_method_handler(self._answered(call, answer, dialect))
+            call: grpc.stream_unary_rpc_method_handler(self._answered(call, answer, dialect))
             for call, answer in unary.items()
         }
-        calls["ListAndWatch"] = grpc.unary_stream_rpc_method_handler(watch)
+        calls["ListAndWatch"] = grpc.stream_stream_rpc_method_handler(watch)
         return {f"/{dialect.plugin_service}/{call}": handler for call, handler in calls.items()}
 
-    def _answered(self, call: str, answer: _Answer, dialect: Dialect) -> Callable[[bytes, _Context], Awaitable[bytes]]:
-        """Count a call, and say what is wrong with it as gRPC does."""
+    def _answered(self, call: str, answer: _Answer, dialect: Dialect) -> Callable[[object, _Context], Awaitable[bytes]]:
+        """Count a call, and say what is wrong with it as gRPC does.
 
-        async def answered(request: bytes, context: _Context) -> bytes:
+        To gRPC it is one with a stream of requests, of which one is read: so it is ours to bound how long and how many wait.
+        """
+
+        async def answered(_requests: object, context: _Context) -> bytes:
             began, status, text = time.perf_counter(), grpc.StatusCode.UNKNOWN, ""
             try:
+                request = await self._requests.read(context)
+                began = time.perf_counter()
                 wire = await answer(dialect, request, context)
                 status = grpc.StatusCode.OK
             except RefusedError as refused:
@@ -263,7 +289,9 @@ class Resource:
                 return wire
             finally:
                 self._tally.call(self.name, call, time.perf_counter() - began, status.name)
-            self._log.warning("refused", call=call, code=status.name, reason=text)
+            if (left_out := self._seldom.tell(f"{call} {status.name}")) is not None:
+                untold = {"more_before": left_out} if left_out else {}
+                self._log.warning("refused", call=call, code=status.name, reason=text, **untold)
             return await _abort(context, status, text)
 
         return answered
@@ -298,11 +326,6 @@ class Resource:
             raise RefusedError(
                 Fault.INVALID_ARGUMENT,
                 f"expected at least one container in Allocate for {self.name}, got none: ask again with its device IDs",
-            )
-        if len(containers) > _MAX_CONTAINERS:
-            raise RefusedError(
-                Fault.INVALID_ARGUMENT,
-                f"expected at most {_MAX_CONTAINERS} containers in one Allocate, got {len(containers)}",
             )
         known_level = level(dialect, self._evidence)
         answers: list[ContainerAnswer] = []
@@ -382,6 +405,38 @@ def _how_many_fit(dialect: Dialect, devices: Sequence[Device], limit: int) -> in
         else:
             step //= 2
     return fits
+
+
+class _Requests:
+    """Reads the requests of calls: each within ``REQUEST_TIME``, and the newest ``MAX_WAITING`` of those that wait."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Timeout, None] = {}
+
+    async def read(self, context: _Context) -> bytes:
+        """Read a call's one request.
+
+        Raises:
+            MalformedError: there was none, it took too long, or the call made room for later ones.
+        """
+        if len(self._waiting) >= MAX_WAITING:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            oldest.reschedule(asyncio.get_running_loop().time())
+        limit = asyncio.timeout(REQUEST_TIME)
+        try:
+            async with limit:
+                self._waiting[limit] = None
+                request = await context.read()
+        except TimeoutError as error:
+            raise MalformedError(
+                f"expected a request within {REQUEST_TIME:g} s, and before {MAX_WAITING} later calls waited for theirs: call again"
+            ) from error
+        finally:
+            self._waiting.pop(limit, None)
+        if not isinstance(request, bytes):
+            raise MalformedError("expected a request, and the call ended without one: send it")
+        return request
 
 
 class _Calls(grpc.GenericRpcHandler):

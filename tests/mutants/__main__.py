@@ -28,6 +28,7 @@ from tests.mutants import (
     amd,
     answers,
     books,
+    bounds,
     choice,
     config,
     deploy,
@@ -49,7 +50,7 @@ from tests.mutants.table import Mutant
 ROOT = Path(__file__).parents[2]
 TABLES = (
     table, memory, life, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
-    manifests, deploy,
+    manifests, deploy, bounds,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import errno
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from http import HTTPStatus
+from pathlib import Path
+from typing import NoReturn
+from unittest.mock import patch
 
 import pytest
 import structlog.testing
@@ -159,7 +165,7 @@ async def test_who_does_not_take_the_answer_is_left(monkeypatch: pytest.MonkeyPa
         await done.wait()
     await server.close()
     writer.close()
-    assert server._open == {}
+    assert not server._open
     assert len(reader._buffer) < 32_000_000  # type: ignore[attr-defined]  # what this end took without being asked
 
 
@@ -177,8 +183,32 @@ async def test_a_defect_is_logged_and_nobody_else_sees_it() -> None:
     assert [(line["event"], line["path"]) for line in logs] == [("a request failed", "/broken")]
 
 
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Let the event loop turn until something is so."""
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture(autouse=True)
+def undeferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent connections come up to us at once, as they do where the kernel has no room for more of them."""
+    monkeypatch.setattr(socket, "TCP_DEFER_ACCEPT", 2**16)
+
+
+@contextmanager
+def idle(where: tuple[str, int], count: int) -> Iterator[list[socket.socket]]:
+    """Connect so often in one turn of the event loop, and say nothing."""
+    with ExitStack() as opened:
+        yield [opened.enter_context(socket.create_connection(where, timeout=20)) for _ in range(count)]
+
+
 async def test_so_many_connections_and_no_more() -> None:
-    """One more ends the oldest: who holds them all keeps nobody away."""
+    """One more ends one that is silent: who holds them all keeps nobody away."""
     server = Server("127.0.0.1", 0, ROUTES)
     where = await server.start()
     held = [await asyncio.open_connection(*where) for _ in range(http.MAX_CONNECTIONS)]
@@ -188,9 +218,106 @@ async def test_so_many_connections_and_no_more() -> None:
     assert (await held[1][0].read()).startswith(b"HTTP/1.1 503 ")
     for _, writer in held:
         writer.close()
-    await asyncio.wait(server._open, timeout=20)
+    await until(lambda: not server._open)
     assert (await ask(where, get("/metrics"))).startswith(b"HTTP/1.1 200 ")
     await server.close()
+
+
+async def test_connections_that_come_all_at_once_leave_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", 32)
+    server = Server("127.0.0.1", 0, ROUTES)
+    where = await server.start()
+    before = descriptors()
+    with idle(where, 200):
+        assert (await ask(where, get("/metrics"))).startswith(b"HTTP/1.1 200 ")
+        assert descriptors() - before <= 200 + 32 + 1
+    await until(lambda: not server._open)
+    assert descriptors() == before
+    await server.close()
+    assert descriptors() == before - 1
+
+
+async def test_one_turn_of_the_loop_takes_no_more_than_so_many() -> None:
+    server = Server("127.0.0.1", 0, ROUTES)
+    where = await server.start()
+    with idle(where, 200), patch.object(server, "_take", wraps=server._take) as take:
+        listener = server._listeners[0]
+        server._accept(listener)
+        assert take.call_count == http.AT_ONCE
+        # Then it rests, so that the kubelet's calls have their turns; and goes on by itself.
+        assert not asyncio.get_running_loop().remove_reader(listener)
+        await until(lambda: take.call_count == 200)
+    await server.close()
+
+
+async def test_who_is_being_answered_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who were answered go first, then the silent, then those who don't take their answers."""
+    go, asked = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def waits() -> Answer:
+        asked.release()
+        await go.wait()
+        return HTTPStatus.OK, TEXT, b"at last\n"
+
+    server = Server("127.0.0.1", 0, {"/": waits, "/metrics": _well})
+    where = await server.start()
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", 32)
+    waiting = [asyncio.ensure_future(ask(where, get("/"))) for _ in range(31)]
+    for _ in waiting:
+        await asked.acquire()
+    assert (await ask(where, get("/metrics"))).endswith(BODY)
+    with idle(where, 100):
+        await until(lambda: len(server._open) == 32)
+        assert (await ask(where, get("/metrics"))).endswith(BODY)
+    last = asyncio.ensure_future(ask(where, get("/")))
+    await asked.acquire()
+    assert await ask(where, get("/")) == b""  # All are being answered: no more can be served.
+    go.set()
+    for answer in await asyncio.gather(*waiting, last):
+        assert answer.endswith(b"at last\n")
+    await server.close()
+
+
+@pytest.mark.parametrize(
+    ("stages", "ends"),
+    [
+        (["SERVED", "SILENT", "TAKING", "ASKED"], "SERVED"),
+        (["ASKED", "TAKING", "SILENT"], "SILENT"),
+        (["ASKED", "TAKING", "ASKED"], "TAKING"),
+    ],
+)
+async def test_which_one_goes(monkeypatch: pytest.MonkeyPatch, stages: list[str], ends: str) -> None:
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", len(stages))
+    server = Server("127.0.0.1", 0, ROUTES)
+    await server.start()
+    pairs = [socket.socketpair() for _ in range(len(stages) + 1)]
+    for ours, _ in pairs[:-1]:
+        server._take(ours)
+    for connection, stage in zip(server._open, stages, strict=True):
+        connection.stage = http._Stage[stage]
+    server._take(pairs[-1][0])
+    stages.remove(ends)
+    assert [connection.stage.name for connection in server._open] == [*stages, "SILENT"]
+    await server.close()
+    for pair in pairs:
+        for one in pair:
+            one.close()
+
+
+async def test_without_descriptors_it_waits_and_says_so_once() -> None:
+    """A listener without its socket stands for a process without descriptors."""
+
+    class Exhausted(socket.socket):
+        def accept(self) -> NoReturn:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    server = Server("127.0.0.1", 0, ROUTES)
+    await server.start()
+    with Exhausted() as listener, structlog.testing.capture_logs() as logs:
+        for _ in range(100):
+            server._accept(listener)
+    await server.close()
+    assert [line["event"] for line in logs] == ["connections can't be taken"]
 
 
 async def test_the_end_waits_for_nobody() -> None:

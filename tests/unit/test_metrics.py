@@ -6,10 +6,13 @@ import asyncio
 import re
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -18,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from devices import life
 from devices.life import State
-from devices.model import Device
+from devices.model import Device, Field
 from gateway import http, metrics
 from gateway.metrics import FAMILIES, PREFIX, Metrics
 from gateway.registration import Phase
@@ -35,7 +38,9 @@ Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def text(status: Status, tally: Tally | None = None, *, device_ids: bool = False) -> str:
-    return Metrics(lambda _: status, tally or documents.counted(), device_ids=device_ids).exposition().decode()
+    told = Metrics(lambda _: status, tally or documents.counted(), device_ids=device_ids)
+    told.take()
+    return told.exposition().decode()
 
 
 def samples(status: Status, tally: Tally | None = None, *, device_ids: bool = False) -> Samples:
@@ -156,7 +161,7 @@ def test_rows_are_made_only_where_they_are_wanted(*, device_ids: bool) -> None:
         asked.append(rows)
         return FULL
 
-    Metrics(status, Tally(), device_ids=device_ids).exposition()
+    Metrics(status, Tally(), device_ids=device_ids).take()
     assert set(asked) == {device_ids}
     assert len(asked) == 1
 
@@ -165,6 +170,43 @@ def test_rows_are_made_only_where_they_are_wanted(*, device_ids: bool) -> None:
 def test_a_label_may_hold_anything(evil: str) -> None:
     status = document(node(replace(TROUBLED, name=evil)))
     assert samples(status)[key("healthy_devices", resource=evil)] == 4
+
+
+async def test_of_many_scrapes_at_once_one_is_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made in a thread is as it was when that began, whatever happens meanwhile."""
+    made: list[int] = []
+    counted = Tally()
+    told = Metrics(lambda _: FULL, counted)
+    write, begun, go = told.exposition, threading.Event(), threading.Event()
+
+    def exposition() -> bytes:
+        made.append(threading.get_ident())
+        begun.set()
+        assert go.wait(20)
+        return write()
+
+    monkeypatch.setattr(told, "exposition", exposition)
+    scrapes = [asyncio.ensure_future(told.answer()) for _ in range(50)]
+    await asyncio.to_thread(begun.wait, 20)
+    counted.lost_field("0.1", Field.TOPOLOGY)
+    scrapes[0].cancel()  # Who goes away takes nothing from the others.
+    go.set()
+    _, *texts = await asyncio.gather(*scrapes, return_exceptions=True)
+    assert len({*texts}) == 1
+    assert "topology" not in str(texts[0])
+    assert len(made) == 1
+    assert threading.get_ident() not in made
+    monkeypatch.setattr("gateway.metrics.FRESH", 0.0)
+    assert "topology" in str(await told.answer())
+
+
+async def test_a_scrape_that_failed_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Metrics(lambda _: FULL, Tally())
+    with monkeypatch.context() as broken:
+        broken.setattr(told, "exposition", Mock(side_effect=OSError))
+        with pytest.raises(OSError):
+            await told.answer()
+    assert (await told.answer())[0] == HTTPStatus.OK
 
 
 async def test_prometheus_can_read_it_over_http() -> None:

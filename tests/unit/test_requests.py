@@ -1,0 +1,209 @@
+"""What comes in on a resource's own socket is bounded: bytes, devices, containers, and calls that never say what they want."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from itertools import product
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+import structlog.testing
+
+from adapters import spelling
+from adapters.dialect import MalformedError
+from adapters.registry import by_name
+from adapters.v1beta1 import V1BETA1
+from devices.life import Entry
+from devices.life import State as Life
+from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable
+from devices.source import Listing
+from gateway import serve
+from gateway.serve import REQUEST_LIMIT, Resource
+from gateway.tally import Tally
+
+IDS = [f"GPU-{number:036}::{number % 10}" for number in range(10_000)]
+SERVICE = f"/{V1BETA1.plugin_service}"
+
+
+class _Source:
+    async def answer(self, _resource: str, request: ContainerRequest, _sayable: Sayable) -> ContainerAnswer:
+        return ContainerAnswer(envs={"IDS": ",".join(request.device_ids)})
+
+    async def prefer(self, _resource: str, request: PreferredRequest) -> tuple[str, ...]:
+        return request.available[: request.size]
+
+
+class _Memory:
+    handed_out: Collection[str] = ()
+    held: Collection[str] = ()
+
+    def avoid(self) -> tuple[str, ...]:
+        return ()
+
+    def hand_out(self, device_ids: object, dialect: str) -> None:
+        pass
+
+
+@asynccontextmanager
+async def calling(folder: Path) -> AsyncIterator[grpc.aio.Channel]:
+    """Serve a resource; give a channel to it."""
+    resource = Resource("nvidia.com/gpu", _Source(), lambda _: None, _Memory(), Tally())  # type: ignore[arg-type]
+    resource.publish(Listing(()), tuple(Entry(Device(one), Life.PRESENT) for one in IDS))
+    await resource.bind(folder / "gpu.sock")
+    resource.offer(V1BETA1)
+    try:
+        async with grpc.aio.insecure_channel(f"unix:{folder / 'gpu.sock'}") as channel:
+            yield channel
+    finally:
+        await resource.close()
+
+
+async def call(channel: grpc.aio.Channel, name: str, request: bytes) -> bytes:
+    unary: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"{SERVICE}/{name}")
+    return await unary(request, timeout=20)
+
+
+def silent(channel: grpc.aio.Channel) -> grpc.aio.StreamUnaryCall[bytes, bytes]:
+    """Begin an Allocate, and say nothing."""
+    unary: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(f"{SERVICE}/Allocate")
+    return unary()
+
+
+async def code(channel: grpc.aio.Channel, name: str, request: bytes) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call(channel, name, request)
+    return refused.value.code()
+
+
+async def allocates(channel: grpc.aio.Channel) -> bool:
+    """Whether a kubelet's Allocate is answered."""
+    request = V1BETA1.encode_allocate_request([ContainerRequest((IDS[0],))]).data
+    return V1BETA1.decode_allocate_answer(await call(channel, "Allocate", request))[0].envs == {"IDS": IDS[0]}
+
+
+async def test_the_largest_requests_of_a_kubelet_fit(folder: Path) -> None:
+    """Every one of 10 000 devices is free, and an init container had them all."""
+    request = V1BETA1.encode_preferred_request([PreferredRequest(tuple(IDS), tuple(IDS), 10_000)]).data
+    everything = V1BETA1.encode_allocate_request([ContainerRequest(tuple(IDS))]).data
+    async with calling(folder) as channel:
+        [preferred] = V1BETA1.decode_preferred_answer(await call(channel, "GetPreferredAllocation", request))
+        assert list(preferred) == IDS
+        [answer] = V1BETA1.decode_allocate_answer(await call(channel, "Allocate", everything))
+        assert answer.envs["IDS"].split(",") == IDS
+
+
+def test_any_list_that_fits_a_kubelet_can_be_asked_back() -> None:
+    """Once: the smaller an ID, the more a list needs beside it."""
+    for length in (1, 10, 46, 126):
+        ids = tuple(f"{number:0{length}x}"[-length:] for number in range(100))
+        list_ = len(V1BETA1.encode_list([Device(one) for one in ids]).data)
+        assert len(V1BETA1.encode_preferred_request([PreferredRequest(ids, (), 100)]).data) < list_
+    assert V1BETA1.message_limit == REQUEST_LIMIT
+
+
+@pytest.mark.parametrize(("more", "refused"), [(0, "INVALID_ARGUMENT"), (1, "RESOURCE_EXHAUSTED")])
+async def test_a_request_has_so_many_bytes_at_most(folder: Path, more: int, refused: str) -> None:
+    async with calling(folder) as channel:
+        request = b"\x0a" * (REQUEST_LIMIT + more)
+        assert (await code(channel, "Allocate", request)).name == refused
+        assert await allocates(channel)
+
+
+EMPTY = {
+    "a container": b"\x0a\x00",
+    "a container with a long tag": b"\x8a\x00\x00",
+    "a container with the longest tag": b"\x8a\x80\x80\x80\x00\x00",
+    "a container with a long length": b"\x0a\x80\x00",
+    "a container behind a number": b"\x18\x00\x0a\x00",
+    "a container behind a long number": b"\x18\x80\x80\x00\x0a\x00",
+    "a container behind four bytes": b"\x1d\x0a\x0a\x0a\x0a\x0a\x00",
+    "a container behind eight bytes": b"\x19" + b"\x0a" * 8 + b"\x0a\x00",
+    "a container behind a group": b"\x1b\x1c\x0a\x00",
+}
+
+
+@pytest.mark.parametrize("empty", EMPTY.values(), ids=EMPTY.keys())
+def test_containers_are_counted_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch, empty: bytes) -> None:
+    whole = empty * spelling.MAX_CONTAINERS
+    few = empty * (spelling.MAX_CONTAINERS // 4)
+    for decode in (V1BETA1.decode_allocate_request, V1BETA1.decode_preferred_request):
+        assert len(decode(few)) == spelling.MAX_CONTAINERS // 4
+        monkeypatch.setattr("adapters.v1beta1.parse", None)
+        with pytest.raises(MalformedError, match="at most 1024 containers"):
+            decode(whole + empty)
+        monkeypatch.undo()
+
+
+def test_as_many_containers_as_may_be_are_read() -> None:
+    containers = [ContainerRequest(("a",))] * spelling.MAX_CONTAINERS
+    assert V1BETA1.decode_allocate_request(V1BETA1.encode_allocate_request(containers).data) == tuple(containers)
+
+
+@pytest.mark.parametrize(("dialect", "field"), [*product(["0.1", "v1alpha2"], [b"\x0a\x01x", b"\x8a\x00\x01x"])])
+def test_devices_of_an_alpha_are_counted_before_they_are_decoded(
+    monkeypatch: pytest.MonkeyPatch, dialect: str, field: bytes
+) -> None:
+    assert by_name(dialect).decode_allocate_request(field * 1000) == (ContainerRequest(("x",) * 1000),)
+    monkeypatch.setattr("adapters.alpha.parse", None)
+    with pytest.raises(MalformedError, match="at most 200000 device IDs"):
+        by_name(dialect).decode_allocate_request(field * 200_001)
+
+
+@pytest.mark.parametrize("tag", [b"\x0a", b"\x12", b"\x8a\x00", b"\x92\x00"])
+def test_devices_are_counted_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch, tag: bytes) -> None:
+    monkeypatch.setattr("adapters.v1beta1.parse", None)
+    for decode in (
+        V1BETA1.decode_allocate_request,
+        V1BETA1.decode_preferred_request,
+        V1BETA1.decode_pre_start_request,
+    ):
+        with pytest.raises(MalformedError, match="at most 200000 device IDs"):
+            decode((tag + b"\x00") * 200_001)
+
+
+async def test_who_asks_for_nothing_keeps_nobody_away(folder: Path) -> None:
+    """Of calls whose request doesn't come, the oldest makes room."""
+    async with calling(folder) as channel:
+        calls = [silent(channel) for _ in range(3 * serve.MAX_WAITING)]
+        assert await allocates(channel)
+        ended = [await one.code() for one in calls[: 2 * serve.MAX_WAITING]]
+        assert {one.name for one in ended} == {"INVALID_ARGUMENT"}
+        assert await allocates(channel)
+        for one in calls:
+            one.cancel()
+
+
+async def test_a_request_has_its_time_and_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "REQUEST_TIME", 0.05)
+    async with calling(folder) as channel:
+        assert (await silent(channel).code()).name == "INVALID_ARGUMENT"
+        assert await allocates(channel)
+
+
+async def test_a_call_without_a_request_is_refused(folder: Path) -> None:
+    async with calling(folder) as channel:
+        one = silent(channel)
+        await one.done_writing()
+        assert (await one.code()).name == "INVALID_ARGUMENT"
+
+
+async def test_a_stream_needs_no_request(folder: Path) -> None:
+    """What is sent for it stays with gRPC, unread."""
+    async with calling(folder) as channel:
+        watch: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"{SERVICE}/ListAndWatch")
+        stream = watch()
+        lists = aiter(stream)
+        assert len(V1BETA1.decode_list(await anext(lists))) == len(IDS)
+        stream.cancel()
+
+
+async def test_refusals_are_told_up_to_a_number(folder: Path) -> None:
+    async with calling(folder) as channel:
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(serve.REFUSALS_TOLD + 5):
+                await code(channel, "Allocate", b"")
+            await code(channel, "PreStartContainer", b"\x0a\x01x")
+    assert [line["call"] for line in logs] == ["Allocate"] * serve.REFUSALS_TOLD + ["PreStartContainer"]
