@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Collection, Sequence
 
+from devices.boards import Place
 from devices.model import ContainerAnswer, ContainerRequest, PreferredRequest, Sayable
 from devices.policy import Policy
 from devices.source import DeviceSource, Facts, Fate, Inventory
@@ -87,6 +88,10 @@ class Combined:
     def facts(self, resource: str, device_id: str) -> Facts:
         """Say what the source that listed the resource knows."""
         return self._owner(resource).facts(resource, device_id)
+
+    def place(self, device_id: str) -> Place | None:
+        """Ask every source: IDs are of one source only."""
+        return next((place for source in self._sources if (place := source.place(device_id)) is not None), None)
 
     def adopt(self, policy: Policy) -> None:
         """Tell every source."""

@@ -57,6 +57,11 @@ class State(Enum):
     WITHDRAWN = "withdrawn"
     CORDONED = "cordoned"
     RELEASED = "released"
+    WITHHELD = "withheld"
+
+
+_COVERS: Final = frozenset({State.CORDONED, State.WITHHELD})
+"""States that lie over another one."""
 
 
 class Row(Struct, frozen=True):
@@ -112,6 +117,13 @@ TABLE: Final[Mapping[State, Row]] = {
         held=True,
         way_out="start the pod anew so that it gets another device, or lift the cordon",
     ),
+    # Its hardware is in use under another ID (``devices.boards``). What it covers decides for those who hold the device.
+    State.WITHHELD: Row(
+        Health.UNHEALTHY,
+        Fault.FAILED_PRECONDITION,
+        held=True,
+        way_out="it is offered again when that container has ended; or take the change of the configuration back",
+    ),
     # Somebody is about to reset or partition it. Unhealthy also while a container holds it: the moment that one ends, the
     # kubelet would give it to the next. What it covers stays as it was seen last, and decides for those who hold it.
     State.RELEASED: Row(
@@ -153,7 +165,7 @@ class Entry(Struct, frozen=True):
 
     ``since`` is when its health in the list became what it is (monotonic seconds); None: before this process looked.
     ``kind`` is what its trouble takes to end, if it has one. ``until`` is when its state ends by itself (monotonic seconds;
-    None: it doesn't). ``beneath`` is what a cordon or a release covers.
+    None: it doesn't). ``beneath`` is what a cordon, a release or another's claim covers.
     """
 
     device: Device
@@ -178,7 +190,7 @@ class Known(Struct, frozen=True):
     """What is known of a resource's devices besides what the backend sees; all by device ID.
 
     ``announced`` holds every device that a kubelet was ever told of, as it was told last. ``cordons`` are an operator's, with
-    their reasons. ``sticky`` are the troubles that were remembered, in whichever boot; ``boot_id`` names this one. ``held`` is
+    their reasons; ``withheld`` are the listed ones whose hardware is in use under another ID, with theirs. ``sticky`` are the troubles that were remembered, in whichever boot; ``boot_id`` names this one. ``held`` is
     what containers hold by the kubelet's own books; None: they can't be read now. ``fates`` says of what the backend no
     longer lists where it went (LOST where it doesn't), and ``lost_since`` since when it has been lost (unix seconds).
     """
@@ -186,6 +198,7 @@ class Known(Struct, frozen=True):
     announced: Mapping[str, Device]
     boot_id: str = ""
     cordons: Mapping[str, str] = field(default_factory=dict)
+    withheld: Mapping[str, str] = field(default_factory=dict)
     sticky: Mapping[str, Sticky] = field(default_factory=dict)
     held: AbstractSet[str] | None = None
     fates: Mapping[str, Fate] = field(default_factory=dict)
@@ -257,7 +270,7 @@ def merge(
             entries.append(shown)
             continue
         told = known.announced.get(device_id)
-        last = shown.beneath if shown is not None and shown.state is State.CORDONED else shown
+        last = _bare(shown)
         covered = None
         if listing is not None and device_id in listing.released:
             covered = _covered(told, last)
@@ -285,15 +298,37 @@ def merge(
             continue
         if found.until is not None:
             again.append(found.until)
-        cordon = known.cordons.get(device_id)
-        if cordon is None:
-            entries.append(_entry(device, found, told, shown, clock.now, covered))
-        else:
-            beneath = _entry(device, found, told, last, clock.now, covered)
-            found = _Found(State.CORDONED, _over(cordon, "the cordon", beneath), beneath.kind)
-            entries.append(_entry(device, found, told, shown, clock.now, beneath))
+        for state, what, reasons in (
+            (State.WITHHELD, "that", known.withheld),
+            (State.CORDONED, "the cordon", known.cordons),
+        ):
+            if device_id in reasons:
+                covered = _entry(device, found, told, last, clock.now, covered)
+                found = _Found(state, _over(reasons[device_id], what, covered), covered.kind)
+        entries.append(_entry(device, found, told, shown, clock.now, covered))
     new = seen.keys() - known.announced.keys()
     return Merged(tuple(entries), new, frozenset(dropped), sticky, lost_since, min(again, default=None))
+
+
+def remaining(
+    known: Known, listing: Listing, previous: Mapping[str, Entry], clock: Clock, grace: float = 0.0
+) -> tuple[Device, ...]:
+    """Give the devices that the backend doesn't offer any more, and that a container holds or may hold; see ``merge``."""
+    found = []
+    for device_id in sorted(known.announced.keys() - {device.id for device in listing.devices} - listing.released):
+        last = _bare(previous.get(device_id))
+        miss = _miss(device_id, known, listing, None, last, clock, grace)
+        sure = known.held is not None and device_id in known.held
+        if sure or (miss.state is State.WITHDRAWN and not miss.free):
+            found.append(known.announced[device_id])
+    return tuple(found)
+
+
+def _bare(entry: Entry | None) -> Entry | None:
+    """An entry without what lies over it: a cordon, another's claim."""
+    while entry is not None and entry.state in _COVERS:
+        entry = entry.beneath
+    return entry
 
 
 def _remembered(known: Known, listing: Listing | None, seen: Mapping[str, Device], unix: float) -> dict[str, Sticky]:
@@ -315,7 +350,13 @@ def _in_question(known: Known, listing: Listing | None, sticky: Mapping[str, Sti
     """The devices about which more is known than that they are listed, or that a trouble of theirs lasts."""
     if listing is None:
         return frozenset()
-    return known.cordons.keys() | listing.recovered | listing.released | (listing.troubles.keys() - sticky.keys())
+    return (
+        known.cordons.keys()
+        | known.withheld.keys()
+        | listing.recovered
+        | listing.released
+        | (listing.troubles.keys() - sticky.keys())
+    )
 
 
 def _is_settled(shown: Entry, device: Device, row: Sticky | None) -> bool:

@@ -49,12 +49,14 @@ class Trouble(Struct, frozen=True):
 class Device(Struct, frozen=True):
     """One allocatable device as the kubelet sees it.
 
-    ``numa_nodes`` are the NUMA nodes it sits on; empty means that it has no known place (never "node 0").
+    ``numa_nodes`` are the NUMA nodes it sits on; empty means that it has no known place (never "node 0"). ``part_of`` is the
+    ID of the physical GPU that it is a partition of; no kubelet is told that.
     """
 
     id: str
     health: Health = Health.HEALTHY
     numa_nodes: tuple[int, ...] = ()
+    part_of: str = ""
 
 
 class Options(Struct, frozen=True):

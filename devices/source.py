@@ -12,6 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
+from devices.boards import Place
 from devices.model import ContainerAnswer, ContainerRequest, Device, Options, PreferredRequest, Sayable, Trouble
 from devices.policy import Policy
 
@@ -118,6 +119,13 @@ class DeviceSource(Protocol):
 
     def facts(self, resource: str, device_id: str) -> Facts:
         """Say what is known of a device for a person; empty where it isn't known. Must not block, and never raises."""
+        ...
+
+    def place(self, device_id: str) -> Place | None:
+        """Say where on the hardware a device is, whether it is offered now or not; None where this source doesn't see it.
+
+        Must not block, and never raises.
+        """
         ...
 
     def adopt(self, policy: Policy) -> None:

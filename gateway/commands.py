@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from devices.boards import unshared
 from devices.life import State
 from gateway import control
-from gateway.control import ControlError, Found, Handled, Order, Outcome, unshared
+from gateway.control import ControlError, Found, Handled, Order, Outcome
 from gateway.ledger import Cordon
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 FRESH = 1.0
 """Seconds for which the last look into the kubelet's books is good enough for a person."""
 
-_HERE = frozenset({State.PRESENT, State.RELEASED})
+_HERE = frozenset({State.PRESENT, State.RELEASED, State.WITHHELD})
 
 
 class Commands:

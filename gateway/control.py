@@ -390,12 +390,6 @@ def handle_ids(request: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_one_line(device_id, "a device ID", _MAX_ID) for device_id in ids))
 
 
-def unshared(device_id: str) -> str:
-    """Return the ID of what a device is a replica of (``<id>::<n>``), or its own."""
-    shared, _, number = device_id.rpartition("::")
-    return shared if shared and number.isdecimal() else device_id
-
-
 def _one_line(text: object, what: str, limit: int) -> str:
     if isinstance(text, str) and text.strip() and text.isprintable() and len(text) <= limit:
         return text

@@ -71,10 +71,14 @@ class HandedOut(msgspec.Struct, frozen=True):
 
 
 class _Announced(msgspec.Struct, frozen=True):
-    """A row of ``announced`` as it must be. The numbers are what an int64 on the wire can say."""
+    """A row of ``announced`` as it must be. The numbers are what an int64 on the wire can say.
+
+    ``part_of`` is there of partitions only; rows of releases before it lack it.
+    """
 
     health: Literal["Healthy", "Unhealthy"]
     numa: list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]]
+    part_of: str = ""
 
 
 class _Sticky(msgspec.Struct, frozen=True):
@@ -250,14 +254,7 @@ class Ledger:
 
         Only who serves the resource may call this: a list that isn't sent announces nothing.
         """
-        # The places come first: where a damaged row ends among them, it has no health, and is known to be incomplete.
-        return self._note(
-            resource,
-            "announced",
-            {device.id: device for device in devices},
-            _device,
-            lambda device: {"numa": list(device.numa_nodes), "health": device.health.value},
-        )
+        return self._note(resource, "announced", {device.id: device for device in devices}, _device, _device_row)
 
     def withdraw(self, resource: str, device_ids: Iterable[str]) -> bool:
         """Forget devices that were withdrawn, forgotten by an operator or aged out; True where any was known.
@@ -424,7 +421,13 @@ class Ledger:
 
 
 def _device(device_id: str, row: _Content) -> Device:
-    return Device(device_id, Health(row["health"]), tuple(row["numa"]))
+    return Device(device_id, Health(row["health"]), tuple(row["numa"]), row.get("part_of", ""))
+
+
+def _device_row(device: Device) -> _Content:
+    # The health comes last: a damaged row that ends before it has none, and is known to be incomplete.
+    part = {"part_of": device.part_of} if device.part_of else {}
+    return part | {"numa": list(device.numa_nodes), "health": device.health.value}
 
 
 def _illness(_: str, row: _Content) -> Sticky:

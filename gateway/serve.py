@@ -139,6 +139,8 @@ class Resource:
         self._lost_fields: set[tuple[str, Field]] = set()
         self._notes: list[tuple[str, tuple[str, ...], Level]] = []
         """What was handed out and isn't noted yet: the dialect, the devices, and what is known of the kubelet."""
+        self.given = 0
+        """How many containers were given devices."""
         self._servers: list[grpc.aio.Server] = []
         self._requests = _Requests()
         self._seldom = Seldom(REFUSALS_TOLD)
@@ -329,14 +331,19 @@ class Resource:
             )
         known_level = level(dialect, self._evidence)
         answers: list[ContainerAnswer] = []
+        listed = self._by_id
         for container in containers:
             self._check(dialect, container)
             answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
+        if self._by_id is not listed:  # The list changed while the source was asked: what was judged is no longer so.
+            for container in containers:
+                self._check(dialect, container)
         wire = dialect.encode_allocate_answer(containers, answers, known_level)
         self._note_lost(dialect, wire)
         # When the answer is on its way: the kubelet starts no other pod until it has it (#117435).
         if not self._notes:
             asyncio.get_running_loop().call_later(NOTED_AFTER, self.note_handed_out)
+        self.given += len(containers)
         self._notes += ((dialect.name, container.device_ids, known_level) for container in containers)
         return wire.data
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
+from msgspec.structs import replace
 
-from devices import life
+from devices import boards, life
 from devices.source import GiveUpError, Listing
 from gateway import beliefs, handover, instance, ledger, notify, registration, reload, succession
 from gateway.beliefs import Beliefs
@@ -26,6 +27,7 @@ from gateway.commands import Commands
 from gateway.control import ControlError, Server, socket_path
 from gateway.handover import Handover
 from gateway.ledger import Ledger
+from gateway.owners import Owners
 from gateway.plugin import Plugin, warm_up
 from gateway.pool import Pool
 from gateway.registration import Phase
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from adapters.dialect import Level
+    from devices.boards import Claim
     from devices.source import DeviceSource, Inventory
     from gateway.http import Handler
     from gateway.registration import KubeletId
@@ -62,7 +65,11 @@ REBIND_FIRST, REBIND_MAX = 0.05, 5.0
 """Seconds until a new socket directory that can't be used is tried again, at first and at most."""
 LOOK_AGAIN = 30.0
 """Seconds between two looks into the kubelet's books while a device waits for what they show."""
+HOLDERS_AGAIN = 5.0
+"""The same, where devices are withheld until their holder has ended."""
 LOOK_FOR_METRICS = 60.0
+BOOKED_WITHIN = 1.5
+"""Seconds that a kubelet is given to write down what Allocate answered: its books of before that don't end a hand-out."""
 FOUND_IS_TOLD = 0.05
 """Seconds after a kubelet was found at which that is logged: the Registers go first."""
 LISTEN_RETRY = 5.0
@@ -114,6 +121,9 @@ class Gateway:
         """When the kubelet was found (monotonic seconds)."""
         self.source_trouble = "it has not told of its devices yet"
         """Why the source doesn't tell of devices; empty where it does."""
+        self._owners = Owners(self.ledger, self.beliefs, source, self.held)
+        self._claims: Sequence[Claim] = ()
+        """What of the hardware is taken under IDs that aren't offered here."""
         self._again: asyncio.TimerHandle | None = None
         self._rebinding: asyncio.Task[None] | None = None
         self._begun = False
@@ -278,7 +288,7 @@ class Gateway:
         What only the ledger knows is left to another gateway, as long as one lives: it may have other devices than this one.
         """
         async with self._update_lock:
-            self._inventory = inventory
+            self._inventory, claimed = inventory, self._claimed()
             clock = life.Clock(time.monotonic(), time.time(), self.started)
             known = self.ledger.resources()
             if self._only_remembered() and self._peers():
@@ -287,16 +297,15 @@ class Gateway:
             if inventory is not None:
                 listings |= {name: inventory.get(name, _GONE) for name in (*known, *inventory)}
             illnesses = {name: self.ledger.sticky(name) for name in listings}
-            merged = {name: self._merge(name, listing, clock) for name, listing in listings.items()}
+            merged, given = self._merge(listings, clock), self._given()
             # What isn't sent isn't remembered: what counts is what the gateway that serves it remembers.
             sent = [name for name in merged if name not in self._plugins or not self._plugins[name].standing_by_for]
-            first = any(merged[name].new for name in sent)
-            if first:
+            if any(merged[name].new for name in sent):
                 for name in sent:
-                    self._remember(name, merged[name], illnesses[name])
+                    self.ledger.announce(name, tuple(entry.device for entry in merged[name].entries))
                 await self.scribe.durable()
             before = frozenset(self._plugins)
-            again = [one.again_at for one in merged.values() if one.again_at is not None]
+            again = []
             for name in merged.keys() - before:
                 plugin = Plugin(self, name, self.ledger.accepted)
                 try:
@@ -308,17 +317,20 @@ class Gateway:
                     sent.remove(name)
                 else:
                     self._plugins[name] = plugin
+            if self._given() != given:  # Somebody got a device meanwhile, by the lists of before.
+                merged = self._merge({name: listings[name] for name in merged}, clock)
             for name, one in merged.items():
                 self._plugins[name].publish(listings[name], one.entries)
             try:
                 await asyncio.sleep(0)  # The streams come first: to note thousands of devices takes milliseconds.
             finally:
-                news = [self._remember(name, merged[name], illnesses[name]) for name in sent if not first]
+                news = [self._remember(name, merged[name], illnesses[name]) for name in sent]
                 if any(news):
                     self._background(self.scribe.durable())
                 for name in merged:
                     self.beliefs.listed(name, self._plugins[name].resource.devices)
-            self._update_again(again)
+            self._update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
+            self._look_for(claimed)
             if self._begun:
                 if any(name not in before for name in self._plugins) and await self._handover.take_over(
                     self._peers() or ()
@@ -327,10 +339,32 @@ class Gateway:
                 self._look_at_peers()
                 self._tell_kubelet([plugin for plugin in self._plugins.values() if plugin.state.kubelet is None])
 
-    def _merge(self, name: str, listing: Listing | None, clock: life.Clock) -> life.Merged:
+    def _merge(self, listings: Mapping[str, Listing | None], clock: life.Clock) -> dict[str, life.Merged]:
+        """Put what is remembered together with what is there, resource by resource; hardware that is held is given once."""
+        known = {name: self._known(name, listing) for name, listing in listings.items()}
+        before = {name: self._plugins[name].entries if name in self._plugins else {} for name in listings}
+        grace, merged = self.settings.startup_grace, {}
+        self._claims = (
+            []
+            if self._inventory is None
+            else self._owners.claims(
+                {
+                    name: life.remaining(known[name], listing, before[name], clock, grace)
+                    for name, listing in listings.items()
+                    if listing is not None
+                }
+            )
+        )
+        for name, listing in listings.items():
+            offered, held = () if listing is None else listing.devices, known[name].held or frozenset()
+            one = replace(known[name], withheld=boards.withheld(self._claims, offered, held))
+            merged[name] = life.merge(one, listing, before[name], clock, grace)
+        return merged
+
+    def _known(self, name: str, listing: Listing | None) -> life.Known:
         announced = self.ledger.announced(name)
         listed = {device.id for device in listing.devices} if listing is not None else announced.keys()
-        known = life.Known(
+        return life.Known(
             announced,
             boot_id=self._boot_id,
             cordons={device_id: cordon.reason for device_id, cordon in self.ledger.cordons.items()},
@@ -339,8 +373,18 @@ class Gateway:
             fates={device_id: self.source.fate(name, device_id) for device_id in announced.keys() - listed},
             lost_since=self.ledger.lost_since(name),
         )
-        before = self._plugins[name].entries if name in self._plugins else {}
-        return life.merge(known, listing, before, clock, self.settings.startup_grace)
+
+    def _given(self) -> int:
+        """Count the containers that were given devices."""
+        return sum(plugin.resource.given for plugin in self.plugins)
+
+    def _claimed(self) -> frozenset[tuple[str, str]]:
+        return frozenset((claim.resource, claim.device_id) for claim in self._claims)
+
+    def _look_for(self, known: frozenset[tuple[str, str]]) -> None:
+        """Have the kubelet's books read while a claim waits for its end; at once where there are others than ``known``."""
+        if self._claims:
+            self.beliefs.look_within(HOLDERS_AGAIN if self._claimed() <= known else 0)
 
     def _remember(self, name: str, merged: life.Merged, illnesses: Mapping[str, life.Sticky]) -> bool:
         """Write into the ledger what follows from a list; True where that should be on disk at once, not only soon."""
@@ -382,13 +426,18 @@ class Gateway:
     def held(self, resource: str) -> frozenset[str] | None:
         """Return what containers hold by the kubelet's books and what they were given since; None where nobody knows."""
         holders = self.beliefs.holders(resource)
-        if holders is None or self.beliefs.last is None:
+        if holders is None or self.beliefs.last is None or self._is_half_known(self.beliefs.last):
             return None
         if resource in self._plugins:
             self._plugins[resource].resource.note_handed_out()
-        at = self.beliefs.last.unix
+        at = self.beliefs.last.unix - BOOKED_WITHIN
         since = (device_id for device_id, row in self.ledger.handed_out(resource).items() if row.at >= at)
         return frozenset((*holders, *since))
+
+    def _is_half_known(self, look: beliefs.Look) -> bool:
+        """Whether a kubelet that may not have heard of its pods yet was asked, and its checkpoint couldn't be read."""
+        young = self.kubelet_since is None or look.at - self.kubelet_since < beliefs.AFTER_START
+        return young and look.view.source == "pod-resources" and look.view.remembered is None
 
     def _looked(self, look: beliefs.Look) -> None:
         """The kubelet's books were read: what was handed out is known anew, and what waited for that goes on."""
@@ -396,16 +445,22 @@ class Gateway:
         for name, plugin in self._plugins.items():
             holders = self.beliefs.holders(name)
             if holders is not None and plugin.state.phase is Phase.SERVING:
-                news = self.ledger.rebuild_handed_out(name, holders, look.unix) or news
-            waiting = waiting or any(
-                entry.state in _WAITING or (entry.beneath is not None and entry.beneath.state in _WAITING)
-                for entry in plugin.entries.values()
+                news = self.ledger.rebuild_handed_out(name, holders, look.unix - BOOKED_WITHIN) or news
+            waiting = (
+                waiting
+                or bool(self._claims)
+                or any(
+                    entry.state in _WAITING or (entry.beneath is not None and entry.beneath.state in _WAITING)
+                    for entry in plugin.entries.values()
+                )
             )
         if news:
             self.scribe.soon()
         if waiting:
+            if self._only_remembered():
+                self.scribe.load()  # What another gateway remembers may be over, too.
             self._refresh()
-            self.beliefs.look_within(LOOK_AGAIN)
+            self.beliefs.look_within(HOLDERS_AGAIN if self._claims else LOOK_AGAIN)
         elif self.settings.metrics_address is not None:
             self.beliefs.look_within(LOOK_FOR_METRICS)
 
@@ -612,6 +667,12 @@ class Gateway:
         if not plugin.standing_by_for:
             plugin.feed(registration.Resume())
 
+    async def _take_up(self) -> None:
+        """Serve what only another gateway served, with what that one remembered of it and by what is held now."""
+        self.scribe.load()
+        await self.beliefs.look()
+        await self.update()
+
     # What the handover asks (a ``handover.Holder``).
 
     def resources(self) -> Collection[str]:
@@ -637,7 +698,7 @@ class Gateway:
         if self._begun and not self._exit.done():
             self._look_at_peers()
             if self._only_remembered() and self._peers() == {}:
-                self._refresh()
+                self._background(self._take_up())
 
     def _hold_lease(self, path: Path) -> None:
         """Learn at once when the gateway behind ``path`` is gone: the kernel ends our connection to it."""

@@ -59,7 +59,7 @@ def listing(offer: Offer, recovered: frozenset[str], released: frozenset[str]) -
     devices: list[Device] = []
     troubles: dict[str, Trouble] = {}
     for gpu in gpus:
-        devices += _devices(gpu.uuid, offer.replicas, gpu.health, gpu.numa_node)
+        devices += _devices(gpu.uuid, offer.replicas, gpu.health, gpu.numa_node, gpu.parent)
         if gpu.trouble is not None:
             troubles |= dict.fromkeys(offer.ids(gpu.uuid), gpu.trouble)
     return Listing(
@@ -77,10 +77,10 @@ def _ids(uuid: str, replicas: int) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=_KEPT)
-def _devices(uuid: str, replicas: int, health: Health, numa_node: int | None) -> tuple[Device, ...]:
+def _devices(uuid: str, replicas: int, health: Health, numa_node: int | None, parent: str) -> tuple[Device, ...]:
     """The devices of a GPU. The same ones each time, so that whoever compares lists sees at once what stayed."""
     numa_nodes = () if numa_node is None else (numa_node,)
-    return tuple(Device(device_id, health, numa_nodes) for device_id in _ids(uuid, replicas))
+    return tuple(Device(device_id, health, numa_nodes, parent) for device_id in _ids(uuid, replicas))
 
 
 def _expanded(offer: Offer, uuids: frozenset[str]) -> frozenset[str]:

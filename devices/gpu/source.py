@@ -18,6 +18,7 @@ from uuid import uuid4
 import structlog
 from msgspec.structs import replace
 
+from devices.boards import Place, unshared
 from devices.gpu import answers, naming, sharing
 from devices.gpu.allocation import preferred
 from devices.gpu.answers import Surroundings
@@ -159,6 +160,15 @@ class GPUSource:
         if replaced or known.parent in there or self._differently(resource, device_id, known):
             return Fate.WITHDRAWN
         return Fate.LOST
+
+    def place(self, device_id: str) -> Place | None:
+        """Say where a GPU or partition is. What was a partition and is none any more may be anywhere on its GPU by now."""
+        uuid = unshared(device_id)
+        gpu = next((gpu for gpu in (self._sight or Sight(())).gpus if gpu.uuid == uuid), None)
+        if gpu is not None:
+            return Place(gpu.board, gpu.uuid if gpu.parent else "")
+        known = self._known.get(uuid)
+        return None if known is None else Place(known.board)
 
     def facts(self, resource: str, device_id: str) -> Facts:
         """Say what is known of a GPU for a person."""

@@ -18,11 +18,12 @@ from typing import Any, Final, NoReturn
 import click
 import msgspec
 
+from devices.boards import unshared
 from devices.source import Facts
 from gateway import control
 from gateway.cli import named
 from gateway.cli.status import _clean, _colour, _remarks
-from gateway.control import ControlError, Handled, unshared
+from gateway.control import ControlError, Handled
 from gateway.settings import STATE_DIR
 from gateway.status import Device, Resource, Status
 

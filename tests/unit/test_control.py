@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from structlog.typing import EventDict
 
+from devices.boards import unshared
 from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable, Trouble
 from devices.policy import Policy
 from devices.source import DeviceSource, Facts, Fate, Inventory, Listing
@@ -558,7 +559,7 @@ def test_ids_of_hardware(request_: Mapping[str, Any], expected: tuple[str, ...] 
     [("GPU-1::0", "GPU-1"), ("GPU-1::12", "GPU-1"), ("GPU-1", "GPU-1"), ("GPU-1::x", "GPU-1::x"), ("::1", "::1")],
 )
 def test_unshared(device_id: str, expected: str) -> None:
-    assert control.unshared(device_id) == expected
+    assert unshared(device_id) == expected
 
 
 # What a gateway answers that runs.
@@ -595,6 +596,9 @@ class Hardware:
 
     def fate(self, resource: str, device_id: str) -> Fate:
         return Fate.LOST
+
+    def place(self, device_id: str) -> None:
+        return None
 
     def facts(self, resource: str, device_id: str) -> Facts:
         return WHOLE if resource == GPU else PIECE

@@ -81,6 +81,9 @@ class Source:
     def fate(self, resource: str, device_id: str) -> Fate:
         return Fate.LOST
 
+    def place(self, device_id: str) -> None:
+        return None
+
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
         return tuple(sorted(request.available))[: request.size]
 

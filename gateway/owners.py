@@ -1,0 +1,64 @@
+"""Whose hardware is whose: what is taken under IDs that this gateway doesn't offer, as claims that ``devices.boards`` judges by.
+
+Puts together what the ledger remembers, what the kubelet's books say and what the source sees. Nothing is kept here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from devices import boards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from devices.boards import Claim, Place
+    from devices.model import Device
+    from devices.source import DeviceSource
+    from gateway.beliefs import Beliefs
+    from gateway.ledger import Ledger
+
+_UNSEEN = "a container that was given it a moment ago"
+
+
+class Owners:
+    """The claims on a node's hardware.
+
+    Args:
+        ledger: what was announced, under whichever resource.
+        beliefs: the kubelet's books.
+        source: sees where devices are.
+        held: what containers hold of a resource; None where nobody knows.
+    """
+
+    def __init__(
+        self, ledger: Ledger, beliefs: Beliefs, source: DeviceSource, held: Callable[[str], frozenset[str] | None]
+    ) -> None:
+        self._ledger, self._beliefs, self._source, self._held = ledger, beliefs, source, held
+
+    def claims(self, remaining: Mapping[str, Iterable[Device]]) -> list[Claim]:
+        """Give the claims of what is offered no longer and may be held, by resource of ours, and of what others have."""
+        ours = (claim for name, devices in remaining.items() for claim in self._of(name, devices))
+        return [*ours, *self._of_others(remaining)]
+
+    def _of(self, resource: str, devices: Iterable[Device]) -> Iterable[Claim]:
+        holders = self._beliefs.holders(resource)
+        for device in devices:
+            holder = None if holders is None else holders.get(device.id, _UNSEEN)
+            yield boards.held(resource, device.id, self._place(device), holder)
+
+    def _of_others(self, ours: Mapping[str, object]) -> Iterable[Claim]:
+        """Claim what resources have that only another gateway serves: what is held, and what the kubelet gives out."""
+        last = self._beliefs.last
+        allocatable = (None if last is None else last.view.allocatable) or {}
+        for name in self._ledger.resources():
+            if name in ours:
+                continue
+            devices, held = self._ledger.announced(name), self._held(name) or frozenset()
+            yield from self._of(name, (devices[one] for one in sorted(devices.keys() & held)))
+            for one in sorted(devices.keys() & allocatable.get(name, frozenset()) - held):
+                yield boards.offered_elsewhere(name, one, self._place(devices[one]))
+
+    def _place(self, device: Device) -> Place:
+        """Say where a device is that isn't offered here. A partition that nobody sees may be anywhere on its GPU by now."""
+        return self._source.place(device.id) or boards.Place(boards.place_of(device).board)

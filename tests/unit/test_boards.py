@@ -1,0 +1,543 @@
+"""One GPU, one pod: what an edit of the configuration does to hardware that a pod holds under another ID."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from adapters.registry import by_name
+from devices import boards
+from devices.boards import Claim, Place, place_of
+from devices.generic import GenericSource
+from devices.gpu.backend import Sight
+from devices.gpu.model import GPU
+from devices.gpu.source import GPUSource
+from devices.life import State
+from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Health, RefusedError, Sayable
+from devices.policy import MigStrategy, Naming, Policy, Slices
+from devices.source import Inventory
+from gateway import beliefs, kubelet_view
+from gateway.beliefs import CHECKPOINT, Look
+from gateway.ledger import Cordon, Ledger
+from gateway.settings import Settings
+from gateway.shell import BOOKED_WITHIN, Gateway
+from tests.unit.answering import GUARD
+
+GPUS, AMD, RENAMED = "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/a100"
+SMALL = "nvidia.com/mig-1g.5gb"
+PLAIN = Policy()
+TWICE, FOUR = (Policy(slices={GPUS: Slices(times, GPUS)}) for times in (2, 4))
+SHARED_AS = Policy(slices={GPUS: Slices(2, "nvidia.com/gpu.shared")})
+NAMED = Policy(gpu_names=(("*", RENAMED),))
+NAMED_TWICE = replace(NAMED, slices={RENAMED: Slices(2, RENAMED)})
+MIXED, SINGLE = Policy(mig_strategy=MigStrategy.MIXED), Policy(mig_strategy=MigStrategy.SINGLE)
+MIXED_TWICE = replace(MIXED, slices={SMALL: Slices(2, SMALL)})
+AMD_MIXED = Policy(resource_naming=Naming.MIXED)
+
+Ids = Mapping[str, Collection[str]]
+
+
+# The rule itself.
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        pytest.param(Place("G"), Place("G"), True, id="the same GPU"),
+        pytest.param(Place("G"), Place("H"), False, id="two GPUs"),
+        pytest.param(Place("G"), Place("G", "P"), True, id="a GPU and a partition of it"),
+        pytest.param(Place("G", "P"), Place("G", "P"), True, id="the same partition"),
+        pytest.param(Place("G", "P"), Place("G", "Q"), False, id="two partitions of a GPU"),
+        pytest.param(Place("G", "P"), Place("H", "P"), False, id="partitions of two GPUs"),
+    ],
+)
+def test_what_overlaps(one: Place, other: Place, overlap: bool) -> None:
+    assert one.overlaps(other) is other.overlaps(one) is overlap
+
+
+@pytest.mark.parametrize(
+    ("device", "place"),
+    [
+        (Device("GPU-1"), Place("GPU-1")),
+        (Device("GPU-1::0"), Place("GPU-1")),
+        (Device("MIG-1", part_of="GPU-1"), Place("GPU-1", "MIG-1")),
+        (Device("MIG-1::12", part_of="GPU-1"), Place("GPU-1", "MIG-1")),
+        (Device("MIG-GPU-1/7/0"), Place("GPU-1", "MIG-GPU-1/7/0")),
+        (Device("MIG-GPU-1/7/0::1"), Place("GPU-1", "MIG-GPU-1/7/0")),
+        (Device("MIG-1"), Place("MIG-1")),
+        (Device("/dev/fuse::3"), Place("/dev/fuse")),
+        (Device("GPU::x"), Place("GPU::x")),
+        (Device("::1"), Place("::1")),
+    ],
+)
+def test_where_a_device_is(device: Device, place: Place) -> None:
+    assert place_of(device) == place
+
+
+@pytest.mark.parametrize(
+    ("offered", "claimed", "held", "withheld"),
+    [
+        pytest.param("G", "G", (), True, id="the same ID, under another name"),
+        pytest.param("G::0", "G", (), True, id="shared now, held whole"),
+        pytest.param("G", "G::0", (), True, id="whole now, held as a replica"),
+        pytest.param("G::0", "G::3", (), True, id="fewer replicas now"),
+        pytest.param("G::0", "G::3", ("G::0",), False, id="who shared it goes on sharing it"),
+        pytest.param("G::0", "G::3", ("G::1",), True, id="but nobody else begins to"),
+        pytest.param("G::0", "G", ("G::0",), True, id="who holds it whole shares it with nobody"),
+        pytest.param("G", "G::0", ("G",), True, id="nor does who holds a replica with one who has it whole"),
+        pytest.param("H", "G", (), False, id="another GPU"),
+    ],
+)
+def test_what_is_withheld(offered: str, claimed: str, held: Sequence[str], withheld: bool) -> None:
+    claim = Claim("r", claimed, place_of(Device(claimed)), "why")
+    others = Claim("r", "X", Place("X"), "why not")
+    found = boards.withheld([others, claim], [Device(offered)], held)
+    assert found == ({offered: "why"} if withheld else {})
+
+
+def test_a_claim_says_who_holds_what() -> None:
+    assert boards.held(GPUS, "U0", Place("U0"), "ns/pod/main").words == "still held as nvidia.com/gpu U0 by ns/pod/main"
+    assert "can't be seen now" in boards.held(GPUS, "U0", Place("U0"), None).words
+    assert len(boards.held(GPUS, "U0", Place("U0"), "x" * 999).words) < 300
+
+
+# A whole gateway, but for the kubelet.
+
+
+class Backend:
+    """Shows what it is told to."""
+
+    name = "test"
+
+    def __init__(self) -> None:
+        self.sights: asyncio.Queue[Sight] = asyncio.Queue()
+
+    async def watch(self) -> AsyncGenerator[Sight]:
+        while True:
+            yield await self.sights.get()
+
+    async def release(self, uuids: Collection[str]) -> None: ...
+
+    async def acquire(self, uuids: Collection[str]) -> None: ...
+
+
+class Node:
+    """A gateway and its kubelet's checkpoint. Nothing happens but what a test does."""
+
+    def __init__(self, folder: Path, policy: Policy = PLAIN) -> None:
+        self.folder, self.policy = folder, policy
+        self.sight: tuple[GPU, ...] = ()
+        (folder / "dp").mkdir()
+        self._up()
+
+    def _up(self) -> None:
+        self.backend = Backend()
+        self.source = GPUSource(self.backend, self.policy)
+        self.gateway = Gateway(Settings(socket_dir=self.folder / "dp", state_dir=self.folder / "state"), self.source)
+        self.gateway.scribe.load()
+        self.gateway._instance.create()
+        self.inventories: AsyncIterator[Inventory] = self.source.watch()
+
+    async def close(self) -> None:
+        await cast("Any", self.inventories).aclose()
+        await self.gateway._close()
+
+    async def restarts(self, policy: Policy | None = None) -> None:
+        """The gateway ends, and the next one sees the same GPUs, first of all what the kubelet wrote down."""
+        await self.close()
+        self.policy = policy or self.policy
+        self._up()
+        await self.gateway.beliefs.look()
+        await self.gateway.update()
+        await self.sees(*self.sight)
+
+    async def sees(self, *gpus: GPU) -> None:
+        self.sight = gpus
+        self.backend.sights.put_nowait(Sight(gpus))
+        await self._next()
+
+    async def edit(self, policy: Policy) -> None:
+        self.policy = policy
+        self.source.adopt(policy)
+        await self._next()
+
+    async def _next(self) -> None:
+        async with asyncio.timeout(GUARD):
+            await self.gateway._update(await anext(self.inventories))
+
+    async def pods(self, **held: Ids) -> None:
+        """The kubelet writes down who holds what, by pod, and the gateway reads it."""
+        entries = [
+            {"PodUID": pod, "ContainerName": "main", "ResourceName": name, "DeviceIDs": sorted(ids), "AllocResp": ""}
+            for pod, resources in held.items()
+            for name, ids in resources.items()
+        ]
+        data = msgspec.json.encode({"PodDeviceEntries": entries, "RegisteredDevices": {}})
+        (self.folder / "dp" / CHECKPOINT).write_bytes(data)
+        await self.gateway.beliefs.look()
+        await self.gateway.update()
+
+    def states(self, resource: str) -> dict[str, State]:
+        plugin = self.gateway._plugins.get(resource)
+        return {} if plugin is None else {device_id: entry.state for device_id, entry in plugin.entries.items()}
+
+    def free(self) -> dict[str, list[str]]:
+        """What the kubelet may give out, held or not."""
+        return {
+            name: ids
+            for name, plugin in self.gateway._plugins.items()
+            if (ids := [device.id for device in plugin.resource.devices if device.health is Health.HEALTHY])
+        }
+
+    async def allocate(self, resource: str, *ids: str) -> None:
+        dialect = by_name("v1beta1")
+        request = dialect.encode_allocate_request([ContainerRequest(ids)]).data
+        await self.gateway._plugins[resource].resource._allocate(dialect, request, cast("Any", None))
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    one = Node(tmp_path)
+    yield one
+    await one.close()
+
+
+def gpu(index: int, **rest: Any) -> GPU:
+    return replace(GPU(f"U{index}", index, index, resource=GPUS, product="A100"), **rest)
+
+
+def mig(parent: int, number: int) -> GPU:
+    return gpu(parent, uuid=f"MIG-{parent}{number}", parent=f"U{parent}", profile="1g.5gb")
+
+
+def cpx(number: int, **rest: Any) -> GPU:
+    return replace(GPU(f"xcp_{number}", number, number, resource=AMD, parent="A0", profile="cpx_nps4"), **rest)
+
+
+WHOLE = (gpu(0), gpu(1))
+SPLIT = (gpu(0, partitioned=True), mig(0, 0), mig(0, 1), gpu(1))
+SPLIT_ANEW = (gpu(0, partitioned=True), mig(0, 7), gpu(1))
+AMD_WHOLE = (GPU("A0", 0, 0, resource=AMD, profile="spx_nps1"),)
+AMD_SPLIT = (GPU("A0", 0, 0, resource=AMD, profile="cpx_nps4", partitioned=True), cpx(1), cpx(2))
+
+
+@pytest.mark.parametrize("again", ["", "restart", "restart with the edit"])
+@pytest.mark.parametrize(
+    ("before", "after", "gpus", "then", "held", "free"),
+    [
+        pytest.param(PLAIN, TWICE, WHOLE, WHOLE, {GPUS: ["U0"]}, {GPUS: ["U1::0", "U1::1"]}, id="plain, then shared"),
+        pytest.param(TWICE, PLAIN, WHOLE, WHOLE, {GPUS: ["U0::1"]}, {GPUS: ["U1"]}, id="shared, then plain"),
+        pytest.param(PLAIN, NAMED, WHOLE, WHOLE, {GPUS: ["U0"]}, {RENAMED: ["U1"]}, id="renamed"),
+        pytest.param(NAMED, PLAIN, WHOLE, WHOLE, {RENAMED: ["U0"]}, {GPUS: ["U1"]}, id="renamed back"),
+        pytest.param(
+            PLAIN,
+            SHARED_AS,
+            WHOLE,
+            WHOLE,
+            {GPUS: ["U0"]},
+            {"nvidia.com/gpu.shared": ["U1::0", "U1::1"]},
+            id="shared under another name",
+        ),
+        pytest.param(
+            SHARED_AS, PLAIN, WHOLE, WHOLE, {"nvidia.com/gpu.shared": ["U0::0"]}, {GPUS: ["U1"]}, id="and back"
+        ),
+        pytest.param(
+            PLAIN,
+            NAMED_TWICE,
+            WHOLE,
+            WHOLE,
+            {GPUS: ["U0"]},
+            {RENAMED: ["U1::0", "U1::1"]},
+            id="renamed and shared",
+        ),
+        pytest.param(
+            TWICE,
+            FOUR,
+            WHOLE,
+            WHOLE,
+            {GPUS: ["U0::1"]},
+            {GPUS: [f"U{gpu}::{number}" for gpu in (0, 1) for number in range(4)]},
+            id="more replicas: what is held is offered still",
+        ),
+        pytest.param(
+            FOUR, TWICE, WHOLE, WHOLE, {GPUS: ["U0::3"]}, {GPUS: ["U1::0", "U1::1"]}, id="fewer replicas, one too many"
+        ),
+        pytest.param(
+            FOUR,
+            TWICE,
+            WHOLE,
+            WHOLE,
+            {GPUS: ["U0::0"]},
+            {GPUS: ["U0::0", "U0::1", "U1::0", "U1::1"]},
+            id="fewer replicas, and those that are held among them",
+        ),
+        pytest.param(
+            FOUR,
+            TWICE,
+            WHOLE,
+            WHOLE,
+            {GPUS: ["U0::0", "U0::3"]},
+            {GPUS: ["U0::0", "U1::0", "U1::1"]},
+            id="fewer replicas: who shares goes on sharing",
+        ),
+        pytest.param(PLAIN, MIXED, SPLIT, SPLIT, {GPUS: ["U0"]}, {GPUS: ["U1"]}, id="MIG none, then mixed"),
+        pytest.param(MIXED, PLAIN, SPLIT, SPLIT, {SMALL: ["MIG-00"]}, {GPUS: ["U1"]}, id="MIG mixed, then none"),
+        pytest.param(
+            MIXED,
+            MIXED_TWICE,
+            SPLIT,
+            SPLIT,
+            {SMALL: ["MIG-00"]},
+            {SMALL: ["MIG-01::0", "MIG-01::1"], GPUS: ["U1"]},
+            id="partitions shared: the others are apart",
+        ),
+        pytest.param(MIXED, MIXED, SPLIT, SPLIT_ANEW, {SMALL: ["MIG-00"]}, {GPUS: ["U1"]}, id="a partition is no more"),
+        pytest.param(
+            MIXED, MIXED, SPLIT, WHOLE, {SMALL: ["MIG-00"]}, {GPUS: ["U1"]}, id="MIG is off, and an instance is held"
+        ),
+        pytest.param(
+            PLAIN, PLAIN, AMD_SPLIT, AMD_WHOLE, {AMD: ["xcp_1"]}, {}, id="AMD: in one piece, and a partition is held"
+        ),
+        pytest.param(
+            AMD_MIXED,
+            AMD_MIXED,
+            AMD_WHOLE,
+            AMD_SPLIT,
+            {"amd.com/spx_nps1": ["A0"]},
+            {},
+            id="AMD: in pieces, and the whole is held",
+        ),
+        pytest.param(
+            PLAIN,
+            AMD_MIXED,
+            AMD_SPLIT,
+            AMD_SPLIT,
+            {AMD: ["xcp_1"]},
+            {"amd.com/cpx_nps4": ["xcp_2"]},
+            id="AMD: partitions have another name",
+        ),
+    ],
+)
+async def test_an_edit_gives_nobody_what_a_pod_holds(
+    tmp_path: Path,
+    before: Policy,
+    after: Policy,
+    gpus: Sequence[GPU],
+    then: Sequence[GPU],
+    held: Ids,
+    free: Ids,
+    again: str,
+) -> None:
+    """Whether the gateway goes on, or is restarted after the edit, or the next one comes with it; until the pod has ended."""
+    node = Node(tmp_path, before)
+    try:
+        await node.sees(*gpus)
+        await node.pods(a=held)
+        if again == "restart with the edit":
+            node.sight = tuple(then)
+            await node.restarts(after)
+        else:
+            await (node.edit(after) if after != before else node.sees(*then))
+        if again == "restart":
+            await node.restarts()
+        assert node.free() == free
+        for resource, ids in held.items():
+            assert all(node.states(resource)[one] in {State.WITHDRAWN, State.LOST, State.PRESENT} for one in ids)
+        await node.pods()
+        assert State.WITHHELD not in [state for name in node.gateway._plugins for state in node.states(name).values()]
+        node2 = {name: {device.id for device in one.devices} for name, one in (node.gateway._inventory or {}).items()}
+        assert {name: set(ids) for name, ids in node.free().items()} == {
+            name: ids for name, ids in node2.items() if ids
+        }
+    finally:
+        await node.close()
+
+
+async def test_back_and_forth(node: Node) -> None:
+    """What was given under the new IDs is kept from the old ones, and what is held still is no reason any more."""
+    await node.sees(*WHOLE)
+    await node.pods(a={GPUS: ["U0"]})
+    await node.edit(TWICE)
+    await node.pods(a={GPUS: ["U0"]}, b={GPUS: ["U1::1"]})
+    await node.edit(PLAIN)
+    assert node.states(GPUS) == {"U0": State.PRESENT, "U1": State.WITHHELD, "U1::1": State.WITHDRAWN}
+    await node.pods(a={GPUS: ["U0"]})
+    assert node.states(GPUS) == {"U0": State.PRESENT, "U1": State.PRESENT}
+
+
+async def test_what_is_withheld_says_why_and_is_refused(node: Node) -> None:
+    await node.sees(*WHOLE)
+    await node.pods(a={GPUS: ["U0"]})
+    await node.edit(SHARED_AS)
+    entry = node.gateway._plugins["nvidia.com/gpu.shared"].entries["U0::0"]
+    assert entry.reason == "still held as nvidia.com/gpu U0 by a/main"
+    assert entry.device.health is Health.UNHEALTHY
+    with pytest.raises(
+        RefusedError, match=r"withheld \(still held as nvidia.com/gpu U0 by a/main\).*container has ended"
+    ) as e:
+        await node.allocate("nvidia.com/gpu.shared", "U1::0", "U0::0")
+    assert e.value.fault is Fault.FAILED_PRECONDITION
+    assert {"U0::0", "U0::1"} <= set(node.gateway.beliefs.avoid("nvidia.com/gpu.shared"))
+
+
+async def test_what_was_given_a_moment_ago_is_held(node: Node) -> None:
+    """Before it was noted, and before any look into the kubelet's books."""
+    await node.sees(*WHOLE)
+    await node.pods()
+    await node.allocate(GPUS, "U0")
+    await node.edit(TWICE)
+    assert node.free() == {GPUS: ["U1::0", "U1::1"]}
+    assert "given it a moment ago" in node.gateway._plugins[GPUS].entries["U0::0"].reason
+
+
+@pytest.mark.parametrize(
+    ("seconds", "free"),
+    [
+        pytest.param(0.0, ["U1::0", "U1::1"], id="the kubelet may not have written it down"),
+        pytest.param(BOOKED_WITHIN + 0.1, ["U0::0", "U0::1", "U1::0", "U1::1"], id="it gave it to nobody"),
+    ],
+)
+async def test_books_of_the_same_moment_end_no_hand_out(
+    node: Node, seconds: float, free: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.sees(*WHOLE)
+    await node.allocate(GPUS, "U0")
+    node.gateway._plugins[GPUS].resource.note_handed_out()
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + seconds)
+    await node.pods()
+    monkeypatch.undo()
+    await node.edit(TWICE)
+    assert node.free() == {GPUS: free}
+
+
+async def test_an_allocate_while_the_new_ids_are_written_counts(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    await node.sees(*WHOLE)
+    await node.pods()
+    durable = node.gateway.scribe.durable
+
+    async def slow() -> bool:
+        monkeypatch.undo()
+        await node.allocate(GPUS, "U0")
+        return await durable()
+
+    monkeypatch.setattr(node.gateway.scribe, "durable", slow)
+    await node.edit(TWICE)
+    assert node.free() == {GPUS: ["U1::0", "U1::1"]}
+    assert node.gateway.ledger.announced(GPUS)["U0::0"].health is Health.UNHEALTHY
+
+
+async def test_an_edit_while_the_source_is_asked_refuses_what_is_offered_no_longer(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.sees(*WHOLE)
+    await node.pods()
+    answer = node.source.answer
+
+    async def slow(resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
+        await node.edit(TWICE)
+        return await answer(resource, request, sayable)
+
+    monkeypatch.setattr(node.source, "answer", slow)
+    with pytest.raises(RefusedError) as refused:
+        await node.allocate(GPUS, "U0")
+    assert refused.value.fault is Fault.NOT_FOUND
+    assert node.free() == {GPUS: ["U0::0", "U0::1", "U1::0", "U1::1"]}
+
+
+async def test_who_holds_it_is_not_known(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Withheld, but for a bounded time: as long as what is withdrawn stays."""
+    await node.sees(*WHOLE)
+    await node.edit(TWICE)
+    assert node.free() == {}
+    assert "can't be seen now" in node.gateway._plugins[GPUS].entries["U0::0"].reason
+    monkeypatch.setattr("devices.life.HELD_UNKNOWN_S", 0.0)
+    await node.restarts()
+    assert node.free() == {GPUS: ["U0::0", "U0::1", "U1::0", "U1::1"]}
+
+
+@pytest.mark.parametrize(
+    ("since", "source", "remembered", "known"),
+    [
+        pytest.param(None, "pod-resources", None, False, id="nobody knows when the kubelet came"),
+        pytest.param(1.0, "pod-resources", None, False, id="it came just now: it may not have heard of its pods"),
+        pytest.param(1.0, "pod-resources", {}, True, id="its checkpoint names those"),
+        pytest.param(1.0, "checkpoint", {}, True, id="so does the checkpoint alone"),
+        pytest.param(beliefs.AFTER_START, "pod-resources", None, True, id="it has had the time"),
+    ],
+)
+def test_the_list_of_a_young_kubelet_is_not_the_whole_truth(
+    tmp_path: Path, since: float | None, source: Any, remembered: Any, known: bool
+) -> None:
+    gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(PLAIN))
+    gateway.kubelet_since = None if since is None else 100.0 - since
+    gateway.beliefs.last = Look(kubelet_view.View({}, remembered, None, source), 100.0, 100.0)
+    assert gateway.held(GPUS) == (frozenset() if known else None)
+
+
+async def test_an_old_ledger_does_not_say_what_a_partition_is_part_of(tmp_path: Path) -> None:
+    """What is there says it; and what the IDs of older drivers name is known anyway."""
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    rows = {one: {"health": "Healthy", "numa": []} for one in ("MIG-00", "MIG-GPU-1/2/0", "MIG-01")}
+    (state / "ledger.json").write_bytes(msgspec.json.encode({"format": 1, "resources": {SMALL: {"announced": rows}}}))
+    node = Node(tmp_path, PLAIN)
+    try:
+        await node.pods(a={SMALL: ["MIG-00", "MIG-GPU-1/2/0"]})
+        await node.sees(*SPLIT, gpu(2, uuid="GPU-1"), gpu(3))
+        assert node.free() == {GPUS: ["U1", "U3"]}
+    finally:
+        await node.close()
+
+
+def test_what_a_partition_is_part_of_outlives_the_process(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.announce(SMALL, (Device("MIG-00", Health.HEALTHY, (1,), "U0"), Device("U1")))
+    snapshot = ledger.snapshot()
+    ledger.settle(snapshot, ledger.save(snapshot))
+    again = Ledger(tmp_path)
+    again.load()
+    assert dict(again.announced(SMALL)) == {"MIG-00": Device("MIG-00", Health.HEALTHY, (1,), "U0"), "U1": Device("U1")}
+    assert b'"U1":{"numa":[],"health":"Healthy"}' in (tmp_path / "ledger.json").read_bytes()
+
+
+async def test_a_cordon_lies_over_it(node: Node) -> None:
+    await node.sees(*WHOLE)
+    await node.pods(a={GPUS: ["U0"]})
+    await node.edit(TWICE)
+    node.gateway.ledger.cordon("U0::0", Cordon("for repair", 1.0))
+    await node.gateway.update()
+    entry = node.gateway._plugins[GPUS].entries["U0::0"]
+    assert (entry.state, entry.beneath and entry.beneath.state) == (State.CORDONED, State.WITHHELD)
+    assert entry.reason == "for repair; without the cordon: withheld, still held as nvidia.com/gpu U0 by a/main"
+    await node.pods()
+    assert node.states(GPUS)["U0::0"] is State.CORDONED
+    node.gateway.ledger.uncordon("U0::0")
+    await node.gateway.update()
+    assert set(node.states(GPUS).values()) == {State.PRESENT}
+
+
+async def test_the_books_are_read_until_the_holder_has_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    await node.sees(*WHOLE)
+    await node.pods(a={GPUS: ["U0"]})
+    monkeypatch.setattr(node.gateway.beliefs, "look_within", asked.append)
+    await node.edit(TWICE)
+    assert asked == [0], "at once: the last look may be hours old"
+    await node.gateway.update()
+    assert asked == [0, 5.0]
+    await node.pods(a={GPUS: ["U0"]})
+    assert set(asked[2:]) == {5.0}
+    asked.clear()
+    await node.pods()
+    await node.gateway.update()
+    asked.clear()
+    await node.gateway.update()
+    assert asked == []
