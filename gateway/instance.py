@@ -19,7 +19,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gateway.settings import SOCKET_DIR
 from gateway.succession import HOST_SERVICE_NS, Age
+from gateway.watch import folder_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +36,26 @@ _MAX_PEERS = 64
 def socket_name(resource: str) -> str:
     """Name a resource's socket within an instance's folder: the same for every gateway, short for any resource name."""
     return f"{hashlib.sha256(resource.encode()).hexdigest()[:8]}.sock"
+
+
+def make_folder(folder: Path) -> str:
+    """Make the socket directory, if it alone is missing and has a kubelet's name for it; say why it can't be used ('' if it can).
+
+    A service of the host may start before the node's first kubelet. Another name is a typing error, or that of a folder
+    which its kubelet makes: to a folder that we made of a typing error no kubelet would ever come.
+    """
+    if folder.name == SOCKET_DIR.name:
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o750, exist_ok=True)
+    if folder_id(folder) is None:
+        there = next(parent for parent in folder.absolute().parents if folder_id(parent) is not None)
+        return (
+            f"there is no folder {folder}, the nearest one is {there}: correct --socket-dir (kubelets have {SOCKET_DIR}), or, "
+            f"if a kubelet is to come there, start it or make the folder: mkdir -p {folder}"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{folder} can't be written to by the user {os.geteuid()}: run the gateway as root, as the kubelet is"
+    return ""
 
 
 def begin(*, host_service: bool = False) -> Age:

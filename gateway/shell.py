@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import signal
 import time
 from functools import partial
@@ -61,6 +60,8 @@ that was killed is mostly gone at the first, one that lives was only tired of a 
 SOURCE_RETRY = 5.0
 PEERS_AGAIN = 0.5
 """Seconds between two looks whether another gateway still is there, while this one knows of no device."""
+FOLDER_AGAIN, FOLDER_TOLD = 0.5, 60.0
+"""Seconds between two looks for the socket directory while it can't be used, and between two words about that."""
 REBIND_FIRST, REBIND_MAX = 0.05, 5.0
 """Seconds until a new socket directory that can't be used is tried again, at first and at most."""
 LOOK_AGAIN = 30.0
@@ -199,21 +200,13 @@ class Gateway:
         )
 
     async def _wait_for_folder(self) -> None:
-        """Wait until the socket directory is there; make it where its parent is (the kubelet would, too)."""
-        folder, told = self.settings.socket_dir, False
-        while True:
-            with contextlib.suppress(OSError):
-                folder.mkdir(mode=0o750, exist_ok=True)
-            if os.access(folder, os.W_OK | os.X_OK):
-                return
-            if not told:
-                _log.warning(
-                    "waiting for the socket directory",
-                    folder=str(folder),
-                    advice="expected a folder that can be written to; is the kubelet installed, and --socket-dir right?",
-                )
-                told = True
-            await self._unless_ended(asyncio.sleep(0.5))
+        """Wait until the socket directory can be used, and say again and again why it can't."""
+        folder, tell_at = self.settings.socket_dir, 0.0
+        while reason := instance.make_folder(folder):
+            if (now := time.monotonic()) >= tell_at:
+                _log.warning("waiting for the socket directory", folder=str(folder), reason=reason)
+                tell_at = now + FOLDER_TOLD
+            await self._unless_ended(asyncio.sleep(FOLDER_AGAIN))
 
     async def _unless_ended(self, work: Coroutine[Any, Any, Any]) -> None:
         """Await ``work``, but leave at once when the gateway is to end."""

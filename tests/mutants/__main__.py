@@ -42,6 +42,7 @@ from tests.mutants import (
     manifests,
     memory,
     orders,
+    people,
     sight,
     table,
 )
@@ -50,7 +51,7 @@ from tests.mutants.table import Mutant
 ROOT = Path(__file__).parents[2]
 TABLES = (
     table, memory, life, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
-    manifests, deploy, bounds,
+    manifests, deploy, bounds, people,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.instance import FOLDER, Instance, begin, socket_name, sweep
+from gateway.instance import FOLDER, Instance, begin, make_folder, socket_name, sweep
 
 
 @pytest.fixture
@@ -19,6 +19,41 @@ def made(tmp_path: Path) -> Iterator[list[Instance]]:
     yield instances
     for instance in instances:
         instance.remove()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        pytest.param("there", "", id="there"),
+        pytest.param("device-plugins", "", id="a kubelet's, before its first start"),
+        pytest.param(
+            "device-plugin", "there is no folder {0}/device-plugin, the nearest one is {0}: correct", id="a slip"
+        ),
+        pytest.param("a/b/device-plugins", "the nearest one is {0}: correct --socket-dir", id="a slip above it"),
+        pytest.param("file", "there is no folder {0}/file, the nearest one is {0}", id="a file"),
+        pytest.param("link", "there is no folder {0}/link", id="a link to nowhere"),
+    ],
+)
+def test_the_socket_directory_is_made_only_where_a_kubelet_would(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    said = make_folder(tmp_path / name)
+    assert (words.format(tmp_path) in said, bool(said)) == (True, bool(words))
+    assert (tmp_path / name).is_dir() is not bool(words)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_kubelets_directory_is_made_as_a_kubelet_would(tmp_path: Path) -> None:
+    assert make_folder(tmp_path / "device-plugins") == ""
+    assert (tmp_path / "device-plugins").stat().st_mode & 0o777 == 0o750
+
+
+def test_a_socket_directory_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    assert f"{tmp_path} can't be written to by the user {os.geteuid()}: run the gateway as root" in make_folder(
+        tmp_path
+    )
 
 
 def living(tmp_path: Path, made: list[Instance]) -> Instance:

@@ -240,6 +240,25 @@ async def told(logs: asyncio.Queue[EventDict], event: str) -> EventDict:
                 return said
 
 
+async def test_what_keeps_it_waiting_is_said_again_and_again(
+    logs: asyncio.Queue[EventDict], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "FOLDER_AGAIN", 0.001)
+    monkeypatch.setattr(shell, "FOLDER_TOLD", 0.005)
+    settings = Settings(socket_dir=folder / "dp", state_dir=folder / "state")
+    run = asyncio.ensure_future((gateway := Gateway(settings, Source({}))).run())
+    try:
+        for _ in range(2):
+            said = await told(logs, "waiting for the socket directory")
+            assert (said["level"], said["folder"]) == ("warning", str(folder / "dp"))
+            assert f"the nearest one is {folder}" in said["reason"]
+        (folder / "dp").mkdir()
+        await told(logs, "serving")
+    finally:
+        gateway._end(0)
+        assert await run == 0
+
+
 async def served(node: Node, logs: asyncio.Queue[EventDict]) -> AsyncGenerator[tuple[Device, ...]]:
     """Wait until the first list has come and Register's answer has been taken in; give the lists."""
     lists = node.kubelet.lists(await node.kubelet.registered())
