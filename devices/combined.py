@@ -1,53 +1,77 @@
 """Several sources of devices as one: a node with GPUs of two vendors, or with other devices besides.
 
-Each resource belongs to the source that listed it. The inventory is whole, so the first one waits until every source has
-looked; after that each change of one is told with what the others said last.
+Each source is on its own. What one lists is told at once; one that is silent, fails or gives up leaves the others' devices as
+they are, is asked again, and what it said last counts until then. Each resource belongs to one source, and no other is ever
+asked about it: to the one that listed it, before that to the one that claims its name.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from typing import Final
+
+import structlog
 
 from devices.boards import Place
 from devices.model import ContainerAnswer, ContainerRequest, PreferredRequest, Sayable
 from devices.policy import Policy
-from devices.source import DeviceSource, Facts, Fate, Inventory
+from devices.source import (
+    NOT_TOLD,
+    DeviceSource,
+    Facts,
+    Fate,
+    GiveUpError,
+    Hindrance,
+    Inventory,
+    Listing,
+    Partial,
+    unclaimed,
+)
+
+RETRY_S: Final = 5.0
+"""Seconds until a source that failed is asked again."""
+RETRY_MAX_S: Final = 60.0
+"""The most of it for one that gave up: it is twice as long each time."""
+
+_RESTART: Final = 75
+"""The status of one that only needs the process started anew (``GiveUpError``)."""
+
+_log = structlog.get_logger()
 
 
 class Combined:
-    """A ``DeviceSource`` over at least one other. Where two list the same resource, the first of them has it.
+    """A ``DeviceSource`` over at least one other.
 
-    A resource that nobody listed yet belongs to the first source.
+    Where two list the same resource, the one that had it first keeps it, and the other is complained of.
     """
 
     def __init__(self, sources: Sequence[DeviceSource]) -> None:
         self.name = "+".join(source.name for source in sources)
         self._sources = tuple(sources)
-        self._said: dict[int, Inventory] = {}
+        self._said: dict[DeviceSource, Inventory] = {}
         self._owners: dict[str, DeviceSource] = {}
+        self._troubles: dict[DeviceSource, str] = {}
+        """Why a source isn't followed now."""
+        self._given_up: dict[DeviceSource, GiveUpError] = {}
+        self._rivals: frozenset[tuple[str, str]] = frozenset()
+        """Resources, each with a source that lists it in vain."""
 
     async def watch(self) -> AsyncGenerator[Inventory]:
-        """Yield what all sources list together, and again after each change of one.
+        """Yield what the sources list together as soon as one has looked, and again after each change of one.
 
         Raises:
-            GiveUpError: one of them can't go on.
+            GiveUpError: one can't go on, and the process must be started anew for it (status 75), or no other has a device.
         """
         news = asyncio.Event()
-        following = [
-            asyncio.ensure_future(self._follow(place, source, news)) for place, source in enumerate(self._sources)
-        ]
+        following = [asyncio.ensure_future(self._follow(source, news.set)) for source in self._sources]
         try:
             while True:
-                waiting = asyncio.ensure_future(news.wait())
-                await asyncio.wait({waiting, *following}, return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
-                for one in following:
-                    if one.done():
-                        one.result()
+                await news.wait()
                 news.clear()
-                if len(self._said) == len(self._sources):
+                self._mind()
+                if self._said:
                     yield self._merged()
         finally:
             for one in following:
@@ -55,28 +79,28 @@ class Combined:
             await asyncio.gather(*following, return_exceptions=True)
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
-        """Let the source that listed the resource answer.
+        """Let the resource's own source answer.
 
         Raises:
-            RefusedError: it refuses.
+            RefusedError: it refuses, or NOT_FOUND: the resource is no source's.
         """
-        return await self._owner(resource).answer(resource, request, sayable)
+        return await self._asked_of(resource, request.device_ids).answer(resource, request, sayable)
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
-        """Let the source that listed the resource choose.
+        """Let the resource's own source choose.
 
         Raises:
-            RefusedError: no choice meets the request.
+            RefusedError: no choice meets the request, or NOT_FOUND: the resource is no source's.
         """
-        return await self._owner(resource).prefer(resource, request)
+        return await self._asked_of(resource).prefer(resource, request)
 
     async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
-        """Let the source that listed the resource make its devices ready.
+        """Let the resource's own source make its devices ready.
 
         Raises:
-            RefusedError: they can't be made ready.
+            RefusedError: they can't be made ready, or NOT_FOUND: the resource is no source's.
         """
-        await self._owner(resource).prepare(resource, device_ids)
+        await self._asked_of(resource, device_ids).prepare(resource, device_ids)
 
     def fate(self, resource: str, device_id: str) -> Fate:
         """Ask whoever listed the resource; where nobody did in this process, all who can tell must say it was withdrawn."""
@@ -85,9 +109,26 @@ class Combined:
         fates = {source.fate(resource, device_id) for source in self._sources} - {Fate.UNKNOWN}
         return Fate.WITHDRAWN if fates == {Fate.WITHDRAWN} else Fate.LOST
 
+    def claims(self, resource: str) -> bool:
+        """Whether one of them does."""
+        return self._owner(resource) is not None
+
+    def hindrances(self) -> tuple[Hindrance, ...]:
+        """Say what keeps each from telling of its devices, and what is listed twice."""
+        found = []
+        for source in self._sources:
+            own = source.hindrances()
+            if source in self._troubles:
+                found.append(Hindrance(source.name, self._troubles[source], held_up=source in self._given_up))
+            elif source not in self._said and not own:
+                found.append(Hindrance(source.name, NOT_TOLD))
+            found += own
+        return (*found, *(Hindrance(name, self._shadowed(name, resource)) for resource, name in sorted(self._rivals)))
+
     def facts(self, resource: str, device_id: str) -> Facts:
-        """Say what the source that listed the resource knows."""
-        return self._owner(resource).facts(resource, device_id)
+        """Say what the resource's own source knows."""
+        owner = self._owner(resource)
+        return Facts() if owner is None else owner.facts(resource, device_id)
 
     def place(self, device_id: str) -> Place | None:
         """Ask every source: IDs are of one source only."""
@@ -100,38 +141,103 @@ class Combined:
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:
         """Let go of the hardware beneath these devices, whosever it is."""
-        return [one for source in self._asked(device_ids) for one in await source.release(device_ids)]
+        released = await asyncio.gather(*(source.release(device_ids) for source in self._having(device_ids)))
+        return [device_id for some in released for device_id in some]
 
     async def acquire(self, device_ids: Collection[str]) -> Collection[str]:
         """Look again at the hardware beneath these devices, whosever it is."""
-        return [one for source in self._asked(device_ids) for one in await source.acquire(device_ids)]
+        acquired = await asyncio.gather(*(source.acquire(device_ids) for source in self._having(device_ids)))
+        return [device_id for some in acquired for device_id in some]
 
-    async def _follow(self, place: int, source: DeviceSource, news: asyncio.Event) -> None:
-        async with contextlib.aclosing(source.watch()) as inventories:
-            async for inventory in inventories:
-                self._said[place] = inventory
-                news.set()
-        raise RuntimeError(f"the source {source.name} ended, which it must not")
+    async def _follow(self, source: DeviceSource, tell: Callable[[], None]) -> None:
+        """Take in what one source says, for ever, and ask it again when it fails."""
+        pause = RETRY_S
+        while True:
+            wait = RETRY_S
+            try:
+                async with contextlib.aclosing(source.watch()) as inventories:
+                    async for inventory in inventories:
+                        self._troubles.pop(source, None)
+                        self._given_up.pop(source, None)
+                        self._said[source], pause = inventory, RETRY_S
+                        tell()
+                self._troubles[source] = "it ended, which it must not: it is asked again"
+                _log.error(
+                    "a device source ended, which it must not: asking it again", source=source.name, retry_s=wait
+                )
+            except GiveUpError as error:
+                wait, pause = pause, min(2 * pause, RETRY_MAX_S)
+                self._given_up[source] = error
+                self._troubles[source] = f"it gave up, and is asked again: {error}"
+                _log.error("a device source gave up", source=source.name, reason=str(error), retry_s=wait)
+            except Exception as error:  # noqa: BLE001 - whatever a source does, all devices stay
+                self._troubles[source] = f"it failed ({error!r}): its last word counts"
+                _log.exception("a device source failed: its last inventory stays", source=source.name, retry_s=wait)
+            tell()
+            await asyncio.sleep(wait)
+
+    def _mind(self) -> None:
+        """End what can't go on.
+
+        Raises:
+            GiveUpError: see ``watch``.
+        """
+        for source, error in self._given_up.items():
+            others = [one for one in self._sources if one is not source]
+            silent = [one for one in others if one not in self._said and one not in self._given_up]
+            having = [one for one in others if any(listing.devices for listing in self._said.get(one, {}).values())]
+            if error.status == _RESTART or not (silent or having or source in self._said):
+                raise error
 
     def _merged(self) -> Inventory:
-        merged = {}
-        for place, source in enumerate(self._sources):
-            for resource, listing in self._said[place].items():
-                if resource not in merged:
-                    merged[resource] = listing
-                    self._owners[resource] = source
-        return merged
+        merged: dict[str, Listing] = {}
+        rivals = set()
+        listed = [(resource, source) for source in self._sources for resource in self._said.get(source, {})]
+        for resource, source in listed:
+            owner = self._owners.get(resource)
+            if owner is None or resource not in self._said[owner]:
+                owner = self._owners[resource] = source
+            merged[resource] = self._said[owner][resource]
+            if owner is not source:
+                rivals.add((resource, source.name))
+        for resource, name in sorted(rivals - self._rivals):
+            _log.error(
+                "a resource is listed twice", resource=resource, source=name, reason=self._shadowed(name, resource)
+            )
+        self._rivals = frozenset(rivals)
+        silent = [source for source in self._sources if source not in self._said]
+        if not silent:
+            return merged
+        return Partial(merged, lambda resource: any(source.claims(resource) for source in silent))
 
-    def _owner(self, resource: str) -> DeviceSource:
-        return self._owners.get(resource, self._sources[0])
+    def _shadowed(self, name: str, resource: str) -> str:
+        return (
+            f"{resource} of {self._owners[resource].name} keeps the name, and that of {name} isn't offered: give one of them "
+            "another name in the configuration"
+        )
 
-    def _asked(self, device_ids: Collection[str]) -> Sequence[DeviceSource]:
+    def _owner(self, resource: str) -> DeviceSource | None:
+        """Whose a resource is: who listed it, else of those that claim its name one that hasn't looked; None: nobody's."""
+        if resource in self._owners:
+            return self._owners[resource]
+        claim = [source for source in self._sources if source.claims(resource)]
+        return next((source for source in claim if source not in self._said), claim[0] if claim else None)
+
+    def _asked_of(self, resource: str, device_ids: Collection[str] = ()) -> DeviceSource:
+        """The resource's own source; where its name is nobody's any more, the one that has all these devices."""
+        having = (one for one in self._sources if device_ids and None not in map(one.place, device_ids))
+        owner = self._owner(resource) or next(having, None)
+        if owner is None:
+            raise unclaimed(resource)
+        return owner
+
+    def _having(self, device_ids: Collection[str]) -> Sequence[DeviceSource]:
         """The sources that have some of these devices; all where none is named."""
         if not device_ids:
             return self._sources
         wanted = frozenset(device_ids)
         return [
             source
-            for place, source in enumerate(self._sources)
-            if any(device.id in wanted for one in self._said.get(place, {}).values() for device in one.devices)
+            for source in self._sources
+            if any(device.id in wanted for one in self._said.get(source, {}).values() for device in one.devices)
         ]

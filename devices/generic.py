@@ -35,7 +35,7 @@ from devices.model import (
 )
 from devices.naming import resource_name_error
 from devices.policy import Globbed, Policy
-from devices.source import Facts, Fate, Inventory, Listing
+from devices.source import Facts, Fate, Hindrance, Inventory, Listing
 
 POLL_S: Final = 5.0
 """Seconds between two looks."""
@@ -172,6 +172,14 @@ class GenericSource:
 
     def place(self, device_id: str) -> None:
         """Leave it to the ID, which is the file's path."""
+
+    def claims(self, resource: str) -> bool:
+        """Whether a rule has this name."""
+        return resource in self._rules
+
+    def hindrances(self) -> tuple[Hindrance, ...]:
+        """Say nothing: a rule whose files can't be found has no devices."""
+        return ()
 
     def facts(self, resource: str, device_id: str) -> Facts:
         """Tell the device's file."""

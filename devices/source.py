@@ -6,14 +6,24 @@ whole lists, as ListAndWatch does, and answers three questions. It never sees a 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct, field
 
 from devices.boards import Place
-from devices.model import ContainerAnswer, ContainerRequest, Device, Options, PreferredRequest, Sayable, Trouble
+from devices.model import (
+    ContainerAnswer,
+    ContainerRequest,
+    Device,
+    Fault,
+    Options,
+    PreferredRequest,
+    RefusedError,
+    Sayable,
+    Trouble,
+)
 from devices.policy import Policy
 
 
@@ -32,7 +42,52 @@ class Listing(Struct, frozen=True):
 
 
 Inventory = Mapping[str, Listing]
-"""Everything the node has, by resource name. Always whole: what isn't in it is not there."""
+"""Everything the node has, by resource name. Always whole, but for a ``Partial``: what isn't in it is not there."""
+
+
+class Partial(dict[str, Listing]):
+    """The inventory of several sources of which some haven't told of their devices yet.
+
+    ``awaits`` says of a resource that isn't in it whether one of these may still list it.
+    """
+
+    def __init__(self, told: Mapping[str, Listing], awaits: Callable[[str], bool]) -> None:
+        super().__init__(told)
+        self.awaits = awaits
+
+
+_GONE: Final = Listing(())
+
+
+def listed(inventory: Inventory, resource: str) -> Listing | None:
+    """Return the listing of a resource, without devices where the node has none; None: its source hasn't looked yet."""
+    listing = inventory.get(resource)
+    if listing is not None:
+        return listing
+    return None if isinstance(inventory, Partial) and inventory.awaits(resource) else _GONE
+
+
+NOT_TOLD: Final = "it has not told of its devices yet"
+
+
+class Hindrance(Struct, frozen=True):
+    """What keeps a source from telling of its devices, or from offering some: its name, and the reason in words.
+
+    ``held_up``: it can't do what the configuration says, so that an update must not go on to the next node.
+    """
+
+    source: str
+    reason: str
+    held_up: bool = False
+
+
+def unclaimed(resource: str) -> RefusedError:
+    """The refusal of a call for a resource that no source of devices claims."""
+    return RefusedError(
+        Fault.NOT_FOUND,
+        f"expected a resource that a source of devices on this node offers, and none offers {resource} under the present "
+        "configuration: start the pod anew with a name that the node offers, or put back what the configuration said of it",
+    )
 
 
 class Fate(Enum):
@@ -115,6 +170,14 @@ class DeviceSource(Protocol):
 
     def fate(self, resource: str, device_id: str) -> Fate:
         """Say why a device of ``resource`` isn't in the last inventory. Must not block, and never raises."""
+        ...
+
+    def claims(self, resource: str) -> bool:
+        """Whether it lists the resource, or could, by its name and what the operator decided. Must not block, and never raises."""
+        ...
+
+    def hindrances(self) -> tuple[Hindrance, ...]:
+        """Say what keeps it from telling of its devices, or from offering some. Must not block, and never raises."""
         ...
 
     def facts(self, resource: str, device_id: str) -> Facts:

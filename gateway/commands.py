@@ -68,6 +68,7 @@ class Commands:
             kubelet_since=gateway.kubelet_since,
             books=last.view.source if last is not None else "none",
             books_read=last.at if last is not None else None,
+            hindrances=[(one.source, one.reason) for one in gateway.hindrances()],
         )
         return status.document(node, gateway.tally, self._build, now=time.monotonic(), unix=time.time(), rows=rows)
 

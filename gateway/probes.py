@@ -42,8 +42,8 @@ def look(gateway: Gateway) -> readiness.Verdict:
         [_standing(plugin, gateway.age, now) for plugin in gateway.plugins],
         begun=gateway.begun,
         kubelet_s=now - since if gateway.kubelet_listens() else None,
-        backend=gateway.source.name,
-        backend_trouble=gateway.source_trouble,
+        hindrances=gateway.hindrances(),
+        left=gateway.left(),
     )
 
 

@@ -1,8 +1,9 @@
 """Readiness: has this gateway done its part? Pure: what is known of each resource in, a verdict in words out.
 
 A gateway that isn't ready holds up a rolling update and alarms people, so only what is our own failure towards a kubelet
-that runs makes it so. No devices, ill devices, a backend that is down, no kubelet, another gateway that serves instead:
-nothing of that would be mended by another gateway in this one's place, and the verdict only says it.
+that runs makes it so, or a configuration that it can't carry out: an update must not go on with that. No devices, ill devices,
+a backend that is down, no kubelet, another gateway that serves instead: nothing of that would be mended by another gateway in
+this one's place, and the verdict only says it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from gateway.tally import Check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from devices.source import Hindrance
 
 PATIENCE: Final = 10.0
 """Seconds that a resource may be without a running kubelet's stream, once the kubelet's books had it: a kubelet may take ten
@@ -58,7 +61,12 @@ class Verdict(Struct, frozen=True):
 
 
 def judge(
-    resources: Sequence[Standing], *, begun: bool, kubelet_s: float | None, backend: str = "", backend_trouble: str = ""
+    resources: Sequence[Standing],
+    *,
+    begun: bool,
+    kubelet_s: float | None,
+    hindrances: Sequence[Hindrance] = (),
+    left: Sequence[str] = (),
 ) -> Verdict:
     """Decide, at one moment.
 
@@ -66,19 +74,20 @@ def judge(
         resources: all that the gateway has.
         begun: whether it is done with its start.
         kubelet_s: seconds since the kubelet that runs was found; None: none runs.
-        backend: where the devices come from.
-        backend_trouble: why it doesn't tell of devices; empty where it does.
+        hindrances: what keeps the sources of devices from telling of them, or from offering some.
+        left: the resources that another gateway serves until their source has told of its devices.
     """
     lines = [] if kubelet_s is not None else ["no kubelet takes registrations: waiting for one"]
-    if backend_trouble:
-        lines.append(f"backend {backend}: {backend_trouble}")
+    lines += [f"backend {one.source}: {one.reason}" for one in hindrances]
+    lines += [f"{name}: left to another gateway until its devices are found" for name in left]
+    held_up = bool(left) or any(one.held_up for one in hindrances)
     if not begun:
-        return Verdict(kubelet_s is None, tuple(_bounded([*lines, "starting"])))
+        return Verdict(kubelet_s is None and not held_up, tuple(_bounded([*lines, "starting"])))
     if not any(one.devices for one in resources):
-        return Verdict(True, tuple(_bounded([*lines, "no devices"])))  # noqa: FBT003 - the only field it could be
+        return Verdict(not held_up, tuple(_bounded([*lines, "no devices"])))
     found = sorted(((*_resource(one, kubelet_s), one.name) for one in resources), key=lambda row: (row[0], row[2]))
     told = [f"{name}: {words}" for _, words, name in found]
-    return Verdict(all(ready for ready, *_ in found), tuple(_bounded([*lines, *told])))
+    return Verdict(not held_up and all(ready for ready, *_ in found), tuple(_bounded([*lines, *told])))
 
 
 def _resource(it: Standing, kubelet_s: float | None) -> tuple[bool, str]:

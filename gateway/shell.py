@@ -19,7 +19,7 @@ import structlog
 from msgspec.structs import replace
 
 from devices import boards, life
-from devices.source import GiveUpError, Listing
+from devices.source import NOT_TOLD, GiveUpError, Hindrance, Listing, Partial, listed
 from gateway import beliefs, handover, instance, ledger, notify, registration, reload, succession
 from gateway.beliefs import Beliefs
 from gateway.commands import Commands
@@ -79,7 +79,6 @@ LONGEST_TIMER = 3600.0
 EXIT_PINNED = 75
 """Exit status (EX_TEMPFAIL) for: the socket directory was replaced under a mount that can't follow. A restart helps."""
 
-_GONE = Listing(())
 _WAITING = frozenset({life.State.WITHDRAWN, life.State.LOST})
 _log = structlog.get_logger()
 
@@ -120,7 +119,7 @@ class Gateway:
         self._kubelet: KubeletId | None = None
         self.kubelet_since: float | None = None
         """When the kubelet was found (monotonic seconds)."""
-        self.source_trouble = "it has not told of its devices yet"
+        self.source_trouble = NOT_TOLD
         """Why the source doesn't tell of devices; empty where it does."""
         self._owners = Owners(self.ledger, self.beliefs, source, self.held)
         self._claims: Sequence[Claim] = ()
@@ -263,7 +262,8 @@ class Gateway:
                     async for inventory in inventories:
                         self.source_trouble = ""
                         await self._update(inventory)
-                        first.set()
+                        if not isinstance(inventory, Partial):
+                            first.set()
                 self.source_trouble = "it ended, which it must not: it is asked again"
                 _log.error("the device source ended, which it must not: asking it again", retry_s=SOURCE_RETRY)
             except GiveUpError as error:
@@ -288,7 +288,7 @@ class Gateway:
                 known = tuple(name for name in known if name in self._plugins)
             listings: dict[str, Listing | None] = dict.fromkeys(known)
             if inventory is not None:
-                listings |= {name: inventory.get(name, _GONE) for name in (*known, *inventory)}
+                listings |= {name: listed(inventory, name) for name in (*known, *inventory)}
             illnesses = {name: self.ledger.sticky(name) for name in listings}
             merged, given = self._merge(listings, clock), self._given()
             # What isn't sent isn't remembered: what counts is what the gateway that serves it remembers.
@@ -401,6 +401,20 @@ class Gateway:
     def _only_remembered(self) -> Collection[str]:
         """Return the resources that the ledger knows and nobody here serves."""
         return set(self.ledger.resources()) - self._plugins.keys()
+
+    def hindrances(self) -> tuple[Hindrance, ...]:
+        """Say what keeps the sources of devices from telling of them, or from offering some."""
+        told = self.source.hindrances()
+        if not self.source_trouble or (told and self.source_trouble == NOT_TOLD):
+            return told
+        return (Hindrance(self.source.name, self.source_trouble), *told)
+
+    def left(self) -> list[str]:
+        """Name the resources that are left to another gateway until their source has told of its devices."""
+        inventory = self._inventory
+        if not isinstance(inventory, Partial) or not self._peers():
+            return []
+        return sorted(filter(inventory.awaits, self._only_remembered()))
 
     async def update(self) -> None:
         """Bring every resource's list up to date, because something else than the source has news."""

@@ -148,6 +148,13 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
 
 
+class Hindrance(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeps a source of devices from telling of them, or from offering some: its name, and the reason in words."""
+
+    source: str
+    reason: str
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway.
 
@@ -166,6 +173,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     books: Books
     ledger: Ledger
     lag_s: float = 0.0
+    hindrances: tuple[Hindrance, ...] = ()
     resources: tuple[Resource, ...] = ()
 
 
@@ -214,6 +222,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """When the kubelet was found; None: there is none."""
     books: Literal["pod-resources", "checkpoint", "none"] = "none"
     books_read: float | None = None
+    hindrances: Sequence[tuple[str, str]] = ()
+    """The sources of devices that are hindered, each with the reason."""
 
 
 def document(node: Node, tally: Tally, build: Build, *, now: float, unix: float, rows: bool = True) -> Status:
@@ -239,6 +249,7 @@ def document(node: Node, tally: Tally, build: Build, *, now: float, unix: float,
             exposed=ledger.exposed,
         ),
         lag_s=round(tally.lag(now), 6),
+        hindrances=tuple(Hindrance(source=source, reason=reason) for source, reason in node.hindrances),
         resources=tuple(_resource(plugin, tally, now, rows=rows) for plugin in node.plugins),
     )
 

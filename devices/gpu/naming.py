@@ -64,6 +64,19 @@ def name_of(gpu: GPU, policy: Policy) -> str | None:
     return f"{_AMD}{gpu.profile}" if mixed else gpu.resource
 
 
+def claimed(resource: str, vendor: str, policy: Policy) -> bool:
+    """Whether GPUs of a vendor (``nvidia``, ``amd``; any other: all of them) could be offered under this name.
+
+    A name that a path rule has is that rule's.
+    """
+    if any(rule.resource == resource for rule in policy.globbed):
+        return False
+    prefix = {"nvidia": _NVIDIA, "amd": _AMD}.get(vendor, "")
+    given = {name for _, name in (*policy.gpu_names, *policy.mig_names)} if prefix == _NVIDIA else set()
+    shown = {one.shown_as for name, one in policy.slices.items() if name.startswith(prefix) or name in given}
+    return resource.startswith(prefix) or resource in given | shown
+
+
 def _by_pattern(word: str, names: Sequence[tuple[str, str]], usual: str) -> str | None:
     """Find the name of the first pattern that matches; ``usual`` where there are no patterns."""
     if not names:

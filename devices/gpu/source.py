@@ -29,12 +29,13 @@ from devices.gpu.naming import NamingError
 from devices.gpu.sharing import Offer
 from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sayable
 from devices.policy import ListStrategy, Policy
-from devices.source import Facts, Fate, GiveUpError, Inventory
+from devices.source import Facts, Fate, GiveUpError, Hindrance, Inventory, unclaimed
 
 _CDI_RETRY: Final = 30.0
 """Seconds until a CDI specification that could not be written is tried again."""
 _REMEMBERED: Final = 4096
 """GPUs and partitions that are remembered after they went: each new MIG layout has new UUIDs."""
+_UNNAMED: Final = "devices can't be named"
 _ANSWERS: Final = 1024
 """Answers that are remembered, at most."""
 
@@ -77,7 +78,8 @@ class GPUSource:
         """Yield the inventory, and again after each change of what the backend sees or the operator wants.
 
         Raises:
-            GiveUpError: the backend can't go on.
+            GiveUpError: the backend can't go on, or the node's devices can't be named at first and ``fail_on_init_error`` says
+                that this is final.
         """
         following = asyncio.ensure_future(self._follow())
         try:
@@ -89,6 +91,8 @@ class GPUSource:
                     following.result()
                     raise RuntimeError(f"the backend {self.name} ended, which it must not")
                 self._news.clear()
+                if self._unnamed and self._inventory is None and self._policy.fail_on_init_error:
+                    raise GiveUpError(f"{_UNNAMED}: {self._unnamed}")
                 if self._inventory is not None:
                     inventory = self._inventory
                     await self._survey()
@@ -101,8 +105,10 @@ class GPUSource:
         """Say how a container gets these GPUs, as the policy's strategies say it.
 
         Raises:
-            RefusedError: this kubelet can't be told that.
+            RefusedError: this kubelet can't be told that, or NOT_FOUND: neither the resource nor a device is of this source.
         """
+        if not (self.claims(resource) or any(one.partition("::")[0] in self._known for one in request.device_ids)):
+            raise unclaimed(resource)
         rests_on = (self._offers, self._policy, self._around)
         if any(map(is_not, rests_on, self._answered_from)) or len(self._answered) >= _ANSWERS:
             self._answered_from = rests_on
@@ -169,6 +175,20 @@ class GPUSource:
             return Place(gpu.board, gpu.uuid if gpu.parent else "")
         known = self._known.get(uuid)
         return None if known is None else Place(known.board)
+
+    def claims(self, resource: str) -> bool:
+        """Whether it is offered, or the vendor's GPUs could be under this name; a simulated node's say by themselves."""
+        if resource in self._offers:
+            return True
+        if self._sight is not None and self._sight.resources:
+            return False
+        return naming.claimed(resource, self.name, self._policy)
+
+    def hindrances(self) -> tuple[Hindrance, ...]:
+        """Say why the devices of the node can't be named."""
+        if not self._unnamed:
+            return ()
+        return (Hindrance(self.name, f"{_UNNAMED}: {self._unnamed}", held_up=self._inventory is None),)
 
     def facts(self, resource: str, device_id: str) -> Facts:
         """Say what is known of a GPU for a person."""
@@ -237,8 +257,10 @@ class GPUSource:
             self._offers = sharing.offered(named, self._policy)
         except NamingError as error:
             if str(error) != self._unnamed:
-                _log.error("devices can't be named", reason=str(error), kept=_counts(self._offers))
+                _log.error(_UNNAMED, reason=str(error), kept=_counts(self._offers))
             self._unnamed = str(error)
+            if self._inventory is None:
+                self._news.set()
             return
         self._unnamed = ""
         self._inventory = {

@@ -195,6 +195,8 @@ class _Page:
         else:
             yield from self.text("  ledger   ", f"{one.ledger.path} can't be written: {one.ledger.error}", "red")
         yield from self.text("           ", one.ledger.exposed, "yellow")
+        for hindered in one.hindrances:
+            yield from self.text("  backend  ", f"{hindered.source}: {hindered.reason}", "yellow")
         if one.lag_s >= _LATE:
             yield from self.text(
                 "  loop     ", f"answers come up to {age(one.lag_s)} late, in the last minute", "yellow"

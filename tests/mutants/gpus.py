@@ -12,10 +12,14 @@ RULES = {
     "U5": "auto takes the hardware that the PCI bus shows, never a simulation",
     "U6": "a list that says nothing new isn't sent again",
     "U7": "a source that gives up ends the gateway with its status",
+    "U8": "of several sources each is on its own: what one doesn't say or can't do is no other's trouble",
+    "U9": "a resource is answered for by its own source, and by nobody where it is nobody's",
+    "U10": "what can't be named under the configuration is told where people look, and holds an update up",
 }
 
 _NAMES = "tests/unit/test_gpu_names.py"
 _SOURCE = "tests/unit/test_gpu_source.py"
+_COMBINED = "tests/unit/test_combined.py"
 _COMPOSE = "tests/unit/test_compose.py"
 _SERVE = "tests/unit/test_serve.py"
 
@@ -48,8 +52,8 @@ MUTANTS = (
         "U1",
         "what can't be named empties the list",
         "devices/gpu/source.py",
-        "            self._unnamed = str(error)\n            return\n",
-        "            self._unnamed = str(error)\n            self._offers = {}\n",
+        "                self._news.set()\n            return\n        self._unnamed",
+        "                self._news.set()\n            self._offers = {}\n        self._unnamed",
         f"{_SOURCE}::test_what_can_not_be_named_changes_nothing",
     ),
     Mutant(
@@ -171,6 +175,94 @@ MUTANTS = (
         " for source in self._sources} - {Fate.UNKNOWN}",
         " for source in self._sources}",
         f"{_SOURCE}::test_of_several_sources_those_count_that_can_tell",
+    ),
+    Mutant(
+        "U8",
+        "the first inventory waits for all sources",
+        "devices/combined.py",
+        "                if self._said:\n",
+        "                if len(self._said) == len(self._sources):\n",
+        f"{_COMBINED}::test_a_silent_source_keeps_no_other_from_being_offered",
+    ),
+    Mutant(
+        "U8",
+        "what a silent source had is gone",
+        "devices/source.py",
+        "return None if isinstance(inventory, Partial) and inventory.awaits(resource) else _GONE",
+        "return _GONE",
+        f"{_SERVE}::test_what_a_silent_source_had_is_served_from_memory_beside_the_others",
+    ),
+    Mutant(
+        "U8",
+        "what one source says is all there is",
+        "gateway/shell.py",
+        "                        if not isinstance(inventory, Partial):\n                            first.set()\n",
+        "                        first.set()\n",
+        f"{_SERVE}::test_the_start_waits_for_every_source_but_not_for_long",
+    ),
+    Mutant(
+        "U8",
+        "one source that gives up takes the others' devices away",
+        "devices/combined.py",
+        "not (silent or having or source in self._said)",
+        "True",
+        f"{_COMBINED}::test_who_gives_up_ends_the_process_only_where_that_costs_no_other_device",
+    ),
+    Mutant(
+        "U8",
+        "an update goes on while a source is silent",
+        "gateway/readiness.py",
+        "    held_up = bool(left) or any(",
+        "    held_up = any(",
+        "tests/unit/test_readiness.py",
+    ),
+    Mutant(
+        "U9",
+        "the first source answers for what is nobody's",
+        "devices/combined.py",
+        "        if owner is None:\n            raise unclaimed(resource)\n        return owner\n",
+        "        return owner or self._sources[0]\n",
+        f"{_COMBINED}::test_what_nobody_claims_is_refused",
+    ),
+    Mutant(
+        "U9",
+        "a GPU backend answers for a path",
+        "devices/gpu/source.py",
+        "            raise unclaimed(resource)\n",
+        "            pass\n",
+        f"{_SOURCE}::test_a_resource_of_nobody_is_not_answered_for",
+    ),
+    Mutant(
+        "U9",
+        "before it was listed a resource is the first source's",
+        "devices/combined.py",
+        "        claim = [source for source in self._sources if source.claims(resource)]\n",
+        "        claim = list(self._sources)\n",
+        f"{_COMBINED}::test_before_anybody_listed_it_a_resource_is_whose_name_it_has",
+    ),
+    Mutant(
+        "U9",
+        "the second of two that list a resource has it",
+        "devices/combined.py",
+        "            if owner is None or resource not in self._said[owner]:\n",
+        "            if True:\n",
+        f"{_COMBINED}::test_of_two_that_list_a_resource_the_first_keeps_it_and_people_are_told",
+    ),
+    Mutant(
+        "U10",
+        "FAIL_ON_INIT_ERROR means nothing to a node that can't be named",
+        "devices/gpu/source.py",
+        "                if self._unnamed and self._inventory is None and self._policy.fail_on_init_error:\n",
+        "                if False:\n",
+        f"{_SOURCE}::test_a_node_that_can_not_be_named_at_first_ends_the_process_where_that_is_wanted",
+    ),
+    Mutant(
+        "U10",
+        "a configuration that can't be carried out is ready",
+        "gateway/readiness.py",
+        " or any(one.held_up for one in hindrances)",
+        "",
+        "tests/unit/test_readiness.py",
     ),
     Mutant(
         "U3",

@@ -24,7 +24,7 @@ from structlog.typing import EventDict
 from devices.boards import unshared
 from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable, Trouble
 from devices.policy import Policy
-from devices.source import DeviceSource, Facts, Fate, Inventory, Listing
+from devices.source import DeviceSource, Facts, Fate, Hindrance, Inventory, Listing
 from gateway import control
 from gateway.beliefs import CHECKPOINT
 from gateway.control import Connection, ControlError, Server
@@ -599,6 +599,12 @@ class Hardware:
 
     def place(self, device_id: str) -> None:
         return None
+
+    def claims(self, resource: str) -> bool:
+        return True
+
+    def hindrances(self) -> tuple[Hindrance, ...]:
+        return ()
 
     def facts(self, resource: str, device_id: str) -> Facts:
         return WHOLE if resource == GPU else PIECE

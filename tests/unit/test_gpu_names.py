@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from devices.gpu.model import GPU
-from devices.gpu.naming import NamingError, name_of, named
+from devices.gpu.naming import NamingError, claimed, name_of, named
 from devices.gpu.sharing import Offer, listing, offered
 from devices.model import Device, Health, Kind, Options, Trouble
-from devices.policy import MigStrategy, Naming, Policy, Slices
+from devices.policy import Globbed, MigStrategy, Naming, Policy, Slices
 
 NVIDIA = "nvidia.com/gpu"
 AMD = "amd.com/gpu"
@@ -195,3 +195,35 @@ def test_names_by_pattern(pattern: str, matches: bool) -> None:
 def test_names_of_instances_by_pattern(strategy: MigStrategy) -> None:
     policy = Policy(mig_strategy=strategy, mig_names=(("1g.*", "example.com/small"),))
     assert [name_of(one, policy) for one in (SMALL[0], BIG[0])] == ["example.com/small", None]
+
+
+RENAMED = Policy(
+    gpu_names=(("*A100*", "big.com/gpu"),),
+    mig_names=(("1g.*", "small.com/gpu"),),
+    slices={
+        "nvidia.com/gpu": Slices(2, "shared.com/gpu"),
+        "big.com/gpu": Slices(2, "slices.com/big"),
+        "amd.com/gpu": Slices(2, "slices.com/amd"),
+    },
+    globbed=(Globbed("nvidia.com/nvme", ("/dev/nvme*",)),),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "vendors"),
+    [
+        pytest.param("nvidia.com/gpu", "nvidia", id="a vendor's own"),
+        pytest.param("nvidia.com/mig-1g.5gb", "nvidia", id="any of it"),
+        pytest.param("amd.com/cpx_nps4", "amd", id="the other's"),
+        pytest.param("big.com/gpu", "nvidia", id="a name for products"),
+        pytest.param("small.com/gpu", "nvidia", id="a name for MIG profiles"),
+        pytest.param("shared.com/gpu", "nvidia", id="a name for slices"),
+        pytest.param("slices.com/big", "nvidia", id="a name for slices of renamed ones"),
+        pytest.param("slices.com/amd", "amd", id="a name for slices of the other's"),
+        pytest.param("nvidia.com/nvme", "", id="a path rule's, whatever it begins with"),
+        pytest.param("example.com/null", "", id="nobody's"),
+    ],
+)
+def test_whose_a_name_could_be(name: str, vendors: str) -> None:
+    assert [vendor for vendor in ("nvidia", "amd") if claimed(name, vendor, RENAMED)] == vendors.split()
+    assert claimed(name, "simulated", RENAMED) is (name != "nvidia.com/nvme")

@@ -115,6 +115,82 @@ async def test_what_can_not_be_named_changes_nothing(watched: Watched) -> None:
     assert ids(await pending) == {NVIDIA: ["MIG-01"]}
 
 
+SPLIT = (gpu(0, partitioned=True), mig(0, 0), gpu(1))
+"""What the strategy ``single`` has no name for: one GPU with MIG, and one without."""
+AMD_SPLIT = tuple(gpu(one, resource=AMD, profile=profile) for one, profile in enumerate(["spx_nps1", "cpx_nps4"]))
+
+
+@pytest.mark.parametrize(
+    ("policy", "odd", "even", "offered"),
+    [
+        pytest.param(SINGLE, SPLIT, SPLIT[:2], {NVIDIA: ["MIG-00"]}, id="NVIDIA"),
+        pytest.param(Policy(), AMD_SPLIT, AMD_SPLIT[:1], {AMD: ["GPU-0"]}, id="AMD"),
+    ],
+)
+async def test_a_node_that_can_not_be_named_says_so_until_it_can(
+    watched: Watched, policy: Policy, odd: tuple[GPU, ...], even: tuple[GPU, ...], offered: dict[str, list[str]]
+) -> None:
+    watched.source.adopt(policy)
+    watched.backend.sees(*odd)
+    pending = asyncio.ensure_future(watched.next())
+    with capture_logs() as logs:
+        while not logs:  # noqa: ASYNC110 - a log tells nobody
+            await asyncio.sleep(0)
+    (hindrance,) = watched.source.hindrances()
+    assert (hindrance.source, hindrance.held_up) == ("test", True)
+    assert hindrance.reason == f"devices can't be named: {logs[0]['reason']}"
+    assert not pending.done()
+    watched.backend.sees(*even)
+    assert (ids(await pending), watched.source.hindrances()) == (offered, ())
+    watched.backend.sees(*odd)
+    while not watched.source.hindrances():  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0)
+    assert not watched.source.hindrances()[0].held_up  # What was offered before still is.
+
+
+async def test_a_node_that_can_not_be_named_at_first_ends_the_process_where_that_is_wanted() -> None:
+    one = Watched(replace(SINGLE, fail_on_init_error=True))
+    with pytest.raises(GiveUpError, match=r"^devices can't be named: the MIG strategy 'single' expects") as given_up:
+        await one.sees(*SPLIT)
+    assert given_up.value.status == 1
+
+
+async def test_a_node_that_can_not_be_named_any_more_ends_no_process() -> None:
+    one = Watched(replace(SINGLE, fail_on_init_error=True))
+    await one.sees(*SPLIT[:2])
+    one.backend.sees(*SPLIT)
+    assert await one.sees(gpu(0)) == {NVIDIA: ["GPU-0"]}
+    await one.close()
+
+
+@pytest.mark.parametrize("looked", [False, True])
+async def test_a_resource_of_nobody_is_not_answered_for(watched: Watched, looked: bool) -> None:
+    """It is remembered from another configuration, say: no path is a GPU."""
+    watched.source.adopt(Policy(globbed=(Globbed("example.com/null", ("/dev/null",)),)))
+    if looked:
+        await watched.sees(gpu(0))
+    request = ContainerRequest(("/dev/null",))
+    with pytest.raises(RefusedError, match="none offers example"):
+        await watched.source.answer("example.com/null", request, Sayable(frozenset(Field)))
+    assert not watched.source.claims("example.com/null")
+
+
+async def test_a_gpu_that_is_here_is_answered_for_under_an_old_name() -> None:
+    """A kubelet 1.8 asks at each start of a container, also after the name was changed."""
+    source = GPUSource(backend := Backend("nvidia"), Policy())
+    async with aclosing(cast("Any", source.watch())) as inventories:
+        backend.sees(gpu(0))
+        await anext(inventories)
+        answer = await source.answer("old.com/gpu", ContainerRequest(("GPU-0::1",)), Sayable(frozenset(Field)))
+    assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": "GPU-0"}
+
+
+async def test_a_complete_backend_says_itself_what_it_has(watched: Watched) -> None:
+    assert watched.source.claims("any.com/thing")
+    await watched.sees(gpu(0), resources=(NVIDIA, AMD))
+    assert [watched.source.claims(name) for name in (NVIDIA, AMD, "any.com/thing")] == [True, True, False]
+
+
 @pytest.mark.parametrize(
     ("before", "policy", "after", "resource", "device", "fate"),
     [
@@ -297,16 +373,6 @@ async def test_of_several_sources_those_count_that_can_tell(
         backend.sees(gpu(0))
         await anext(inventories)
         assert both.fate("example.com/x", device) is fate
-
-
-async def test_one_source_that_gives_up_ends_all() -> None:
-    first, second = Backend("a"), Backend("b")
-    both = Combined([GPUSource(first, Policy()), GPUSource(second, Policy())])
-    async with aclosing(cast("Any", both.watch())) as inventories:
-        first.sees(gpu(0))
-        second.sights.put_nowait(GiveUpError("stale", 75))
-        with pytest.raises(GiveUpError):
-            await anext(inventories)
 
 
 async def test_an_answer_follows_whatever_it_rests_on(watched: Watched) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devices.source import Hindrance
 from gateway import readiness
 from gateway.readiness import HOST_SERVICE, PATIENCE, Standing, judge
 from gateway.registration import Phase
@@ -121,10 +122,22 @@ def test_a_resource(it: Standing, kubelet_s: float | None, ready: bool, words: s
         pytest.param({"begun": False, "kubelet_s": None}, True, ["no kubelet", "starting"], id="waits for its folder"),
         pytest.param({"begun": True, "kubelet_s": 3.0}, True, ["no devices"], id="no devices at all"),
         pytest.param(
-            {"begun": True, "kubelet_s": 3.0, "backend": "nvidia", "backend_trouble": "the driver is not there"},
+            {"begun": True, "kubelet_s": 3.0, "hindrances": [Hindrance("nvidia", "the driver is not there")]},
             True,
             ["backend nvidia: the driver is not there", "no devices"],
             id="a backend that is down",
+        ),
+        pytest.param(
+            {"begun": True, "kubelet_s": 3.0, "hindrances": [Hindrance("nvidia", "no name", held_up=True)]},
+            False,
+            ["backend nvidia: no name", "no devices"],
+            id="a configuration that can't be carried out",
+        ),
+        pytest.param(
+            {"begun": False, "kubelet_s": None, "hindrances": [Hindrance("nvidia", "no name", held_up=True)]},
+            False,
+            ["no kubelet", "backend nvidia: no name", "starting"],
+            id="nor without a kubelet",
         ),
     ],
 )
@@ -132,6 +145,28 @@ def test_a_gateway_without_resources(facts: dict[str, object], ready: bool, line
     verdict = judge([], **facts)  # type: ignore[arg-type]  # rows of a table
     assert (verdict.ready, len(verdict.lines)) == (ready, len(lines))
     assert all(found.startswith(wanted) for found, wanted in zip(verdict.lines, lines, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("facts", "ready", "line"),
+    [
+        pytest.param(
+            {"hindrances": [Hindrance("nvidia", "silent")]}, True, "backend nvidia: silent", id="others are served"
+        ),
+        pytest.param(
+            {"hindrances": [Hindrance("nvidia", "x", held_up=True)]}, False, "backend nvidia: x", id="one is held up"
+        ),
+        pytest.param(
+            {"left": ["amd.com/gpu"]},
+            False,
+            "amd.com/gpu: left to another gateway until its devices are found",
+            id="another gateway must not end yet",
+        ),
+    ],
+)
+def test_a_source_beside_a_resource_that_is_served(facts: dict[str, object], ready: bool, line: str) -> None:
+    verdict = judge([standing(Phase.SERVING)], begun=True, kubelet_s=60.0, **facts)  # type: ignore[arg-type]  # rows
+    assert (verdict.ready, verdict.lines) == (ready, (line, f"{GPU}: served"))
 
 
 def test_one_that_is_not_ready_counts_and_is_told_first() -> None:

@@ -20,7 +20,7 @@ from structlog.typing import EventDict
 
 from adapters.dialect import Dialect
 from adapters.registry import by_name
-from devices.life import Entry, Merged, Sticky
+from devices.life import Entry, Merged, State, Sticky
 from devices.model import (
     ContainerAnswer,
     ContainerRequest,
@@ -37,8 +37,8 @@ from devices.model import (
     Trouble,
 )
 from devices.policy import Policy
-from devices.source import Facts, Fate, GiveUpError, Inventory, Listing
-from gateway import kubelet_view, plugin, scribe, serve, shell, watch
+from devices.source import NOT_TOLD, Facts, Fate, GiveUpError, Hindrance, Inventory, Listing, Partial
+from gateway import kubelet_view, plugin, probes, scribe, serve, shell, watch
 from gateway.beliefs import Look
 from gateway.commands import Commands
 from gateway.control import ControlError
@@ -63,6 +63,7 @@ class Source:
         self.inventories: asyncio.Queue[Inventory | Exception] = asyncio.Queue()
         self.inventories.put_nowait(inventory)
         self.cdi = False
+        self.hindered: tuple[Hindrance, ...] = ()
 
     async def watch(self) -> AsyncGenerator[Inventory]:
         while True:
@@ -89,6 +90,12 @@ class Source:
 
     async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
         raise RefusedError(Fault.FAILED_PRECONDITION, f"{resource} is busy")
+
+    def claims(self, resource: str) -> bool:
+        return True
+
+    def hindrances(self) -> tuple[Hindrance, ...]:
+        return self.hindered
 
     def facts(self, resource: str, device_id: str) -> Facts:
         return Facts()
@@ -383,6 +390,91 @@ async def test_what_knows_no_device_serves_by_its_memory_when_the_other_is_gone(
     finally:
         heir._end(0)
         await running
+
+
+FILE = "example.com/null"
+
+
+def without_gpus(*devices: Device) -> Inventory:
+    """What files alone are, while the GPUs' source is silent."""
+    return Partial({FILE: Listing(devices)}, GPU.__eq__)
+
+
+async def test_what_a_silent_source_had_is_served_from_memory_beside_the_others(
+    make: Make, logs: asyncio.Queue[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart while NVML is away."""
+    monkeypatch.setattr(shell, "FIRST_LOOK", 0.01)
+    before = await make(inventory(A, B))
+    await anext(before.kubelet.lists(await before.kubelet.registered()))
+    await before.end()
+    node = await make(without_gpus(Device("/dev/null")))
+    registered = [await node.kubelet.registered(), await node.kubelet.registered()]
+    lists = {one.resource_name: node.kubelet.lists(one) for one in registered}
+    assert {name: await anext(one) for name, one in lists.items()} == {GPU: (A, B), FILE: (Device("/dev/null"),)}
+    states = {plugin.resource.name: {one.state for one in plugin.entries.values()} for plugin in node._gateway.plugins}
+    assert states == {GPU: {State.NOT_LOOKED_YET}, FILE: {State.PRESENT}}
+    assert (node._gateway.hindrances(), node._gateway.left()) == ((), [])
+    node.source.inventories.put_nowait({GPU: Listing((A,)), FILE: Listing((Device("/dev/null"),))})
+    assert await anext(lists[GPU]) == (A, replace(B, health=Health.UNHEALTHY))
+
+
+async def test_the_start_waits_for_every_source_but_not_for_long(
+    make: Make, logs: asyncio.Queue[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what looks for a third of a second is on the first list."""
+    monkeypatch.setattr(shell, "FIRST_LOOK", 0.5)
+    began = time.monotonic()
+    await make(without_gpus(Device("/dev/null")))
+    assert (await told(logs, "serving"))["resources"] == {FILE: 1}
+    assert time.monotonic() - began >= 0.5
+
+
+async def test_what_a_silent_source_had_is_left_to_another_gateway(
+    make: Make, logs: asyncio.Queue[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others have is taken over meanwhile, but an update must wait."""
+    monkeypatch.setattr(shell, "FIRST_LOOK", 0.01)
+    node = await make(inventory(A))
+    await anext(node.kubelet.lists(await node.kubelet.registered()))
+    source = Source(without_gpus(Device("/dev/null")))
+    heir = Gateway(Settings(socket_dir=node.folder / "dp", state_dir=node.folder / "state"), source)
+    running = asyncio.ensure_future(heir.run())
+    try:
+        registration = await node.kubelet.registered()
+        assert registration.resource_name == FILE
+        assert await anext(node.kubelet.lists(registration)) == (Device("/dev/null"),)
+        assert (heir.left(), probes.look(heir).ready) == ([GPU], False)
+        source.inventories.put_nowait({GPU: Listing((A, B)), FILE: Listing((Device("/dev/null"),))})
+        registration = await node.kubelet.registered()
+        assert registration.resource_name == GPU
+        assert await anext(node.kubelet.lists(registration)) == (A, B)
+        assert heir.left() == []
+    finally:
+        heir._end(0)
+        await running
+
+
+async def test_what_hinders_the_source_is_told_once(make: Make) -> None:
+    node = await make(inventory(A))
+    gateway = node._gateway
+    own, silent = Hindrance("test", "no name for them"), Hindrance("test", NOT_TOLD)
+    told = {}
+    for trouble in ("", NOT_TOLD, "it failed"):
+        for hindered in ((), (own,)):
+            gateway.source_trouble = trouble
+            node.source.hindered = hindered
+            told[trouble, hindered] = gateway.hindrances()
+    failed = Hindrance("test", "it failed")
+    assert told == {
+        ("", ()): (),
+        ("", (own,)): (own,),
+        (NOT_TOLD, ()): (silent,),
+        (NOT_TOLD, (own,)): (own,),
+        ("it failed", ()): (failed,),
+        ("it failed", (own,)): (failed, own),
+    }
+    assert Commands(gateway).document(rows=False).hindrances[0].reason == "it failed"
 
 
 async def test_a_cordon_is_confirmed_when_it_is_on_disk(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
