@@ -35,6 +35,8 @@ _Path = tuple[str, ...]
 class UnreadableError(ConfigError):
     """The file can't be read now; what is wrong may be elsewhere (no descriptor left), so it may well be later."""
 
+    lasting = False
+
 
 class File(Struct, frozen=True):
     """What a configuration file says. ``given`` is by flag name; ``warnings`` are sentences for its author.

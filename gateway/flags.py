@@ -10,8 +10,9 @@ environment, that beats the file, and only what wins is judged. Pure.
 from __future__ import annotations
 
 import posixpath
+import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -25,6 +26,12 @@ from gateway.settings import ConfigError, Given
 _TRUTH: Final[Mapping[str, bool]] = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(
     ("0", "f", "F", "FALSE", "false", "False"), False
 )
+
+
+_PREFIX: Final = "GATEWAY_"
+_MAX_STRANGE: Final = 20
+_OF_A_SERVICE: Final = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
+"""Variables that Kubernetes makes for Services ("Accessing the Service" of its documentation)."""
 
 
 class Kind(Enum):
@@ -495,6 +502,35 @@ def settle(said: Mapping[str, Given], backend: str) -> Policy:
 def inert(said: Mapping[str, Given]) -> list[str]:
     """Name the settings that have no effect here."""
     return [said[flag.name].source for flag in FLAGS if flag.inert and flag.name in said]
+
+
+def unknown_variables(environment: Mapping[str, str], options: Iterable[str], commands: Iterable[str]) -> list[str]:
+    """Say which variables look like settings of the gateway and are none, with the one that may be meant; never a value.
+
+    What Kubernetes sets for a Service whose name begins with "gateway" is none of them.
+
+    Args:
+        environment: all that there is.
+        options: the daemon's own variables, besides those of the table.
+        commands: the names of the commands, whose options have variables, too.
+    """
+    known = {*options, *(name for flag in FLAGS for name in flag.variables)}
+    of_commands = tuple(f"{_PREFIX}{name.upper()}_" for name in commands)
+    strange = [
+        name
+        for name, value in sorted(environment.items())
+        if name.startswith(_PREFIX) and not name.startswith(of_commands) and name not in known
+        if not _OF_A_SERVICE.search(name) and "://" not in value
+    ]
+    if not strange:
+        return []
+    from difflib import get_close_matches  # noqa: PLC0415 - needed where a name is wrong, and nowhere else
+
+    near = {name: get_close_matches(name, known, 1) for name in strange}
+    return [
+        f"{name:.80}: no setting of the gateway, ignored" + (f"; did you mean {near[name][0]}?" if near[name] else "")
+        for name in strange[:_MAX_STRANGE]
+    ]
 
 
 def help_rows() -> Iterator[tuple[str, str]]:

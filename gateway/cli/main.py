@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 from gateway import flags, observe
 from gateway.negotiate import CHOICES
-from gateway.settings import BACKENDS, SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
+from gateway.settings import BACKENDS, EX_CONFIG, SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
 
 _COMMANDS = {
     "compat": ("gateway.cli.compat:compat", "Run the compatibility matrix: scenarios and hops on many kubelets."),
@@ -63,6 +63,10 @@ file comes last.
 """
 
 _log = structlog.get_logger()
+
+
+class _SettingError(click.ClickException):
+    exit_code = EX_CONFIG
 
 
 class _LazyGroup(click.Group):
@@ -238,12 +242,15 @@ def gateway(ctx: click.Context, /, log_format: str, log_level: str, **options: A
     try:
         settings = _settings(ctx, options)
     except ConfigError as error:
-        raise click.ClickException(str(error)) from error
+        raise (_SettingError if error.lasting else click.ClickException)(str(error)) from error
     sys.exit(_serve(settings))
 
 
 def _settings(ctx: click.Context, options: dict[str, Any]) -> Settings:
     """Put together what command line, variables and configuration file say."""
+    own = [str(option.envvar or f"GATEWAY_{option.name.upper()}") for option in gateway.params if option.name]
+    for note in flags.unknown_variables(os.environ, own, _COMMANDS):
+        _log.warning("environment", note=note)
     said = flags.given(options, os.environ)
     if (socket := said.pop("kubelet-socket", None)) is not None:
         options["socket_dir"] = _socket_dir(ctx, options["socket_dir"], socket)
@@ -304,8 +311,10 @@ def _serve(settings: Settings) -> int:
         )
     try:
         source = compose.source(settings)
-    except (compose.NoBackendError, ValueError) as error:
+    except compose.NoBackendError as error:
         raise click.ClickException(str(error)) from error
+    except ValueError as error:
+        raise _SettingError(str(error)) from error
     return asyncio.run(shell.Gateway(settings, source).run())
 
 

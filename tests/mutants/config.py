@@ -20,6 +20,8 @@ RULES = {
     "E13": "what counts at a start only doesn't change with the file",
     "E14": "a FIFO in the file's place can't stall the daemon, a folder costs no descriptor",
     "E15": "of two keys or merges the one written last counts, as with go-yaml",
+    "E17": "a setting that can't be gone by ends with 78, one that can't be read now with 1",
+    "E18": "a variable that looks like a setting and is none is said, with the nearest; what Kubernetes sets is not",
     "E16": "--socket-dir and --kubelet-socket are one setting: two different folders are refused",
 }
 
@@ -28,6 +30,38 @@ _CONFIG = "tests/unit/test_config.py"
 _RELOAD = "tests/unit/test_reload.py"
 
 MUTANTS = (
+    Mutant(
+        "E17",
+        "a wrong setting is tried again for ever",
+        "gateway/settings.py",
+        "    lasting = True\n",
+        "    lasting = False\n",
+        f"{_FLAGS}::test_a_wrong_one_is_told_what_was_expected",
+    ),
+    Mutant(
+        "E17",
+        "a file that can't be read now is given up",
+        "gateway/config.py",
+        "    lasting = False\n",
+        "",
+        f"{_FLAGS}::test_a_wrong_one_is_told_what_was_expected",
+    ),
+    Mutant(
+        "E18",
+        "a Service is taken for a setting",
+        "gateway/flags.py",
+        'if not _OF_A_SERVICE.search(name) and "://" not in value',
+        'if "://" not in value',
+        f"{_FLAGS}::test_a_misspelt_variable_is_said",
+    ),
+    Mutant(
+        "E18",
+        "a command's variable is called strange",
+        "gateway/flags.py",
+        "and not name.startswith(of_commands) and name not in known",
+        "and name not in known",
+        f"{_FLAGS}::test_a_misspelt_variable_is_said",
+    ),
     Mutant(
         "E1",
         "a variable beats the line",

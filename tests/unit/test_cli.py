@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from gateway import compose, shell
 from gateway.cli import main
-from gateway.settings import Settings
+from gateway.settings import EX_CONFIG, Settings
 
 pytestmark = pytest.mark.usefixtures("no_logging")
 
@@ -86,8 +86,14 @@ def test_without_any_flag_the_defaults_are_a_nodes(given: list[Settings]) -> Non
 def test_a_wrong_flag_is_told_what_was_expected(arguments: list[str], words: list[str]) -> None:
     result = call(*arguments)
     text = " ".join(result.output.split())
-    assert result.exit_code not in {0, None}
+    status = 1 if not arguments else 78 if "no-such" in arguments else 2  # hardware may come; settings stay as they are
+    assert result.exit_code == status
     assert [word for word in words if word not in text] == []
+
+
+def test_the_host_service_is_not_started_again_where_that_does_not_help() -> None:
+    unit = Path(__file__).parents[2] / "deploy/systemd/device-plugin-gateway@.service"
+    assert f"RestartPreventExitStatus=2 {EX_CONFIG}\n" in unit.read_text()
 
 
 @pytest.mark.parametrize(

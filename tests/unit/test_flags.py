@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from click.testing import CliRunner, Result
 from msgspec.structs import fields
 
@@ -281,8 +282,45 @@ def test_a_wrong_one_is_told_what_was_expected(
 ) -> None:
     result = call(*arguments, **variables)
     text = " ".join(result.output.split())
-    assert (result.exit_code in {1, 2}, given) == (True, [])
+    later, spelled = "can't be read" in text, any(word in text for word in ("Usage:", "requires an argument"))
+    assert (result.exit_code, given) == (1 if later else 2 if spelled else 78, [])
     assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("GATEWAY_METRIC_ADDRESS", "1", "did you mean GATEWAY_METRICS_ADDRESS?"),
+        ("GATEWAY_STARTUPGRACE", "1", "did you mean GATEWAY_STARTUP_GRACE?"),
+        ("GATEWAY_CDI_FALBACK", "1", "did you mean GATEWAY_CDI_FALLBACK?"),
+        ("GATEWAY_POD_RESOURCE_SOCKET", "1", "did you mean GATEWAY_POD_RESOURCES_SOCKET?"),
+        ("GATEWAY_QQQ", "secret", "ignored"),
+        ("GATEWAY_METRICS_ADDRESS", ":9400", ""),
+        ("GATEWAY_KUBELET_VERSION", "1.28", ""),
+        ("GATEWAY_CDI_FALLBACK", "refuse", ""),
+        ("GATEWAY_STATUS_JSON", "1", ""),
+        ("GATEWAY_SERVICE_HOST", "10.0.0.1", ""),
+        ("GATEWAY_API_SERVICE_PORT_HTTP", "80", ""),
+        ("GATEWAY_PORT", "tcp://10.0.0.1:80", ""),
+        ("GATEWAY_PORT_80_TCP_ADDR", "10.0.0.1", ""),
+        ("MIG_STRATEGI", "1", ""),
+    ],
+)
+def test_a_misspelt_variable_is_said(given: list[Settings], name: str, value: str, says: str) -> None:
+    with structlog.testing.capture_logs() as logs:
+        assert call(**{name: value}).exit_code == 0
+    notes = [line["note"] for line in logs if line["event"] == "environment"]
+    assert [says in note and note.startswith(f"{name}: ") and "secret" not in note for note in notes] == [True] * bool(
+        says
+    )
+    assert len(given) == 1
+
+
+def test_not_every_misspelt_variable_is_said(given: list[Settings]) -> None:
+    with structlog.testing.capture_logs() as logs:
+        assert call(**{f"GATEWAY_X{number}": "" for number in range(100)}).exit_code == 0
+    assert len([line for line in logs if line["event"] == "environment"]) == 20
+    assert len(given) == 1
 
 
 @pytest.mark.parametrize(
