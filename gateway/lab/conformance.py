@@ -12,11 +12,11 @@ look alike until then: a rule is broken *within that cap*, and the findings name
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shlex
 import shutil
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +38,7 @@ from gateway.lab.scenarios import (
     must,
     node,
 )
+from gateway.watch import listens
 
 CAP_SECONDS = 10.0
 RULE_SECONDS = 120.0
@@ -45,6 +46,7 @@ RULE_SECONDS = 120.0
 SIGTERM_SECONDS = 5.0
 WATCH_SECONDS = 2.0
 """How long to watch for a Register too many."""
+REGISTER_ERRORS = 3
 AT_ONCE = 2 * (os.cpu_count() or 1)
 STRANGER = "a-device-that-was-never-announced"
 
@@ -208,8 +210,10 @@ class _Trial:
         self.version = version
         self.books: Books | None = None
         """What the kubelet's books showed of the plugin; None where it never was in them."""
+        self.exits = 0
+        """How often the plugin ended by itself before it was in the books."""
         self._template, self._genuine, self._cap, self._resource = template, genuine, cap_seconds, resource
-        self._log = ""
+        self._why = ""
 
     async def discover(self) -> None:
         """Learn the plugin's resources and devices from the kubelet's books."""
@@ -226,7 +230,9 @@ class _Trial:
                     return
                 last = found
                 await asyncio.sleep(0.25)
-            self._log = "; its log ends:\n" + made.gateway.log(8) if made.gateways else ""
+            self.exits = made.exits
+            self._why = _why_none(await kubelet.registers(), self._resource, made.exits, self._cap)
+            self._why += f"; its log ends:\n{made.gateway.log(8)}"
 
     def _own(self, books: Books) -> dict[str, int]:
         wanted = {self._resource} if self._resource else books.capacity.keys()
@@ -249,7 +255,7 @@ class _Trial:
         verdict: Verdict = "not applicable"
         seen = self._why_not(rule)
         if self.books is None and minor(self.version) >= 10 and rule.id == "registers":
-            verdict, seen = "broken", f"no device was in the kubelet's books after {self._cap:g} s{self._log}"
+            verdict, seen, exits = "broken", self._why, self.exits
         elif not seen:
             verdict, seen, exits = await self._run(rule)
         return Finding(
@@ -284,6 +290,17 @@ class _Trial:
             except TimeoutError:
                 return "broken", f"it took more than {RULE_SECONDS:g} s", made.exits
             return "kept", seen, made.exits
+
+
+def _why_none(registers: Mapping[str, int], resource: str, exits: int, cap: float) -> str:
+    """Say how far a plugin came that had no device in the kubelet's books, by the kubelet's count of its Registers."""
+    counted = {name: count for name, count in registers.items() if not resource or name == resource}
+    others = "" if counted or not registers else f" (but of {', '.join(sorted(registers))})"
+    ended = f"; it ended by itself {'once' if exits == 1 else f'{exits} times'}" if exits else ""
+    if not counted:
+        return f"no Register {f'of {resource} ' if resource else ''}came within {cap:g} s{others}{ended}"
+    came = ", ".join(f"{count} of {name}" for name, count in sorted(counted.items()))
+    return f"Registers came ({came}), but no list with a device within {cap:g} s{ended}"
 
 
 # What is observed.
@@ -335,11 +352,6 @@ def _endpoint(node: Node) -> Path:
     return node.socket_dir / str(found[-1])
 
 
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        return probe.connect_ex(os.fspath(path)) == 0
-
-
 async def _registers_once(node: Node, version: str) -> str:
     await node.start_gateway()
     await node.gateway_says("serving")
@@ -370,7 +382,7 @@ async def _socket_deleted(node: Node, version: str) -> str:
     deleted = _endpoint(node)
     deleted.unlink()
     deadline = time.monotonic() + node.patience
-    while not _listens(_endpoint(node)):
+    while not listens(_endpoint(node)):
         if time.monotonic() > deadline:
             must([f"after {node.patience:g} s nobody listens on {deleted.name}, and no other socket is registered"])
         await asyncio.sleep(0.05)
@@ -380,7 +392,16 @@ async def _socket_deleted(node: Node, version: str) -> str:
 
 async def _register_errors(node: Node, version: str) -> str:
     await _up(node, version)
-    await node.start_kubelet(version, faults=Faults(register_errors=3))
+    await node.start_kubelet(version, faults=Faults(register_errors=REGISTER_ERRORS))
+    tried = 0
+    for _ in range(REGISTER_ERRORS):
+        with contextlib.suppress(BrokenPromiseError, KubeletError):
+            return await _again(node)
+        # It is slow, not silent: the cap begins anew with each Register.
+        counted = sum((await node.the_kubelet.registers()).values())
+        if counted == tried:
+            break
+        tried = counted
     return await _again(node)
 
 

@@ -37,6 +37,7 @@ from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.invariants import Holding, broken, holdings, registered, short, unannounced
 from gateway.lab.kubelet import Admission, Demand, Faults, Kubelet, KubeletError
 from gateway.lab.tap import Tap
+from gateway.watch import listens
 
 RESOURCE = "nvidia.com/gpu"
 SECOND_RESOURCE = "amd.com/gpu"
@@ -205,7 +206,10 @@ class Node:
         return process
 
     async def _keep(self, at: int, command: Sequence[str]) -> None:
-        """Start a plugin that ends by itself again, as a DaemonSet does, with a growing wait; ours is not to end."""
+        """Start a plugin that ends by itself again, with a growing wait, as a DaemonSet does; ours is not to end.
+
+        Containers are started by a kubelet, so it waits for one that listens, too.
+        """
         wait = FIRST_BACKOFF
         while True:
             await self.gateways[at].exited()
@@ -214,6 +218,8 @@ class Node:
             self.exits += 1
             await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_BACKOFF)
+            while not listens(self.kubelet_dir / "kubelet.sock"):  # noqa: ASYNC110 - another process listens
+                await asyncio.sleep(0.02)
             if self.gateways[at].told_to_end:
                 return
             self.gateways[at] = await GatewayProcess.launch(command)

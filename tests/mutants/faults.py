@@ -7,13 +7,47 @@ from tests.mutants.table import Mutant
 RULES = {
     "G1": "every fault is survived in the same process, within its bound: the kubelet's own books, and a pod, are the judges",
     "G2": "what can't be looked at for want of a descriptor, or was missed by inotify, is looked at again",
+    "G4": "another plugin is judged by what it did: how far it came, whether it ended, and waited for as long as it tries",
     "G3": "a soak replays from its seed, is made shorter, and sees what grows",
 }
 _FAULT = "tests/compat/test_faults.py::test_a_node_is_right_again"
 _GAUNTLET = "tests/unit/test_gauntlet.py"
 _EXPLORED = "tests/unit/test_explored.py::test_every_promise_holds_in_every_state"
 _WATCH = "tests/unit/test_watch.py"
+_CONFORMANCE = "tests/unit/test_conformance.py"
 MUTANTS = (
+    Mutant(
+        "G4",
+        "one that ended at once stays in its process",
+        "gateway/lab/conformance.py",
+        '"broken", self._why, self.exits',
+        '"broken", self._why, 0',
+        f"{_CONFORMANCE}::test_a_plugin_that_ends_at_once_does_not_stay_in_its_process",
+    ),
+    Mutant(
+        "G4",
+        "no list looks like no Register",
+        "gateway/lab/conformance.py",
+        "    if not counted:\n        return f",
+        "    if counted or not counted:\n        return f",
+        f"{_CONFORMANCE}::test_how_far_a_plugin_came",
+    ),
+    Mutant(
+        "G4",
+        "a slow plugin is waited for once",
+        "gateway/lab/conformance.py",
+        "        if counted == tried:\n",
+        "        if True:\n",
+        f"{_CONFORMANCE}::test_a_slow_plugin_is_waited_for_as_long_as_it_tries",
+    ),
+    Mutant(
+        "G4",
+        "a plugin is started without a kubelet",
+        "gateway/lab/scenarios.py",
+        'while not listens(self.kubelet_dir / "kubelet.sock"):',
+        "while False:",
+        f"{_CONFORMANCE}::test_a_plugin_is_started_again_only_where_a_kubelet_listens",
+    ),
     Mutant(
         "G1",
         "never registers again after a cut",

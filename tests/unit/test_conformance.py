@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from gateway.lab.conformance import RULES, CommandError, Finding, Findings, examine, parsed, to_json, to_text
-from gateway.lab.scenarios import plugin_command
+from gateway.lab.conformance import (
+    RULES,
+    CommandError,
+    Finding,
+    Findings,
+    _why_none,
+    examine,
+    parsed,
+    to_json,
+    to_text,
+)
+from gateway.lab.kubelet import Faults, KubeletError
+from gateway.lab.scenarios import FIRST_BACKOFF, Node, node, plugin_command
+
+WITHOUT_LIST = """
+import asyncio, sys
+from pathlib import Path
+from gateway.lab import trivial
+
+async def silent(request, context):
+    await asyncio.Event().wait()
+    yield
+
+trivial.list_and_watch = silent
+asyncio.run(trivial.serve(Path(sys.argv[1])))
+"""
+"""A plugin that registers and answers its stream with nothing."""
 
 MEASURED = {
     "stream-cut",
@@ -100,3 +127,103 @@ async def test_a_plugin_that_never_registers_breaks_that_rule_and_no_other() -> 
     found = await examine(command, versions=["1.37"], cap_seconds=1)
     assert found.broken == ("registers",)
     assert {one.verdict for one in found.findings if one.rule != "registers"} == {"not applicable"}
+    assert found.findings[0].seen.startswith("no Register came within 1 s; its log ends")
+    assert found.watched == "it stays in its process"
+
+
+async def test_a_plugin_that_ends_at_once_does_not_stay_in_its_process() -> None:
+    found = await examine(f"{sys.executable} -c pass {{socket_dir}}", versions=["1.37"], cap_seconds=1)
+    assert found.broken == ("registers",)
+    assert "; it ended by itself " in found.findings[0].seen
+    assert found.watched.startswith("it exits and is started again (")
+    assert found.watched.endswith(" registers)")
+
+
+async def test_a_plugin_that_registers_and_sends_no_list_is_told_from_one_that_does_not_register() -> None:
+    found = await examine(f"{sys.executable} -c '{WITHOUT_LIST}' {{socket_dir}}", versions=["1.37"], cap_seconds=3)
+    assert found.broken == ("registers",)
+    assert found.findings[0].seen.startswith(
+        "Registers came (1 of nvidia.com/gpu), but no list with a device within 3 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("registers", "resource", "exits", "why"),
+    [
+        ({}, "", 0, "no Register came within 9 s"),
+        ({}, "a/b", 1, "no Register of a/b came within 9 s; it ended by itself once"),
+        ({"c/d": 1}, "a/b", 2, "no Register of a/b came within 9 s (but of c/d); it ended by itself 2 times"),
+        ({"c/d": 1, "a/b": 2}, "", 0, "Registers came (2 of a/b, 1 of c/d), but no list with a device within 9 s"),
+        ({"c/d": 1, "a/b": 2}, "a/b", 0, "Registers came (2 of a/b), but no list with a device within 9 s"),
+    ],
+)
+def test_how_far_a_plugin_came(registers: dict[str, int], resource: str, exits: int, why: str) -> None:
+    assert _why_none(registers, resource, exits, 9) == why
+
+
+# --- rules that rest on events -------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """A node whose plugin is served after so many waits, and has registered so often by then."""
+
+    patience = 1.0
+    resource = "example.com/gpu"
+
+    def __init__(self, registers: list[int]) -> None:
+        self.waits, self._registers = 0, registers
+        self.the_kubelet = self
+
+    async def start_kubelet(self, version: str, faults: Faults | None = None) -> None:
+        """Start nothing."""
+
+    async def start_gateway(self) -> None:
+        """Start nothing."""
+
+    async def served(self) -> None:
+        self.waits += 1
+        if 1 < self.waits <= 1 + len(self._registers):  # the first is before the errors
+            raise KubeletError("wait", "not served")
+
+    async def registers(self) -> dict[str, int]:
+        return {self.resource: self._registers[self.waits - 2]}
+
+    async def admit(self, pod: str, resource: str, count: int) -> None:
+        """Admit nothing."""
+
+    async def remove(self, pod: str) -> None:
+        """Remove nothing."""
+
+
+@pytest.mark.parametrize(
+    ("registers", "kept"),
+    [
+        pytest.param([], True, id="at once"),
+        pytest.param([1, 2, 3], True, id="slowly, but it goes on"),
+        pytest.param([1, 1, 1], False, id="it stopped"),
+        pytest.param([0, 1], False, id="it never began again"),
+        pytest.param([1, 2, 3, 4, 5], False, id="it registers, and is never served"),
+    ],
+)
+async def test_a_slow_plugin_is_waited_for_as_long_as_it_tries(registers: list[int], kept: bool) -> None:
+    observe = next(rule.observe for rule in RULES if rule.id == "register-errors")
+    seen = observe(cast("Node", Slow(registers)), "1.37")
+    if kept:
+        assert "allocatable after" in await seen
+    else:
+        with pytest.raises(KubeletError):
+            await seen
+
+
+async def test_a_plugin_is_started_again_only_where_a_kubelet_listens(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    script = f"open({str(starts)!r}, 'a').write('.')"
+    async with node(lambda _: None, plugin=[sys.executable, "-c", script, "{socket_dir}"]) as made:
+        await made.start_gateway()
+        while not made.exits:  # noqa: ASYNC110 - a count tells nobody
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(4 * FIRST_BACKOFF)
+        assert (made.exits, starts.read_text()) == (1, ".")
+        await made.start_kubelet("1.37")
+        while made.exits < 2:  # noqa: ASYNC110 - a count tells nobody
+            await asyncio.sleep(0.01)
