@@ -53,6 +53,7 @@ class Alpha:
     plugin_service: str = "deviceplugin.DevicePlugin"
     rules: Mapping[Field, Rule] = field(default_factory=lambda: _RULES)
     message_limit: int | None = None
+    spacing: float = 0.0
 
     def encode_register(self, registration: Registration) -> Wire:
         message = pb.RegisterRequest(

@@ -110,6 +110,8 @@ class Dialect(Protocol):
     """What becomes of each field; every ``Field`` has a row."""
     message_limit: int | None
     """The most bytes that a kubelet of this dialect receives in one message (facts: 4 MiB from 1.10; none before)."""
+    spacing: float
+    """Seconds that must lie between two lists or answers of Allocate, of whichever resources: 0 where none need to."""
 
     def __hash__(self) -> int: ...
     def encode_register(self, registration: Registration) -> Wire: ...

@@ -93,6 +93,11 @@ def level(dialect: Dialect, evidence: Evidence) -> Level:
     return _within(dialect.kubelets, found)
 
 
+def may_be_kubelet(user_agent: str | None) -> bool:
+    """Tell whether a caller may be a kubelet by its ``user-agent``: each one's begins with its grpc-go, and names nothing first."""
+    return user_agent is not None and _USER_AGENT.match(user_agent[:_USER_AGENT_LIMIT]) is not None
+
+
 def by_user_agent(user_agent: str) -> Level:
     """Look a ``user-agent`` up, such as ``grpc-go/1.58.3``; one of another library (a proxy's) says nothing.
 

@@ -60,6 +60,7 @@ def page() -> str:
                 ("service of the kubelet", *(f"`{dialect.registration_service}`" for dialect in oldest_first)),
                 ("service of the plugin", *(f"`{dialect.plugin_service}`" for dialect in oldest_first)),
                 ("largest message to the kubelet", *(_limit(dialect) for dialect in oldest_first)),
+                ("between two lists or answers to it", *(_spacing(dialect) for dialect in oldest_first)),
                 *((field.value, *(_verdict(dialect.rules[field]) for dialect in oldest_first)) for field in Field),
             ],
         ),
@@ -98,6 +99,10 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 def _limit(dialect: Dialect) -> str:
     return "none" if dialect.message_limit is None else f"{dialect.message_limit // 2**20} MiB"
+
+
+def _spacing(dialect: Dialect) -> str:
+    return f"{dialect.spacing * 1000:g} ms" if dialect.spacing else "any time"
 
 
 def _verdict(rule: Rule) -> str:

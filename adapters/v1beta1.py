@@ -71,6 +71,7 @@ class V1Beta1:
     kubelets = Level(10)
     rules: Mapping[Field, Rule] = _RULES
     message_limit: int | None = 4 * 1024 * 1024
+    spacing = 0.0
 
     def encode_register(self, registration: Registration) -> Wire:
         message = pb.RegisterRequest(

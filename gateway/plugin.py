@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from adapters.dialect import UnsayableError
 from adapters.registry import by_name
-from devices.model import Registration
+from devices.model import Health, Registration
 from gateway import kubelet_view, registration
 from gateway.negotiate import NOBODY, UNFIT
 from gateway.registration import Phase, Timer
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from devices import life
     from devices.source import Listing
+    from gateway.beliefs import Look
     from gateway.registration import KubeletId
     from gateway.shell import Gateway
     from gateway.succession import Age
@@ -101,6 +102,7 @@ class Plugin:
             self.feed,
             gateway.memory(name),
             gateway.tally,
+            gateway.turns,
             kubelet_minor=settings.kubelet_minor,
             grace=settings.startup_grace > 0,
         )
@@ -211,6 +213,8 @@ class Plugin:
                 )
             case registration.CancelTimer(timer):
                 self._cancel(timer)
+            case registration.Heed(stream):
+                self.resource.heed(stream)
             case registration.EndStreams():
                 self.resource.end_streams()
             case registration.Link(name):
@@ -301,6 +305,14 @@ class Plugin:
         self._gateway.tally.checked(self.resource.name, self.checked)
         if held is not None:
             self.feed(registration.Verified(held))
+
+    def looked(self, look: Look) -> None:
+        """Take in what a look into the kubelet's books shows that was made for the node."""
+        allocatable, since = look.view.allocatable, self.stream_since
+        if allocatable is None or since is None or look.at < since or allocatable.get(self.resource.name):
+            return
+        if any(device.health is Health.HEALTHY for device in self.resource.devices):
+            self.feed(registration.Lacking())
 
     def _report(self, report: registration.Report) -> None:
         """Say it; a trouble that repeats itself word for word is said once."""

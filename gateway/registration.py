@@ -8,6 +8,8 @@ Rules (each a row in the tests; the kubelet's behaviour behind it is cited where
 - The kubelet never reconnects: when its stream ends unasked, wait a little (never register *at once*: kubelets 1.25 to
   1.36 close the connection first and disconnect the resource by name afterwards), then register once.
 - A stream proves little too: if a look into the kubelet's own books shows that it doesn't hold us, begin again.
+- Anybody who reaches our socket may call ListAndWatch. The kubelet calls once for each Register, so that one who calls
+  besides is somebody else, whose call and end cost the kubelet's stream nothing.
 - Waiting is a state, not a sleep: the shell sets the timers that this module asks for, and tells when they fire.
 """
 
@@ -32,23 +34,39 @@ LONGEST_WAIT = 10.0
 CALL_WAIT = 11.0
 """Seconds to wait for ListAndWatch after an accepted Register: longer than the kubelet's own dial time-out of 10 s, so
 that two of its connections never race."""
+UNLIKELY_WAIT = 0.05
+"""Seconds at least between the end of a stream that hardly was the kubelet's and the next Register: its own may still come."""
 SETTLED = 10.0
 """Seconds that a stream must live until earlier cuts and errors are forgotten."""
-VERIFY_AFTER = (0.1, 1.0)
-"""Seconds after the stream opened at which the kubelet's own books are looked into."""
+RENEW_WAIT = 1.0
+"""Seconds between two Registers for new options, at least: each takes the devices away for a moment."""
+VERIFY_AFTER = (0.1, 1.0, 330.0)
+"""Seconds after the stream opened at which the kubelet's own books are looked into. A registration that was disconnected
+between the kubelet's connect and our first list looks held at first: its resource vanishes after 5 minutes (read in 1.34.2)."""
+FIRST_LOOKS = 2
+"""How many of them show whether the registration took."""
+LOOK_AGAIN = 1.0
+"""Seconds until the books are looked into again where something speaks against an open stream."""
 HEAL_WAIT = 0.1
 """Seconds between the end of a stream that the kubelet's books lack and the next Register, four times as long for each in a
 row, up to ``HEALS``: a kubelet that reports a gone resource late (1.25 to 1.36) takes the new one down with it."""
 HEALS = 3
-"""How often in a row that is done at once; from then on only every ``LONGEST_WAIT``, and reported as an error."""
+"""How often in a row that is done at once; from then on after ``LONGEST_WAIT``, twice as long each time up to ``MOST_HEALS``,
+and reported as an error."""
+MOST_HEALS = 8
+"""How many in a row are counted."""
 
 
 class KubeletId(Struct, frozen=True):
-    """One creation of kubelet.sock. A new socket may get the old inode number, so that the time belongs to it."""
+    """One creation of kubelet.sock.
+
+    A new socket may get the old inode number, so that the time of its creation belongs to it: nothing modifies a socket
+    afterwards, and a change of its mode, owner, label or links is another time.
+    """
 
     device: int
     inode: int
-    ctime_ns: int
+    mtime_ns: int
 
 
 class Phase(Enum):
@@ -71,6 +89,7 @@ class Timer(Enum):
     CALL = "call"
     SETTLED = "settled"
     VERIFY = "verify"
+    RENEW = "renew"
 
 
 # Events.
@@ -98,9 +117,10 @@ class Replied(Struct, frozen=True):
 
 
 class StreamOpened(Struct, frozen=True):
-    """The kubelet called ListAndWatch."""
+    """Somebody called ListAndWatch. ``likely`` is whether the caller looks like a kubelet."""
 
     stream: int
+    likely: bool = True
 
 
 class StreamEnded(Struct, frozen=True):
@@ -127,6 +147,10 @@ class Verified(Struct, frozen=True):
     held: bool
 
 
+class Lacking(Struct, frozen=True):
+    """A look into the kubelet's books, made for another reason, found nothing of the resource."""
+
+
 class Withhold(Struct, frozen=True):
     """This resource must not be offered now (its list is too large for the dialect): end it, say why."""
 
@@ -134,7 +158,7 @@ class Withhold(Struct, frozen=True):
 
 
 class Renew(Struct, frozen=True):
-    """What Register said of the resource is no longer true (its options): end the stream and register once more."""
+    """What Register says of the resource has changed (its options): a kubelet that was told otherwise is told once more."""
 
     reason: str
 
@@ -154,8 +178,8 @@ class Stop(Struct, frozen=True):
 
 
 Event = (
-    KubeletUp | Reached | Replied | StreamOpened | StreamEnded | Fired | NameLost | Verified | Withhold | StandBy
-    | Renew | Resume | Stop
+    KubeletUp | Reached | Replied | StreamOpened | StreamEnded | Fired | NameLost | Verified | Lacking | Withhold
+    | StandBy | Renew | Resume | Stop
 )  # fmt: skip
 
 
@@ -187,6 +211,12 @@ class CancelTimer(Struct, frozen=True):
     timer: Timer
 
 
+class Heed(Struct, frozen=True):
+    """Take this stream for the kubelet's: what its caller shows is the kubelet's."""
+
+    stream: int
+
+
 class EndStreams(Struct, frozen=True):
     """End all ListAndWatch streams of the resource from our side."""
 
@@ -215,7 +245,7 @@ class Report(Struct, frozen=True):
     details: str = ""
 
 
-Action = Offer | CancelOffer | SetTimer | CancelTimer | EndStreams | Link | Unlink | Verify | Report
+Action = Offer | CancelOffer | SetTimer | CancelTimer | Heed | EndStreams | Link | Unlink | Verify | Report
 
 
 class State(Struct, frozen=True):
@@ -239,6 +269,11 @@ class State(Struct, frozen=True):
     told: KubeletId | None = None
     """The kubelet that a Register was last sent to."""
     stream: int | None = None
+    """The stream that is taken for the kubelet's."""
+    likely: bool = True
+    """Whether its caller looks like a kubelet; one that does takes the place of one that doesn't."""
+    others: frozenset[int] = frozenset()
+    """The other open streams whose callers look like a kubelet: after an earlier Register, one may be the kubelet's, too."""
     called: bool = False
     """Whether the kubelet has called ListAndWatch since the last Offer."""
     cuts: int = 0
@@ -246,6 +281,10 @@ class State(Struct, frozen=True):
     heals: int = 0
     verified: int = 0
     """How many of the looks of ``VERIFY_AFTER`` are done for this stream."""
+    stale: str = ""
+    """Why what the last Register said is no longer true; empty where it is."""
+    renewed: bool = False
+    """Whether it was sent anew for that within ``RENEW_WAIT``."""
 
 
 def start(token: str, choice: str, last_accepted: str) -> State:
@@ -256,6 +295,9 @@ def start(token: str, choice: str, last_accepted: str) -> State:
 Step = tuple[State, tuple[Action, ...]]
 
 _HELD_BACK = frozenset({Phase.STANDBY, Phase.OUT, Phase.STOPPED})
+_UNASKED = frozenset({Phase.WAITING, Phase.ABSENT})
+"""The phases in which no Register awaits a call: one who calls then was told of us by an earlier Register, or by nobody."""
+_NONE: frozenset[int] = frozenset()
 
 
 def step(state: State, event: Event) -> Step:
@@ -269,8 +311,8 @@ def step(state: State, event: Event) -> Step:
             return (_reached(state, kubelet) if attempt == state.attempt else state), ()
         case Replied():
             return _replied(state, event)
-        case StreamOpened(stream):
-            return _stream_opened(state, stream)
+        case StreamOpened(stream, likely):
+            return _stream_opened(state, stream, likely=likely)
         case StreamEnded(stream):
             return _stream_ended(state, stream)
         case Fired(timer):
@@ -280,10 +322,13 @@ def step(state: State, event: Event) -> Step:
             return state, ((Link(name),) if name == state.name and state.stream is not None else ())
         case Verified(held):
             return _verified(state, held=held)
+        case Lacking():
+            return _look_again(state)
         case Withhold(reason):
             return _hold_back(state, Phase.OUT, Report("error", "not offered", reason))
         case Renew(reason):
-            return _again(state, Report("info", "registering anew", reason))
+            state = replace(state, stale=reason)
+            return _renew(state) if state.phase is Phase.SERVING else (state, ())
         case StandBy(peer):
             return _hold_back(state, Phase.STANDBY, Report("info", "standing by", peer))
         case Resume():
@@ -312,7 +357,7 @@ def _kubelet_up(state: State, kubelet: KubeletId) -> Step:
 
 def _reached(state: State, kubelet: KubeletId) -> State:
     """The Register meets this kubelet. One that nobody told us of yet has refused nothing: negotiate anew with it."""
-    state = replace(state, reached=True, told=kubelet)
+    state = replace(state, reached=True, told=kubelet, stale="")
     if kubelet == state.kubelet:
         return state
     anew = negotiate.begin(state.negotiation.choice, state.dialect)
@@ -321,18 +366,19 @@ def _reached(state: State, kubelet: KubeletId) -> State:
 
 def _offer(state: State) -> Step:
     """Send the next Register, or say that no dialect is left to offer."""
-    quiet = tuple(CancelTimer(timer) for timer in Timer)
+    quiet = tuple(CancelTimer(timer) for timer in Timer if timer is not Timer.RENEW)
     dialect = state.negotiation.offer
     if dialect is None:
         # Only a new kubelet can change this; ask again, slowly, in case that one was missed.
         said, drop = negotiate.failure(state.negotiation), _drop(state)
         unfit = any(answer.kind is Kind.UNFIT for _, answer in state.negotiation.refused)
         fresh = negotiate.begin(state.negotiation.choice, state.accepted or None)
-        state = replace(state, negotiation=fresh, stream=None, name="")
+        state = replace(state, phase=Phase.WAITING, negotiation=fresh)
         if unfit:
-            return replace(state, phase=Phase.OUT), (*quiet, *drop, Report("error", "not offered", said))
+            return _hold_back(state, Phase.OUT, Report("error", "not offered", said))
         report = Report("error", "no common version", said)
-        return replace(state, phase=Phase.WAITING), (*quiet, *drop, report, SetTimer(Timer.RETRY, REFUSED_WAIT))
+        state = replace(state, stream=None, others=_NONE, name="")
+        return state, (*quiet, *drop, report, SetTimer(Timer.RETRY, REFUSED_WAIT))
     attempt = state.attempt + 1
     name, drop = f"{state.token}-{attempt}.sock", _drop(state)
     state = replace(
@@ -342,6 +388,7 @@ def _offer(state: State) -> Step:
         name=name,
         dialect=dialect,
         stream=None,
+        others=_NONE,
         called=False,
         reached=False,
     )
@@ -350,7 +397,7 @@ def _offer(state: State) -> Step:
 
 def _drop(state: State) -> tuple[Action, ...]:
     """Let go of a stream (the kubelet's before, or of one that called and refused us: nobody's, either way) and a name."""
-    ends: tuple[Action, ...] = (EndStreams(),) if state.stream is not None else ()
+    ends: tuple[Action, ...] = (EndStreams(),) if state.stream is not None or state.others else ()
     return (*ends, Unlink(state.name)) if state.name else ends
 
 
@@ -395,42 +442,66 @@ def _after_error(state: State) -> tuple[float, int]:
     return min(ERROR_WAIT * 2.0 ** min(state.errors, 20), LONGEST_WAIT), state.errors + 1
 
 
-def _stream_opened(state: State, stream: int) -> Step:
+def _stream_opened(state: State, stream: int, *, likely: bool) -> Step:
     if state.phase in _HELD_BACK:
-        return replace(state, stream=None), (EndStreams(),)
+        return state, (EndStreams(),)
     early = state.phase is Phase.OFFERING and not state.reached
+    if not likely and (early or state.stream is not None or state.phase in _UNASKED):
+        return state, ()
     if early and state.told != state.kubelet:  # The kubelet before calls late: it isn't the one on offer.
         return state, (EndStreams(),)
-    if state.stream is not None:
-        # One of the two is a call that waited somewhere until its kubelet was dead: which, only a fresh start can tell.
-        if state.phase is Phase.OFFERING:
-            return replace(state, stream=None, called=True), (EndStreams(),)
-        return _again(state, Report("warning", "called twice", "ending both streams and registering once more"))
-    state = replace(state, stream=stream, called=True, verified=0)
-    if early:  # An earlier Register is answered after all.
-        state, actions = _serving(state)
-        return state, (CancelOffer(), *actions)
-    if state.phase is Phase.OFFERING:  # 1.8 and 1.9 call before Register returns.
-        return state, ()
-    return _serving(state)
+    if state.stream is not None and state.likely:
+        return replace(state, others=state.others | {stream}), ()
+    state = replace(state, stream=stream, likely=likely, called=state.called or likely, verified=0)
+    if state.phase is Phase.OFFERING and not early:  # 1.8 and 1.9 call before Register returns.
+        return state, (Heed(stream),)
+    state, actions = _serving(state)
+    # Where it is early, an earlier Register is answered after all.
+    return state, (Heed(stream), *((CancelOffer(),) if early else ()), *actions)
 
 
 def _serving(state: State) -> Step:
-    return replace(state, phase=Phase.SERVING), (
+    later = LONGEST_WAIT * 2.0 ** (state.heals - HEALS)
+    state = replace(state, phase=Phase.SERVING)
+    actions: tuple[Action, ...] = (
         CancelTimer(Timer.CALL),
         CancelTimer(Timer.RETRY),
         SetTimer(Timer.SETTLED, SETTLED),
-        SetTimer(Timer.VERIFY, VERIFY_AFTER[0] if state.heals < HEALS else LONGEST_WAIT),
+        SetTimer(Timer.VERIFY, VERIFY_AFTER[0] if state.heals < HEALS else later),
     )
+    if not state.stale:
+        return state, actions
+    state, renewal = _renew(state)
+    return state, (*actions, *renewal)
+
+
+def _renew(state: State) -> Step:
+    """Say the new options of a resource that is served; soon, where that was done a moment ago."""
+    if state.renewed:
+        return state, ()
+    cuts, report = state.cuts, Report("info", "registering anew", state.stale)
+    state, actions = _again(replace(state, renewed=True, cuts=0), report)
+    return replace(state, cuts=cuts), (*actions, SetTimer(Timer.RENEW, RENEW_WAIT))
 
 
 def _stream_ended(state: State, stream: int) -> Step:
+    if stream in state.others:  # Perhaps the kubelet's, and what it holds ended with it.
+        return _look_again(replace(state, others=state.others - {stream}))
     if stream != state.stream:
         return state, ()
-    state = replace(state, stream=None)
+    ends: tuple[Action, ...] = (EndStreams(),) if state.others else ()
+    state = replace(state, stream=None, others=_NONE)
     if state.phase is not Phase.SERVING:
+        return state, ends
+    state, actions = _wait_after_cut(state, Report("info", "stream ended"), 0.0 if state.likely else UNLIKELY_WAIT)
+    return state, (*ends, *actions)
+
+
+def _look_again(state: State) -> Step:
+    """Look into the books once more, unless the looks that a new stream gets are still to come."""
+    if state.phase is not Phase.SERVING or state.verified < FIRST_LOOKS:
         return state, ()
-    return _wait_after_cut(state, Report("info", "stream ended"))
+    return replace(state, verified=FIRST_LOOKS - 1), (SetTimer(Timer.VERIFY, LOOK_AGAIN),)
 
 
 def _wait_after_cut(state: State, report: Report, at_least: float = 0.0) -> Step:
@@ -458,6 +529,9 @@ def _fired(state: State, timer: Timer) -> Step:
             again = VERIFY_AFTER[done:]
             later = (SetTimer(Timer.VERIFY, again[0] - VERIFY_AFTER[done - 1]),) if again else ()
             return replace(state, verified=done), (Verify(), *later)
+        case Timer.RENEW:
+            state = replace(state, renewed=False)
+            return _renew(state) if state.stale and state.phase is Phase.SERVING else (state, ())
         case _:
             return state, ()
 
@@ -466,18 +540,18 @@ def _verified(state: State, *, held: bool) -> Step:
     if state.phase is not Phase.SERVING:
         return state, ()
     if held:
-        return (replace(state, heals=0) if state.verified == len(VERIFY_AFTER) else state), ()
+        return (replace(state, heals=0) if state.verified >= FIRST_LOOKS else state), ()
     level = "warning" if state.heals < HEALS else "error"
     report = Report(level, "the kubelet doesn't hold this resource", "ending the stream and registering once more")
     seconds = HEAL_WAIT * 4.0 ** min(state.heals, HEALS - 1)
-    return _again(replace(state, heals=min(state.heals + 1, HEALS)), report, seconds)
+    return _again(replace(state, heals=min(state.heals + 1, MOST_HEALS)), report, seconds)
 
 
 def _again(state: State, report: Report, seconds: float = 0.0) -> Step:
     """End the stream and register once more, after ``seconds`` or what a cut takes, whichever is longer."""
     if state.phase is not Phase.SERVING:
         return state, ()
-    state, actions = _wait_after_cut(replace(state, stream=None), report, seconds)
+    state, actions = _wait_after_cut(replace(state, stream=None, others=_NONE), report, seconds)
     return state, (EndStreams(), *actions)
 
 
@@ -487,13 +561,12 @@ def _hold_back(state: State, phase: Phase, report: Report | None) -> Step:
     actions: list[Action] = [CancelTimer(timer) for timer in Timer]
     if state.phase is Phase.OFFERING:
         actions.append(CancelOffer())
-    if state.stream is not None:
-        actions.append(EndStreams())
+    actions.append(EndStreams())
     if state.name:
         actions.append(Unlink(state.name))
     if report is not None:
         actions.append(report)
-    return replace(state, phase=phase, stream=None, name=""), tuple(actions)
+    return replace(state, phase=phase, stream=None, others=_NONE, name="", renewed=False), tuple(actions)
 
 
 def _resume(state: State) -> Step:

@@ -18,7 +18,7 @@ import structlog
 from msgspec.structs import replace
 
 from adapters.dialect import MalformedError, UnsayableError, Verdict, sayable, span
-from adapters.levels import Evidence, level
+from adapters.levels import Evidence, level, may_be_kubelet
 from devices import life
 from devices.model import Fault, Field, Options, RefusedError
 from gateway import drift
@@ -57,6 +57,9 @@ REFUSALS_TOLD = 20
 """How many refusals of one kind are logged in a minute; whoever calls without end fills no disk."""
 NOTED_AFTER = 0.005
 """Seconds after an Allocate until it is noted, with those that came meanwhile: the next one needn't wait for that."""
+MOST_STREAMS = 32
+"""Open ListAndWatch streams of a resource. The kubelet has one, or two for a moment; all others are refused beyond it."""
+_MOST_AGENTS = 16
 _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", REQUEST_LIMIT),
     ("grpc.max_send_message_length", -1),
@@ -98,6 +101,33 @@ class Memory(Protocol):
         """Take note that a container was given devices."""
 
 
+class Turns:
+    """Whose turn it is, where a kubelet can't take news of several resources at once (``Dialect.spacing``)."""
+
+    def __init__(self) -> None:
+        self._free_at = 0.0
+
+    def take(self, spacing: float) -> float:
+        """Take the next turn, of ``spacing`` seconds; return the seconds until it comes."""
+        now = time.monotonic()
+        at = max(now, self._free_at)
+        self._free_at = at + spacing
+        return at - now
+
+
+class _Stream:
+    """One ListAndWatch stream: who called it, and whether there is news for it."""
+
+    def __init__(self, user_agent: str | None, *, likely: bool) -> None:
+        self.user_agent, self.likely = user_agent, likely
+        self.changed, self.ending = asyncio.Event(), False
+
+    def end(self) -> None:
+        """Let it end as soon as what is being sent is sent."""
+        self.ending = True
+        self.changed.set()
+
+
 class Resource:
     """The device plugin of one resource name.
 
@@ -107,6 +137,7 @@ class Resource:
         emit: takes the registration events that calls cause (a stream opened, ended, a list too large).
         memory: what else is known of its devices.
         tally: counts the calls.
+        turns: whose turn it is, of all the resources of this node.
         kubelet_minor: the kubelet's version, where an operator vouches for it.
         grace: whether containers wait, by a PreStartContainer that is refused, for devices that nobody has looked for yet.
     """
@@ -118,24 +149,27 @@ class Resource:
         emit: Callable[[Event], None],
         memory: Memory,
         tally: Tally,
+        turns: Turns,
         *,
         kubelet_minor: int | None = None,
         grace: bool = False,
     ) -> None:
         self.name = name
-        self._source, self._emit, self._memory, self._tally = source, emit, memory, tally
+        self._source, self._emit, self._memory, self._tally, self._turns = source, emit, memory, tally, turns
         self._kubelet_minor, self._grace = kubelet_minor, grace
         self._log = _log.bind(resource=name)
         self._dialect: Dialect | None = None
         self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         self._evidence = Evidence()
-        self._listed = False
+        self._asked_options: set[str | None] = set()
+        """The user agents of those who asked for the options since the last Register."""
         self._by_id: dict[str, life.Entry] = {}
         self._listing: Listing | None = None
         self._lists: dict[str, Wire] = {}
         self._parts: dict[str, Parts] = {}
-        self._streams: dict[int, asyncio.Event] = {}
-        self._ending: set[int] = set()
+        self._streams: dict[int, _Stream] = {}
+        self._heeded: int | None = None
+        """The stream that is taken for the kubelet's."""
         self._lost_fields: set[tuple[str, Field]] = set()
         self._notes: list[tuple[str, tuple[str, ...], Level]] = []
         """What was handed out and isn't noted yet: the dialect, the devices, and what is known of the kubelet."""
@@ -165,8 +199,8 @@ class Resource:
         if self.devices == before:
             return
         self._lists.clear()
-        for changed in self._streams.values():
-            changed.set()
+        for stream in self._streams.values():
+            stream.changed.set()
 
     def forget(self, device_id: str) -> None:
         """Judge a device anew with the next list, as if it had never been on one."""
@@ -202,8 +236,8 @@ class Resource:
 
     @property
     def streaming(self) -> bool:
-        """Whether a ListAndWatch stream is open."""
-        return bool(self._streams)
+        """Whether a ListAndWatch stream is open that may be the kubelet's."""
+        return any(stream.likely or number == self._heeded for number, stream in self._streams.items())
 
     async def bind(self, path: Path) -> None:
         """Bind one more server on ``path`` (at most 107 bytes) and start it; streams on earlier ones live on.
@@ -235,13 +269,18 @@ class Resource:
         """Speak ``dialect`` from now on, to a kubelet of which nothing more is known yet."""
         self._dialect, self._handlers = dialect, self._calls(dialect)
         self._evidence = Evidence(pinned=self._kubelet_minor)
-        self._listed = False
+        self._asked_options.clear()
+
+    def heed(self, number: int) -> None:
+        """Take a stream for the kubelet's: what its caller showed is evidence of the kubelet, and of nobody else."""
+        self._heeded = number
+        agent = self._streams[number].user_agent
+        self._evidence = Evidence(agent, agent in self._asked_options, self._kubelet_minor)
 
     def end_streams(self) -> None:
         """End every ListAndWatch stream that is open now."""
-        self._ending |= set(self._streams)
-        for changed in self._streams.values():
-            changed.set()
+        for stream in self._streams.values():
+            stream.end()
 
     # The calls. Each gets the dialect in force, so that a change of it in mid-call changes nothing.
 
@@ -299,28 +338,56 @@ class Resource:
         return answered
 
     async def _get_options(self, dialect: Dialect, _request: bytes, context: _Context) -> bytes:
-        if not self._listed:
-            self._evidence = Evidence(_user_agent(context), options_called_before_list=True, pinned=self._kubelet_minor)
+        if len(self._asked_options) < _MOST_AGENTS:
+            self._asked_options.add(_user_agent(context))
         return dialect.encode_options(self.options).data
 
     async def _list_and_watch(self, dialect: Dialect, context: _Context) -> None:
-        stream, changed = next(_streams), asyncio.Event()
-        asked_first = self._evidence.options_called_before_list is True
-        self._evidence, self._listed = Evidence(_user_agent(context), asked_first, self._kubelet_minor), True
-        self._streams[stream] = changed
-        self._emit(StreamOpened(stream))
+        number, agent = next(_streams), _user_agent(context)
+        # A kubelet sets no deadline for its stream.
+        likely = may_be_kubelet(agent) and context.time_remaining() is None
+        if not self._has_room(likely=likely):
+            text = (
+                f"expected at most {MOST_STREAMS} clients that listen to {self.name}: end one of them, and call again"
+            )
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        stream = self._streams[number] = _Stream(agent, likely=likely)
+        self._emit(StreamOpened(number, likely))
         try:
-            while stream not in self._ending:
-                changed.clear()
+            while True:
+                stream.changed.clear()
+                if number == self._heeded:
+                    await self._turn(dialect)
+                if stream.ending:
+                    break
                 if reason := self.too_large(dialect):
-                    self._emit(Withhold(reason))
+                    if number == self._heeded:
+                        self._emit(Withhold(reason))
                     await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
                 await context.write(self._list(dialect).data)
-                await changed.wait()
+                await stream.changed.wait()
         finally:
-            del self._streams[stream]
-            self._ending.discard(stream)
-            self._emit(StreamEnded(stream))
+            del self._streams[number]
+            if number == self._heeded:
+                self._heeded = None
+            self._emit(StreamEnded(number))
+
+    def _has_room(self, *, likely: bool) -> bool:
+        """Whether one more stream is taken. One that may be the kubelet's is, where the oldest of the others ends instead."""
+        if len(self._streams) < MOST_STREAMS:
+            return True
+        if not likely:
+            return False
+        others = (number for number, stream in self._streams.items() if number != self._heeded and not stream.ending)
+        oldest = min(others, key=lambda number: (self._streams[number].likely, number), default=None)
+        if oldest is not None:
+            self._streams[oldest].end()
+        return oldest is not None
+
+    async def _turn(self, dialect: Dialect) -> None:
+        """Wait until the kubelet can take news of this resource."""
+        if dialect.spacing and (seconds := self._turns.take(dialect.spacing)):
+            await asyncio.sleep(seconds)
 
     async def _allocate(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
         containers = dialect.decode_allocate_request(request)
@@ -335,6 +402,7 @@ class Resource:
         for container in containers:
             self._check(dialect, container)
             answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
+        await self._turn(dialect)
         if self._by_id is not listed:  # The list changed while the source was asked: what was judged is no longer so.
             for container in containers:
                 self._check(dialect, container)

@@ -31,6 +31,7 @@ from gateway.plugin import Plugin, warm_up
 from gateway.pool import Pool
 from gateway.registration import Phase
 from gateway.scribe import Scribe
+from gateway.serve import Turns
 from gateway.succession import Standing
 from gateway.tally import Tally
 from gateway.watch import KUBELET_SOCKET, Watch, is_pinned, listens
@@ -105,6 +106,7 @@ class Gateway:
         self.ledger = Ledger(settings.state_dir)
         self.scribe = Scribe(self.ledger)
         self.tally = Tally()
+        self.turns = Turns()
         self._pool = Pool()
         self.beliefs = Beliefs(self.pod_resources, settings.socket_dir / beliefs.CHECKPOINT, self._looked)
         self.started = time.monotonic()
@@ -450,6 +452,7 @@ class Gateway:
         """The kubelet's books were read: what was handed out is known anew, and what waited for that goes on."""
         news, waiting = False, False
         for name, plugin in self._plugins.items():
+            plugin.looked(look)
             holders = self.beliefs.holders(name)
             if holders is not None and plugin.state.phase is Phase.SERVING:
                 news = self.ledger.rebuild_handed_out(name, holders, look.unix - BOOKED_WITHIN) or news

@@ -72,8 +72,12 @@ def cause(state: registration.State, event: registration.Event) -> Cause | None:
                     return Cause.ERROR
                 case negotiate.Kind.ACCEPTED if state.called and state.stream is None:
                     return Cause.STREAM_ENDED
+                case negotiate.Kind.ACCEPTED if state.stream is not None and state.stale:
+                    return Cause.OPTIONS
                 case _:
                     return None
+        case registration.StreamOpened(likely=True) if state.phase is Phase.ACCEPTED and state.stale:
+            return Cause.OPTIONS
         case registration.StreamEnded(stream):
             return Cause.STREAM_ENDED if stream == state.stream and state.phase is Phase.SERVING else None
         case registration.Fired(Timer.CALL):
@@ -81,7 +85,9 @@ def cause(state: registration.State, event: registration.Event) -> Cause | None:
         case registration.Verified(held=False):
             return Cause.BOOKS if state.phase is Phase.SERVING else None
         case registration.Renew():
-            return Cause.OPTIONS if state.phase is Phase.SERVING else None
+            return Cause.OPTIONS if state.phase is Phase.SERVING and not state.renewed else None
+        case registration.Fired(Timer.RENEW):
+            return Cause.OPTIONS if state.phase is Phase.SERVING and state.stale else None
         case registration.Resume():
             return {Phase.STANDBY: Cause.HANDOVER, Phase.OUT: Cause.OFFERED}.get(state.phase)
         case _:

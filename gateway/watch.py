@@ -45,7 +45,7 @@ def kubelet_id(path: Path) -> KubeletId | None:
         return None
     if not stat.S_ISSOCK(found.st_mode):
         return None
-    return KubeletId(found.st_dev, found.st_ino, found.st_ctime_ns)
+    return KubeletId(found.st_dev, found.st_ino, found.st_mtime_ns)
 
 
 def listens(path: Path) -> bool:
@@ -123,6 +123,8 @@ class Watch:
         self._folder_id = folder_id(folder)
         self._names = (_names(folder), _names(shared))
         self._seen: KubeletId | None = None
+        self._created = True
+        """Whether a kubelet.sock may have been created since the one that was seen."""
         self._timer: asyncio.TimerHandle | None = None
         self._wait, self._urgent_until = 0.0, 0.0
 
@@ -173,13 +175,21 @@ class Watch:
         """Tell of a new kubelet that takes connections; return the seconds until it is worth to look again."""
         path = self._folder / KUBELET_SOCKET
         found = kubelet_id(path)
-        if found is None or found == self._seen:
+        if found is None or found == self._seen or self._touched(found):
+            self._created = self._created and found != self._seen
             return self._poll
         if listens(path) and kubelet_id(path) == found:
             self._kubelet_up(found)
-            self._seen = found
+            self._seen, self._created = found, False
             return self._poll
         return _TRY_AGAIN if now < self._urgent_until else min(max(0.05, self._wait * 2), self._poll)
+
+    def _touched(self, found: KubeletId) -> bool:
+        """Whether it is the socket that was seen, of which only the times changed: one that is created is told by inotify."""
+        seen = self._seen
+        if seen is None or self._created or self._folder not in self._watched.values():
+            return False
+        return (found.device, found.inode) == (seen.device, seen.inode)
 
     @property
     def _poll(self) -> float:
@@ -261,6 +271,7 @@ class Watch:
                 self._name_lost(event.name)
             else:
                 came = came or event.name in {"", KUBELET_SOCKET, self._folder.name}
+        self._created = self._created or came
         if peers:
             self._peers_changed()
         if came:

@@ -98,21 +98,23 @@ FAULTS: Final = {
     "mute": "an accepted kubelet never calls ListAndWatch",
     "ghost": "a dead kubelet's call arrives after its death",
     "cut": "a stream is cut while both sides live",
-    "books": "the kubelet's books lose us, before our last look into them",
+    "books": "the kubelet's books lose us",
     "name": "our name is deleted from the socket directory",
     "standby": "a younger gateway comes, and goes",
     "unfit": "the list grows too large for the dialect, and shrinks again",
     "renew": "Register's options change",
+    "stranger": "somebody else calls ListAndWatch",
+    "mimic": "somebody else who looks like a kubelet calls ListAndWatch",
 }
 """What may go wrong beside the kubelet's deaths, other versions of it, and our own stop."""
 
 PROMISES: Final = (
-    "one resource never has two live streams on one kubelet that we keep",
+    "somebody else's call and its end never end the kubelet's stream, once we know which that is",
     "no Register is sent while a stream of ours is live on that kubelet, and never two at once",
     "a kubelet start during which nothing goes wrong has exactly one accepted Register of a resource",
     "whoever waits, waits for a timer that is set, or for somebody else",
     "whoever is held back holds nothing: no stream, no Register, no timer, no name",
-    "from every state, once nothing more goes wrong, the kubelet comes to hold us",
+    "from every state, once nothing more goes wrong, the kubelet comes to hold us, by what Register says now",
     "stop ends in stopped, with nothing left",
 )
 """What is checked in every state."""
@@ -181,11 +183,16 @@ class Client(NamedTuple):
 
 
 class End(NamedTuple):
-    """Our side of a stream. ``open`` is whether the kubelet may think so, ``kept`` whether we do."""
+    """Our side of a stream. ``open`` is whether its caller may think so, ``kept`` whether we do.
+
+    ``foreign`` is whether the caller is somebody else than a kubelet, ``alike`` whether it looks like one.
+    """
 
     stream: int
     open: bool = True
     kept: bool = True
+    foreign: bool = False
+    alike: bool = True
 
 
 class Resource(NamedTuple):
@@ -205,6 +212,8 @@ class Resource(NamedTuple):
     """Whether a call of a dead kubelet is on its way."""
     names: frozenset[int] = frozenset()
     """Our names in the socket directory, by attempt."""
+    stale: frozenset[int] = frozenset()
+    """The Registers that said what is no longer true, by attempt."""
     lost: int = 0
     """A name whose loss is on its way to us."""
     look: tuple[int, bool | None] | None = None
@@ -256,6 +265,8 @@ class Surroundings:
         yield from self._calls(node, it)
         if it.look is not None:
             yield from self._look(node, it, *it.look)
+        elif node.alive and it.machine.phase is Phase.SERVING and Timer.VERIFY not in it.timers and not _held(it):
+            yield Move("a look for another reason finds nothing of us", it, registration.Lacking())
         for timer in Timer:
             if timer in it.timers and _may_fire(it, timer):
                 yield Move(
@@ -269,6 +280,9 @@ class Surroundings:
             ended = registration.StreamEnded(end.stream)
             if not end.open:
                 yield Move("we notice that a stream ended", left, ended)
+            elif end.foreign:
+                said = "somebody else's stream ends" if end.kept else "our end of somebody else's stream is over"
+                yield Move(said, _told_by_another(left, end, it, ended))
             elif not end.kept:
                 for how, after in self._disconnect(left, end.stream):
                     yield Move(f"our end of a stream is over{how}", after, ended)
@@ -297,7 +311,8 @@ class Surroundings:
         dropped = it._replace(late=None)
         yield Move("the kubelet drops the Register that we gave up", dropped)
         if dialect == node.speaks:
-            taken = self._accept(dropped._replace(clean=False), attempt)
+            # What it says is perhaps no longer true, and nothing can show that to us.
+            taken = self._accept(dropped._replace(clean=False, stale=it.stale - {attempt}), attempt)
             yield Move("the kubelet takes the Register that we gave up", taken, calm=False)
 
     def _register(self, node: Node, it: Resource, sent: Sent) -> Iterator[Move]:
@@ -374,7 +389,7 @@ class Surroundings:
             stream = _next_stream(it)
             here = it._replace(clean=False, ghost=False, streams=(*it.streams, End(stream, open=False)))
             yield Move("the dead kubelet's call arrives", here, registration.StreamOpened(stream))
-        if "books" in it.may and _held(it) and Timer.VERIFY in it.timers:
+        if "books" in it.may and _held(it):
             stuck = it._replace(clients=(*it.clients[:-1], it.clients[-1]._replace(held=False)))
             yield Move("the kubelet's books lose us", self._wrong(stuck, "books"), calm=False)
         if "name" in it.may:
@@ -393,7 +408,15 @@ class Surroundings:
             grown = self._wrong(it, "unfit")
             yield Move("the list grows too large for its stream", grown, registration.Withhold("too large"), calm=False)
         if "renew" in it.may:
-            yield Move("the options change", self._wrong(it, "renew"), registration.Renew("options"), calm=False)
+            changed = self._wrong(it, "renew")._replace(stale=frozenset(_attempts(it) - _unsent(it)))
+            yield Move("the options change", changed, registration.Renew("options"), calm=False)
+        for fault, alike in (("stranger", False), ("mimic", True)):
+            if fault in it.may:
+                end = End(_next_stream(it), foreign=True, alike=alike)
+                wrong = self._wrong(it, fault)
+                here = wrong._replace(streams=(*it.streams, end))
+                event = registration.StreamOpened(end.stream, alike)
+                yield Move(f"{FAULTS[fault]}", _told_by_another(here, end, it, event), calm=False)
 
     def _wrong(self, it: Resource, fault: str) -> Resource:
         return it._replace(clean=False, may=it.may - {fault} if self._once else it.may)
@@ -407,7 +430,9 @@ class Surroundings:
         sent = it.sent
         if sent is not None and sent.answer == _WITH_KUBELET:
             sent = sent._replace(answer=("UNAVAILABLE", ""))
-        dead = _closed(it, {end.stream for end in it.streams})._replace(sent=sent, late=None, clients=())
+        dead = _closed(it, {end.stream for end in it.streams if not end.foreign})._replace(
+            sent=sent, late=None, clients=()
+        )
         yield dead
         if "ghost" in it.may and any(not client.stream for client in it.clients):
             yield self._wrong(dead, "ghost")._replace(ghost=True)
@@ -454,7 +479,8 @@ def feed(it: Resource, event: registration.Event) -> Resource:
                     it = it._replace(late=(it.sent.attempt, it.sent.dialect))
                 it = it._replace(sent=None)
             case registration.SetTimer(timer, seconds):
-                broken = it.broken if 0 < seconds <= registration.REFUSED_WAIT else f"a timer is set to {seconds} s"
+                longest = registration.VERIFY_AFTER[-1] if timer is Timer.VERIFY else registration.REFUSED_WAIT
+                broken = it.broken if 0 < seconds <= longest else f"a timer is set to {seconds} s"
                 it = it._replace(timers=it.timers | {timer}, broken=broken)
             case registration.CancelTimer(timer):
                 it = it._replace(timers=it.timers - {timer})
@@ -466,14 +492,14 @@ def feed(it: Resource, event: registration.Event) -> Resource:
                 it = it._replace(names=it.names - {_attempt(name)})
             case registration.Verify():
                 it = it._replace(look=it.look or (machine.stream or 0, None))
-            case registration.Report():
+            case registration.Report() | registration.Heed():
                 pass
     return it
 
 
 def broken(it: Resource) -> str:
     """Say which promise a resource's state breaks; empty where it keeps all."""
-    kept = [end.stream for end in it.streams if end.open and end.kept]
+    kept = {end.stream for end in it.streams if end.open and end.kept and not end.foreign}
     phase, stream = it.machine.phase, it.machine.stream
     held_back = phase in {Phase.STANDBY, Phase.OUT, Phase.STOPPED}
     rows = (
@@ -483,8 +509,7 @@ def broken(it: Resource) -> str:
         (held_back and it.sent is not None, f"{phase.value}, and a Register is in flight"),
         (held_back and bool(it.timers), f"{phase.value}, and a timer is set"),
         (held_back and bool(it.names), f"{phase.value}, and our name is in the socket directory"),
-        (len(kept) > 1, "two streams of one resource are live on one kubelet, and we keep both"),
-        (bool(kept) and stream not in kept, "a live stream is kept that the state machine has forgotten"),
+        (bool(kept - it.machine.others - {stream}), "a live stream is kept that the state machine has forgotten"),
         (
             phase is Phase.SERVING and stream not in {end.stream for end in it.streams},
             "serving, and there is no stream",
@@ -501,7 +526,7 @@ def broken(it: Resource) -> str:
 
 def _send(it: Resource, sent: Sent) -> Resource:
     """The shell sees a kubelet, links the name and sends the Register."""
-    live = any(end.open for end in it.streams)
+    live = any(end.open and not end.foreign for end in it.streams)
     return it._replace(
         names=it.names | {sent.attempt},
         spoken=sent.dialect,
@@ -513,6 +538,22 @@ def _send(it: Resource, sent: Sent) -> Resource:
 def _closed(it: Resource, streams: Iterable[int]) -> Resource:
     """The kubelet's side of some streams is gone; we haven't noticed yet."""
     return it._replace(streams=tuple(end._replace(open=end.open and end.stream not in streams) for end in it.streams))
+
+
+def _told_by_another(around: Resource, end: End, before: Resource, event: registration.Event) -> Resource:
+    """The machine is told of somebody else's stream: where it knows the kubelet's, that one goes on."""
+    after = feed(around, event)
+    heeded = next((one for one in before.streams if one.stream == before.machine.stream), None)
+    known = not end.alike or (heeded is not None and not heeded.foreign)
+    ends = {one.stream for one in before.streams if one.kept and not one.foreign} - {
+        one.stream for one in after.streams if one.kept
+    }
+    return after._replace(broken="somebody else's stream ends the kubelet's") if known and ends else after
+
+
+def _unsent(it: Resource) -> set[int]:
+    """The Register that isn't sent yet, and says what is true by then."""
+    return {it.sent.attempt} if it.sent is not None and it.sent.answer is _NOT_SENT else set()
 
 
 def _may_fire(it: Resource, timer: Timer) -> bool:
@@ -554,7 +595,7 @@ def _may_be_called(it: Resource) -> bool:
 
 def _streams(it: Resource) -> set[int]:
     """Every stream that somebody still speaks of."""
-    told = {end.stream for end in it.streams} | {client.stream for client in it.clients}
+    told = {end.stream for end in it.streams} | {client.stream for client in it.clients} | it.machine.others
     return (told | {it.machine.stream or 0, it.look[0] if it.look is not None else 0}) - {0}
 
 
@@ -577,8 +618,10 @@ def _attempts(it: Resource) -> set[int]:
 def _alike(it: Resource) -> Resource:
     """Make one of states that behave alike: leave out what nobody reads any more, and exchange numbers for their order."""
     machine = it.machine
-    if machine.cuts or machine.errors:  # They only make a wait longer.
-        machine = replace(machine, cuts=0, errors=0)
+    if machine.cuts or machine.errors or machine.heals:  # They only make a wait longer.
+        machine = replace(machine, cuts=0, errors=0, heals=0)
+    if not machine.likely and machine.stream is None:  # The next stream brings its own.
+        machine = replace(machine, likely=True)
     if machine.verified and machine.stream is None:  # The next stream begins at 0.
         machine = replace(machine, verified=0)
     if machine.called and machine.phase is not Phase.OFFERING:  # The next Offer begins with False.
@@ -601,7 +644,11 @@ def _with_streams(it: Resource) -> Resource:
         return it
     stream = {0: 0} | {number: order for order, number in enumerate(told, 1)}
     return it._replace(
-        machine=replace(it.machine, stream=it.machine.stream and stream[it.machine.stream]),
+        machine=replace(
+            it.machine,
+            stream=it.machine.stream and stream[it.machine.stream],
+            others=frozenset(stream[number] for number in it.machine.others),
+        ),
         clients=tuple(client._replace(stream=stream[client.stream]) for client in it.clients),
         streams=tuple(end._replace(stream=stream[end.stream]) for end in it.streams),
         look=it.look and (stream[it.look[0]], it.look[1]),
@@ -620,6 +667,7 @@ def _with_attempts(it: Resource) -> Resource:
         late=it.late and (attempt[it.late[0]], it.late[1]),
         clients=tuple(client._replace(attempt=attempt[client.attempt]) for client in it.clients),
         names=frozenset(attempt[number] for number in it.names),
+        stale=frozenset(attempt[number] for number in it.stale if number in attempt),
         lost=attempt[it.lost],
     )
 
@@ -719,6 +767,10 @@ class Registrations:
             path[node, number] = None
             step = self._calm(node, number)
             if step is None:
+                if it.machine.phase is Phase.SERVING and _held(it) and it.clients[-1].attempt in it.stale:
+                    raise BrokenError(
+                        "with nothing more going wrong, the kubelet holds us by what is no longer true", *steps
+                    )
                 if not (it.machine.phase is Phase.SERVING and _held(it)):
                     raise BrokenError(f"with nothing more going wrong, it stays {it.machine.phase.value}", *steps)
                 break

@@ -261,7 +261,7 @@ def _identity(path: Path) -> _Identity | None:
         found = path.stat(follow_symlinks=False)
     except FileNotFoundError:
         return None
-    return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
+    return (found.st_dev, found.st_ino, found.st_mtime_ns) if stat.S_ISSOCK(found.st_mode) else None
 
 
 def _listens(path: Path) -> bool:

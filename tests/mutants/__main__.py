@@ -44,6 +44,7 @@ from tests.mutants import (
     orders,
     people,
     sight,
+    streams,
     table,
 )
 from tests.mutants.table import Mutant
@@ -51,7 +52,7 @@ from tests.mutants.table import Mutant
 ROOT = Path(__file__).parents[2]
 TABLES = (
     table, memory, life, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
-    manifests, deploy, bounds, people,
+    manifests, deploy, bounds, people, streams,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]

@@ -7,10 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.dialect import Level, span
-from adapters.levels import GRPC_GO, Evidence, by_user_agent, level, minor_version
+from adapters.levels import GRPC_GO, Evidence, by_user_agent, level, may_be_kubelet, minor_version
 from adapters.registry import DIALECTS, by_name
 
 UNKNOWN = Level(10)
+
+
+@pytest.mark.parametrize(
+    ("user_agent", "expected"),
+    [
+        pytest.param("grpc-go/1.3.0", True, id="1.8"),
+        pytest.param("grpc-go/1.82.1", True, id="1.37"),
+        pytest.param("grpc-go/2.0.0-dev", True, id="a later one"),
+        pytest.param("exporter/1.0 grpc-go/1.60.0", False, id="a program of another name"),
+        pytest.param("grpc-python-asyncio/1.85.1 grpc-c/58.0.0 (linux; chttp2)", False, id="Python"),
+        pytest.param("", False, id="nothing"),
+        pytest.param(None, False, id="not said"),
+    ],
+)
+def test_who_may_be_a_kubelet(user_agent: str | None, expected: bool) -> None:
+    assert may_be_kubelet(user_agent) is expected
 
 
 @pytest.mark.parametrize(

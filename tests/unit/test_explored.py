@@ -156,6 +156,14 @@ def _nothing(_: Callable[..., Step]) -> Callable[..., Step]:
     return lambda state, *_, **__: (state, ())
 
 
+def _likely(opened: Callable[..., Step]) -> Callable[..., Step]:
+    return lambda state, stream, **_: opened(state, stream, likely=True)
+
+
+def _of_ours(ended: Callable[..., Step]) -> Callable[..., Step]:
+    return lambda state, stream: ended(state, state.stream if stream in state.others else stream)
+
+
 def _no_drop(_: Callable[..., Any]) -> Callable[..., tuple[Action, ...]]:
     return lambda _: ()
 
@@ -226,7 +234,23 @@ def _waits_on_errors(replied: Callable[..., Step]) -> Callable[..., Step]:
             "_hold_back", _without(registration.CancelOffer), Run(LATE), "a Register is in flight", id="no orderly end"
         ),
         pytest.param("_kubelet_up", _nothing, Run(LATE), "it stays waiting for a kubelet", id="a kubelet is missed"),
-        pytest.param("_verified", _nothing, Run(LATE, ("books",)), "it stays serving", id="stuck registrations stay"),
+        pytest.param("_verified", _nothing, Run(LATE, ("books",)), "round for ever", id="stuck registrations stay"),
+        pytest.param("_look_again", _nothing, Run(LATE, ("books",)), "round for ever", id="stuck later, and stays"),
+        pytest.param("_renew", _nothing, Run(LATE, ("renew",)), "no longer true", id="other options are forgotten"),
+        pytest.param(
+            "_stream_opened",
+            _likely,
+            Run(LATE, ("stranger",)),
+            "somebody else's stream ends",
+            id="anybody is taken for the kubelet",
+        ),
+        pytest.param(
+            "_stream_ended",
+            _of_ours,
+            Run(LATE, ("mimic",)),
+            "somebody else's stream ends",
+            id="anybody's end is taken for the kubelet's",
+        ),
         pytest.param("_resume", _nothing, Run(LATE, ("standby",)), "round for ever", id="a takeover is missed"),
     ],
 )

@@ -74,7 +74,7 @@ class Kubelet:
                 gateway.cut(resource)
 
     def restart(self) -> None:
-        self.id = registration.KubeletId(1, 1, self.id.ctime_ns + 1)
+        self.id = registration.KubeletId(1, 1, self.id.mtime_ns + 1)
         for gateway in self.alive:
             for resource in list(gateway.streams):
                 gateway.cut(resource)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gateway import plugin
 from gateway import registration as r
@@ -38,6 +39,18 @@ UP: list[r.Event] = [r.KubeletUp(K1), r.Reached(1, K1)]
 OK: list[r.Event] = [*UP, r.Replied(1, "OK")]
 SERVING: list[r.Event] = [*OK, r.StreamOpened(1)]
 CUT: list[r.Event] = [*SERVING, r.StreamEnded(1)]
+SERVING_2: list[r.Event] = [r.Reached(2, K2), r.Replied(2, "OK"), r.StreamOpened(2)]
+RENEWED: list[r.Event] = [
+    *SERVING,
+    r.Renew("options"),
+    r.StreamEnded(1),
+    r.Fired(Timer.RETRY),
+    r.Reached(2, K1),
+    r.Replied(2, "OK"),
+    r.StreamOpened(2),
+]
+LOOK: list[r.Event] = [r.Fired(Timer.VERIFY), r.Verified(held=True)]
+LOOKED: list[r.Event] = [*SERVING, *LOOK * r.FIRST_LOOKS]
 REGISTERED_AGAIN: list[r.Event] = [*CUT, r.Fired(Timer.RETRY), r.Reached(2, K1), r.Replied(2, "OK"), r.StreamOpened(2)]
 
 
@@ -111,16 +124,67 @@ REGISTERED_AGAIN: list[r.Event] = [*CUT, r.Fired(Timer.RETRY), r.Reached(2, K1),
             [*SERVING, r.Verified(held=False)], Phase.WAITING, [], id="the kubelet's books lack us: begin again"
         ),
         pytest.param(
-            [*SERVING, r.StreamOpened(8)],
+            [*SERVING, r.StreamOpened(8), r.StreamEnded(8)],
+            Phase.SERVING,
+            [],
+            id="somebody else calls, and ends: the kubelet's stream goes on",
+        ),
+        pytest.param(
+            [*SERVING, r.StreamOpened(8), r.StreamEnded(1)],
             Phase.WAITING,
             [],
-            id="called twice: end both, for one may be a dead kubelet's",
+            id="the kubelet's stream ends, and somebody else's goes on: register again",
+        ),
+        pytest.param(
+            [*SERVING, r.StreamOpened(8), r.KubeletUp(K2)],
+            Phase.OFFERING,
+            ["v1beta1"],
+            id="a new kubelet, and somebody else's stream goes on: register at once",
         ),
         pytest.param(
             [*UP, r.StreamOpened(1), r.StreamOpened(2), r.Replied(1, "OK")],
+            Phase.SERVING,
+            [],
+            id="called twice while it registers: the first is the kubelet's",
+        ),
+        pytest.param(
+            [*UP, r.StreamOpened(1), r.StreamOpened(2), r.StreamEnded(1), r.Replied(1, "OK")],
             Phase.WAITING,
             [],
-            id="called twice while it registers: begin again",
+            id="called twice while it registers, and the first ends: begin again",
+        ),
+        pytest.param(
+            [*OK, r.StreamOpened(1, likely=False), r.StreamOpened(2), r.StreamEnded(1)],
+            Phase.SERVING,
+            [],
+            id="who looks like a kubelet takes the place of who doesn't",
+        ),
+        pytest.param(
+            [*OK, r.StreamOpened(1, likely=False), r.StreamOpened(2), r.StreamEnded(2)],
+            Phase.WAITING,
+            [],
+            id="and is the one whose end counts",
+        ),
+        pytest.param(
+            [*OK, r.StreamOpened(1, likely=False), r.StreamEnded(1), r.StreamOpened(2)],
+            Phase.SERVING,
+            [],
+            id="a stranger calls between Register and the kubelet's call: serve whom we asked",
+        ),
+        pytest.param(
+            [*CUT, r.StreamOpened(2, likely=False)], Phase.WAITING, [], id="a stranger's call answers no Register"
+        ),
+        pytest.param(
+            [*CUT, r.Fired(Timer.RETRY), r.StreamOpened(2, likely=False)],
+            Phase.OFFERING,
+            [],
+            id="nor one that isn't sent yet",
+        ),
+        pytest.param(
+            [*UP, r.StreamOpened(1, likely=False), r.StreamEnded(1), r.Replied(1, "OK")],
+            Phase.ACCEPTED,
+            [],
+            id="a stranger comes and goes while it registers: the kubelet's call is still to come",
         ),
         pytest.param(
             [*CUT, r.Fired(Timer.RETRY), r.StreamOpened(9)],
@@ -136,6 +200,50 @@ REGISTERED_AGAIN: list[r.Event] = [*CUT, r.Fired(Timer.RETRY), r.Reached(2, K1),
         ),
         pytest.param([*SERVING, r.NameLost("token-1.sock")], Phase.SERVING, [], id="own name deleted: do not register"),
         pytest.param([*SERVING, r.Renew("options")], Phase.WAITING, [], id="other options: register anew"),
+        pytest.param(
+            [*UP, r.Renew("options"), r.Replied(1, "OK"), r.StreamOpened(1)],
+            Phase.WAITING,
+            [],
+            id="other options while a Register is in flight: register anew when it took",
+        ),
+        pytest.param(
+            [*UP, r.StreamOpened(1), r.Renew("options"), r.Replied(1, "OK")],
+            Phase.WAITING,
+            [],
+            id="and where the call came first (1.8, 1.9)",
+        ),
+        pytest.param(
+            [*OK, r.Renew("options"), r.StreamOpened(1)],
+            Phase.WAITING,
+            [],
+            id="other options while the kubelet's call is waited for: register anew",
+        ),
+        pytest.param(
+            [*UP, r.Replied(1, "DEADLINE_EXCEEDED"), r.Renew("options"), r.StreamOpened(1)],
+            Phase.WAITING,
+            [],
+            id="other options, then the call to a Register of before: register anew",
+        ),
+        pytest.param(
+            [r.KubeletUp(K1), r.Renew("options"), r.Reached(1, K1), r.Replied(1, "OK"), r.StreamOpened(1)],
+            Phase.SERVING,
+            [],
+            id="other options before the Register is sent: it says them",
+        ),
+        pytest.param(
+            [*CUT, r.Renew("options"), r.Fired(Timer.RETRY), r.Reached(2, K1), r.Replied(2, "OK"), r.StreamOpened(2)],
+            Phase.SERVING,
+            [],
+            id="other options while it waits: the next Register says them",
+        ),
+        pytest.param([*RENEWED, r.Renew("again")], Phase.SERVING, [], id="other options again at once: in a moment"),
+        pytest.param(
+            [*RENEWED, r.Renew("again"), r.Fired(Timer.RENEW)], Phase.WAITING, [], id="the moment is over: once more"
+        ),
+        pytest.param([*RENEWED, r.Fired(Timer.RENEW)], Phase.SERVING, [], id="the moment is over, and nothing is new"),
+        pytest.param(
+            [*RENEWED, r.Fired(Timer.RENEW), r.Renew("again")], Phase.WAITING, [], id="other options after it: at once"
+        ),
         pytest.param([*SERVING, r.StandBy("b")], Phase.STANDBY, [], id="a younger gateway: yield"),
         pytest.param(
             [*SERVING, r.StandBy("b"), r.KubeletUp(K2)], Phase.STANDBY, [], id="yielded: not on a restart either"
@@ -193,11 +301,46 @@ def test_rule(events: list[r.Event], phase: Phase, offered: list[str]) -> None:
             [*SERVING, r.StandBy("b"), r.StreamOpened(5)], r.EndStreams(), id="standing by: a late call is ended"
         ),
         pytest.param([*SERVING, r.Fired(Timer.VERIFY)], r.Verify(), id="a served resource is verified"),
+        pytest.param([*LOOKED, r.Lacking(), r.Fired(Timer.VERIFY)], r.Verify(), id="and again where a look lacks it"),
+        pytest.param(SERVING, r.Heed(1), id="the stream after a Register is the kubelet's"),
+        pytest.param([*UP, r.StreamOpened(1)], r.Heed(1), id="also before the reply"),
+        pytest.param(
+            [*OK, r.StreamOpened(1, likely=False), r.StreamOpened(2)], r.Heed(2), id="who looks like a kubelet, rather"
+        ),
+        pytest.param(
+            [*SERVING, r.StreamOpened(8), r.StreamEnded(1)], r.EndStreams(), id="who is left may be the kubelet's, too"
+        ),
+        pytest.param(
+            [*UP, r.StreamOpened(1), r.StreamOpened(2), r.StreamEnded(1)], r.EndStreams(), id="also while it registers"
+        ),
+        pytest.param(
+            [*UP, r.StreamOpened(1, likely=False), r.StreamOpened(2), r.Replied(1, "UNIMPLEMENTED")],
+            r.EndStreams(),
+            id="the next dialect: no stream is left over",
+        ),
     ],
 )
 def test_action(events: list[r.Event], expected: r.Action) -> None:
     _, actions = play(events)
     assert expected in actions
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        pytest.param([*SERVING, r.StreamOpened(8)], id="somebody else calls"),
+        pytest.param([*SERVING, r.StreamOpened(8, likely=False)], id="a stranger calls"),
+        pytest.param([*SERVING, r.StreamOpened(8, likely=False), r.StreamEnded(8)], id="a stranger ends"),
+        pytest.param([*SERVING, r.StreamOpened(8), r.StreamEnded(8)], id="who ends before the looks of its stream"),
+        pytest.param([*CUT, r.StreamOpened(8, likely=False)], id="a stranger calls while we wait"),
+        pytest.param([*SERVING, r.Lacking()], id="a look lacks us, and the first looks are still to come"),
+        pytest.param([*LOOKED, r.Lacking(), r.Lacking()], id="it lacks us again, and the next look is still to come"),
+        pytest.param([*CUT, r.Lacking()], id="a look lacks us, and nobody serves"),
+        pytest.param([*RENEWED, r.Renew("again")], id="other options, a moment after others"),
+    ],
+)
+def test_nothing_is_done(events: list[r.Event]) -> None:
+    assert play(events)[1] == []
 
 
 @pytest.mark.parametrize("name", ["token-9.sock", "kubelet.sock", "other.sock"])
@@ -223,11 +366,96 @@ def test_a_name_deleted_by_a_starting_kubelet_is_not_put_back() -> None:
         pytest.param(OK, Timer.CALL, 11.0, id="longer than the kubelet's own dial takes"),
         pytest.param(SERVING, Timer.VERIFY, 0.1, id="a first look into the kubelet's books"),
         pytest.param([*SERVING, r.Fired(Timer.VERIFY)], Timer.VERIFY, 0.9, id="and a second, 1 s after the call"),
+        pytest.param(
+            [*SERVING, *[r.Fired(Timer.VERIFY)] * 2], Timer.VERIFY, 329.0, id="and one after a stopped one is deleted"
+        ),
+        pytest.param([*LOOKED, r.Lacking()], Timer.VERIFY, 1.0, id="a look lacks us: another one, soon"),
+        pytest.param(
+            [*LOOKED, r.StreamOpened(8), r.StreamEnded(8)], Timer.VERIFY, 1.0, id="one ended that looks like a kubelet"
+        ),
+        pytest.param(
+            [*OK, r.StreamOpened(1, likely=False), r.StreamEnded(1)],
+            Timer.RETRY,
+            0.05,
+            id="a stranger's end after a Register: the kubelet's own call may still come",
+        ),
+        pytest.param([*SERVING, r.Renew("x")], Timer.RENEW, 1.0, id="other options: at most once a second"),
+        pytest.param([*REGISTERED_AGAIN, r.Renew("x")], Timer.RETRY, 0.005, id="other options are no cut"),
+        pytest.param([*RENEWED, r.StreamEnded(2)], Timer.RETRY, 0.005, id="nor count as one"),
+        pytest.param(
+            [*CUT, r.KubeletUp(K2), *SERVING_2, r.StreamEnded(2)], Timer.RETRY, 0.005, id="a new kubelet: no cut yet"
+        ),
+        pytest.param(
+            [*UP, r.Replied(1, "UNKNOWN", "x"), r.KubeletUp(K2), r.Replied(2, "UNKNOWN", "x")],
+            Timer.RETRY,
+            0.05,
+            id="a new kubelet: no error yet",
+        ),
+        pytest.param(
+            [*UP, r.Replied(1, "UNKNOWN", "x"), r.Fired(Timer.RETRY), r.Reached(2, K2), r.Replied(2, "UNKNOWN", "x")],
+            Timer.RETRY,
+            0.05,
+            id="also where the Register met it first",
+        ),
+        pytest.param(
+            [*CUT, r.Fired(Timer.RETRY), r.Reached(2, K2), r.Replied(2, "OK"), r.StreamOpened(2), r.StreamEnded(2)],
+            Timer.RETRY,
+            0.005,
+            id="no cut either",
+        ),
+        pytest.param(
+            [*SERVING, r.Verified(held=False), r.KubeletUp(K2), *SERVING_2, r.Verified(held=False)],
+            Timer.RETRY,
+            0.1,
+            id="a new kubelet: nothing was healed yet",
+        ),
+        pytest.param(
+            [*SERVING, r.Verified(held=False), r.Fired(Timer.RETRY), *SERVING_2, r.Verified(held=False)],
+            Timer.RETRY,
+            0.1,
+            id="nor where the Register met it first",
+        ),
     ],
 )
 def test_waiting(events: list[r.Event], timer: Timer, seconds: float) -> None:
     _, actions = play(events)
     assert timers(actions)[timer] == pytest.approx(seconds)
+
+
+def _ends(state: r.State) -> list[r.Event]:
+    return [
+        r.Reached(state.attempt, K1),
+        r.StreamOpened(state.attempt),
+        r.Replied(state.attempt, "OK"),
+        r.StreamEnded(state.attempt),
+    ]
+
+
+def _fails(state: r.State) -> list[r.Event]:
+    return [r.Replied(state.attempt, "UNKNOWN", "busy")]
+
+
+def _finds_nobody(state: r.State) -> list[r.Event]:
+    return [r.Replied(state.attempt, "NOBODY")]
+
+
+@pytest.mark.parametrize(
+    ("again", "first"),
+    [
+        pytest.param(_ends, r.CUT_WAIT, id="cuts"),
+        pytest.param(_fails, r.ERROR_WAIT, id="errors"),
+        pytest.param(_finds_nobody, r.ERROR_WAIT, id="no kubelet"),
+    ],
+)
+def test_waits_double_up_to_ten_seconds(again: Callable[[r.State], list[r.Event]], first: float) -> None:
+    state, waits = play([r.KubeletUp(K1)])[0], []
+    for _ in range(30):
+        actions: tuple[r.Action, ...] = ()
+        for event in again(state):
+            state, actions = r.step(state, event)
+        waits.append(timers(actions)[Timer.RETRY])
+        state, _ = r.step(state, r.Fired(Timer.RETRY))
+    assert waits == [min(first * 2**number, 10.0) for number in range(30)]
 
 
 def test_deadlines_outlast_the_kubelets_own() -> None:
@@ -254,15 +482,15 @@ def test_a_refused_forced_version_is_retried_without_spinning() -> None:
 
 def test_healing_waits_ever_longer_and_never_gives_up() -> None:
     state, waits, looks = play(SERVING)[0], [], []
-    for stream in range(2, 8):
-        state, actions = r.step(state, r.Verified(held=False))
+    for stream in range(2, 12):
+        state, actions = r.step(replace(state, cuts=0), r.Verified(held=False))
         assert r.EndStreams() in actions
         waits.append(timers(actions)[Timer.RETRY])
         for event in (r.Fired(Timer.RETRY), r.Replied(state.attempt + 1, "OK"), r.StreamOpened(stream)):
             state, actions = r.step(state, event)
         looks.append(timers(actions)[Timer.VERIFY])
-    assert waits == pytest.approx([0.1, 0.4, 1.6, 1.6, 1.6, 1.6])
-    assert looks == [0.1, 0.1, r.LONGEST_WAIT, r.LONGEST_WAIT, r.LONGEST_WAIT, r.LONGEST_WAIT]
+    assert waits == pytest.approx([0.1, 0.4, *[1.6] * 8])
+    assert looks == [0.1, 0.1, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 320.0, 320.0]
 
 
 def test_books_that_agree_in_the_end_make_the_next_healing_quick_again() -> None:
@@ -315,13 +543,22 @@ def test_a_new_kubelet_met_before_it_was_told_is_negotiated_with_anew() -> None:
 
 EVENTS = st.one_of(
     st.sampled_from(
-        [r.KubeletUp(K1), r.KubeletUp(K2), r.Stop(), r.Resume(), r.StandBy("b"), r.Withhold("x"), r.Renew("x")]
+        [
+            r.KubeletUp(K1),
+            r.KubeletUp(K2),
+            r.Stop(),
+            r.Resume(),
+            r.StandBy("b"),
+            r.Withhold("x"),
+            r.Renew("x"),
+            r.Lacking(),
+        ]
     ),
     st.builds(r.Reached, st.integers(1, 6), st.sampled_from([K1, K2])),
     st.builds(
         r.Replied, st.integers(1, 6), st.sampled_from(["OK", "UNIMPLEMENTED", "UNKNOWN", "UNAVAILABLE", "NOBODY"])
     ),
-    st.builds(r.StreamOpened, st.integers(1, 3)),
+    st.builds(r.StreamOpened, st.integers(1, 3), st.booleans()),
     st.builds(r.StreamEnded, st.integers(1, 3)),
     st.builds(r.Fired, st.sampled_from(Timer)),
     st.builds(r.Verified, held=st.booleans()),
@@ -333,26 +570,26 @@ EVENTS = st.one_of(
 @given(st.lists(EVENTS, max_size=40))
 def test_whatever_happens(events: list[r.Event]) -> None:
     """No Register while a stream of ours is live; none when held back; always a way on."""
-    state, live, waiting = r.start("token", "auto", ""), None, set[Timer]()
+    state, live, waiting = r.start("token", "auto", ""), set[int](), set[Timer]()
     for event in events:
         state, actions = r.step(state, event)
-        if isinstance(event, r.StreamOpened):
-            live = event.stream
-        if isinstance(event, r.StreamEnded) and event.stream == live:
-            live = None
+        if isinstance(event, r.StreamOpened) and event.likely:
+            live.add(event.stream)
+        if isinstance(event, r.StreamEnded):
+            live.discard(event.stream)
         if isinstance(event, r.Fired):
             waiting.discard(event.timer)
         for action in actions:
             match action:
                 case r.EndStreams():
-                    live = None
+                    live.clear()
                 case r.SetTimer(timer, seconds):
-                    assert 0 < seconds <= 15
+                    assert 0 < seconds <= (330 if timer is Timer.VERIFY else 15)
                     waiting.add(timer)
                 case r.CancelTimer(timer):
                     waiting.discard(timer)
                 case r.Offer():
-                    assert live is None
+                    assert not live
                     assert state.phase is Phase.OFFERING
                 case _:
                     pass

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -18,7 +19,7 @@ import structlog
 from msgspec.structs import replace
 from structlog.typing import EventDict
 
-from adapters.dialect import Dialect
+from adapters.dialect import Dialect, Level
 from adapters.registry import by_name
 from devices.life import Entry, Merged, State, Sticky
 from devices.model import (
@@ -44,7 +45,7 @@ from gateway.commands import Commands
 from gateway.control import ControlError
 from gateway.kubelet_view import View
 from gateway.ledger import Ledger, LedgerError, Snapshot, Written
-from gateway.registration import KubeletId, KubeletUp, Phase, StandBy
+from gateway.registration import Event, KubeletId, KubeletUp, Lacking, Phase, StandBy
 from gateway.serve import Resource
 from gateway.settings import Settings
 from gateway.shell import Gateway
@@ -173,7 +174,7 @@ class Kubelet:
         wire = self.dialect.encode_allocate_request([ContainerRequest(tuple(ids)) for ids in containers])
         return self.dialect.decode_allocate_answer(await self.call(to, "Allocate", wire.data))
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         await asyncio.gather(*(lists.aclose() for lists in self._open))
         await asyncio.gather(*(channel.close() for channel in self._channels.values()), self._server.stop(grace=0))
 
@@ -212,17 +213,19 @@ async def make(logs: asyncio.Queue[EventDict], folder: Path) -> AsyncIterator[Ma
     (folder / "dp").mkdir()
     nodes: list[Node] = []
 
-    async def run(inventory: Inventory, api: str = "v1beta1", user_agent: str = "grpc-go/1.82.1") -> Node:
+    async def run(
+        inventory: Inventory, api: str = "v1beta1", user_agent: str = "grpc-go/1.82.1", minor: int | None = None
+    ) -> Node:
         kubelet, source = Kubelet(folder / "dp", api, user_agent), Source(inventory)
         await kubelet.start()
-        settings = Settings(socket_dir=folder / "dp", state_dir=folder / "state")
+        settings = Settings(socket_dir=folder / "dp", state_dir=folder / "state", kubelet_minor=minor)
         nodes.append(node := Node(folder, source, kubelet, Gateway(settings, source)))
         return node
 
     yield run
     for node in nodes:
         await node.end()
-        await node.kubelet.close()
+        await node.kubelet.aclose()
 
 
 @pytest.fixture
@@ -711,7 +714,7 @@ async def test_what_is_connected_to_the_kubelet_before_is_not_used(make: Make, l
     try:
         await second.registered()
     finally:
-        await second.close()
+        await second.aclose()
     assert node.kubelet.registrations.empty()
 
 
@@ -817,6 +820,15 @@ async def test_a_wrong_request_is_refused_precisely(
     assert (refused.value.code(), words in (refused.value.details() or "")) == (code, True)
 
 
+async def test_each_of_several_containers_is_judged(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("devices.life.JUST_TURNED_S", 0.0)
+    kubelet = (await make(inventory(A, B, ILL))).kubelet
+    registration = await kubelet.registered()
+    for wrong in ("ill", "never"):
+        with pytest.raises(grpc.aio.AioRpcError, match=wrong):
+            await kubelet.allocate(registration, ["a"], [wrong])
+
+
 async def test_a_request_without_containers_is_refused(make: Make) -> None:
     kubelet = (await make(inventory(A))).kubelet
     with pytest.raises(grpc.aio.AioRpcError, match="at least one container"):
@@ -905,6 +917,236 @@ async def test_what_a_kubelet_showed_is_forgotten_at_the_next_offer(make: Make) 
             await anext(lists)
             [answer] = await kubelet.allocate(registration, ["a"])
         assert answer.envs["CDI"] == str(options_first)
+
+
+async def test_the_kubelet_version_that_an_operator_names_holds_whatever_the_kubelet_shows(make: Make) -> None:
+    kubelet = (await make(inventory(A), minor=28)).kubelet
+    registration = await kubelet.registered()
+    await kubelet.call(registration, "GetDevicePluginOptions")
+    await anext(kubelet.lists(registration))
+    [answer] = await kubelet.allocate(registration, ["a"])
+    assert answer.envs["CDI"] == "False"
+
+
+# Others than the kubelet on our socket.
+
+
+class Listener(Kubelet):
+    """Somebody else who listens."""
+
+    def __init__(self, node: Node, user_agent: str = "") -> None:
+        super().__init__(node.folder / "dp", node.kubelet.dialect.name, user_agent)
+
+    async def first(self, to: Registration) -> tuple[Device, ...]:
+        """Call, take one list, and end."""
+        async with contextlib.aclosing(self.lists(to)) as lists:
+            return await anext(lists)
+
+
+@pytest.mark.parametrize("user_agent", ["", "grpc-go/1.60.0", "exporter/1.0 grpc-go/1.60.0"])
+async def test_who_else_listens_costs_the_kubelet_nothing(
+    make: Make, logs: asyncio.Queue[EventDict], user_agent: str
+) -> None:
+    node = await make(inventory(A))
+    to = await node.kubelet.registered()
+    lists = node.kubelet.lists(to)
+    assert await anext(lists) == (A,)
+    await told(logs, "registered")
+    async with contextlib.aclosing(Listener(node, user_agent)) as other:
+        assert [await other.first(to) for _ in range(20)] == [(A,)] * 20
+        lasting = other.lists(to)
+        await anext(lasting)
+        node.source.inventories.put_nowait(inventory(A, B))
+        assert (await anext(lists), await anext(lasting)) == ((A, B), (A, B))
+    assert node.kubelet.registrations.empty()
+    assert node._gateway.plugins[0].state.cuts == 0
+
+
+async def test_who_listens_before_the_kubelet_calls_does_not_take_its_place(make: Make) -> None:
+    node = await make(inventory(A))
+    to = await node.kubelet.registered()
+    async with contextlib.aclosing(Listener(node)) as other:
+        others = other.lists(to)
+        await anext(others)
+        lists = node.kubelet.lists(to)
+        await anext(lists)
+        await others.aclose()
+        node.source.inventories.put_nowait(inventory(A, B))
+        assert await anext(lists) == (A, B)
+    assert node.kubelet.registrations.empty()
+
+
+async def test_what_others_show_is_no_evidence_of_the_kubelet(make: Make) -> None:
+    """A kubelet 1.24 stays one: who else asks for the options, or listens, says nothing of it."""
+    node = await make(inventory(A), user_agent="grpc-go/1.40.0")
+    to = await node.kubelet.registered()
+    async with contextlib.aclosing(Listener(node, "grpc-go/1.82.1 other/1.0")) as other:
+        await other.call(to, "GetDevicePluginOptions")
+        await anext(node.kubelet.lists(to))
+        before = node._gateway.plugins[0].resource.level
+        await anext(other.lists(to))
+        assert node._gateway.plugins[0].resource.level == before == Level(23, 24)
+
+
+async def test_others_are_bounded_and_the_kubelet_is_always_heard(
+    make: Make, monkeypatch: pytest.MonkeyPatch, logs: asyncio.Queue[EventDict]
+) -> None:
+    monkeypatch.setattr(serve, "MOST_STREAMS", 3)
+    node = await make(inventory(A))
+    to = await node.kubelet.registered()
+    lists = node.kubelet.lists(to)
+    await anext(lists)
+    await told(logs, "registered")
+    async with contextlib.aclosing(Listener(node)) as other:
+        listening = [other.lists(to) for _ in range(2)]
+        assert [await anext(one) for one in listening] == [(A,)] * 2
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await other.first(to)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await lists.aclose()
+        again = await node.kubelet.registered()
+        refill = other.lists(again)
+        await anext(refill)
+        lists = node.kubelet.lists(again)
+        assert await anext(lists) == (A,)
+        node.source.inventories.put_nowait(inventory(A, B))
+        assert await anext(lists) == (A, B)
+
+
+async def test_other_options_while_the_call_is_waited_for_are_said(make: Make) -> None:
+    node = await make(inventory(A))
+    first = await node.kubelet.registered()
+    options = Options(pre_start_required=True)
+    await node._gateway._update(inventory(A, B, options=options))
+    assert [one async for one in node.kubelet.lists(first)] in ([], [(A, B)])
+    again = await node.kubelet.registered()
+    assert (first.options, again.options) == (Options(), options)
+
+
+# One list at a time.
+
+
+@pytest.mark.parametrize(
+    ("api", "expected"),
+    [
+        pytest.param("v1alpha2", [0.02] * 5, id="1.9 writes its checkpoint in place and under no lock"),
+        pytest.param("0.1", [], id="1.8 writes it after Allocate only, one pod at a time"),
+        pytest.param("v1beta1", [], id="later ones rename it into place"),
+    ],
+)
+async def test_a_kubelet_that_can_take_one_list_at_a_time_gets_one_at_a_time(
+    make: Make, monkeypatch: pytest.MonkeyPatch, api: str, expected: list[float]
+) -> None:
+    """First lists, later ones, and answers to Allocate; somebody else who listens takes no turn."""
+    taken: list[float] = []
+
+    def take(_: serve.Turns, spacing: float) -> float:
+        taken.append(spacing)
+        return 0.0
+
+    monkeypatch.setattr(serve.Turns, "take", take)
+    node = await make({GPU: Listing((A,)), "example.com/b": Listing((B,))}, api)
+    to, _ = both = [await node.kubelet.registered() for _ in range(2)]
+    lists = [node.kubelet.lists(one) for one in both]
+    for one in lists:
+        await anext(one)
+    async with contextlib.aclosing(Listener(node)) as other:
+        await other.first(to)
+        node.source.inventories.put_nowait({GPU: Listing((A, ILL)), "example.com/b": Listing((B, ILL))})
+        for one in lists:
+            await anext(one)
+        await node.kubelet.allocate(to, [{GPU: "a"}.get(to.resource_name, "b")])
+    assert taken == expected
+
+
+def test_turns_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    turns = serve.Turns()
+    assert [turns.take(0.02) for _ in range(3)] == pytest.approx([0.0, 0.02, 0.04])
+    now = 100.05
+    assert turns.take(0.02) == pytest.approx(0.01)
+    now = 200.0
+    assert turns.take(0.02) == 0.0
+
+
+class Context:
+    """The server's side of a call, as far as ListAndWatch knows it; ``write`` is the test's."""
+
+    def __init__(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        self.write = write
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("user-agent", "grpc-go/1.82.1"),)
+
+    def time_remaining(self) -> None:
+        return None
+
+
+async def test_a_list_that_changes_while_one_is_sent_is_sent_too(make: Make, logs: asyncio.Queue[EventDict]) -> None:
+    node = await make(inventory(A))
+    await served(node, logs)
+    one, sent, enough = node._gateway.plugins[0], list[tuple[Device, ...]](), asyncio.Event()
+
+    async def write(data: bytes) -> None:
+        sent.append(node.kubelet.dialect.decode_list(data))
+        if len(sent) == 1:
+            await node._gateway._update(inventory(A, B))
+        else:
+            enough.set()
+
+    stream = asyncio.ensure_future(
+        one.resource._list_and_watch(node.kubelet.dialect, cast("serve._Context", Context(write)))
+    )
+    async with asyncio.timeout(10):
+        await enough.wait()
+    stream.cancel()
+    await asyncio.gather(stream, return_exceptions=True)
+    assert sent == [(A,), (A, B)]
+
+
+@pytest.mark.parametrize(("room", "fits"), [(0, True), (-1, False)])
+async def test_a_list_may_be_just_as_large_as_the_kubelet_receives(
+    make: Make, logs: asyncio.Queue[EventDict], monkeypatch: pytest.MonkeyPatch, room: int, fits: bool
+) -> None:
+    node = await make(inventory(A, B))
+    await served(node, logs)
+    dialect = node.kubelet.dialect
+    monkeypatch.setattr(type(dialect), "message_limit", len(dialect.encode_list((A, B)).data) + room)
+    said = node._gateway.plugins[0].resource.too_large(dialect)
+    assert said is None if fits else "1 devices would fit" in (said or "")
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "devices", "young", "asks"),
+    [
+        pytest.param({}, (A,), False, True, id="the whole resource is missing"),
+        pytest.param({GPU: frozenset[str]()}, (A,), False, True, id="it is there, and nothing of it"),
+        pytest.param({GPU: frozenset({"b"})}, (A, B), False, False, id="some of it is there: that is drift"),
+        pytest.param(None, (A,), False, False, id="the kubelet doesn't tell"),
+        pytest.param({}, (ILL,), False, False, id="nothing of it is healthy"),
+        pytest.param({}, (A,), True, False, id="the look is older than the stream"),
+    ],
+)
+async def test_a_later_look_that_lacks_a_resource_begins_a_look_for_it(
+    make: Make,
+    logs: asyncio.Queue[EventDict],
+    monkeypatch: pytest.MonkeyPatch,
+    allocatable: dict[str, frozenset[str]] | None,
+    devices: tuple[Device, ...],
+    young: bool,
+    asks: bool,
+) -> None:
+    node = await make(inventory(*devices))
+    lists = await served(node, logs)
+    one, fed = node._gateway.plugins[0], list[Event]()
+    assert one.stream_since is not None
+    monkeypatch.setattr(one, "feed", fed.append)
+    at = one.stream_since + (-1 if young else 1)
+    node._gateway._looked(Look(View(None, None, allocatable), at, time.time()))
+    monkeypatch.undo()
+    assert fed == [Lacking()] * asks
+    await lists.aclose()
 
 
 async def test_pre_start_hands_on_what_the_source_says(make: Make) -> None:

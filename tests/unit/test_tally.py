@@ -30,6 +30,7 @@ from gateway.tally import Cause, Counts, Histogram, Histograms, Tally
 K1, K2 = KubeletId(1, 1, 1), KubeletId(1, 2, 2)
 RETRY = Fired(Timer.RETRY)
 SERVING: tuple[Event, ...] = (KubeletUp(K1), Reached(1, K1), Replied(1, "OK"), StreamOpened(1))
+RENEWED = (*SERVING, Renew("options"), RETRY, Reached(2, K1), Replied(2, "OK"), StreamOpened(2))
 
 
 @pytest.mark.parametrize(
@@ -64,6 +65,26 @@ SERVING: tuple[Event, ...] = (KubeletUp(K1), Reached(1, K1), Replied(1, "OK"), S
             (*SERVING, Verified(held=False), StreamEnded(1), RETRY), Cause.BOOKS, id="our own end of a stream is no cut"
         ),
         pytest.param((*SERVING, Renew("options"), RETRY), Cause.OPTIONS, id="other options"),
+        pytest.param(
+            (KubeletUp(K1), Reached(1, K1), Renew("options"), Replied(1, "OK"), StreamOpened(1), RETRY),
+            Cause.OPTIONS,
+            id="other options while a Register is in flight",
+        ),
+        pytest.param(
+            (KubeletUp(K1), Reached(1, K1), StreamOpened(1), Renew("options"), Replied(1, "OK"), RETRY),
+            Cause.OPTIONS,
+            id="and the kubelet had called before it answered",
+        ),
+        pytest.param(
+            (*RENEWED, Renew("again"), StreamEnded(2), RETRY),
+            Cause.STREAM_ENDED,
+            id="a cut before it is time for other options",
+        ),
+        pytest.param(
+            (*RENEWED, Renew("again"), Fired(Timer.RENEW), RETRY),
+            Cause.OPTIONS,
+            id="it is time for other options",
+        ),
         pytest.param((*SERVING, StandBy("peer"), Resume(), RETRY), Cause.HANDOVER, id="the other gateway is gone"),
         pytest.param(
             (*SERVING, StandBy("peer"), KubeletUp(K2), Resume(), RETRY),

@@ -44,6 +44,11 @@ class Seen:
                     return value
 
 
+def told(seen: Seen, kind: str) -> bool:
+    """Whether that was told and not taken yet."""
+    return any(seen.calls.get_nowait()[0] == kind for _ in range(seen.calls.qsize()))
+
+
 @pytest.fixture
 def folder(folder: Path) -> Path:
     (folder / "dp" / "gateway").mkdir(parents=True)
@@ -110,6 +115,50 @@ async def test_a_kubelet_of_which_could_not_be_told_is_told_again(
         assert await one.next("kubelet") == kubelet_id(folder / "kubelet.sock")
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def _link(path: Path) -> None:
+    os.link(path, path.with_name("another-name"))
+
+
+def _mode(path: Path) -> None:
+    path.chmod(0o600)
+
+
+def _owner(path: Path) -> None:
+    os.chown(path, os.getuid(), os.getgid())
+
+
+@pytest.mark.parametrize("touch", [_mode, _owner, _link])
+async def test_a_kubelet_socket_that_is_touched_is_no_new_one(seen: Seen, touch: Callable[[Path], None]) -> None:
+    path = seen.folder / "kubelet.sock"
+    with listening(path):
+        first = await seen.next("kubelet")
+        before = path.stat().st_ctime_ns
+        while path.stat().st_ctime_ns == before:  # The clock of files ticks every few milliseconds.
+            touch(path)
+            path.with_name("another-name").unlink(missing_ok=True)
+        seen.watch.look_now()
+        assert not told(seen, "kubelet")
+    with listening(path):
+        assert await seen.next("kubelet") != first
+
+
+async def test_new_times_alone_make_no_new_kubelet_where_inotify_tells(folder: Path) -> None:
+    one, path = Seen(folder), folder / "kubelet.sock"
+    task = asyncio.ensure_future(one.watch.run())
+    try:
+        with listening(path):
+            await one.next("kubelet")
+            os.utime(path, ns=(1, 1))
+            one.watch.look_now()
+            assert not told(one, "kubelet")
+            one.watch._created = True  # As inotify says of a socket that got the old inode number.
+            one.watch.look_now()
+            assert await one.next("kubelet") == kubelet_id(path)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_stale_socket_is_no_kubelet_and_the_next_one_is(seen: Seen) -> None:
@@ -223,7 +272,7 @@ def test_a_new_socket_with_the_old_inode_is_another_kubelet(folder: Path, monkey
         second = kubelet_id(path)
         assert first is not None
         assert second is not None
-        assert (second.device, inode, second.ctime_ns) != (first.device, second.inode, first.ctime_ns)
+        assert (second.device, inode, second.mtime_ns) != (first.device, second.inode, first.mtime_ns)
 
 
 def test_a_full_backlog_still_listens(folder: Path) -> None:
