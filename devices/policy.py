@@ -76,11 +76,32 @@ class Recovery(Enum):
     """By time where an application was to blame, by evidence of a reset where that is needed."""
 
 
+class Portion(Struct, frozen=True):
+    """Some devices of a resource that is time-sliced: each is offered ``replicas`` times (at least 2), as ``shown_as``.
+
+    ``devices`` names them by place on the node (``2``; ``0:1`` for a MIG instance) or UUID; a number means the first so many.
+    """
+
+    devices: tuple[str, ...] | int
+    replicas: int
+    shown_as: str
+
+
 class Slices(Struct, frozen=True):
-    """One resource that is time-sliced: each of its devices is offered ``replicas`` times (at least 2), as ``shown_as``."""
+    """One resource that is time-sliced: each of its devices is offered ``replicas`` times (at least 2), as ``shown_as``.
+
+    Devices that ``portions`` mean are offered as the first of these says, whatever holds for the rest; with portions, 0
+    ``replicas`` leave the rest unshared.
+    """
 
     replicas: int
     shown_as: str
+    portions: tuple[Portion, ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names that its devices are shown as."""
+        return frozenset((self.shown_as, *(portion.shown_as for portion in self.portions)))
 
 
 class Globbed(Struct, frozen=True):

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from devices.filewatch import NotPlainError, read_plain
 from devices.naming import resource_name_error
-from devices.policy import Globbed, Policy, Slices
+from devices.policy import Globbed, Policy, Portion, Slices
 from gateway import document, flags
 from gateway.document import Node
 from gateway.flags import FLAGS, Flag, Kind
@@ -202,16 +202,23 @@ class _Reading:
         slices: dict[str, Slices] = {}
         for here, item in items:
             name, one = self._sliced(here, item, renamed=renamed, honour=honour)
-            if name in slices:  # NVIDIA's plugin makes the replicas of both, which are the same ones as far as they go
+            before = slices.get(name, Slices(0, name))
+            if isinstance(one, Portion):
+                one = replace(before, portions=(*before.portions, one))
+            elif (
+                before.replicas
+            ):  # NVIDIA's plugin makes the replicas of both, which are the same ones as far as they go
                 self._warn(item.line, here, f"{name} is here twice: the larger number counts")
-                one = Slices(max(one.replicas, slices[name].replicas), one.shown_as)
+                one = Slices(max(one.replicas, before.replicas), one.shown_as, before.portions)
+            else:
+                one = replace(one, portions=before.portions)
             slices[name] = one
-        shown = [one.shown_as for one in slices.values()]
+        shown = [name for one in slices.values() for name in one.names]
         if twice := next((name for name in shown if shown.count(name) > 1), None):
             raise self._fault(node, path, f"expected a name for each resource, got {twice} for two: rename one of them")
         return slices, fail
 
-    def _sliced(self, path: _Path, item: Node, *, renamed: bool, honour: bool) -> tuple[str, Slices]:
+    def _sliced(self, path: _Path, item: Node, *, renamed: bool, honour: bool) -> tuple[str, Slices | Portion]:
         found = self._members(item, path, ("name", "replicas", "rename", "devices"), fold=False)
         name = self._resource(self._required(found, item, path, "name"), (*path, "name"))
         replicas = self._number(self._required(found, item, path, "replicas"), (*path, "replicas"))
@@ -229,17 +236,27 @@ class _Reading:
                 self._ignored(rename, (*path, "rename"))
         if (why := resource_name_error(shown)) is not None:
             raise self._fault(item, path, why)
-        if (devices := found.get("devices")) is not None and not self._all(devices, (*path, "devices")):
-            self._warn(devices.line, (*path, "devices"), "not supported, as in NVIDIA's plugin: all devices are shared")
-        return name, Slices(replicas, shown)
+        devices = found.get("devices")
+        some = None if devices is None else self._some(devices, (*path, "devices"))
+        if devices is None or some is None:
+            return name, Slices(replicas, shown)
+        if not honour:
+            self._ignored(devices, (*path, "devices"))
+            return name, Slices(replicas, shown)
+        return name, Portion(some, replicas, shown)
 
-    def _all(self, node: Node, path: _Path) -> bool:
-        """Whether ``devices`` means all, which it may say in three ways."""
-        count = isinstance(node.value, int) and not isinstance(node.value, bool) and node.value > 0
-        named = isinstance(node.value, tuple) and all(isinstance(one.value, int | str) for one in node.value)
-        if node.value != "all" and not count and not named:
-            raise self._expected(node, path, "all, a count, or a list of indexes and UUIDs")
-        return node.value == "all"
+    def _some(self, node: Node, path: _Path) -> tuple[str, ...] | int | None:
+        """Read which ``devices`` are meant: some by index and UUID, the first so many, or all of them (None)."""
+        match node.value:
+            case "all":
+                return None
+            case bool():
+                pass
+            case int(count) if count > 0:
+                return count
+            case tuple(items) if all(isinstance(item.value, int | str) for item in items):
+                return tuple(str(item.value) for item in items)
+        raise self._expected(node, path, "all, a count, or a list of indexes and UUIDs")
 
     def _devices(self, node: Node | None) -> tuple[Globbed, ...]:
         """Read ``gateway.devices``: devices by path."""

@@ -73,7 +73,8 @@ def claimed(resource: str, vendor: str, policy: Policy) -> bool:
         return False
     prefix = {"nvidia": _NVIDIA, "amd": _AMD}.get(vendor, "")
     given = {name for _, name in (*policy.gpu_names, *policy.mig_names)} if prefix == _NVIDIA else set()
-    shown = {one.shown_as for name, one in policy.slices.items() if name.startswith(prefix) or name in given}
+    sliced = [one for name, one in policy.slices.items() if name.startswith(prefix) or name in given]
+    shown: set[str] = set().union(*(one.names for one in sliced))
     return resource.startswith(prefix) or resource in given | shown
 
 

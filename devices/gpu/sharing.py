@@ -6,7 +6,7 @@ device plugin, so that a checkpoint from before a swap stays true. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -15,7 +15,7 @@ from msgspec import Struct
 from devices.gpu.model import GPU
 from devices.gpu.naming import NamingError
 from devices.model import Device, Health, Options, Trouble
-from devices.policy import Policy
+from devices.policy import Policy, Portion, Slices
 from devices.source import Listing
 
 _KEPT: Final = 128
@@ -23,14 +23,22 @@ _KEPT: Final = 128
 
 
 class Offer(Struct, frozen=True):
-    """What stands beneath one resource name: GPUs by UUID, each offered ``replicas`` times (0: as itself, unshared)."""
+    """What stands beneath one resource name: GPUs by UUID, each offered ``replicas`` times (0: as itself, unshared).
+
+    ``own`` has the number of those that are offered another number of times.
+    """
 
     gpus: Mapping[str, GPU]
     replicas: int = 0
+    own: Mapping[str, int] = {}
+
+    def replicas_of(self, uuid: str) -> int:
+        """Return how often a GPU is offered; 0: unshared."""
+        return self.own.get(uuid, self.replicas)
 
     def ids(self, uuid: str) -> tuple[str, ...]:
         """Return the device IDs of a GPU."""
-        return _ids(uuid, self.replicas)
+        return _ids(uuid, self.replicas_of(uuid))
 
 
 def offered(named: Mapping[str, Iterable[GPU]], policy: Policy) -> dict[str, Offer]:
@@ -41,12 +49,46 @@ def offered(named: Mapping[str, Iterable[GPU]], policy: Policy) -> dict[str, Off
     """
     offers: dict[str, Offer] = {}
     for name, gpus in named.items():
-        slices = policy.slices.get(name)
-        shown = name if slices is None else slices.shown_as
-        if shown in offers:
-            raise NamingError(f"expected a name for each resource; got {shown} for {name}, too: rename one of them")
-        offers[shown] = Offer({gpu.uuid: gpu for gpu in gpus}, 0 if slices is None else slices.replicas)
+        slices = policy.slices.get(name, Slices(0, name))
+        for shown, offer in _portioned(list(gpus), slices).items():
+            if shown in offers:
+                raise NamingError(f"expected a name for each resource; got {shown} for {name}, too: rename one of them")
+            offers[shown] = offer
     return offers
+
+
+def could_be(gpu: GPU, device_id: str, resource: str, slices: Slices) -> bool:
+    """Whether a GPU, which need not be there, could be offered as ``device_id`` of ``resource``, the name that is shown."""
+    ways: list[Slices | Portion] = [slices]
+    for portion in slices.portions:
+        if isinstance(portion.devices, int):  # which ones are first shows only where all are
+            ways.append(portion)
+        elif _names(portion.devices, gpu):
+            ways[:1] = [portion]
+            break
+    return any(way.shown_as == resource and device_id in _ids(gpu.uuid, way.replicas) for way in ways)
+
+
+def _portioned(gpus: Sequence[GPU], slices: Slices) -> dict[str, Offer]:
+    """Say what a resource offers, by the names that it is shown as; a name for no GPU only where there is no other."""
+    if not slices.portions:
+        return {slices.shown_as: Offer({gpu.uuid: gpu for gpu in gpus}, slices.replicas)}
+    first = [gpu.uuid for gpu in sorted(gpus, key=lambda gpu: gpu.index)]
+    found: dict[str, dict[str, GPU]] = {}
+    own: dict[str, int] = {}
+    for gpu in gpus:
+        way = next((one for one in slices.portions if _means(one.devices, gpu, first)), slices)
+        found.setdefault(way.shown_as, {})[gpu.uuid] = gpu
+        own[gpu.uuid] = way.replicas
+    return {shown: Offer(there, 0, own) for shown, there in found.items()} or {slices.shown_as: Offer({})}
+
+
+def _means(devices: tuple[str, ...] | int, gpu: GPU, first: Sequence[str]) -> bool:
+    return gpu.uuid in first[:devices] if isinstance(devices, int) else _names(devices, gpu)
+
+
+def _names(devices: Sequence[str], gpu: GPU) -> bool:
+    return gpu.uuid in devices or (gpu.place or str(gpu.index)) in devices
 
 
 def listing(offer: Offer, recovered: frozenset[str], released: frozenset[str]) -> Listing:
@@ -59,7 +101,7 @@ def listing(offer: Offer, recovered: frozenset[str], released: frozenset[str]) -
     devices: list[Device] = []
     troubles: dict[str, Trouble] = {}
     for gpu in gpus:
-        devices += _devices(gpu.uuid, offer.replicas, gpu.health, gpu.numa_node, gpu.parent)
+        devices += _devices(gpu.uuid, offer.replicas_of(gpu.uuid), gpu.health, gpu.numa_node, gpu.parent)
         if gpu.trouble is not None:
             troubles |= dict.fromkeys(offer.ids(gpu.uuid), gpu.trouble)
     return Listing(

@@ -28,7 +28,7 @@ from devices.gpu.model import GPU, found
 from devices.gpu.naming import NamingError
 from devices.gpu.sharing import Offer
 from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sayable
-from devices.policy import ListStrategy, Policy
+from devices.policy import ListStrategy, Policy, Slices
 from devices.source import Facts, Fate, GiveUpError, Hindrance, Inventory, unclaimed
 
 _CDI_RETRY: Final = 30.0
@@ -287,11 +287,9 @@ class GPUSource:
 
     def _differently(self, resource: str, device_id: str, gpu: GPU) -> bool:
         """Whether this GPU, if it were there, would not be offered as ``device_id`` of ``resource``."""
-        name = naming.name_of(gpu, self._policy)
-        slices = self._policy.slices.get(name or "")
-        shown = name if slices is None else slices.shown_as
-        offer = Offer({}, 0 if slices is None else slices.replicas)
-        return shown != resource or device_id not in offer.ids(gpu.uuid)
+        name = naming.name_of(gpu, self._policy) or ""
+        slices = self._policy.slices.get(name, Slices(0, name))
+        return not sharing.could_be(gpu, device_id, resource, slices)
 
     def _boards(self, device_ids: Collection[str]) -> frozenset[str]:
         """The UUIDs of the physical GPUs beneath these devices; of all where there is none."""

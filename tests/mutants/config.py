@@ -22,6 +22,7 @@ RULES = {
     "E15": "of two keys or merges the one written last counts, as with go-yaml",
     "E17": "a setting that can't be gone by ends with 78, one that can't be read now with 1",
     "E18": "a variable that looks like a setting and is none is said, with the nearest; what Kubernetes sets is not",
+    "E19": "the devices of a time-slicing entry count only where they are honoured; each GPU is offered as its own entry says",
     "E16": "--socket-dir and --kubelet-socket are one setting: two different folders are refused",
 }
 
@@ -30,6 +31,38 @@ _CONFIG = "tests/unit/test_config.py"
 _RELOAD = "tests/unit/test_reload.py"
 
 MUTANTS = (
+    Mutant(
+        "E19",
+        "devices count unasked",
+        "gateway/config.py",
+        "        if not honour:\n            self._ignored(devices,",
+        "        if False:\n            self._ignored(devices,",
+        f"{_CONFIG}::test_devices_count_where_they_are_honoured",
+    ),
+    Mutant(
+        "E19",
+        "an entry for all forgets the others",
+        "gateway/config.py",
+        "one = replace(one, portions=before.portions)",
+        "pass",
+        f"{_CONFIG}::test_devices_count_where_they_are_honoured",
+    ),
+    Mutant(
+        "E19",
+        "a GPU is known by its UUID only",
+        "devices/gpu/sharing.py",
+        "return gpu.uuid in devices or (gpu.place or str(gpu.index)) in devices",
+        "return gpu.uuid in devices",
+        "tests/unit/test_gpu_names.py::test_some_gpus_are_offered_more_often",
+    ),
+    Mutant(
+        "E19",
+        "every GPU is offered as often as the rest",
+        "devices/gpu/sharing.py",
+        "return self.own.get(uuid, self.replicas)",
+        "return self.replicas",
+        "tests/unit/test_gpu_names.py::test_some_gpus_are_offered_more_often",
+    ),
     Mutant(
         "E17",
         "a wrong setting is tried again for ever",

@@ -12,7 +12,17 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devices.policy import CdiFallback, Globbed, IdStrategy, ListStrategy, MigStrategy, Policy, Recovery, Slices
+from devices.policy import (
+    CdiFallback,
+    Globbed,
+    IdStrategy,
+    ListStrategy,
+    MigStrategy,
+    Policy,
+    Portion,
+    Recovery,
+    Slices,
+)
 from gateway import config, document
 from gateway.lab.faults import descriptors
 from gateway.settings import ConfigError
@@ -223,6 +233,42 @@ def test_rename_counts_where_it_is_honoured(more: str, shown: str) -> None:
     }
 
 
+SOME = "{name: gpu, replicas: 2, devices: [0, GPU-1, '0:1']}"
+
+
+@pytest.mark.parametrize(
+    ("text", "replicas", "portions"),
+    [
+        pytest.param(SOME, 0, (Portion(("0", "GPU-1", "0:1"), 2, "nvidia.com/gpu"),), id="by index and UUID"),
+        pytest.param("{name: gpu, replicas: 2, devices: [0:1]}", 0, (Portion(("0:1",), 2, "nvidia.com/gpu"),), id="MIG"),
+        pytest.param("{name: gpu, replicas: 2, devices: 3}", 0, (Portion(3, 2, "nvidia.com/gpu"),), id="the first"),
+        pytest.param("{name: gpu, replicas: 2, devices: []}", 0, (Portion((), 2, "nvidia.com/gpu"),), id="none"),
+        pytest.param("{name: gpu, replicas: 2, devices: all}", 2, (), id="all"),
+        pytest.param(
+            SOME + "\n    - {name: gpu, replicas: 8, rename: many, devices: [3]}", 0,
+            (Portion(("0", "GPU-1", "0:1"), 2, "nvidia.com/gpu"), Portion(("3",), 8, "nvidia.com/many")), id="two portions",
+        ),
+        pytest.param(
+            SOME + "\n    - {name: gpu, replicas: 8}", 8,
+            (Portion(("0", "GPU-1", "0:1"), 2, "nvidia.com/gpu"),), id="a portion, and the rest",
+        ),
+        pytest.param(
+            "{name: gpu, replicas: 8}\n    - " + SOME, 8,
+            (Portion(("0", "GPU-1", "0:1"), 2, "nvidia.com/gpu"),), id="the rest, and a portion",
+        ),
+        pytest.param(
+            "{name: gpu, replicas: 8}\n    - " + SOME + "\n    - {name: gpu, replicas: 4}", 8,
+            (Portion(("0", "GPU-1", "0:1"), 2, "nvidia.com/gpu"),), id="the rest twice, and a portion",
+        ),
+    ],
+)  # fmt: skip
+def test_devices_count_where_they_are_honoured(text: str, replicas: int, portions: tuple[Portion, ...]) -> None:
+    honoured = policy(resources(text + "\ngateway: {honourResourceNames: true}"))
+    assert honoured.slices == {"nvidia.com/gpu": Slices(replicas, "nvidia.com/gpu", portions)}
+    plain = policy(resources(text)).slices["nvidia.com/gpu"]
+    assert (plain.replicas > 1, plain.portions) == (True, ())
+
+
 def test_names_by_pattern_where_they_are_honoured() -> None:
     text = "gateway: {honourResourceNames: true}\nresources: {gpus: [{pattern: A*, name: a}], mig: [{pattern: 1g*, name: x.io/b}]}"
     file = config.parse(text.encode(), "c.yaml")
@@ -272,8 +318,16 @@ WARNED = [
         "line 4: sharing.timeSlicing.resources[0].rename: ignored, as",
         False,
     ),
-    (resources("{name: gpu, replicas: 2, devices: [0]}"), "resources[0].devices: not supported, as in NVIDIA's", False),
-    (resources("{name: gpu, replicas: 2, devices: 2}"), "resources[0].devices: not supported, as in NVIDIA's", False),
+    (
+        resources("{name: gpu, replicas: 2, devices: [0]}"),
+        "resources[0].devices: ignored, as by NVIDIA's plugin; gateway.honour",
+        False,
+    ),
+    (
+        resources("{name: gpu, replicas: 2, devices: 2}"),
+        "resources[0].devices: ignored, as by NVIDIA's plugin; gateway.honour",
+        False,
+    ),
     (
         resources("{name: gpu, replicas: 2}\n    - {name: gpu, replicas: 2}"),
         "line 5: sharing.timeSlicing.resources[1]: nv",

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from devices.gpu.model import GPU
 from devices.gpu.naming import NamingError, claimed, name_of, named
-from devices.gpu.sharing import Offer, listing, offered
+from devices.gpu.sharing import Offer, could_be, listing, offered
 from devices.model import Device, Health, Kind, Options, Trouble
-from devices.policy import Globbed, MigStrategy, Naming, Policy, Slices
+from devices.policy import Globbed, MigStrategy, Naming, Policy, Portion, Slices
 
 NVIDIA = "nvidia.com/gpu"
 AMD = "amd.com/gpu"
@@ -126,6 +126,85 @@ def test_how_often_a_gpu_is_offered(policy: Policy, devices: dict[str, list[str]
     offers = offered(named([G0, G1], policy), policy)
     shown = {name: listing(offer, frozenset(), frozenset()).devices for name, offer in offers.items()}
     assert {name: [device.id for device in there] for name, there in shown.items()} == devices
+
+
+def portions(*parts: Portion, replicas: int = 0) -> Policy:
+    return Policy(slices={NVIDIA: Slices(replicas, NVIDIA, parts)})
+
+
+@pytest.mark.parametrize(
+    ("policy", "devices"),
+    [
+        pytest.param(
+            portions(Portion(("1",), 2, NVIDIA)), {NVIDIA: ["GPU-0", "GPU-1::0", "GPU-1::1"]}, id="by index, the rest is whole"
+        ),
+        pytest.param(
+            portions(Portion(("GPU-0",), 2, "x.io/s")), {"x.io/s": ["GPU-0::0", "GPU-0::1"], NVIDIA: ["GPU-1"]},
+            id="by UUID, renamed",
+        ),
+        pytest.param(
+            portions(Portion(("0",), 2, NVIDIA), Portion(("1",), 3, NVIDIA)),
+            {NVIDIA: ["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1", "GPU-1::2"]}, id="each its own number",
+        ),
+        pytest.param(
+            portions(Portion(("0",), 3, NVIDIA), replicas=2),
+            {NVIDIA: ["GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-1::0", "GPU-1::1"]}, id="the rest is shared, too",
+        ),
+        pytest.param(portions(Portion(1, 2, NVIDIA)), {NVIDIA: ["GPU-0::0", "GPU-0::1", "GPU-1"]}, id="the first"),
+        pytest.param(
+            portions(Portion(9, 2, NVIDIA)), {NVIDIA: ["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1"]}, id="more than there are"
+        ),
+        pytest.param(
+            portions(Portion(("0",), 2, NVIDIA), Portion(("0",), 3, NVIDIA)),
+            {NVIDIA: ["GPU-0::0", "GPU-0::1", "GPU-1"]}, id="meant twice: the first counts",
+        ),
+        pytest.param(portions(Portion(("GPU-9", "7"), 2, "x.io/s")), {NVIDIA: ["GPU-0", "GPU-1"]}, id="not there"),
+        pytest.param(
+            portions(Portion(("0", "1"), 2, "x.io/s")),
+            {"x.io/s": ["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1"]}, id="nothing is left",
+        ),
+    ],
+)  # fmt: skip
+def test_some_gpus_are_offered_more_often(policy: Policy, devices: dict[str, list[str]]) -> None:
+    offers = offered({NVIDIA: [G1, G0]}, policy)
+    shown = {name: listing(offer, frozenset(), frozenset()).devices for name, offer in offers.items()}
+    assert {name: sorted(device.id for device in there) for name, there in shown.items()} == devices
+
+
+def test_an_instance_is_meant_by_its_place() -> None:
+    policy = Policy(
+        mig_strategy=MigStrategy.SINGLE, slices={NVIDIA: Slices(0, NVIDIA, (Portion(("0:1",), 2, NVIDIA),))}
+    )
+    placed = [replace(one, place=f"0:{at}") for at, one in enumerate(SMALL)]
+    (offer,) = offered(named([S0, *placed], policy), policy).values()
+    assert [offer.replicas_of(one.uuid) for one in placed] == [0, 2]
+
+
+def test_without_gpus_a_resource_keeps_its_name() -> None:
+    assert offered({NVIDIA: []}, portions(Portion(("0",), 2, "x.io/s"))) == {NVIDIA: Offer({})}
+
+
+@pytest.mark.parametrize(
+    ("slices", "device_id", "resource", "could"),
+    [
+        (Slices(0, NVIDIA), "GPU-0", NVIDIA, True),
+        (Slices(2, "x.io/s"), "GPU-0::1", "x.io/s", True),
+        (Slices(2, "x.io/s"), "GPU-0::2", "x.io/s", False),
+        (Slices(0, NVIDIA, (Portion(("0",), 2, "x.io/s"),)), "GPU-0::1", "x.io/s", True),
+        (Slices(0, NVIDIA, (Portion(("0",), 2, "x.io/s"),)), "GPU-0", NVIDIA, False),
+        (Slices(0, NVIDIA, (Portion(("1",), 2, "x.io/s"),)), "GPU-0", NVIDIA, True),
+        (Slices(0, NVIDIA, (Portion(("1",), 2, "x.io/s"),)), "GPU-0::0", "x.io/s", False),
+        (Slices(0, NVIDIA, (Portion(1, 2, "x.io/s"),)), "GPU-0::0", "x.io/s", True),
+        (Slices(0, NVIDIA, (Portion(1, 2, "x.io/s"),)), "GPU-0", NVIDIA, True),
+    ],
+)
+def test_what_a_gpu_could_be_offered_as(slices: Slices, device_id: str, resource: str, could: bool) -> None:
+    assert could_be(G0, device_id, resource, slices) is could
+
+
+def test_the_name_of_a_portion_is_claimed() -> None:
+    policy = portions(Portion(("0",), 2, "x.io/s"))
+    assert [claimed(name, "nvidia", policy) for name in ("x.io/s", NVIDIA, "x.io/t")] == [True, True, False]
 
 
 def test_two_resources_can_not_be_shown_as_one() -> None:
