@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import sys
+import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,7 +49,7 @@ class _Versions(click.ParamType[tuple[str, ...]]):
     name = "1.N,1.M"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from gateway.lab.behaviour import behaviour
+        from gateway.lab.behaviour import NEWEST, OLDEST, behaviour
 
         if isinstance(value, tuple):
             return value
@@ -56,6 +57,8 @@ class _Versions(click.ParamType[tuple[str, ...]]):
             found = {behaviour(one.strip()) for one in str(value).split(",")}
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if unknown := [one.name for one in found if not one.certain]:
+            self.fail(f"kubelet {unknown[0]} is not known here: 1.{OLDEST} to 1.{NEWEST} are", param, ctx)
         return tuple(one.name for one in sorted(found, key=lambda one: one.minor))
 
 
@@ -65,14 +68,15 @@ class _Versions(click.ParamType[tuple[str, ...]]):
     type=_Versions(),
     default=None,
     show_default="all that can be genuine; with --plugin, one of each class",
-    help="The kubelets to run against, separated by commas. Any version from 1.8 on can be emulated.",
+    help="The kubelets to run against, separated by commas. Any from 1.8 to 1.37 can be emulated.",
 )
 @click.option(
     "--genuine",
     type=click.Choice(("auto", "yes", "built", "no")),
     default="auto",
     help="auto builds genuine kubelets where there is Go, and emulates the others; yes insists (and fetches Go if there "
-    "is none); built takes those that are built already; no emulates all. The report says which was which.",
+    "is none); built takes those that are built already, and of --kubelets wants each; no emulates all. The report says which "
+    "was which.",
 )
 @click.option(
     "--only",
@@ -146,6 +150,7 @@ def compat(
     from gateway.lab import build, matrix, report
 
     chosen = _scenarios(only, daemon["profile"], config_file)
+    _see_that_it_can_be_written(out, page)
     versions, binaries, why_emulated = _kubelets(kubelets, build.available, genuine)
     pinned = daemon["kubelet_minor"]
     job = matrix.Matrix(
@@ -221,6 +226,7 @@ def _examine(
         conformance.parsed(command)
     except conformance.CommandError as error:
         raise click.BadParameter(str(error), param_hint="--plugin") from error
+    _see_that_it_can_be_written(out, None)
     versions, binaries, _ = _kubelets(kubelets, build.default, genuine)
     chosen = [rules[name] for name in only]
     work = conformance.examine(
@@ -231,7 +237,6 @@ def _examine(
     except KeyboardInterrupt:
         _stopped()
     try:
-        out.mkdir(parents=True, exist_ok=True)
         (out / "plugin.json").write_bytes(conformance.to_json(found))
     except OSError as error:
         raise click.ClickException(f"the report can't be written: {error}") from error
@@ -263,12 +268,27 @@ def _kubelets(
 
     try:
         versions = asked or usual()
+        if genuine == "built" and asked:
+            _want_built(asked)
         found, why = _genuine(versions, genuine)
     except build.BuildError as error:
         raise click.ClickException(str(error)) from error
     for version, reason in why.items():
         click.echo(f"kubelet {version} is emulated: {reason}")
     return versions, found, why
+
+
+def _want_built(asked: tuple[str, ...]) -> None:
+    """See that each version that was asked for is built."""
+    from gateway.lab import build
+
+    there = [version for version in build.available() if build.built(version)]
+    if missing := [version for version in asked if version not in there]:
+        raise click.BadParameter(
+            f"no genuine kubelet {', '.join(missing)} is built; built are {', '.join(there) or 'none'}: leave --genuine out to "
+            "have it built where there is Go, or say --genuine no to have it emulated",
+            param_hint="--kubelets",
+        )
 
 
 def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], dict[str, str]]:
@@ -305,11 +325,26 @@ def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], 
     return found, why
 
 
-def _write(found: Report, out: Path, page: Path | None) -> None:
+def _see_that_it_can_be_written(out: Path, page: Path | None) -> None:
+    """Find out before a run of minutes whether its report can be kept."""
     from gateway.lab import report
 
     try:
         out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+        if page is not None:
+            report.find_place(page.read_text(encoding="utf-8"))
+            with page.open("a", encoding="utf-8"):
+                pass
+    except (OSError, UnicodeDecodeError, report.NoPlaceError) as error:
+        raise click.ClickException(f"the report could not be written, so nothing was run: {error}") from error
+
+
+def _write(found: Report, out: Path, page: Path | None) -> None:
+    from gateway.lab import report
+
+    try:
         for name, content in report.files(found).items():
             (out / name).write_bytes(content)
         if page is not None:

@@ -27,7 +27,8 @@ COMMANDS = """\
   remove POD             end a pod; its devices are freed at the next admit
   capacity               what the API server would be told
   pods                   who holds which devices
-  restart [VERSION]      restart the kubelet, as another version if you like; pods stay
+  restart [VERSION]      restart the kubelet, as another version if you like; pods stay, and it
+                         says so where that version can't read who holds which devices
   help, quit"""
 
 PLAUSIBLE = frozenset({"kubelet_internal_checkpoint", ".kubelet_internal_checkpoint", "DEPRECATION"})
@@ -42,9 +43,9 @@ def dev() -> None:
 @dev.command(
     epilog="""\b
 Examples:
-  gateway dev kubelet --version 1.9 --socket-dir /tmp/node
-  gateway --socket-dir /tmp/node --state-dir /tmp/state --backend simulated
-  and then, in the first: admit web nvidia.com/gpu 2, and: restart 1.37
+  gateway dev kubelet --version 1.28 --socket-dir /tmp/node
+  gateway --socket-dir /tmp/node --state-dir /tmp/state --backend simulated   (in a second terminal)
+  and then, in the first: admit web nvidia.com/gpu 2, restart 1.37, and: pods
 
 \b
 Commands on stdin, while it runs:
@@ -134,6 +135,25 @@ def _read(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
             loop.call_soon_threadsafe(lines.put_nowait, "quit")
 
 
+def forgets(old: str, new: str, pods: Iterable[str]) -> str:
+    """Say which pods' devices a kubelet that becomes another version gives away, and how to get there; '' where none."""
+    from gateway import plan
+
+    holders, facts = ", ".join(sorted(pods)), plan.load()
+    try:
+        before, after = plan.kubelet(old, facts), plan.kubelet(new, facts)
+    except plan.PlanError:  # A version to come: nothing is known of it.
+        return ""
+    if not holders or before == after or facts.keeps(before, after):
+        return ""
+    [hop] = plan.plan(facts, before, after, direct=True).hops
+    way = f"`restart {hop.stop_at}` first" if hop.stop_at else "`remove` them first, as a drain would"
+    return (
+        f"warning: kubelet {new} can't read the checkpoint of {old}: it doesn't know what {holders} had, and gives those "
+        f"devices to others. To keep them apart: {way} (gateway plan --from {old} --to {new} --direct says more)"
+    )
+
+
 class _Node:
     """A directory, the kubelet that runs on it, and the pods, which survive its restarts."""
 
@@ -147,6 +167,10 @@ class _Node:
         from gateway.lab.devicemanager import DeviceManager
         from gateway.lab.kubelet import Demand
 
+        if self._kubelet is not None and (
+            lost := forgets(self._kubelet.behaviour.name, found.name, self._kubelet.pods())
+        ):
+            self.say(lost)
         await self.halt()
         if not found.certain:
             self.say(f"kubelet {found.name} is newer than any known here: it is taken to behave like 1.{NEWEST}")
@@ -175,7 +199,13 @@ class _Node:
                 case ["admit", pod, resource, count]:
                     admission = await kubelet.admit(pod, {resource: int(count)})
                     self._pods[pod] = (resource, int(count))
-                    self.say(f"pod {pod} runs with {_ids(admission.devices.get(resource, ()))}")
+                    ids = admission.devices.get(resource, ())
+                    why = (
+                        ""
+                        if ids or count == "0"
+                        else f": no plugin has registered {resource}, `capacity` shows which are"
+                    )
+                    self.say(f"pod {pod} runs with {_ids(ids)}{why}")
                     for name, value in admission.answer.envs.items():
                         self.say(f"  env {name}={value}")
                     for mount in admission.answer.mounts:

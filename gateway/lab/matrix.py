@@ -29,6 +29,7 @@ from gateway.lab.gatewayproc import GatewayError
 from gateway.lab.invariants import Holding, holdings
 from gateway.lab.kubelet import Demand, Kubelet, KubeletError
 from gateway.lab.record import About, Cell, Cluster, Hop, Kind, KubeletFact, NodeFact, Promise, Report, Status
+from gateway.lab.report import counted
 from gateway.lab.scenarios import SCENARIOS, BrokenPromiseError, Node, Scenario, dialect, must, node, offered
 from gateway.negotiate import CHOICES
 from gateway.settings import ConfigError
@@ -304,7 +305,7 @@ async def _cluster(matrix: Matrix, say: Say) -> Cluster:
         well = [version for version, error in errors.items() if not error]
         errors.update(zip(well, await asyncio.gather(*map(pods, well)), strict=True))
         facts = [await _node_fact(matrix, version, nodes[version], errors[version]) for version in nodes]
-    say(f"mixed cluster of {len(facts)} nodes: {tally(fact.status for fact in facts)}")
+    say(f"mixed cluster of {counted(len(facts), 'node')}: {tally(fact.status for fact in facts)}")
     return Cluster(seconds=round(time.monotonic() - began, 2), nodes=tuple(facts))
 
 

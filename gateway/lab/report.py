@@ -57,6 +57,11 @@ def files(report: Report) -> dict[str, bytes]:
 # In words.
 
 
+def counted(count: int, noun: str) -> str:
+    """Say how many there are: ``1 run``, ``2 runs``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def tally(statuses: Iterable[Status]) -> str:
     """Count statuses in words, such as ``15 passed, 1 failed``."""
     found = list(statuses)
@@ -68,20 +73,20 @@ def summary(report: Report) -> str:
     """Say in a few lines how a run ended; the last one begins with PASSED or FAILED."""
     lines = [f"kubelets: {_kinds(report)}"]
     if report.cells:
-        lines.append(f"{len(report.scenarios)} scenarios: {tally(cell.status for cell in report.cells)}")
+        lines.append(f"{counted(len(report.scenarios), 'scenario')}: {tally(cell.status for cell in report.cells)}")
     if report.hops:
         forgotten = sum(1 for hop in report.hops if hop.forgets)
         lines.append(
-            f"{len(report.hops)} hops: {tally(hop.status for hop in report.hops)}"
+            f"{counted(len(report.hops), 'hop')}: {tally(hop.status for hop in report.hops)}"
             + (f" (on {forgotten} the kubelet forgets its pods: drained first)" if forgotten else "")
         )
     if report.cluster:
         nodes = report.cluster.nodes
-        lines.append(f"mixed cluster of {len(nodes)} nodes: {tally(node.status for node in nodes)}")
+        lines.append(f"mixed cluster of {counted(len(nodes), 'node')}: {tally(node.status for node in nodes)}")
     lines += [f"note: {note}" for note in report.about.notes]
     failed = [f"  {_name(one)}: {_first_line(one.reason)}" for one in report.results() if one.status == "failed"]
     ran = sum(1 for one in report.results() if one.status != "not applicable")
-    ending = f"PASSED: {ran} runs" if report.passed else f"FAILED: {len(failed)} of {ran} runs"
+    ending = f"PASSED: {counted(ran, 'run')}" if report.passed else f"FAILED: {len(failed)} of {counted(ran, 'run')}"
     return "\n".join([*lines, *failed, f"{ending} in {report.about.seconds:.0f} s"])
 
 
@@ -140,7 +145,7 @@ def _same(hop: Hop) -> str:
     if not hop.pods:
         return ""
     moved = [pod.pod for pod in hop.pods if set(pod.before) != set(pod.after)]
-    return f"changed: {', '.join(moved)}" if moved else f"the same ({len(hop.pods)} pods)"
+    return f"changed: {', '.join(moved)}" if moved else f"the same ({counted(len(hop.pods), 'pod')})"
 
 
 def _change(before: str, after: str) -> str:
@@ -173,16 +178,26 @@ def place(page: str, report: Report) -> str:
     Raises:
         NoPlaceError: it has no place for one.
     """
+    before, after = find_place(page)
+    return f"{before}{BEGIN}\n\n{markdown(report, 3)}\n{END}{after}"
+
+
+def find_place(page: str) -> tuple[str, str]:
+    """Return what is before and after the place for a run in a page.
+
+    Raises:
+        NoPlaceError: it has no place for one.
+    """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise NoPlaceError(f"expected a line {BEGIN} and a later one {END}: the run goes between them")
-    return f"{before}{BEGIN}\n\n{markdown(report, 3)}\n{END}{after}"
+    return before, after
 
 
 def _markdown(report: Report, heading: str) -> Iterator[str]:
     ran = sum(1 for one in report.results() if one.status != "not applicable")
-    yield f"**{'Passed' if report.passed else 'Failed'}**: {ran} runs, {tally(one.status for one in report.results())}."
+    yield f"**{'Passed' if report.passed else 'Failed'}**: {counted(ran, 'run')}, {tally(one.status for one in report.results())}."
     yield ""
     yield from _table(["", "what was run"], _facts(report))
     why = {one.version: one.why_emulated for one in report.about.kubelets if one.why_emulated}
@@ -345,7 +360,7 @@ def html(report: Report) -> str:
     ran = sum(1 for one in report.results() if one.status != "not applicable")
     return template.substitute(
         verdict="passed" if report.passed else "failed",
-        sentence=f"All {ran} runs passed" if report.passed else f"{failed} of {ran} runs failed",
+        sentence=f"{counted(ran, 'run')} passed" if report.passed else f"{failed} of {counted(ran, 'run')} failed",
         tiles="".join(_tiles(report)),
         facts="".join(_fact(name, value, wide=name in {"kubelets", "note"}) for name, value in _facts(report)),
         emulated="".join(_why_emulated(report)),

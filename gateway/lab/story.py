@@ -127,9 +127,8 @@ def judge(story: Sequence[Step], looks: Sequence[Look], gpus: Sequence[str], str
         problems.append(f"the story broke off after {len(looks)} of {len(story)} steps")
     problems += strays
     if problems:
-        return Verdict(
-            passed=False, sentence=f"FAILED: {len(problems)} things are not as promised", problems=tuple(problems)
-        )
+        count = "1 thing is" if len(problems) == 1 else f"{len(problems)} things are"
+        return Verdict(passed=False, sentence=f"FAILED: {count} not as promised", problems=tuple(problems))
     hops = sum(isinstance(step, Hop) for step in story)
     pods = sum(isinstance(step, Run) for step in story)
     return Verdict(

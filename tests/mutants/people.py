@@ -6,6 +6,8 @@ from tests.mutants.table import Mutant
 
 RULES = {
     "Q1": "a typing error in --socket-dir is told, again and again, and no folder is made of it",
+    "Q2": "the emulated kubelet warns before it forgets who holds which devices",
+    "Q3": "a matrix runs on the kubelets that were asked for, and only where its report can be kept",
 }
 
 MUTANTS = (
@@ -24,5 +26,45 @@ MUTANTS = (
         "tell_at = now + FOLDER_TOLD",
         "tell_at = now + 10**9",
         "tests/unit/test_serve.py::test_what_keeps_it_waiting_is_said_again_and_again",
+    ),
+    Mutant(
+        "Q2",
+        "who holds nothing is forgotten, too",
+        "gateway/cli/dev.py",
+        "if not holders or before == after or",
+        "if before == after or",
+        "tests/unit/test_emulated_process.py::test_a_hop_that_forgets_pods_is_told",
+    ),
+    Mutant(
+        "Q2",
+        "nobody is warned",
+        "gateway/cli/dev.py",
+        "            self.say(lost)\n",
+        "            pass\n",
+        "tests/unit/test_emulated_process.py::test_a_restart_says_who_is_forgotten",
+    ),
+    Mutant(
+        "Q3",
+        "a version that nobody knows is taken for the newest",
+        "gateway/cli/compat.py",
+        "for one in found if not one.certain]",
+        "for one in found if one.minor < 8]",
+        "tests/unit/test_matrix.py::test_a_wrong_option_is_told_what_was_expected",
+    ),
+    Mutant(
+        "Q3",
+        "what isn't built is emulated",
+        "gateway/cli/compat.py",
+        '        if genuine == "built" and asked:\n',
+        "        if False and asked:\n",
+        "tests/unit/test_matrix.py::test_a_wrong_option_is_told_what_was_expected",
+    ),
+    Mutant(
+        "Q3",
+        "the report's folder is looked at last",
+        "gateway/cli/compat.py",
+        "    _see_that_it_can_be_written(out, page)\n",
+        "",
+        "tests/unit/test_matrix.py::test_a_report_that_cannot_be_kept_is_told_before_the_run",
     ),
 )

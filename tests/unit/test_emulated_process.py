@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -16,7 +17,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gateway.cli.dev import dev, unfit
+from gateway.cli.dev import _Node, dev, forgets, unfit
+from gateway.lab.behaviour import behaviour
 from gateway.lab.checkpoint import checksum
 from gateway.lab.kubelet import Books, Demand, Faults, Kubelet, KubeletError
 
@@ -217,6 +219,45 @@ def test_wrong_arguments(arguments: list[str], message: str) -> None:
     assert message in result.output
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "pods", "way"),
+    [
+        pytest.param("1.28", "1.37", ["web"], "", id="the help's example"),
+        pytest.param("1.9", "1.9", ["web"], "", id="the same version"),
+        pytest.param("1.9", "1.37", [], "", id="no pod"),
+        pytest.param("1.37", "1.99", ["web"], "", id="a version to come"),
+        pytest.param("1.9", "1.37", ["web", "db"], "what db, web had", id="who loses them"),
+        pytest.param("1.18", "1.32", ["web"], "`restart 1.30` first", id="a stop on the way"),
+        pytest.param("1.9", "1.37", ["web"], "`remove` them first", id="no stop on the way"),
+    ],
+)
+def test_a_hop_that_forgets_pods_is_told(old: str, new: str, pods: list[str], way: str) -> None:
+    said = forgets(old, new, pods)
+    assert (way in said, bool(said)) == (True, bool(way)), said
+
+
+async def test_a_restart_says_who_is_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    node = _Node(folder)
+    monkeypatch.setattr(node, "say", said.append)
+    try:
+        await node.boot(behaviour("1.9"))
+        assert node._kubelet is not None
+        monkeypatch.setattr(node._kubelet, "pods", lambda: {"web": {"main": {"example.com/gpu": ["0"]}}})
+        await node.obey("restart 1.37")
+        await node.obey("restart 1.9")
+    finally:
+        await node.halt()
+    assert [line for line in said if "warning" in line] == [forgets("1.9", "1.37", ["web"])]
+
+
+def test_the_helps_example_keeps_its_pods() -> None:
+    result = CliRunner().invoke(dev, ["kubelet", "--help"])
+    [old] = re.findall(r"--version (1\.\d+) ", result.output)
+    [new] = re.findall(r", restart (1\.\d+),", result.output)
+    assert forgets(old, new, ["web"]) == ""
+
+
 async def test_a_person_can_play_with_it(folder: Path) -> None:
     code = "from gateway.cli.dev import dev; dev()"
     process = await asyncio.create_subprocess_exec(
@@ -231,7 +272,10 @@ async def test_a_person_can_play_with_it(folder: Path) -> None:
             for command, answer in (
                 ("", "kubelet 1.9 serves deviceplugin.Registration"),
                 ("capacity", "no resource is registered"),
-                ("admit pod example.com/gpu 1", "pod pod runs with no device"),
+                (
+                    "admit pod example.com/gpu 1",
+                    "pod pod runs with no device: no plugin has registered example.com/gpu",
+                ),
                 ("pods", "no pod holds a device"),
                 ("admit pod", "expected one of these commands"),
                 ("restart 1.99", "1.99 is newer than any known here"),

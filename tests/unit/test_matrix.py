@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import compat, main
-from gateway.lab import hops, matrix, scenarios, witness
+from gateway.lab import build, hops, matrix, scenarios, witness
 from gateway.lab.matrix import Bug, Matrix, verdict
+from gateway.lab.report import counted
 from gateway.lab.scenarios import SCENARIOS, Node, Scenario, must
 
 ALL = ("1.8", "1.9", "1.10", "1.11", "1.12", "1.13", "1.16", "1.18", "1.20", "1.24", "1.25", "1.26", "1.28", "1.32", "1.36", "1.37")  # fmt: skip
@@ -219,17 +220,49 @@ def test_a_configuration_that_is_wrong_is_said(folder: Path) -> None:
     [
         (["--kubelets", "1.7"], ["1.8 on", "'1.7'"]),
         (["--kubelets", "new"], ["such as 1.28"]),
+        (["--kubelets", "1.28,1.99", "--genuine", "no"], ["kubelet 1.99 is not known here: 1.8 to 1.37 are"]),
+        (["--plugin", "true {socket_dir}", "--kubelets", "1.99"], ["kubelet 1.99 is not known here"]),
+        (["--kubelets", "1.28,1.21", "--genuine", "built"], ["no genuine kubelet 1.21 is built; built are 1.28:"]),
         (["--only", "dance"], ["register", "hops", "cluster", "got dance"]),
         (["--simulate", "no-such"], ["--simulate", "no-such"]),
         (["--plugin", "true"], ["--plugin", "{socket_dir}"]),
         (["--plugin", "true {socket_dir}", "--only", "dance"], ["--only", "registers", "got dance"]),
     ],
 )
-def test_a_wrong_option_is_told_what_was_expected(arguments: list[str], words: list[str]) -> None:
-    result = _call(*arguments)
+def test_a_wrong_option_is_told_what_was_expected(
+    arguments: list[str], words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "built", lambda version: Path("kubelet") if version == "1.28" else None)
+    result = _call(*arguments, "--out", str(folder / "out"))
     text = " ".join(result.output.split())
     assert result.exit_code == 2
     assert [word for word in words if word not in text] == []
+
+
+@pytest.mark.parametrize("more", [[], ["--plugin", "true {socket_dir}"]], ids=["the gateway", "a plugin"])
+def test_a_report_that_cannot_be_kept_is_told_before_the_run(
+    folder: Path, more: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "_kubelets", None)
+    (folder / "file").touch()
+    result = _call("--kubelets", "1.37", "--genuine", "no", *more, "--out", str(folder / "file" / "out"))
+    assert (result.exit_code, "so nothing was run" in result.output) == (1, True), result.output
+
+
+@pytest.mark.parametrize("content", ["# Ours\n", "<!-- the last full run: end --><!-- the last full run: begin -->"])
+def test_a_page_without_a_place_is_told_before_the_run(
+    folder: Path, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compat, "_kubelets", None)
+    (page := folder / "page.md").write_text(content)
+    result = _call("--kubelets", "1.37", "--genuine", "no", "--out", str(folder / "out"), "--page", str(page))
+    assert (result.exit_code, "nothing was run: expected a line" in result.output) == (1, True), result.output
+    assert page.read_text() == content
+
+
+@pytest.mark.parametrize(("count", "words"), [(0, "0 runs"), (1, "1 run"), (2, "2 runs")])
+def test_one_run_is_no_runs(count: int, words: str) -> None:
+    assert counted(count, "run") == words
 
 
 @pytest.mark.usefixtures("broken")

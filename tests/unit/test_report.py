@@ -141,7 +141,7 @@ def test_the_summary_says_which_kubelets_were_genuine_and_ends_with_the_verdict(
         "| register | \N{EN DASH} | ✅ |",
         "register on 1.9: it has no such thing",
         "kubelet 1.28 is emulated: no Go",
-        "| 1.9 → 1.28 | emulated | ✅ | v1alpha2 → v1beta1 |  | kept | the same (1 pods) | 6 ms | 1 |  |",
+        "| 1.9 → 1.28 | emulated | ✅ | v1alpha2 → v1beta1 |  | kept | the same (1 pod) | 6 ms | 1 |  |",
         "drained first: the kubelet forgets",
         "| 1.9 | genuine | v1alpha2 |  | ✅ |",
         "| Go | go1.26.6 |",
