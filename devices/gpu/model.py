@@ -84,6 +84,7 @@ class GPU(Struct, frozen=True):
     resource: str = ""
     profile: str = ""
     partitioned: bool = False
+    lacks: str = ""
     place: str = ""
     product: str = ""
     pci: str = ""

@@ -14,10 +14,13 @@ from typing import Final
 from msgspec.structs import replace
 
 from devices.gpu.model import GPU
+from devices.model import Kind, Trouble
 from devices.policy import MigStrategy, Naming, Policy
 
 _NVIDIA: Final = "nvidia.com/"
 _AMD: Final = "amd.com/"
+_SEVERITY: Final = tuple(Kind)
+"""The kinds of trouble, the worst last."""
 
 
 class NamingError(ValueError):
@@ -27,20 +30,19 @@ class NamingError(ValueError):
 def named(gpus: Iterable[GPU], policy: Policy) -> dict[str, tuple[GPU, ...]]:
     """Sort GPUs and partitions by the names under which they are offered; those that aren't offered are left out.
 
-    What is wrong with a GPU is wrong with its partitions, too.
+    What is wrong with a GPU is wrong with its partitions, too; one that is offered whole has the worst trouble of those on it.
 
     Raises:
         NamingError: the strategy ``single`` was chosen, and the devices are not alike.
     """
     gpus = tuple(gpus)
-    whole = {gpu.uuid: gpu for gpu in gpus if not gpu.parent}
+    around: dict[str, list[GPU]] = {}
+    for gpu in gpus:
+        around.setdefault(gpu.board, []).append(gpu)
     found: dict[str, list[GPU]] = {}
     for gpu in gpus:
-        parent = whole.get(gpu.parent)
-        if parent is not None and gpu.trouble is None and parent.trouble is not None:
-            gpu = replace(gpu, trouble=parent.trouble)  # noqa: PLW2901 - from here on it is the one that counts
         if (name := name_of(gpu, policy)) is not None:
-            found.setdefault(name, []).append(gpu)
+            found.setdefault(name, []).append(_judged(gpu, around[gpu.board]))
     if policy.mig_strategy is MigStrategy.SINGLE:
         _check_mig(gpus)
     if policy.resource_naming is Naming.SINGLE:
@@ -62,6 +64,15 @@ def name_of(gpu: GPU, policy: Policy) -> str | None:
         return None
     mixed = policy.resource_naming is Naming.MIXED and gpu.profile and gpu.resource.startswith(_AMD)
     return f"{_AMD}{gpu.profile}" if mixed else gpu.resource
+
+
+def _judged(gpu: GPU, around: Iterable[GPU]) -> GPU:
+    """Give a GPU or partition the worst trouble of itself, its GPU and its partitions; ``around`` are all of one GPU."""
+    troubles = [one.trouble for one in around if not gpu.parent or one.uuid in {gpu.uuid, gpu.parent}]
+    if gpu.lacks:
+        troubles.append(Trouble(gpu.lacks))
+    worst = max(filter(None, troubles), key=lambda trouble: _SEVERITY.index(trouble.kind), default=None)
+    return gpu if worst == gpu.trouble else replace(gpu, trouble=worst)
 
 
 def claimed(resource: str, vendor: str, policy: Policy) -> bool:

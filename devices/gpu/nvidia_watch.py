@@ -45,6 +45,9 @@ _SPACING_S: Final = 0.5
 """Between two looks, in seconds, however many errors ask for one."""
 _MOST_LEFT: Final = 256
 """Errors that are still handed on when NVML is to be closed: a storm must not keep it open."""
+_DISPLAYS: Final = frozenset({"DGX Display", "NVIDIA DGX Display"})
+"""The products that are there for a screen alone, and aren't offered: those that NVIDIA's plugin skips (New, pkg/nvlib/device of
+NVIDIA/go-nvlib)."""
 _UNSEEN: Final = "a GPU can't be looked at"
 
 _log = structlog.get_logger()
@@ -401,7 +404,7 @@ class Looker:
                 stop.wait(0.05)
 
     def _seats(self) -> dict[int, str | NvmlError]:
-        """The UUIDs of all GPUs by index, or why one can't be told; where some mustn't be touched, of others that are known."""
+        """The UUIDs of all GPUs but displays by index, or why one can't be told; where some mustn't be touched, of known ones."""
         seats: dict[int, str | NvmlError] = {}
         there = {gpu.index: gpu for gpu, *_ in self._known.values()}
         self._busy = time.monotonic(), "nvmlDeviceGetCount"
@@ -411,14 +414,23 @@ class Looker:
                 continue
             self._busy = time.monotonic(), f"GPU {index}" if gpu is None else gpu.uuid
             try:
-                seats[index] = (
-                    self._nvml.at_address(gpu.pci) if gpu is not None and self._let.uuids else self._nvml.at(index)
-                )
+                uuid = self._nvml.at_address(gpu.pci) if gpu is not None and self._let.uuids else self._nvml.at(index)
+                if not self._is_display(uuid):
+                    seats[index] = uuid
             except SessionError:
                 raise
             except NvmlError as error:
                 seats[index] = error
         return seats
+
+    def _is_display(self, uuid: str) -> bool:
+        if uuid in self._known:
+            return False
+        product = self._nvml.product(uuid)
+        if product not in _DISPLAYS:
+            return False
+        self._tell_once(uuid, "a GPU is not offered", f"it is for a display alone: {product}")
+        return True
 
     def _look(self) -> Scan:
         now = time.monotonic()
@@ -518,8 +530,13 @@ class Looker:
         if not self._capabilities.keys() >= set(caps):
             self._capabilities = self._node.capabilities()
         minors = [self._capabilities[cap] if cap in self._capabilities else self._node.capability(cap) for cap in caps]
+        lacks = ""
         if None in minors:
-            self._tell_once(instance.uuid, "a MIG instance has no capability nodes", f"none of {caps[0]} or {caps[1]}")
+            lacks = (
+                f"it has no capability device nodes ({caps[0]} and {caps[1]}), without which no container can use it: see that "
+                "the driver's nvidia-caps is there (/proc/driver/nvidia-caps/mig-minors)"
+            )
+            self._tell_once(instance.uuid, "a MIG instance is not offered", lacks)
         return replace(
             gpu,
             uuid=instance.uuid,
@@ -527,6 +544,7 @@ class Looker:
             profile=instance.profile,
             place=f"{gpu.index}:{instance.place}",
             partitioned=False,
+            lacks=lacks,
             links=(),
             spec_nodes=(*gpu.spec_nodes, *(f"/dev/nvidia-caps/nvidia-cap{one}" for one in minors if one is not None)),
         )

@@ -175,6 +175,19 @@ class Nvml:
         self._bus_ids[_address(info)] = str(info.busId)
         return Board(uuid, minor, _address(info), product)
 
+    def product(self, uuid: str) -> str:
+        """Say what a GPU is called; '' where it can't be told.
+
+        Raises:
+            SessionError: NVML can't be used any more.
+        """
+        try:
+            return _said(_optional("nvmlDeviceGetName", self._handles[uuid]) or "")
+        except SessionError:
+            raise
+        except NvmlError:
+            return ""
+
     def vitals(self, uuid: str) -> Vitals:
         """Say how a GPU is."""
         handle = self._handles[uuid]
@@ -301,7 +314,8 @@ def _suffix(parent: Any, instance: int) -> str:
         wanted = _ask("nvmlGpuInstanceGetInfo", gpu_instance).profileId
         for number, suffix in _SUFFIXES.items():
             with contextlib.suppress(UnsupportedError, GoneError):
-                info = _ask("nvmlDeviceGetGpuInstanceProfileInfo", parent, number)
+                # In its first form, which every driver with MIG has, as NVIDIA's plugin asks it.
+                info = _ask("nvmlDeviceGetGpuInstanceProfileInfo", parent, number, 1)
                 if info.id == wanted:
                     return suffix
     return ""

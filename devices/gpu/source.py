@@ -105,7 +105,8 @@ class GPUSource:
         """Say how a container gets these GPUs, as the policy's strategies say it.
 
         Raises:
-            RefusedError: this kubelet can't be told that, or NOT_FOUND: neither the resource nor a device is of this source.
+            RefusedError: this kubelet can't be told that, a partition lacks what a container needs, or NOT_FOUND: neither the
+                resource nor a device is of this source.
         """
         if not (self.claims(resource) or any(one.partition("::")[0] in self._known for one in request.device_ids)):
             raise unclaimed(resource)
@@ -117,6 +118,7 @@ class GPUSource:
         said = self._answered.get(asked)
         if said is None:
             gpus = self._offers.get(resource, Offer({})).gpus
+            _check_complete(request.device_ids, gpus)
             once = ListStrategy.CDI_ANNOTATIONS in self._policy.list_strategies
             token = str(uuid4()) if once else ""
             said = answers.answer(resource, request.device_ids, gpus, self._policy, sayable, self._around, token)
@@ -264,7 +266,8 @@ class GPUSource:
             return
         self._unnamed = ""
         self._inventory = {
-            name: sharing.listing(offer, sight.recovered, sight.released) for name, offer in self._offers.items()
+            name: sharing.listing(offer, sight.recovered | _regained(offer, sight), sight.released)
+            for name, offer in self._offers.items()
         }
         self._news.set()
 
@@ -306,10 +309,26 @@ def _specified(sight: Sight, policy: Policy, driver: DriverFiles | None) -> Surr
     """Write the CDI specifications. It blocks: for a thread."""
     from devices.gpu import cdi_files  # noqa: PLC0415 - paid only where an operator chose CDI
 
+    sight = replace(sight, gpus=tuple(gpu for gpu in sight.gpus if not gpu.lacks))
     in_container = Path(
         policy.container_driver_root
     ).is_dir()  # Where the driver's root is mounted; a host service has none.
     return cdi_files.keep(sight, policy, root="" if in_container else policy.driver_root, driver=driver)
+
+
+def _check_complete(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> None:
+    for device_id in device_ids:
+        gpu = found(device_id, gpus)
+        if gpu is not None and gpu.lacks:
+            raise RefusedError(
+                Fault.FAILED_PRECONDITION,
+                f"expected a device that a container can use, but {device_id[:80]!r} isn't: {gpu.lacks}",
+            )
+
+
+def _regained(offer: Offer, sight: Sight) -> frozenset[str]:
+    """The GPUs, offered whole, on which a partition was reset: what was wrong with it was wrong with the GPU."""
+    return frozenset(gpu.parent for gpu in sight.gpus if gpu.uuid in sight.recovered and gpu.parent in offer.gpus)
 
 
 def _was_repartitioned(uuid: str, gpus: Collection[GPU]) -> bool:

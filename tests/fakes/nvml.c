@@ -499,21 +499,20 @@ EXPORTED Result nvmlGpuInstanceGetInfo(Handle h, struct gpu_instance *to) {
 }
 
 struct gpu_profile {
-    u32 version, id, p2p, slices, count, processors, copy_engines, decoders, encoders, jpegs, ofas;
+    u32 id, p2p, slices, count, processors, copy_engines, decoders, encoders, jpegs, ofas;
     u64 memory_mb;
-    char name[NAME];
 };
 
-/* nvlib, GetProfile: asks for each profile number in turn, and skips those that are NOT_SUPPORTED or invalid. */
-EXPORTED Result nvmlDeviceGetGpuInstanceProfileInfoV(Handle h, u32 number, struct gpu_profile *to) {
+/* nvlib, GetProfile: asks for each profile number in turn, and skips those that are NOT_SUPPORTED or invalid. Old drivers know
+   this first form alone. */
+EXPORTED Result nvmlDeviceGetGpuInstanceProfileInfo(Handle h, u32 number, struct gpu_profile *to) {
     ENTER_AT("nvmlDeviceGetGpuInstanceProfileInfo", h, GPU_ONLY);
-    if (to->version != 0x02000098) return ARGUMENT_VERSION_MISMATCH;
     for (u32 i = 0; i < at.gpu.profiles; i++) {
         const struct profile *p = &at.gpu.profile[i];
         if (p->index != number) continue;
-        *to = (struct gpu_profile){.version = to->version, .id = p->id, .slices = p->slices, .count = p->count,
-                                   .processors = p->processors, .memory_mb = p->memory_mb};
-        return give(p->name, to->name, sizeof to->name);
+        *to = (struct gpu_profile){.id = p->id, .slices = p->slices, .count = p->count,
+                                      .processors = p->processors, .memory_mb = p->memory_mb};
+        return SUCCESS;
     }
     return NOT_SUPPORTED;
 }

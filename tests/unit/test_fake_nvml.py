@@ -191,7 +191,7 @@ def profile_number(gpu: Any, mig: Any) -> int:
     ids = {}
     for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         with suppress(pynvml.NVMLError_NotSupported):
-            ids[pynvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu, number).id] = number
+            ids[pynvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu, number, 1).id] = number
     return ids[wanted]
 
 

@@ -98,11 +98,42 @@ def test_amds_single_needs_gpus_that_are_alike() -> None:
         named([amd("a", "cpx_nps4"), amd("b", "spx_nps1")], Policy())
 
 
+ILL = {kind: Trouble(kind.value, kind) for kind in Kind}
+
+
+@pytest.mark.parametrize(
+    ("whole", "parts", "worst"),
+    [
+        pytest.param(None, [None, None], None, id="all are well"),
+        pytest.param(None, [None, Kind.RESET_REQUIRED], Kind.RESET_REQUIRED, id="one of its partitions isn't"),
+        pytest.param(Kind.RESET_REQUIRED, [Kind.RESTART_APP], Kind.RESET_REQUIRED, id="its own is the worse"),
+        pytest.param(Kind.APPLICATION, [Kind.RESTART_APP], Kind.RESTART_APP, id="what leaves it well hides nothing"),
+        pytest.param(Kind.RESET_REQUIRED, [Kind.UNKNOWN], Kind.UNKNOWN, id="as bad as anything could be"),
+    ],
+)
+def test_a_gpu_that_is_offered_whole_has_the_worst_trouble_on_it(
+    whole: Kind | None, parts: list[Kind | None], worst: Kind | None
+) -> None:
+    """With the strategy ``none`` nobody else would say that something on it is ill."""
+    board = gpu("GPU-0", split=True, trouble=ILL.get(whole))  # type: ignore[arg-type]  # None is in no mapping
+    on_it = [replace(mig("GPU-0", number), trouble=ILL.get(kind)) for number, kind in enumerate(parts)]  # type: ignore[arg-type]
+    found = named([board, *on_it, replace(G1, trouble=ILL[Kind.APPLICATION])], Policy())
+    assert [one.trouble for one in found[NVIDIA]] == [ILL.get(worst), ILL[Kind.APPLICATION]]  # type: ignore[arg-type]
+
+
+def test_a_partition_that_lacks_something_is_ill_and_its_gpu_is_not() -> None:
+    parts = [replace(SMALL[0], lacks="no node"), replace(SMALL[1], trouble=ILL[Kind.RESET_REQUIRED], lacks="no node")]
+    found = named([gpu("GPU-0", split=True), *parts], Policy(mig_strategy=MigStrategy.MIXED))
+    assert [one.trouble for one in found["nvidia.com/mig-1g.10gb"]] == [Trouble("no node"), ILL[Kind.RESET_REQUIRED]]
+    (whole,) = named([gpu("GPU-0", split=True), parts[0]], Policy())[NVIDIA]
+    assert whole.trouble is None
+
+
 def test_a_gpus_trouble_is_that_of_its_partitions() -> None:
     hot, own = Trouble("hot", Kind.RESET_REQUIRED), Trouble("xid 94")
     parts = [SMALL[0], replace(SMALL[1], trouble=own)]
     found = named([gpu("GPU-0", split=True, trouble=hot), *parts], Policy(mig_strategy=MigStrategy.MIXED))
-    assert [one.trouble for one in found["nvidia.com/mig-1g.10gb"]] == [hot, own]
+    assert [one.trouble for one in found["nvidia.com/mig-1g.10gb"]] == [hot, hot]
 
 
 def test_other_names_stay_what_they_are() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import random
 import shutil
@@ -228,6 +229,51 @@ async def test_capability_nodes_without_the_table(node: Node) -> None:
         "/dev/nvidia-caps/nvidia-cap30",
         "/dev/nvidia-caps/nvidia-cap31",
     )
+
+
+async def test_an_instance_without_capability_nodes_lacks_them_until_they_are_there(node: Node) -> None:
+    [one] = node.world.mig(0, "7g.80gb")
+    node.write()
+    caps = node.root / "proc/driver/nvidia-caps/mig-minors"
+    table = caps.read_text()
+    caps.write_text("config 1\n")
+    with capture_logs() as logs:
+        async with watching(node.backend()) as watch:
+            sight = await watch.until(well)
+            lacks = by_uuid(sight)[one.uuid].lacks
+            assert lacks.startswith("it has no capability device nodes (gpu0/gi0/access and gpu0/gi0/ci0/access)")
+            caps.write_text(table)
+            await watch.until(lambda now: not by_uuid(now)[one.uuid].lacks)
+    assert [entry["reason"] for entry in logs if entry["event"] == "a MIG instance is not offered"] == [lacks]
+
+
+@pytest.mark.parametrize("product", ["DGX Display", "NVIDIA DGX Display"])
+async def test_a_display_is_not_offered(node: Node, product: str) -> None:
+    """A DGX Station A100 has one; no event of it is listened to, and none of its failures takes a look away."""
+    display = node.world.gpus[3]
+    node.world.gpus[3] = dataclasses.replace(display, name=product)
+    for function in ("nvmlDeviceRegisterEvents", "nvmlDeviceGetMigMode"):
+        node.world.fails(function, UNKNOWN, gpu=3)
+    node.write()
+    with capture_logs() as logs:
+        async with watching(node.backend()) as watch:
+            sight = await watch.until(well)
+            assert [one.index for one in sight.gpus] == [0, 1, 2, 4, 5, 6, 7]
+            assert display.uuid not in {link.peer for one in sight.gpus for link in one.links}
+            node.world.event(5, 79)
+            await watch.until(ill)
+    told = [(entry["event"], entry["gpu"]) for entry in logs if entry["event"] not in {"NVML answers", "Xid"}]
+    assert told == [("a GPU is not offered", display.uuid)]
+
+
+async def test_a_gpu_whose_name_can_not_be_told_is_no_display(node: Node) -> None:
+    node.world.fails("nvmlDeviceGetName", UNKNOWN, gpu=3)
+    node.write()
+    async with watching(node.backend()) as watch:
+        await watch.until(lambda now: len(now.gpus) == 7)
+        node.world.works("nvmlDeviceGetName", gpu=3)
+        node.write()
+        await watch.until(lambda now: len(now.gpus) == 8)
 
 
 async def test_links_from_gpu_to_gpu(node: Node) -> None:

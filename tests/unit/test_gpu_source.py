@@ -14,12 +14,12 @@ from structlog.testing import capture_logs
 
 from devices.combined import Combined
 from devices.generic import GenericSource
-from devices.gpu import source
+from devices.gpu import cdi_files, source
 from devices.gpu.answers import Surroundings
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.source import GPUSource
-from devices.model import ContainerRequest, Field, PreferredRequest, RefusedError, Sayable, Trouble
+from devices.model import ContainerRequest, Fault, Field, Health, Kind, PreferredRequest, RefusedError, Sayable, Trouble
 from devices.policy import Globbed, IdStrategy, ListStrategy, MigStrategy, Policy, Sharing, Slices
 from devices.source import Facts, Fate, GiveUpError, Inventory
 
@@ -290,6 +290,54 @@ async def test_nobody_is_asked_to_let_go_of_what_is_not_there(watched: Watched) 
     await watched.sees(gpu(0))
     assert list(await watched.source.release(["GPU-7"])) == []
     assert watched.backend.orders == []
+
+
+ILL = Trouble("Xid 95", Kind.RESET_REQUIRED)
+
+
+async def test_a_gpu_offered_whole_is_ill_with_an_instance_and_well_with_it(watched: Watched) -> None:
+    """With the MIG strategy ``none``; an operator's word, or another judgement, is of the instance."""
+    ill = (gpu(0, partitioned=True), replace(mig(0, 0), trouble=ILL), gpu(1))
+    well = (gpu(0, partitioned=True), mig(0, 0), gpu(1))
+    watched.backend.sees(*ill)
+    found = (await watched.next())[NVIDIA]
+    assert (found.troubles, found.recovered) == ({"GPU-0": ILL}, frozenset())
+    watched.backend.sees(*well, recovered=frozenset({"MIG-00"}))
+    found = (await watched.next())[NVIDIA]
+    assert (dict(found.troubles), found.recovered) == ({}, frozenset({"GPU-0"}))
+
+
+async def test_one_instance_that_was_reset_says_nothing_of_the_others(watched: Watched) -> None:
+    watched.source.adopt(MIXED)
+    watched.backend.sees(gpu(0, partitioned=True), mig(0, 0), mig(0, 1), recovered=frozenset({"MIG-00"}))
+    assert (await watched.next())["nvidia.com/mig-1g.10gb"].recovered == {"MIG-00"}
+
+
+async def test_an_instance_that_lacks_its_nodes_is_listed_as_ill_and_never_answered_for(watched: Watched) -> None:
+    lacks = "it has no capability device nodes"
+    watched.source.adopt(replace(MIXED, pass_device_specs=True))
+    watched.backend.sees(gpu(0, partitioned=True), replace(mig(0, 0), lacks=lacks, spec_nodes=("/dev/nvidia0",)))
+    resource = "nvidia.com/mig-1g.10gb"
+    found = (await watched.next())[resource]
+    assert [device.health for device in found.devices] == [Health.UNHEALTHY]
+    assert found.troubles == {"MIG-00": Trouble(lacks)}
+    with pytest.raises(RefusedError, match=lacks) as refused:
+        await watched.source.answer(resource, ContainerRequest(("MIG-00",)), Sayable(frozenset(Field)))
+    assert refused.value.fault is Fault.FAILED_PRECONDITION
+
+
+async def test_no_specification_names_an_instance_that_lacks_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Sight] = []
+
+    def keep(sight: Sight, *_: Any, **__: Any) -> Surroundings:
+        kept.append(sight)
+        return Surroundings()
+
+    monkeypatch.setattr(cdi_files, "keep", keep)
+    one = Watched(replace(MIXED, list_strategies=frozenset({ListStrategy.CDI_CRI})))
+    await one.sees(gpu(0, partitioned=True), replace(mig(0, 0), lacks="no nodes"), mig(0, 1))
+    await one.close()
+    assert [gpu.uuid for gpu in kept[0].gpus] == ["GPU-0", "MIG-01"]
 
 
 async def test_facts(watched: Watched) -> None:
