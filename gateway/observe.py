@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -38,6 +39,11 @@ class Seldom:
         return untold if told else None
 
 
+def wants_colour() -> bool:
+    """Whether a terminal is to be written to in colours: not where NO_COLOR is set (https://no-color.org), or it is a dumb one."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
 def configure(log_format: str, level: str) -> None:
     """Log to standard error. ``auto`` means: readable where standard error is a terminal, JSON lines otherwise."""
     readable = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
@@ -46,7 +52,7 @@ def configure(log_format: str, level: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderers: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and wants_colour())]
         if readable
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_spelled)]
     )

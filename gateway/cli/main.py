@@ -236,6 +236,8 @@ def gateway(ctx: click.Context, /, log_format: str, log_level: str, **options: A
 
     Without a command this runs the device plugin in the foreground, until SIGTERM.
     """
+    if not observe.wants_colour():
+        ctx.color = False
     if ctx.invoked_subcommand is not None:
         return
     observe.configure(log_format, log_level)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 import textwrap
@@ -15,7 +16,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from gateway import control
+from gateway import control, observe
 from gateway.settings import STATE_DIR
 from gateway.status import Device, Resource, Status
 from gateway.tally import Check
@@ -134,13 +135,14 @@ def _show(found: Look, state_dir: Path, *, again: bool) -> None:
         if len(lines) >= screen.lines:
             rest = len(lines) - screen.lines + 2
             lines[-rest:] = [click.style(f"{rest} more lines", dim=True)]
-        click.echo("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J", nl=False)
+        shown = lines if observe.wants_colour() else map(click.unstyle, lines)
+        click.echo("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in shown) + "\x1b[J", nl=False, color=True)
     else:
         click.echo("\n".join([*lines, ""] if again else lines), err=not found.read)
 
 
 def _is_live() -> bool:
-    return sys.stdout.isatty()
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def render(found: Look, state_dir: Path, width: int) -> Iterator[str]:

@@ -8,6 +8,7 @@ RULES = {
     "Q1": "a typing error in --socket-dir is told, again and again, and no folder is made of it",
     "Q2": "the emulated kubelet warns before it forgets who holds which devices",
     "Q3": "a matrix runs on the kubelets that were asked for, and only where its report can be kept",
+    "Q4": "who wants no colours gets none",
 }
 
 MUTANTS = (
@@ -66,5 +67,29 @@ MUTANTS = (
         "    _see_that_it_can_be_written(out, page)\n",
         "",
         "tests/unit/test_matrix.py::test_a_report_that_cannot_be_kept_is_told_before_the_run",
+    ),
+    Mutant(
+        "Q4",
+        "the log is coloured all the same",
+        "gateway/observe.py",
+        "colors=sys.stderr.isatty() and wants_colour()",
+        "colors=sys.stderr.isatty()",
+        "tests/unit/test_cli_status.py::test_who_wants_no_colours_gets_none",
+    ),
+    Mutant(
+        "Q4",
+        "commands are coloured all the same",
+        "gateway/cli/main.py",
+        "        ctx.color = False\n",
+        "        pass\n",
+        "tests/unit/test_cli_status.py::test_who_wants_no_colours_gets_none",
+    ),
+    Mutant(
+        "Q4",
+        "an empty NO_COLOR counts",
+        "gateway/observe.py",
+        'not os.environ.get("NO_COLOR")',
+        '"NO_COLOR" not in os.environ',
+        "tests/unit/test_cli_status.py::test_who_wants_no_colours_gets_none",
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import Any
 import click
 import msgspec
 import pytest
+import structlog
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from devices import life
 from devices.life import State
 from devices.model import Device, Health
-from gateway import control
+from gateway import control, observe
 from gateway.cli import status as cli
 from gateway.cli.main import gateway
 from gateway.registration import Phase
@@ -175,6 +177,38 @@ def test_on_a_terminal_it_stays_in_place_and_on_the_screen(
         assert re.fullmatch(r"\d+ more lines", lines[-1]) is not None
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "coloured"),
+    [("NO_COLOR", "1", False), ("NO_COLOR", "", True), ("TERM", "dumb", False), ("TERM", "xterm", True)],
+)
+@pytest.mark.parametrize("command", ["status", "devices", "watch", "log"])
+def test_who_wants_no_colours_gets_none(
+    folder: Path,
+    command: str,
+    variable: str,
+    value: str,
+    coloured: bool,
+    looks: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(cli, "_is_live", lambda: True)
+    if command == "log":
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        observe.configure("console", "info")
+        output = structlog.get_config()["processors"][-1](None, "info", {"event": "serving", "level": "info"})
+        structlog.reset_defaults()
+    else:
+        arguments = ["status", "--watch"] if command == "watch" else [command]
+        with gateways(folder, {SERVING: {"status": FULL, "facts": {}}}, "status", "devices"):
+            looks(1)
+            output = CliRunner().invoke(gateway, [*arguments, "--state-dir", str(folder)], color=True).output
+    assert (re.search(r"\x1b\[[0-9;]*m", output) is not None) is coloured
+    assert ("\x1b[H" in output) is (command == "watch")  # Where it stands is no colour.
+
+
 # What is seen.
 
 
@@ -260,7 +294,9 @@ def test_of_many_devices_those_with_something_to_say_are_shown() -> None:
     assert "997 more of 1000 devices: --json has them all" in text
 
 
-def test_colours_are_for_terminals(folder: Path) -> None:
+def test_colours_are_for_terminals(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     with showing(folder, {SERVING: FULL}):
         plain, coloured = call(folder), call(folder, color=True)
     assert "\x1b" not in plain.output
