@@ -46,6 +46,7 @@ _FLAGS = [
 ]
 _LONGEST_SOCKET_PATH = 107
 _KUBELET_SOCKET = "kubelet.sock"
+_NVIDIA = "nvidia-device-plugin"
 _FIRST_KUBELET = 8
 
 _EXAMPLES = """
@@ -327,7 +328,10 @@ def main() -> None:
 
 def nvidia() -> None:
     """Run the same command under the name, and with the defaults, of NVIDIA's (the ``nvidia-device-plugin`` entry point)."""
-    gateway(prog_name="nvidia-device-plugin", default_map={"backend": "nvidia"})
+    from gateway.cli.argv import first_word
+
+    first_word(_NVIDIA)
+    gateway(prog_name=_NVIDIA, default_map={"backend": "nvidia"})
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ RULES = {
     "E17": "a setting that can't be gone by ends with 78, one that can't be read now with 1",
     "E18": "a variable that looks like a setting and is none is said, with the nearest; what Kubernetes sets is not",
     "E19": "the devices of a time-slicing entry count only where they are honoured; each GPU is offered as its own entry says",
+    "E20": "nvidia-device-plugin is the first word of its process, and its arguments are the rest",
     "E16": "--socket-dir and --kubelet-socket are one setting: two different folders are refused",
 }
 
@@ -31,6 +32,22 @@ _CONFIG = "tests/unit/test_config.py"
 _RELOAD = "tests/unit/test_reload.py"
 
 MUTANTS = (
+    Mutant(
+        "E20",
+        "the interpreter stays the first word",
+        "gateway/cli/main.py",
+        "    first_word(_NVIDIA)\n",
+        "",
+        "tests/unit/test_cli.py::test_the_first_word_of_a_process_is_the_name_that_others_look_for",
+    ),
+    Mutant(
+        "E20",
+        "what was there before is left behind the new words",
+        "gateway/cli/argv.py",
+        'line.ljust(end - start, b"\\0")',
+        "line",
+        "tests/unit/test_cli.py::test_the_first_word_of_a_process_is_the_name_that_others_look_for",
+    ),
     Mutant(
         "E19",
         "devices count unasked",

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from gateway import compose, shell
 from gateway.cli import main
+from gateway.cli.argv import first_word
 from gateway.settings import EX_CONFIG, Settings
 
 pytestmark = pytest.mark.usefixtures("no_logging")
@@ -102,6 +103,36 @@ def test_the_host_service_is_not_started_again_where_that_does_not_help() -> Non
 def test_help_has_examples(arguments: list[str]) -> None:
     result = call(*arguments)
     assert (result.exit_code, "Examples:" in result.output) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("program", "first"),
+    [
+        ("from gateway.cli.main import nvidia; nvidia()", "nvidia-device-plugin"),
+        ("from gateway.cli.main import main; main()", sys.executable),
+    ],
+    ids=["NVIDIA's name", "our own"],
+)
+def test_the_first_word_of_a_process_is_the_name_that_others_look_for(folder: Path, program: str, first: str) -> None:
+    """NVIDIA's config-manager looks for it at the places of /proc, and splits at NUL once those at the end are gone."""
+    (sockets := folder / "dp").mkdir()
+    arguments = ["--backend=simulated", "--socket-dir", str(sockets), "--state-dir", str(folder / "state")]
+    command = [sys.executable, "-c", program, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        process.stderr.readline()  # it logs: it runs
+        words = Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0").decode().split("\0")
+        process.terminate()
+        process.stderr.read()
+    assert words[0] == first
+    assert words[-len(arguments) :] == arguments
+    assert process.returncode == 0
+
+
+def test_a_name_without_room_changes_nothing() -> None:
+    before = Path("/proc/self/cmdline").read_bytes()
+    assert not first_word("x" * 100_000)
+    assert Path("/proc/self/cmdline").read_bytes() == before
 
 
 def test_a_probe_of_nothing_says_so_in_json(folder: Path) -> None:
