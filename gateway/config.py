@@ -9,6 +9,7 @@ are strict. What it would ignore is ignored, but said. What it can do and this c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -101,6 +102,10 @@ def policy(file: File, said: Mapping[str, Given], backend: str) -> Policy:
     )
 
 
+_TOP: Final = ("version", "flags", "resources", "sharing", "imex", "gateway")
+_NAME_IT: Final = "is it the configuration file? Name that one with --config-file or CONFIG_FILE"
+
+
 class _Reading:
     """One file being read: finds known keys, gives values their types, and remembers what is to be said."""
 
@@ -111,7 +116,7 @@ class _Reading:
         self._more = 0
 
     def file(self, root: Node) -> File:
-        top = self._members(root, (), ("version", "flags", "resources", "sharing", "imex", "gateway"))
+        top = self._members(self._configuration(root), (), _TOP)
         self._version(top.get("version"))
         ours = self._section(top.get("gateway"), ("gateway",), ("devices", "honourResourceNames"))
         honour = self._switch(ours, ("gateway", "honourResourceNames"))
@@ -125,6 +130,24 @@ class _Reading:
         if self._more:
             self._warnings.append(f"{self._name}: and {self._more} more of this kind")
         return File(self._given, slices, fail, globbed, gpu_names, mig_names, tuple(self._warnings))
+
+    def _configuration(self, root: Node) -> Node:
+        """Judge whether it is a configuration at all before anything of it is quoted: it may be a file of secrets."""
+        if root.value is None:
+            return root
+        if not isinstance(root.value, Mapping):
+            raise self._fault(
+                root, (), f"expected a mapping with keys such as {', '.join(_TOP)}, got something else: {_NAME_IT}"
+            )
+        if root.value and not any(
+            key.casefold() in _TOP or _nearest((key,), _TOP) for key in islice(root.value, _MAX_WARNINGS)
+        ):
+            problem = f"expected keys such as {', '.join(_TOP)}, got unknown keys alone ({len(root.value)}): {_NAME_IT}"
+            if self._strict:
+                raise self._fault(root, (), problem)
+            self._warn(root.line, (), problem)
+            return replace(root, value=None)
+        return root
 
     def _version(self, node: Node | None) -> None:
         if node is not None and node.value not in (None, "", "v1"):
@@ -361,7 +384,7 @@ class _Reading:
 
     def _warn(self, line: int, path: _Path, problem: str) -> None:
         if len(self._warnings) < _MAX_WARNINGS:
-            self._warnings.append(f"{self._name}, line {line}: {_dotted(path)}: {problem}")
+            self._warnings.append(f"{self._name}, line {line}: {_dotted(path) or 'the file'}: {problem}")
         else:
             self._more += 1
 

@@ -110,7 +110,7 @@ class _Reader:
                 raise fault(
                     self._name,
                     line,
-                    f"expected the name of a value above, got *{event.anchor:.80}: write the value out",
+                    "expected the name of a value above after '*', got another: write the value out",
                 )
             if depth + node.height - 1 > MAX_DEPTH:
                 raise fault(self._name, line, f"expected at most {MAX_DEPTH} levels, got more: write the value out")

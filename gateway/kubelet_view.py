@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import grpc
@@ -23,7 +24,7 @@ from msgspec import Struct
 from adapters import checkpoint, podresources
 from adapters.dialect import MalformedError
 from devices.model import Health
-from gateway.watch import listens
+from gateway.watch import listens, target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ _OPTIONS = (
 )
 
 _Found = TypeVar("_Found")
+_decoding = threading.Lock()
 Source: TypeAlias = Literal["pod-resources", "checkpoint", "none"]
 
 
@@ -122,7 +124,7 @@ async def holds(socket: Path, resource: str, devices: Sequence[Device], patience
 
 
 def _channel(socket: Path) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+    return grpc.aio.insecure_channel(target(socket), options=_OPTIONS)
 
 
 async def _list(channel: grpc.aio.Channel) -> dict[str, dict[str, str]] | None:
@@ -158,7 +160,17 @@ def _too_often(error: BaseException) -> bool:
 async def _ask(channel: grpc.aio.Channel, method: str, decode: Callable[[bytes], _Found]) -> _Found:
     call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
     answer = await call(b"", timeout=_DEADLINE)
-    return await asyncio.to_thread(decode, answer)  # 10 000 devices take 15 ms, which an Allocate would wait
+    return await asyncio.to_thread(_alone, decode, answer)  # 10 000 devices take 15 ms, which an Allocate would wait
+
+
+def _alone(decode: Callable[[bytes], _Found], data: bytes) -> _Found:
+    """Decode in a thread, one answer at a time: who isn't waited for any more would go on beside the next."""
+    if not _decoding.acquire(timeout=_DEADLINE):
+        raise MalformedError(f"expected the answer before to be decoded within {_DEADLINE:g} s")
+    try:
+        return decode(data)
+    finally:
+        _decoding.release()
 
 
 def _opener(path: str, flags: int) -> int:
@@ -170,7 +182,7 @@ def _read(path: Path) -> dict[str, dict[str, str]] | None:
     """Read who holds what by the checkpoint; runs in a thread, because a disk may be slow."""
     try:
         with open(path, "rb", opener=_opener) as file:
-            found = checkpoint.read(file.read(checkpoint.MAX_BYTES + 1))
+            found = _alone(checkpoint.read, file.read(checkpoint.MAX_BYTES + 1))
     except (OSError, MalformedError):
         return None
     holders: dict[str, dict[str, str]] = {}

@@ -27,6 +27,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 
+from devices import naming
 from devices.life import Sticky
 from devices.model import Device, Health, Kind, Trouble
 
@@ -34,6 +35,12 @@ FORMAT = 1
 _MAX_BYTES = 16 * 1024 * 1024
 _MAX_TEXT = 1024
 _MAX_DEPTH = 32
+_MAX_PARTS = 500_000
+"""The most lists and objects in a file: 80 000 devices have half of it. Each takes up to 230 bytes of memory."""
+_MAX_SALVAGE = 960_000
+"""How many bytes of a damaged file are looked through: the cordons and 10 000 devices, and never more than ``_MAX_PARTS``."""
+_MAX_WRONG = 1000
+"""How many rows of a table may be wrong until the rest of it isn't looked at."""
 _MAX_ASIDE = 8
 _LOCK = "ledger.lock"
 _LOCK_WAIT = 1.0
@@ -42,8 +49,9 @@ _NOT_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Why a sound file may be unreadable for a moment: it is left where it is."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[][{},]', re.DOTALL)
-"""What a document's shape hangs on: texts, the last of which may have no end, brackets and commas."""
+_TOKEN = re.compile(r'((?:[^][{}"]+|"(?:[^"\\]|\\.)*(?:"|\Z))*)([][{}]|\Z)', re.DOTALL)
+"""What a document's shape hangs on: a bracket, and what is before it; texts count as a whole, and the last may have no end."""
+_COMMA = re.compile(r'"(?:[^"\\]|\\.)*"?|,', re.DOTALL)
 
 _Content: TypeAlias = dict[str, Any]
 _Changes: TypeAlias = dict[tuple[str, ...], Any]
@@ -489,6 +497,8 @@ def _decode(data: bytes) -> tuple[_Content, str]:
     """Return what is sound in a file, and what is wrong with the rest (empty: nothing)."""
     complaint = f"it is larger than {_MAX_BYTES} bytes" if len(data) > _MAX_BYTES else ""
     try:
+        if data.count(b"[") + data.count(b"{") > _MAX_PARTS:
+            raise ValueError(f"it has more than {_MAX_PARTS} lists and objects")  # noqa: TRY301 - as one that can't be read
         content = msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:
         complaint = complaint or str(error)
@@ -507,8 +517,8 @@ def _decode(data: bytes) -> tuple[_Content, str]:
 
 
 def _mend(data: bytes) -> Any:
-    """Decode as much of the beginning of a damaged file as makes sense; None where nothing does."""
-    text = data.decode(errors="replace")
+    """Decode as much of the beginning of a damaged file as makes sense, in a second or so; None where nothing does."""
+    text = data[:_MAX_SALVAGE].decode(errors="replace")
     with contextlib.suppress(ValueError, RecursionError):
         try:
             whole = json.loads(text)
@@ -522,16 +532,18 @@ def _mend(data: bytes) -> Any:
 def _closed(text: str) -> str:
     """Cut the beginning of a JSON document back to its last whole part, and close what is open there."""
     closers: list[str] = []
-    end, rest = 0, ""
+    end = 0
     for token in _TOKEN.finditer(text):
-        if token[0] in {"{", "["}:
-            closers.append("}" if token[0] == "{" else "]")
-        elif token[0] in {"}", "]"}:
+        between, bracket = token.group(1, 2)
+        if bracket in {"{", "["}:
+            closers.append("}" if bracket == "{" else "]")
+        elif bracket:
             closers.pop()
-        elif token[0] != ",":
-            continue
-        end, rest = token.start() if token[0] == "," else token.end(), "".join(reversed(closers))
-    return text[:end] + rest
+        elif comma := [part.start() for part in _COMMA.finditer(between) if part[0] == ","]:
+            end = token.start() + comma[-1]
+        if bracket:
+            end = token.end()
+    return text[:end] + "".join(reversed(closers))
 
 
 def _only_cordons(content: Any) -> _Content:
@@ -561,7 +573,11 @@ def _prune(content: _Content) -> list[str]:
     for key, kind in {"cordons": Cordon, "resources": dict}.items():
         if key in content:
             content[key] = _sound_rows(content[key], kind, key, wrong)
-    for name, resource in content.get("resources", {}).items():
+    resources = content.get("resources", {})
+    for name in [name for name in resources if naming.resource_name_error(name)]:
+        wrong.append(f"resources: {name[:80]!r} is no resource name")
+        del resources[name]
+    for name, resource in resources.items():
         for table, kind in _TABLES.items():
             if table in resource:
                 resource[table] = _sound_rows(resource[table], kind, f"resources.{name}.{table}", wrong)
@@ -576,12 +592,15 @@ def _sound_rows(rows: Any, kind: Any, path: str, wrong: list[str]) -> dict[str, 
         wrong.append(f"{path}: expected an object")
         return {}
     sound = {}
+    most = len(wrong) + _MAX_WRONG
     for key, row in rows.items():
         try:
             msgspec.convert(row, kind)
             sound[key] = row
         except msgspec.ValidationError as error:
             wrong.append(f"{path}.{key}: {error}")
+            if len(wrong) > most:
+                break
             if kind is Cordon:
                 sound[key] = _sound_cordon(row)
     return sound

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import socket
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 READY: Final = "READY=1"
 ALIVE: Final = "WATCHDOG=1"
 STOPPING: Final = "STOPPING=1"
+_MICROSECONDS: Final = re.compile(r"0*[1-9][0-9]{0,14}", re.ASCII)
+_SHORTEST: Final = 0.05
+"""Seconds: a manager that wants one more often wants a busy event loop."""
 
 
 def tell(word: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -34,9 +38,9 @@ def tell(word: str, environment: Mapping[str, str] = os.environ) -> None:
 def watchdog(environment: Mapping[str, str] = os.environ) -> float | None:
     """Return after how many seconds the manager wants a sign of life again, halved for safety; None: it wants none."""
     microseconds, process = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
-    if not (microseconds.isdecimal() and int(microseconds)) or process not in {"", str(os.getpid())}:
+    if not _MICROSECONDS.fullmatch(microseconds) or process not in {"", str(os.getpid())}:
         return None
-    return int(microseconds) / 2e6
+    return max(int(microseconds) / 2e6, _SHORTEST)
 
 
 async def keep_alive(seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -12,10 +13,22 @@ import msgspec
 import structlog
 
 if TYPE_CHECKING:
-    from structlog.typing import Processor
+    from structlog.typing import EventDict, Processor
 
 FORMATS = ("auto", "console", "json")
 LEVELS = ("debug", "info", "warning", "error")
+
+
+def printable(text: str, instead: str = "?") -> str:
+    """Put ``instead`` in the place of each character that steers a screen: control, DEL, U+009B, and those that turn text round."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else instead for one in text)
+
+
+def escaped(document: str) -> str:
+    """Escape in a JSON document what ``printable`` replaces; it means the same, because it can only be within texts."""
+    if document.isprintable():
+        return document
+    return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in document)
 
 
 class Seldom:
@@ -52,7 +65,13 @@ def configure(log_format: str, level: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderers: list[Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and wants_colour())]
+        [
+            structlog.processors.format_exc_info,
+            _shown,
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty() and wants_colour(), exception_formatter=structlog.dev.plain_traceback
+            ),
+        ]
         if readable
         else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(_spelled)]
     )
@@ -66,4 +85,12 @@ def configure(log_format: str, level: str) -> None:
 
 def _spelled(event: object, **_: object) -> str:
     """Spell a line as JSON, four times as fast as ``json.dumps``; what JSON doesn't know is shown as Python shows it."""
-    return msgspec.json.encode(event, enc_hook=repr).decode()
+    return escaped(msgspec.json.encode(event, enc_hook=repr).decode())
+
+
+def _shown(_: object, __: str, event: EventDict) -> EventDict:
+    """Keep what others wrote from steering the terminal."""
+    return {
+        key: "\n".join(map(printable, part.split("\n"))) if isinstance(part, str) else part
+        for key, part in event.items()
+    }

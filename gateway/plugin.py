@@ -28,7 +28,7 @@ from gateway.negotiate import NOBODY, UNFIT
 from gateway.registration import Phase, Timer
 from gateway.serve import Resource
 from gateway.tally import Cause, Check, cause
-from gateway.watch import kubelet_id, listens
+from gateway.watch import kubelet_id, listens, target
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -67,7 +67,7 @@ _log = structlog.get_logger()
 
 
 def _channel(socket: Path) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS)
+    return grpc.aio.insecure_channel(target(socket), options=_CHANNEL_OPTIONS)
 
 
 async def warm_up(socket: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from gateway.observe import printable
 from gateway.registration import Phase
 from gateway.tally import Check
 
@@ -114,5 +115,5 @@ def _resource(it: Standing, kubelet_s: float | None) -> tuple[bool, str]:
 
 def _bounded(lines: Sequence[str]) -> list[str]:
     """Keep the answer short, and what others wrote (a kubelet's refusal) on its own line."""
-    shown = ["".join(one if one.isprintable() else "?" for one in line[:_LONGEST]) for line in lines[:_MOST_LINES]]
+    shown = [printable(line[:_LONGEST]) for line in lines[:_MOST_LINES]]
     return [*shown, f"{len(lines) - len(shown)} more"] if len(lines) > len(shown) else shown

@@ -25,6 +25,7 @@ from gateway import drift
 from gateway.observe import Seldom
 from gateway.registration import StreamEnded, StreamOpened, Withhold
 from gateway.spelled import spell
+from gateway.watch import target
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Sequence
@@ -247,7 +248,7 @@ class Resource:
         """
         server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
         server.add_generic_rpc_handlers((_Calls(self._handler),))
-        server.add_insecure_port(f"unix:{path}")
+        server.add_insecure_port(target(path))
         await server.start()
         self._servers.append(server)
 

@@ -26,6 +26,7 @@ from gateway.commands import Commands
 from gateway.control import ControlError, Server, socket_path
 from gateway.handover import Handover
 from gateway.ledger import Ledger
+from gateway.observe import Seldom
 from gateway.owners import Owners
 from gateway.plugin import Plugin, warm_up
 from gateway.pool import Pool
@@ -81,6 +82,7 @@ EXIT_PINNED = 75
 """Exit status (EX_TEMPFAIL) for: the socket directory was replaced under a mount that can't follow. A restart helps."""
 
 _WAITING = frozenset({life.State.WITHDRAWN, life.State.LOST})
+_loop_errors = Seldom(times=5)
 _log = structlog.get_logger()
 
 
@@ -812,5 +814,10 @@ class _Memory:
 
 
 def _report_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Say what nobody caught; it is a defect, but never a reason to take devices away."""
-    _log.error("unexpected", what=context.get("message"), exc_info=context.get("exception") or False)
+    """Say what nobody caught; it is a defect, but never a reason to take devices away.
+
+    asyncio tells this a hundred times a second of a listener without descriptors, with a traceback each.
+    """
+    what = str(context.get("message"))
+    if (left_out := _loop_errors.tell(what)) is not None:
+        _log.error("unexpected", what=what, more_of_them_before=left_out, exc_info=context.get("exception") or False)

@@ -15,6 +15,7 @@ import os
 import socket
 import stat
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import inotify_simple
 import structlog
@@ -66,6 +67,11 @@ def listens(path: Path) -> bool:
         except OSError:
             return False
         return True
+
+
+def target(path: Path) -> str:
+    """Name a Unix socket as gRPC does, which takes it for a URI: ``%``, ``#`` and ``?`` mean something there."""
+    return f"unix:{quote(os.fsencode(path))}"
 
 
 def folder_id(folder: Path) -> tuple[int, int, bool] | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,10 @@ from devices.policy import Policy
 
 FOLDER: Final = Path("/var/run/cdi")
 _MOST_BYTES: Final = 8 * 2**20
+_NEW: Final = re.compile(r"\.[a-z0-9_]{8}\.new", re.ASCII)
+"""The name of a file that isn't whole yet, as ``tempfile`` makes it."""
+_IN_THE_MAKING: Final = 60.0
+"""Seconds for which such a file may be another gateway's that is writing."""
 
 
 class CDIFileError(Exception):
@@ -72,6 +78,7 @@ def write(specification: Specification, folder: Path = FOLDER) -> bool:
     """
     path = path_of(specification, folder)
     try:
+        _sweep(folder)
         content = _read(path)
         old = _parsed(content)
         if isinstance(old, dict) and old.get("kind", specification["kind"]) != specification["kind"]:
@@ -108,6 +115,16 @@ def _parsed(content: bytes | None) -> object:
         return json.loads(content or b"")
     except (ValueError, RecursionError):
         return None
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a crash left of a write; what is young may be another gateway's, which is at it now."""
+    for leftover in folder.glob(".*.new"):
+        with contextlib.suppress(OSError):
+            info = leftover.lstat()
+            ours = _NEW.fullmatch(leftover.name) and stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid()
+            if ours and time.time() - info.st_mtime > _IN_THE_MAKING:
+                leftover.unlink()
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -236,6 +236,7 @@ def parse(content: bytes, name: str) -> Mapping[str, Described]:
         ProfileError: as its name says.
     """
     document = _Document(content, name)
+    document.require("resources")
     profile: _Profile = document.convert((), _Profile)
     found: dict[str, Described] = {}
     for resource in profile.resources:
@@ -437,6 +438,13 @@ class _Document:
         except yaml.YAMLError as error:
             self._fail(0, f"expected YAML, got something else ({str(error).splitlines()[0]}): write plain text")
 
+    def require(self, key: str) -> None:
+        """Refuse a document without ``key``, before anything in it is quoted: it may be another file, such as one of secrets."""
+        if not isinstance(self._root, dict):
+            self.refuse((), "expected a mapping, got something else", "")
+        if key not in self._root:
+            self.refuse((), f"expected the key '{key}', got none", "")
+
     def convert(self, path: _Path, kind: Any) -> Any:
         """Give the value at ``path`` its type, or refuse it."""
         value: Any = reduce(operator.getitem, path, self._root)
@@ -497,8 +505,8 @@ class _Document:
         line = _line_of(event)
         if getattr(event, "anchor", None) is not None:
             self._fail(line, "expected no anchors ('&') and aliases ('*'), got one: write the value out")
-        if (tag := getattr(event, "tag", None)) is not None:
-            self._fail(line, f"expected no tags, got {tag!r:.80}: remove it")
+        if getattr(event, "tag", None) is not None:
+            self._fail(line, "expected no tags, got one: remove it")
         if isinstance(event, yaml.ScalarEvent):
             return _scalar(event)
         if depth == _MAX_DEPTH:
@@ -514,7 +522,10 @@ class _Document:
                 self._fail(_line_of(event), "expected a word or number as a key, got a list or mapping: write one")
             key = self._value(event, events, depth)
             if key in members:
-                self._fail(_line_of(event), f"expected each key once, got {key!r:.80} again: remove one of them")
+                again = (
+                    f"{key!r:.80}" if depth else "one"
+                )  # The profile's own level shows whether it is a profile at all.
+                self._fail(_line_of(event), f"expected each key once, got {again} again: remove one of them")
             members[key] = self._value(next(events), events, depth + 1)
         return members
 

@@ -22,6 +22,7 @@ from gateway import control
 from gateway.cli import named
 from gateway.cli.devices import look, rows
 from gateway.control import ControlError, Order, Outcome
+from gateway.observe import escaped
 from gateway.settings import STATE_DIR
 
 ANSWER_TIME = 5.0
@@ -126,7 +127,7 @@ def _carry_out(request: Mapping[str, Any], state_dir: Path, *, as_json: bool) ->
         raise click.ClickException(str(error)) from error
     if as_json:
         said = {"op": order.op, "id": order.device_id, "gateways": answers, "ledger": noted}
-        click.echo(msgspec.json.encode(said, enc_hook=_plain))
+        click.echo(escaped(msgspec.json.encode(said, enc_hook=_plain).decode()))
     else:
         _print(order, answers, noted)
     sys.exit(1 if any(isinstance(answer, ControlError) for answer in answers.values()) else 0)

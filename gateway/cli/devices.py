@@ -24,6 +24,7 @@ from gateway import control
 from gateway.cli import named
 from gateway.cli.status import _clean, _colour, _remarks
 from gateway.control import ControlError, Handled
+from gateway.observe import escaped
 from gateway.settings import STATE_DIR
 from gateway.status import Device, Resource, Status
 
@@ -167,7 +168,7 @@ def devices(
         raise click.ClickException(_nobody(state_dir))
     found = [row for row in rows(answers) if not names or any(map(row.is_called, names))]
     if as_json:
-        click.echo(msgspec.json.encode({"devices": [*map(_plain, found)], "silent": silent}))
+        click.echo(escaped(msgspec.json.encode({"devices": [*map(_plain, found)], "silent": silent}).decode()))
     else:
         for line in render(found, unfolded=every):
             click.echo(line)
@@ -372,7 +373,7 @@ def _handle(op: str, names: Sequence[str], state_dir: Path, *, as_json: bool) ->
             failed[path.stem] = str(error)
     if as_json:
         errors = {token: {"error": why} for token, why in failed.items()}
-        click.echo(msgspec.json.encode({"op": op, "ids": ids, "gateways": {**done, **errors}}))
+        click.echo(escaped(msgspec.json.encode({"op": op, "ids": ids, "gateways": {**done, **errors}}).decode()))
     else:
         _tell_handled(op, ids, done, failed)
     sys.exit(1 if failed else 0)

@@ -293,7 +293,7 @@ def _socket_dir(ctx: click.Context, folder: Path, socket: Given) -> Path:
 
 
 def _serve(settings: Settings) -> int:
-    from gateway import compose, instance, shell
+    from gateway import compose, descriptors, instance, shell
 
     if settings.state_dir.absolute().is_relative_to(settings.socket_dir.absolute()):
         raise click.UsageError(
@@ -318,6 +318,7 @@ def _serve(settings: Settings) -> int:
         raise click.ClickException(str(error)) from error
     except ValueError as error:
         raise _SettingError(str(error)) from error
+    descriptors.allow_all()
     return asyncio.run(shell.Gateway(settings, source).run())
 
 

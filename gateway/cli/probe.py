@@ -66,8 +66,10 @@ async def ask(socket: Path) -> Finding:
 async def _register(socket: Path, method: str, request: bytes) -> tuple[str, str]:
     import grpc.aio
 
+    from gateway.watch import target
+
     try:
-        async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+        async with grpc.aio.insecure_channel(target(socket)) as channel:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
             await call(request, timeout=_DEADLINE)
     except grpc.aio.AioRpcError as error:

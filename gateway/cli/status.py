@@ -17,6 +17,7 @@ import click
 import msgspec
 
 from gateway import control, observe
+from gateway.observe import escaped, printable
 from gateway.settings import STATE_DIR
 from gateway.status import Device, Resource, Status
 from gateway.tally import Check
@@ -124,7 +125,7 @@ def status(*, state_dir: Path, as_json: bool, watch: bool) -> None:
 
 def _json(found: Look, indent: int) -> str:
     document = msgspec.json.encode({"gateways": found.raw, "silent": found.silent})
-    return (msgspec.json.format(document, indent=indent) if indent else document).decode()
+    return escaped((msgspec.json.format(document, indent=indent) if indent else document).decode())
 
 
 def _show(found: Look, state_dir: Path, *, again: bool) -> None:
@@ -294,7 +295,7 @@ def _colour(word: str) -> str:
 
 def _clean(text: str) -> str:
     """Keep what others wrote from steering the terminal."""
-    return "".join(one if one.isprintable() else "?" for one in text)
+    return printable(text)
 
 
 def age(seconds: float) -> str:

@@ -30,6 +30,7 @@ from gateway.lab.kubelet import Admission, Books, Demand, Faults, Gap, Held, Kub
 from gateway.lab.latelistener import LateListener
 from gateway.lab.pluginclient import EMPTY, CallError, PluginClient
 from gateway.lab.podresources import PodResources
+from gateway.watch import target
 
 SOCKET_NAME = "kubelet.sock"
 
@@ -199,7 +200,7 @@ class DeviceManager:
             handlers=[_Registration(self)],
             options=[("grpc.max_receive_message_length", -1 if limit is None else limit)],
         )
-        address = f"unix:{self.socket_path}"
+        address = target(self.socket_path)
         self._bound_ns = time.monotonic_ns()
         try:
             if self._faults.listen_late_ms > 0:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import grpc
@@ -14,6 +15,7 @@ from adapters.dialect import Dialect, MalformedError
 from adapters.registry import by_name
 from devices.model import ContainerAnswer, ContainerRequest, Device, Options, PreferredRequest
 from gateway.lab.behaviour import DIAL_SECONDS, ENDPOINT_GRACE_SECONDS, PRE_START_SECONDS, Behaviour, Dial
+from gateway.watch import target
 
 EMPTY = b""
 """The message Empty, in every dialect."""
@@ -59,7 +61,7 @@ class PluginClient:
         """
         limit = self.behaviour.receive_limit
         self._channel = grpc.aio.insecure_channel(
-            f"unix:{self.path}",
+            target(Path(self.path)),
             options=[
                 ("grpc.primary_user_agent", f"grpc-go/{self.behaviour.grpc_go}"),
                 ("grpc.default_authority", self.path if self.behaviour.path_as_authority else "localhost"),

@@ -20,6 +20,7 @@ from adapters import podresources
 from adapters.pb.podresources import v1_pb2 as pb
 from gateway.lab.behaviour import Behaviour
 from gateway.lab.books import DeviceBooks
+from gateway.watch import target
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -52,7 +53,7 @@ class PodResources(grpc.GenericRpcHandler):
         place.mkdir(mode=0o750, exist_ok=True)
         self.socket_path.unlink(missing_ok=True)
         self._server = grpc.aio.server(handlers=[self], options=[("grpc.max_send_message_length", -1)])
-        self._server.add_insecure_port(f"unix:{self.socket_path}")
+        self._server.add_insecure_port(target(self.socket_path))
         await self._server.start()
 
     async def stop(self) -> None:

@@ -6,9 +6,14 @@ from tests.mutants.table import Mutant
 
 RULES = {
     "Z1": "a request to a resource is bounded in bytes, and in devices and containers before it is decoded",
+    "Z3": "what a stranger's text holds steers no screen, and of a file that is no configuration nothing is said",
+    "Z4": "what is read of a ledger, of the kubelet's answers and of the environment is bounded in time and memory",
+    "Z5": "a socket directory may have any name",
     "Z2": "a call that doesn't say what it wants makes room for one that does",
 }
 
+_OBSERVE = "tests/unit/test_observe.py"
+_LEDGER = "tests/unit/test_ledger.py"
 _REQUESTS = "tests/unit/test_requests.py"
 
 MUTANTS = (
@@ -99,5 +104,101 @@ MUTANTS = (
         "self._seldom = Seldom(REFUSALS_TOLD)",
         "self._seldom = Seldom(10**6)",
         f"{_REQUESTS}::test_refusals_are_told_up_to_a_number",
+    ),
+    Mutant(
+        "Z3",
+        "a line of JSON may steer a screen",
+        "gateway/observe.py",
+        "return escaped(msgspec.json.encode(event, enc_hook=repr).decode())",
+        "return msgspec.json.encode(event, enc_hook=repr).decode()",
+        f"{_OBSERVE}::test_a_line_of_the_log_steers_no_screen",
+    ),
+    Mutant(
+        "Z3",
+        "an exception may steer a screen",
+        "gateway/observe.py",
+        "            structlog.processors.format_exc_info,\n            _shown,\n",
+        "            _shown,\n",
+        f"{_OBSERVE}::test_a_line_of_the_log_steers_no_screen",
+    ),
+    Mutant(
+        "Z3",
+        "a configuration is quoted whatever it is",
+        "gateway/config.py",
+        "self._members(self._configuration(root), (), _TOP)",
+        "self._members(root, (), _TOP)",
+        "tests/unit/test_config.py::test_of_a_file_that_is_no_configuration_nothing_is_said_again",
+    ),
+    Mutant(
+        "Z3",
+        "a profile is quoted whatever it is",
+        "devices/gpu/profile.py",
+        '    document.require("resources")\n',
+        "",
+        "tests/unit/test_gpu_profile.py::test_of_a_file_that_is_no_profile_nothing_is_said_again",
+    ),
+    Mutant(
+        "Z3",
+        "what repeats itself is told each time",
+        "gateway/observe.py",
+        "if told := came < self._times:",
+        "if told := True:",
+        f"{_OBSERVE}::test_a_listener_without_descriptors_fills_no_log",
+    ),
+    Mutant(
+        "Z4",
+        "any number of parts is decoded",
+        "gateway/ledger.py",
+        'if data.count(b"[") + data.count(b"{") > _MAX_PARTS:',
+        "if False:",
+        f"{_LEDGER}::test_what_is_sound_in_a_damaged_file_is_kept",
+    ),
+    Mutant(
+        "Z4",
+        "a damaged ledger is looked through to its end",
+        "gateway/ledger.py",
+        "data[:_MAX_SALVAGE].decode",
+        "data.decode",
+        f"{_LEDGER}::test_what_is_sound_in_a_damaged_file_is_kept",
+    ),
+    Mutant(
+        "Z4",
+        "a ledger may name any resource",
+        "gateway/ledger.py",
+        "if naming.resource_name_error(name)]:",
+        "if False]:",
+        f"{_LEDGER}::test_what_is_sound_in_a_damaged_file_is_kept",
+    ),
+    Mutant(
+        "Z4",
+        "an answer of pod-resources is decoded whatever it holds",
+        "adapters/podresources.py",
+        "    if parts > MAX_PARTS:",
+        "    if False:",
+        "tests/unit/test_podresources.py::test_an_answer_is_counted_before_it_is_decoded",
+    ),
+    Mutant(
+        "Z4",
+        "answers are decoded beside each other",
+        "gateway/kubelet_view.py",
+        "await asyncio.to_thread(_alone, decode, answer)",
+        "await asyncio.to_thread(decode, answer)",
+        "tests/unit/test_kubelet_view.py::test_one_answer_is_decoded_at_a_time",
+    ),
+    Mutant(
+        "Z4",
+        "a watchdog's time may be any number",
+        "gateway/notify.py",
+        'r"0*[1-9][0-9]{0,14}"',
+        'r"0*[1-9][0-9]*"',
+        "tests/unit/test_notify.py::test_how_often_it_wants_a_sign_of_life",
+    ),
+    Mutant(
+        "Z5",
+        "a path is a URI as it is",
+        "gateway/watch.py",
+        'return f"unix:{quote(os.fsencode(path))}"',
+        'return f"unix:{path}"',
+        f"{_REQUESTS}::test_a_folder_may_have_any_name",
     ),
 )

@@ -300,7 +300,8 @@ WARNED = [
         True,
     ),
     ("flag:", "line 1: flag: unknown key, ignored; did you mean flags?", True),
-    ("a:\n", "line 1: a: unknown key, ignored", True),
+    ("a:\n", "line 1: the file: expected keys such as version, flags, ", True),
+    ("version:\na:\n", "line 2: a: unknown key, ignored", True),
     ("\nimex: {chanelIDs: [0]}", "line 2: imex.chanelIDs: unknown key, ignored; did you mean imex.channelIDs?", True),
     ("gateway: {honorResourceNames: true}", "did you mean gateway.honourResourceNames?", True),
     (
@@ -363,16 +364,42 @@ def test_what_says_what_is_so_anyway_needs_no_warning(text: str) -> None:
 
 
 def test_a_thousand_wrong_keys_are_summed_up() -> None:
-    warnings = config.parse("\n".join(f"k{number}:" for number in range(1000)).encode(), "c.yaml").warnings
+    warnings = config.parse(
+        b"version:\n" + "\n".join(f"k{number}:" for number in range(1000)).encode(), "c.yaml"
+    ).warnings
     assert (len(warnings), warnings[-1]) == (21, "c.yaml: and 980 more of this kind")
+
+
+OTHERS = (
+    "root:*:19700:0:99999:7:::\nsecret:$y$j9T$secret:19700:0:99999:7:::\n",
+    "secret",
+    "- secret: secret",
+    "password: secret\nsecret: 5",
+    "{secret: secret}",
+    "a: *secret",
+    "root:secret\n\tsecret: 5",
+    "[secret",
+)
+"""Files that are no configuration."""
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("text", OTHERS)
+def test_of_a_file_that_is_no_configuration_nothing_is_said_again(text: str, *, strict: bool) -> None:
+    try:
+        said = str(config.parse(text.encode(), "other.yaml", strict=strict).warnings)
+    except ConfigError as error:
+        said = str(error)
+    assert "other.yaml, line " in said
+    assert "secret" not in said
 
 
 REFUSED = [
     ("version: v2", 1, "version: expected v1, got 'v2'"),
     ("\nversion: 1", 2, "version: expected v1, got the number 1"),
     ("version: [v1]", 1, "version: expected v1, got a list"),
-    ("- a", 1, "the file: expected a mapping, got a list"),
-    ("v1", 1, "the file: expected a mapping, got 'v1'"),
+    ("- a", 1, "the file: expected a mapping with keys such as version, flags, "),
+    ("v1", 1, "the file: expected a mapping with keys such as version, flags, "),
     ("flags: []", 1, "flags: expected a mapping, got a list"),
     ("flags:\n  migStrategy: no", 2, "flags.migStrategy: expected text, got false"),
     ("flags:\n  migStrategy: 5", 2, "flags.migStrategy: expected text, got the number 5"),
@@ -448,8 +475,8 @@ REFUSED = [
     ("gateway: {devices: [{resource: x.io/a, paths: [/dev/fuse], count: 0}]}", 1, "expected a count"),
     ("gateway: {devices: [{resource: x.io/a, paths: [/dev/fuse], permissions: x}]}", 1, "expected permissions"),
     ("flags: [", 2, "expected YAML"),
-    ("a: 1\nb: *x", 2, "expected the name of a value above, got *x"),
-    ("a: &x [*x]", 1, "expected the name of a value above, got *x"),
+    ("a: 1\nb: *x", 2, "expected the name of a value above after '*', got another"),
+    ("a: &x [*x]", 1, "expected the name of a value above after '*', got another"),
     ("a: {<<: 1}", 1, "expected a mapping to merge"),
     ("? [1]\n: 2", 1, "expected a word as a key"),
     ("a: \x00", 1, "expected YAML"),

@@ -56,6 +56,16 @@ async def kubelet(folder: Path) -> AsyncIterator[Kubelet]:
     await server.stop(grace=0)
 
 
+async def test_one_answer_is_decoded_at_a_time(kubelet: Kubelet, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is no longer waited for would go on beside the next."""
+    kubelet.answers[podresources.GET_ALLOCATABLE] = [books(GPU, "a", "b")]
+    monkeypatch.setattr(kubelet_view, "_DEADLINE", 0.2)
+    with kubelet_view._decoding:
+        assert await kubelet_view.holds(folder / "k.sock", GPU, DEVICES) is None
+        assert (await kubelet_view.look(folder / "k.sock", folder / "checkpoint")).allocatable is None
+    assert await kubelet_view.holds(folder / "k.sock", GPU, DEVICES)
+
+
 def books(resource: str, *ids: str) -> bytes:
     devices = [pb.ContainerDevices(resource_name=resource, device_ids=[one]) for one in ids]
     return pb.AllocatableResourcesResponse(devices=devices).SerializeToString()

@@ -338,6 +338,10 @@ def with_rows(table: str, rows: object) -> dict[str, Any]:
         pytest.param(with_rows("handed_out", {"GPU-2": {"dialect": 1, "at": 2}}), "handed_out.GPU-2", CORDONED, TWO, id="a record that is none"),
         pytest.param(json.dumps(content()).replace("3.0", DEEP), "levels deep", CORDONED, set(), id="deeper than it may be"),
         pytest.param(TOO_DEEP, "recursion", {}, set(), id="deeper than can be read"),
+        pytest.param(content(resources={**content()["resources"], "../../etc": {"announced": {"a": ROW}}}), "'../../etc' is no resource name", CORDONED, TWO, id="a resource that can have no socket"),
+        pytest.param(content(resources={**content()["resources"], "etc": {}}), "'etc' is no resource name", CORDONED, TWO, id="a resource without a domain"),
+        pytest.param(json.dumps(content(x=[[]] * 500_000)), "more than 500000 lists", CORDONED, TWO, id="more parts than it may have"),
+        pytest.param(json.dumps(content())[:-1] + "," + "[" * 2**22, "more than 500000 lists", CORDONED, TWO, id="a salvage that ends"),
         pytest.param(json.dumps(content()) + " " * 2**24, "larger than", CORDONED, TWO, id="larger than it may be"),
     ],
 )  # fmt: skip

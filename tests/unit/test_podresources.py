@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -28,6 +28,28 @@ def container(name: str, *devices: tuple[str, str]) -> pb.ContainerResources:
     return pb.ContainerResources(
         name=name, devices=[pb.ContainerDevices(resource_name=resource, device_ids=ids) for resource, ids in devices]
     )
+
+
+@pytest.mark.parametrize("decode", [podresources.decode_list, podresources.decode_allocatable])
+@pytest.mark.parametrize("part", [b"\x0a\x00", b"\x8a\x00\x00", b"\x0a\x02\x1a\x00", b"\x0a\x02\x12\x00"])
+def test_an_answer_is_counted_before_it_is_decoded(
+    monkeypatch: pytest.MonkeyPatch, decode: Callable[[bytes], object], part: bytes
+) -> None:
+    decode(part * 1000)
+    monkeypatch.setattr(podresources, "pb", None)
+    with pytest.raises(MalformedError, match="at most 300000 parts"):
+        decode(part * 300_001)
+
+
+def test_an_answer_of_ten_thousand_devices_is_read() -> None:
+    """In their longest form: each by itself, with its NUMA nodes."""
+    topology = pb.TopologyInfo(nodes=[pb.NUMANode(ID=number) for number in range(2)])
+    devices = [
+        pb.ContainerDevices(resource_name=GPU, device_ids=[f"GPU-{number:036}::{number % 10}"], topology=topology)
+        for number in range(10_000)
+    ]
+    answer = pb.AllocatableResourcesResponse(devices=devices).SerializeToString()
+    assert len(podresources.decode_allocatable(answer)[GPU]) == 10_000
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ from devices.life import Entry
 from devices.life import State as Life
 from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable
 from devices.source import Listing
-from gateway import serve
+from gateway import kubelet_view, plugin, serve
 from gateway.serve import REQUEST_LIMIT, Resource, Turns
 from gateway.tally import Tally
+from gateway.watch import target
 
 IDS = [f"GPU-{number:036}::{number % 10}" for number in range(10_000)]
 SERVICE = f"/{V1BETA1.plugin_service}"
@@ -55,7 +56,7 @@ async def calling(folder: Path) -> AsyncIterator[grpc.aio.Channel]:
     await resource.bind(folder / "gpu.sock")
     resource.offer(V1BETA1)
     try:
-        async with grpc.aio.insecure_channel(f"unix:{folder / 'gpu.sock'}") as channel:
+        async with grpc.aio.insecure_channel(target(folder / "gpu.sock")) as channel:
             yield channel
     finally:
         await resource.close()
@@ -82,6 +83,18 @@ async def allocates(channel: grpc.aio.Channel) -> bool:
     """Whether a kubelet's Allocate is answered."""
     request = V1BETA1.encode_allocate_request([ContainerRequest((IDS[0],))]).data
     return V1BETA1.decode_allocate_answer(await call(channel, "Allocate", request))[0].envs == {"IDS": IDS[0]}
+
+
+@pytest.mark.parametrize("name", ["a%41b", "a%2Fb", "a%zz", "a#b", "a?b", "a b", "a:b", "é", "a;b&c=d"])
+async def test_a_folder_may_have_any_name(folder: Path, name: str) -> None:
+    """gRPC takes what is after ``unix:`` for a part of a URI."""
+    (folder / name).mkdir()
+    async with calling(folder / name) as channel:
+        assert await allocates(channel)
+    async with calling(folder / name):
+        for own in (plugin._channel, kubelet_view._channel):
+            async with own(folder / name / "gpu.sock") as channel:
+                assert await allocates(channel)
 
 
 async def test_the_largest_requests_of_a_kubelet_fit(folder: Path) -> None:

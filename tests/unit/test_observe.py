@@ -1,0 +1,107 @@
+"""What is logged and shown: text that others wrote steers no screen, and what repeats itself fills no disk."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import json
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import structlog
+
+from gateway import descriptors, observe, shell
+from gateway.observe import Seldom, escaped, printable
+
+STEERING = ["\x1b[2J", "\x9b2J", "\x7f", "\u202e", "\u2066", "\u200f", "\x00", "\ud800", "\u2028", "\U000e0001", "\xad"]
+
+
+@pytest.mark.parametrize("text", STEERING)
+def test_what_steers_a_screen_is_replaced(text: str) -> None:
+    shown = printable(f"GPU-1 {text} é 漢 🔥")
+    assert shown.isprintable()
+    assert shown.startswith("GPU-1 ?")
+    assert shown.endswith(" é 漢 🔥")
+
+
+@pytest.mark.parametrize("text", [*STEERING, "é 漢 🔥", ""])
+def test_a_document_means_the_same_and_steers_no_screen(text: str) -> None:
+    document = {"a": [text, {text: 1}], "b": "x"}
+    for spelled in (json.dumps(document, ensure_ascii=False), json.dumps(document, ensure_ascii=False, indent=1)):
+        assert json.loads(escaped(spelled)) == document
+        assert escaped(spelled).replace("\n", "").isprintable()
+
+
+@contextmanager
+def logging_to(monkeypatch: pytest.MonkeyPatch, log_format: str) -> Iterator[io.StringIO]:
+    sink = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", sink)
+    before = structlog.get_config()
+    observe.configure(log_format, "info")
+    try:
+        yield sink
+    finally:
+        structlog.configure(**before)
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+@pytest.mark.parametrize("text", [one for one in STEERING if one != "\ud800"])
+def test_a_line_of_the_log_steers_no_screen(monkeypatch: pytest.MonkeyPatch, log_format: str, text: str) -> None:
+    with logging_to(monkeypatch, log_format) as sink:
+        log = structlog.get_logger()
+        log.warning("refused", reason=f"before{text}after")
+        try:
+            int(text)
+        except ValueError:
+            log.exception("unexpected", what=text)
+    lines = sink.getvalue().split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert any("before" in line and "after" in line for line in lines)
+    assert any("ValueError" in line for line in lines)
+
+
+def test_what_repeats_itself_is_told_so_often_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    seldom = Seldom(times=2, seconds=60)
+    assert [seldom.tell("a") for _ in range(5)] == [0, 0, None, None, None]
+    assert seldom.tell("b") == 0
+    now = 1059.9
+    assert seldom.tell("a") is None
+    now = 1060.0
+    assert [seldom.tell("a") for _ in range(3)] == [4, 0, None]
+
+
+async def test_a_listener_without_descriptors_fills_no_log() -> None:
+    """asyncio tells each of a hundred failures a second (``_accept_connection`` of selector_events)."""
+    context: dict[str, Any] = {
+        "message": "socket.accept() out of system resource",
+        "exception": OSError(errno.EMFILE, "Too many open files"),
+    }
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(1000):
+            shell._report_loop_error(asyncio.get_running_loop(), context)
+    assert 1 <= len(logs) <= 5
+
+
+def test_as_many_descriptors_as_the_hard_limit_allows() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+        assert descriptors.allow_all() == hard
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_where_the_limit_may_not_be_raised_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(resource, "setrlimit", forbidden)
+    assert descriptors.allow_all() == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
