@@ -130,6 +130,10 @@ bench: $(VENV) ## measure the promises that have a figure
 
 # GAUNTLET: more options. "--minutes 60 --seeds 20" for a long soak, "--seed 7", "--replay FILE", "--every".
 GAUNTLET ?=
+.PHONY: rivals
+rivals: $(VENV) ## what other gateways that don't serve cost the kubelet's records, on emulated and built genuine kubelets
+	@$(RUN)python -m gateway.lab.rivals $(RIVALS)
+
 .PHONY: gauntlet
 gauntlet: $(VENV) ## every fault, alone and mixed by chance, on emulated kubelets and the genuine ones that are built
 	@$(RUN)python -m gateway.lab.gauntlet $(GAUNTLET)

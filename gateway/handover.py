@@ -29,25 +29,28 @@ import structlog
 
 from gateway import control, succession
 from gateway.control import ControlError
-from gateway.succession import DEFERRING, Age, Heir, Outcome, Say, Standing, State
+from gateway.succession import DEFERRING, Age, Elder, Heir, Outcome, Say, Standing, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
+    from types import UnionType
 
     from adapters.dialect import Level
     from gateway.control import Connection
 
 OP: Final = "handover"
-CONNECT_TIME: Final = 0.05
-"""Seconds that an elder's socket is given to take our connection: the kernel does that for it."""
+CONNECT_TIME: Final = 1.0
+"""Seconds that an elder's socket is given to take our connection. The kernel does that for it, at once, so that what takes
+time is only ever our own loop."""
 ASK_TIME: Final = 0.15
 """Seconds within which an ask must be read: the heir goes on after ``succession.ANSWER_WAIT``, and not a moment later
 may a stream still be ended for it."""
 GRACE: Final = 0.25
 """Seconds that a younger gateway which has a control socket is given to ask, before age alone decides."""
 AGAIN: Final = 5.0
-"""Seconds before a gateway with which a conversation failed is spoken to again."""
+"""Seconds before a gateway with which a conversation failed is spoken to again, doubled for each failure in a row."""
+AGAIN_MOST: Final = 320.0
 FAREWELL: Final = 0.2
 """Seconds that the last words are given when the gateway ends."""
 MAX_PARTNERS: Final = 16
@@ -130,6 +133,7 @@ class Handover:
         self._partners: dict[str, _Partner] = {}
         self._first_seen: dict[str, float] = {}
         self._not_before: dict[str, float] = {}
+        self._rests: dict[str, float] = {}
         self._events: deque[Callable[[], None]] = deque()
         self._deferring: dict[str, Age | None] = {}
         self._running = self._closed = False
@@ -180,12 +184,25 @@ class Handover:
             if state is not None and state.standing is not self._standing(resource):
                 self._feed(partner, resource, succession.Stood(self._standing(resource)))
 
+    def unserved(self, resource: str) -> None:
+        """Take notice that the kubelet's records lack what a partner is to serve."""
+        for partner in list(self._partners.values()):
+            state = partner.states.get(resource)
+            # Whatever the other heirs say: none of them serves.
+            if state is not None and state.stage in DEFERRING and self._could_serve(partner, resource, Heir):
+                self._feed(partner, resource, succession.Unserved())
+
     def defers_to(self, resource: str) -> Age | None:
         """Return the gateway for which the resource is to stand by; None while its own Register is in flight, too."""
         if self._standing(resource) is Standing.BUSY:
             return None
         leases = ((partner.age, partner.states.get(resource)) for partner in self._partners.values())
         return max((age for age, state in leases if state is not None and state.stage in DEFERRING), default=None)
+
+    @property
+    def talks(self) -> bool:
+        """Whether there is a gateway that we talk to."""
+        return bool(self._partners)
 
     def decides(self, peer: Age, resource: str) -> bool:
         """Tell whether what ``peer`` serves is settled here, not by age alone.
@@ -196,7 +213,7 @@ class Handover:
         if peer.token in self._partners:
             return True
         both = (control.socket_path(self._state_dir, age.token) for age in (peer, self._age))
-        idle = self._standing(resource) in {Standing.IDLE, Standing.OUT}
+        idle = self._standing(resource) in {Standing.IDLE, Standing.OUT, Standing.REFUSED}
         if idle or self._closed or peer < self._age or not all(path.exists() for path in both):
             return False
         loop = asyncio.get_running_loop()
@@ -234,7 +251,7 @@ class Handover:
         try:
             connection = await control.connect(control.socket_path(self._state_dir, elder.token), CONNECT_TIME)
         except ControlError as error:
-            self._remember(self._not_before, elder, time.monotonic() + AGAIN)
+            self._rest(elder)
             _log.info("an older gateway can't be spoken to: going by age alone", peer=elder.token, reason=str(error))
             return
         partner = self._partners[elder.token] = _Partner(elder, connection)
@@ -291,6 +308,7 @@ class Handover:
             return False
         late = say is Say.ASK and not _in_time(message.get("until_ns"))
         for resource in resources:
+            self._rests.pop(partner.age.token, None)  # It talks.
             if resource not in partner.states:
                 if partner.age < self._age:  # An elder answers; it doesn't begin.
                     continue
@@ -314,12 +332,19 @@ class Handover:
             timer.cancel()
         if self._partners.get(partner.age.token) is partner:
             del self._partners[partner.age.token]
-        self._remember(self._not_before, partner.age, time.monotonic() + AGAIN)
+        self._rest(partner.age)
         for resource, state in partner.states.items():
             if state.unsettled:
                 self._note(partner, resource, Outcome.LOST)
         self._events.append(self._look)
         self._run()
+
+    def _rest(self, peer: Age) -> None:
+        """Leave a gateway in peace for a while, and look then whether it can be spoken to."""
+        seconds = self._rests.get(peer.token, AGAIN)
+        self._remember(self._rests, peer, min(2 * seconds, AGAIN_MOST))
+        self._remember(self._not_before, peer, time.monotonic() + seconds)
+        asyncio.get_running_loop().call_later(seconds + 0.1, self._look)
 
     @staticmethod
     def _remember(times: dict[str, float], peer: Age, when: float) -> None:
@@ -397,14 +422,19 @@ class Handover:
                     self._note(partner, resource, outcome)
 
     def _fire(self, partner: _Partner, resource: str) -> None:
-        own = partner.states[resource]
+        self._feed(partner, resource, succession.Fired(self._could_serve(partner, resource)))
+
+    def _could_serve(
+        self, partner: _Partner, resource: str, sides: type[Elder | Heir] | UnionType = Elder | Heir
+    ) -> bool:
+        """Whether only this partner keeps us from serving; of the others those count that we are ``sides`` to."""
         others = [
             other.states[resource]
             for other in self._partners.values()
-            if other is not partner and resource in other.states
+            if other is not partner and resource in other.states and isinstance(other.states[resource].stage, sides)
         ]
         kubelet = resource in self._holder.resources() and self._holder.kubelet_listens()
-        self._feed(partner, resource, succession.Fired(succession.could_serve(own, others, kubelet=kubelet)))
+        return succession.could_serve(partner.states[resource], others, kubelet=kubelet)
 
     def _note(self, partner: _Partner, resource: str, outcome: Outcome) -> None:
         side = "heir" if partner.age < self._age else "elder"
@@ -415,8 +445,9 @@ class Handover:
 def _age(said: object) -> Age | None:
     """Read who is speaking."""
     match said:
-        case {"born_ns": int(born_ns), "token": str(token)} if born_ns >= 0 and _TOKEN.fullmatch(token):
-            return Age(born_ns, token)
+        case {"born_ns": int(born_ns), "token": str(token)} if _TOKEN.fullmatch(token):
+            age = Age(born_ns, token)
+            return age if succession.plausible(age, _boot_ns()) else None
     return None
 
 

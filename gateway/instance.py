@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.settings import SOCKET_DIR
-from gateway.succession import HOST_SERVICE_NS, Age
+from gateway.succession import HOST_SERVICE_NS, Age, plausible
 from gateway.watch import folder_id
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ FOLDER = "gateway"
 """The sub-folder of the socket directory that all gateways share."""
 _LOCK = "lock"
 _TOKEN = re.compile(r"[0-9a-f]{8}")
+_BORN = re.compile(rb"[0-9]{1,20}\n")
 _MAX_PEERS = 64
 
 
@@ -140,13 +141,25 @@ def _instances(shared: Path) -> Iterator[Path]:
 
 
 def _alive(shared: Path) -> Iterator[tuple[Path, Age]]:
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     for folder in _instances(shared):
-        if folder.name.startswith(".") or not _locked(folder):
+        if folder.name.startswith(".") or not (_is_a_gateways(folder) and _locked(folder)):
             continue
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError):
             with (folder / _LOCK).open("rb") as file:
-                born_ns = int(file.read(32))
-            yield folder, Age(born_ns, folder.name)
+                said = file.read(32)
+            if _BORN.fullmatch(said) and plausible(age := Age(int(said), folder.name), now_ns):
+                yield folder, age
+
+
+def _is_a_gateways(folder: Path) -> bool:
+    """Whether only root or our own user can have put a folder and its lock there: a gateway is nobody else."""
+    try:
+        found = [folder.lstat(), (folder / _LOCK).lstat()]
+    except OSError:
+        return False
+    ours = all(one.st_uid in {0, os.geteuid()} and not one.st_mode & stat.S_IWOTH for one in found)
+    return ours and stat.S_ISREG(found[1].st_mode)
 
 
 def _locked(folder: Path) -> bool:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 _DEADLINE = 2.0
 """Seconds for all that is asked of the kubelet in one look, and as many for its file."""
+_SHOWN_DEADLINE = 1.0
+"""Seconds for a look on which it depends who serves."""
 _OPTIONS = (
     # What the kubelet's own clients receive at most; 10 000 devices in their longest form are 1.5 MiB.
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),
@@ -97,6 +99,31 @@ async def look(pod_resources: Path, checkpoint_file: Path) -> View:
         for resource, holders in written.items()
     }
     return View(listed, only_written, allocatable, "pod-resources")
+
+
+async def shown(pod_resources: Path, checkpoint_file: Path, since_ns: int) -> frozenset[str] | None:
+    """Tell which resources the kubelet would give devices of, to whoever registered them; None: that can't be known now.
+
+    Where it doesn't say so itself (it is older than 1.23, or its socket isn't there), its checkpoint does, once it was written
+    after ``since_ns`` (unix time, nanoseconds): kubelets 1.9 and later write it for each list that they get. A file from before
+    shows nothing of what came since: none of the lists.
+    """
+    if listens(pod_resources):
+        try:
+            async with asyncio.timeout(_SHOWN_DEADLINE), _channel(pod_resources) as channel:
+                found = await _ask(channel, podresources.GET_ALLOCATABLE, podresources.decode_allocatable)
+        except (TimeoutError, MalformedError):
+            return None
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED and "disabled" not in (error.details() or ""):
+                return None
+        else:
+            return frozenset(resource for resource, ids in found.items() if ids)
+    try:
+        async with asyncio.timeout(_SHOWN_DEADLINE):
+            return await asyncio.to_thread(_registered, checkpoint_file, since_ns)
+    except TimeoutError:
+        return None
 
 
 async def holds(socket: Path, resource: str, devices: Sequence[Device], patience: float = 0.5) -> bool | None:
@@ -171,6 +198,19 @@ def _alone(decode: Callable[[bytes], _Found], data: bytes) -> _Found:
         return decode(data)
     finally:
         _decoding.release()
+
+
+def _registered(path: Path, since_ns: int) -> frozenset[str] | None:
+    """Read which resources have healthy devices by a checkpoint; runs in a thread, because a disk may be slow."""
+    try:
+        with open(path, "rb", opener=_opener) as file:
+            written_ns = os.fstat(file.fileno()).st_mtime_ns
+            found = checkpoint.read(file.read(checkpoint.MAX_BYTES + 1))
+    except (OSError, MalformedError):
+        return None
+    if not found.registered:
+        return None  # 1.8 has no such list, and a file of 1.9 may be half written.
+    return frozenset(name for name, ids in found.registered.items() if ids) if written_ns >= since_ns else frozenset()
 
 
 def _opener(path: str, flags: int) -> int:

@@ -285,6 +285,8 @@ class State(Struct, frozen=True):
     """Why what the last Register said is no longer true; empty where it is."""
     renewed: bool = False
     """Whether it was sent anew for that within ``RENEW_WAIT``."""
+    refused: bool = False
+    """Whether the kubelet refused the last Register (``succession`` gives the resource back then)."""
 
 
 def start(token: str, choice: str, last_accepted: str) -> State:
@@ -377,7 +379,7 @@ def _offer(state: State) -> Step:
         if unfit:
             return _hold_back(state, Phase.OUT, Report("error", "not offered", said))
         report = Report("error", "no common version", said)
-        state = replace(state, stream=None, others=_NONE, name="")
+        state = replace(state, stream=None, others=_NONE, name="", refused=True)
         return state, (*quiet, *drop, report, SetTimer(Timer.RETRY, REFUSED_WAIT))
     attempt = state.attempt + 1
     name, drop = f"{state.token}-{attempt}.sock", _drop(state)
@@ -391,6 +393,7 @@ def _offer(state: State) -> Step:
         others=_NONE,
         called=False,
         reached=False,
+        refused=False,
     )
     return state, (*quiet, *drop, Offer(attempt, dialect, name))
 
@@ -429,7 +432,8 @@ def _replied(state: State, reply: Replied) -> Step:
         case Kind.REPORTED:
             if state.stream is not None:  # An earlier Register is answered by a call: that counts.
                 return _serving(state)
-            return _wait_after_error(state, Report("error", "Register was refused", answer.details))
+            refused = replace(state, refused=True)
+            return _wait_after_error(refused, Report("error", "Register was refused", answer.details))
 
 
 def _wait_after_error(state: State, report: Report) -> Step:
@@ -575,5 +579,5 @@ def _resume(state: State) -> Step:
     if state.kubelet is None:
         return replace(state, phase=Phase.ABSENT), ()
     fresh = negotiate.begin(state.negotiation.choice, state.accepted or None)
-    state = replace(state, phase=Phase.WAITING, negotiation=fresh)
+    state = replace(state, phase=Phase.WAITING, negotiation=fresh, refused=False)
     return state, (SetTimer(Timer.RETRY, CUT_WAIT),)

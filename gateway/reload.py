@@ -47,6 +47,7 @@ async def follow(settings: Settings, adopt: Callable[[Policy], None]) -> None:
                 hangup.clear()
     finally:
         loop.remove_signal_handler(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # It would end the gateway that is ending in order.
 
 
 class _Current:

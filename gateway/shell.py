@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING
 import structlog
 from msgspec.structs import replace
 
+from adapters.registry import by_name
 from devices import boards, life
 from devices.source import NOT_TOLD, GiveUpError, Hindrance, Listing, Partial, listed
-from gateway import beliefs, handover, instance, ledger, notify, registration, reload, succession
+from gateway import beliefs, handover, instance, kubelet_api, ledger, notify, registration, reload, standby, succession
 from gateway.beliefs import Beliefs
 from gateway.commands import Commands
 from gateway.control import ControlError, Server, socket_path
 from gateway.handover import Handover
 from gateway.ledger import Ledger
+from gateway.negotiate import CHOICES
 from gateway.observe import Seldom
 from gateway.owners import Owners
 from gateway.plugin import Plugin, warm_up
@@ -33,9 +35,10 @@ from gateway.pool import Pool
 from gateway.registration import Phase
 from gateway.scribe import Scribe
 from gateway.serve import Turns
-from gateway.succession import Standing
+from gateway.standby import Standby
+from gateway.succession import Doubt, Outcome, Standing
 from gateway.tally import Tally
-from gateway.watch import KUBELET_SOCKET, Watch, is_pinned, listens
+from gateway.watch import KUBELET_SOCKET, Watch, is_pinned, kubelet_id, listens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Mapping, Sequence
@@ -64,6 +67,12 @@ PEERS_AGAIN = 0.5
 """Seconds between two looks whether another gateway still is there, while this one knows of no device."""
 FOLDER_AGAIN, FOLDER_TOLD = 0.5, 60.0
 """Seconds between two looks for the socket directory while it can't be used, and between two words about that."""
+PROBE_TIME = 1.0
+"""Seconds within which a kubelet must say which API it speaks, before anything is taken from another gateway."""
+PROBE_AGAIN = 15.0
+"""Seconds until one that didn't say it is asked again, at most."""
+PROBE_AFTER = 0.5
+"""Seconds after a kubelet was found at which it is asked: the Registers go first."""
 REBIND_FIRST, REBIND_MAX = 0.05, 5.0
 """Seconds until a new socket directory that can't be used is tried again, at first and at most."""
 LOOK_AGAIN = 30.0
@@ -119,6 +128,13 @@ class Gateway:
         self._yielding: set[str] = set()
         """What another gateway is to serve as soon as no Register of ours is in flight for it."""
         self._plugins: dict[str, Plugin] = {}
+        self._standby = Standby(self, settings.socket_dir / beliefs.CHECKPOINT)
+        self.doubts: dict[str, dict[Age, Doubt]] = {}
+        """The younger gateways, by resource, that can't talk and for which we stood by in vain."""
+        self._speaks: tuple[KubeletId, str | None] | None = None
+        """Which kubelet said that it speaks which of our dialects (None: none), where it was asked."""
+        self._asked = False
+        """Whether the gateways that were there first were asked for what we have."""
         self._inventory: Inventory | None = None
         self._kubelet: KubeletId | None = None
         self.kubelet_since: float | None = None
@@ -182,12 +198,14 @@ class Gateway:
         )
         self._spawn("watch", self._watch.run())
         await self._unless_ended(self._know_devices(first))
+        await self._unless_ended(self._be_able())
         elders = self._instance.peers()
         await self._unless_ended(self._take_over(elders))
         self._instance.publish()
         if any(peer < self._instance.age and not self._handover.decides(peer, "") for peer in elders):
             await self._unless_ended(asyncio.sleep(YIELD_TIME))
         self._begun = True
+        self._spawn("standby", self._standby.run())
         self.look()
         self._tell_kubelet(self.plugins)
         notify.tell(notify.READY)
@@ -296,7 +314,7 @@ class Gateway:
             illnesses = {name: self.ledger.sticky(name) for name in listings}
             merged, given = self._merge(listings, clock), self._given()
             # What isn't sent isn't remembered: what counts is what the gateway that serves it remembers.
-            sent = [name for name in merged if name not in self._plugins or not self._plugins[name].standing_by_for]
+            sent = self._to_be_sent(merged)
             if any(merged[name].new for name in sent):
                 for name in sent:
                     self.ledger.announce(name, tuple(entry.device for entry in merged[name].entries))
@@ -392,6 +410,19 @@ class Gateway:
         self.ledger.set_lost_since(name, merged.lost_since)
         self.scribe.soon()
         return news
+
+    def _to_be_sent(self, names: Iterable[str]) -> list[str]:
+        """Choose the resources that this gateway serves, or is about to: not those that it is to leave to another."""
+        peers = {} if self._begun else self._peers() or {}
+        if peers and not self._asked:
+            return []
+        return [
+            name
+            for name in names
+            if not (name in self._plugins and self._plugins[name].standing_by_for)
+            and self._handover.defers_to(name) is None
+            and not (peers and self._younger(name, peers))
+        ]
 
     def _update_again(self, moments: Sequence[float]) -> None:
         """Bring the lists up to date again at the first of these moments (monotonic seconds)."""
@@ -532,6 +563,13 @@ class Gateway:
 
     def _kubelet_up(self, kubelet: KubeletId) -> None:
         self._kubelet, self.kubelet_since = kubelet, time.monotonic()
+        self._standby.kubelet_up(kubelet.mtime_ns)
+        self.doubts = {
+            name: {age: Doubt(self._plugins[name].cuts, doubt.names) for age, doubt in doubts.items()}
+            for name, doubts in self.doubts.items()
+        }
+        if self._handover.talks:
+            asyncio.get_running_loop().call_later(PROBE_AFTER, lambda: self._background(self._probe()))
         if self._begun:
             self._approach(kubelet)
             self._tell_kubelet(self.plugins)
@@ -612,6 +650,8 @@ class Gateway:
         for name, plugin in self._plugins.items():
             other = self._handover.defers_to(name) or self._served_by(name, peers)
             if other is not None:
+                if plugin.standing_by_for != other:
+                    self._standby.began(name)
                 plugin.standing_by_for = other
                 plugin.feed(registration.StandBy(other.token))
             elif plugin.state.phase is Phase.STANDBY and name not in self._resuming:
@@ -623,20 +663,51 @@ class Gateway:
     def _served_by(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
         """Return the younger gateway, of those that can't be talked to, to which a resource must be left."""
         self._yielding.discard(resource)
-        sockets = {
-            age: folder / instance.socket_name(resource)
-            for age, folder in peers.items()
-            if not self._handover.decides(age, resource)
-        }
-        serving = {age: path for age, path in sockets.items() if listens(path)}
-        younger = succession.elder_should_wait(self._instance.age, serving)
+        younger = self._younger(resource, peers)
         if younger is None:
             return None
         if self.standing(resource) is Standing.BUSY:  # A Register that is given up goes on in kubelets 1.25 to 1.34.
             self._yielding.add(resource)
             return None
-        self._hold_lease(serving[younger])
+        self._hold_lease(peers[younger] / instance.socket_name(resource))
         return younger
+
+    def _younger(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
+        """Return the younger gateway, of those that can't be talked to, that offers a resource."""
+        offering = [
+            age
+            for age, folder in peers.items()
+            if not self._handover.decides(age, resource) and listens(folder / instance.socket_name(resource))
+        ]
+        if resource in self.doubts and self.kubelet_listens():
+            names, cuts = standby.names_in(self), self._plugins[resource].cuts
+            self.doubts[resource] = {
+                age: doubt
+                for age, doubt in self.doubts[resource].items()
+                if age in peers and not doubt.over(cuts, standby.names_of(age, names))
+            }
+        return succession.elder_should_wait(self._instance.age, offering, self.doubts.get(resource, {}))
+
+    def unserved(self, plugin: Plugin, other: Age) -> None:
+        """Take a resource back that another gateway is to serve, and that the kubelet's records lack."""
+        name = plugin.resource.name
+        if self._handover.defers_to(name) is not None:
+            self._handover.unserved(name)
+            return
+        doubt = Doubt(plugin.cuts, standby.names_of(other, standby.names_in(self)))
+        self.doubts.setdefault(name, {})[other] = doubt
+        self.tally.handover("elder", Outcome.BACK.value)
+        _log.warning(
+            "taking it back: the kubelet's records show no device of it",
+            resource=name,
+            peer=other.token,
+            advice="a younger gateway has a socket for it and doesn't serve it: look at that one, or end it",
+        )
+        self.look()
+
+    def talks(self, plugin: Plugin) -> bool:
+        """Tell whether the gateway that a resource stands by for talks to us."""
+        return self._handover.defers_to(plugin.resource.name) is not None
 
     async def _ask_elders(self, elders: Collection[Age]) -> None:
         await self._handover.take_over(elders)
@@ -653,9 +724,57 @@ class Gateway:
                 async with asyncio.timeout(PEERS_AGAIN):
                     await first.wait()
 
+    async def _be_able(self) -> None:
+        """Leave all to another gateway, as long as one is there, until the kubelet would take any resource from this one."""
+        told, wait = "", PEERS_AGAIN
+        while self._peers() and (reason := await self._unable()):
+            if reason != told:
+                _log.warning("waiting: another gateway serves, and this one could not", reason=reason)
+            told, seen, ends = reason, self._kubelet, time.monotonic() + wait
+            while time.monotonic() < ends and self._kubelet == seen and self._peers():  # noqa: ASYNC110 - who goes tells nobody
+                await asyncio.sleep(PEERS_AGAIN)
+            wait = min(2 * wait, PROBE_AGAIN)
+
+    async def _unable(self) -> str:
+        """Say why no resource of this gateway could be served by the kubelet that runs; empty where one could, or none runs."""
+        if not self.kubelet_listens():
+            return ""
+        if reason := await self._probe():
+            return reason
+        unfit = [self._unfit(plugin) for plugin in self.plugins]
+        return "" if None in unfit else next((reason for reason in unfit if reason), "")
+
+    async def _probe(self) -> str:
+        """Ask the kubelet which API it speaks, once for each kubelet; return why that can't be known now."""
+        kubelet = kubelet_id(self.kubelet_socket)
+        if kubelet is None or (self._speaks is not None and self._speaks[0] == kubelet):
+            return ""
+        found = await kubelet_api.ask(self.kubelet_socket, PROBE_TIME)
+        if not found.answered:
+            return f"expected the kubelet to answer a Register within {PROBE_TIME:g} s: {found.says}"
+        if found.api is not None:  # Of what it says else, nobody knows what it means: a Register will show.
+            self._speaks = (kubelet, found.api if found.api in CHOICES[self.settings.api] else None)
+        for name in self._plugins:
+            self._handover.changed(name)
+        return ""
+
+    def _unfit(self, plugin: Plugin) -> str | None:
+        """Say why a resource could not be served by the kubelet that runs; None where it could, as far as that is known."""
+        if not plugin.entries:
+            return "it has no devices"
+        if self._speaks is None or self._speaks[0] != kubelet_id(self.kubelet_socket):
+            return None
+        api = self._speaks[1]
+        if api is None:
+            return f"this kubelet speaks none of the APIs that --api {self.settings.api} allows: use --api auto"
+        return plugin.resource.too_large(by_name(api))
+
     async def _take_over(self, elders: Collection[Age]) -> None:
         """Ask older gateways for what they serve; what they remembered until then is remembered here, too."""
+        self._asked = True
         if not elders:
+            if self._peers():  # What they don't serve, this one does: it is remembered before it is sent.
+                await self.update()
             return
         if self.kubelet_listens():
             await warm_up(self.kubelet_socket)
@@ -694,7 +813,10 @@ class Gateway:
     def standing(self, resource: str) -> Standing:
         """Return where the registration of a resource stands."""
         plugin = self._plugins[resource]
-        return succession.standing(plugin.state.phase, streams=plugin.resource.streaming)
+        stands = succession.standing(
+            plugin.state.phase, streams=plugin.resource.streaming, refused=plugin.state.refused
+        )
+        return Standing.OUT if stands is Standing.IDLE and self._unfit(plugin) else stands
 
     def level(self, resource: str) -> Level | None:
         """Return the kubelets that fit the evidence of a resource's stream; None without one."""
@@ -747,6 +869,8 @@ class Gateway:
         name = plugin.resource.name
         self._pool.served(served=all(one.unserved_since is None for one in self.plugins))
         self._handover.changed(name)
+        if plugin.state.phase is Phase.WAITING and self.doubts.get(name):
+            self.look()
         if name in self._yielding and self.standing(name) is not Standing.BUSY:
             self.look()
 

@@ -14,6 +14,8 @@ is the boot clock, then a random token. Where two gateways can talk, they hand e
   silence is overruled.
 - An heir that failed asks again, ever more seldom, and an elder that took back is left in peace as long.
 - A connection that ends, ends its leases: of the dead one the other takes over, among the living age decides.
+- Nobody yields for ever to one that doesn't serve. A gateway that this kubelet refuses, or whose list fits no message, doesn't
+  ask; whoever stands by looks into the kubelet's own records, and takes back what they lack (``Unserved``, ``Doubt``).
 
 One pair of machines for each resource and two gateways; with several, each gateway stands by while any pair says so.
 """
@@ -21,6 +23,7 @@ One pair of machines for each resource and two gateways; with several, each gate
 from __future__ import annotations
 
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -29,7 +32,7 @@ from msgspec.structs import replace
 from gateway.registration import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from adapters.dialect import Level
 
@@ -45,6 +48,12 @@ CHECK_WAIT = 30.0
 """Seconds after which an heir that serves is asked whether it still does: one that was stopped holds its lease, too."""
 REST = 5.0
 """Seconds before a handover that failed is tried again, doubled for each failure in a row."""
+LOOK, LOOK_CLOSELY = 1.0, 0.25
+"""Seconds between two looks into the kubelet's records while they show what another gateway serves, and while they don't: doubled
+for each look in a row at which they can't be read."""
+LACKING, LACKING_EACH = 1.4, 0.001
+"""Seconds for which they may lack a resource, and more for each of its devices: a kubelet of 1.32 on a busy node takes 2.5 s
+for 5 000."""
 HOST_SERVICE_NS = 1 << 62
 """Nanoseconds (146 years) by which the node's own service is younger than it is."""
 MOST_FAILURES = 7
@@ -67,13 +76,68 @@ class Age(Struct, frozen=True, order=True):
         return self.born_ns >= HOST_SERVICE_NS
 
 
-def elder_should_wait(own: Age, peers: Iterable[Age]) -> Age | None:
+def plausible(age: Age, now_ns: int) -> bool:
+    """Whether a gateway can have started then: after the boot, and not after ``now_ns`` (boot clock)."""
+    return 0 <= age.born_ns - (HOST_SERVICE_NS if age.host_service else 0) <= now_ns
+
+
+def elder_should_wait(own: Age, peers: Iterable[Age], doubts: Mapping[Age, Doubt] = MappingProxyType({})) -> Age | None:
     """Return the youngest of the living ``peers`` that is younger than we are: the one to stand by for.
 
-    The rule among gateways that can't talk: another state directory, an older release.
+    The rule among gateways that can't talk: another state directory, an older release. One that we stood by for in vain
+    (``doubts``) doesn't count.
     """
-    younger = [peer for peer in peers if peer > own]
+    younger = [peer for peer in peers if peer > own and peer not in doubts]
     return max(younger, default=None)
+
+
+class Doubt(Struct, frozen=True):
+    """What is known of a younger gateway that can't talk, and for which we stood by in vain. A new kubelet ends the doubt."""
+
+    cuts: int
+    """How often our streams had ended unasked until then."""
+    names: frozenset[str]
+    """Its names in the socket directory then."""
+
+    def over(self, cuts: int, names: frozenset[str]) -> bool:
+        """Whether it registers after all: kubelets up to 1.11 end our stream for it, and each Register has a new name."""
+        return cuts > self.cuts or not names <= self.names
+
+
+class Records(Struct, frozen=True):
+    """What the kubelet's own records showed of a resource that we stand by for. Times are in monotonic seconds."""
+
+    lacking_since: float | None = None
+    """Since when every look found no device; None: the last look found some, or nothing is known."""
+    seen: bool = False
+    """Whether any look since the kubelet's start, or since we stand by, found some."""
+    told: float = 0.0
+    """When that was told last."""
+    unknown: int = 0
+    """How many looks in a row showed nothing at all."""
+
+    def look(self, now: float, *, shown: bool | None) -> Records:
+        """Take what one look showed; None: nothing could be known."""
+        if shown is None:
+            return replace(self, unknown=min(self.unknown + 1, MOST_FAILURES))
+        if shown:
+            return Records(seen=True)
+        return replace(self, lacking_since=now if self.lacking_since is None else self.lacking_since, unknown=0)
+
+    def unserved(self, now: float, devices: int) -> bool:
+        """Whether a resource of so many devices was lacking for too long for a Register that is under way."""
+        if self.lacking_since is None:
+            return False
+        return now - max(self.lacking_since, self.told) >= LACKING + LACKING_EACH * devices
+
+    def again(self, *, talks: bool) -> float | None:
+        """Return in how many seconds to look again; None: not before the kubelet starts anew.
+
+        Of one that talks we hear at once when it can't serve any more.
+        """
+        if self.seen and self.lacking_since is None:
+            return None if talks else LOOK
+        return LOOK_CLOSELY * 2.0**self.unknown
 
 
 class Standing(Enum):
@@ -86,14 +150,17 @@ class Standing(Enum):
     LEAVING = "leaving"
     """Held back or about to register anew, with a stream that isn't over yet."""
     OUT = "out"
-    """It can't be offered (its list is too large), or the gateway ends."""
+    """It can't be offered (it has no devices, its list is too large), or the gateway ends."""
+    REFUSED = "refused"
+    """This kubelet refused our last Register; the next one may succeed."""
 
 
-_FREE = frozenset({Standing.IDLE, Standing.OUT})
+_FREE = frozenset({Standing.IDLE, Standing.OUT, Standing.REFUSED})
+_UNABLE = frozenset({Standing.OUT, Standing.REFUSED})
 
 
-def standing(phase: Phase, *, streams: bool) -> Standing:
-    """Sum up a registration: its phase, and whether ListAndWatch streams of ours are open."""
+def standing(phase: Phase, *, streams: bool, refused: bool = False) -> Standing:
+    """Sum up a registration: its phase, whether ListAndWatch streams of ours are open, and whether the kubelet refused it."""
     match phase:
         case Phase.OFFERING | Phase.ACCEPTED:
             return Standing.BUSY
@@ -103,6 +170,8 @@ def standing(phase: Phase, *, streams: bool) -> Standing:
             return Standing.LEAVING
         case Phase.OUT | Phase.STOPPED:
             return Standing.OUT
+        case Phase.WAITING if refused:
+            return Standing.REFUSED
         case Phase.ABSENT | Phase.WAITING | Phase.STANDBY:
             return Standing.IDLE
 
@@ -193,7 +262,11 @@ class Fired(Struct, frozen=True):
     could_serve: bool
 
 
-Event = Asked | Heard | Stood | Fired
+class Unserved(Struct, frozen=True):
+    """The kubelet's records have lacked the resource for a while, although the partner is to serve it and we could."""
+
+
+Event = Asked | Heard | Stood | Fired | Unserved
 
 
 # Actions.
@@ -239,7 +312,9 @@ class State(Struct, frozen=True):
     stage: Elder | Heir
     standing: Standing
     failures: int = 0
-    """Handovers in a row that did not come to an end."""
+    """Handovers in a row that did not come to an end, or not for long."""
+    doubted: bool = False
+    """Whether the kubelet's records lacked it once already, while the heir says that it serves."""
 
     @property
     def unsettled(self) -> bool:
@@ -261,7 +336,7 @@ def heir(own: Standing) -> Step:
     match own:
         case Standing.IDLE:
             return _to(state, Heir.ASKING, Say.ASK)
-        case Standing.OUT:
+        case Standing.OUT | Standing.REFUSED:
             return _to(state, Heir.RESTING)
         case Standing.SERVING:
             return _to(state, Heir.SERVED, Say.SERVING)
@@ -283,7 +358,7 @@ def could_serve(own: State, others: Iterable[State], *, kubelet: bool) -> bool:
     As an elder we could unless another heir is known to serve, or we stand by for an elder of our own; as an heir, unless
     a younger gateway has the resource from us. ``others``: the same resource between us and the other partners.
     """
-    if not kubelet or own.standing is Standing.OUT:
+    if not kubelet or own.standing in _UNABLE:
         return False
     if isinstance(own.stage, Heir):
         return not any(isinstance(other.stage, Elder) and other.stage in DEFERRING for other in others)
@@ -304,7 +379,9 @@ def step(state: State, event: Event) -> Step:
 
 def _to(state: State, stage: Elder | Heir, *says: Say, note: Outcome | None = None) -> Step:
     """Enter a stage: each has its own wait."""
-    if stage in {Elder.CONFIRMED, Heir.SERVED}:
+    if stage not in {Elder.CONFIRMED, Elder.CHECKING}:
+        state = replace(state, doubted=False)
+    if stage is Elder.CONFIRMED:
         state = replace(state, failures=0)
     elif stage in {Elder.TAKEN, Heir.RESTING} or (stage is Elder.RESTING and state.stage is not Elder.TAKEN):
         state = replace(state, failures=min(state.failures + 1, MOST_FAILURES))
@@ -315,9 +392,13 @@ def _to(state: State, stage: Elder | Heir, *says: Say, note: Outcome | None = No
 
 def _patience(state: State) -> float | None:
     match state.stage:
+        case Elder.CHECKING if state.doubted:
+            return ANSWER_WAIT
         case Elder.ENDING | Elder.PROMISED | Elder.LENT | Elder.CHECKING | Elder.TAKEN:
             return REPORT_WAIT
         case Elder.CONFIRMED:
+            return CHECK_WAIT
+        case Heir.SERVED if state.failures:
             return CHECK_WAIT
         case Elder.REVOKING | Heir.ASKING:
             return ANSWER_WAIT
@@ -361,6 +442,14 @@ def _elder(state: State, event: Event) -> Step:
             return state, ()
         case Fired():
             return _elder_waited(state, could_serve=event.could_serve)
+        case Unserved():
+            if state.stage in {Elder.REVOKING, Elder.CHECKING}:  # It said that it registers: is it still at it?
+                return state, (Wait(ANSWER_WAIT), Tell(Say.REVOKE))
+            if state.stage is not Elder.CONFIRMED:
+                return state, ()
+            if state.doubted:  # It said that it serves, and the records say the same as before.
+                return _to(state, Elder.TAKEN, Say.MINE, note=Outcome.BACK)
+            return _to(replace(state, doubted=True), Elder.CHECKING, Say.REVOKE)
 
 
 def _asked(state: State, *, first: bool) -> Step:
@@ -407,7 +496,7 @@ def _elder_waited(state: State, *, could_serve: bool) -> Step:
         case Elder.LENT if could_serve:
             return _to(state, Elder.REVOKING, Say.REVOKE)
         case Elder.CONFIRMED if could_serve:
-            return _to(state, Elder.CHECKING, Say.REVOKE)
+            return _to(replace(state, doubted=False), Elder.CHECKING, Say.REVOKE)
         case Elder.ENDING | Elder.PROMISED | Elder.LENT | Elder.CONFIRMED:
             return state, (Wait(_patience(state)),)
         case Elder.REVOKING | Elder.CHECKING:
@@ -433,9 +522,15 @@ def _heir(state: State, event: Event) -> Step:
         case Fired(could_serve):
             if state.stage in {Heir.ASKING, Heir.WAITING}:
                 return _to(state, Heir.TRYING, Say.GOING, note=Outcome.ALONE)
+            if state.stage is Heir.SERVED:
+                return replace(state, failures=0), ()
             if state.stage is not Heir.RESTING:
                 return state, ()
             return _to(state, Heir.ASKING, Say.ASK) if could_serve else (state, (Wait(_patience(state)),))
+        case Unserved():
+            if state.stage is Heir.WAITING:  # Its Register is in flight, or it hangs: nothing is ended for ours.
+                return _to(state, Heir.TRYING, Say.GOING, note=Outcome.ALONE)
+            return _to(state, Heir.ASKING, Say.ASK) if state.stage is Heir.RESTING else (state, ())
         case Asked():
             return state, ()
 
@@ -467,7 +562,7 @@ def _heir_stood(state: State, now: Standing) -> Step:
     match state.stage:
         case Heir.TRYING | Heir.GIVING if now is Standing.SERVING:
             return _to(state, Heir.SERVED, Say.SERVING, note=Outcome.DONE)
-        case Heir.TRYING | Heir.SERVED if now is Standing.OUT:
+        case Heir.TRYING | Heir.SERVED if now in _UNABLE:
             return _give_back(state)
         case Heir.GIVING | Heir.RETURNING if now in _FREE:
             return _to(state, Heir.RESTING, Say.RELEASED, note=Outcome.BACK)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import structlog
@@ -19,6 +20,9 @@ from click.core import ParameterSource
 from gateway import flags, observe
 from gateway.negotiate import CHOICES
 from gateway.settings import BACKENDS, EX_CONFIG, SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
+
+if TYPE_CHECKING:
+    from gateway.shell import Gateway
 
 _COMMANDS = {
     "compat": ("gateway.cli.compat:compat", "Run the compatibility matrix: scenarios and hops on many kubelets."),
@@ -241,6 +245,7 @@ def gateway(ctx: click.Context, /, log_format: str, log_level: str, **options: A
         ctx.color = False
     if ctx.invoked_subcommand is not None:
         return
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # What changes before ``reload`` listens is read when it does.
     observe.configure(log_format, log_level)
     try:
         settings = _settings(ctx, options)
@@ -319,7 +324,15 @@ def _serve(settings: Settings) -> int:
     except ValueError as error:
         raise _SettingError(str(error)) from error
     descriptors.allow_all()
-    return asyncio.run(shell.Gateway(settings, source).run())
+    return asyncio.run(_run(shell.Gateway(settings, source)))
+
+
+async def _run(gateway: Gateway) -> NoReturn:
+    """Serve, and end the process: a thread that waits for a disk that hangs would hold it for as long."""
+    status = await gateway.run()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def main() -> None:

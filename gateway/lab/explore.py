@@ -618,8 +618,10 @@ def _attempts(it: Resource) -> set[int]:
 def _alike(it: Resource) -> Resource:
     """Make one of states that behave alike: leave out what nobody reads any more, and exchange numbers for their order."""
     machine = it.machine
-    if machine.cuts or machine.errors or machine.heals:  # They only make a wait longer.
-        machine = replace(machine, cuts=0, errors=0, heals=0)
+    if (
+        machine.cuts or machine.errors or machine.heals or machine.refused
+    ):  # They only make a wait longer, or are for others.
+        machine = replace(machine, cuts=0, errors=0, heals=0, refused=False)
     if not machine.likely and machine.stream is None:  # The next stream brings its own.
         machine = replace(machine, likely=True)
     if machine.verified and machine.stream is None:  # The next stream begins at 0.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.cli.probe import ask
+from gateway.kubelet_api import ask
 from gateway.lab.build import built
 from gateway.lab.kubelet import Faults, Kubelet
 from gateway.lab.scenarios import VERSIONS, dialect

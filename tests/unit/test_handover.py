@@ -527,17 +527,17 @@ async def test_the_elder_ends_while_the_heir_stands_by(node: Node, hasty: None) 
 
 # A partner that isn't one: it speaks by hand.
 
-YOUNGER, OLDER = Age(9, "00000009"), Age(0, "00000000")
+YOUNGER, YOUNGEST, OLDER = Age(9, "00000009"), Age(10, "0000000a"), Age(0, "00000000")
 
 
 class ByHand:
     """A younger partner of ``elder``, over a real connection."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
+    def __init__(self, connection: Connection, age: Age) -> None:
+        self.connection, self.age = connection, age
 
     async def say(self, say: object, resources: object = (GPU,), **more: object) -> None:
-        message = {"op": handover.OP, "say": say, "resources": resources, "from": _from(YOUNGER)}
+        message = {"op": handover.OP, "say": say, "resources": resources, "from": _from(self.age)}
         await self.connection.send(message | more)
 
     async def hears(self) -> str | None:
@@ -551,10 +551,10 @@ def _from(age: Age) -> dict[str, object]:
 
 
 @contextlib.asynccontextmanager
-async def by_hand(elder: Gateway) -> AsyncIterator[ByHand]:
+async def by_hand(elder: Gateway, age: Age = YOUNGER) -> AsyncIterator[ByHand]:
     connection = await control.connect(elder.server.path, 1)
     try:
-        yield ByHand(connection)
+        yield ByHand(connection, age)
     finally:
         connection.abort()
 
@@ -596,6 +596,33 @@ async def test_an_heir_that_was_stopped_loses_it(node: Node, hasty: None) -> Non
     async with by_hand(elder) as heir:
         await heir.say("serving")
         assert [await heir.hears() for _ in range(2)] == ["revoke", "mine"]
+        await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
+
+
+async def test_an_heir_that_hangs_while_the_records_lack_it_loses_it(node: Node, hasty: None) -> None:
+    elder = await node.gateway(1)
+    async with by_hand(elder) as heir:
+        await heir.say("serving")
+        await node.kubelet.until(lambda: node.kubelet.serving() == [])
+        elder.handover.unserved(GPU)
+        assert [await heir.hears() for _ in range(2)] == ["revoke", "mine"]
+        await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
+
+
+async def test_two_heirs_that_say_what_isnt_so_lose_it(node: Node, hasty: None) -> None:
+    """Neither's word keeps it from the elder."""
+    elder = await node.gateway(1)
+    async with by_hand(elder) as heir, by_hand(elder, YOUNGEST) as other:
+        for one in (heir, other):
+            await one.say("serving")
+        await node.kubelet.until(lambda: node.kubelet.serving() == [])
+        for _ in range(2):
+            elder.handover.unserved(GPU)
+            for one in (heir, other):
+                assert await one.hears() == "revoke" if _ == 0 else "mine"
+                if _ == 0:
+                    await one.say("serving")
+            await asyncio.sleep(0.01)
         await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
 
 
@@ -689,6 +716,7 @@ async def test_a_partner_cannot_make_it_remember_without_end(node: Node) -> None
         pytest.param({"born_ns": 9, "token": "../../x"}, id="no token"),
         pytest.param({"born_ns": "9", "token": "00000009"}, id="no age"),
         pytest.param({"born_ns": -1, "token": "00000009"}, id="before the boot"),
+        pytest.param({"born_ns": 10**18, "token": "00000009"}, id="in the future"),
         pytest.param(None, id="nobody"),
         pytest.param([], id="nothing"),
     ],
@@ -761,6 +789,28 @@ async def test_whatever_an_elder_does_the_heir_serves(node: Node, talk: Talk) ->
     assert heir.handover.defers_to(GPU) is None
     await heir.start()
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
+    await server.close()
+
+
+async def test_an_elder_that_could_not_be_spoken_to_is_asked_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And ever more seldom: it may be of a release that will never talk."""
+    monkeypatch.setattr(handover, "AGAIN", 0.02)
+    tries: list[float] = []
+
+    async def refuse(connection: Connection, _request: Mapping[str, Any]) -> None:
+        tries.append(time.monotonic())
+        node.kubelet.pulse()
+        connection.abort()
+
+    server = Server(socket_path(node.folder, OLDER.token), {handover.OP: refuse})
+    heir = Gateway(node, 2, [GPU])
+    node._made.append(heir)
+    heir.look = lambda: heir._spawn(heir.handover.take_over([OLDER]))  # type: ignore[method-assign]  # OLDER is no Gateway
+    await heir.handover.take_over([OLDER])
+    assert tries == []
+    await server.start()
+    await node.kubelet.until(lambda: len(tries) == 3)
+    assert tries[2] - tries[1] > tries[1] - tries[0]
     await server.close()
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gateway.instance import FOLDER, Instance, begin, make_folder, socket_name, sweep
+from gateway.succession import HOST_SERVICE_NS
 
 
 @pytest.fixture
@@ -102,6 +103,41 @@ def test_sweeping_leaves_the_living_alone(tmp_path: Path, made: list[Instance]) 
     first = living(tmp_path, made)
     assert sweep(tmp_path) == []
     assert first.folder.is_dir()
+
+
+def _nothing(_: Path) -> None:
+    pass
+
+
+def _born(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "lock").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "seen"),
+    [
+        pytest.param(_nothing, True, id="one of ours"),
+        pytest.param(lambda folder: folder.chmod(0o757), False, id="a folder that everybody can write to"),
+        pytest.param(lambda folder: (folder / "lock").chmod(0o642), False, id="a lock that everybody can write to"),
+        pytest.param(lambda folder: os.chown(folder, 4711, -1), False, id="somebody else's folder"),
+        pytest.param(lambda folder: os.chown(folder / "lock", 4711, -1), False, id="somebody else's lock"),
+        pytest.param(_born(""), False, id="no age"),
+        pytest.param(_born("-5\n"), False, id="an age below zero"),
+        pytest.param(_born("5"), False, id="an age that isn't whole"),
+        pytest.param(_born("1_0\n"), False, id="an age that only Python reads"),
+        pytest.param(_born("1" * 19 + "\n"), False, id="an age of the future"),
+        pytest.param(_born(f"{HOST_SERVICE_NS + 10**18}\n"), False, id="a host service of the future"),
+        pytest.param(_born("1\n"), True, id="an age of the past"),
+    ],
+)
+def test_what_only_looks_like_a_gateway_is_not_seen(
+    tmp_path: Path, made: list[Instance], spoil: Callable[[Path], object], seen: bool
+) -> None:
+    first, second = living(tmp_path, made), living(tmp_path, made)
+    if os.geteuid() and spoil.__name__ == "chown":
+        pytest.skip("only root can give a file away")
+    spoil(second.folder)
+    assert [*first.peers().values()] == ([second.folder] if seen else [])
 
 
 @pytest.mark.parametrize("name", ["..", "lock", "deadbeef.txt", "DEADBEEF", "nvidia"])

@@ -92,6 +92,45 @@ async def test_what_the_kubelet_holds(folder: Path, kubelet: Kubelet, answers: l
     assert await kubelet_view.holds(folder / "k.sock", GPU, DEVICES) is held
 
 
+OLD_NS, NEW_NS = 1_000, 2_000
+WRITTEN = b'{"PodDeviceEntries":null,"RegisteredDevices":{"nvidia.com/gpu":["a"],"amd.com/gpu":[]}}'
+
+
+@pytest.mark.parametrize(
+    ("answers", "file", "written_ns", "shown"),
+    [
+        pytest.param([books(GPU, "a")], b"", 0, {GPU}, id="the kubelet says it"),
+        pytest.param([books("amd.com/gpu", "a")], WRITTEN, NEW_NS, {"amd.com/gpu"}, id="and counts more than its file"),
+        pytest.param([books(GPU)], b"", 0, set(), id="it gives no device"),
+        pytest.param([NOT_THERE], WRITTEN, NEW_NS, {GPU}, id="too old to say it: its file"),
+        pytest.param([NOT_THERE], WRITTEN, OLD_NS, set(), id="a file of before: nobody sent a list since"),
+        pytest.param([NOT_THERE], b"{", NEW_NS, None, id="a file that is half written"),
+        pytest.param([NOT_THERE], b'{"Entries":[]}', NEW_NS, None, id="1.8 doesn't write what is registered"),
+        pytest.param([NOT_THERE], None, 0, None, id="no file"),
+        pytest.param([TOO_OFTEN], WRITTEN, NEW_NS, None, id="asked too often by everyone"),
+        pytest.param([b"\xff\xff"], WRITTEN, NEW_NS, None, id="no such message"),
+    ],
+)
+async def test_what_the_records_show(
+    folder: Path, kubelet: Kubelet, answers: list[Answer], file: bytes | None, written_ns: int, shown: set[str] | None
+) -> None:
+    kubelet.answers[podresources.GET_ALLOCATABLE] = answers
+    if file is not None:
+        (folder / "checkpoint").write_bytes(file)
+        os.utime(folder / "checkpoint", ns=(written_ns, written_ns))
+    since_ns = (OLD_NS + NEW_NS) // 2
+    assert await kubelet_view.shown(folder / "k.sock", folder / "checkpoint", since_ns) == shown
+
+
+async def test_a_kubelet_that_is_silent_shows_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubelet_view, "_SHOWN_DEADLINE", 0.05)
+    with sockets.socket(sockets.AF_UNIX) as deaf:
+        deaf.bind(str(folder / "k.sock"))
+        deaf.listen()
+        (folder / "checkpoint").write_bytes(WRITTEN)
+        assert await kubelet_view.shown(folder / "k.sock", folder / "checkpoint", 0) is None
+
+
 async def test_no_kubelet_to_ask(tmp_path: Path) -> None:
     assert await kubelet_view.holds(tmp_path / "none.sock", GPU, DEVICES) is None
     assert await kubelet_view.look(tmp_path / "none.sock", tmp_path / "none") == View()

@@ -77,7 +77,8 @@ async def following(settings: Settings) -> AsyncIterator[list[Policy]]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, "SIGHUP would end a gateway that is ending"
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def started(file: Path, text: str) -> Settings:

@@ -61,6 +61,95 @@ def test_standing(phase: Phase, streams: bool, stands: Standing) -> None:
     assert s.standing(phase, streams=streams) is stands
 
 
+@pytest.mark.parametrize("phase", Phase)
+def test_what_is_refused_waits_without_a_stream(phase: Phase) -> None:
+    assert (s.standing(phase, streams=False, refused=True) is REFUSED) is (phase is Phase.WAITING)
+    assert s.standing(phase, streams=True, refused=True) is not REFUSED
+
+
+NOW = 1000
+
+
+@pytest.mark.parametrize(
+    ("born_ns", "can_be"),
+    [
+        pytest.param(0, True, id="at the boot"),
+        pytest.param(-1, False, id="before the boot"),
+        pytest.param(NOW, True, id="now"),
+        pytest.param(NOW + 1, False, id="in the future, or in the boot before"),
+        pytest.param(s.HOST_SERVICE_NS - 1, False, id="as old as the world"),
+        pytest.param(s.HOST_SERVICE_NS, True, id="a host service at the boot"),
+        pytest.param(s.HOST_SERVICE_NS + NOW, True, id="a host service now"),
+        pytest.param(s.HOST_SERVICE_NS + NOW + 1, False, id="a host service in the future"),
+    ],
+)
+def test_when_a_gateway_can_have_started(born_ns: int, can_be: bool) -> None:
+    assert s.plausible(Age(born_ns, "a"), NOW) is can_be
+
+
+# Standing by in vain.
+
+DOUBT = s.Doubt(cuts=2, names=frozenset({"a-1.sock"}))
+
+
+@pytest.mark.parametrize(
+    ("peers", "waits_for"),
+    [
+        pytest.param([Age(6, "a")], None, id="the one that we stood by for in vain"),
+        pytest.param([Age(6, "a"), Age(7, "a")], Age(7, "a"), id="another one"),
+    ],
+)
+def test_who_is_doubted_is_not_stood_by_for(peers: list[Age], waits_for: Age | None) -> None:
+    assert elder_should_wait(Age(5, "b"), peers, {Age(6, "a"): DOUBT}) == waits_for
+
+
+@pytest.mark.parametrize(
+    ("cuts", "names", "over"),
+    [
+        pytest.param(2, {"a-1.sock"}, False, id="nothing new"),
+        pytest.param(2, set(), False, id="a kubelet has emptied its folder"),
+        pytest.param(3, {"a-1.sock"}, True, id="our stream was cut"),
+        pytest.param(2, {"a-1.sock", "a-2.sock"}, True, id="it registers"),
+    ],
+)
+def test_when_a_doubt_is_over(cuts: int, names: set[str], over: bool) -> None:
+    assert DOUBT.over(cuts, frozenset(names)) is over
+
+
+def test_what_the_records_lack_is_told_again() -> None:
+    records = s.Records().look(10.0, shown=False)
+    assert records.unserved(11.5, 8)
+    told = replace(records, told=11.5)
+    assert [told.unserved(now, 8) for now in (11.75, 12.8, 13.0)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("looks", "devices", "unserved", "again"),
+    [
+        pytest.param([(0.0, False)], 8, False, 0.25, id="not yet"),
+        pytest.param([(0.0, False), (1.4, False)], 8, False, 0.25, id="a kubelet takes its time"),
+        pytest.param([(0.0, False), (1.41, False)], 8, True, 0.25, id="too long"),
+        pytest.param([(0.0, False), (1.41, False)], 5000, False, 0.25, id="but not for so many"),
+        pytest.param([(0.0, False), (6.4, False)], 5000, True, 0.25, id="too long for any"),
+        pytest.param([(0.0, False), (1.0, True), (1.5, False)], 8, False, 0.25, id="it was there in between"),
+        pytest.param([(0.0, False), (1.0, None), (1.5, False)], 8, True, 0.25, id="a look that showed nothing"),
+        pytest.param([(0.0, None), (9.0, None)], 8, False, 1.0, id="nothing is known"),
+        pytest.param([(0.0, None)] * 99, 8, False, 32.0, id="nothing is ever known"),
+        pytest.param([(0.0, True)], 8, False, 1.0, id="served"),
+        pytest.param([(0.0, True), (9.0, False), (10.5, False)], 8, True, 0.25, id="no longer"),
+    ],
+)
+def test_looks_into_the_records(
+    looks: list[tuple[float, bool | None]], devices: int, unserved: bool, again: float
+) -> None:
+    records = s.Records()
+    for now, shown in looks:
+        records = records.look(now, shown=shown)
+    assert (records.unserved(looks[-1][0], devices), records.again(talks=False)) == (unserved, again)
+    served = looks[-1][1] is True
+    assert records.again(talks=True) == (None if served else again)
+
+
 @pytest.mark.parametrize(
     ("level", "late", "first"),
     [
@@ -78,13 +167,15 @@ def test_who_registers_before_the_old_streams_end(level: Level | None, late: boo
 
 # One side, row by row.
 
-SERVING, BUSY, IDLE, OUT, LEAVING = (
+SERVING, BUSY, IDLE, OUT, LEAVING, REFUSED = (
     Standing.SERVING,
     Standing.BUSY,
     Standing.IDLE,
     Standing.OUT,
     Standing.LEAVING,
+    Standing.REFUSED,
 )
+UNSERVED = s.Unserved()
 ASKED, ASKED_LATE = s.Asked(first=False), s.Asked(first=True)
 OVER, OVER_IN_VAIN = s.Fired(could_serve=True), s.Fired(could_serve=False)
 
@@ -176,6 +267,29 @@ TAKEN: list[s.Event] = [*ASKED_BACK, OVER]
         pytest.param(SERVING, [*DONE, OVER_IN_VAIN], Elder.CONFIRMED, [], id="not while no kubelet is there"),
         pytest.param(SERVING, [*DONE, OVER, heard(Say.SERVING)], Elder.CONFIRMED, [], id="it does"),
         pytest.param(SERVING, [*DONE, OVER, OVER], Elder.TAKEN, [Say.MINE], id="it was stopped: take over"),
+        pytest.param(REFUSED, [ASKED], Elder.LENT, [Say.YOURS], id="refused: lent at once"),
+        pytest.param(SERVING, [*DONE, UNSERVED], Elder.CHECKING, [Say.REVOKE], id="records lack it: does it serve?"),
+        pytest.param(SERVING, [*DONE, UNSERVED, OVER], Elder.TAKEN, [Say.MINE], id="silence: take over"),
+        pytest.param(SERVING, [*DONE, UNSERVED, heard(Say.SERVING)], Elder.CONFIRMED, [], id="it says so: once"),
+        pytest.param(SERVING, [*DONE, UNSERVED, heard(Say.BUSY)], Elder.CHECKING, [], id="it is registering: wait"),
+        pytest.param(
+            SERVING, [*DONE, UNSERVED, heard(Say.SERVING), UNSERVED], Elder.TAKEN, [Say.MINE], id="the records count"
+        ),
+        pytest.param(
+            SERVING,
+            [*DONE, UNSERVED, heard(Say.SERVING), OVER, heard(Say.SERVING), UNSERVED],
+            Elder.CHECKING,
+            [Say.REVOKE],
+            id="and what they lacked long ago doesn't",
+        ),
+        pytest.param(
+            SERVING, [*ASKED_BACK, heard(Say.BUSY), UNSERVED], Elder.REVOKING, [Say.REVOKE], id="is it still at it?"
+        ),
+        pytest.param(
+            SERVING, [*ASKED_BACK, heard(Say.BUSY), UNSERVED, OVER], Elder.TAKEN, [Say.MINE], id="silence: take over"
+        ),
+        pytest.param(SERVING, [*LENT, UNSERVED], Elder.LENT, [], id="lent: the report is waited for"),
+        pytest.param(SERVING, [UNSERVED], Elder.APART, [], id="nothing was asked"),
     ],
 )
 def test_elder(own: Standing, events: list[s.Event], stage: Elder, says: list[Say]) -> None:
@@ -243,6 +357,18 @@ GIVEN_BACK: list[s.Event] = [*YOURS, heard(Say.REVOKE)]
         pytest.param([*GIVEN_BACK, OVER_IN_VAIN], Heir.RESTING, [], id="not while a younger one has it from us"),
         pytest.param([*YOURS, stood(OUT)], Heir.RESTING, [Say.RELEASED], id="our list is too large: give it back"),
         pytest.param(
+            [*YOURS, stood(BUSY), stood(REFUSED)], Heir.RESTING, [Say.RELEASED], id="we are refused: give it back"
+        ),
+        pytest.param(
+            [*YOURS, stood(SERVING), stood(BUSY), stood(REFUSED)],
+            Heir.RESTING,
+            [Say.RELEASED],
+            id="the next kubelet refuses us: give it back",
+        ),
+        pytest.param([*GIVEN_BACK, UNSERVED], Heir.ASKING, [Say.ASK], id="the records lack it: ask at once"),
+        pytest.param([heard(Say.WAIT), UNSERVED], Heir.TRYING, [Say.GOING], id="its Register hangs: go on"),
+        pytest.param([*YOURS, UNSERVED], Heir.TRYING, [], id="we are at it"),
+        pytest.param(
             [*YOURS, stood(SERVING), stood(OUT)], Heir.RESTING, [Say.RELEASED], id="we end: the elder takes over"
         ),
     ],
@@ -259,6 +385,7 @@ def test_heir(events: list[s.Event], stage: Heir, says: list[Say]) -> None:
         pytest.param(SERVING, Heir.SERVED, [Say.SERVING], id="an older one appears and we serve: say so"),
         pytest.param(BUSY, Heir.TRYING, [Say.GOING], id="an older one appears and we register: say so"),
         pytest.param(OUT, Heir.RESTING, [], id="we can't: leave it alone"),
+        pytest.param(REFUSED, Heir.RESTING, [], id="we are refused: leave it alone"),
     ],
 )
 def test_an_heir_meets_an_elder(own: Standing, stage: Heir, says: list[Say]) -> None:
@@ -276,14 +403,23 @@ def test_an_heir_meets_an_elder(own: Standing, stage: Heir, says: list[Say]) -> 
         pytest.param(
             s.heir(IDLE)[0],
             [*GIVEN_BACK, OVER, *YOURS, stood(SERVING), stood(OUT)],
-            5.0,
-            id="it served in between: forgotten",
+            10.0,
+            id="it served in between, not for long: counted",
         ),
+        pytest.param(
+            s.heir(IDLE)[0],
+            [*GIVEN_BACK, OVER, *YOURS, stood(SERVING), OVER, stood(OUT)],
+            5.0,
+            id="it served for long: forgotten",
+        ),
+        pytest.param(s.heir(IDLE)[0], [*GIVEN_BACK, OVER, *YOURS, stood(SERVING)], 30.0, id="for how long it serves"),
+        pytest.param(s.heir(IDLE)[0], [*YOURS, stood(SERVING)], None, id="nothing: it served at once"),
         pytest.param(s.heir(IDLE)[0], [*GIVEN_BACK, OVER] * 20 + GIVEN_BACK, 320.0, id="never more seldom than this"),
         pytest.param(s.elder(SERVING), LENT, 2.0, id="for the report"),
         pytest.param(s.elder(SERVING), ASKED_BACK, 0.2, id="for an answer"),
         pytest.param(s.elder(SERVING), [*ASKED_BACK, heard(Say.BUSY)], 30.0, id="for its Register"),
         pytest.param(s.elder(SERVING), [*DONE, OVER], 2.0, id="for a busy heir's word that it serves"),
+        pytest.param(s.elder(SERVING), [*DONE, UNSERVED], 0.2, id="for that of one that the records lack"),
         pytest.param(s.elder(SERVING), [*ASKED_BACK, heard(Say.RELEASED)], 4.0, id="an elder's rest, the shorter one"),
         pytest.param(s.elder(SERVING), [*TAKEN, OVER], None, id="a stopped heir isn't written to for ever"),
         pytest.param(
@@ -340,6 +476,7 @@ EVENTS = st.one_of(
     st.builds(s.Heard, st.sampled_from(Say)),
     st.builds(s.Stood, st.sampled_from(Standing)),
     st.builds(s.Fired, could_serve=st.booleans()),
+    st.just(s.Unserved()),
 )
 
 
@@ -390,6 +527,8 @@ class World(Struct, frozen=True):
 
 
 ELDER, HEIR = 0, 1
+TOLD = s.LACKING + s.LOOK_CLOSELY
+"""Seconds after which whoever stands by is told that nobody serves."""
 
 
 def begin(faults: tuple[str, ...]) -> list[World]:
@@ -477,8 +616,10 @@ def courses(world: World, who: int, *, first: bool) -> Iterator[World]:
     if world.inbox[who]:
         yield ask(world, first=first) if world.inbox[who][0] is Say.ASK else hear(world, who)
     match side.standing:
-        case Standing.IDLE if not held(world, who):
+        case Standing.IDLE | Standing.REFUSED if not held(world, who):
             yield stand(world, who, BUSY)
+        case Standing.REFUSED:
+            yield stand(world, who, IDLE)
         case Standing.BUSY:
             yield stand(world, who, SERVING)
         case Standing.LEAVING:
@@ -505,7 +646,9 @@ def moves(world: World, who: int) -> bool:
     side = world.sides[who]
     if not (side.alive and side.running):
         return False
-    return bool(world.inbox[who]) or side.standing is LEAVING or (side.standing is IDLE and not held(world, who))
+    if side.standing is IDLE:
+        return bool(world.inbox[who]) or not held(world, who)
+    return bool(world.inbox[who]) or side.standing in {LEAVING, REFUSED}
 
 
 def faults(world: World) -> Iterator[World]:
@@ -524,6 +667,7 @@ def faults(world: World) -> Iterator[World]:
                     yield put(bad, who, running=False)
                 case "refuse" if runs and side.standing is BUSY:
                     yield stand(bad, who, IDLE)
+                    yield stand(bad, who, REFUSED)
                 case "cut" if runs and side.standing is SERVING:
                     yield stand(bad, who, IDLE)
                 case "break" if bad.connected:
@@ -573,6 +717,8 @@ class Settling(Struct):
     nobody: float = 0.0
     """The most seconds on end without anybody who serves."""
     nobody_since: float | None = None
+    looked: float = 0.0
+    """When whoever stands by last heard that the kubelet's records lack it."""
 
     def run(self, until: float, *, all_run: bool) -> None:
         for who in (ELDER, HEIR):
@@ -582,6 +728,10 @@ class Settling(Struct):
         while True:
             while (world := self._next()) is not None:
                 self._take(world)
+            unserved = max(self.nobody_since, self.looked) + TOLD if self.nobody_since is not None else until
+            if min(self.due.values(), default=until) >= unserved < until:
+                self._unserved(unserved)
+                continue
             if min(self.due.values(), default=until) >= until:
                 break
             who = min(self.due, key=self.due.__getitem__)
@@ -590,6 +740,13 @@ class Settling(Struct):
             self._arm(who)
         self.now = until
         self._take(self.world)
+
+    def _unserved(self, now: float) -> None:
+        self.now = self.looked = now
+        for who in (ELDER, HEIR):
+            side = self.world.sides[who]
+            if side.alive and side.running and held(self.world, who):
+                self._take(feed(self.world, who, s.Unserved()))
 
     def _next(self) -> World | None:
         return next((world for who in (ELDER, HEIR) for world in courses(self.world, who, first=self.first)), None)
@@ -657,7 +814,7 @@ def test_register_first_has_no_gap(may: tuple[str, ...]) -> None:
         pytest.param(("kill", "cut"), 2.2, id="one is killed"),
         pytest.param(("kill", "stop"), 2.2, id="one is killed, or stopped"),
         pytest.param(("break", "cut"), 2.2, id="the connection breaks"),
-        pytest.param(("lose", "refuse"), 35.0, id="words are lost"),
+        pytest.param(("lose", "refuse"), 4.5, id="words are lost"),
     ],
 )
 def test_in_the_end_one_serves(may: tuple[str, ...], gap: float, first: bool) -> None:
@@ -678,6 +835,7 @@ def test_one_that_stays_stopped_is_replaced(may: tuple[str, ...], first: bool) -
     for world in stopped:
         settling = Settling(world, first)
         settling.run(until=100.0, all_run=False)
+        assert settling.nobody <= 4.0, (settling.nobody, world)  # Longest where it says that it registers, and stops.
         [runs] = [who for who in (ELDER, HEIR) if world.sides[who].running]
         assert serves(settling.world, runs), (world, settling.world)
     assert len(stopped) > 100
@@ -693,7 +851,7 @@ def test_in_the_end_one_serves_whatever_went_wrong(data: st.DataObject, first: b
         if not after:
             break
         world = data.draw(st.sampled_from(after))
-    settles(world, first=first, gap=35.0)
+    settles(world, first=first, gap=4.5)
 
 
 def settles(world: World, *, first: bool, gap: float) -> None:

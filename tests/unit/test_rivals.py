@@ -1,0 +1,88 @@
+"""Rivals: what else runs, or only seems to run, on a node costs the kubelet's records at most three seconds, once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.lab import rivals
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.scenarios import RESOURCE, node
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "lacks"),
+    [
+        pytest.param("refused", "1.34", False, id="one that the kubelet refuses doesn't ask"),
+        pytest.param("refused, its own state", "1.10", False, id="nor where it can't talk"),
+        pytest.param("planted, deaf", "1.28", True, id="a folder that nobody serves"),
+        pytest.param("stopped, its own state", "1.20", True, id="one that stands still, by the checkpoint"),
+    ],
+)
+async def test_a_rival_that_does_not_serve(name: str, version: str, lacks: bool) -> None:
+    async with node(gpus={RESOURCE: 8}) as made:
+        await made.start_kubelet(version)
+        elder = await made.start_gateway()
+        await made.served()
+        found = await rivals.measure(name, made, seconds=4)
+        # A busy machine gets a little more; what comes once must not come again.
+        assert sum(one > 0.5 for one in found) == int(lacks), found
+        assert max(found, default=0) < rivals.MOST + 2
+        assert bool(elder.lines("taking it back: the kubelet's records show no device of it")) is lacks
+        await made.served()
+
+
+async def test_what_is_not_served_is_not_remembered() -> None:
+    """The gateways share a ledger; the younger one has other GPUs, and the kubelet refuses it."""
+    async with node(gpus={RESOURCE: 2}) as made:
+        await made.start_kubelet("1.28")
+        await made.start_gateway()
+        await made.served()
+        profile = made.root / "more.yaml"
+        profile.write_text(f"resources: {{{RESOURCE}: {{gpus: 6}}}}\n")
+        command = gateway_command(made.socket_dir, made.root / "state", profile, "v1alpha2")
+        async with await GatewayProcess.launch(command) as younger:
+            await younger.wait_for("waiting: another gateway serves, and this one could not")
+            await asyncio.sleep(0.3)  # Longer than a write takes: it is the absence of one that is checked.
+            ledger = json.loads((made.root / "state" / "ledger.json").read_bytes())
+        assert len(ledger["resources"][RESOURCE]["announced"]) == 2
+
+
+# The end, and signals before the gateway is up.
+
+HANGS = """
+import os, sys, time
+from gateway.cli.main import gateway
+os.fsync = lambda _: time.sleep(60)
+gateway()
+"""
+
+
+async def test_the_end_does_not_wait_for_a_disk_that_hangs() -> None:
+    with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
+        root = Path(folder)
+        command = gateway_command(root / "device-plugins", root / "state")
+        (root / "device-plugins").mkdir()
+        async with await GatewayProcess.launch([command[0], "-c", HANGS, *command[3:]]) as gateway:
+            await gateway.wait_for("serving")
+            begin = time.monotonic()
+            assert await gateway.terminate() == 0
+            assert time.monotonic() - begin < 10, "it waited for the disk"
+
+
+async def test_a_hangup_before_the_gateway_listens_does_not_end_it() -> None:
+    with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
+        root = Path(folder)
+        command = [*gateway_command(root / "not" / "yet", root / "state"), "--probe-address", "127.0.0.1:0"]
+        async with await GatewayProcess.launch(command) as gateway:
+            await gateway.wait_for("waiting for the socket directory")
+            os.kill(gateway.pid, signal.SIGHUP)
+            (root / "not" / "yet").mkdir(parents=True)
+            await gateway.wait_for("serving")
