@@ -393,7 +393,7 @@ def _look(device: Device, listing: Listing, row: Sticky | None, last: Entry | No
         return _Found(State.UNHEALTHY, reason, kind, spells=spells)
     back = None if spells.ended is None else spells.ended + spells.hold
     if back is not None and now < back:
-        reason = f"it fell ill {spells.count} times in a row, and must first be well for {spells.hold:.0f} s"
+        reason = f"it became unhealthy {spells.count} times in a row, and is held back until it was healthy for {spells.hold:.0f} s"
         return _Found(State.UNHEALTHY, reason, Kind.RESTART_APP, back, spells)
     return _Found(State.PRESENT, reason, kind, spells=spells)
 
@@ -415,9 +415,11 @@ def _miss(
         if row is not None:
             return _still(row, spells)
         if clock.now < limit:
-            reason = "announced before a restart, and the backend hasn't reported yet"
+            reason = "known from before a restart, and not looked at since"
             return _Found(State.NOT_LOOKED_YET, reason, until=limit)
-        return _Found(State.UNHEALTHY, f"the backend hasn't reported within {patience:.0f} s of the start")
+        return _Found(
+            State.UNHEALTHY, f"nobody could look at it within {patience:.0f} s of the start: the gateway's log says why"
+        )
     free = known.held is not None and device_id not in known.held
     if known.fates.get(device_id) is Fate.WITHDRAWN:
         if free:
@@ -442,7 +444,7 @@ def _still(row: Sticky, spells: Spells) -> _Found:
 
 def _lasting(row: Sticky) -> str:
     reason = row.trouble.reason or "the backend gave no reason"
-    return f"{reason}; so until it is reset, the node reboots or an operator forgets it"
+    return f"{reason}; until it is reset, the node reboots, or somebody says `gateway forget`"
 
 
 def _over(reason: str, what: str, beneath: Entry) -> str:

@@ -146,7 +146,7 @@ class Commands:
                 for name in {device_id, shared, facts[shared].parent} & meant.keys():
                     meant[name].append(device_id)
         if unknown := [one for one, found in meant.items() if not found]:
-            raise ControlError(f"expected devices of this node, got {unknown[0]!r}: see `gateway devices`")
+            raise ControlError(f"no device here is called {unknown[0]!r}: `gateway devices` lists them")
         return tuple(dict.fromkeys(device_id for found in meant.values() for device_id in found))
 
     async def _order(self, connection: Connection, request: dict[str, Any]) -> None:
@@ -155,11 +155,13 @@ class Commands:
         found = [(name, entry) for name, entry in before.items() if entry is not None]
         cordoned = order.device_id in self._gateway.ledger.cordons
         if not found and not (cordoned and order.op == "uncordon"):
-            raise ControlError(f"expected a device of this node, got {order.device_id!r}: see `gateway status`")
+            raise ControlError(f"no device here is called {order.device_id!r}: `gateway devices` lists them")
         changed = self._carry_out(order, [name for name, _ in found])
         await self._gateway.update()
         if not await self._gateway.scribe.durable():  # Also what changes nothing now: it may have failed a moment ago.
-            raise ControlError(f"it is in force, but not on disk: {self._gateway.scribe.state.last_error}")
+            raise ControlError(
+                f"done, but it will be forgotten when the gateway restarts: {self._gateway.scribe.state.last_error}"
+            )
         now = {plugin.resource.name: plugin.entries.get(order.device_id) for plugin in self._gateway.plugins}
         outcome = Outcome(
             changed,

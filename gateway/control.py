@@ -238,7 +238,10 @@ class Server:
             raise ControlError(f"expected a message of version {VERSION}, got {_shown(version)}")
         handler = self._handlers.get(op) if isinstance(op, str) else None
         if handler is None:
-            raise ControlError(f"unknown op {_shown(op)}: this gateway knows {', '.join(sorted(self._handlers))}")
+            raise ControlError(
+                f"unknown op {_shown(op)}: this gateway is of another release than your command, and knows "
+                f"{', '.join(sorted(self._handlers))}: use the command of its own release"
+            )
         return handler
 
 
@@ -309,7 +312,9 @@ async def ask(path: Path, request: Mapping[str, Any], seconds: float) -> dict[st
             finally:
                 connection.abort()
     except TimeoutError as error:
-        raise ControlError(f"the gateway on {path} did not answer within {seconds:g} s: is it stopped?") from error
+        raise ControlError(
+            f"the gateway on {path} did not answer within {seconds:g} s: it is stopped, or hangs; its log may say why, a restart ends it"
+        ) from error
     if answer is None:
         raise ControlError(f"the gateway on {path} closed the connection without an answer: its log says why")
     if "error" in answer:

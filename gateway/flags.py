@@ -395,7 +395,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     Flag(
         "health-recovery",
         Kind.TEXT,
-        "whether a GPU that fell ill may come back: never, or by evidence",
+        "whether a GPU that became unhealthy may come back: never, or by evidence",
         default="safe",
         values="off|safe",
         variables=("GATEWAY_HEALTH_RECOVERY",),

@@ -188,7 +188,7 @@ class Ledger:
         if found.complaint:
             self._revision += 1
             raise LedgerError(
-                f"expected a ledger of format {FORMAT} in {self.path}: {found.complaint}; {self._put_aside_in_words()}"
+                f"expected a state file of format {FORMAT} in {self.path}: {found.complaint}; {self._put_aside_in_words()}"
             )
 
     def snapshot(self) -> Snapshot:

@@ -81,7 +81,7 @@ class Scribe:
         try:
             self._ledger.load()
         except LedgerError as error:
-            _log.error("ledger not read in full", reason=str(error))
+            _log.error("state file not read in full", reason=str(error))
             self.soon()
         if self._ledger.exposure:
             _log.warning("the state directory is not private", reason=self._ledger.exposure)
@@ -134,13 +134,13 @@ class Scribe:
         except LedgerError as error:
             self._failed(str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, devices are served and it is tried again
-            _log.exception("a defect kept the ledger from being written")
+            _log.exception("the state file could not be written, because of a defect in the gateway")
             self._failed(repr(error))
         else:
             on_disk = True
             self._succeeded()
             if written.complaint:
-                _log.error("ledger damaged by others", reason=written.complaint, put_aside=written.aside)
+                _log.error("state file damaged by another program", reason=written.complaint, put_aside=written.aside)
         finally:
             self._write, self._stuck = None, False
         self._go_on(on_disk=on_disk)
@@ -148,14 +148,14 @@ class Scribe:
 
     def _succeeded(self) -> None:
         if self._error:
-            _log.info("ledger written again", path=str(self._ledger.path))
+            _log.info("state file written again", path=str(self._ledger.path))
         self._error, self._retry = "", RETRY_FIRST
         self._written_at = time.time()
         self._writes += 1
 
     def _failed(self, reason: str) -> None:
         if reason != self._error:
-            _log.error("ledger not written", reason=reason)
+            _log.error("state file not written", reason=reason)
         self._error = reason
 
     def _go_on(self, *, on_disk: bool) -> None:

@@ -438,7 +438,7 @@ class Resource:
             held=self._memory.held,
         )
         for warning in warnings:
-            self._log.warning("allocated a device that is not well", reason=warning)
+            self._log.warning("allocated a device that is not healthy", reason=warning)
 
     async def _prefer(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
         avoid = self._memory.avoid()

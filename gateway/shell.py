@@ -268,7 +268,11 @@ class Gateway:
 
         def ended(task: asyncio.Task[None]) -> None:
             if not task.cancelled():
-                _log.error("a task ended that must not", task=name, exc_info=task.exception() or False)
+                _log.error(
+                    "ending because of a defect: a part ended that must not",
+                    task=name,
+                    exc_info=task.exception() or False,
+                )
                 self._end(1)
 
         task.add_done_callback(ended)
@@ -520,7 +524,7 @@ class Gateway:
         try:
             await server.start()
         except ControlError as error:
-            _log.warning("no control socket", reason=str(error))
+            _log.warning("gateway status, devices and cordon can't reach this gateway", reason=str(error))
         else:
             self._control = server
         if self.settings.metrics_address is not None:

@@ -145,7 +145,7 @@ class GPUSource:
         if ill:
             raise RefusedError(
                 Fault.FAILED_PRECONDITION,
-                f"expected GPUs that are well, to be made ready for a container of {resource}, but "
+                f"expected healthy GPUs, to be made ready for a container of {resource}, but "
                 f"{', '.join(ill[:4])} isn't: repair it; the kubelet tries again",
             )
 

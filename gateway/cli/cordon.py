@@ -59,7 +59,12 @@ Examples:
 def _on_a_device(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command what all three have."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print one JSON object: op, id, gateways, ledger."),
+        click.option(
+            "--json",
+            "as_json",
+            is_flag=True,
+            help="Print one JSON object: op, id, gateways, and `ledger`, the state file.",
+        ),
         click.option(
             "--state-dir",
             envvar="GATEWAY_STATE_DIR",
@@ -164,6 +169,8 @@ def _note(order: Order, state_dir: Path) -> tuple[Order, _Noted]:
             f"no gateway runs on {state_dir}, and only one that runs knows whether a pod holds {order.device_id}: start it, "
             "or name its own --state-dir"
         )
+    if state_dir != STATE_DIR and not state_dir.is_dir():
+        raise ControlError(f"there is no folder {state_dir}, so no gateway keeps its state there: correct --state-dir")
     ledger = Ledger(state_dir)
     try:
         ledger.load()
@@ -204,7 +211,9 @@ def _print(order: Order, answers: Mapping[str, Outcome | ControlError], noted: _
             held = f", held by {device.holder}" if device.holder else ""
             click.echo(f"gateway {token}: {device.resource}: was {device.before}, is {device.now}{held}")
     if noted:
-        click.echo(f"No gateway runs on this state directory: {noted.path} says it from its next start on.")
+        click.echo(
+            f"No gateway runs here now: it is written to {noted.path}, and counts from the gateway's next start."
+        )
     elif order.op == "cordon" and done and not found:
         click.echo("No resource has a device of this ID now: is it spelled right? The cordon counts once there is one.")
     elif order.op == "cordon" and any(device.holder for device in found):

@@ -39,8 +39,8 @@ def demo(*, real: bool, as_json: bool, pace: float | None) -> None:
     """Take a node with 8 simulated GPUs through a rolling kubelet upgrade and a step back.
 
     The gateway and the kubelets (1.8, 1.9, 1.10, 1.20, 1.28, 1.37 and 1.28 again) are real processes on real sockets in a
-    temporary directory. Pods ask for GPUs, a GPU falls ill and recovers. The verdict is computed from the kubelet's own
-    books: each pod that wasn't drained still has its GPUs, none was given twice, none is lost.
+    temporary directory. Pods ask for GPUs, a GPU becomes unhealthy and recovers. The verdict is computed from the kubelet's
+    own records: each pod that wasn't drained still has its GPUs, none was given twice, none is lost.
     """
     from gateway.lab import demo as lab
     from gateway.lab import story, view

@@ -176,7 +176,7 @@ class _Address(click.ParamType[tuple[str, int]]):
     type=click.Path(path_type=Path),
     default=None,
     show_default="pod-resources/kubelet.sock beside --socket-dir",
-    help="The kubelet's pod-resources socket: with it, each registration is checked in the kubelet's own books.",
+    help="The kubelet's pod-resources socket: with it, each registration is checked in the kubelet's own records.",
 )
 @click.option(
     "--backend",

@@ -49,7 +49,9 @@ def probe(*, socket_dir: Path, as_json: bool) -> None:
     if listens(socket):
         finding = asyncio.run(ask(socket))
     else:
-        finding = Finding(None, "unknown", f"nobody takes connections on {socket}: is the kubelet running?")
+        finding = Finding(
+            None, "unknown", f"no kubelet takes connections on {socket}: start it, or correct --socket-dir"
+        )
     if as_json:
         said = asdict(finding)
         del said["answered"]
@@ -57,5 +59,5 @@ def probe(*, socket_dir: Path, as_json: bool) -> None:
     elif finding.api:
         click.echo(f"{socket}: {finding.api} ({finding.kubelets})")
     else:
-        click.echo(f"{socket}: no API of ours ({finding.kubelets}). {finding.says}", err=True)
+        click.echo(f"No API is known that this kubelet speaks ({finding.kubelets}): {finding.says}", err=True)
     sys.exit(0 if finding.api else 1)

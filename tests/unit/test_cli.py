@@ -138,7 +138,7 @@ def test_a_name_without_room_changes_nothing() -> None:
 def test_a_probe_of_nothing_says_so_in_json(folder: Path) -> None:
     result = call("probe", "--socket-dir", str(folder), "--json")
     assert (result.exit_code, json.loads(result.output)["api"]) == (1, None)
-    assert "is the kubelet running?" in json.loads(result.output)["says"]
+    assert "start it, or correct --socket-dir" in json.loads(result.output)["says"]
 
 
 def test_a_pinned_socket_directory_ends_it_with_75(folder: Path) -> None:

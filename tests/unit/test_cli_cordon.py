@@ -233,7 +233,7 @@ def test_the_ledger_is_told(
     result = call(folder, *arguments)
     assert (_cordons(folder), result.exit_code) == (after, 0)
     assert says in result.output
-    assert f"{folder}/ledger.json says it from its next start on" in result.output
+    assert f"{folder}/ledger.json, and counts from the gateway's next start" in result.output
 
 
 def test_the_ledger_in_json(folder: Path) -> None:
@@ -268,8 +268,10 @@ def test_nothing_is_forgotten_while_nobody_knows_who_holds_it(folder: Path) -> N
         pytest.param(("cordon", "GPU\x1b", "--reason", "ECC"), 2, "expected a device ID", id="an ID nobody can print"),
         pytest.param(("uncordon",), 2, "Missing argument 'ID'", id="no ID"),
         pytest.param((*CORDON, "--state-dir", "/dev/null"), 1, "run this as the gateway's own user", id="no folder"),
-        pytest.param(("uncordon", "GPU-1", "--state-dir", "/proc/none"), 0, "was not cordoned", id="nothing to write"),
-        pytest.param((*CORDON, "--state-dir", "/proc/none"), 1, "could not write", id="a folder that can't be written"),
+        pytest.param(("uncordon", "GPU-1", "--state-dir", "/proc"), 0, "was not cordoned", id="nothing to write"),
+        pytest.param((*CORDON, "--state-dir", "/proc"), 1, "could not write", id="a folder that can't be written"),
+        pytest.param((*CORDON, "--state-dir", "/none"), 1, "no folder /none, so no gateway", id="a slip in the folder"),
+        pytest.param(("uncordon", "GPU-1", "--state-dir", "/none"), 1, "correct --state-dir", id="a slip, uncordon"),
     ],
 )
 def test_a_wrong_call(folder: Path, arguments: tuple[str, ...], status: int, says: str) -> None:

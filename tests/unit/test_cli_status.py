@@ -101,7 +101,7 @@ def test_a_gateway_that_hangs_is_told_of(folder: Path, monkeypatch: pytest.Monke
         result, raw = call(folder), call(folder, "--json")
     assert (result.exit_code, raw.exit_code) == (1, 1)
     assert f"gateway {SERVING} does not answer" in result.output
-    assert "is it stopped?" in " ".join(result.output.split())
+    assert "it is stopped, or hangs" in " ".join(result.output.split())
     assert json.loads(raw.output)["gateways"] == []
 
 

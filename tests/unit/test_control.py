@@ -692,8 +692,10 @@ async def test_hardware_is_let_go_of_and_looked_at_again(
 @pytest.mark.parametrize(
     ("ids", "hangs", "says"),
     [
-        pytest.param(["GPU-7"], False, "expected devices of this node, got 'GPU-7'", id="an unknown ID"),
-        pytest.param(["GPU-a", "GPU-7"], False, "got 'GPU-7'", id="one that is unknown"),
+        pytest.param(
+            ["GPU-7"], False, "no device here is called 'GPU-7': `gateway devices` lists them", id="an unknown ID"
+        ),
+        pytest.param(["GPU-a", "GPU-7"], False, "no device here is called 'GPU-7'", id="one that is unknown"),
         pytest.param(None, False, "leave them out for all", id="no IDs at all"),
         pytest.param(["GPU-a"], True, "did not answer within 0.05 s", id="a driver that hangs"),
     ],

@@ -128,8 +128,8 @@ def test_a_device_that_was_looked_for(
     [
         (Kind.APPLICATION, State.PRESENT, "hot", False),
         (Kind.RESTART_APP, State.UNHEALTHY, "hot", False),
-        (Kind.RESET_REQUIRED, State.UNHEALTHY, "hot; so until it is reset, the node reboots or an operator", True),
-        (Kind.UNKNOWN, State.UNHEALTHY, "hot; so until it is reset, the node reboots or an operator", True),
+        (Kind.RESET_REQUIRED, State.UNHEALTHY, "hot; until it is reset, the node reboots, or somebody says", True),
+        (Kind.UNKNOWN, State.UNHEALTHY, "hot; until it is reset, the node reboots, or somebody says", True),
     ],
 )
 def test_the_kind_of_a_trouble_decides(kind: Kind, state: State, reason: str, remembered: bool, health: Health) -> None:
@@ -238,7 +238,7 @@ def test_the_first_discovery_is_bounded(
 
 def test_nobody_looked_in_time_is_said() -> None:
     [entry] = look(ANNOUNCED, None, FIRST_DISCOVERY_S).entries
-    assert entry.reason == "the backend hasn't reported within 300 s of the start"
+    assert entry.reason == "nobody could look at it within 300 s of the start: the gateway's log says why"
 
 
 def test_a_withdrawn_device_gets_no_grace() -> None:
@@ -360,7 +360,7 @@ def test_a_lost_device_is_forgotten_in_the_end(
         pytest.param(
             None,
             State.NOT_LOOKED_YET,
-            "ticket 7; without the cordon: not looked yet, announced before a restart, and the backend hasn't reported yet",
+            "ticket 7; without the cordon: not looked yet, known from before a restart, and not looked at since",
             id="not looked yet",
         ),
         pytest.param(
@@ -507,7 +507,7 @@ def test_what_is_held_back_comes_back_when_it_was_told() -> None:
     [entry] = merged.entries
     assert (entry.state, entry.reason, entry.until, merged.again_at) == (
         State.UNHEALTHY,
-        "it fell ill 4 times in a row, and must first be well for 120 s",
+        "it became unhealthy 4 times in a row, and is held back until it was healthy for 120 s",
         220.0,
         220.0,
     )
@@ -678,7 +678,7 @@ def test_what_stayed_is_not_judged_again(health: Health, trouble: Trouble | None
     ("health", "before", "after", "reason"),
     [
         pytest.param(WELL, Trouble("a NaN", Kind.APPLICATION), None, "", id="an application's trouble is over"),
-        pytest.param(ILL, RESET, replace(RESET, reason="worse"), "worse; so until", id="another one that lasts"),
+        pytest.param(ILL, RESET, replace(RESET, reason="worse"), "worse; until", id="another one that lasts"),
     ],
 )
 def test_what_is_listed_alike_but_is_not_alike_is_judged(

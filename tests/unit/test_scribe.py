@@ -172,9 +172,9 @@ async def test_a_failure_is_said_once_for_each_reason_and_tried_again(
         async with asyncio.timeout(30):
             await disk.settled.wait()
     assert [(log["event"], log.get("reason")) for log in logs] == [
-        ("ledger not written", "the disk is full"),
-        ("ledger not written", "the disk is read-only"),
-        ("ledger written again", None),
+        ("state file not written", "the disk is full"),
+        ("state file not written", "the disk is read-only"),
+        ("state file written again", None),
     ]
     assert disk.on_disk() == {"GPU-1"}
     assert (scribe.state.writable, scribe.state.last_error) == (True, "")
@@ -294,7 +294,7 @@ async def test_a_damaged_ledger_is_said_and_replaced(shared: Path) -> None:
     scribe = Scribe(disk)
     with capture_logs() as logs:
         scribe.load()
-    assert [log["event"] for log in logs] == ["ledger not read in full", "the state directory is not private"]
+    assert [log["event"] for log in logs] == ["state file not read in full", "the state directory is not private"]
     await next_of(disk.ended)
     assert await scribe.durable()
     assert disk.on_disk() == set()
@@ -310,6 +310,6 @@ async def test_damage_by_others_during_service_is_said(disk: Disk) -> None:
     disk.cordon("GPU-2", SMELLS)
     with capture_logs() as logs:
         assert await scribe.durable()
-    assert [log["event"] for log in logs] == ["ledger damaged by others"]
+    assert [log["event"] for log in logs] == ["state file damaged by another program"]
     assert (disk.path.parent / scribe.state.put_aside).read_text() == "not json"
     assert disk.on_disk() == {"GPU-1", "GPU-2"}

@@ -1,0 +1,59 @@
+"""What people are told is in their words: in messages, logs and help there is none that only this project has a meaning for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted(
+    path
+    for folder in ("adapters", "devices", "gateway", "gateway/cli")
+    for path in (ROOT / folder).rglob("*.py")
+    if not {"pb", "lab"} & set(path.relative_to(ROOT).parts)
+)
+PRIVATE = re.compile(r"(?<!`)\b(ledgers?|books|elders?|heirs?|ill|well|lets? go of|illness|illnesses)\b(?!`)")
+TOLD = {"info", "warning", "error", "exception", "echo", "option", "say"}
+
+
+def told(tree: ast.AST) -> Iterator[str]:
+    """Every text in a call that tells people something, and the help of commands."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in TOLD or name.endswith(("Error", "Exception", "BadParameter")):
+                yield from (
+                    one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                )
+        elif isinstance(node, ast.FunctionDef) and any("command" in ast.dump(one) for one in node.decorator_list):
+            yield ast.get_docstring(node) or ""
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ('_log.error("ledger not written")', ["ledger"]),
+        ('raise Error(f"{one} is ill: repair it")', ["ill"]),
+        ('@command()\ndef devices() -> None:\n    """The books of it."""', ["books"]),
+        ('click.echo("well-known?")', ["well"]),
+        ('click.echo("the `ledger` key")', []),
+        ('"""The ledger."""\nledger = "books"', []),
+    ],
+)
+def test_what_is_looked_for(code: str, found: list[str]) -> None:
+    assert [word for text in told(ast.parse(code)) for word in PRIVATE.findall(text)] == found
+
+
+def test_people_are_told_in_their_words() -> None:
+    assert len(MODULES) > 50
+    found = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in MODULES
+        for text in told(ast.parse(path.read_text()))
+        if PRIVATE.search(text)
+    ]
+    assert found == []
