@@ -8,8 +8,10 @@ same question always has the same answer.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from heapq import nsmallest
 from itertools import accumulate, chain
 
 from devices.gpu.model import GPU, found, in_order
@@ -34,18 +36,9 @@ def preferred(
     available, must = frozenset(request.available), frozenset(request.must_include)
     _check(request, available, must)
     free = request.size - len(must)
-    there: dict[str, list[str]] = {}  # by the UUID of the GPU
-    doubtful: list[str] = []
-    for device_id in available - must:
-        gpu = found(device_id, gpus)
-        if gpu is None:
-            doubtful.append(device_id)
-        elif gpu.uuid in there:
-            there[gpu.uuid].append(device_id)
-        else:
-            there[gpu.uuid] = [device_id]
-    sound = {uuid: ids for uuid, ids in there.items() if gpus[uuid].health is Health.HEALTHY}
-    doubtful += chain.from_iterable(ids for uuid, ids in there.items() if uuid not in sound)
+    there = _by_gpu(available - must, gpus)
+    sound = {uuid: ids for uuid, ids in there.items() if uuid in gpus and gpus[uuid].health is Health.HEALTHY}
+    doubtful = [device_id for uuid, ids in there.items() if uuid not in sound for device_id in ids]
     well = sum(map(len, sound.values()))
     if well < free:
         chosen = [*chain.from_iterable(sound.values()), *in_order(doubtful, gpus)[: free - well]]
@@ -53,6 +46,19 @@ def preferred(
         opened = {gpu.uuid for device_id in must if (gpu := found(device_id, gpus)) is not None}
         chosen = _chosen(free, sound, opened, gpus, sharing)
     return tuple(in_order([*must, *chosen], gpus))
+
+
+def _by_gpu(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> dict[str, list[str]]:
+    """Sort device IDs by the UUID that they mean, as ``found`` finds it; an ID that means none stands for itself."""
+    there: defaultdict[str, list[str]] = defaultdict(list)
+    for device_id in device_ids:
+        if device_id not in gpus:
+            uuid, _, number = device_id.rpartition("::")
+            if number.isdigit():
+                there[uuid].append(device_id)
+                continue
+        there[device_id].append(device_id)
+    return there
 
 
 def _chosen(
@@ -69,10 +75,8 @@ def _chosen(
     for gpu in sorted((gpus[uuid] for uuid in sound.keys() | opened), key=lambda gpu: (gpu.index, gpu.uuid)):
         name = gpu.uuid if shared else gpu.board
         ids = sound.get(gpu.uuid, [])
-        if len(ids) > 1:  # replicas differ in their numbers alone: a longer one is a higher one
-            ids = sorted(sorted(ids), key=len)
         if name in first:
-            there[name] += ids
+            there[name] = [*there[name], *ids]
         else:
             first[name], there[name] = gpu, ids
         if gpu.uuid in opened:
@@ -80,7 +84,16 @@ def _chosen(
     takes = _spread if shared and sharing is Sharing.DISTRIBUTED else _packed
     room = [len(ids) for ids in there.values()]
     taken = takes(free, list(first.values()), room, {place for place, name in enumerate(first) if name in inside})
-    return [device_id for ids, count in zip(there.values(), taken, strict=True) for device_id in ids[:count]]
+    return [
+        device_id
+        for ids, count in zip(there.values(), taken, strict=True)
+        for device_id in (nsmallest(count, ids, key=_by_number) if shared else ids[:count])
+    ]
+
+
+def _by_number(device_id: str) -> tuple[int, str]:
+    """Sort the replicas of one GPU, which differ in their numbers alone: a longer one is a higher one."""
+    return len(device_id), device_id
 
 
 def _packed(free: int, gpus: Sequence[GPU], room: Sequence[int], used: set[int]) -> list[int]:

@@ -36,7 +36,7 @@ class Way(Enum):
 FARTHEST: Final = 40
 """The distance of two GPUs of which no link is known."""
 _DIRECT: Final = 12
-_OVER_PCIE: Final[Mapping[Way, int]] = {Way.PIX: 20, Way.PXB: 24, Way.PHB: 28, Way.NODE: 32, Way.SYS: FARTHEST}
+_OVER_PCIE: Final[Mapping[Way, int]] = {Way.PIX: 28, Way.PXB: 30, Way.PHB: 33, Way.NODE: 36, Way.SYS: FARTHEST}
 
 
 class Link(Struct, frozen=True):

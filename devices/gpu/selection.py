@@ -1,7 +1,7 @@
 """Which of many GPUs are nearest to each other: the search beneath preferred allocation.
 
-``select`` finds the choice that is least in distance, then in NUMA nodes, in what is left of the GPUs, in the distances
-among those that stay, in indices: docs/preferred-allocation.md says what each means and why. It tries sets in the order of
+``select`` finds the choice that is least in distance, then in pairs on two NUMA nodes, in what is left of the GPUs, in the
+distances among those that stay, in indices: docs/preferred-allocation.md says what each means and why. It tries sets in the order of
 their indices, and leaves out those that can't win: by a bound from below, and because of GPUs that are alike the first may as
 well be taken first. 16 GPUs have 65 536 sets, so up to there the answer is always the best. Above, the work is bounded in
 steps, not in time: the same question has the same answer on every machine.
@@ -10,8 +10,8 @@ steps, not in time: the same question has the same answer on every machine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, combinations, islice
 from typing import Final, NamedTuple
 
 from devices.gpu.model import FARTHEST, GPU
@@ -22,6 +22,10 @@ SEARCHED: Final = 64
 """Among more GPUs links don't count."""
 _STEPS: Final = 16_384  # divided by the number of GPUs, because a step takes as much longer
 _EXCHANGES: Final = 256
+_MOST_NODES: Final = 8
+"""Over so many NUMA nodes, as two CPUs in four parts each have, every way to use them is tried where no links are known."""
+_PAIRS: Final = SEARCHED * SEARCHED
+"""More than pairs of GPUs: one pair's difference in distance counts more than all pairs on two NUMA nodes."""
 
 
 def select(
@@ -38,8 +42,9 @@ def select(
     all_there = (*gpus, *opened, *others)
     searched = len(all_there) <= SEARCHED
     single = max(room) == 1
-    if single and not (searched and _differ(all_there)):
-        return _fewest_nodes(count, gpus, {gpu.numa_node for gpu in opened})
+    nodes = len({gpu.numa_node for gpu in gpus})
+    if single and not (searched and (nodes > _MOST_NODES or _differ(all_there))):
+        return _nearest_nodes(count, gpus, Counter(gpu.numa_node for gpu in opened))
     if not searched:
         return _roomiest(room, count, missing)
     return list(_Search(gpus, room, count, missing, opened, others).best())
@@ -62,12 +67,11 @@ def _roomiest(room: Sequence[int], count: int, missing: int) -> list[int]:
 class _Part(NamedTuple):
     """A part of a choice, by places in ascending order, and what there is to know of it.
 
-    ``distance`` counts each pair twice; ``nodes`` is a set of bits; ``to`` has the distance of every GPU to those chosen.
+    ``distance`` counts each pair twice; ``to`` has the distance of every GPU to those chosen.
     """
 
     chosen: tuple[int, ...]
     distance: int
-    nodes: int
     cost: int
     to: Sequence[int]
     missing: int
@@ -88,15 +92,19 @@ class _Search:
         self._places = range(len(gpus))
         self._room, self._count = room, count
         table = _distances(gpus, (*gpus, *opened, *others))
-        self._rows = [row[: len(gpus)] for row in table]
         # Among choices of the same distance, those that stay are the nearer, the farther the chosen are from everyone.
         shares = [sum(row) for row in table]
         scale = sum(shares) + 1
         self._cost = [free * scale - share for free, share in zip(room, shares, strict=True)]
-        bits = {node: 1 << bit for bit, node in enumerate(dict.fromkeys(gpu.numa_node for gpu in (*opened, *gpus)))}
-        self._nodes = [bits[gpu.numa_node] for gpu in gpus]
-        to = [sum(row[len(gpus) : len(gpus) + len(opened)]) for row in table]
-        self._start = _Part((), 0, sum({bits[gpu.numa_node] for gpu in opened}), 0, to, missing)
+        near = [
+            [
+                distance * _PAIRS + (gpu.numa_node != other.numa_node)
+                for distance, other in zip(row, (*gpus, *opened), strict=False)
+            ]
+            for gpu, row in zip(gpus, table, strict=True)
+        ]
+        self._rows = [row[: len(gpus)] for row in near]
+        self._start = _Part((), 0, 0, [sum(row[len(gpus) :]) for row in near], missing)
         self._alike = self._classes()
         self._near: dict[int, list[list[int]]] = {}
         self._steps = _STEPS // len(gpus) if len(gpus) > EXACT else 1 << EXACT
@@ -106,7 +114,7 @@ class _Search:
         first = self._exchanged(self._star())
         self._found = first.chosen
         # The 1 lets the search find an equal one with lower indices; the first that it finds has the lowest.
-        self._least = (first.distance, first.nodes.bit_count(), first.cost, 1)
+        self._least = (first.distance, first.cost, 1)
         self._descend(self._start, 0, 0)
         if self._steps <= 0:
             self._found = self._exchanged(self._part(self._found)).chosen
@@ -116,7 +124,6 @@ class _Search:
         return _Part(
             (*part.chosen, place),
             part.distance + 2 * part.to[place],
-            part.nodes | self._nodes[place],
             part.cost + self._cost[place],
             [a + b for a, b in zip(part.to, self._rows[place], strict=True)],
             part.missing - self._room[place],
@@ -142,7 +149,7 @@ class _Search:
         for place in rest:
             distance = part.distance + 2 * part.to[place]
             if distance <= self._least[0] and self._room[place] >= part.missing:
-                key = (distance, (part.nodes | self._nodes[place]).bit_count(), part.cost + self._cost[place], 0)
+                key = (distance, part.cost + self._cost[place], 0)
                 if key < self._least:
                     self._least, self._found = key, (*part.chosen, place)
 
@@ -157,29 +164,25 @@ class _Search:
         distance = part.distance + sum(sorted([2 * part.to[place] + near[place][left - 1] for place in rest])[:left])
         if distance != self._least[0]:
             return distance < self._least[0]
-        there = Counter([self._nodes[place] for place in rest])
-        inside = sum([count for node, count in there.items() if node & part.nodes])
-        beyond = [count for node, count in there.items() if not node & part.nodes]
-        nodes = part.nodes.bit_count() + _nodes_needed(left - inside, beyond)
         cost = part.cost + sum(sorted([self._cost[place] for place in rest])[:left])
-        return (distance, nodes, cost, 0) < self._least
+        return (distance, cost, 0) < self._least
 
     def _nearest(self, start: int) -> list[list[int]]:
         """For each GPU, the sums of its 0, 1, 2… smallest distances to those from ``start`` on, or some before."""
-        start -= start % (1 + (len(self._places) - 1) // EXACT)  # so that it is made at most 16 times
+        start -= start % (1 + 2 * ((len(self._places) - 1) // EXACT))  # so that it is made at most 16 times
         if start not in self._near:
             self._near[start] = [
-                [0, *accumulate(sorted([*row[start:place], *row[max(start, place + 1) :]]))]
+                [0, *accumulate(sorted([*row[start:place], *row[max(start, place + 1) :]])[: self._count])]
                 for place, row in enumerate(self._rows)
             ]
         return self._near[start]
 
     def _classes(self) -> list[int]:
-        """Find for each GPU the first that is like it: to exchange the two changes no distance, node or room."""
-        firsts: dict[tuple[int, ...], list[int]] = {}
+        """Find for each GPU the first that is like it: to exchange the two changes no distance, no NUMA node and no room."""
+        firsts: dict[tuple[int, int], list[int]] = {}
         alike: list[int] = []
         for place in self._places:
-            known = firsts.setdefault((self._start.to[place], self._nodes[place], self._cost[place]), [])
+            known = firsts.setdefault((self._start.to[place], self._cost[place]), [])
             for first in known:
                 row = self._rows[first].copy()
                 row[first], row[place] = row[place], 0
@@ -204,22 +207,15 @@ class _Search:
     def _exchanged(self, part: _Part) -> _Part:
         """Exchange one GPU for another, the best exchange first, while that makes the choice better."""
         for _ in range(_EXCHANGES):
-            least = (part.distance, part.nodes.bit_count(), part.cost)
+            least = (part.distance, part.cost)
             better, swap = least, (-1, -1)
             for out in part.chosen:
                 row = self._rows[out]
-                nodes = self._start.nodes
-                for place in part.chosen:
-                    nodes |= self._nodes[place] if place != out else 0
                 for new in self._places:
                     distance = part.distance + 2 * (part.to[new] - row[new] - part.to[out])
                     if distance > better[0] or new in part.chosen:
                         continue
-                    key = (
-                        distance,
-                        (nodes | self._nodes[new]).bit_count(),
-                        part.cost + self._cost[new] - self._cost[out],
-                    )
+                    key = (distance, part.cost + self._cost[new] - self._cost[out])
                     if key < better and part.missing + self._room[out] - self._room[new] <= 0:
                         better, swap = key, (out, new)
             if better == least:
@@ -253,40 +249,44 @@ def _ways(gpu: GPU) -> Mapping[str, int]:
     return ways
 
 
-def _fewest_nodes(size: int, candidates: Sequence[GPU], opened: set[int | None]) -> list[int]:
-    """Choose ``size`` of at least as many ``candidates`` on as few nodes beyond ``opened`` as can be; give their places.
+def _nearest_nodes(count: int, gpus: Sequence[GPU], opened: Mapping[int | None, int]) -> list[int]:
+    """Choose ``count`` of at least as many ``gpus`` with the most pairs on one NUMA node; give their places, ascending.
 
-    Walks the candidates in order and settles each node when it first turns up: it is opened if, with it, the biggest of
-    the unsettled nodes still make up the number, and closed for good otherwise. (Once a node can't be part of a smallest
-    set of nodes, opening others never changes that.)
+    ``opened`` says of how many GPUs the container is on each node already. The more there are on a node, the more pairs another
+    one makes: so in the best choices each node is used up or left alone, but for one. All such choices are tried; of more than
+    ``_MOST_NODES`` nodes, those are used up first that make the most pairs.
     """
-    opened = set(opened)
-    room = Counter(gpu.numa_node for gpu in candidates)
-    missing = size - sum(room.pop(node, 0) for node in opened)
-    budget, closed = _nodes_needed(missing, room.values()), set[int | None]()
-    chosen: list[int] = []
-    for place, gpu in enumerate(candidates):
-        if len(chosen) == size:
-            break
-        node = gpu.numa_node
-        if node not in opened and node not in closed:
-            own = room.pop(node)
-            if budget and _nodes_needed(missing - own, room.values()) < budget:
-                opened.add(node)
-                missing, budget = missing - own, budget - 1
-            else:
-                closed.add(node)
-        if node in opened:
-            chosen.append(place)
-    return chosen
+    there: dict[int | None, list[int]] = {}
+    for place, gpu in enumerate(gpus):
+        there.setdefault(gpu.numa_node, []).append(place)
+    nodes = [_NumaNode(opened.get(node, 0), places) for node, places in there.items()]
+    if len(nodes) > _MOST_NODES:
+        nodes.sort(key=lambda node: -node.pairs(min(len(node.places), count)))
+        return sorted(islice(chain.from_iterable(node.places for node in nodes), count))
+    ways = list(_ways_to_use(count, nodes))
+    most = max(pairs for pairs, _ in ways)
+    return min(sorted(chain.from_iterable(taken)) for pairs, taken in ways if pairs == most)
 
 
-def _nodes_needed(missing: int, room: Iterable[int]) -> int:
-    """How many nodes it takes, the biggest first, to make up for ``missing``; one too many where all aren't enough."""
-    count = 0
-    for size in sorted(room, reverse=True):
-        if missing <= 0:
-            return count
-        missing -= size
-        count += 1
-    return count if missing <= 0 else count + 1
+class _NumaNode(NamedTuple):
+    """A NUMA node: how many GPUs the container is on there already, and the places of those that are free."""
+
+    opened: int
+    places: list[int]
+
+    def pairs(self, count: int) -> int:
+        """Count the pairs that ``count`` more make there."""
+        return count * self.opened + count * (count - 1) // 2
+
+
+def _ways_to_use(count: int, nodes: Sequence[_NumaNode]) -> Iterator[tuple[int, list[list[int]]]]:
+    """Use up some nodes and a part of at most one more, in each way that makes ``count``; with the pairs made."""
+    for full in chain.from_iterable(combinations(nodes, number) for number in range(len(nodes) + 1)):
+        rest = count - sum(len(node.places) for node in full)
+        pairs = sum(node.pairs(len(node.places)) for node in full)
+        taken = [node.places for node in full]
+        if rest == 0:
+            yield pairs, taken
+        for node in nodes if rest > 0 else ():
+            if len(node.places) > rest and not any(node is one for one in full):
+                yield pairs + node.pairs(rest), [*taken, node.places[:rest]]

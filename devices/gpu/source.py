@@ -35,6 +35,8 @@ _CDI_RETRY: Final = 30.0
 """Seconds until a CDI specification that could not be written is tried again."""
 _REMEMBERED: Final = 4096
 """GPUs and partitions that are remembered after they went: each new MIG layout has new UUIDs."""
+_CHOSEN_AT_ONCE: Final = 1000
+"""Among so many devices a choice takes few milliseconds. One among more is made in a thread, so that it holds up nobody else."""
 _UNNAMED: Final = "devices can't be named"
 _ANSWERS: Final = 1024
 """Answers that are remembered, at most."""
@@ -132,7 +134,10 @@ class GPUSource:
         Raises:
             RefusedError: no choice meets the request.
         """
-        return preferred(request, self._offers.get(resource, Offer({})).gpus, self._policy.sharing)
+        gpus, policy = self._offers.get(resource, Offer({})).gpus, self._policy
+        if len(request.available) <= _CHOSEN_AT_ONCE:
+            return preferred(request, gpus, policy.sharing)
+        return await asyncio.to_thread(preferred, request, gpus, policy.sharing)
 
     async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
         """Let a container start only with GPUs that are there and well.

@@ -72,7 +72,8 @@ class Judge:
         left = dict(self._free)
         for one in chosen:
             left[self._source[one]] -= one not in self._must
-        near = self._total(used), len({self._gpu[source].numa_node for source in used})
+        apart = sum(self._gpu[a].numa_node != self._gpu[b].numa_node for a, b in itertools.combinations(used, 2))
+        near = self._total(used), apart
         stay = self._total(source for source, count in self._free.items() if count and source not in used)
         places = sorted(self._place[source] for source in used)
         fullest = [left[source] for source in sorted(used, key=lambda one: (self._free[one], self._place[one]))]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from tests.mutants.table import Mutant
 
 RULES = {
-    "A1": "whole GPUs are chosen near to each other: links, then NUMA nodes, then what stays, then indices",
+    "A1": "whole GPUs are chosen near to each other: links, then pairs on one NUMA node, then what stays, then indices",
     "A2": "partitions are packed: fewest GPUs, the fullest first",
     "A3": "replicas are distributed or packed, as the operator says",
     "A4": "up to 16 GPUs no other choice is better, whatever the links; above, no exchange of one is",
     "A5": "what leads nowhere (ill, unknown, no replica) is chosen last",
+    "A7": "a choice among many devices doesn't hold up the loop",
     "A6": "links and partitions in a profile are checked and bounded",
 }
 
@@ -23,6 +24,30 @@ MUTANTS = (
         "devices/gpu/selection.py",
         "        table.append([min(own.get(peer, FARTHEST), back.get(board, FARTHEST)) for peer, back in there])\n",
         "        table.append([FARTHEST for _ in there])\n",
+        f"{_ALLOCATION}::test_linked_gpus",
+    ),
+    Mutant(
+        "A1",
+        "pairs on two NUMA nodes don't count",
+        "devices/gpu/selection.py",
+        "distance * _PAIRS + (gpu.numa_node != other.numa_node)",
+        "distance * _PAIRS",
+        f"{_ALLOCATION}::test_linked_gpus",
+    ),
+    Mutant(
+        "A1",
+        "without links it doesn't count on which NUMA nodes the container is",
+        "devices/gpu/selection.py",
+        "        return count * self.opened + count * (count - 1) // 2\n",
+        "        return count * (count - 1) // 2\n",
+        f"{_ALLOCATION}::test_choice",
+    ),
+    Mutant(
+        "A1",
+        "two near ways over PCIe are better than a second bridge",
+        "devices/gpu/model.py",
+        "Way.PIX: 28",
+        "Way.PIX: 20",
         f"{_ALLOCATION}::test_linked_gpus",
     ),
     Mutant(
@@ -45,8 +70,8 @@ MUTANTS = (
         "A1",
         "what must be included attracts nobody",
         "devices/gpu/selection.py",
-        "self._start = _Part((), 0, sum({bits[gpu.numa_node] for gpu in opened}), 0, to, missing)",
-        "self._start = _Part((), 0, sum({bits[gpu.numa_node] for gpu in opened}), 0, [0] * len(gpus), missing)",
+        "self._start = _Part((), 0, 0, [sum(row[len(gpus) :]) for row in near], missing)",
+        "self._start = _Part((), 0, 0, [0] * len(gpus), missing)",
         f"{_ALLOCATION}::test_linked_gpus",
     ),
     Mutant(
@@ -125,8 +150,8 @@ MUTANTS = (
         "A3",
         "the numbers of replicas are compared as text",
         "devices/gpu/allocation.py",
-        "sorted(sorted(ids), key=len)",
-        "sorted(ids)",
+        "    return len(device_id), device_id\n",
+        "    return 0, device_id\n",
         f"{_ALLOCATION}::test_replicas",
     ),
     Mutant(
@@ -149,8 +174,8 @@ MUTANTS = (
         "A4",
         "of equal choices the first guess stays",
         "devices/gpu/selection.py",
-        "first.nodes.bit_count(), first.cost, 1)",
-        "first.nodes.bit_count(), first.cost, 0)",
+        "(first.distance, first.cost, 1)",
+        "(first.distance, first.cost, 0)",
         f"{_ALLOCATION}::test_no_choice_is_better_whatever_the_links",
     ),
     Mutant(
@@ -165,17 +190,25 @@ MUTANTS = (
         "A5",
         "replicas of an ill GPU are as good as others",
         "devices/gpu/allocation.py",
-        "for uuid, ids in there.items() if gpus[uuid].health is Health.HEALTHY}",
-        "for uuid, ids in there.items()}",
+        "if uuid in gpus and gpus[uuid].health is Health.HEALTHY}",
+        "if uuid in gpus}",
         f"{_ALLOCATION}::test_replicas_of_what_is_ill_or_unknown_come_last",
     ),
     Mutant(
         "A5",
         "what has no number is a replica",
-        "devices/gpu/model.py",
-        "return gpus.get(shared) if number.isdigit() else None",
-        "return gpus.get(shared)",
+        "devices/gpu/allocation.py",
+        "            if number.isdigit():\n",
+        "            if True:\n",
         f"{_ALLOCATION}::test_replicas_of_what_is_ill_or_unknown_come_last",
+    ),
+    Mutant(
+        "A7",
+        "every choice is made on the loop",
+        "devices/gpu/source.py",
+        "        if len(request.available) <= _CHOSEN_AT_ONCE:\n",
+        "        if True:\n",
+        "tests/unit/test_gpu_source.py::test_a_choice_among_many_devices_holds_up_nobody",
     ),
     Mutant(
         "A6",

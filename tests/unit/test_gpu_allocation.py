@@ -67,6 +67,20 @@ def ids(text: str) -> tuple[str, ...]:
         pytest.param(
             (0, 1, 1, 2, 2, 2), "g0 g1 g2 g3 g4 g5", "", 4, "g0 g3 g4 g5", id="two nodes, with the lowest index"
         ),
+        pytest.param(
+            (0, 0, 0, 0, 1, 1, 1, 1),
+            "g0 g1 g2 g3 g4 g5 g6 g7",
+            "g2 g4 g7",
+            4,
+            "g2 g4 g5 g7",
+            id="where the container has more GPUs already",
+        ),
+        pytest.param(
+            (0, 1, 1, 1, 1, 1), "g0 g1 g2 g3 g4 g5", "g0", 3, "g0 g1 g2", id="a node of its own has no GPU left"
+        ),
+        pytest.param(
+            (0, 0, 0, 0, 1, 2, 2, 2), "g0 g1 g4 g5 g6 g7", "g4", 4, "g4 g5 g6 g7", id="the node that is used up"
+        ),
         pytest.param((None, 0, None, 0), "g0 g1 g2 g3", "", 2, "g0 g2", id="no known place is one place"),
         pytest.param((0, 0), "g0 g1", "g0 g1", 2, "g0 g1", id="nothing left to choose"),
         pytest.param((0, 0), "x9 x1 g1 g0", "", 2, "g0 g1", id="known before unknown"),
@@ -78,9 +92,48 @@ def test_choice(numa: tuple[int | None, ...], available: str, must: str, size: i
     assert preferred(PreferredRequest(ids(available), ids(must), size), node_of(*numa)) == ids(chosen)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "must", "size", "chosen"),
+    [
+        pytest.param(9, [], 10, [*range(8), 8, 9], id="one used up, and a part of the next"),
+        pytest.param(9, [69, 70, 71], 10, [0, 1, *range(64, 72)], id="first those that make the most pairs"),
+        pytest.param(72, [], 3, [0, 1, 2], id="all apart: the lowest indices"),
+    ],
+)
+def test_many_gpus_on_many_numa_nodes(nodes: int, must: list[int], size: int, chosen: list[int]) -> None:
+    gpus = node_of(*(place * nodes // 72 for place in range(72)))
+    request = PreferredRequest(tuple(gpus), tuple(f"g{one}" for one in must), size)
+    assert preferred(request, gpus) == tuple(f"g{one}" for one in chosen)
+
+
+@given(st.lists(st.integers(0, 7), min_size=17, max_size=24), st.data())
+def test_no_other_choice_has_more_pairs_on_one_numa_node(places: list[int], data: st.DataObject) -> None:
+    """Without links, also above the number of GPUs up to which links are tried out."""
+    gpus = node_of(*places)
+    must = tuple(data.draw(st.lists(st.sampled_from(sorted(gpus)), max_size=3, unique=True)))
+    size = data.draw(st.integers(max(1, len(must)), min(len(gpus), len(must) + 3)))
+    chosen = preferred(PreferredRequest(tuple(gpus), must, size), gpus)
+    rest = sorted(gpus.keys() - set(must), key=lambda one: gpus[one].index)
+    assert set(must) <= set(chosen)
+
+    def key(ids: Sequence[str]) -> tuple[int, list[int]]:
+        counts = Counter(gpus[one].numa_node for one in ids)
+        return -sum(count * (count - 1) for count in counts.values()), sorted(gpus[one].index for one in ids)
+
+    best = min(key((*must, *more)) for more in itertools.combinations(rest, size - len(must)))
+    assert key(chosen) == best
+
+
 DISTANCES = ((1, 12), (2, 6), (3, 4), (4, 3), (5, 3), (6, 2), (12, 1), (18, 1))
 HIVES = ("xgmi 0 1 2 3", "xgmi 4 5 6 7")
 PAIRS = ("nvlink 0 1", "nvlink 2 3")
+SWITCHED = ("nvlink*18 0 1 2 3 4 5 6 7",)
+
+
+def bridged(lanes: int) -> tuple[str, ...]:
+    """Pairs of GPUs with a bridge, four GPUs on each PCIe switch."""
+    pairs = (f"nvlink*{lanes} {first} {first + 1}" for first in (0, 2, 4, 6))
+    return ("pix 0 1 2 3", "pix 4 5 6 7", "sys 0 1 2 3 4 5 6 7", *pairs)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +159,19 @@ PAIRS = ("nvlink 0 1", "nvlink 2 3")
             "000000", ["xgmi 0 4", "xgmi 1 3", "xgmi 2 5"], "012345", "", 4, "0134", id="pairs of low indices"
         ),
         pytest.param("0000", ["nvlink 1 2 3", "nvlink 0 1"], "0123", "", 2, "01", id="those that stay are linked, too"),
+        pytest.param("00001111", SWITCHED, "01234567", "247", 4, "2457", id="fewer pairs over two NUMA nodes"),
+        *(
+            pytest.param(
+                "00001111",
+                bridged(lanes),
+                "01234567",
+                "36",
+                4,
+                "2367",
+                id=f"two bridges rather than one, {lanes} lanes",
+            )
+            for lanes in (1, 2, 4, 12)
+        ),
     ],
 )
 def test_linked_gpus(numa: str, links: Sequence[str], available: str, must: str, size: int, chosen: str) -> None:
@@ -218,10 +284,10 @@ def test_replicas_of_partitions_are_spread_over_partitions_and_stay_on_one_gpu()
     ("link", "distance"),
     [
         *((Link("", way, lanes), distance) for way in (Way.NVLINK, Way.XGMI) for lanes, distance in DISTANCES),
-        (Link("", Way.PIX), 20),
-        (Link("", Way.PXB), 24),
-        (Link("", Way.PHB), 28),
-        (Link("", Way.NODE), 32),
+        (Link("", Way.PIX), 28),
+        (Link("", Way.PXB), 30),
+        (Link("", Way.PHB), 33),
+        (Link("", Way.NODE), 36),
         (Link("", Way.SYS), FARTHEST),
     ],
 )

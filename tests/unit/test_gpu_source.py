@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import aclosing
 from pathlib import Path
@@ -14,7 +15,7 @@ from structlog.testing import capture_logs
 
 from devices.combined import Combined
 from devices.generic import GenericSource
-from devices.gpu import cdi_files, source
+from devices.gpu import allocation, cdi_files, source
 from devices.gpu.answers import Surroundings
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
@@ -356,6 +357,23 @@ async def test_replicas_are_chosen_as_the_operator_says(watched: Watched) -> Non
     assert await watched.source.prefer(NVIDIA, request) == ("GPU-0::0", "GPU-1::0")
     watched.source.adopt(replace(TWICE, sharing=Sharing.PACKED))
     assert await watched.source.prefer(NVIDIA, request) == ("GPU-0::0", "GPU-0::1")
+
+
+@pytest.mark.parametrize(("replicas", "at_once"), [(500, True), (501, False)])
+async def test_a_choice_among_many_devices_holds_up_nobody(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, replicas: int, at_once: bool
+) -> None:
+    where: list[bool] = []
+
+    def noted(*asked: Any) -> tuple[str, ...]:
+        where.append(threading.current_thread() is threading.main_thread())
+        return allocation.preferred(*asked)
+
+    monkeypatch.setattr(source, "preferred", noted)
+    watched.source.adopt(Policy(slices={NVIDIA: Slices(replicas, NVIDIA)}))
+    (offered,) = (await watched.sees(gpu(0), gpu(1))).values()
+    chosen = await watched.source.prefer(NVIDIA, PreferredRequest(tuple(offered), (), 2))
+    assert (chosen, where) == (("GPU-0::0", "GPU-1::0"), [at_once])
 
 
 async def test_a_gpu_that_is_ill_is_not_made_ready(watched: Watched) -> None:
