@@ -85,13 +85,13 @@ def withheld(claims: Iterable[Claim], devices: Iterable[Device], held: Container
     for device in devices if by_board else ():
         place = place_of(device)
         for claim in by_board.get(place.board, ()):
-            if claim.place.overlaps(place) and not (device.id in held and _are_shared(device.id, claim.device_id)):
+            if claim.place.overlaps(place) and not (device.id in held and are_shared(device.id, claim.device_id)):
                 found[device.id] = claim.words
                 break
     return found
 
 
-def _are_shared(*device_ids: str) -> bool:
-    """Whether all are replicas of the same."""
+def are_shared(*device_ids: str) -> bool:
+    """Whether all are replicas of the same, which containers share because an operator wants it."""
     shared = {unshared(device_id) for device_id in device_ids}
     return len(shared) == 1 and shared.isdisjoint(device_ids)

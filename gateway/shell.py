@@ -77,7 +77,7 @@ REBIND_FIRST, REBIND_MAX = 0.05, 5.0
 """Seconds until a new socket directory that can't be used is tried again, at first and at most."""
 LOOK_AGAIN = 30.0
 """Seconds between two looks into the kubelet's books while a device waits for what they show."""
-HOLDERS_AGAIN = 5.0
+HOLDERS_AGAIN = 2.0
 """The same, where devices are withheld until their holder has ended."""
 LOOK_FOR_METRICS = 60.0
 BOOKED_WITHIN = 1.5

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+
+from devices.boards import Place, are_shared, place_of, unshared
+from devices.model import Device
 
 from gateway.kubelet_api import PROBE_RESOURCE
 
@@ -36,17 +40,33 @@ def holdings(pods: Pods) -> tuple[Holding, ...]:
     )
 
 
-def given_twice(now: Sequence[Holding]) -> list[str]:
-    """Find devices that two living pods hold. Containers of one pod may share: init containers hand theirs on."""
-    holders: dict[tuple[str, str], set[str]] = {}
+def given_twice(now: Sequence[Holding], parents: Mapping[str, str] = {}) -> list[str]:
+    """Find hardware that two living pods hold, under whichever IDs and names; replicas of one GPU may be in several.
+
+    Containers of one pod may share: init containers hand theirs on. ``parents`` names the GPUs that partitions are part of.
+    """
+    holders: dict[str, set[str]] = {}
+    by_board: dict[str, list[str]] = {}
     for holding in now:
         for device_id in holding.device_ids:
-            holders.setdefault((holding.resource, device_id), set()).add(holding.pod)
-    return [
+            holders.setdefault(device_id, set()).add(holding.pod)
+    for device_id in sorted(holders):
+        by_board.setdefault(_place(device_id, parents).board, []).append(device_id)
+    twice = [
         f"{device_id} is given to both {' and '.join(sorted(pods))}"
-        for (_, device_id), pods in sorted(holders.items())
+        for device_id, pods in sorted(holders.items())
         if len(pods) > 1
     ]
+    for board, device_ids in by_board.items():
+        for one, other in combinations(device_ids, 2):
+            apart = are_shared(one, other) or not _place(one, parents).overlaps(_place(other, parents))
+            if not apart and len(pods := holders[one] | holders[other]) > 1:
+                twice.append(f"{board} is given to both {' and '.join(sorted(pods))}, as {one} and as {other}")
+    return twice
+
+
+def _place(device_id: str, parents: Mapping[str, str]) -> Place:
+    return place_of(Device(device_id, part_of=parents.get(unshared(device_id), "")))
 
 
 def broken(before: Sequence[Holding], after: Sequence[Holding], drained: Collection[str]) -> list[str]:

@@ -28,13 +28,15 @@ import grpc.aio
 from adapters import checkpoint
 from adapters.dialect import MalformedError
 from adapters.registry import by_name
+from devices.boards import unshared
 from devices.gpu import naming, profile, sharing
 from devices.gpu.model import GPU
 from devices.model import ContainerAnswer, ContainerRequest
 from devices.policy import Policy
 from devices.source import Listing
+from gateway import config, control
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.invariants import Holding, broken, holdings, registered, short, unannounced
+from gateway.lab.invariants import Holding, broken, given_twice, holdings, registered, short, unannounced
 from gateway.lab.kubelet import Admission, Demand, Faults, Kubelet, KubeletError
 from gateway.lab.tap import Tap
 from gateway.watch import listens
@@ -900,6 +902,122 @@ async def _host_service(node: Node, version: str) -> None:
     await node.registers(counted(version, node.accepted))
 
 
+_MIG = "mig: {" + ", ".join(f"{index}: [1g.5gb, 1g.5gb]" for index in range(4)) + "}"
+_A100 = "nvidia.com/a100"
+_EDITS: Mapping[str, str] = {
+    "plain": "",
+    "shared": f"sharing: {{timeSlicing: {{resources: [{{name: {RESOURCE}, replicas: 2}}]}}}}",
+    "plain again": "",
+    "renamed": f"resources: {{gpus: [{{pattern: '*', name: {_A100}}}]}}\ngateway: {{honourResourceNames: true}}",
+    "renamed and shared": (
+        f"resources: {{gpus: [{{pattern: '*', name: {_A100}}}]}}\ngateway: {{honourResourceNames: true}}\n"
+        f"sharing: {{timeSlicing: {{resources: [{{name: {_A100}, replicas: 2}}]}}}}"
+    ),
+    "named as before": "",
+    "shared by four": f"sharing: {{timeSlicing: {{resources: [{{name: {RESOURCE}, replicas: 4}}]}}}}",
+    "shared by two": f"sharing: {{timeSlicing: {{resources: [{{name: {RESOURCE}, replicas: 2}}]}}}}",
+    "shared no longer": "",
+    "MIG: mixed": "flags: {migStrategy: mixed}",
+    "MIG: none": "",
+}
+"""The configurations that a node goes through; each pair is an edit under running pods."""
+
+
+async def _edited(node: Node, version: str) -> None:
+    node.describe({RESOURCE: [_MIG]})
+    path = node.root / "config.yaml"
+    node.options = (*node.options, "--config-file", str(path))
+    old: list[str] = []
+    for number, (name, text) in enumerate(_EDITS.items()):
+        _configure(node, path, text)
+        if number == 0:
+            await node.start_kubelet(version)
+            await node.start_gateway()
+        elif name == "renamed and shared":  # The next gateway comes with the edit, and knows what the ledger says.
+            await node.end_gateway()
+            await node.the_kubelet.wait(_A100, 0, node.patience)
+            await node.start_gateway()
+        try:
+            old = await _given_once(node, name, old)
+        except (BrokenPromiseError, KubeletError) as error:
+            raise BrokenPromiseError(f"after the edit {name!r}: {error}") from error
+    await node.end_gateway()
+
+
+def _configure(node: Node, path: Path, text: str) -> None:
+    content = f"version: v1\n{text}\n"
+    node.policy = config.policy(config.parse(content.encode(), path.name), {}, "simulated")
+    fresh = path.with_suffix(".new")
+    fresh.write_text(content)
+    fresh.replace(path)
+
+
+async def _given_once(node: Node, name: str, old: Sequence[str]) -> list[str]:
+    """New pods may have what the ``old`` ones don't hold, and all of it when those have ended. Return the new ones' names."""
+    parsed = profile.parse(node.profile_path.read_bytes(), node.profile_path.name)
+    boards = {gpu.uuid: gpu.board for one in parsed.values() for gpu in one.gpus}
+    offers = {resource: [*ids] for resource, ids in node.announced().items()}
+    held = {device_id: one.resource for one in node.held for device_id in one.device_ids}
+    stale = {boards[unshared(one)] for one, resource in held.items() if one not in offers.get(resource, ())}
+    well = {
+        resource: {one for one in ids if boards[unshared(one)] not in stale or held.get(one) == resource}
+        for resource, ids in offers.items()
+    }
+    every = {RESOURCE, _A100, *offers}
+    for resource in every:
+        await node.the_kubelet.wait(resource, len(well.get(resource, ())), node.patience)
+    new: list[str] = []
+    for resource, ids in well.items():
+        free = len(ids - {one for one, there in held.items() if there == resource})
+        await node.refuse(Demand(f"{name}: too many of {resource}", resource, free + 1))
+        if free:
+            await _hold(node, Demand(f"{name}: all of {resource}", resource, free), boards)
+            await _end(node, f"{name}: all of {resource}")
+        if free > 1:
+            new.append(f"{name}: some of {resource}")
+            await _hold(
+                node, Demand(new[-1], resource, min(2 if resource != "nvidia.com/mig-1g.5gb" else 1, free - 1)), boards
+            )
+    for pod in old:
+        await _end(node, pod)
+    # A kubelet before 1.15 notes that a pod has ended when it gives a device to another one.
+    new.append(f"{name}: one more")
+    await _hold(node, Demand(new[-1], next(resource for resource, ids in well.items() if ids), 1), boards)
+    await _seen(node, {resource: len(offers.get(resource, ())) for resource in every})
+    return new
+
+
+async def _hold(node: Node, demand: Demand, parents: Mapping[str, str]) -> None:
+    """Run a pod; it must get what it asks for, and nobody else may have the same hardware."""
+    await node.the_kubelet.admit(demand.pod, demand.resource, demand.count)
+    node.pods[demand.pod] = demand
+    now = [one for one in holdings(await node.the_kubelet.pods()) if one.pod in node.pods]
+    got = [len(one.device_ids) for one in now if one.pod == demand.pod]
+    must([] if got == [demand.count] else [f"{demand.pod!r} asked for {demand.count}, it got {got}"])
+    must([*broken(node.held, now, ()), *given_twice(now, parents)])
+    node.held = tuple(now)
+
+
+async def _seen(node: Node, counts: Mapping[str, int]) -> None:
+    """Wait for what the kubelet may give out, and ask the gateway for its status meanwhile: each looks for ended pods."""
+    [path] = control.sockets(node.root / "state")
+    async with asyncio.timeout(node.patience):
+        for resource, count in counts.items():
+            while True:
+                await control.ask(path, {"op": "status"}, node.patience)
+                try:
+                    await node.the_kubelet.wait(resource, count, 1)
+                except KubeletError:
+                    continue
+                break
+
+
+async def _end(node: Node, pod: str) -> None:
+    await node.the_kubelet.remove(pod)
+    del node.pods[pod]
+    node.held = tuple(one for one in node.held if one.pod != pod)
+
+
 def _since(first: int, why: str) -> Callable[[str], str | None]:
     """Give an ``applies`` for what kubelets do from 1.``first`` on."""
     return lambda version: None if minor(version) >= first else why
@@ -983,6 +1101,14 @@ SCENARIOS: Mapping[str, Scenario] = {
             "a device that is lost while the kubelet is down stays listed as Unhealthy, and its pod keeps it in the books",
             _lost,
             needs=frozenset({"profile", "log"}),
+        ),
+        Scenario(
+            "config-edited",
+            "an edit of the configuration gives no pod's GPUs to another one, and all of them are there when it has ended",
+            _edited,
+            tappable=False,
+            needs=frozenset({"profile", "log"}),
+            gpus={RESOURCE: 8},
         ),
         Scenario(
             "gateway-crash",

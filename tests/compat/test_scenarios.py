@@ -22,6 +22,8 @@ FEWER: dict[str, tuple[str, ...]] = {
     "two-gateways": ("1.9", "1.10", "1.20", "1.32", "1.37"),
     # Many starts of a gateway: each way in which kubelets take a second Register, once.
     "host-service": ("1.9", "1.20", "1.32", "1.37"),
+    # Half a minute each: one kubelet that tells of its pods, and three that only write them down, each in its way.
+    "config-edited": ("1.8", "1.9", "1.10", "1.37"),
     # Ten seconds each as well: without a limit on messages, with one, and today's.
     "many-devices": ("1.8", "1.10", "1.37"),
 }

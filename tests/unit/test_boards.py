@@ -27,7 +27,7 @@ from gateway import beliefs, kubelet_view
 from gateway.beliefs import CHECKPOINT, Look
 from gateway.ledger import Cordon, Ledger
 from gateway.settings import Settings
-from gateway.shell import BOOKED_WITHIN, Gateway
+from gateway.shell import BOOKED_WITHIN, HOLDERS_AGAIN, Gateway
 from tests.unit.answering import GUARD
 
 GPUS, AMD, RENAMED = "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/a100"
@@ -532,9 +532,9 @@ async def test_the_books_are_read_until_the_holder_has_ended(node: Node, monkeyp
     await node.edit(TWICE)
     assert asked == [0], "at once: the last look may be hours old"
     await node.gateway.update()
-    assert asked == [0, 5.0]
+    assert asked == [0, HOLDERS_AGAIN]
     await node.pods(a={GPUS: ["U0"]})
-    assert set(asked[2:]) == {5.0}
+    assert set(asked[2:]) == {HOLDERS_AGAIN}
     asked.clear()
     await node.pods()
     await node.gateway.update()

@@ -62,6 +62,25 @@ def test_no_device_is_in_two_pods(now: list[Holding], sentences: list[str]) -> N
 
 
 @pytest.mark.parametrize(
+    ("one", "other", "sentences"),
+    [
+        pytest.param("G0", "G0", ["G0 is given to both a and b"], id="one ID, under two names"),
+        pytest.param("G0", "G0::1", ["G0 is given to both a and b, as G0 and as G0::1"], id="whole and shared"),
+        pytest.param("G0::0", "G0::1", [], id="shared"),
+        pytest.param("G0", "G1::1", [], id="two GPUs"),
+        pytest.param("G0", "M0", ["G0 is given to both a and b, as G0 and as M0"], id="whole and a partition"),
+        pytest.param("G0::1", "M0::1", ["G0 is given to both a and b, as G0::1 and as M0::1"], id="both shared"),
+        pytest.param("M0", "M1", [], id="two partitions"),
+        pytest.param("M0", "M0::0", ["G0 is given to both a and b, as M0 and as M0::0"], id="a partition, shared"),
+    ],
+)
+def test_given_twice_judges_hardware(one: str, other: str, sentences: list[str]) -> None:
+    now = [h("a", one), h("b", other, resource="nvidia.com/other")]
+    assert given_twice(now, {"M0": "G0", "M1": "G0"}) == sentences
+    assert given_twice([h("a", one), h("a", other, container="two")], {"M0": "G0"}) == []
+
+
+@pytest.mark.parametrize(
     ("check", "sentences"),
     [
         (lambda: unannounced([h("a", "G0")], {GPU: ["G0", "G1"]}), []),
