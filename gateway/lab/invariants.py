@@ -12,7 +12,6 @@ from itertools import combinations
 
 from devices.boards import Place, are_shared, place_of, unshared
 from devices.model import Device
-
 from gateway.kubelet_api import PROBE_RESOURCE
 
 Pods = Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]

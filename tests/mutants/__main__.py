@@ -27,6 +27,7 @@ from typing import Self
 from tests.mutants import (
     amd,
     answers,
+    boards,
     books,
     bounds,
     choice,
@@ -51,7 +52,7 @@ from tests.mutants.table import Mutant
 
 ROOT = Path(__file__).parents[2]
 TABLES = (
-    table, memory, life, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
+    table, memory, life, boards, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
     manifests, deploy, bounds, people, streams,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]

@@ -541,3 +541,66 @@ async def test_the_books_are_read_until_the_holder_has_ended(node: Node, monkeyp
     asked.clear()
     await node.gateway.update()
     assert asked == []
+
+
+# What only another gateway serves.
+
+
+@pytest.mark.parametrize(
+    ("held", "allocatable", "withheld"),
+    [
+        pytest.param({"U0"}, None, "still held as nvidia.com/gpu U0 by a/main", id="a pod holds it"),
+        pytest.param({"U0"}, {"U0"}, "still held as nvidia.com/gpu U0 by a/main", id="and it is on offer"),
+        pytest.param(
+            set(), {"U0"}, "offered as nvidia.com/gpu U0 by another gateway", id="the kubelet may give it out"
+        ),
+        pytest.param(set(), set(), "", id="the kubelet doesn't give it out"),
+        pytest.param(set(), None, "", id="what the kubelet gives out isn't known"),
+    ],
+)
+async def test_what_only_another_gateway_serves(
+    node: Node,
+    held: Collection[str],
+    allocatable: Collection[str] | None,
+    withheld: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gateway that is rolled out with other names finds the one before it still there."""
+    await node.pods(a={GPUS: held})
+    node.gateway.ledger.announce(GPUS, (Device("U0"), Device("U1")))
+    monkeypatch.setattr(node.gateway, "_peers", lambda: {"another": Path()})
+    last = node.gateway.beliefs.last
+    assert last is not None
+    view = replace(last.view, allocatable=None if allocatable is None else {GPUS: frozenset(allocatable)})
+    node.gateway.beliefs.last = replace(last, view=view)
+    node.policy = SHARED_AS
+    node.source.adopt(SHARED_AS)
+    await node.sees(*WHOLE)
+    assert GPUS not in node.gateway._plugins
+    entries = node.gateway._plugins["nvidia.com/gpu.shared"].entries
+    assert entries["U0::0"].reason == entries["U0::1"].reason == withheld
+    assert entries["U1::0"].state is State.PRESENT
+
+
+async def test_what_another_gateway_served_is_taken_up_as_it_is_now(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its ledger and by the kubelet's books of now: it gave a GPU away after the last look at either."""
+    await node.pods()
+    node.gateway.ledger.announce(GPUS, (Device("U0"), Device("U1")))
+    await node.gateway.scribe.durable()
+    monkeypatch.setattr(node.gateway, "_peers", lambda: {"another": Path()})
+    node.source.adopt(SHARED_AS)
+    await node.sees(*WHOLE)
+    other = Ledger(node.folder / "state")
+    other.load()
+    other.announce(GPUS, (Device("U2"),))
+    snapshot = other.snapshot()
+    other.settle(snapshot, other.save(snapshot))
+    data = {"PodUID": "b", "ContainerName": "main", "ResourceName": GPUS, "DeviceIDs": ["U1", "U2"], "AllocResp": ""}
+    written = msgspec.json.encode({"PodDeviceEntries": [data], "RegisteredDevices": {}})
+    (node.folder / "dp" / CHECKPOINT).write_bytes(written)
+    monkeypatch.setattr(node.gateway, "_peers", dict)
+    await node.gateway._take_up()
+    assert node.states(GPUS) == {"U1": State.WITHDRAWN, "U2": State.LOST}
+    assert node.free() == {"nvidia.com/gpu.shared": ["U0::0", "U0::1"]}

@@ -50,7 +50,7 @@ def test_broken_promises_to_pods(
     ("now", "sentences"),
     [
         ([h("a", "G0", container="init"), h("a", "G0")], []),
-        ([h("a", "G0"), h("b", "G0", resource="amd.com/gpu")], []),
+        ([h("a", "G0"), h("b", "G1", resource="amd.com/gpu")], []),
         (
             [h("b", "G0", "G1"), h("a", "G0"), h("c", "G1")],
             ["G0 is given to both a and b", "G1 is given to both b and c"],
