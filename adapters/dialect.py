@@ -111,7 +111,8 @@ class Dialect(Protocol):
     message_limit: int | None
     """The most bytes that a kubelet of this dialect receives in one message (facts: 4 MiB from 1.10; none before)."""
     spacing: float
-    """Seconds that must lie between two lists or answers of Allocate, of whichever resources: 0 where none need to."""
+    """Seconds at least between two lists or answers to Allocate, of whichever resources; 0 where none need to. Where some do, the
+    kubelet writes its checkpoint in place, under no lock, and the next list waits for the write of the one before, too."""
 
     def __hash__(self) -> int: ...
     def encode_register(self, registration: Registration) -> Wire: ...

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from gateway.registration import Event
     from gateway.spelled import Parts
     from gateway.tally import Tally
+    from gateway.turns import Turns
 
     _Context = grpc.aio.ServicerContext[bytes, bytes]
     _Answer = Callable[[Dialect, bytes, _Context], Awaitable[bytes]]
@@ -100,20 +101,6 @@ class Memory(Protocol):
 
     def hand_out(self, device_ids: Sequence[str], dialect: str) -> None:
         """Take note that a container was given devices."""
-
-
-class Turns:
-    """Whose turn it is, where a kubelet can't take news of several resources at once (``Dialect.spacing``)."""
-
-    def __init__(self) -> None:
-        self._free_at = 0.0
-
-    def take(self, spacing: float) -> float:
-        """Take the next turn, of ``spacing`` seconds; return the seconds until it comes."""
-        now = time.monotonic()
-        at = max(now, self._free_at)
-        self._free_at = at + spacing
-        return at - now
 
 
 class _Stream:
@@ -357,8 +344,8 @@ class Resource:
         try:
             while True:
                 stream.changed.clear()
-                if number == self._heeded:
-                    await self._turn(dialect)
+                if dialect.spacing and number == self._heeded:
+                    await self._turns.take(dialect.spacing, writes=True)
                 if stream.ending:
                     break
                 if reason := self.too_large(dialect):
@@ -385,11 +372,6 @@ class Resource:
             self._streams[oldest].end()
         return oldest is not None
 
-    async def _turn(self, dialect: Dialect) -> None:
-        """Wait until the kubelet can take news of this resource."""
-        if dialect.spacing and (seconds := self._turns.take(dialect.spacing)):
-            await asyncio.sleep(seconds)
-
     async def _allocate(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
         containers = dialect.decode_allocate_request(request)
         if not containers:
@@ -403,7 +385,8 @@ class Resource:
         for container in containers:
             self._check(dialect, container)
             answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
-        await self._turn(dialect)
+        if dialect.spacing:
+            await self._turns.take(dialect.spacing, writes=False)  # It writes when all of the container's are answered.
         if self._by_id is not listed:  # The list changed while the source was asked: what was judged is no longer so.
             for container in containers:
                 self._check(dialect, container)

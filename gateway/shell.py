@@ -34,10 +34,10 @@ from gateway.plugin import Plugin, warm_up
 from gateway.pool import Pool
 from gateway.registration import Phase
 from gateway.scribe import Scribe
-from gateway.serve import Turns
 from gateway.standby import Standby
 from gateway.succession import Doubt, Outcome, Standing
 from gateway.tally import Tally
+from gateway.turns import Turns
 from gateway.watch import KUBELET_SOCKET, Watch, is_pinned, kubelet_id, listens
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Gateway:
         self.ledger = Ledger(settings.state_dir)
         self.scribe = Scribe(self.ledger)
         self.tally = Tally()
-        self.turns = Turns()
+        self.turns = Turns(settings.socket_dir / beliefs.CHECKPOINT)
         self._pool = Pool()
         self.beliefs = Beliefs(self.pod_resources, settings.socket_dir / beliefs.CHECKPOINT, self._looked)
         self.started = time.monotonic()

@@ -15,6 +15,7 @@ RULES = {
 
 _REGISTRATION = "tests/unit/test_registration.py"
 _SERVE = "tests/unit/test_serve.py"
+_TURNS = "tests/unit/test_turns.py"
 _EXPLORED = "tests/unit/test_explored.py::test_every_promise_holds_in_every_state"
 
 MUTANTS = (
@@ -41,7 +42,6 @@ MUTANTS = (
         "        return replace(state, others=state.others | {stream}), ()\n",
         '        return _again(state, Report("warning", "called twice"))\n',
         _EXPLORED,
-        says="somebody else's stream ends",
     ),
     Mutant(
         "J1",
@@ -126,28 +126,51 @@ MUTANTS = (
     ),
     Mutant(
         "J3",
-        "only first lists wait their turn",
+        "answers to Allocate don't wait their turn",
         "gateway/serve.py",
-        "                if number == self._heeded:\n                    await self._turn(dialect)\n",
-        "                if number == self._heeded and number > 0:\n                    await self._turn(dialect)\n"
-        "                    number = -number\n",
+        "        if dialect.spacing:\n",
+        "        if False:\n",
         f"{_SERVE}::test_a_kubelet_that_can_take_one_list_at_a_time_gets_one_at_a_time",
     ),
     Mutant(
         "J3",
-        "answers to Allocate don't wait their turn",
+        "whoever listens takes a turn",
         "gateway/serve.py",
-        "        await self._turn(dialect)\n        if",
-        "        if",
+        "if dialect.spacing and number == self._heeded:",
+        "if dialect.spacing:",
         f"{_SERVE}::test_a_kubelet_that_can_take_one_list_at_a_time_gets_one_at_a_time",
+    ),
+    Mutant(
+        "J3",
+        "a write that begins is taken for done",
+        "gateway/turns.py",
+        " and stamp is not None and stamp[1] > 0",
+        "",
+        f"{_TURNS}::test_the_next_waits_until_the_kubelet_has_written",
+    ),
+    Mutant(
+        "J3",
+        "the next list doesn't wait for the write",
+        "gateway/turns.py",
+        "not writes, self._stamp()",
+        "True, self._stamp()",
+        f"{_TURNS}::test_the_next_waits_until_the_kubelet_has_written",
+    ),
+    Mutant(
+        "J3",
+        "a write that never comes is waited for without end",
+        "gateway/turns.py",
+        "while not self._written and time.monotonic() < self._taken + PATIENCE:",
+        "while not self._written:",
+        f"{_TURNS}::test_a_kubelet_that_writes_nothing_is_not_waited_for_without_end",
     ),
     Mutant(
         "J3",
         "turns don't follow each other",
-        "gateway/serve.py",
-        "        at = max(now, self._free_at)\n",
-        "        at = now\n",
-        f"{_SERVE}::test_turns_follow_each_other",
+        "gateway/turns.py",
+        "            if now < self._free_at:\n",
+        "            if False:\n",
+        f"{_TURNS}::test_turns_are_taken_in_order",
     ),
     Mutant(
         "J4",

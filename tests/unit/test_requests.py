@@ -21,8 +21,9 @@ from devices.life import State as Life
 from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable
 from devices.source import Listing
 from gateway import kubelet_view, plugin, serve
-from gateway.serve import REQUEST_LIMIT, Resource, Turns
+from gateway.serve import REQUEST_LIMIT, Resource
 from gateway.tally import Tally
+from gateway.turns import Turns
 from gateway.watch import target
 
 IDS = [f"GPU-{number:036}::{number % 10}" for number in range(10_000)]
@@ -51,7 +52,7 @@ class _Memory:
 @asynccontextmanager
 async def calling(folder: Path) -> AsyncIterator[grpc.aio.Channel]:
     """Serve a resource; give a channel to it."""
-    resource = Resource("nvidia.com/gpu", _Source(), lambda _: None, _Memory(), Tally(), Turns())  # type: ignore[arg-type]
+    resource = Resource("nvidia.com/gpu", _Source(), lambda _: None, _Memory(), Tally(), Turns(folder / "checkpoint"))  # type: ignore[arg-type]
     resource.publish(Listing(()), tuple(Entry(Device(one), Life.PRESENT) for one in IDS))
     await resource.bind(folder / "gpu.sock")
     resource.offer(V1BETA1)

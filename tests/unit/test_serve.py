@@ -45,12 +45,13 @@ from gateway.commands import Commands
 from gateway.control import ControlError
 from gateway.kubelet_view import View
 from gateway.ledger import Ledger, LedgerError, Snapshot, Written
-from gateway.registration import Event, KubeletId, KubeletUp, Lacking, Phase, StandBy
+from gateway.registration import Event, KubeletId, KubeletUp, Lacking, Phase, StandBy, Timer
 from gateway.serve import Resource
 from gateway.settings import Settings
 from gateway.shell import Gateway
 from gateway.succession import Age
 from gateway.tally import Check
+from gateway.turns import Turns
 
 GPU = "nvidia.com/gpu"
 
@@ -663,10 +664,13 @@ async def test_what_another_gateway_served_is_served_whatever_fails(
         await again.wait()
 
 
-async def test_books_are_looked_into_again_where_the_list_changed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_books_are_looked_into_again_where_the_list_changed(
+    make: Make, monkeypatch: pytest.MonkeyPatch, logs: asyncio.Queue[EventDict]
+) -> None:
     node = await make(inventory(A))
-    await anext(node.kubelet.lists(await node.kubelet.registered()))
+    await served(node, logs)
     one = node._gateway._plugins[GPU]
+    one._cancel(Timer.VERIFY)
     looks: list[Sequence[Device]] = []
 
     async def holds(_socket: Path, _resource: str, devices: Sequence[Device], _patience: float) -> bool:
@@ -977,8 +981,8 @@ async def test_who_listens_before_the_kubelet_calls_does_not_take_its_place(make
 
 
 async def test_what_others_show_is_no_evidence_of_the_kubelet(make: Make) -> None:
-    """A kubelet 1.24 stays one: who else asks for the options, or listens, says nothing of it."""
-    node = await make(inventory(A), user_agent="grpc-go/1.40.0")
+    """What a kubelet 1.24 or 1.25 may be is 1.24 where it didn't ask for the options, whoever else did, or listens."""
+    node = await make(inventory(A), user_agent="grpc-go/1.45.0")
     to = await node.kubelet.registered()
     async with contextlib.aclosing(Listener(node, "grpc-go/1.82.1 other/1.0")) as other:
         await other.call(to, "GetDevicePluginOptions")
@@ -1029,22 +1033,23 @@ async def test_other_options_while_the_call_is_waited_for_are_said(make: Make) -
 @pytest.mark.parametrize(
     ("api", "expected"),
     [
-        pytest.param("v1alpha2", [0.02] * 5, id="1.9 writes its checkpoint in place and under no lock"),
+        pytest.param(
+            "v1alpha2", [(0.02, True)] * 4 + [(0.02, False)], id="1.9 writes its checkpoint in place, unlocked"
+        ),
         pytest.param("0.1", [], id="1.8 writes it after Allocate only, one pod at a time"),
         pytest.param("v1beta1", [], id="later ones rename it into place"),
     ],
 )
 async def test_a_kubelet_that_can_take_one_list_at_a_time_gets_one_at_a_time(
-    make: Make, monkeypatch: pytest.MonkeyPatch, api: str, expected: list[float]
+    make: Make, monkeypatch: pytest.MonkeyPatch, api: str, expected: list[tuple[float, bool]]
 ) -> None:
     """First lists, later ones, and answers to Allocate; somebody else who listens takes no turn."""
-    taken: list[float] = []
+    taken: list[tuple[float, bool]] = []
 
-    def take(_: serve.Turns, spacing: float) -> float:
-        taken.append(spacing)
-        return 0.0
+    async def take(_: Turns, spacing: float, *, writes: bool) -> None:
+        taken.append((spacing, writes))
 
-    monkeypatch.setattr(serve.Turns, "take", take)
+    monkeypatch.setattr(Turns, "take", take)
     node = await make({GPU: Listing((A,)), "example.com/b": Listing((B,))}, api)
     to, _ = both = [await node.kubelet.registered() for _ in range(2)]
     lists = [node.kubelet.lists(one) for one in both]
@@ -1057,17 +1062,6 @@ async def test_a_kubelet_that_can_take_one_list_at_a_time_gets_one_at_a_time(
             await anext(one)
         await node.kubelet.allocate(to, [{GPU: "a"}.get(to.resource_name, "b")])
     assert taken == expected
-
-
-def test_turns_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    turns = serve.Turns()
-    assert [turns.take(0.02) for _ in range(3)] == pytest.approx([0.0, 0.02, 0.04])
-    now = 100.05
-    assert turns.take(0.02) == pytest.approx(0.01)
-    now = 200.0
-    assert turns.take(0.02) == 0.0
 
 
 class Context:

@@ -1,0 +1,55 @@
+"""Turns: one list or answer at a time, for a kubelet whose checkpoint two at once would break (``Dialect.spacing``)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PATIENCE: Final = 2.0
+"""Seconds that a kubelet is given to write its checkpoint after a list: a busy disk holds it up for longer than
+``Dialect.spacing`` (0.3 s seen)."""
+_AGAIN: Final = 0.005
+"""Seconds between two looks at the file, and until a write that was seen to begin is over."""
+
+
+class Turns:
+    """Whose turn it is, of all the resources of a node.
+
+    Args:
+        checkpoint: the kubelet's checkpoint.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+        self._lock = asyncio.Lock()
+        self._taken, self._free_at = 0.0, 0.0
+        self._before: tuple[int, int] | None = None
+        self._written = True
+
+    async def take(self, spacing: float, *, writes: bool) -> None:
+        """Wait for the turn, and take it for ``spacing`` seconds; ``writes`` is whether the kubelet will write for certain.
+
+        It comes when the turn before is over: its time, and the write, if one is to come. It does not stand in the way for
+        longer than ``PATIENCE``.
+        """
+        async with self._lock:
+            now = time.monotonic()
+            if now < self._free_at:
+                await asyncio.sleep(self._free_at - now)
+            while not self._written and time.monotonic() < self._taken + PATIENCE:
+                stamp = self._stamp()
+                self._written = stamp != self._before and stamp is not None and stamp[1] > 0  # It is emptied first.
+                await asyncio.sleep(_AGAIN)
+            self._taken = time.monotonic()
+            self._free_at, self._written, self._before = self._taken + spacing, not writes, self._stamp()
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            found = self._checkpoint.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size
