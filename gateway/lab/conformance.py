@@ -23,9 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import grpc
 import msgspec
 
-from devices.model import ContainerAnswer
+from adapters.registry import by_name
+from devices.model import ContainerAnswer, PreferredRequest
 from gateway.lab.gatewayproc import GatewayError
 from gateway.lab.kubelet import Books, Demand, Faults, KubeletError
 from gateway.lab.scenarios import (
@@ -48,6 +50,9 @@ WATCH_SECONDS = 2.0
 """How long to watch for a Register too many."""
 REGISTER_ERRORS = 3
 AT_ONCE = 2 * (os.cpu_count() or 1)
+CALL_SECONDS = 10.0
+"""How long a call may take that a kubelet waits for."""
+_OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 STRANGER = "a-device-that-was-never-announced"
 
 Verdict: TypeAlias = Literal["kept", "broken", "not applicable"]
@@ -487,6 +492,66 @@ async def _no_ids(node: Node, version: str) -> str:
     return "it gives the container nothing" if status == "OK" else f"refused: {status}"
 
 
+async def _preferred_allocation(node: Node, version: str) -> str:
+    await _up(node, version)
+    ids = sorted(await _all_ids(node, "all"))
+    endpoint, exits = _endpoint(node), node.exits
+    if not await _offers_choices(endpoint, dialect(version)):
+        return "it doesn't ask for it (GetDevicePluginOptions)"
+    asked = [
+        PreferredRequest(tuple(ids), must, size) for size in range(1, len(ids) + 1) for must in ((), tuple(ids[-size:]))
+    ]
+    stranger = PreferredRequest((*ids, STRANGER), (), 1)
+    for request in (*asked, stranger, PreferredRequest((STRANGER,), (STRANGER,), 1), asked[0]):
+        code, chosen = await _choice(endpoint, dialect(version), request)
+        must(
+            [problem]
+            if (problem := _choice_problem(request, code, chosen, refusable=STRANGER in request.available))
+            else []
+        )
+        must([f"it ended when it was asked about {STRANGER!r}"] if node.exits > exits else [])
+    return f"{len(asked)} choices, and one about a device that was never announced"
+
+
+def _choice_problem(request: PreferredRequest, code: str, chosen: Sequence[str], *, refusable: bool) -> str:
+    """Say what is wrong with an answer to GetPreferredAllocation; '' where nothing is. ``refusable``: it may be refused."""
+    asked = f"asked for {request.size} of {len(request.available)} devices, {len(request.must_include)} to be included"
+    if code in {"UNAVAILABLE", "DEADLINE_EXCEEDED"}:
+        return f"{asked}: no answer ({code}); does it end, or hang, where {STRANGER!r} is among them?"
+    if code != "OK":
+        return "" if refusable else f"{asked}: refused with {code}"
+    if len(chosen) != request.size or len(set(chosen)) < len(chosen):
+        return f"{asked}: got {len(set(chosen))}"
+    if lacking := sorted({*request.must_include} - {*chosen}):
+        return f"{asked}: the choice lacks {lacking[0]}"
+    if strange := sorted({*chosen} - {*request.available}):
+        return f"{asked}: the choice holds {strange[0]}, which isn't available"
+    return ""
+
+
+async def _offers_choices(path: Path, api: str) -> bool:
+    code, data = await _call(path, api, "GetDevicePluginOptions", b"")
+    return code == "OK" and by_name(api).decode_options(data).preferred_allocation
+
+
+async def _choice(path: Path, api: str, request: PreferredRequest) -> tuple[str, tuple[str, ...]]:
+    """Ask a plugin for a choice, as a kubelet does; return the status and what was chosen."""
+    code, data = await _call(path, api, "GetPreferredAllocation", by_name(api).encode_preferred_request([request]).data)
+    chosen = by_name(api).decode_preferred_answer(data) if code == "OK" else ()
+    return code, chosen[0] if chosen else ()
+
+
+async def _call(path: Path, api: str, method: str, request: bytes) -> tuple[str, bytes]:
+    async with grpc.aio.insecure_channel(f"unix:{path}", options=_OWN_CONNECTION) as channel:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            f"/{by_name(api).plugin_service}/{method}"
+        )
+        try:
+            return "OK", await call(request, timeout=CALL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name, b""
+
+
 def _told(answer: ContainerAnswer) -> str:
     """Say what a container would get; variables that are empty give it nothing."""
     envs = [f"{name}={value}" for name, value in answer.envs.items() if value]
@@ -657,6 +722,17 @@ RULES: tuple[Rule, ...] = (
         "its device is worse than one that doesn't start",
         _unknown_device,
         emulated=True,
+    ),
+    Rule(
+        "preferred-allocation",
+        "GetPreferredAllocation chooses as many devices as it is asked for, those to be included among them and none that isn't "
+        "available, and a device that was never announced doesn't end it",
+        "the device plugin API; a kubelet asks with the devices of its books, which can be older than the plugin's list (ROCm's "
+        "plugin panics on one that it doesn't know)",
+        _preferred_allocation,
+        emulated=True,
+        since=19,
+        why="GetPreferredAllocation came with 1.19",
     ),
     Rule(
         "no-device-ids",

@@ -18,6 +18,7 @@ OWN_FAULTS = {
     "registers_once": "registers-again",
     "loses_ids": "ids-stable",
     "allocates_anything": "unknown-device",
+    "prefers_others": "preferred-allocation",
 }
 CAP_SECONDS = 10
 """A busy machine is not a broken promise."""
@@ -43,6 +44,13 @@ async def test_a_plugin_that_ends_itself_is_started_again_and_that_is_told() -> 
     assert found.passed, to_text(found)
     assert found.watched.startswith("it exits and is started again")
     assert found.watched.endswith("registers-again)")
+
+
+async def test_a_plugin_that_dies_of_a_device_that_it_does_not_know_is_told_of() -> None:
+    """As ROCm's does."""
+    found = await _examine("dies_of_a_stranger", only=frozenset({"preferred-allocation"}))
+    assert found.broken == ("preferred-allocation",)
+    assert "a-device-that-was-never-announced" in found.findings[0].seen
 
 
 async def test_who_keeps_these_rules_is_told_so() -> None:

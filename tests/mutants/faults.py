@@ -18,6 +18,14 @@ _CONFORMANCE = "tests/unit/test_conformance.py"
 MUTANTS = (
     Mutant(
         "G4",
+        "a choice without what must be included is right",
+        "gateway/lab/conformance.py",
+        "    if lacking := sorted({*request.must_include} - {*chosen}):\n",
+        "    if lacking := []:\n",
+        f"{_CONFORMANCE}::test_what_is_wrong_with_a_choice",
+    ),
+    Mutant(
+        "G4",
         "one that ended at once stays in its process",
         "gateway/lab/conformance.py",
         '"broken", self._why, self.exits',

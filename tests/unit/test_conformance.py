@@ -10,11 +10,13 @@ from typing import cast
 
 import pytest
 
+from devices.model import PreferredRequest
 from gateway.lab.conformance import (
     RULES,
     CommandError,
     Finding,
     Findings,
+    _choice_problem,
     _why_none,
     examine,
     parsed,
@@ -102,6 +104,30 @@ def test_a_command_is_filled_in_word_by_word_and_never_by_a_shell(tmp_path: Path
     words = parsed(f"{sys.executable} 'a b' --dir={{socket_dir}}/x --state {{state_dir}} ';' $HOME")
     filled = plugin_command(words, Path("/s p"), tmp_path / "state")
     assert filled[1:] == ["a b", "--dir=/s p/x", "--state", str(tmp_path / "state"), ";", "$HOME"]
+
+
+@pytest.mark.parametrize(
+    ("must", "size", "code", "chosen", "says"),
+    [
+        pytest.param("", 2, "OK", "a b", "", id="right"),
+        pytest.param("c", 2, "OK", "a c", "", id="what must be included is"),
+        pytest.param("", 2, "OK", "a", "got 1", id="too few"),
+        pytest.param("", 1, "OK", "a b", "got 2", id="too many"),
+        pytest.param("", 2, "OK", "a a", "got 1", id="one twice"),
+        pytest.param("c", 2, "OK", "a b", "the choice lacks c", id="what must be included isn't"),
+        pytest.param("", 2, "OK", "a x", "the choice holds x, which isn't available", id="one that isn't available"),
+        pytest.param("", 2, "INTERNAL", "", "refused with INTERNAL", id="refused"),
+        pytest.param("", 2, "UNAVAILABLE", "", "no answer (UNAVAILABLE)", id="it ended"),
+        pytest.param("", 2, "DEADLINE_EXCEEDED", "", "no answer (DEADLINE_EXCEEDED)", id="it hangs"),
+    ],
+)
+def test_what_is_wrong_with_a_choice(must: str, size: int, code: str, chosen: str, says: str) -> None:
+    request = PreferredRequest(("a", "b", "c"), tuple(must.split()), size)
+    problem = _choice_problem(request, code, chosen.split(), refusable=False)
+    assert says in problem
+    assert bool(problem) is bool(says)
+    refused = code in {"OK", "INTERNAL"} and not chosen
+    assert _choice_problem(request, code, chosen.split(), refusable=True) == ("" if refused else problem)
 
 
 def test_findings_as_text() -> None:

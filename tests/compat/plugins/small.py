@@ -11,8 +11,9 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 
@@ -27,8 +28,8 @@ _names = itertools.count()
 class Registration:
     """One registration: a server of its own on a socket of its own."""
 
-    def __init__(self, kubelet: Path, ids: Sequence[str], *, anything: bool) -> None:
-        self._kubelet, self._ids, self._anything = kubelet, ids, anything
+    def __init__(self, kubelet: Path, ids: Sequence[str], *, anything: bool, prefer: Prefer) -> None:
+        self._kubelet, self._ids, self._anything, self._prefer = kubelet, ids, anything, prefer
         self._path = kubelet.with_name(f"small-{os.getpid()}-{next(_names)}.sock")
         self._born = _born(kubelet)
         self._cut = False
@@ -37,6 +38,7 @@ class Registration:
             "GetDevicePluginOptions": grpc.unary_unary_rpc_method_handler(self._options),
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(self._list_and_watch),
             "Allocate": grpc.unary_unary_rpc_method_handler(self._allocate),
+            "GetPreferredAllocation": grpc.unary_unary_rpc_method_handler(self._choose),
         }
         self._server.add_registered_method_handlers("v1beta1.DevicePlugin", methods)
         self._server.add_insecure_port(f"unix:{self._path}")
@@ -70,7 +72,7 @@ class Registration:
         self._path.unlink(missing_ok=True)
 
     async def _options(self, _request: bytes, _context: object) -> bytes:
-        return b""
+        return pb.DevicePluginOptions(get_preferred_allocation_available=True).SerializeToString()
 
     async def _list_and_watch(self, _request: bytes, _context: object) -> AsyncIterator[bytes]:
         try:
@@ -87,6 +89,23 @@ class Registration:
         answers = [pb.ContainerAllocateResponse(envs={"DEVICES": ",".join(one)}) for one in asked]
         return pb.AllocateResponse(container_responses=answers).SerializeToString()
 
+    async def _choose(self, request: bytes, _context: object) -> bytes:
+        asked = pb.PreferredAllocationRequest.FromString(request).container_requests
+        chosen = [
+            self._prefer(tuple(one.available_deviceIDs), tuple(one.must_include_deviceIDs), one.allocation_size)
+            for one in asked
+        ]
+        answers = [pb.ContainerPreferredAllocationResponse(deviceIDs=one) for one in chosen]
+        return pb.PreferredAllocationResponse(container_responses=answers).SerializeToString()
+
+
+Prefer: TypeAlias = Callable[[Sequence[str], Sequence[str], int], Sequence[str]]
+
+
+def prefer(available: Sequence[str], must: Sequence[str], size: int) -> Sequence[str]:
+    """Choose the first ones, beside those that must be included."""
+    return [*must, *(one for one in available if one not in must)][:size]
+
 
 def _born(kubelet: Path) -> tuple[int, int] | None:
     try:
@@ -96,7 +115,14 @@ def _born(kubelet: Path) -> tuple[int, int] | None:
     return (found.st_ino, found.st_ctime_ns)
 
 
-async def serve(ids: Sequence[str] = IDS, *, anything: bool = False, again: bool = True, stay: bool = True) -> None:
+async def serve(
+    ids: Sequence[str] = IDS,
+    *,
+    anything: bool = False,
+    again: bool = True,
+    stay: bool = True,
+    prefer: Prefer = prefer,
+) -> None:
     """Serve ``ids`` in the directory that the command names, until SIGTERM.
 
     ``anything``: allocate what was never announced, too. ``again``: register whenever it must be. ``stay``: do that in
@@ -113,7 +139,7 @@ async def serve(ids: Sequence[str] = IDS, *, anything: bool = False, again: bool
             if not stay:
                 return
         if registered is None and kubelet.exists():
-            tried = Registration(kubelet, ids, anything=anything)
+            tried = Registration(kubelet, ids, anything=anything, prefer=prefer)
             if await tried.make():
                 registered = tried
             else:
