@@ -84,6 +84,7 @@ class Commands:
             stream_since=plugin.stream_since,
             standing_by_for=other.token if other is not None else "",
             standing_by_for_host_service=other is not None and other.host_service,
+            lacking_s=self._gateway.standby.lacking(name, time.monotonic()) or None,
             trouble=plugin.trouble,
             checked=plugin.checked,
             holders=self._gateway.beliefs.holders(name),

@@ -65,7 +65,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "serving",
             "gauge",
             ("resource",),
-            "1 while the kubelet's stream of the resource is open. Absent while another gateway serves it.",
+            "1 while the kubelet's stream of the resource is open. Absent while another gateway serves it, by the kubelet's records.",
         ),
         Family(
             "registration_phase",
@@ -235,7 +235,8 @@ def _gauges(status: Status, *, device_ids: bool) -> dict[str, dict[tuple[str, ..
             if value is not None:
                 found.setdefault(family, {})[labels] = value
 
-        put("serving", name, None if resource.phase in _ELSEWHERE else resource.phase == Phase.SERVING.value)
+        elsewhere = resource.phase in _ELSEWHERE and resource.lacking_s is None
+        put("serving", name, None if elsewhere else resource.phase == Phase.SERVING.value)
         for phase in Phase:
             put("registration_phase", (*name, phase.name.lower()), resource.phase == phase.value)
         if resource.api:

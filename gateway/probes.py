@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from gateway.plugin import Plugin
     from gateway.shell import Gateway
-    from gateway.succession import Age
 
 
 def routes(gateway: Gateway) -> Mapping[str, http.Handler]:
@@ -39,7 +38,7 @@ def look(gateway: Gateway) -> readiness.Verdict:
     now = time.monotonic()
     since = gateway.kubelet_since if gateway.kubelet_since is not None else now
     return readiness.judge(
-        [_standing(plugin, gateway.age, now) for plugin in gateway.plugins],
+        [_standing(plugin, gateway, now) for plugin in gateway.plugins],
         begun=gateway.begun,
         kubelet_s=now - since if gateway.kubelet_listens() else None,
         hindrances=gateway.hindrances(),
@@ -47,8 +46,8 @@ def look(gateway: Gateway) -> readiness.Verdict:
     )
 
 
-def _standing(plugin: Plugin, own: Age, now: float) -> readiness.Standing:
-    other = plugin.standing_by_for
+def _standing(plugin: Plugin, gateway: Gateway, now: float) -> readiness.Standing:
+    own, other = gateway.age, plugin.standing_by_for
     return readiness.Standing(
         name=plugin.resource.name,
         devices=len(plugin.entries),
@@ -57,6 +56,7 @@ def _standing(plugin: Plugin, own: Age, now: float) -> readiness.Standing:
         stream_s=0.0 if plugin.stream_since is None else now - plugin.stream_since,
         unserved_s=0.0 if plugin.unserved_since is None else now - plugin.unserved_since,
         standing_by_for="" if other is None else readiness.HOST_SERVICE if other.host_service else other.token,
+        lacking_s=gateway.standby.lacking(plugin.resource.name, now),
         to_take_over=other is not None and other < own,
         trouble=plugin.trouble,
     )

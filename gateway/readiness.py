@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PATIENCE: Final = 10.0
 """Seconds that a resource may be without a running kubelet's stream, once the kubelet's books had it: a kubelet may take ten
 to call back (1.25 and later dial for so long)."""
+LACKING: Final = 3.0
+"""Seconds for which the kubelet's records may lack what another gateway is to serve: until then it is taken back."""
 HOST_SERVICE: Final = "host service"
 _MOST_LINES: Final = 32
 _LONGEST: Final = 400
@@ -43,6 +45,8 @@ class Standing(Struct, frozen=True, kw_only=True):
     """How long it has been neither served nor left to another gateway."""
     standing_by_for: str = ""
     """Who serves it instead: ``HOST_SERVICE``, or a gateway's token."""
+    lacking_s: float = 0.0
+    """For how long the kubelet's records have lacked it, although that one is to serve it."""
     to_take_over: bool = False
     """That one is older: it serves because this gateway, which is to take over from it, didn't get to serve."""
     trouble: str = ""
@@ -83,7 +87,8 @@ def judge(
     lines += [f"{name}: left to another gateway until its devices are found" for name in left]
     held_up = bool(left) or any(one.held_up for one in hindrances)
     if not begun:
-        return Verdict(kubelet_s is None and not held_up, tuple(_bounded([*lines, "starting"])))
+        troubles = [f"{one.name}: {one.trouble}" for one in resources if one.trouble]
+        return Verdict(kubelet_s is None and not held_up, tuple(_bounded([*lines, "starting", *troubles])))
     if not any(one.devices for one in resources):
         return Verdict(not held_up, tuple(_bounded([*lines, "no devices"])))
     found = sorted(((*_resource(one, kubelet_s), one.name) for one in resources), key=lambda row: (row[0], row[2]))
@@ -97,7 +102,10 @@ def _resource(it: Standing, kubelet_s: float | None) -> tuple[bool, str]:
         words = f"not taken over from {it.standing_by_for}, which is older"
         return False, words + (f"; {it.trouble}" if it.trouble else "")
     if it.phase is Phase.STANDBY or it.standing_by_for:
-        return True, f"standby: {it.standing_by_for or 'another gateway'}"
+        words = f"standby: {it.standing_by_for or 'another gateway'}"
+        if it.lacking_s < LACKING or not it.devices or kubelet_s is None:
+            return True, words
+        return False, f"{words}; but the kubelet's records have shown no device of it for {it.lacking_s:.1f} s"
     if not it.devices:
         return True, "no devices"
     if kubelet_s is None:

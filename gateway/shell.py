@@ -128,7 +128,7 @@ class Gateway:
         self._yielding: set[str] = set()
         """What another gateway is to serve as soon as no Register of ours is in flight for it."""
         self._plugins: dict[str, Plugin] = {}
-        self._standby = Standby(self, settings.socket_dir / beliefs.CHECKPOINT)
+        self.standby = Standby(self, settings.socket_dir / beliefs.CHECKPOINT)
         self.doubts: dict[str, dict[Age, Doubt]] = {}
         """The younger gateways, by resource, that can't talk and for which we stood by in vain."""
         self._speaks: tuple[KubeletId, str | None] | None = None
@@ -205,7 +205,7 @@ class Gateway:
         if any(peer < self._instance.age and not self._handover.decides(peer, "") for peer in elders):
             await self._unless_ended(asyncio.sleep(YIELD_TIME))
         self._begun = True
-        self._spawn("standby", self._standby.run())
+        self._spawn("standby", self.standby.run())
         self.look()
         self._tell_kubelet(self.plugins)
         notify.tell(notify.READY)
@@ -567,7 +567,7 @@ class Gateway:
 
     def _kubelet_up(self, kubelet: KubeletId) -> None:
         self._kubelet, self.kubelet_since = kubelet, time.monotonic()
-        self._standby.kubelet_up(kubelet.mtime_ns)
+        self.standby.kubelet_up(kubelet.mtime_ns)
         self.doubts = {
             name: {age: Doubt(self._plugins[name].cuts, doubt.names) for age, doubt in doubts.items()}
             for name, doubts in self.doubts.items()
@@ -655,7 +655,7 @@ class Gateway:
             other = self._handover.defers_to(name) or self._served_by(name, peers)
             if other is not None:
                 if plugin.standing_by_for != other:
-                    self._standby.began(name)
+                    self.standby.began(name)
                 plugin.standing_by_for = other
                 plugin.feed(registration.StandBy(other.token))
             elif plugin.state.phase is Phase.STANDBY and name not in self._resuming:
@@ -734,10 +734,15 @@ class Gateway:
         while self._peers() and (reason := await self._unable()):
             if reason != told:
                 _log.warning("waiting: another gateway serves, and this one could not", reason=reason)
+                for plugin in self.plugins:
+                    plugin.trouble = f"another gateway serves, and this one could not: {reason}"
             told, seen, ends = reason, self._kubelet, time.monotonic() + wait
             while time.monotonic() < ends and self._kubelet == seen and self._peers():  # noqa: ASYNC110 - who goes tells nobody
                 await asyncio.sleep(PEERS_AGAIN)
             wait = min(2 * wait, PROBE_AGAIN)
+        if told:
+            for plugin in self.plugins:
+                plugin.trouble = ""
 
     async def _unable(self) -> str:
         """Say why no resource of this gateway could be served by the kubelet that runs; empty where one could, or none runs."""

@@ -122,6 +122,12 @@ def test_what_is_not_known_has_no_sample(status: Status, name: str) -> None:
     assert [found for found, _ in samples(status) if found == name] == []
 
 
+def test_what_another_gateway_is_to_serve_and_nobody_does_is_not_served() -> None:
+    status = document(node(replace(STANDBY, lacking_s=2.5)))
+    assert samples(status)[key("serving", resource=RESOURCE)] == 0
+    assert status.resources[0].lacking_s == 2.5
+
+
 def test_every_family_has_a_sample_when_all_is_filled_in() -> None:
     found = {name for name, _ in samples(FULL, device_ids=True)}
     suffixes = {"histogram": ("_bucket", "_count", "_sum"), "gauge": ("",), "counter": ("",)}

@@ -80,6 +80,34 @@ def standing(phase: Phase, checked: Check | None = Check.HELD, **facts: object) 
             id="the host service has it",
         ),
         pytest.param(
+            standing(Phase.STANDBY, None, standing_by_for="3f9a2c1d", lacking_s=2.9),
+            60.0,
+            True,
+            "standby: 3f9a2c1d",
+            id="the records lack it for a moment",
+        ),
+        pytest.param(
+            standing(Phase.STANDBY, None, standing_by_for="3f9a2c1d", lacking_s=3.0),
+            60.0,
+            False,
+            "no device of it for 3.0 s",
+            id="nobody serves it",
+        ),
+        pytest.param(
+            standing(Phase.STANDBY, None, standing_by_for="3f9a2c1d", lacking_s=9.0),
+            None,
+            True,
+            "standby",
+            id="nobody could, without a kubelet",
+        ),
+        pytest.param(
+            standing(Phase.STANDBY, None, standing_by_for="3f9a2c1d", lacking_s=9.0, devices=0),
+            60.0,
+            True,
+            "no devices",
+            id="and of nothing nothing is missing",
+        ),
+        pytest.param(
             standing(Phase.OFFERING, None, standing_by_for="3f9a2c1d"), 60.0, True, "standby", id="about to stand by"
         ),
         pytest.param(standing(Phase.STANDBY), 60.0, True, "standby: another gateway", id="about to take over"),

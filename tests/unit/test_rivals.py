@@ -15,6 +15,7 @@ import pytest
 from gateway.lab import rivals
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.scenarios import RESOURCE, node
+from tests.unit.test_probes import get
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,45 @@ async def test_what_is_not_served_is_not_remembered() -> None:
             await asyncio.sleep(0.3)  # Longer than a write takes: it is the absence of one that is checked.
             ledger = json.loads((made.root / "state" / "ledger.json").read_bytes())
         assert len(ledger["resources"][RESOURCE]["announced"]) == 2
+
+
+async def test_one_that_could_not_serve_says_so() -> None:
+    async with node(gpus={RESOURCE: 2}) as made:
+        await made.start_kubelet("1.28")
+        await made.start_gateway()
+        await made.served()
+        options = ("--probe-address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0")
+        command = gateway_command(made.socket_dir, made.root / "elsewhere", made.profile_path, "v1alpha2", options)
+        async with await GatewayProcess.launch(command) as younger:
+            await younger.wait_for("waiting: another gateway serves, and this one could not")
+            probes, metrics = [
+                int((await younger.wait_for("listening", what=what))["port"]) for what in ("probes", "metrics")
+            ]
+            status, lines = await get(probes, "/readyz")
+            assert (status, lines[:2]) == (503, ["not ready", "starting"])
+            assert "use --api auto" in lines[2]
+            assert f'device_plugin_gateway_serving{{resource="{RESOURCE}"}} 0.0' in (await get(metrics, "/metrics"))[1]
+            await made.gateway.terminate()  # Nobody serves any more: it does what it can.
+            await younger.wait_for("no common version")
+
+
+async def test_one_that_hangs_is_seen_by_the_next() -> None:
+    """The kubelet starts anew while the gateway that served is stopped: the other one serves it, and says so."""
+    async with node(gpus={RESOURCE: 2}, options=("--probe-address", "127.0.0.1:0")) as made:
+        await made.start_kubelet("1.37")
+        elder = await made.start_gateway()
+        await made.served()
+        younger = await made.start_gateway()
+        await younger.wait_for("registered")
+        await elder.wait_for("standing by")
+        os.kill(younger.pid, signal.SIGSTOP)
+        await made.start_kubelet("1.37")
+        begin = time.monotonic()
+        await made.served()
+        assert time.monotonic() - begin < rivals.MOST + 2
+        os.kill(younger.pid, signal.SIGCONT)
+        await younger.wait_for("standing by")
+        await made.served()
 
 
 # The end, and signals before the gateway is up.
