@@ -152,8 +152,8 @@ MUTANTS = (
         "M7",
         "an illness that was sent is forgotten where another gateway is given the resource",
         "gateway/shell.py",
-        "for name in sent if not first]",
-        "for name in sent if not first and not self._plugins[name].standing_by_for]",
+        "news = [self._remember(name, merged[name], illnesses[name]) for name in sent]",
+        "news = [self._remember(name, merged[name], illnesses[name]) for name in sent if not self._plugins[name].standing_by_for]",
         "tests/unit/test_serve.py::test_an_illness_that_was_sent_is_remembered",
     ),
     Mutant(

@@ -415,8 +415,8 @@ MUTANTS = (
         "T9",
         "a device that fell ill waits for the disk",
         "gateway/shell.py",
-        "first = any(merged[name].new for name in sent)",
-        "first = True",
+        "            if any(merged[name].new for name in sent):",
+        "            if True:",
         "tests/unit/test_serve.py::test_an_illness_is_told_while_the_disk_is_waited_for",
     ),
     Mutant(
