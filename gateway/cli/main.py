@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,7 +18,7 @@ import click
 import structlog
 from click.core import ParameterSource
 
-from gateway import flags, observe
+from gateway import effective, flags, observe
 from gateway.negotiate import CHOICES
 from gateway.settings import BACKENDS, EX_CONFIG, SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "compat": ("gateway.cli.compat:compat", "Run the compatibility matrix: scenarios and hops on many kubelets."),
+    "config": ("gateway.cli.config:config", "Which settings are in force, and what said them."),
     "cordon": ("gateway.cli.cordon:cordon", "Let no new pod have a device, and say why."),
     "demo": ("gateway.cli.demo:demo", "A rolling kubelet upgrade on a simulated node, seen happen."),
     "dev": ("gateway.cli.dev:dev", "Tools for trying device plugins, such as an emulated kubelet."),
@@ -60,6 +62,7 @@ Examples:
   gateway --backend simulated                    8 healthy simulated GPUs as nvidia.com/gpu
   gateway --backend simulated --simulate p.yaml  GPUs from a profile; edit it and the node follows
   gateway --api v1beta1                          only this API; an older kubelet is told so and left alone
+  gateway config show                            which settings count, and what said them
   gateway probe --json                           which API does this node's kubelet speak?
   gateway demo                                   the whole story, with no GPU and no cluster
 
@@ -248,18 +251,55 @@ def gateway(ctx: click.Context, /, log_format: str, log_level: str, **options: A
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # What changes before ``reload`` listens is read when it does.
     observe.configure(log_format, log_level)
     try:
-        settings = _settings(ctx, options)
+        settings, said = _settings(ctx, options)
     except ConfigError as error:
-        raise (_SettingError if error.lasting else click.ClickException)(str(error)) from error
+        raise wrong(error) from error
+    _log.info("effective configuration", **effective.logged(_effective(ctx, settings, said)))
     sys.exit(_serve(settings))
 
 
-def _settings(ctx: click.Context, options: dict[str, Any]) -> Settings:
-    """Put together what command line, variables and configuration file say."""
-    own = [str(option.envvar or f"GATEWAY_{option.name.upper()}") for option in gateway.params if option.name]
-    for note in flags.unknown_variables(os.environ, own, _COMMANDS):
+def wrong(error: ConfigError) -> click.ClickException:
+    """End with the exit status that a setting has which can't be gone by."""
+    return (_SettingError if error.lasting else click.ClickException)(str(error))
+
+
+def effective_settings(ctx: click.Context, options: dict[str, Any]) -> list[effective.Setting]:
+    """Say what a daemon with these options, this process's variables and its file would go by.
+
+    Raises:
+        ConfigError: one of them can't be gone by.
+    """
+    return [*_effective(ctx, *_settings(ctx, options))]
+
+
+def _effective(ctx: click.Context, settings: Settings, said: Mapping[str, Given]) -> Iterator[effective.Setting]:
+    for option in gateway.params:
+        if not hasattr(settings, str(option.name)):
+            continue
+        value, how = getattr(settings, option.name), ctx.get_parameter_source(option.name)
+        source = effective.DEFAULT
+        if how is ParameterSource.COMMANDLINE:
+            source = option.opts[0]
+        elif how is ParameterSource.ENVIRONMENT:
+            source = _variable(option)
+        elif how is ParameterSource.DEFAULT_MAP:
+            source = str(ctx.info_name)
+        if option.name == "socket_dir" and value != ctx.params[option.name]:
+            source = said["kubelet-socket"].source
+        yield effective.Setting(option.opts[0].removeprefix("--"), effective.plain(value), source)
+    yield from effective.of_devices(settings, said)
+
+
+def _variable(option: click.Parameter) -> str:
+    return str(option.envvar or f"GATEWAY_{str(option.name).upper()}")
+
+
+def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Mapping[str, Given]]:
+    """Put together what command line, variables and configuration file say; and say what wins, by flag name."""
+    for note in flags.unknown_variables(os.environ, map(_variable, gateway.params), _COMMANDS):
         _log.warning("environment", note=note)
     said = flags.given(options, os.environ)
+    every = dict(said)
     if (socket := said.pop("kubelet-socket", None)) is not None:
         options["socket_dir"] = _socket_dir(ctx, options["socket_dir"], socket)
     nothing = Given("", "")
@@ -269,7 +309,7 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> Settings:
     if inert := flags.inert(said):
         _log.info("settings without an effect here", settings=inert)
     if not file:
-        return Settings(**options, policy=flags.settle(said, backend), strict_config=strict, given=said)
+        return Settings(**options, policy=flags.settle(said, backend), strict_config=strict, given=said), every
     from gateway import config
 
     path = Path(file)
@@ -277,7 +317,8 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> Settings:
     for warning in read.warnings:
         _log.warning("configuration", note=warning)
     policy = config.policy(read, said, backend)
-    return Settings(**options, policy=policy, config_file=path, strict_config=strict, given=said)
+    settings = Settings(**options, policy=policy, config_file=path, strict_config=strict, given=said)
+    return settings, {**read.given, **every}
 
 
 def _socket_dir(ctx: click.Context, folder: Path, socket: Given) -> Path:

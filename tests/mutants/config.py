@@ -24,6 +24,7 @@ RULES = {
     "E18": "a variable that looks like a setting and is none is said, with the nearest; what Kubernetes sets is not",
     "E19": "the devices of a time-slicing entry count only where they are honoured; each GPU is offered as its own entry says",
     "E20": "nvidia-device-plugin is the first word of its process, and its arguments are the rest",
+    "E21": "each setting in force is shown and logged with who said it",
     "E16": "--socket-dir and --kubelet-socket are one setting: two different folders are refused",
 }
 
@@ -32,6 +33,38 @@ _CONFIG = "tests/unit/test_config.py"
 _RELOAD = "tests/unit/test_reload.py"
 
 MUTANTS = (
+    Mutant(
+        "E21",
+        "what the file says is said by nobody",
+        "gateway/cli/main.py",
+        "    return settings, {**read.given, **every}\n",
+        "    return settings, every\n",
+        f"{_FLAGS}::test_what_the_file_says_is_shown_with_its_line",
+    ),
+    Mutant(
+        "E21",
+        "the file is said to have said what a flag did",
+        "gateway/cli/main.py",
+        "    return settings, {**read.given, **every}\n",
+        "    return settings, {**every, **read.given}\n",
+        f"{_FLAGS}::test_what_the_file_says_is_shown_with_its_line",
+    ),
+    Mutant(
+        "E21",
+        "--kubelet-socket moves the folder unsaid",
+        "gateway/cli/main.py",
+        '            source = said["kubelet-socket"].source\n',
+        "            pass\n",
+        f"{_FLAGS}::test_the_configuration_in_force_is_shown_with_who_said_it",
+    ),
+    Mutant(
+        "E21",
+        "what somebody said is shown, not what counts",
+        "gateway/effective.py",
+        "        if flag.field:\n",
+        "        if flag.field and given is None:\n",
+        f"{_FLAGS}::test_the_configuration_in_force_is_shown_with_who_said_it",
+    ),
     Mutant(
         "E20",
         "the interpreter stays the first word",

@@ -98,7 +98,8 @@ def test_the_host_service_is_not_started_again_where_that_does_not_help() -> Non
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["probe", "--help"], ["demo", "--help"], ["dev", "kubelet", "--help"]]
+    "arguments",
+    [["--help"], ["probe", "--help"], ["demo", "--help"], ["dev", "kubelet", "--help"], ["config", "show", "--help"]],
 )
 def test_help_has_examples(arguments: list[str]) -> None:
     result = call(*arguments)
@@ -122,11 +123,9 @@ def test_the_first_word_of_a_process_is_the_name_that_others_look_for(folder: Pa
         assert process.stderr is not None
         process.stderr.readline()  # it logs: it runs
         words = Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0").decode().split("\0")
-        process.terminate()
-        process.stderr.read()
+        process.kill()
     assert words[0] == first
     assert words[-len(arguments) :] == arguments
-    assert process.returncode == 0
 
 
 def test_a_name_without_room_changes_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,87 @@ def test_a_wrong_one_is_told_what_was_expected(
     later, spelled = "can't be read" in text, any(word in text for word in ("Usage:", "requires an argument"))
     assert (result.exit_code, given) == (1 if later else 2 if spelled else 78, [])
     assert [word for word in words if word not in text] == []
+
+
+def shown(*arguments: str, **variables: str) -> dict[str, tuple[Any, str]]:
+    """The effective configuration, by name: value and who said it."""
+    with structlog.testing.capture_logs():
+        result = call(*arguments, "config", "show", "--json", **variables)
+    assert result.exit_code == 0, result.output
+    return {one["name"]: (one["value"], one["from"]) for one in json.loads(result.output)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "name", "value", "source"),
+    [
+        ([], {}, "mig-strategy", "none", "default"),
+        (["--mig-strategy=mixed"], {"MIG_STRATEGY": "single"}, "mig-strategy", "mixed", "--mig-strategy"),
+        ([], {"MIG_STRATEGY": "single"}, "mig-strategy", "single", "MIG_STRATEGY"),
+        ([], {"CDI_DISABLE_HOOKS": "b,a"}, "cdi-disable-hooks", ["a", "b"], "CDI_DISABLE_HOOKS"),
+        ([], {"NVIDIA_CTK_PATH": ""}, "nvidia-cdi-hook-path", "/usr/bin/nvidia-ctk", "NVIDIA_CTK_PATH"),
+        ([], {}, "socket-dir", str(SOCKET_DIR), "default"),
+        (["--socket-dir=/x"], {}, "socket-dir", "/x", "--socket-dir"),
+        ([], {"GATEWAY_SOCKET_DIR": "/x"}, "socket-dir", "/x", "GATEWAY_SOCKET_DIR"),
+        ([], {"KUBELET_SOCKET": "/x/kubelet.sock"}, "socket-dir", "/x", "KUBELET_SOCKET"),
+        ([], {"GATEWAY_POD_RESOURCES_SOCKET": "/p"}, "pod-resources-socket", "/p", "GATEWAY_POD_RESOURCES_SOCKET"),
+        ([], {"GATEWAY_METRICS_ADDRESS": "9400"}, "metrics-address", ["127.0.0.1", 9400], "GATEWAY_METRICS_ADDRESS"),
+        ([], {"DP_DISABLE_HEALTHCHECKS": "13"}, "DP_DISABLE_HEALTHCHECKS", "13", "DP_DISABLE_HEALTHCHECKS"),
+        (["--mps-root=/m"], {}, "mps-root", "/m", "--mps-root"),
+        (["--strict-config"], {}, "strict-config", True, "--strict-config"),
+        ([], {}, "strict-config", False, "default"),
+        ([], {}, "config-file", None, "default"),
+    ],
+)
+def test_the_configuration_in_force_is_shown_with_who_said_it(
+    arguments: list[str], variables: dict[str, str], name: str, value: object, source: str
+) -> None:
+    assert shown(*arguments, **variables)[name] == (value, source)
+
+
+def test_every_setting_is_shown_once_and_none_that_has_no_effect() -> None:
+    names = shown()
+    assert {flag.name for flag in FLAGS if not flag.inert} <= {*names}
+    assert not {flag.name for flag in FLAGS if flag.inert} & {*names}
+    options = {option.name for option in main.gateway.params} & {field.name for field in fields(Settings)}
+    assert len(names) == len(options) + len([flag for flag in FLAGS if not flag.inert]) + 5
+
+
+def test_what_the_file_says_is_shown_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "flags:\n  migStrategy: mixed\n  gdsEnabled: true\nsharing:\n  timeSlicing:\n    resources:\n"
+        "    - {name: gpu, replicas: 2}\n"
+    )
+    found = shown("--gds-enabled=false", CONFIG_FILE=str(file))
+    assert found["mig-strategy"] == ("mixed", f"{file}, line 2: flags.migStrategy")
+    assert found["gds-enabled"] == (False, "--gds-enabled")
+    assert found["slices"][0]["nvidia.com/gpu"]["replicas"] == 2
+    assert (found["slices"][1], found["globbed"]) == (str(file), ([], "default"))
+    assert found["config-file"] == (str(file), "CONFIG_FILE")
+
+
+def test_the_configuration_in_force_as_a_table() -> None:
+    lines = call("--mig-strategy=mixed", "config", "show").output.splitlines()
+    assert [line.split() for line in lines if line.startswith(("mig-strategy", "nvidia-dev-root", "gds"))] == [
+        ["mig-strategy", "mixed", "--mig-strategy"],
+        ["nvidia-dev-root", '""', "default"],
+        ["gds-enabled", "false", "default"],
+    ]
+
+
+def test_a_wrong_configuration_is_not_shown() -> None:
+    result = call("--mig-strategy=both", "config", "show")
+    assert (result.exit_code, "expected none, single or mixed" in result.output) == (78, True)
+
+
+def test_the_daemon_logs_its_configuration_once(given: list[Settings]) -> None:
+    with structlog.testing.capture_logs() as logs:
+        assert call("--mig-strategy=mixed", DEVICE_LIST_STRATEGY="cdi-cri").exit_code == 0
+    (line,) = (line for line in logs if line["event"] == "effective configuration")
+    assert (line["settings"]["mig-strategy"], line["settings"]["cdi-fallback"]) == ("mixed", "refuse")
+    assert line["said_by"] == {"mig-strategy": "--mig-strategy", "device-list-strategy": "DEVICE_LIST_STRATEGY"}
+    assert json.loads(json.dumps(line["settings"])) == line["settings"]
+    assert len(given) == 1
 
 
 @pytest.mark.parametrize(
