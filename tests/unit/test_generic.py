@@ -6,8 +6,8 @@ import asyncio
 import os
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from contextlib import aclosing, asynccontextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from devices import generic
+from devices.combined import Combined
 from devices.generic import GenericSource, rule_error
+from devices.gpu.backend import Sight
+from devices.gpu.model import GPU
+from devices.gpu.source import GPUSource
+from devices.life import State
 from devices.model import ContainerRequest, Device, DeviceNode, Fault, Field, PreferredRequest, RefusedError, Sayable
 from devices.policy import Globbed, Policy
 from devices.source import DeviceSource, Facts, Fate, Inventory
@@ -32,7 +37,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "devices.md"
 GUARD_S = 10
 """How long a test waits for what must come; no promise, only an end to waiting for what never does."""
 
-FPGA = "example.com/fpga"
+FPGA, NVIDIA = "example.com/fpga", "nvidia.com/gpu"
 RULE = Globbed(FPGA, ("/dev/fpga*",))
 NODES = Sayable(frozenset({Field.DEVICE_NODES}))
 NULL = Path("/dev/null").stat().st_rdev
@@ -394,6 +399,77 @@ async def test_a_pod_gets_devices_from_an_emulated_kubelet(root: Path, folder: P
         ("/dev/fpga0", "rm"),
         ("/dev/fpga1", "rm"),
     }
+
+
+class Nvml:
+    """NVIDIA's GPUs, which are seen when a test says so."""
+
+    name = "nvidia"
+
+    def __init__(self, seen: bool) -> None:
+        self.seen = asyncio.Event()
+        if seen:
+            self.seen.set()
+
+    async def watch(self) -> AsyncGenerator[Sight]:
+        await self.seen.wait()
+        yield Sight((GPU("GPU-a", 0, 0, resource=NVIDIA), GPU("GPU-b", 1, 1, resource=NVIDIA)))
+        await asyncio.get_running_loop().create_future()
+
+    async def release(self, uuids: Collection[str]) -> None:
+        pass
+
+    async def acquire(self, uuids: Collection[str]) -> None:
+        pass
+
+
+@asynccontextmanager
+async def running(folder: Path, source: DeviceSource) -> AsyncIterator[Gateway]:
+    gateway = Gateway(Settings(socket_dir=folder / "dp", state_dir=folder / "state"), source)
+    run = asyncio.ensure_future(gateway.run())
+    try:
+        yield gateway
+    finally:
+        gateway._end(0)
+        await run
+
+
+@pytest.mark.parametrize("version", ["1.8", "1.37"])
+async def test_files_beside_a_silent_nvml_are_given_as_files_and_gpus_as_gpus(
+    root: Path, folder: Path, version: str
+) -> None:
+    """Over restarts of the gateway, with NVML away in the second: what the ledger remembers goes to its own source."""
+    plug(root, "fpga0", "fpga1")
+    (folder / "dp").mkdir()
+
+    def source(*, nvml: bool) -> tuple[Nvml, Combined]:
+        backend, rules = Nvml(nvml), policy(RULE)
+        return backend, Combined([GPUSource(backend, rules), GenericSource(rules, root)])
+
+    async with await Kubelet.launch(version, folder / "dp") as kubelet:
+        await kubelet.start()
+        async with running(folder, source(nvml=True)[1]):
+            await kubelet.wait(FPGA, 2)
+            await kubelet.wait(NVIDIA, 2)
+        backend, both = source(nvml=False)
+        async with running(folder, both) as gateway:
+            await kubelet.wait(FPGA, 2)
+            await kubelet.wait(NVIDIA, 2)
+            states = {
+                plugin.resource.name: {one.state for one in plugin.entries.values()} for plugin in gateway.plugins
+            }
+            assert states == {NVIDIA: {State.NOT_LOOKED_YET}, FPGA: {State.PRESENT}}
+            file, gpu = await kubelet.admit("file", FPGA, 1), await kubelet.admit("gpu", NVIDIA, 1)
+            (root / "dev" / "fpga1").unlink()
+            await kubelet.wait(FPGA, 1)
+            backend.seen.set()
+            async with asyncio.timeout(GUARD_S):
+                while gateway.hindrances():  # noqa: ASYNC110 - nothing tells
+                    await asyncio.sleep(0.01)
+            await kubelet.wait(NVIDIA, 2)
+    assert [node.host_path[:9] for node in file.answer.device_nodes] == ["/dev/fpga"]
+    assert (dict(file.answer.envs), [*gpu.answer.envs]) == ({}, ["NVIDIA_VISIBLE_DEVICES"])
+    assert gpu.answer.envs["NVIDIA_VISIBLE_DEVICES"] in {"GPU-a", "GPU-b"}
 
 
 # Rules.
