@@ -7,8 +7,10 @@ v1 on the wire, with fewer fields.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 from google.protobuf.message import DecodeError
+from msgspec import Struct
 
 from adapters.dialect import MalformedError
 from adapters.pb.podresources import v1_pb2 as pb
@@ -50,8 +52,17 @@ def decode_allocatable(data: bytes) -> dict[str, frozenset[str]]:
     return {resource: frozenset(ids) for resource, ids in found.items()}
 
 
-def decode_list(data: bytes) -> dict[str, dict[str, str]]:
-    """Read who holds which device, of v1 and of v1alpha1: ``namespace/pod/container`` by resource name and device ID.
+class Listed(Struct, frozen=True):
+    """What List says."""
+
+    held: Mapping[str, Mapping[str, str]]
+    """Who holds which device: ``namespace/pod/container``, by resource name and device ID."""
+    pods: frozenset[str]
+    """Which pods there are, with devices or without: ``namespace/pod``."""
+
+
+def decode_list(data: bytes) -> Listed:
+    """Read who holds which device, and which pods there are, of v1 and of v1alpha1.
 
     A device that several containers of a pod share has the first of them.
 
@@ -70,4 +81,4 @@ def decode_list(data: bytes) -> dict[str, dict[str, str]]:
             for devices in container.devices:
                 for device_id in devices.device_ids:
                     found[devices.resource_name].setdefault(device_id, holder)
-    return dict(found)
+    return Listed(dict(found), frozenset(f"{pod.namespace}/{pod.name}" for pod in message.pod_resources))

@@ -18,18 +18,25 @@ from gateway import kubelet_view
 from gateway.drift import REBOOKED_AFTER, Drift
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from devices.model import Device
-    from gateway.drift import Finding
+    from gateway.drift import Earlier, Finding
 
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
 """Its name in the socket directory (kubelet 1.8 and later)."""
 AFTER_ALLOCATE: Final = 2.0
 """Seconds until the kubelet has written down what it asked for."""
+AFTER_DOUBLED: Final = 0.2
+"""The same in haste, where a device went out that an earlier pod may still use."""
+WHILE_FORGOTTEN: Final = 30.0
+"""Seconds between two looks whether pods that the kubelet forgot are gone."""
 AFTER_START: Final = REBOOKED_AFTER + 1.0
 """Seconds from a kubelet's start until its books are its own work for certain."""
+
+_MOST_TOLD: Final = 16
+"""How many devices one line of the log names."""
 
 _log = structlog.get_logger()
 
@@ -49,10 +56,18 @@ class Beliefs:
         pod_resources: the socket of its pod-resources API.
         checkpoint: its checkpoint.
         looked: called after each look, on the event loop.
+        remember: called with whom the kubelet forgot, by device ID, when that has changed for a resource.
     """
 
-    def __init__(self, pod_resources: Path, checkpoint: Path, looked: Callable[[Look], None]) -> None:
+    def __init__(
+        self,
+        pod_resources: Path,
+        checkpoint: Path,
+        looked: Callable[[Look], None],
+        remember: Callable[[str, Mapping[str, Sequence[Earlier]]], None] = lambda *_: None,
+    ) -> None:
         self._pod_resources, self._checkpoint, self._looked = pod_resources, checkpoint, looked
+        self._remember = remember
         self.last: Look | None = None
         self._drifts: dict[str, Drift] = {}
         self._told: dict[str, tuple[Finding, ...]] = {}
@@ -94,10 +109,11 @@ class Beliefs:
             at, unix = time.monotonic(), time.time()
             view = await kubelet_view.look(self._pod_resources, self._checkpoint)
             self.last = Look(view, at, unix)
-            for resource, drift in self._drifts.items():
-                self._drifts[resource] = drift.look(view, at)
-                self._tell(resource)
+            for drift in [*self._drifts.values()]:
+                self._become(drift.look(view, at, unix))
             self._looked(self.last)
+            if any(drift.waits for drift in self._drifts.values()):
+                self.look_within(WHILE_FORGOTTEN)
         finally:
             self._looking = None
 
@@ -123,21 +139,53 @@ class Beliefs:
 
     def listed(self, resource: str, devices: Sequence[Device]) -> None:
         """Take note of a list as it is sent."""
-        drift = self._drifts.get(resource) or Drift(resource)
-        self._drifts[resource] = drift.listed(devices, time.monotonic())
-        self._tell(resource)
+        self._become(self._drift(resource).listed(devices, time.monotonic()))
 
-    def restarted(self) -> None:
-        """Take note of a new kubelet."""
+    def allocated(self, resource: str, device_ids: Sequence[str]) -> None:
+        """Take note of an Allocate that was answered."""
+        drift = self._drift(resource).allocated(device_ids, time.monotonic(), time.time())
+        self._become(drift)
+        self.look_within(AFTER_DOUBLED if drift.is_in_question(device_ids) else AFTER_ALLOCATE)
+
+    def restarted(self, resources: Iterable[str]) -> None:
+        """Take note of a new kubelet, which is to remember who holds what of these resources."""
         now = time.monotonic()
-        self._drifts = {resource: drift.restarted(now) for resource, drift in self._drifts.items()}
+        self._drifts |= {resource: self._drift(resource).restarted(now) for resource in resources}
         self.look_within(AFTER_START)
+
+    def recall(
+        self,
+        resource: str,
+        forgotten: Mapping[str, tuple[Earlier, ...]],
+        before: Mapping[str, Earlier],
+        *,
+        fresh: bool = False,
+    ) -> None:
+        """Take over what another process knew: whom a kubelet forgot, and who held what before a kubelet that it didn't see.
+
+        ``fresh``: in place of all that was known here, until the next list.
+        """
+        drift = Drift(resource) if fresh else self._drift(resource)
+        self._become(drift.recalled(forgotten, before))
+        if before:
+            self.look_within(AFTER_START)
 
     def forget(self, device_id: str) -> None:
         """Take note that an operator has looked after a device."""
-        for resource, drift in self._drifts.items():
-            self._drifts[resource] = drift.forget(device_id)
-            self._tell(resource)
+        for drift in [*self._drifts.values()]:
+            self._become(drift.forget(device_id))
+
+    def _drift(self, resource: str) -> Drift:
+        return self._drifts.get(resource) or Drift(resource)
+
+    def _become(self, drift: Drift) -> None:
+        """Take a resource's new drift; what is other than before is told, and remembered."""
+        resource = drift.resource
+        before = self._drift(resource).forgotten
+        self._drifts[resource] = drift
+        if drift.forgotten != before:
+            self._remember(resource, drift.forgotten)
+        self._tell(resource)
 
     def _tell(self, resource: str) -> None:
         findings = tuple(self._drifts[resource].findings)
@@ -146,5 +194,8 @@ class Beliefs:
         for finding in findings:
             if finding not in before:
                 _log.warning("drift", resource=resource, kind=finding.kind.value, details=finding.words)
-        for kind in {one.kind for one in before} - {one.kind for one in findings}:
-            _log.info("drift is over", resource=resource, kind=kind.value)
+        differing = {device_id for finding in findings for device_id in finding.device_ids}
+        for finding in before:
+            # What only differs in another way now isn't over.
+            if over := [device_id for device_id in finding.device_ids if device_id not in differing]:
+                _log.info("drift is over", resource=resource, kind=finding.kind.value, devices=over[:_MOST_TOLD])

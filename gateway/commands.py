@@ -16,6 +16,7 @@ from devices.boards import unshared
 from devices.life import State
 from gateway import control
 from gateway.control import ControlError, Found, Handled, Order, Outcome
+from gateway.drift import Kind
 from gateway.ledger import Cordon
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Commands:
             trouble=plugin.trouble,
             checked=plugin.checked,
             holders=self._gateway.beliefs.holders(name),
-            drift=self._gateway.beliefs.findings(name),
+            drift=self._gateway.beliefs.findings(name) if other is None else (),
         )
 
     async def _status(self, connection: Connection, _request: dict[str, Any]) -> None:
@@ -155,9 +156,14 @@ class Commands:
         before = {plugin.resource.name: plugin.entries.get(order.device_id) for plugin in self._gateway.plugins}
         found = [(name, entry) for name, entry in before.items() if entry is not None]
         cordoned = order.device_id in self._gateway.ledger.cordons
-        if not found and not (cordoned and order.op == "uncordon"):
+        resources = [name for name, _ in found]
+        if order.op == "forget":
+            resources += [
+                name for name in before if name not in resources and self._is_forgotten(order.device_id, name)
+            ]
+        if not resources and not (cordoned and order.op == "uncordon"):
             raise ControlError(f"no device here is called {order.device_id!r}: `gateway devices` lists them")
-        changed = self._carry_out(order, [name for name, _ in found])
+        changed = self._carry_out(order, resources)
         await self._gateway.update()
         if not await self._gateway.scribe.durable():  # Also what changes nothing now: it may have failed a moment ago.
             raise ControlError(
@@ -194,19 +200,21 @@ class Commands:
                 return bool([resource for resource in resources if self._forget(order.device_id, resource)])
 
     def _forget(self, device_id: str, resource: str) -> bool:
-        """Forget what is remembered of a device: its illness, its place on the list if it is gone, a drift.
+        """Forget what is remembered of a device: its illness, its place on the list if it is gone, whom the kubelet forgot.
 
         Raises:
             ControlError: it is on the list because it is there, or because a container holds it.
         """
         gateway = self._gateway
         plugin = next(plugin for plugin in gateway.plugins if plugin.resource.name == resource)
-        entry = plugin.entries[device_id]
-        state = entry.beneath.state if entry.state is State.CORDONED and entry.beneath is not None else entry.state
+        entry = plugin.entries.get(device_id)
+        state = None if entry is None else entry.state
+        if entry is not None and entry.state is State.CORDONED and entry.beneath is not None:
+            state = entry.beneath.state
         sticky = dict(gateway.ledger.sticky(resource))
-        drifted = any(device_id in finding.device_ids for finding in gateway.beliefs.findings(resource))
+        forgotten = self._is_forgotten(device_id, resource)
         ill = sticky.pop(device_id, None) is not None
-        if not ill and not drifted and state in _HERE:
+        if not ill and not forgotten and state is not None and state in _HERE:
             raise ControlError(f"{device_id} of {resource} is {state.value}: there is nothing to forget of it")
         holder = (gateway.beliefs.holders(resource) or {}).get(device_id)
         gone = state in {State.LOST, State.WITHDRAWN, State.NOT_LOOKED_YET}
@@ -215,4 +223,9 @@ class Commands:
         gateway.beliefs.forget(device_id)
         plugin.resource.forget(device_id)
         gateway.ledger.set_sticky(resource, sticky)
-        return (gone and gateway.ledger.withdraw(resource, [device_id])) or ill or drifted
+        return (gone and gateway.ledger.withdraw(resource, [device_id])) or ill or forgotten
+
+    def _is_forgotten(self, device_id: str, resource: str) -> bool:
+        """Whether the kubelet forgot who held a device."""
+        findings = self._gateway.beliefs.findings(resource)
+        return any(device_id in one.device_ids for one in findings if one.kind in {Kind.FORGOTTEN, Kind.DOUBLED})

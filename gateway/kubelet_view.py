@@ -66,6 +66,15 @@ class View(Struct, frozen=True):
     """The device IDs that the kubelet would give out, taken ones included: the healthy ones that it knows."""
     source: Source = "none"
     """Where ``held`` was read."""
+    pods: frozenset[str] | None = None
+    """The pods that List named (``namespace/pod``), with devices or without: None where there is no List."""
+    written: Holders | None = None
+    """All that the checkpoint names."""
+
+    def names_of(self, resource: str, device_id: str) -> tuple[str, ...]:
+        """Give the names of who holds, or may hold, one device, List's first; none where nobody does."""
+        found = ((books or {}).get(resource, {}).get(device_id) for books in (self.held, self.written))
+        return tuple(dict.fromkeys(name for name in found if name is not None))
 
     def holders(self, resource: str) -> dict[str, str]:
         """Give who holds, or may hold, the devices of a resource."""
@@ -78,7 +87,7 @@ async def look(pod_resources: Path, checkpoint_file: Path) -> View:
     The API is v1, or v1alpha1 on kubelets before 1.20. Note that List makes a kubelet free what ended pods held.
     """
     written: Holders | None = None
-    listed: Holders | None = None
+    listed: podresources.Listed | None = None
     allocatable: dict[str, frozenset[str]] | None = None
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_DEADLINE):
@@ -88,17 +97,19 @@ async def look(pod_resources: Path, checkpoint_file: Path) -> View:
             async with asyncio.timeout(_DEADLINE), _channel(pod_resources) as channel:
                 listed = await _list(channel)
                 allocatable = await _allocatable(channel)
+    if listed is None and written is None:
+        return View(allocatable=allocatable)
     if listed is None:
-        return View(None, None, allocatable) if written is None else View(written, {}, allocatable, "checkpoint")
+        return View(written, {}, allocatable, "checkpoint", written=written)
     if written is None:
-        return View(listed, None, allocatable, "pod-resources")
+        return View(listed.held, None, allocatable, "pod-resources", listed.pods)
     only_written = {
         resource: {
-            device_id: holder for device_id, holder in holders.items() if device_id not in listed.get(resource, ())
+            device_id: holder for device_id, holder in holders.items() if device_id not in listed.held.get(resource, ())
         }
         for resource, holders in written.items()
     }
-    return View(listed, only_written, allocatable, "pod-resources")
+    return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written)
 
 
 async def shown(pod_resources: Path, checkpoint_file: Path, since_ns: int) -> frozenset[str] | None:
@@ -154,7 +165,7 @@ def _channel(socket: Path) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(target(socket), options=_OPTIONS)
 
 
-async def _list(channel: grpc.aio.Channel) -> dict[str, dict[str, str]] | None:
+async def _list(channel: grpc.aio.Channel) -> podresources.Listed | None:
     try:
         return await _ask(channel, podresources.LIST, podresources.decode_list)
     except grpc.aio.AioRpcError as error:

@@ -1,8 +1,8 @@
 """The ledger: what this node has been promised, on disk, so that the promise outlives the gateway.
 
 One JSON file in ``--state-dir`` (0700, root only). By resource name it holds every device ID that was ever announced and
-how it was announced last, which of them are lost, the illnesses that stick, and what Allocate handed out; besides them the
-operator's cordons and the dialect that the kubelet accepted last. Two gateways share it while one replaces the other. So what a gateway keeps is
+how it was announced last, which of them are lost, the illnesses that stick, what Allocate handed out, and whom the kubelet
+forgot; besides them the operator's cordons, the dialect that the kubelet accepted last, and which kubelet was looked at last. Two gateways share it while one replaces the other. So what a gateway keeps is
 the file and its own *changes* since its last write, and a write never undoes what the other wrote: it takes the lock, reads
 the file anew where somebody else wrote it, applies the changes, and replaces it as a whole (write, fsync, rename, fsync
 of the folder). A crash at any moment leaves the old file or the new one. Fields that this release doesn't know are kept.
@@ -21,7 +21,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
@@ -30,6 +30,7 @@ import msgspec
 from devices import naming
 from devices.life import Sticky
 from devices.model import Device, Health, Kind, Trouble
+from gateway.drift import MOST_EARLIER, Earlier
 
 FORMAT = 1
 _MAX_BYTES = 16 * 1024 * 1024
@@ -72,10 +73,14 @@ class Cordon(msgspec.Struct, frozen=True):
 
 
 class HandedOut(msgspec.Struct, frozen=True):
-    """That Allocate gave a device to a container; ``dialect`` is empty where only the kubelet's books say so."""
+    """That Allocate gave a device to a container; ``dialect`` is empty where only the kubelet's books say so.
+
+    ``holder`` is who has it by those books, and empty until they were looked at.
+    """
 
     dialect: str
     at: float
+    holder: str = ""
 
 
 class _Announced(msgspec.Struct, frozen=True):
@@ -104,7 +109,20 @@ class _Lost(msgspec.Struct, frozen=True):
     since: float
 
 
-_TABLES: Mapping[str, type] = {"announced": _Announced, "lost": _Lost, "sticky": _Sticky, "handed_out": HandedOut}
+class _Forgotten(msgspec.Struct, frozen=True):
+    """A row of ``forgotten``: who held a device, in which boot of the node, before a kubelet's start that forgot it."""
+
+    boot_id: str
+    pods: Annotated[list[Earlier], msgspec.Meta(min_length=1, max_length=MOST_EARLIER)]
+
+
+_TABLES: Mapping[str, type] = {
+    "announced": _Announced,
+    "lost": _Lost,
+    "sticky": _Sticky,
+    "handed_out": HandedOut,
+    "forgotten": _Forgotten,
+}
 """What a resource has rows of, by device ID."""
 
 
@@ -267,10 +285,11 @@ class Ledger:
     def withdraw(self, resource: str, device_ids: Iterable[str]) -> bool:
         """Forget devices that were withdrawn, forgotten by an operator or aged out; True where any was known.
 
-        Their cordons stay: they are the operator's word about the device, under whatever resource it comes back.
+        Their cordons stay: they are the operator's word about the device, under whatever resource it comes back. So does whom
+        the kubelet forgot: that a device isn't offered for a while ends no container.
         """
         device_ids = tuple(device_ids)
-        dropped = [self._drop(resource, table, device_ids) for table in _TABLES]
+        dropped = [self._drop(resource, table, device_ids) for table in _TABLES if table != "forgotten"]
         return any(dropped)
 
     @property
@@ -283,6 +302,18 @@ class Ledger:
         if self.accepted == dialect:
             return False
         self._change({("accepted",): dialect})
+        return True
+
+    @property
+    def kubelet(self) -> str:
+        """The kubelet whose books ``handed_out`` was compared with last; empty where none is known."""
+        return str(self._content.get("kubelet", ""))
+
+    def compared_with(self, kubelet: str) -> bool:
+        """Note the kubelet whose books ``handed_out`` was compared with; True where that is news worth saving."""
+        if self.kubelet == kubelet:
+            return False
+        self._change({("kubelet",): kubelet})
         return True
 
     @property
@@ -335,16 +366,37 @@ class Ledger:
         """Note an Allocate that was answered, at ``at`` in unix seconds."""
         self._put(resource, "handed_out", dict.fromkeys(device_ids, _row(HandedOut(dialect, at))))
 
-    def rebuild_handed_out(self, resource: str, device_ids: Iterable[str], at: float) -> bool:
+    def rebuild_handed_out(self, resource: str, holders: Mapping[str, str], at: float) -> bool:
         """Make the records equal to what the kubelet's books said at ``at`` (unix seconds); True where that is news.
 
-        What was handed out since then stays, and so does what is known of a device that is still held.
+        What was handed out since then stays, and so does what is known of a device that is still held. A holder is empty where
+        a device may be held, and the books don't say by whom.
         """
-        held, known = set(device_ids), self.handed_out(resource)
-        returned = {device_id for device_id, record in known.items() if record.at < at} - held
+        known = self.handed_out(resource)
+        returned = {device_id for device_id, record in known.items() if record.at < at} - holders.keys()
         dropped = self._drop(resource, "handed_out", returned)
-        missed = dict.fromkeys(sorted(held - known.keys()), _row(HandedOut("", at)))
-        return self._put(resource, "handed_out", missed) or dropped
+        unknown = HandedOut("", at)
+        news = {
+            device_id: _row(HandedOut(record.dialect, record.at, holder))
+            for device_id, holder in sorted(holders.items())
+            if (record := known.get(device_id, unknown)) is unknown or (record.at < at and record.holder != holder)
+        }
+        return self._put(resource, "handed_out", news) or dropped
+
+    def forgotten(self, resource: str) -> Mapping[str, tuple[Earlier, ...]]:
+        """Return whom the kubelet forgot to hold devices in this boot, by device ID (``drift.Drift``)."""
+        boot = boot_id()
+        rows = msgspec.convert(self._rows(resource, "forgotten"), dict[str, _Forgotten])
+        return {device_id: tuple(row.pods) for device_id, row in rows.items() if row.boot_id == boot}
+
+    def set_forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> bool:
+        """Note all of a resource's, in place of those before; True where that is news."""
+        boot = boot_id()
+        rows = {
+            device_id: {"boot_id": boot, "pods": [_row(one) for one in earlier]}
+            for device_id, earlier in forgotten.items()
+        }
+        return self._set(resource, "forgotten", rows)
 
     def _rows(self, resource: str, table: str) -> dict[str, _Content]:
         rows: dict[str, _Content] = self._content.get("resources", {}).get(resource, {}).get(table, {})
@@ -446,13 +498,16 @@ def _illness_row(illness: Sticky) -> _Content:
     return _row(_Sticky(illness.trouble.reason, illness.trouble.kind.value, illness.at, illness.boot_id))
 
 
-def _row(value: Cordon | _Sticky | HandedOut) -> _Content:
+def _row(value: Cordon | _Sticky | HandedOut | Earlier) -> _Content:
     """Spell a value as a row, with texts of a size and kind that JSON and a screen can take."""
     fields: _Content = msgspec.to_builtins(value)
-    return {
-        name: part[:_MAX_TEXT].encode(errors="replace").decode() if isinstance(part, str) else part
-        for name, part in fields.items()
-    }
+    return {name: _fitting(part) for name, part in fields.items()}
+
+
+def _fitting(part: Any) -> Any:
+    if isinstance(part, str):
+        return part[:_MAX_TEXT].encode(errors="replace").decode()
+    return [_fitting(one) for one in part] if isinstance(part, (list, tuple)) else part
 
 
 def _apply(content: _Content, changes: _Changes) -> _Content:
@@ -567,9 +622,10 @@ def _sound_cordon(row: Any) -> _Content:
 def _prune(content: _Content) -> list[str]:
     """Take away what isn't as it must be, in place; return what that was."""
     wrong: list[str] = []
-    if not isinstance(content.get("accepted", ""), str):
-        wrong.append("accepted: expected a text")
-        del content["accepted"]
+    for key in ("accepted", "kubelet"):
+        if not isinstance(content.get(key, ""), str):
+            wrong.append(f"{key}: expected a text")
+            del content[key]
     for key, kind in {"cordons": Cordon, "resources": dict}.items():
         if key in content:
             content[key] = _sound_rows(content[key], kind, key, wrong)

@@ -25,6 +25,7 @@ from gateway import beliefs, handover, instance, kubelet_api, ledger, notify, re
 from gateway.beliefs import Beliefs
 from gateway.commands import Commands
 from gateway.control import ControlError, Server, socket_path
+from gateway.drift import Earlier
 from gateway.handover import Handover
 from gateway.ledger import Ledger
 from gateway.negotiate import CHOICES
@@ -119,7 +120,9 @@ class Gateway:
         self.tally = Tally()
         self.turns = Turns(settings.socket_dir / beliefs.CHECKPOINT)
         self._pool = Pool()
-        self.beliefs = Beliefs(self.pod_resources, settings.socket_dir / beliefs.CHECKPOINT, self._looked)
+        self.beliefs = Beliefs(
+            self.pod_resources, settings.socket_dir / beliefs.CHECKPOINT, self._looked, self._remember_forgotten
+        )
         self.started = time.monotonic()
         self._boot_id = ledger.boot_id()
         self._control: Server | None = None
@@ -172,6 +175,7 @@ class Gateway:
 
     async def _start(self) -> None:
         self.scribe.load()
+        self._recall(self.ledger.resources())
         self._open_probes()
         await self._wait_for_folder()
         self.beliefs.look_within(0)
@@ -492,7 +496,9 @@ class Gateway:
             plugin.looked(look)
             holders = self.beliefs.holders(name)
             if holders is not None and plugin.state.phase is Phase.SERVING:
-                news = self.ledger.rebuild_handed_out(name, holders, look.unix - BOOKED_WITHIN) or news
+                named = (look.view.held or {}).get(name, {})
+                who = {device_id: named.get(device_id, "") for device_id in holders}
+                news = self.ledger.rebuild_handed_out(name, who, look.unix - BOOKED_WITHIN) or news
             waiting = (
                 waiting
                 or bool(self._claims)
@@ -501,6 +507,9 @@ class Gateway:
                     for entry in plugin.entries.values()
                 )
             )
+        served = all(one.state.phase is Phase.SERVING for one in self.plugins if one.standing_by_for is None)
+        if served and look.view.held is not None and self.kubelet_since is not None and look.at >= self.kubelet_since:
+            news = self.ledger.compared_with(self._kubelet_named()) or news
         if news:
             self.scribe.soon()
         if waiting:
@@ -510,6 +519,30 @@ class Gateway:
             self.beliefs.look_within(HOLDERS_AGAIN if self._claims else LOOK_AGAIN)
         elif self.settings.metrics_address is not None:
             self.beliefs.look_within(LOOK_FOR_METRICS)
+
+    def _kubelet_named(self) -> str:
+        """Name the kubelet that runs so that another process knows it again; empty where there is none."""
+        one = self._kubelet
+        return f"{self._boot_id} {one.device}:{one.inode}:{one.mtime_ns}" if one is not None else ""
+
+    def _remember_forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> None:
+        """Whom the kubelet forgot is to outlive this gateway; of what another one serves, that one remembers it."""
+        plugin = self._plugins.get(resource)
+        if (plugin is None or plugin.standing_by_for is None) and self.ledger.set_forgotten(resource, forgotten):
+            self._background(self.scribe.durable())
+
+    def _recall(self, resources: Iterable[str], *, fresh: bool = False) -> None:
+        """Take over what the ledger remembers of resources' holders, which this gateway before its start, or another one, knew.
+
+        ``fresh``: what this one knew of them is out of date.
+        """
+        known, current = self.ledger.kubelet, self._kubelet_named()
+        boot, _, _ = known.partition(" ")
+        changed = bool(known and current) and known != current and boot == self._boot_id
+        for resource in resources:
+            handed_out = self.ledger.handed_out(resource) if changed else {}
+            before = {device_id: Earlier((row.holder,), row.at) for device_id, row in handed_out.items() if row.holder}
+            self.beliefs.recall(resource, self.ledger.forgotten(resource), before, fresh=fresh)
 
     def memory(self, resource: str) -> _Memory:
         """Return what is known and remembered of a resource's devices, beyond its list."""
@@ -566,6 +599,7 @@ class Gateway:
     # What the watch sees.
 
     def _kubelet_up(self, kubelet: KubeletId) -> None:
+        first = self._kubelet is None
         self._kubelet, self.kubelet_since = kubelet, time.monotonic()
         self.standby.kubelet_up(kubelet.mtime_ns)
         self.doubts = {
@@ -577,7 +611,9 @@ class Gateway:
         if self._begun:
             self._approach(kubelet)
             self._tell_kubelet(self.plugins)
-        self.beliefs.restarted()
+        self.beliefs.restarted(name for name, plugin in self._plugins.items() if plugin.standing_by_for is None)
+        if first:
+            self._recall(self.ledger.resources())
         tell = partial(_log.info, "kubelet found", socket=str(self.kubelet_socket))
         asyncio.get_running_loop().call_later(FOUND_IS_TOLD, tell)
 
@@ -791,6 +827,7 @@ class Gateway:
         if asked and self._kubelet is not None:
             self._approach(self._kubelet)
         self.scribe.load()
+        self._recall(self.ledger.resources(), fresh=True)
         await asyncio.gather(self.update(), asyncio.sleep(HANDED_OVER_WAIT if asked else 0))
 
     async def _resume(self, plugin: Plugin) -> None:
@@ -798,6 +835,7 @@ class Gateway:
         try:
             plugin.standing_by_for = None
             self.scribe.load()
+            self._recall([plugin.resource.name], fresh=True)
             await self.update()
         except Exception:  # noqa: BLE001 - nobody else serves it, and the list of before is better than none
             _log.exception("the lists could not be brought up to date: serving the last one", retry_s=SOURCE_RETRY)
@@ -943,7 +981,7 @@ class _Memory:
     def hand_out(self, device_ids: Sequence[str], dialect: str) -> None:
         self._gateway.ledger.hand_out(self._resource, device_ids, dialect, time.time())
         self._gateway.scribe.soon()
-        self._gateway.beliefs.look_within(beliefs.AFTER_ALLOCATE)
+        self._gateway.beliefs.allocated(self._resource, device_ids)
 
 
 def _report_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

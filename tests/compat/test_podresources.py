@@ -104,7 +104,9 @@ async def test_it_tells_who_holds_what(version: str) -> None:
         assert view.allocatable == (None if minor(version) < 24 else {RESOURCE: healthy(made)})
         for first, method in ((16, podresources.LIST_V1ALPHA1), (20, podresources.LIST)):
             if first <= minor(version):
-                assert podresources.decode_list(await ask(made, method)) == {RESOURCE: held}
+                listed = podresources.decode_list(await ask(made, method))
+                assert listed.held == {RESOURCE: held}
+                assert listed.pods == {f"default/{pod.pod}" for pod in made.held}
 
 
 @pytest.mark.parametrize("version", versions(16))
@@ -113,7 +115,7 @@ async def test_it_frees_what_ended_pods_held_when_it_is_asked(version: str) -> N
         await made.run_pods()
         await made.the_kubelet.remove("a")
         found = podresources.decode_list(await ask(made, podresources.LIST_V1ALPHA1))
-        assert set(found[RESOURCE].values()) == {"default/b/main"}
+        assert set(found.held[RESOURCE].values()) == {"default/b/main"}
         assert set(await made.the_kubelet.pods()) == {"b"}
 
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from devices.model import Device, Health, PreferredRequest
-from gateway.drift import BOOKED_AFTER, DRIFT_FOR, ILL_FOR, REBOOKED_AFTER, Drift, Kind, steer
+from gateway.drift import BOOKED_AFTER, GONE_AFTER, ILL_FOR, MOST_EARLIER, REBOOKED_AFTER, Drift, Earlier, Kind, steer
 from gateway.kubelet_view import View
 
 R = "nvidia.com/gpu"
@@ -20,11 +21,25 @@ def devices(text: str) -> list[Device]:
     return [Device(x.lower(), Health.HEALTHY if x.islower() else Health.UNHEALTHY) for x in text]
 
 
-def seen(held: str | None = None, remembered: str | None = "", allocatable: str | None = None) -> View:
-    def holders(ids: str | None) -> Mapping[str, Mapping[str, str]] | None:
-        return None if ids is None else {R: {device_id: f"ns/pod-{device_id}/main" for device_id in ids}}
+def seen(
+    held: str | None = None,
+    remembered: str | None = "",
+    allocatable: str | None = None,
+    *,
+    by: str = "",
+    pods: str | None = None,
+) -> View:
+    """A look: who holds what by List and by the checkpoint (``by`` one pod, or by one for each device); which pods there are."""
 
-    return View(holders(held), holders(remembered), None if allocatable is None else {R: frozenset(allocatable)})
+    def holders(ids: str | None, name: str) -> Mapping[str, Mapping[str, str]] | None:
+        return None if ids is None else {R: {device_id: name.format(by or device_id) for device_id in ids}}
+
+    return View(
+        holders(held, "ns/pod-{}/main"),
+        holders(remembered, "uid-{}/main"),
+        None if allocatable is None else {R: frozenset(allocatable)},
+        pods=None if pods is None else frozenset(f"ns/pod-{name}" for name in pods),
+    )
 
 
 def found(drift: Drift) -> dict[Kind, str]:
@@ -47,7 +62,7 @@ def restarted(before: View, after: View, listed: str = "abcd") -> Drift:
         pytest.param(seen("ab"), seen(None, None), "", id="nothing is known, nothing is claimed"),
         pytest.param(seen("a", "b"), seen("a"), "", id="an ended pod's, freed at last"),
         pytest.param(seen(None, None), seen(""), "", id="never seen before"),
-        pytest.param(seen("az"), seen("a"), "", id="a device that we don't list"),
+        pytest.param(seen("az"), seen("a"), "z", id="a device that we don't list: it may come back"),
     ],
 )
 def test_what_a_kubelet_forgot(before: View, after: View, forgotten: str) -> None:
@@ -81,17 +96,184 @@ FORGOT = restarted(seen("ab"), seen(""))
     [
         pytest.param(FORGOT.look(seen(""), 200), "ab", id="goes on"),
         pytest.param(FORGOT.look(seen(None, None), 200), "ab", id="goes on while nothing is known"),
-        pytest.param(FORGOT.look(seen("a"), 200), "b", id="held again"),
-        pytest.param(FORGOT.look(seen("", "a"), 200), "b", id="held again by the checkpoint"),
-        pytest.param(FORGOT.listed(devices("bcd"), 200), "b", id="listed no more"),
+        pytest.param(FORGOT.look(seen("a"), 200), "b", id="the books have its pod again"),
+        pytest.param(FORGOT.look(seen("a", by="x"), 200), "ab", id="another pod has it"),
+        pytest.param(FORGOT.look(seen("", "a"), 200), "ab", id="somebody has it by the checkpoint, which knows other names"),
+        pytest.param(FORGOT.listed(devices("bcd"), 200), "ab", id="listed no more: it may come back"),
+        pytest.param(FORGOT.listed(devices("ABcd"), 200), "ab", id="it falls ill"),
+        pytest.param(FORGOT.restarted(200).look(seen(""), 201).look(seen(""), 300), "ab", id="one more kubelet"),
         pytest.param(FORGOT.forget("a"), "b", id="an operator says so"),
         pytest.param(FORGOT.forget("a").look(seen(""), 102), "b", id="and it isn't found again"),
-        pytest.param(FORGOT.look(seen(""), 101 + DRIFT_FOR - 1), "ab", id="almost a day"),
-        pytest.param(FORGOT.look(seen(""), 101 + DRIFT_FOR), "", id="a day"),
+        pytest.param(FORGOT.look(seen("a", by="x"), 200).forget("a").look(seen("a", by="x"), 300), "b", id="an operator says so while another pod has it"),
+        pytest.param(FORGOT.look(seen(""), 40 * 86_400), "ab", id="time alone ends nothing"),
+    ],
+)  # fmt: skip
+def test_when_it_ends(drift: Drift, left: str) -> None:
+    assert "".join(sorted(drift.forgotten)) == left
+
+
+NO_PODS, STATIC, OTHERS = "", "s", "xy"
+GONE = 101 + GONE_AFTER
+
+
+def looks(*pods: str | None, every: float = GONE_AFTER, held: str = "") -> Drift:
+    """A kubelet's start that forgot pods a and b, and the looks after it, each with the pods that List names."""
+    drift = FORGOT
+    for number, named in enumerate(pods):
+        drift = drift.look(seen(held, pods=named), 101 + every * (number + 1))
+    return drift
+
+
+@pytest.mark.parametrize(
+    ("drift", "left"),
+    [
+        pytest.param(looks("bxy", "bxy"), "b", id="a pod is absent from a List that has the API server's pods"),
+        pytest.param(looks("bxy"), "ab", id="absent once: the kubelet may be hearing of its pods just now"),
+        pytest.param(looks("bxy", "bxy", every=GONE_AFTER / 2), "ab", id="not for long enough"),
+        pytest.param(looks("bxy", "abxy", "bxy"), "ab", id="it was there in between"),
+        pytest.param(looks(NO_PODS, NO_PODS), "ab", id="no pod at all: the API server is out of reach"),
+        pytest.param(looks(STATIC, STATIC), "ab", id="one pod may be static"),
+        pytest.param(looks("ab", "", ""), "", id="it was named before, and is no more"),
+        pytest.param(looks("bxy", None, "bxy"), "b", id="List could not be read in between"),
+        pytest.param(looks("bxy", None), "ab", id="List can't be read"),
+        pytest.param(looks(None, None), "ab", id="there is no List"),
+        pytest.param(looks("bxy").restarted(200).look(seen("", pods="bxy"), 201), "ab", id="a new kubelet has to hear of its pods first"),
+        pytest.param(looks("ab").restarted(200).look(seen("", pods=""), 201).look(seen("", pods=""), 300), "ab", id="what another kubelet had named"),
+        pytest.param(looks("abxy", "abxy", held="cd"), "ab", id="the pods are there"),
+    ],
+)  # fmt: skip
+def test_a_pod_is_gone_when_list_shows_it(drift: Drift, left: str) -> None:
+    assert "".join(sorted(drift.forgotten)) == left
+
+
+def test_static_pods_end_alike() -> None:
+    """They are called after their node, so that a List of them alone says nothing of the API server's."""
+    static = View({}, {}, pods=frozenset({"kube-system/proxy-node-7", "kube-system/nginx-node-7"}))
+    assert FORGOT.look(static, 200).look(static, 300).forgotten
+    both = View({}, {}, pods=static.pods | {"kube-system/proxy-x2b4q"} if static.pods else None)
+    assert not FORGOT.look(both, 200).look(both, 300).forgotten
+
+
+@pytest.mark.parametrize(
+    ("drift", "kinds"),
+    [
+        pytest.param(FORGOT.look(seen("a", by="x"), 200), {Kind.DOUBLED: "a", Kind.FORGOTTEN: "b"}, id="another pod has it"),
+        pytest.param(FORGOT.allocated("a", 200, 0), {Kind.DOUBLED: "a", Kind.FORGOTTEN: "b"}, id="Allocate gave it: no look is needed"),
+        pytest.param(FORGOT.allocated("a", 200, 0).look(seen(None, None), 300), {Kind.DOUBLED: "a", Kind.FORGOTTEN: "b"}, id="and none can be had"),
+        pytest.param(FORGOT.allocated("a", 200, 0).look(seen(""), 200.9), {Kind.DOUBLED: "a", Kind.FORGOTTEN: "b"}, id="it isn't booked yet"),
+        pytest.param(FORGOT.allocated("a", 200, 0).look(seen(""), 201), {Kind.FORGOTTEN: "ab"}, id="the pod came to nothing"),
+        pytest.param(FORGOT.allocated("a", 200, 0).look(seen("a"), 201), {Kind.FORGOTTEN: "b"}, id="it was its own pod"),
+        pytest.param(FORGOT.look(seen("a", by="x"), 200).look(seen(""), 300), {Kind.FORGOTTEN: "ab"}, id="the other pod ended, and its own may not have"),
+        pytest.param(FORGOT.look(seen("a", by="x"), 200).listed(devices("Abcd"), 201), {Kind.DOUBLED: "a", Kind.FORGOTTEN: "b"}, id="it falls ill"),
+        pytest.param(FORGOT.look(seen("ab", by="x", pods="xy"), 200).look(seen("ab", by="x", pods="xy"), 300), {}, id="its own pod is gone"),
+        pytest.param(FORGOT.look(seen("ab", by="x", pods="abx"), 200).look(seen("ab", by="x", pods="abx"), 300), {Kind.DOUBLED: "ab"}, id="its own pod is there"),
+    ],
+)  # fmt: skip
+def test_two_pods_have_one_device(drift: Drift, kinds: dict[Kind, str]) -> None:
+    assert found(drift) == kinds
+
+
+def test_pods_share_replicas_anyway() -> None:
+    def view(by: str) -> View:
+        return View({R: {"a::0": f"ns/{by}/main"}}, {})
+
+    drift = Drift(R).listed([Device("a::0"), Device("a::1")], 0).look(view("p"), 99).restarted(100).look(seen(""), 101)
+    assert [one.kind for one in drift.look(view("q"), 200).findings] == [Kind.FORGOTTEN]
+
+
+START = Drift(R).listed(devices("abcd"), 0).look(seen("ab"), 99).restarted(100)
+
+
+@pytest.mark.parametrize(
+    ("drift", "kinds"),
+    [
+        pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x"), 101.2), {Kind.DOUBLED: "a"}, id="given before the first look, and to no one before"),
+        pytest.param(START.look(seen("ab", by="x"), 101.2), {}, id="held without an Allocate: the kubelet remembers, our last look was too old"),
+        pytest.param(START.allocated("a", 101, 0).look(seen("b"), 101.2).look(seen("ab", by="x"), 102), {Kind.DOUBLED: "a"}, id="not booked at first"),
+        pytest.param(START.allocated("a", 101, 0).look(seen("ab"), 101.2).look(seen("ab"), 110), {}, id="its own pod asked again"),
+        pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2), {}, id="its own pod is absent: it ended before"),
+        pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2).look(seen("ab", by="x", pods="axy"), 110), {Kind.DOUBLED: "a"}, id="no, it comes late"),
+        pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2).look(seen("ab", by="x", pods="xy"), 103).look(seen("ab", by="x", pods="axy"), 110), {Kind.DOUBLED: "a"}, id="and later still"),
+        pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 110), {}, id="drained before: no word of it"),
+        pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 200).look(seen("", pods="abxy"), 300), {}, id="nor later"),
+        pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="abxy"), 110), {Kind.FORGOTTEN: "ab"}, id="not drained: the kubelet hears of it late"),
+        pytest.param(Drift(R).listed(devices("ab"), 0).allocated("a", 99, 0).restarted(100).look(seen(""), 101), {Kind.FORGOTTEN: "a"}, id="given just before the start"),
+        pytest.param(Drift(R).listed(devices("ab"), 0).allocated("a", 99, 0).restarted(100).look(seen("a"), 101).look(seen("a"), 110).look(seen(""), 111), {}, id="given just before, and remembered"),
+    ],
+)  # fmt: skip
+def test_what_happens_right_after_a_start(drift: Drift, kinds: dict[Kind, str]) -> None:
+    assert found(drift) == kinds
+
+
+def test_a_look_tells_who_was_given_it() -> None:
+    drift = Drift(R).listed(devices("ab"), 0).allocated("ab", 9, 9.0).look(seen("a"), 9.5, 9.5).allocated("c", 9.6, 9.6)
+    before = drift.restarted(10).look(seen(""), 11).forgotten
+    assert {device_id: one.names for device_id, (one,) in before.items()} == {"a": ("ns/pod-a/main",), "b": (), "c": ()}
+
+
+def test_lost_twice() -> None:
+    """Whoever had it before is still not known to be gone."""
+    drift = FORGOT.look(seen("a", by="x"), 200).restarted(300).look(seen(""), 301).look(seen("a", by="y"), 400)
+    assert [name for one in drift.forgotten["a"] for name in one.names] == ["ns/pod-a/main", "ns/pod-x/main"]
+    words = drift.findings[0].words
+    assert "'a' ('ns/pod-a/main' and 'ns/pod-x/main' before a kubelet's start, 'ns/pod-y/main' since)" in words
+    back = drift.look(seen("a", by="x"), 500)
+    assert [one.names[0] for one in back.forgotten["a"]] == ["ns/pod-a/main"], "the second one has it again"
+
+
+def test_lost_again_and_again_stays_bounded() -> None:
+    """Of those that aren't told apart, nothing can show that they are gone."""
+    drift = FORGOT
+    for number in range(2 * MOST_EARLIER):
+        drift = drift.look(seen("a", by=f"x{number}"), 200 + 10 * number).restarted(203 + 10 * number)
+        drift = drift.look(seen(""), 204 + 10 * number)
+    assert len(drift.forgotten["a"]) == MOST_EARLIER
+    for at in (1000, 2000):
+        drift = drift.look(seen("", pods="pq"), at)
+    assert drift.forgotten["a"] == (Earlier((), drift.forgotten["a"][0].at),)
+
+
+def test_what_another_process_knew() -> None:
+    kept = {"a": (Earlier(("ns/pod-a/main",), 5.0),)}
+    drift = Drift(R).listed(devices("abc"), 0).recalled(kept, {"b": Earlier(("ns/pod-b/main",), 6.0)})
+    assert found(drift) == {Kind.FORGOTTEN: "a"}
+    assert found(drift.restarted(10).look(seen(""), 11)) == {Kind.FORGOTTEN: "ab"}
+    assert found(drift.restarted(10).look(seen("b"), 11)) == {Kind.FORGOTTEN: "a"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        pytest.param(("ns/p/main",), ("ns/p/init",), True, id="another container of the pod"),
+        pytest.param(("ns/p/main",), ("ns/q/main",), False, id="another pod"),
+        pytest.param(("uid/main",), ("ns/p/main", "uid/main"), True, id="known by its UID alone"),
+        pytest.param(("ns/p/main", "uid/main"), (None, "uid/main"), True, id="List hasn't heard of it yet"),
+        pytest.param(
+            ("ns/p/main", "uid/main"), ("ns/q/main", "uid/main"), False, id="the checkpoint is older than List"
+        ),
+        pytest.param((), ("ns/p/main",), False, id="nobody knows who it was"),
     ],
 )
-def test_when_it_ends(drift: Drift, left: str) -> None:
-    assert found(drift).get(Kind.FORGOTTEN, "") == left
+def test_whose_device_it_is(before: tuple[str, ...], after: tuple[str | None, ...], same: bool) -> None:
+    listed, written = (*after, None)[:2]
+    books = View({R: {"a": listed}} if listed else {}, {R: {"a": written}} if written and not listed else {})
+    books = replace(books, written={R: {"a": written}} if written else {})
+    drift = Drift(R).listed(devices("a"), 0).recalled({"a": (Earlier(before, 0.0),)}, {})
+    assert not drift.look(books, 100).forgotten if same else drift.look(books, 100).forgotten
+
+
+@pytest.mark.parametrize(
+    ("drift", "device", "answer"),
+    [
+        (FORGOT, "a", True),
+        (FORGOT, "c", False),
+        (START, "a", True),
+        (START, "c", False),
+    ],
+)
+def test_what_an_allocate_should_be_looked_at_for(drift: Drift, device: str, answer: bool) -> None:
+    assert drift.is_in_question([device]) is answer
+    assert drift.waits
 
 
 @pytest.mark.parametrize(
@@ -129,10 +311,16 @@ def test_words_for_a_person() -> None:
     forgotten, unlisted = (finding.words for finding in drift.findings)
     assert "devices of nvidia.com/gpu" in forgotten
     assert "'a' (then held by 'ns/pod-a/main')" in forgotten
+    given = Drift(R).listed(devices("a"), 0).allocated("a", 9, 3723.0).restarted(10).look(seen(""), 11)
+    assert "'a' (then held by a pod that was given it at 01:02:03 UTC)" in given.findings[0].words
+    doubled = FORGOT.allocated("a", 200, 0).findings[0].words
+    assert (
+        "perhaps in two pods at once: 'a' ('ns/pod-a/main' before a kubelet's start, a pod that was given it just"
+        in doubled
+    )
     assert "1 more. " in forgotten
     assert "'d'" not in forgotten
-    assert "'y' (held by 'ns/pod-y/main'; not given by this gateway)" in unlisted
-    assert "; given by this gateway" in drift.look(seen("y"), 102, frozenset("y")).findings[1].words
+    assert "'y' (held by 'ns/pod-y/main')" in unlisted
 
 
 def test_words_stay_short() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from msgspec.structs import replace
 
 from adapters import checkpoint, podresources
 from adapters.pb.podresources import v1_pb2 as pb
@@ -181,7 +182,30 @@ BY_NAME, BY_UID = {"a": "ns/p/c"}, {"a": "uid/c"}
 async def test_a_look(folder: Path, kubelet: Kubelet, answers: Mapping[str, Answer], file: bytes, view: View) -> None:
     kubelet.answers = {method: [answer] for method, answer in answers.items()}
     (folder / "checkpoint").write_bytes(file)
-    assert await kubelet_view.look(folder / "k.sock", folder / "checkpoint") == view
+    found = await kubelet_view.look(folder / "k.sock", folder / "checkpoint")
+    assert replace(found, pods=None, written=None) == view
+    assert found.pods == (None if found.source != "pod-resources" else frozenset({"ns/p"} if view.held else ()))
+
+
+@pytest.mark.parametrize(
+    ("answers", "file", "names"),
+    [
+        pytest.param({LIST: listed(p="a")}, written(uid="a"), ("ns/p/c", "uid/c"), id="by both"),
+        pytest.param({LIST: listed(p="a")}, b"", ("ns/p/c",), id="by List"),
+        pytest.param({LIST: listed(p="")}, written(uid="a"), ("uid/c",), id="by the checkpoint"),
+        pytest.param({}, written(uid="a"), ("uid/c",), id="where there is no List"),
+        pytest.param({LIST: listed(p="")}, b"", (), id="by none"),
+    ],
+)
+async def test_all_names_of_a_holder(
+    folder: Path, kubelet: Kubelet, answers: Mapping[str, Answer], file: bytes, names: tuple[str, ...]
+) -> None:
+    """Also of a pod without devices: that it is there counts."""
+    kubelet.answers = {method: [answer] for method, answer in answers.items()}
+    (folder / "checkpoint").write_bytes(file)
+    found = await kubelet_view.look(folder / "k.sock", folder / "checkpoint")
+    assert found.names_of(GPU, "a") == names
+    assert found.pods == ({"ns/p"} if answers else None)
 
 
 async def test_list_is_asked_again_when_everyone_asks_too_often(folder: Path, kubelet: Kubelet) -> None:
@@ -218,6 +242,6 @@ async def test_a_kubelet_that_hangs_is_left(folder: Path, monkeypatch: pytest.Mo
         silent.listen()
         async with asyncio.timeout(10):
             assert await kubelet_view.look(folder / "k.sock", folder / "checkpoint") == View(
-                {GPU: BY_UID}, {}, source="checkpoint"
+                {GPU: BY_UID}, {}, source="checkpoint", written={GPU: BY_UID}
             )
             assert await kubelet_view.holds(folder / "k.sock", GPU, DEVICES) is None

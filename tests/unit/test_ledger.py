@@ -138,13 +138,13 @@ def test_what_was_noted_is_read_back(tmp_path: Path) -> None:
         pytest.param(lambda ledger: ledger.set_lost_since(GPU, {}), True, id="a lost one is back"),
         pytest.param(lambda ledger: ledger.uncordon("GPU-1"), True, id="a cordon lifted"),
         pytest.param(lambda ledger: ledger.uncordon("GPU-2"), False, id="no cordon to lift"),
-        pytest.param(lambda ledger: ledger.rebuild_handed_out(GPU, ["GPU-1"], 9.0), False, id="the kubelet agrees"),
-        pytest.param(lambda ledger: ledger.rebuild_handed_out(GPU, [], 9.0), True, id="the kubelet has it back"),
+        pytest.param(lambda ledger: ledger.rebuild_handed_out(GPU, {"GPU-1": ""}, 9.0), False, id="the kubelet agrees"),
+        pytest.param(lambda ledger: ledger.rebuild_handed_out(GPU, {}, 9.0), True, id="the kubelet has it back"),
         pytest.param(
-            lambda ledger: ledger.rebuild_handed_out(GPU, [], 4.0), False, id="handed out since the kubelet said"
+            lambda ledger: ledger.rebuild_handed_out(GPU, {}, 4.0), False, id="handed out since the kubelet said"
         ),
         pytest.param(
-            lambda ledger: ledger.rebuild_handed_out(GPU, ["GPU-1", "GPU-2"], 9.0), True, id="a record was lost"
+            lambda ledger: ledger.rebuild_handed_out(GPU, {"GPU-1": "", "GPU-2": ""}, 9.0), True, id="a record was lost"
         ),
     ],
 )
@@ -167,8 +167,8 @@ def test_a_withdrawn_device_leaves_nothing_but_its_cordon(tmp_path: Path) -> Non
 def test_records_are_rebuilt_from_the_kubelets_books(tmp_path: Path) -> None:
     ledger = filled(tmp_path)
     ledger.hand_out(GPU, ["GPU-3"], "v1beta1", 8.0)
-    ledger.rebuild_handed_out(GPU, ["GPU-2"], 8.0)
-    assert ledger.handed_out(GPU) == {"GPU-2": HandedOut("", 8.0), "GPU-3": HandedOut("v1beta1", 8.0)}
+    ledger.rebuild_handed_out(GPU, {"GPU-2": "ns/p/c", "GPU-3": "ns/q/c"}, 8.0)
+    assert ledger.handed_out(GPU) == {"GPU-2": HandedOut("", 8.0, "ns/p/c"), "GPU-3": HandedOut("v1beta1", 8.0)}
 
 
 def test_to_ask_is_not_to_announce(tmp_path: Path) -> None:

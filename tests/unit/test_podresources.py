@@ -11,6 +11,7 @@ import pytest
 from adapters import podresources
 from adapters.dialect import MalformedError
 from adapters.pb.podresources import v1_pb2 as pb
+from adapters.podresources import Listed
 from devices.model import ContainerAnswer, Device, Health
 from gateway import kubelet_view
 from gateway.drift import Drift
@@ -66,7 +67,9 @@ def test_an_answer_of_ten_thousand_devices_is_read() -> None:
 )  # fmt: skip
 def test_who_holds_what(containers: list[pb.ContainerResources], held: dict[str, dict[str, str]]) -> None:
     pod = pb.PodResources(name="n", namespace="s", containers=containers)
-    assert podresources.decode_list(pb.ListPodResourcesResponse(pod_resources=[pod]).SerializeToString()) == held
+    assert podresources.decode_list(pb.ListPodResourcesResponse(pod_resources=[pod]).SerializeToString()) == Listed(
+        held, frozenset({"s/n"})
+    )
 
 
 @pytest.mark.parametrize("decode_one", [podresources.decode_list, podresources.decode_allocatable])
@@ -108,18 +111,19 @@ UIDS = {"a": "p/main", "b": "p/first", "c": "ended/main"}
 BOTH = {GPU: {"a": "default/p/main"}}
 REST = {GPU: {"b": "p/first", "c": "ended/main"}}
 WELL = {GPU: frozenset("abc")}
+PODS = frozenset({"default/p"})
 
 
 @pytest.mark.parametrize(
     ("version", "view"),
     [
-        ("1.8", View({GPU: UIDS}, {}, source="checkpoint")),
-        ("1.14", View({GPU: UIDS}, {}, source="checkpoint")),
-        ("1.15", View(BOTH, REST, source="pod-resources")),
-        ("1.20", View(BOTH, REST, source="pod-resources")),
-        ("1.22", View(BOTH, REST, source="pod-resources")),
-        ("1.23", View(BOTH, REST, WELL, "pod-resources")),
-        ("1.37", View(BOTH, REST, WELL, "pod-resources")),
+        ("1.8", View({GPU: UIDS}, {}, source="checkpoint", written={GPU: UIDS})),
+        ("1.14", View({GPU: UIDS}, {}, source="checkpoint", written={GPU: UIDS})),
+        ("1.15", View(BOTH, REST, None, "pod-resources", PODS, {GPU: UIDS})),
+        ("1.20", View(BOTH, REST, None, "pod-resources", PODS, {GPU: UIDS})),
+        ("1.22", View(BOTH, REST, None, "pod-resources", PODS, {GPU: UIDS})),
+        ("1.23", View(BOTH, REST, WELL, "pod-resources", PODS, {GPU: UIDS})),
+        ("1.37", View(BOTH, REST, WELL, "pod-resources", PODS, {GPU: UIDS})),
     ],
 )
 async def test_a_look_at_each_kubelet(node: Path, version: str, view: View) -> None:
