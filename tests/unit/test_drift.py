@@ -194,6 +194,7 @@ START = Drift(R).listed(devices("abcd"), 0).look(seen("ab"), 99).restarted(100)
         pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2), {}, id="its own pod is absent: it ended before"),
         pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2).look(seen("ab", by="x", pods="axy"), 110), {Kind.DOUBLED: "a"}, id="no, it comes late"),
         pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2).look(seen("ab", by="x", pods="xy"), 103).look(seen("ab", by="x", pods="axy"), 110), {Kind.DOUBLED: "a"}, id="and later still"),
+        pytest.param(START.look(seen("", pods="xy"), 101).restarted(102).look(seen("", pods=""), 103), {Kind.FORGOTTEN: "ab"}, id="one more kubelet, before that was known"),
         pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 110), {}, id="drained before: no word of it"),
         pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 200).look(seen("", pods="abxy"), 300), {}, id="nor later"),
         pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="abxy"), 110), {Kind.FORGOTTEN: "ab"}, id="not drained: the kubelet hears of it late"),

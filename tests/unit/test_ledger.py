@@ -22,7 +22,9 @@ from hypothesis import strategies as st
 
 from devices.life import Sticky
 from devices.model import Device, Health, Kind, Trouble
+from gateway import ledger as ledger_module
 from gateway import ledger as module
+from gateway.drift import Earlier
 from gateway.ledger import FORMAT, Cordon, HandedOut, Ledger, LedgerError, boot_id
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
@@ -169,6 +171,38 @@ def test_records_are_rebuilt_from_the_kubelets_books(tmp_path: Path) -> None:
     ledger.hand_out(GPU, ["GPU-3"], "v1beta1", 8.0)
     ledger.rebuild_handed_out(GPU, {"GPU-2": "ns/p/c", "GPU-3": "ns/q/c"}, 8.0)
     assert ledger.handed_out(GPU) == {"GPU-2": HandedOut("", 8.0, "ns/p/c"), "GPU-3": HandedOut("v1beta1", 8.0)}
+
+
+EARLIER = Earlier(("ns/p/c", "uid/c"), 7.0)
+
+
+def test_whom_a_kubelet_forgot_is_kept_for_this_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a device that isn't offered for a while."""
+    ledger = filled(tmp_path)
+    assert ledger.set_forgotten(GPU, {"GPU-1": (EARLIER, Earlier((), 8.0)), "GPU-2": (EARLIER,)})
+    assert not ledger.set_forgotten(GPU, {"GPU-1": (EARLIER, Earlier((), 8.0)), "GPU-2": (EARLIER,)})
+    ledger.withdraw(GPU, ["GPU-1"])
+    write(ledger)
+    assert loaded(tmp_path).forgotten(GPU) == {"GPU-1": (EARLIER, Earlier((), 8.0)), "GPU-2": (EARLIER,)}
+    assert ledger.set_forgotten(GPU, {"GPU-2": (EARLIER,)})
+    assert ledger.forgotten(GPU) == {"GPU-2": (EARLIER,)}
+    monkeypatch.setattr(ledger_module, "boot_id", lambda: "the next boot")
+    assert loaded(tmp_path).forgotten(GPU) == {}, "a reboot ends every container"
+
+
+def test_names_are_kept_within_what_a_file_can_hold(tmp_path: Path) -> None:
+    ledger = filled(tmp_path)
+    ledger.set_forgotten(GPU, {"GPU-1": (Earlier(("x" * 10_000, "\ud800"), 7.0),)})
+    write(ledger)
+    [found] = loaded(tmp_path).forgotten(GPU)["GPU-1"]
+    assert (len(found.names[0]), found.names[1]) == (1024, "?")
+
+
+def test_which_kubelet_was_looked_at_last(tmp_path: Path) -> None:
+    ledger = filled(tmp_path)
+    assert (ledger.kubelet, ledger.compared_with("boot 1:2:3"), ledger.compared_with("boot 1:2:3")) == ("", True, False)
+    write(ledger)
+    assert loaded(tmp_path).kubelet == "boot 1:2:3"
 
 
 def test_to_ask_is_not_to_announce(tmp_path: Path) -> None:
@@ -336,6 +370,9 @@ def with_rows(table: str, rows: object) -> dict[str, Any]:
         pytest.param(with_rows("announced", {f"GPU-{n}": 1 for n in range(3, 10)} | {"GPU-2": ROW}), "and 4 more", CORDONED, {"GPU-2"}, id="many rows"),
         pytest.param(with_rows("sticky", {"GPU-2": {"reason": "Xid 79"}}), "sticky.GPU-2", CORDONED, TWO, id="an illness without its kind"),
         pytest.param(with_rows("handed_out", {"GPU-2": {"dialect": 1, "at": 2}}), "handed_out.GPU-2", CORDONED, TWO, id="a record that is none"),
+        pytest.param(with_rows("forgotten", {"GPU-2": {"boot_id": "b", "pods": []}}), "forgotten.GPU-2", CORDONED, TWO, id="nobody is forgotten"),
+        pytest.param(with_rows("forgotten", {"GPU-2": {"boot_id": "b", "pods": [{"names": 1, "at": 2}]}}), "forgotten.GPU-2", CORDONED, TWO, id="a holder that is none"),
+        pytest.param(content(kubelet=1), "kubelet", CORDONED, TWO, id="the kubelet is no text"),
         pytest.param(json.dumps(content()).replace("3.0", DEEP), "levels deep", CORDONED, set(), id="deeper than it may be"),
         pytest.param(TOO_DEEP, "recursion", {}, set(), id="deeper than can be read"),
         pytest.param(content(resources={**content()["resources"], "../../etc": {"announced": {"a": ROW}}}), "'../../etc' is no resource name", CORDONED, TWO, id="a resource that can have no socket"),

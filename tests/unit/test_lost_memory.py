@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
@@ -27,7 +28,7 @@ async def begin(node: Node, version: str) -> None:
     await node.start_gateway()
     await node.served()
     await node.admit(OLD)
-    await until(node, held=4)
+    await until(node, held=OLD)
     ledger = node.root / "state" / "ledger.json"
     async with asyncio.timeout(20):
         while f'{OLD.pod}/main"' not in ledger.read_text():  # noqa: ASYNC110 - a file tells nobody
@@ -56,23 +57,24 @@ async def ask(node: Node, **request: object) -> dict[str, object]:
     return next(one for one in answers if isinstance(one, dict))
 
 
-async def seen(node: Node) -> tuple[int | None, dict[str, int], str]:
-    """What the status says: how many GPUs are held, how many differ in which way, and in which words."""
+async def seen(node: Node) -> tuple[dict[str, int], dict[str, int], str]:
+    """What the status says: how many GPUs each pod holds, how many differ in which way, and in which words."""
     status = (await ask(node, op="status"))["status"]
     assert isinstance(status, dict)
     resource = next(one for one in status["resources"] if one["name"] == RESOURCE)
     drift = {one["kind"]: one["devices"] for one in resource["drift"]}
-    return resource["held"], drift, " ".join(one["words"] for one in resource["drift"])
+    held = Counter(one["holder"].split("/")[-2] for one in resource["devices"] if one["holder"])
+    return dict(held), drift, " ".join(one["words"] for one in resource["drift"])
 
 
-async def until(node: Node, *, held: int | None = None, drift: dict[str, int] | None = None) -> str:
-    """Wait until the status says so; return the words."""
-    found: tuple[int | None, dict[str, int], str] | None = None
+async def until(node: Node, *, held: Demand | None = None, drift: dict[str, int] | None = None) -> str:
+    """Wait until the status says so (``held``: who holds all); return the words."""
+    found: tuple[dict[str, int], dict[str, int], str] | None = None
     try:
         async with asyncio.timeout(20):
             while True:
                 found = await seen(node)
-                if (held is None or found[0] == held) and (drift is None or found[1] == drift):
+                if (held is None or found[0] == {held.pod: 4}) and (drift is None or found[1] == drift):
                     return found[2]
                 await asyncio.sleep(0.2)
     except TimeoutError:
@@ -85,13 +87,13 @@ async def test_it_is_said_until_an_operator_says_otherwise(node: Node, version: 
     await lose_memory(node, version)
     await until(node, drift={"forgotten": 4})
     await steal(node)
-    words = await until(node, held=4, drift={"doubled": 4})
+    words = await until(node, held=NEW, drift={"doubled": 4})
     assert "perhaps in two pods at once" in words
     assert all(name in words for name in (OLD.pod, NEW.pod))
     await node.gateway.wait_for("drift", kind="doubled")
     for name in scenarios.device_ids({RESOURCE: 4})[RESOURCE]:
         await ask(node, op="forget", id=name)
-    await until(node, held=4, drift={})
+    await until(node, held=NEW, drift={})
 
 
 async def again(node: Node, how: str) -> None:
@@ -118,7 +120,7 @@ async def test_another_gateway_says_it_too(node: Node, how: str) -> None:
     await steal(node)
     await until(node, drift={"doubled": 4})
     await again(node, how)
-    words = await until(node, held=4, drift={"doubled": 4})
+    words = await until(node, held=NEW, drift={"doubled": 4})
     assert all(name in words for name in (OLD.pod, NEW.pod))
 
 
@@ -129,7 +131,7 @@ async def test_nobody_looked_when_it_was_lost(node: Node) -> None:
     await lose_memory(node, "1.37")
     await node.start_gateway()
     await steal(node)
-    assert OLD.pod in await until(node, held=4, drift={"doubled": 4})
+    assert OLD.pod in await until(node, held=NEW, drift={"doubled": 4})
 
 
 async def test_pods_that_end_while_no_gateway_runs_have_ended(node: Node) -> None:
@@ -139,7 +141,7 @@ async def test_pods_that_end_while_no_gateway_runs_have_ended(node: Node) -> Non
     await node.the_kubelet.remove(OLD.pod)
     await node.start_gateway()
     await steal(node)
-    await until(node, held=4, drift={})
+    await until(node, held=NEW, drift={})
     assert not node.gateway.lines("drift")
 
 
@@ -149,5 +151,5 @@ async def test_a_drained_node_loses_nothing(node: Node) -> None:
     await node.the_kubelet.remove(OLD.pod)
     await lose_memory(node, "1.37", knows=(Demand("proxy-x1b2c", RESOURCE, 0), Demand("network-d3e4f", RESOURCE, 0)))
     await steal(node)
-    await until(node, held=4, drift={})
+    await until(node, held=NEW, drift={})
     assert not node.gateway.lines("drift")
