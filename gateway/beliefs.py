@@ -73,6 +73,8 @@ class Beliefs:
         self._told: dict[str, tuple[Finding, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._allocated_at = -AFTER_ALLOCATE
+        """When the last Allocate was answered (monotonic seconds)."""
 
     # When to look.
 
@@ -112,6 +114,8 @@ class Beliefs:
             for drift in [*self._drifts.values()]:
                 self._become(drift.look(view, at, unix))
             self._looked(self.last)
+            if at - self._allocated_at < AFTER_ALLOCATE:  # It was due for another reason, and too early for this one.
+                self.look_within(AFTER_ALLOCATE)
             if any(drift.waits for drift in self._drifts.values()):
                 self.look_within(WHILE_FORGOTTEN)
         finally:
@@ -143,7 +147,8 @@ class Beliefs:
 
     def allocated(self, resource: str, device_ids: Sequence[str]) -> None:
         """Take note of an Allocate that was answered."""
-        drift = self._drift(resource).allocated(device_ids, time.monotonic(), time.time())
+        self._allocated_at = time.monotonic()
+        drift = self._drift(resource).allocated(device_ids, self._allocated_at, time.time())
         self._become(drift)
         self.look_within(AFTER_DOUBLED if drift.is_in_question(device_ids) else AFTER_ALLOCATE)
 

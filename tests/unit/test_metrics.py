@@ -237,8 +237,8 @@ def rules() -> list[dict[str, Any]]:
     return list(group["rules"])
 
 
-def test_there_are_five_alerts() -> None:
-    assert len({rule["alert"] for rule in rules()}) == 5
+def test_there_are_six_alerts() -> None:
+    assert len({rule["alert"] for rule in rules()}) == 6
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])
