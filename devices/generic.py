@@ -35,7 +35,7 @@ from devices.model import (
 )
 from devices.naming import resource_name_error
 from devices.policy import Globbed, Policy
-from devices.source import Facts, Fate, Hindrance, Inventory, Listing
+from devices.source import CHOSEN_AT_ONCE, Facts, Fate, Hindrance, Inventory, Listing
 
 POLL_S: Final = 5.0
 """Seconds between two looks."""
@@ -158,7 +158,9 @@ class GenericSource:
             RefusedError: INVALID_ARGUMENT, no choice meets the request.
         """
         seen = self._seen.get(resource)
-        return _preferred(request, {} if seen is None else {device.id: device for device in seen.devices})
+        if len(request.available) <= CHOSEN_AT_ONCE:
+            return _preferred(request, seen)
+        return await asyncio.to_thread(_preferred, request, seen)
 
     async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
         """Do nothing: there is nothing to make ready."""
@@ -274,7 +276,8 @@ def _numa_nodes(path: str, root: Path) -> tuple[int, ...]:
     return (node,) if 0 <= node < _MOST_NUMA_NODES else ()
 
 
-def _preferred(request: PreferredRequest, known: Mapping[str, Device]) -> tuple[str, ...]:
+def _preferred(request: PreferredRequest, seen: Listing | None) -> tuple[str, ...]:
+    known = {} if seen is None else {device.id: device for device in seen.devices}
     must = frozenset(request.must_include)
     free = frozenset(request.available) - must
     missing = request.size - len(must)

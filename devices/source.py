@@ -67,6 +67,8 @@ def listed(inventory: Inventory, resource: str) -> Listing | None:
     return None if isinstance(inventory, Partial) and inventory.awaits(resource) else _GONE
 
 
+CHOSEN_AT_ONCE: Final = 1000
+"""Among so many devices a choice takes few milliseconds. One among more is made in a thread, so that it holds up nobody else."""
 NOT_TOLD: Final = "it has not told of its devices yet"
 
 

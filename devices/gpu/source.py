@@ -29,14 +29,12 @@ from devices.gpu.naming import NamingError
 from devices.gpu.sharing import Offer
 from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sayable
 from devices.policy import ListStrategy, Policy, Slices
-from devices.source import Facts, Fate, GiveUpError, Hindrance, Inventory, unclaimed
+from devices.source import CHOSEN_AT_ONCE, Facts, Fate, GiveUpError, Hindrance, Inventory, unclaimed
 
 _CDI_RETRY: Final = 30.0
 """Seconds until a CDI specification that could not be written is tried again."""
 _REMEMBERED: Final = 4096
 """GPUs and partitions that are remembered after they went: each new MIG layout has new UUIDs."""
-_CHOSEN_AT_ONCE: Final = 1000
-"""Among so many devices a choice takes few milliseconds. One among more is made in a thread, so that it holds up nobody else."""
 _UNNAMED: Final = "devices can't be named"
 _ANSWERS: Final = 1024
 """Answers that are remembered, at most."""
@@ -135,7 +133,7 @@ class GPUSource:
             RefusedError: no choice meets the request.
         """
         gpus, policy = self._offers.get(resource, Offer({})).gpus, self._policy
-        if len(request.available) <= _CHOSEN_AT_ONCE:
+        if len(request.available) <= CHOSEN_AT_ONCE:
             return preferred(request, gpus, policy.sharing)
         return await asyncio.to_thread(preferred, request, gpus, policy.sharing)
 

@@ -206,7 +206,7 @@ MUTANTS = (
         "A7",
         "every choice is made on the loop",
         "devices/gpu/source.py",
-        "        if len(request.available) <= _CHOSEN_AT_ONCE:\n",
+        "        if len(request.available) <= CHOSEN_AT_ONCE:\n",
         "        if True:\n",
         "tests/unit/test_gpu_source.py::test_a_choice_among_many_devices_holds_up_nobody",
     ),

@@ -194,6 +194,9 @@ async def test_one_that_fails_takes_no_other_along_and_comes_back(
     watched.gpus.lists(gpu="a")  # An hour later, with fewer devices.
     assert ids(await watched.next()) == {GPU: "a", FILE: "/dev/null /dev/zero"}
     assert (watched.gpus.asked, watched.both.hindrances()) == (2, ())
+    watched.gpus.words.put_nowait(OSError("broken"))
+    await watched.next()
+    assert not watched.both.hindrances()[0].held_up  # What it gave up before is over.
 
 
 async def test_who_gives_up_is_asked_again_ever_more_seldom(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from contextlib import aclosing, asynccontextmanager
@@ -28,7 +29,7 @@ from devices.gpu.source import GPUSource
 from devices.life import State
 from devices.model import ContainerRequest, Device, DeviceNode, Fault, Field, PreferredRequest, RefusedError, Sayable
 from devices.policy import Globbed, Policy
-from devices.source import DeviceSource, Facts, Fate, Inventory
+from devices.source import DeviceSource, Facts, Fate, Inventory, Listing
 from gateway.lab.kubelet import Kubelet
 from gateway.settings import Settings
 from gateway.shell import Gateway
@@ -325,7 +326,7 @@ FOUR: dict[str, int | None] = {"a": 0, "b": 1, "c": 1, "d": None}
 )
 def test_prefer(devices: dict[str, Device], available: str, must: str, size: int, expected: str) -> None:
     request = PreferredRequest(tuple(available.split()), tuple(must.split()), size)
-    assert generic._preferred(request, devices) == tuple(expected.split())
+    assert generic._preferred(request, Listing(tuple(devices.values()))) == tuple(expected.split())
 
 
 @pytest.mark.parametrize(
@@ -353,6 +354,25 @@ async def test_it_chooses_by_what_it_saw(root: Path) -> None:
     assert await source.prefer(FPGA, request) == ("/dev/fpga1", "/dev/fpga2")
 
 
+@pytest.mark.parametrize(("count", "at_once"), [(500, True), (501, False)])
+async def test_a_choice_among_many_devices_holds_up_nobody(
+    root: Path, monkeypatch: pytest.MonkeyPatch, count: int, at_once: bool
+) -> None:
+    where: list[bool] = []
+    preferred = generic._preferred
+
+    def noted(request: PreferredRequest, seen: Listing | None) -> tuple[str, ...]:
+        where.append(threading.current_thread() is threading.main_thread())
+        return preferred(request, seen)
+
+    monkeypatch.setattr(generic, "_preferred", noted)
+    plug(root, "fpga0", "fpga1")
+    source = GenericSource(policy(replace(RULE, count=count)), root)
+    available = tuple(ids(await looked(source)))
+    assert await source.prefer(FPGA, PreferredRequest(available, (), 2)) == ("/dev/fpga0::0", "/dev/fpga1::0")
+    assert where == [at_once]
+
+
 def nodes(choice: Any, devices: dict[str, Device]) -> int:
     return len({devices[one].numa_nodes for one in choice})
 
@@ -363,8 +383,9 @@ def test_no_other_choice_is_on_fewer_numa_nodes(places: list[int | None], count:
     available = data.draw(st.lists(st.sampled_from(sorted(devices)), min_size=1, max_size=8, unique=True))
     must = data.draw(st.lists(st.sampled_from(available), max_size=3, unique=True))
     size = data.draw(st.integers(max(1, len(must)), len(available)))
-    chosen = generic._preferred(PreferredRequest(tuple(available), tuple(must), size), devices)
-    again = generic._preferred(PreferredRequest(tuple(reversed(available)), tuple(must), size), devices)
+    seen = Listing(tuple(devices.values()))
+    chosen = generic._preferred(PreferredRequest(tuple(available), tuple(must), size), seen)
+    again = generic._preferred(PreferredRequest(tuple(reversed(available)), tuple(must), size), seen)
     assert (len(set(chosen)), set(must) <= set(chosen) <= set(available), again) == (size, True, chosen)
     others = (one for one in combinations(available, size) if set(must) <= set(one))
     assert nodes(chosen, devices) == min(nodes(one, devices) for one in others)
