@@ -58,3 +58,18 @@ async def test_what_is_served_for_a_moment_only_lets_nothing_rest(monkeypatch: p
     async with asyncio.timeout(GUARD):
         await later.wait()
     assert not rests
+
+
+async def test_each_time_those_are_woken_that_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that ended meanwhile is left alone: its number may be another's by now."""
+    set_to: list[tuple[int, int]] = []
+    pooled = [101]
+    monkeypatch.setattr(pool, "threads", lambda: pooled)
+    monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_OTHER)
+    monkeypatch.setattr(os, "sched_setscheduler", lambda thread, policy, _: set_to.append((thread, policy)))
+    one = pool.Pool()
+    for pooled[0] in (101, 102):
+        one._rest()
+        one._wake()
+    rest, wake = os.SCHED_BATCH, os.SCHED_OTHER
+    assert set_to == [(101, rest), (101, wake), (102, rest), (102, wake)]

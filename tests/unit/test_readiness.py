@@ -50,6 +50,12 @@ def standing(phase: Phase, checked: Check | None = Check.HELD, **facts: object) 
         ),
         pytest.param(standing(Phase.OFFERING), 0.1, True, "0.1 s: registering", id="the kubelet started just now"),
         pytest.param(standing(Phase.OFFERING), 60.0, False, "11.0 s: registering", id="registering for too long"),
+        pytest.param(
+            standing(Phase.OFFERING, unserved_s=PATIENCE), 60.0, False, "10.0 s: registering", id="just as long"
+        ),
+        pytest.param(
+            standing(Phase.SERVING, None, stream_s=PATIENCE), 60.0, True, "not looked up", id="unverified, just as long"
+        ),
         pytest.param(standing(Phase.ACCEPTED), 60.0, False, "kubelet's call", id="accepted and never called"),
         pytest.param(
             standing(Phase.WAITING, trouble="no common version: 1.7"),
@@ -195,6 +201,11 @@ def test_a_gateway_without_resources(facts: dict[str, object], ready: bool, line
 def test_a_source_beside_a_resource_that_is_served(facts: dict[str, object], ready: bool, line: str) -> None:
     verdict = judge([standing(Phase.SERVING)], begun=True, kubelet_s=60.0, **facts)  # type: ignore[arg-type]  # rows
     assert (verdict.ready, verdict.lines) == (ready, (line, f"{GPU}: served"))
+
+
+def test_what_a_start_waits_for_is_told() -> None:
+    waits = [standing(Phase.ABSENT, None, trouble="too large"), standing(Phase.ABSENT, None, name="z.com/z")]
+    assert judge(waits, begun=False, kubelet_s=3.0).lines == ("starting", f"{GPU}: too large")
 
 
 def test_one_that_is_not_ready_counts_and_is_told_first() -> None:

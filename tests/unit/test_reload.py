@@ -95,6 +95,13 @@ async def test_an_edit_brings_a_new_policy(file: Path, said: Said) -> None:
         assert [one["changed"] for one in said if one["event"] == "configuration adopted"] == [["mig_strategy"]]
 
 
+async def test_an_edit_that_changes_nothing_is_answered(file: Path, said: Said) -> None:
+    async with following(started(file, MIXED)) as adopted:
+        put(file, MIXED + "\n# a word")
+        await said.until("configuration read: nothing changed")
+        assert adopted == []
+
+
 async def test_an_edit_between_the_start_and_the_watch_is_seen(file: Path, said: Said) -> None:
     settings = started(file, MIXED)
     put(file, SINGLE)
@@ -167,6 +174,8 @@ def test_a_file_that_comes_back_as_it_was_changes_nothing(file: Path, said: Said
     assert not current.look(asked=False)
     file.write_text(SINGLE)
     assert current.look(asked=False)
+    file.unlink()
+    assert not current.look(asked=False)  # Once more, for the first time.
     assert (policies, said) == ([], [])
 
 

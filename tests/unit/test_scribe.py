@@ -200,6 +200,38 @@ async def test_tries_grow_rarer_up_to_a_limit(disk: Disk, monkeypatch: pytest.Mo
     assert waits[:11] == pytest.approx([0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30])
 
 
+async def test_after_a_success_the_next_failure_is_tried_again_soon(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    def at_once(delay: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        waits.append(delay)
+        return loop.call_at(0, call)
+
+    monkeypatch.setattr(loop, "call_later", at_once)
+    scribe = Scribe(disk)
+    disk.trouble = LedgerError("the disk is full")
+    disk.cordon("GPU-1", SMELLS)
+    scribe.soon()
+    for _ in range(3):
+        await next_of(disk.ended)
+    disk.trouble = None
+    await disk.settled.wait()
+    await asyncio.sleep(0)  # It goes on once it is settled.
+    waits.clear()
+    disk.trouble = LedgerError("the disk is full")
+    disk.cordon("GPU-2", SMELLS)
+    scribe.soon()
+    while len(waits) < 3:
+        await next_of(disk.ended)
+        await asyncio.sleep(0)
+    disk.trouble = None
+    await scribe.close()
+    assert waits[:3] == pytest.approx([0.075, 0.1, 0.2])
+
+
 async def test_a_defect_is_a_failure_like_any(disk: Disk) -> None:
     scribe = Scribe(disk)
     disk.trouble = ZeroDivisionError("nobody thought of this")
@@ -278,6 +310,18 @@ async def test_close_does_not_wait_for_a_disk_to_recover(disk: Disk) -> None:
     scribe.soon()
     assert (scribe.state.pending, disk.ended.qsize()) == (1, 1)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_after_the_close_nothing_is_written_by_itself(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wait in ("SOON", "RETRY_FIRST"):
+        monkeypatch.setattr(module, wait, 0.001)
+    scribe = Scribe(disk)
+    disk.trouble = LedgerError("the disk is full")
+    disk.cordon("GPU-1", SMELLS)
+    await scribe.close()
+    scribe.soon()
+    await asyncio.sleep(0.05)  # It is the absence of events that is checked.
+    assert disk.begun.qsize() == 1
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
@@ -39,10 +40,11 @@ from devices.model import (
 )
 from devices.policy import Policy
 from devices.source import NOT_TOLD, Facts, Fate, GiveUpError, Hindrance, Inventory, Listing, Partial
-from gateway import kubelet_view, plugin, probes, scribe, serve, shell, watch
+from gateway import kubelet_view, plugin, probes, readiness, scribe, serve, shell, watch
 from gateway.beliefs import Look
 from gateway.commands import Commands
 from gateway.control import ControlError
+from gateway.instance import Instance, socket_name
 from gateway.kubelet_view import View
 from gateway.ledger import Ledger, LedgerError, Snapshot, Written
 from gateway.registration import Event, KubeletId, KubeletUp, Lacking, Phase, StandBy, Timer
@@ -662,6 +664,141 @@ async def test_what_another_gateway_served_is_served_whatever_fails(
     assert (await told(logs, "the lists could not be brought up to date: serving the last one"))["level"] == "error"
     async with asyncio.timeout(10):
         await again.wait()
+
+
+# A younger gateway with a state directory of its own: only what it does on the node is seen of it.
+
+
+@pytest.fixture
+def younger(folder: Path) -> Iterator[Callable[[], Instance]]:
+    """One that offers the GPUs from when it is called."""
+    with contextlib.ExitStack() as stack:
+
+        def appear() -> Instance:
+            one = Instance(folder / "dp")
+            one.create()
+            stack.callback(one.remove)
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            listener.bind(str(one.folder / socket_name(GPU)))
+            listener.listen()
+            one.publish()
+            return one
+
+        yield appear
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what nobody tells."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - see above
+            await asyncio.sleep(0.005)
+
+
+async def test_a_register_in_flight_is_not_given_up_for_a_younger_gateway(
+    make: Make, younger: Callable[[], Instance], logs: asyncio.Queue[EventDict]
+) -> None:
+    node = await make(inventory(A))
+    await served(node, logs)
+    gateway, one = node._gateway, node._gateway.plugins[0]
+    one.state = replace(one.state, phase=Phase.ACCEPTED)
+    younger()
+    gateway.look()
+    assert one.state.phase is Phase.ACCEPTED
+    one.state = replace(one.state, phase=Phase.SERVING)
+    gateway.stood(one)
+    assert one.state.phase is Phase.STANDBY
+
+
+async def test_what_another_gateway_serves_is_not_remembered_but_what_it_remembers_is(
+    make: Make, younger: Callable[[], Instance], logs: asyncio.Queue[EventDict]
+) -> None:
+    node = await make(inventory(A))
+    await served(node, logs)
+    gateway, one = node._gateway, node._gateway.plugins[0]
+    other = younger()
+    await until(lambda: one.state.phase is Phase.STANDBY)
+    node.source.inventories.put_nowait(inventory(A, B))
+    await until(lambda: "b" in one.entries)
+    assert await gateway.scribe.durable()
+    assert node.ledger().keys() == {"a"}
+    theirs = Ledger(node.folder / "state")
+    theirs.load()
+    theirs.announce(GPU, (A, Device("theirs")))
+    theirs.save(theirs.snapshot())
+    other.remove()
+    gateway.look()
+    assert {device.id for device in await anext(node.kubelet.lists(await node.kubelet.registered()))} == {
+        *("a", "b", "theirs")
+    }
+
+
+@pytest.mark.parametrize(
+    ("device", "shown", "registered", "lacking"),
+    [
+        pytest.param(A, frozenset(), True, True, id="the records show nothing"),
+        pytest.param(A, frozenset({GPU}), False, False, id="they show it"),
+        pytest.param(A, frozenset({"amd.com/gpu"}), True, True, id="they show others"),
+        pytest.param(ILL, frozenset(), True, False, id="no device of ours is well: perhaps none of the other's"),
+        pytest.param(A, None, False, True, id="nothing can be known, and it has no name in the kubelet's folder"),
+        pytest.param(A, None, True, False, id="but it has"),
+    ],
+)
+async def test_what_is_stood_by_for_is_looked_for(
+    make: Make,
+    younger: Callable[[], Instance],
+    logs: asyncio.Queue[EventDict],
+    monkeypatch: pytest.MonkeyPatch,
+    device: Device,
+    shown: frozenset[str] | None,
+    registered: bool,
+    lacking: bool,
+) -> None:
+    looked: asyncio.Queue[None] = asyncio.Queue()
+
+    async def look(*_: object) -> frozenset[str] | None:
+        looked.put_nowait(None)
+        return shown
+
+    monkeypatch.setattr(kubelet_view, "shown", look)
+    monkeypatch.setattr(readiness, "LACKING", 0.001)
+    monkeypatch.setattr(Gateway, "unserved", lambda *_: None)
+    node = await make(inventory(device))
+    await served(node, logs)
+    other = younger()
+    if registered:
+        (node.folder / "dp" / f"{other.token}-ab12-1.sock").touch()
+    for _ in range(3):
+        await looked.get()
+    verdict, told = probes.look(node._gateway), Commands(node._gateway).document(rows=False)
+    assert (verdict.ready, "no device of it" in verdict.text) == (not lacking, lacking)
+    assert (told.resources[0].lacking_s is not None) is lacking
+
+
+@pytest.mark.parametrize("evidence", ["a cut", "a name"])
+async def test_one_that_was_stood_by_for_in_vain_counts_again_once_it_registers(
+    make: Make, younger: Callable[[], Instance], logs: asyncio.Queue[EventDict], evidence: str
+) -> None:
+    node = await make(inventory(A))
+    await served(node, logs)
+    gateway, one = node._gateway, node._gateway.plugins[0]
+    other = younger()
+    await until(lambda: one.state.phase is Phase.STANDBY)
+    gateway.unserved(one, other.age)
+    lists = await served(node, logs)
+    gateway.look()
+    assert one.state.phase is Phase.SERVING
+    assert gateway._kubelet is not None
+    gateway._kubelet_up(replace(gateway._kubelet, mtime_ns=1))
+    gateway.look()
+    assert one.standing_by_for is None, "that a kubelet ended our stream is no word of the other gateway's"
+    lists = await served(node, logs)
+    if evidence == "a cut":
+        await lists.aclose()
+    else:
+        (node.folder / "dp" / f"{other.token}-ab12-1.sock").touch()
+        gateway.look()
+    await until(lambda: one.state.phase is Phase.STANDBY)
+    assert one.standing_by_for == other.age
 
 
 async def test_books_are_looked_into_again_where_the_list_changed(
