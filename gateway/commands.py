@@ -66,7 +66,7 @@ class Commands:
             socket_dir=str(gateway.settings.socket_dir),
             ledger=gateway.scribe.state,
             plugins=[self._plugin(plugin) for plugin in gateway.plugins],
-            kubelet_since=gateway.kubelet_since,
+            kubelet_since=gateway.presence.since,
             books=last.view.source if last is not None else "none",
             books_read=last.at if last is not None else None,
             hindrances=[(one.source, one.reason) for one in gateway.hindrances()],

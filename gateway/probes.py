@@ -36,7 +36,7 @@ def routes(gateway: Gateway) -> Mapping[str, http.Handler]:
 def look(gateway: Gateway) -> readiness.Verdict:
     """Judge how a gateway stands now."""
     now = time.monotonic()
-    since = gateway.kubelet_since if gateway.kubelet_since is not None else now
+    since = gateway.presence.since if gateway.presence.since is not None else now
     return readiness.judge(
         [_standing(plugin, gateway, now) for plugin in gateway.plugins],
         begun=gateway.begun,

@@ -33,6 +33,7 @@ from gateway.observe import Seldom
 from gateway.owners import Owners
 from gateway.plugin import Plugin, warm_up
 from gateway.pool import Pool
+from gateway.presence import Presence
 from gateway.registration import Phase
 from gateway.scribe import Scribe
 from gateway.standby import Standby
@@ -140,8 +141,7 @@ class Gateway:
         """Whether the gateways that were there first were asked for what we have."""
         self._inventory: Inventory | None = None
         self._kubelet: KubeletId | None = None
-        self.kubelet_since: float | None = None
-        """When the kubelet was found (monotonic seconds)."""
+        self.presence = Presence(self.kubelet_socket)
         self.source_trouble = NOT_TOLD
         """Why the source doesn't tell of devices; empty where it does."""
         self._owners = Owners(self.ledger, self.beliefs, source, self.held)
@@ -216,8 +216,8 @@ class Gateway:
         if (seconds := notify.watchdog()) is not None:
             self._spawn("watchdog", notify.keep_alive(seconds))
         gc.freeze()  # What is there now stays: a full collection of it takes 8 to 15 ms, in which nothing is answered.
-        _log.info(
-            "serving",
+        tell = partial(_log.info, "serving") if self.presence.since is not None else self.presence.wait
+        tell(
             backend=self.source.name,
             api=self.settings.api,
             socket_dir=str(self.settings.socket_dir),
@@ -260,6 +260,7 @@ class Gateway:
             self._again.cancel()
         await asyncio.gather(*(plugin.close() for plugin in self._plugins.values()), self.beliefs.close())
         await self._handover.close()
+        self.presence.close()
         if self._control is not None:
             await self._control.close()
         await self.scribe.close()
@@ -486,7 +487,8 @@ class Gateway:
 
     def _is_half_known(self, look: beliefs.Look) -> bool:
         """Whether a kubelet that may not have heard of its pods yet was asked, and its checkpoint couldn't be read."""
-        young = self.kubelet_since is None or look.at - self.kubelet_since < beliefs.AFTER_START
+        since = self.presence.since
+        young = since is None or look.at - since < beliefs.AFTER_START
         return young and look.view.source == "pod-resources" and look.view.remembered is None
 
     def _looked(self, look: beliefs.Look) -> None:
@@ -508,7 +510,8 @@ class Gateway:
                 )
             )
         served = all(one.state.phase is Phase.SERVING for one in self.plugins if one.standing_by_for is None)
-        if served and look.view.held is not None and self.kubelet_since is not None and look.at >= self.kubelet_since:
+        since = self.presence.since
+        if served and look.view.held is not None and since is not None and look.at >= since:
             news = self.ledger.compared_with(self._kubelet_named()) or news
         if news:
             self.scribe.soon()
@@ -600,7 +603,8 @@ class Gateway:
 
     def _kubelet_up(self, kubelet: KubeletId) -> None:
         first = self._kubelet is None
-        self._kubelet, self.kubelet_since = kubelet, time.monotonic()
+        self._kubelet = kubelet
+        self.presence.found(anew=True)
         self.standby.kubelet_up(kubelet.mtime_ns)
         self.doubts = {
             name: {age: Doubt(self._plugins[name].cuts, doubt.names) for age, doubt in doubts.items()}
@@ -631,6 +635,8 @@ class Gateway:
         if name.startswith(self.token):  # What the kubelet does to its own files is nothing to us.
             for plugin in self._plugins.values():
                 plugin.feed(registration.NameLost(name))
+        elif name == KUBELET_SOCKET:
+            self.presence.check()
 
     def _replaced(self) -> None:
         if is_pinned(self.settings.socket_dir):
@@ -914,6 +920,10 @@ class Gateway:
     def stood(self, plugin: Plugin) -> None:
         """Take note that a plugin's registration may stand elsewhere now."""
         name = plugin.resource.name
+        if plugin.state.phase is Phase.ABSENT:
+            self.presence.check()
+        elif plugin.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
+            self.presence.found(anew=False)
         self._pool.served(served=all(one.unserved_since is None for one in self.plugins))
         self._handover.changed(name)
         if plugin.state.phase is Phase.WAITING and self.doubts.get(name):

@@ -359,7 +359,7 @@ def _endpoint(node: Node) -> Path:
 
 async def _registers_once(node: Node, version: str) -> str:
     await node.start_gateway()
-    await node.gateway_says("serving")
+    await node.gateway_begun()
     for what in ("its first start", "its restart"):
         await node.start_kubelet(version)
         await _registered(node, seconds=node.patience)

@@ -387,7 +387,7 @@ async def _play(
             gpus = read(describe({}))
             gateway = await GatewayProcess.launch(gateway_command(sockets, state, root / "profile.yaml"))
             await stack.enter_async_context(gateway)
-            await gateway.wait_for("serving")
+            await gateway.begun()
             upcoming = tuple(step.version for step in story if isinstance(step, Hop))
             node = _Node(root, gateway, genuine, show, Scene(gpus, upcoming=upcoming), gpus, stack)
             node.say(f"a node with {len(gpus)} simulated GPUs; the gateway is up and waits for a kubelet")

@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from gateway.lab.cell import Cell, CellError
 from gateway.lab.footprint import footprint
-from gateway.lab.gatewayproc import LINES, GatewayError, GatewayProcess, gateway_command
+from gateway.lab.gatewayproc import BEGUN, LINES, GatewayError, GatewayProcess, gateway_command
 from gateway.lab.invariants import given_twice, holdings
 from gateway.lab.kubelet import Faults, Kubelet, KubeletError
 from gateway.lab.scenarios import PATIENCE, RESOURCE, BrokenPromiseError, Node, device_ids, must, node
@@ -531,7 +531,7 @@ async def _no_descriptors(g: Ground, _: int) -> AsyncIterator[None]:
     gateway = g.node.gateway
     before: tuple[int, int] | None = None
     with contextlib.suppress(OSError):  # it was ended
-        if gateway.seen > LINES or gateway.lines("serving"):
+        if gateway.seen > LINES or any(gateway.lines(event) for event in BEGUN):
             taken = descriptors(gateway.pid)
             free = next(number for number in range(len(taken) + 1) if number not in taken)
             before = resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE)

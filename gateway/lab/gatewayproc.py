@@ -22,6 +22,8 @@ from typing import Any, Self
 LINES = 10_000
 """How many of the newest log lines are kept."""
 LONGEST_LINE = 1 << 20
+BEGUN = ("serving", "waiting for a kubelet")
+"""What a gateway says when it is done with its start, with and without a kubelet; with its backend."""
 
 Line = Mapping[str, Any]
 """One log line: a JSON object as it came, or ``{"event": text}`` for a line that is none."""
@@ -120,6 +122,24 @@ class GatewayProcess:
         if not found:
             raise GatewayError(f"expected {what}, but the process ended; the log ends:\n{self.log()}")
         return found[0]
+
+    async def begun(self, *, seconds: float = 30) -> Line:
+        """Wait until a gateway is done with its start, with or without a kubelet; give the line that says so.
+
+        Raises:
+            GatewayError: as ``wait_for``.
+        """
+        try:
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: self._ended or self._begun())
+        except TimeoutError:
+            raise GatewayError(f"expected a start within {seconds:g} s; the log ends:\n{self.log()}") from None
+        if not (found := self._begun()):
+            raise GatewayError(f"expected a start, but the process ended; the log ends:\n{self.log()}")
+        return found[0]
+
+    def _begun(self) -> list[Line]:
+        return [line for event in BEGUN for line in self.lines(event) if "backend" in line]
 
     def log(self, lines: int = 20) -> str:
         """The end of the log, as text."""

@@ -109,7 +109,7 @@ async def _crashes(made: Node, *, elsewhere: bool) -> AsyncIterator[None]:
     async def crash() -> None:
         while True:
             async with _launched(_command(made, elsewhere=elsewhere)) as process:
-                await process.wait_for("serving")
+                await process.begun()
                 await asyncio.sleep(1)
 
     crashing = asyncio.create_task(crash())

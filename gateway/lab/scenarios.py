@@ -233,6 +233,13 @@ class Node:
         else:
             await self.gateway.wait_for(event)
 
+    async def gateway_begun(self) -> None:
+        """Wait until the gateway is done with its start, with or without a kubelet."""
+        if self.plugin:
+            await asyncio.sleep(1)
+        else:
+            await self.gateway.begun()
+
     async def start_kubelet(
         self, version: str, *, gates: str = "", numa: Sequence[int] = (), faults: Faults | None = None
     ) -> Kubelet:
@@ -498,7 +505,7 @@ async def _register(node: Node, version: str) -> None:
 
 async def _kubelet_late(node: Node, version: str) -> None:
     await node.start_gateway()
-    await node.gateway_says("serving")
+    await node.gateway_begun()
     await node.start_kubelet(version)
     await node.served()
     await node.finish(counted(version, ""))
@@ -508,7 +515,7 @@ async def _stale_socket(node: Node, version: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(node.kubelet_dir / "kubelet.sock"))
     await node.start_gateway()
-    await node.gateway_says("serving")
+    await node.gateway_begun()
     await node.start_kubelet(version)
     await node.served()
     await node.finish(counted(version, ""))

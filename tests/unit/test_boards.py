@@ -477,7 +477,7 @@ def test_the_list_of_a_young_kubelet_is_not_the_whole_truth(
     tmp_path: Path, since: float | None, source: Any, remembered: Any, known: bool
 ) -> None:
     gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(PLAIN))
-    gateway.kubelet_since = None if since is None else 100.0 - since
+    gateway.presence.since = None if since is None else 100.0 - since
     gateway.beliefs.last = Look(kubelet_view.View({}, remembered, None, source), 100.0, 100.0)
     assert gateway.held(GPUS) == (frozenset() if known else None)
 

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from gateway import compose, shell
 from gateway.cli import main
 from gateway.cli.argv import first_word
+from gateway.lab.gatewayproc import BEGUN
 from gateway.settings import EX_CONFIG, Settings
 
 pytestmark = pytest.mark.usefixtures("no_logging")
@@ -155,7 +156,7 @@ def test_a_pinned_socket_directory_ends_it_with_75(folder: Path) -> None:
     try:
         assert daemon.stderr is not None
         for line in daemon.stderr:
-            if json.loads(line)["event"] == "serving":
+            if json.loads(line)["event"] in BEGUN:
                 break
         shutil.rmtree(sockets)
         sockets.mkdir()

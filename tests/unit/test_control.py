@@ -28,6 +28,7 @@ from devices.source import DeviceSource, Facts, Fate, Hindrance, Inventory, List
 from gateway import control
 from gateway.beliefs import CHECKPOINT
 from gateway.control import Connection, ControlError, Server
+from gateway.lab.gatewayproc import BEGUN
 from gateway.settings import Settings
 from gateway.shell import Gateway
 
@@ -631,7 +632,7 @@ async def a_gateway(folder: Path, source: DeviceSource) -> AsyncIterator[Path]:
     serving = asyncio.Event()
 
     def heard(_logger: object, _level: str, event: EventDict) -> EventDict:
-        if event["event"] == "serving":
+        if event["event"] in BEGUN:
             serving.set()
         raise structlog.DropEvent
 

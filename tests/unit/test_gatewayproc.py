@@ -90,9 +90,9 @@ async def test_no_process_is_left_behind_not_even_a_child() -> None:
 
 
 async def test_a_gateway_by_its_command_line() -> None:
-    with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
-        command = gateway_command(Path(folder, "sockets"), Path(folder, "state"))
+    with tempfile.TemporaryDirectory(prefix="dpg-") as folder, tempfile.TemporaryDirectory(prefix="dpg-") as state:
+        command = gateway_command(Path(folder), Path(state))
         async with await GatewayProcess.launch(command) as process:
-            line = await process.wait_for("serving")
+            line = await process.begun()
             assert line["resources"] == {"nvidia.com/gpu": 8}
             assert await process.terminate() == 0

@@ -103,7 +103,7 @@ async def again(node: Node, how: str) -> None:
     elif how == "crash":
         await node.gateway.kill()
     await node.start_gateway()
-    await node.gateway.wait_for("serving")
+    await node.gateway.begun()
     if how == "handover":
         await node.the_kubelet.wait(RESOURCE, 4)
         await node.gateway.wait_for("registered")

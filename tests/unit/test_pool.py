@@ -36,7 +36,7 @@ async def test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes
     (folder / "dp").mkdir()
     command = [*under, *gateway_command(folder / "dp", folder / "state", options=("--log-level", "debug"))]
     async with asyncio.timeout(GUARD), await GatewayProcess.launch(command) as gateway:
-        await gateway.wait_for("serving")
+        await gateway.begun()
         for _ in range(2):
             mark = gateway.seen
             async with await Kubelet.launch("1.28", folder / "dp") as kubelet:

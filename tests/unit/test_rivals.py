@@ -111,7 +111,7 @@ async def test_the_end_does_not_wait_for_a_disk_that_hangs() -> None:
         command = gateway_command(root / "device-plugins", root / "state")
         (root / "device-plugins").mkdir()
         async with await GatewayProcess.launch([command[0], "-c", HANGS, *command[3:]]) as gateway:
-            await gateway.wait_for("serving")
+            await gateway.begun()
             begin = time.monotonic()
             assert await gateway.terminate() == 0
             assert time.monotonic() - begin < 10, "it waited for the disk"
@@ -125,4 +125,4 @@ async def test_a_hangup_before_the_gateway_listens_does_not_end_it() -> None:
             await gateway.wait_for("waiting for the socket directory")
             os.kill(gateway.pid, signal.SIGHUP)
             (root / "not" / "yet").mkdir(parents=True)
-            await gateway.wait_for("serving")
+            await gateway.begun()

@@ -266,7 +266,7 @@ async def test_what_keeps_it_waiting_is_said_again_and_again(
             assert (said["level"], said["folder"]) == ("warning", str(folder / "dp"))
             assert f"the nearest one is {folder}" in said["reason"]
         (folder / "dp").mkdir()
-        await told(logs, "serving")
+        await told(logs, "waiting for a kubelet")
     finally:
         gateway._end(0)
         assert await run == 0
@@ -1046,6 +1046,17 @@ async def test_cdi_is_said_to_those_who_hear_it(
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await node.kubelet.allocate(registration, ["a"])
         assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_kubelet_that_died_is_no_longer_present(make: Make, logs: asyncio.Queue[EventDict]) -> None:
+    node = await make(inventory(A))
+    assert (await told(logs, "serving"))["backend"] == "test"
+    await anext(node.kubelet.lists(await node.kubelet.registered()))
+    await told(logs, "registered")
+    assert node._gateway.presence.since is not None
+    await node.kubelet.aclose()
+    assert (await told(logs, "the kubelet is gone"))["socket"] == str(node.folder / "dp" / "kubelet.sock")
+    assert node._gateway.presence.since is None
 
 
 async def test_what_a_kubelet_showed_is_forgotten_at_the_next_offer(make: Make) -> None:

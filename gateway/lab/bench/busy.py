@@ -101,7 +101,7 @@ async def busy_node(report: Report, python: Path, runs: int) -> None:
 async def _gaps(python: Path, own: Group, kubelets: Group, runs: int) -> list[float]:
     async with Node.make(python) as node:
         gateway = await node.gateway()
-        await gateway.wait_for("serving")
+        await gateway.begun()
         own.add(gateway.pid)
         return [await _gap(node, gateway, kubelets) for _ in range(runs)]
 

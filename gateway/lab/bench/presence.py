@@ -130,7 +130,7 @@ async def imports(report: Report, python: Path) -> None:
         command = gateway_command(node.sockets, node.state)
         process = await node.plugin([str(python), "-X", "importtime", "-P", *command[1:]])
         with suppress(GatewayError):
-            await process.wait_for("serving")
+            await process.begun()
         await process.terminate()
         cost = by_package(str(json.loads(one)["event"]) for one in process.log(LINES).splitlines())
     dearest = dict(cost.most_common(DEAREST))

@@ -50,7 +50,7 @@ async def restart_gaps(report: Report, python: Path, versions: Sequence[str], ru
         note = ""
         async with Node.make(python) as node, Node.make(python) as yardstick:
             gateway = await node.gateway()
-            await gateway.wait_for("serving")
+            await gateway.begun()
             await (await yardstick.plugin(yardstick.trivial_command("--again"))).wait_for("watching")
             for number in range(runs):
                 kubelet = await node.kubelet(version, genuine=True)
@@ -223,7 +223,7 @@ async def recoveries(report: Report, python: Path, runs: int) -> None:
         ]
     async with Node.make(python) as node:
         gateway = await node.gateway()
-        await gateway.wait_for("serving")
+        await gateway.begun()
         for name, scenario, limit in kinds:
             samples = []
             note = ""

@@ -1,0 +1,72 @@
+"""Whether a kubelet is there, and what is said while none is."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway import presence
+from gateway.presence import WAITING, Presence
+
+
+@pytest.fixture
+def kubelet(folder: Path) -> Iterator[socket.socket]:
+    """One that listens in the folder."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "kubelet.sock"))
+        listening.listen()
+        yield listening
+
+
+@pytest.fixture
+def one(folder: Path) -> Presence:
+    return Presence(folder / "kubelet.sock")
+
+
+async def test_who_listens_is_not_gone(one: Presence, kubelet: socket.socket) -> None:
+    one.found(anew=True)
+    one.check()
+    assert one.since is not None
+
+
+async def test_who_does_not_listen_any_more_is_gone_and_told_once(one: Presence, kubelet: socket.socket) -> None:
+    one.found(anew=True)
+    kubelet.close()
+    with capture_logs() as said:
+        one.check()
+        one.check()
+    one.close()
+    assert ([line["event"] for line in said], one.since) == (["the kubelet is gone"], None)
+
+
+@pytest.mark.parametrize(("anew", "later"), [(True, True), (False, False)])
+async def test_since_when(one: Presence, monkeypatch: pytest.MonkeyPatch, *, anew: bool, later: bool) -> None:
+    now = 1.0
+    monkeypatch.setattr(presence.time, "monotonic", lambda: now)  # type: ignore[attr-defined]
+    one.found(anew=False)
+    assert one.since == 1.0
+    now = 2.0
+    one.found(anew=anew)
+    assert one.since == (2.0 if later else 1.0)
+
+
+async def test_it_is_said_again_and_again_where_one_is_waited_for(
+    one: Presence, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "REMIND_EVERY", 0.01)
+    with capture_logs() as said:
+        one.wait(backend="test")
+        async with asyncio.timeout(10):
+            while len(said) < 3:  # noqa: ASYNC110 - a captured line wakes nobody
+                await asyncio.sleep(0.01)
+        one.found(anew=True)
+        told = len(said)
+        await asyncio.sleep(0.05)  # Nothing tells of a reminder that doesn't come.
+    assert {(line["event"], line["socket"]) for line in said} == {(WAITING, str(folder / "kubelet.sock"))}
+    assert [line["log_level"] for line in said[:3]] == ["info", "warning", "warning"]
+    assert (said[0]["backend"], len(said)) == ("test", told)
