@@ -137,6 +137,7 @@ async def test_so_many_devices_and_no_more(root: Path, monkeypatch: pytest.Monke
     ("content", "expected"),
     [
         pytest.param("1\n", (1,), id="a node"),
+        pytest.param("0\n", (0,), id="the first one"),
         pytest.param("-1\n", (), id="no known one"),
         pytest.param("99999\n", (), id="one that can't be"),
         pytest.param("nonsense", (), id="nonsense"),
@@ -347,10 +348,10 @@ async def test_no_such_choice(root: Path, available: str, must: str, size: int) 
 
 
 async def test_it_chooses_by_what_it_saw(root: Path) -> None:
-    plug(root, "fpga0", "fpga1", "fpga2", target="/dev/null")
+    plug(root, "fpga1", "fpga2", "fpga3", target="/dev/null")
     source = GenericSource(policy(RULE), root)
     await looked(source)
-    request = PreferredRequest(("/dev/fpga9", "/dev/fpga2", "/dev/fpga1"), (), 2)
+    request = PreferredRequest(("/dev/fpga0", "/dev/fpga2", "/dev/fpga1"), (), 2)
     assert await source.prefer(FPGA, request) == ("/dev/fpga1", "/dev/fpga2")
 
 
