@@ -63,6 +63,8 @@ Examples:
   gateway --backend simulated --simulate p.yaml  GPUs from a profile; edit it and the node follows
   gateway --api v1beta1                          only this API; an older kubelet is told so and left alone
   gateway config show                            which settings count, and what said them
+  gateway status                                 what it, its kubelet and its devices are up to
+  gateway devices --release 3                    close GPU 3 for a reset; --acquire opens it again
   gateway probe --json                           which API does this node's kubelet speak?
   gateway demo                                   the whole story, with no GPU and no cluster
 

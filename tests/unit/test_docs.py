@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -20,12 +21,26 @@ COMMANDS = [
     for line in page.read_text().splitlines()
     if re.match(r"\s{4,}gateway( |$)", line)
 ]
+
+
+def _examples(name: str, command: click.Command) -> Iterator[tuple[str, str]]:
+    for line in (command.epilog or "").splitlines():
+        if match := re.match(r"  (gateway(?: [^ ]+)*)", line):
+            yield name, re.split(r" && | \| |; ", match[1])[0]
+    if isinstance(command, click.Group):
+        for one in command.list_commands(click.Context(command)):
+            found = command.get_command(click.Context(command), one)
+            assert found is not None
+            yield from _examples(one, found)
+
+
+EXAMPLES = [pytest.param(example, id=f"{name} --help: {example}") for name, example in _examples("gateway", gateway)]
 TARGETS = sorted(
     {target for page in PAGES for target in re.findall(r"(?<!git )\bmake ([a-z][a-z0-9-]*)", page.read_text())}
 )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *EXAMPLES])
 def test_a_command_can_be_typed(command: str) -> None:
     name, *arguments = shlex.split(command)
     found: click.Command = gateway
