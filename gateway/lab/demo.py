@@ -146,11 +146,11 @@ class _Node(msgspec.Struct):
             case Sicken():
                 free = next(gpu for gpu in reversed(self.gpus) if gpu.uuid not in self.scene.holders)
                 self.edit({free.index: step.reason})
-                self.say(f"GPU {free.index} falls ill: {step.reason}", gpus=self.gpus)
+                self.say(f"GPU {free.index} becomes unhealthy: {step.reason}", gpus=self.gpus)
                 await self.settle()
             case Recover():
                 self.edit({})
-                self.say("the GPU is well again", gpus=self.gpus)
+                self.say("the GPU is healthy again", gpus=self.gpus)
                 await self.settle()
 
     async def hop(self, step: Hop) -> None:

@@ -82,15 +82,33 @@ def test_without_any_flag_the_defaults_are_a_nodes(given: list[Settings]) -> Non
         (["--socket-dir", "/a", "--state-dir", "/a/b"], ["inside --socket-dir", "/var/lib/device-plugin-gateway"]),
         (["--socket-dir", "/" + "x" * 80], ["too long", "107 bytes"]),
         (["--probe-address", ":81", "--metrics-address", ":81"], ["expected two", "only one can listen"]),
+        (["--socket-dir", "x" * 60], ["too long", "107 bytes"]),
         (["dance"], ["No such command 'dance'"]),
     ],
 )
-def test_a_wrong_flag_is_told_what_was_expected(arguments: list[str], words: list[str]) -> None:
+def test_a_wrong_flag_is_told_what_was_expected(
+    arguments: list[str], words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here := folder / ("y" * 60)).mkdir()
+    monkeypatch.chdir(here)
     result = call(*arguments)
     text = " ".join(result.output.split())
     status = 1 if not arguments else 78 if "no-such" in arguments else 2  # hardware may come; settings stay as they are
     assert result.exit_code == status
     assert [word for word in words if word not in text] == []
+
+
+def test_two_ports_that_anybody_may_choose_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Settings] = []
+
+    async def run(settings: Settings) -> int:
+        ran.append(settings)
+        return 0
+
+    monkeypatch.setattr(shell, "Gateway", lambda settings, _source: settings)
+    monkeypatch.setattr(main, "_run", run)
+    result = call("--backend", "simulated", "--probe-address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0")
+    assert (result.exit_code, len(ran)) == (0, 1), result.output
 
 
 def test_the_host_service_is_not_started_again_where_that_does_not_help() -> None:

@@ -91,6 +91,16 @@ def test_every_living_gateway_is_told(folder: Path, arguments: tuple[str, ...], 
             id="uncordoned",
         ),
         pytest.param(
+            ("uncordon", "GPU-1"),
+            {OLDER: Outcome(changed=True, found=(Found(GPU, "cordoned", "present", "default/train-0"),))},
+            0,
+            [
+                "GPU-1 is no longer cordoned",
+                f"gateway {OLDER}: {GPU}: was cordoned, is present, held by default/train-0",
+            ],
+            id="uncordoned while a pod holds it",
+        ),
+        pytest.param(
             ("uncordon", "GPU-1"), {OLDER: Outcome(changed=False)}, 0, ["GPU-1 was not cordoned"], id="not cordoned"
         ),
         pytest.param(

@@ -347,6 +347,42 @@ def test_no_success(folder: Path, says: Mapping[str, Says], arguments: list[str]
     assert words in result.stderr
 
 
+@pytest.mark.parametrize("first", [0, 1], ids=["the one that waits comes first", "and last"])
+def test_who_serves_a_resource_tells_of_it(first: int) -> None:
+    waiting = answer(document(node(plugin(RESOURCE, well("GPU-old"), {}, waits_for=SERVING), token=WAITING)))
+    both = [waiting, FULL] if first == 0 else [FULL, waiting]
+    assert {row.gateway for row in rows(*both)} == {SERVING}
+
+
+def test_of_few_remarks_all_are_shown_and_of_many_some() -> None:
+    def of(count: int) -> str:
+        sick = {f"/dev/x::{number}": (State.UNHEALTHY, f"broken {number}", None, None) for number in range(count)}
+        return seen(answer(document(node(plugin(FPGA, sick)))))
+
+    assert ("broken 2" in of(3), "more: --all" in of(3)) == (True, False)
+    assert ("broken 3" in of(4), "and 1 more: --all shows each" in of(4)) == (False, True)
+
+
+def test_a_name_is_only_unknown_where_somebody_answered(folder: Path) -> None:
+    with gateways(folder, {SERVING: ControlError("busy")}, *OPERATIONS):
+        result = call(folder, "GPU-7")
+    assert (result.exit_code, "is called" in result.output) == (1, False)
+
+
+def test_a_driver_is_given_its_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    ask = control.ask
+
+    async def asked(path: Path, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        given.append(seconds)
+        return await ask(path, request, seconds)
+
+    monkeypatch.setattr(control, "ask", asked)
+    with gateways(folder, {SERVING: Handled(("GPU-1",), {})}, *OPERATIONS):
+        call(folder, "--release", "--all")
+    assert given == [control.HANDLE_TIME + cli._ANSWER_TIME]
+
+
 def test_one_gateway_of_two_is_enough_to_see(folder: Path) -> None:
     with gateways(folder, {SERVING: FULL, WAITING: ControlError("unknown op 'devices'")}, *OPERATIONS):
         result, raw = call(folder), call(folder, "--json")

@@ -8,9 +8,10 @@ import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from click.testing import CliRunner
 from gateway.cli.dev import _Node, dev, forgets, unfit
 from gateway.lab.behaviour import behaviour
 from gateway.lab.checkpoint import checksum
+from gateway.lab.devicemanager import DeviceManager
 from gateway.lab.kubelet import Books, Demand, Faults, Kubelet, KubeletError
 
 
@@ -189,12 +191,18 @@ def test_the_checksum_is_the_one_that_a_kubelet_computes(data: dict[str, object]
         ([], ""),
         (["kubelet_internal_checkpoint", "DEPRECATION", "sub/"], ""),
         (["thesis.tex"], "holds thesis.tex"),
+        (["plugin.sock"], ""),
+        (["a", "b", "c", "d"], "holds a, b, c, …"),
     ],
 )
 def test_a_directory_with_someones_files_is_refused(folder: Path, entries: list[str], refusal: str) -> None:
     for entry in entries:
         path = folder / entry
-        path.mkdir() if entry.endswith("/") else path.touch()
+        if entry.endswith(".sock"):
+            with socket.socket(socket.AF_UNIX) as left_behind:
+                left_behind.bind(str(path))
+        else:
+            path.mkdir() if entry.endswith("/") else path.touch()
     assert refusal in unfit(folder)
     assert bool(refusal) is bool(unfit(folder))
 
@@ -225,6 +233,8 @@ def test_wrong_arguments(arguments: list[str], message: str) -> None:
         pytest.param("1.28", "1.37", ["web"], "", id="the help's example"),
         pytest.param("1.9", "1.9", ["web"], "", id="the same version"),
         pytest.param("1.9", "1.37", [], "", id="no pod"),
+        pytest.param("1.18", "1.30", ["web"], "", id="up, kept"),
+        pytest.param("1.30", "1.18", ["web"], "what web had", id="and down, lost"),
         pytest.param("1.37", "1.99", ["web"], "", id="a version to come"),
         pytest.param("1.9", "1.37", ["web", "db"], "what db, web had", id="who loses them"),
         pytest.param("1.18", "1.32", ["web"], "`restart 1.30` first", id="a stop on the way"),
@@ -249,6 +259,25 @@ async def test_a_restart_says_who_is_forgotten(folder: Path, monkeypatch: pytest
     finally:
         await node.halt()
     assert [line for line in said if "warning" in line] == [forgets("1.9", "1.37", ["web"])]
+
+
+async def test_pods_outlive_a_restart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    start = DeviceManager.start
+
+    async def told(manager: DeviceManager, pods: Sequence[Demand] = ()) -> None:
+        started.append([one.pod for one in pods])
+        await start(manager, pods)
+
+    monkeypatch.setattr(DeviceManager, "start", told)
+    node = _Node(folder)
+    try:
+        await node.boot(behaviour("1.37"))
+        for line in ("admit web example.com/gpu 1", "admit db example.com/gpu 1", "remove db", "restart"):
+            await node.obey(line)
+    finally:
+        await node.halt()
+    assert started == [[], ["web"]]
 
 
 def test_the_helps_example_keeps_its_pods() -> None:

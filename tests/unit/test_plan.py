@@ -382,6 +382,8 @@ def test_every_plan_holds_together(start: str, goal: str) -> None:
         ),
         (["--from", "1.29", "--to", "1.28"], ["Because CDI names are dropped in silence from here on."]),
         (["--from", "1.36", "--to", "1.32"], ["Kubelets first, then the control plane", "4 hops"]),
+        (["--from", "1.26", "--to", "1.27.6"], ["1.26 -> 1.27.6: no drain"]),
+        (["--from", "1.25.12", "--to", "1.27.3"], ["Again: killed-on-restart."]),
         (["--from", "1.36", "--to", "1.37"], ["1 hop,", "No longer: second-plugin-disconnects."]),
     ],
 )

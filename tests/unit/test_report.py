@@ -134,6 +134,23 @@ def test_the_summary_says_which_kubelets_were_genuine_and_ends_with_the_verdict(
     )
 
 
+def test_the_summary_names_what_failed_and_nothing_else() -> None:
+    evil = _cell("1.9", "failed", reason="first\nsecond")
+    red = _report(evil, _cell("1.28", "known kubelet bug", reason="they stay"), hops=(UP, UP, DOWN))
+    lines = report.summary(red).splitlines()
+    assert [line for line in lines if line.startswith("  ")] == ["  register on kubelet 1.9 (genuine): first"]
+    assert lines[-1] == "FAILED: 1 of 5 runs in 12 s"
+    assert "3 hops: 3 passed (on 1 the kubelet forgets its pods: drained first)" in lines
+
+
+def test_a_checkpoint_that_nobody_looked_at_is_not_lost() -> None:
+    unseen = msgspec.structs.replace(UP, checkpoint_kept=None)
+    assert "| lost |" not in report.markdown(_report(_cell("1.9", "passed"), hops=(unseen,)))
+    assert "| lost |" in report.markdown(
+        _report(_cell("1.9", "passed"), hops=(msgspec.structs.replace(UP, checkpoint_kept=False),))
+    )
+
+
 @pytest.mark.parametrize(
     "words",
     [
