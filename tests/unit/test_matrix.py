@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from gateway.cli import compat, main
 from gateway.lab import build, hops, matrix, scenarios, witness
+from gateway.lab.gatewayproc import GatewayError
 from gateway.lab.matrix import Bug, Matrix, verdict
 from gateway.lab.report import counted
 from gateway.lab.scenarios import SCENARIOS, Node, Scenario, must
@@ -237,6 +238,27 @@ def test_a_wrong_option_is_told_what_was_expected(
     text = " ".join(result.output.split())
     assert result.exit_code == 2
     assert [word for word in words if word not in text] == []
+
+
+async def _breaks_first(_node: Node) -> None:
+    raise GatewayError("it is no gateway")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "lie", "reason"),
+    [
+        pytest.param(
+            matrix, "dialect", lambda _version: "0.1", "expected the API 0.1, it is v1beta1", id="another API"
+        ),
+        pytest.param(Node, "start_gateway", _breaks_first, "it is no gateway", id="what came first is told"),
+    ],
+)
+async def test_a_node_of_the_cluster_is_judged(
+    module: object, name: str, lie: object, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, name, lie)
+    found = await matrix._cluster(Matrix(("1.37",), {}, {"1.37": "no Go"}, ()), lambda _line: None)
+    assert [(one.version, one.status, one.reason) for one in found.nodes] == [("1.37", "failed", reason)]
 
 
 @pytest.mark.parametrize("more", [[], ["--plugin", "true {socket_dir}"]], ids=["the gateway", "a plugin"])
