@@ -115,6 +115,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "Devices with a holder in the kubelet's books; absent where unknown.",
         ),
         Family(
+            "free_devices",
+            "gauge",
+            ("resource",),
+            "Allocatable devices that nobody holds by the kubelet's books; absent where unknown.",
+        ),
+        Family(
             "device_info",
             "gauge",
             ("resource", "device", "state", "kind", "numa", "holder"),
@@ -247,6 +253,7 @@ def _gauges(status: Status, *, device_ids: bool) -> dict[str, dict[tuple[str, ..
         put("healthy_devices", name, resource.healthy)
         put("allocatable_devices", name, resource.allocatable)
         put("held_devices", name, resource.held)
+        put("free_devices", name, resource.free)
         found.setdefault("drift_devices", {}).update({(*name, kind.value): 0 for kind in drift.Kind})
         for finding in resource.drift:
             put("drift_devices", (*name, finding.kind), finding.devices)

@@ -124,7 +124,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     unknown, or nothing yet.
 
     ``listed`` devices are on the list, ``healthy`` ones said to be so, ``allocatable`` ones also served right now; ``held``
-    counts those with a holder, null where nobody knows. ``devices`` is left out (empty) where nobody asked for the rows.
+    counts those with a holder, and ``free`` the allocatable ones without, null where nobody knows. ``devices`` is left out (empty) where nobody asked for the rows.
     """
 
     name: str
@@ -144,6 +144,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     healthy: int = 0
     allocatable: int = 0
     held: int | None = None
+    free: int | None = None
     states: tuple[Count, ...] = ()
     drift: tuple[Drift, ...] = ()
     devices: tuple[Device, ...] = ()
@@ -272,7 +273,8 @@ def _resource(plugin: Plugin, tally: Tally, now: float, *, rows: bool) -> Resour
     serving = plugin.state.phase is Phase.SERVING
     entries = plugin.entries
     states = Counter((entry.state.value, _kind(entry)) for entry in entries.values())
-    healthy = sum(entry.device.health is Health.HEALTHY for entry in entries.values())
+    healthy = {device_id for device_id, entry in entries.items() if entry.device.health is Health.HEALTHY}
+    holders = plugin.holders
     calls: dict[str, dict[str, int]] = {}
     for (resource, call, code), count in tally.calls.items():
         if resource == plugin.name:
@@ -292,9 +294,10 @@ def _resource(plugin: Plugin, tally: Tally, now: float, *, rows: bool) -> Resour
         calls=calls,
         checked=plugin.checked.value if plugin.checked is not None else "",
         listed=len(entries),
-        healthy=healthy,
-        allocatable=healthy if serving else 0,
-        held=None if plugin.holders is None else len(plugin.holders.keys() & entries.keys()),
+        healthy=len(healthy),
+        allocatable=len(healthy) if serving else 0,
+        held=None if holders is None else len(holders.keys() & entries.keys()),
+        free=None if holders is None else len(healthy - holders.keys()) if serving else 0,
         states=tuple(Count(state=state, kind=kind, devices=count) for (state, kind), count in sorted(states.items())),
         drift=tuple(
             Drift(kind=finding.kind.value, devices=len(finding.device_ids), words=finding.words)

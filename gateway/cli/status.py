@@ -218,6 +218,7 @@ class _Page:
             yield f"{name}  {click.style(f'standing by for {served_by}', fg='cyan')}"
             return
         held = "" if one.held is None else f", {one.held} held"
+        held += "" if one.free is None else f", {one.free} free"
         yield f"{name}  {_bar(one)}{one.allocatable} of {one.listed} allocatable{held}"
         since = "" if one.stream_s is None else f" for {age(one.stream_s)}"
         spoken = ", ".join(part for part in (one.api, one.kubelets and f"kubelet {one.kubelets}") if part)

@@ -215,7 +215,7 @@ def test_who_wants_no_colours_gets_none(
 @pytest.mark.parametrize(
     "sentence",
     [
-        "4 of 8 allocatable, 3 held",
+        "4 of 8 allocatable, 3 held, 2 free",
         "serving for 2 h 10 min v1beta1, kubelet 1.29 and later",
         "registered 3 times (1 first, 2 kubelet start); last gap 4.2 ms",
         "Allocate 412 (3 FAILED_PRECONDITION), GetPreferredAllocation 409",

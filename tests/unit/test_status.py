@@ -37,6 +37,7 @@ def _resource(plugin: Plugin) -> Resource:
         ("listed", 8),
         ("healthy", 4),
         ("allocatable", 4),
+        ("free", 2),
         ("held", 3),
         (
             "states",
@@ -57,7 +58,12 @@ def test_a_resource_in_words_and_numbers(field: str, value: object) -> None:
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.SERVING])
 def test_nothing_is_allocatable_that_is_not_served(phase: Phase) -> None:
     found = _resource(replace(TROUBLED, state=documents.state(phase), trouble="why"))
-    assert (found.healthy, found.allocatable, found.trouble) == (4, 0, "why")
+    assert (found.healthy, found.allocatable, found.free, found.trouble) == (4, 0, 0, "why")
+
+
+def test_what_is_free_is_unknown_where_nobody_knows_who_holds_what() -> None:
+    found = _resource(replace(TROUBLED, holders=None))
+    assert (found.held, found.free) == (None, None)
 
 
 def test_a_resource_that_serves_has_no_trouble() -> None:
