@@ -69,6 +69,8 @@ class Commands:
             kubelet_since=gateway.presence.since,
             books=last.view.source if last is not None else "none",
             books_read=last.at if last is not None else None,
+            config_file=gateway.settings.config_file,
+            config=gateway.config,
             hindrances=[(one.source, one.reason) for one in gateway.hindrances()],
         )
         return status.document(node, gateway.tally, self._build, now=time.monotonic(), unix=time.time(), rows=rows)

@@ -138,6 +138,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
         Family("ledger_writes_total", "counter", (), "Good writes of the ledger."),
         Family("ledger_written_age_seconds", "gauge", (), "Since the last good write; absent before the first."),
         Family(
+            "config_last_reload_successful",
+            "gauge",
+            (),
+            "0 while the configuration file is rejected and its last good text stays in force, else 1; absent without a file.",
+        ),
+        Family(
+            "config_last_reload_success_age_seconds", "gauge", (), "Since the configuration file was found good last."
+        ),
+        Family(
             "books_info",
             "gauge",
             ("source",),
@@ -234,6 +243,10 @@ def _gauges(status: Status, *, device_ids: bool) -> dict[str, dict[tuple[str, ..
     }
     if status.ledger.written_s is not None:
         found["ledger_written_age_seconds"] = {(): status.ledger.written_s}
+    if status.configuration is not None:
+        found["config_last_reload_successful"] = {(): not status.configuration.error}
+        if status.configuration.accepted_s is not None:
+            found["config_last_reload_success_age_seconds"] = {(): status.configuration.accepted_s}
     for resource in status.resources:
         name = (resource.name,)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,17 @@ _AT_START: Final = ("fail_on_init_error", "container_driver_root")
 _log = structlog.get_logger()
 
 
-async def follow(settings: Settings, adopt: Callable[[Policy], None]) -> None:
+class Fate:
+    """What became of the configuration file the last time that it was looked at, for people and metrics."""
+
+    def __init__(self) -> None:
+        self.error = ""
+        """Why it was rejected, so that what it said before stays in force; empty where it wasn't."""
+        self.accepted_at: float | None = None
+        """When it was found good last (monotonic seconds)."""
+
+
+async def follow(settings: Settings, adopt: Callable[[Policy], None], fate: Fate) -> None:
     """Call ``adopt`` with each new policy, for ever. Without a file, SIGHUP only gets an answer in the log."""
     loop = asyncio.get_running_loop()
     hangup = asyncio.Event()
@@ -36,7 +47,7 @@ async def follow(settings: Settings, adopt: Callable[[Policy], None]) -> None:
                 await hangup.wait()
                 hangup.clear()
                 _log.info("SIGHUP, but there is nothing to reload: no --config-file was given")
-        current = _Current(settings, settings.config_file, adopt)
+        current = _Current(settings, settings.config_file, adopt, fate)
         asked = False
         with FileWatch(settings.config_file) as watch:
             while True:
@@ -53,11 +64,13 @@ async def follow(settings: Settings, adopt: Callable[[Policy], None]) -> None:
 class _Current:
     """The policy in force, and the text that it came from."""
 
-    def __init__(self, settings: Settings, path: Path, adopt: Callable[[Policy], None]) -> None:
-        self._settings, self._path, self._adopt = settings, path, adopt
+    def __init__(self, settings: Settings, path: Path, adopt: Callable[[Policy], None], fate: Fate) -> None:
+        self._settings, self._path, self._adopt, self._fate = settings, path, adopt, fate
         self._policy = settings.policy
         self._content: bytes | None = None
         self._missed = 0
+        self._fault = ""
+        """What is wrong with the text."""
 
     def look(self, *, asked: bool) -> bool:
         """Go by the file as it is now, if it is to be used; False where it could not be read. ``asked``: say what came of it."""
@@ -68,8 +81,9 @@ class _Current:
             content = config.read(self._path)
             self._missed = 0
             if content == self._content and not asked:
+                self._fate.error = self._fault  # It may have been gone in between.
                 return True
-            self._content = content
+            self._content, self._fault = content, ""
             file = config.parse(content, str(self._path), strict=settings.strict_config)
             policy = config.policy(file, settings.given, settings.backend)
         except config.UnreadableError as error:
@@ -79,12 +93,15 @@ class _Current:
                 self._reject(error)
             return False
         except ConfigError as error:
+            self._fault = str(error)
             self._reject(error)
             return True
+        self._fate.error, self._fate.accepted_at = "", time.monotonic()
         self._take(policy, file.warnings, aloud=asked or not first)
         return True
 
     def _reject(self, error: ConfigError) -> None:
+        self._fate.error = str(error)
         _log.error("configuration rejected: the last good one stays in force", reason=str(error))
 
     def _take(self, policy: Policy, warnings: tuple[str, ...], *, aloud: bool) -> None:

@@ -119,6 +119,7 @@ class Gateway:
         self.ledger = Ledger(settings.state_dir)
         self.scribe = Scribe(self.ledger)
         self.tally = Tally()
+        self.config = reload.Fate()
         self.turns = Turns(settings.socket_dir / beliefs.CHECKPOINT)
         self._pool = Pool()
         self.beliefs = Beliefs(
@@ -184,7 +185,7 @@ class Gateway:
         self._instance.create()
         first = asyncio.Event()
         self._spawn("source", self._follow_source(first))
-        self._spawn("reload", reload.follow(self.settings, self.source.adopt))
+        self._spawn("reload", reload.follow(self.settings, self.source.adopt, self.config))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK):
                 await self._unless_ended(first.wait())

@@ -26,7 +26,9 @@ from gateway.registration import Phase
 from gateway.tally import Check, Tally
 
 if TYPE_CHECKING:
-    from gateway import scribe
+    from pathlib import Path
+
+    from gateway import reload, scribe
     from gateway.drift import Finding
 
 SCHEMA = 1
@@ -157,6 +159,18 @@ class Hindrance(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration file.
+
+    It was found good last ``accepted_s`` ago (null: not yet); ``error`` says why it was rejected since, so that what it said
+    before stays in force, and is mostly empty.
+    """
+
+    path: str
+    error: str = ""
+    accepted_s: float | None = None
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway.
 
@@ -176,6 +190,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     ledger: Ledger
     lag_s: float = 0.0
     hindrances: tuple[Hindrance, ...] = ()
+    configuration: Configuration | None = None
     resources: tuple[Resource, ...] = ()
 
 
@@ -226,6 +241,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     books: Literal["pod-resources", "checkpoint", "none"] = "none"
     books_read: float | None = None
     hindrances: Sequence[tuple[str, str]] = ()
+    config_file: Path | None = None
+    config: reload.Fate | None = None
+    """What became of it."""
     """The sources of devices that are hindered, each with the reason."""
 
 
@@ -253,8 +271,16 @@ def document(node: Node, tally: Tally, build: Build, *, now: float, unix: float,
         ),
         lag_s=round(tally.lag(now), 6),
         hindrances=tuple(Hindrance(source=source, reason=reason) for source, reason in node.hindrances),
+        configuration=_configuration(node, now),
         resources=tuple(_resource(plugin, tally, now, rows=rows) for plugin in node.plugins),
     )
+
+
+def _configuration(node: Node, now: float) -> Configuration | None:
+    if node.config_file is None or node.config is None:
+        return None
+    accepted_s = _age_or_none(node.config.accepted_at, now)
+    return Configuration(path=str(node.config_file), error=node.config.error, accepted_s=accepted_s)
 
 
 def build() -> Build:

@@ -198,6 +198,9 @@ class _Page:
         else:
             yield from self.text("  ledger   ", f"{one.ledger.path} can't be written: {one.ledger.error}", "red")
         yield from self.text("           ", one.ledger.exposed, "yellow")
+        if one.configuration is not None and one.configuration.error:
+            rejected = f"rejected, so the last good one stays in force: {one.configuration.error}"
+            yield from self.text("  config   ", rejected, "red")
         for hindered in one.hindrances:
             yield from self.text("  backend  ", f"{hindered.source}: {hindered.reason}", "yellow")
         if one.lag_s >= _LATE:

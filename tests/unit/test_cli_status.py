@@ -25,7 +25,7 @@ from gateway import control, observe
 from gateway.cli import status as cli
 from gateway.cli.main import gateway
 from gateway.registration import Phase
-from gateway.status import Gateways, Plugin, Status
+from gateway.status import Configuration, Gateways, Plugin, Status
 from tests.unit.answering import gateways
 from tests.unit.documents import FULL, IDS, OTHER, SERVING, STANDBY, TROUBLED, WAITING, document, node, state
 
@@ -250,6 +250,12 @@ def test_a_person_reads(sentence: str) -> None:
             "others may write to it",
         ),
         (document(node()), "ledger.json, written 3 min ago"),
+        (
+            msgspec.structs.replace(
+                FULL, configuration=Configuration(path="/c/config.yaml", error="/c/config.yaml, line 3: no")
+            ),
+            "config rejected, so the last good one stays in force: /c/config.yaml, line 3: no",
+        ),
         (
             msgspec.structs.replace(FULL, resources=(msgspec.structs.replace(FULL.resources[0], checked="lacking"),)),
             "the kubelet's own books lack this registration",

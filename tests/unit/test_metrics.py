@@ -85,6 +85,10 @@ def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
         ("healthy_devices", {"resource": REFUSED.name}, 1),
         ("allocatable_devices", {"resource": REFUSED.name}, 0),
         ("held_devices", {"resource": RESOURCE}, 3),
+        ("free_devices", {"resource": RESOURCE}, 2),
+        ("config_last_reload_successful", {}, 1),
+        ("config_last_reload_success_age_seconds", {}, 60),
+        ("drift_devices", {"resource": RESOURCE, "kind": "doubled"}, 0),
         ("drift_devices", {"resource": RESOURCE, "kind": "forgotten"}, 1),
         ("drift_devices", {"resource": RESOURCE, "kind": "surplus"}, 0),
         ("handovers_total", {"side": "younger", "outcome": "completed"}, 1),
@@ -237,8 +241,8 @@ def rules() -> list[dict[str, Any]]:
     return list(group["rules"])
 
 
-def test_there_are_six_alerts() -> None:
-    assert len({rule["alert"] for rule in rules()}) == 6
+def test_there_are_seven_alerts() -> None:
+    assert len({rule["alert"] for rule in rules()}) == 7
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda rule: rule["alert"])

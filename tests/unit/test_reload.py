@@ -69,7 +69,7 @@ def file(tmp_path: Path) -> Path:
 async def following(settings: Settings) -> AsyncIterator[list[Policy]]:
     """The policies that are adopted, from when the file was looked at for the first time."""
     adopted: list[Policy] = []
-    task = asyncio.create_task(reload.follow(settings, adopted.append))
+    task = asyncio.create_task(reload.follow(settings, adopted.append, reload.Fate()))
     await asyncio.sleep(0)
     assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
     try:
@@ -148,14 +148,14 @@ async def test_a_bad_file_leaves_the_last_good_one_and_a_later_good_one_is_taken
 
 def test_a_bad_file_is_complained_of_once(file: Path, said: Said) -> None:
     file.write_text("flags: [")
-    current = reload._Current(Settings(), file, lambda _: None)
+    current = reload._Current(Settings(), file, lambda _: None, reload.Fate())
     assert [current.look(asked=asked) for asked in (False, False, True, False)] == [True] * 4
     assert [one["event"] for one in said].count(said[0]["event"]) == len(said) == 2  # and again when asked
 
 
 def test_a_file_that_is_replaced_by_way_of_nothing_is_no_fault(file: Path, said: Said) -> None:
     policies: list[Policy] = []
-    current = reload._Current(Settings(), file, policies.append)
+    current = reload._Current(Settings(), file, policies.append, reload.Fate())
     assert not current.look(asked=False)
     assert said == []
     assert [current.look(asked=False) for _ in range(3)] == [False] * 3
@@ -165,10 +165,35 @@ def test_a_file_that_is_replaced_by_way_of_nothing_is_no_fault(file: Path, said:
     assert [policy.mig_strategy for policy in policies] == [MigStrategy.SINGLE]
 
 
+def test_what_became_of_the_file_is_known(file: Path) -> None:
+    fate = reload.Fate()
+    current = reload._Current(Settings(), file, lambda _: None, fate)
+
+    def look(text: str | None) -> str:
+        file.unlink(missing_ok=True)
+        if text is not None:
+            file.write_text(text)
+        current.look(asked=False)
+        return fate.error
+
+    assert (look(SINGLE), fate.accepted_at is not None) == ("", True)
+    accepted_at = fate.accepted_at
+    assert "line 2" in (bad := look("flags: ["))
+    assert look("flags: [") == bad
+    assert fate.accepted_at == accepted_at
+    assert look(None) == bad, "it may be about to be replaced"
+    assert look(None) not in {"", bad}
+    assert look("flags: [") == bad, "it is back, and as bad as before"
+    assert look(SINGLE) == ""
+    assert [look(None), look(None) == "", look(SINGLE)] == ["", False, ""], "it is back, and as good as before"
+
+
 def test_a_file_that_comes_back_as_it_was_changes_nothing(file: Path, said: Said) -> None:
     policies: list[Policy] = []
     file.write_text(SINGLE)
-    current = reload._Current(Settings(policy=Policy(mig_strategy=MigStrategy.SINGLE)), file, policies.append)
+    current = reload._Current(
+        Settings(policy=Policy(mig_strategy=MigStrategy.SINGLE)), file, policies.append, reload.Fate()
+    )
     assert current.look(asked=False)
     file.unlink()
     assert not current.look(asked=False)
@@ -183,7 +208,7 @@ def test_the_command_line_beats_every_edit(file: Path, said: Said) -> None:
     policies: list[Policy] = []
     given = {"mig-strategy": Given("none", "--mig-strategy")}
     file.write_text("flags: {migStrategy: mixed, gdsEnabled: true}")
-    assert reload._Current(Settings(given=given), file, policies.append).look(asked=False)
+    assert reload._Current(Settings(given=given), file, policies.append, reload.Fate()).look(asked=False)
     assert policies == [Policy(gds=True)]
 
 
@@ -204,7 +229,7 @@ def test_what_counts_at_a_start_only_is_said_to_need_one(
 ) -> None:
     policies: list[Policy] = []
     file.write_text(text)
-    assert reload._Current(Settings(), file, policies.append).look(asked=False)
+    assert reload._Current(Settings(), file, policies.append, reload.Fate()).look(asked=False)
     assert policies == adopted
     assert [one["settings"] for one in said if "started anew" in one["event"]] == ([fixed] if fixed else [])
 
@@ -212,9 +237,9 @@ def test_what_counts_at_a_start_only_is_said_to_need_one(
 def test_an_unknown_key_is_refused_in_an_edit_too_where_that_is_wanted(file: Path, said: Said) -> None:
     policies: list[Policy] = []
     file.write_text("flags: {gdsEnabled: true}\nunknown: 1")
-    assert reload._Current(Settings(strict_config=True), file, policies.append).look(asked=False)
+    assert reload._Current(Settings(strict_config=True), file, policies.append, reload.Fate()).look(asked=False)
     assert (policies, len(said)) == ([], 1)
-    assert reload._Current(Settings(), file, policies.append).look(asked=False)
+    assert reload._Current(Settings(), file, policies.append, reload.Fate()).look(asked=False)
     assert policies == [Policy(gds=True)]
 
 
