@@ -69,8 +69,9 @@ class Commands:
             kubelet_since=gateway.presence.since,
             books=last.view.source if last is not None else "none",
             books_read=last.at if last is not None else None,
-            config_file=gateway.settings.config_file,
-            config=gateway.config,
+            config_file=str(gateway.settings.config_file or ""),
+            config_error=gateway.config.error,
+            config_accepted=gateway.config.accepted_at,
             hindrances=[(one.source, one.reason) for one in gateway.hindrances()],
         )
         return status.document(node, gateway.tally, self._build, now=time.monotonic(), unix=time.time(), rows=rows)

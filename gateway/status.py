@@ -26,9 +26,7 @@ from gateway.registration import Phase
 from gateway.tally import Check, Tally
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gateway import reload, scribe
+    from gateway import scribe
     from gateway.drift import Finding
 
 SCHEMA = 1
@@ -241,9 +239,12 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     books: Literal["pod-resources", "checkpoint", "none"] = "none"
     books_read: float | None = None
     hindrances: Sequence[tuple[str, str]] = ()
-    config_file: Path | None = None
-    config: reload.Fate | None = None
-    """What became of it."""
+    config_file: str = ""
+    """The configuration file; empty where there is none."""
+    config_error: str = ""
+    """Why it was rejected."""
+    config_accepted: float | None = None
+    """When it was found good last."""
     """The sources of devices that are hindered, each with the reason."""
 
 
@@ -277,10 +278,10 @@ def document(node: Node, tally: Tally, build: Build, *, now: float, unix: float,
 
 
 def _configuration(node: Node, now: float) -> Configuration | None:
-    if node.config_file is None or node.config is None:
+    if not node.config_file:
         return None
-    accepted_s = _age_or_none(node.config.accepted_at, now)
-    return Configuration(path=str(node.config_file), error=node.config.error, accepted_s=accepted_s)
+    accepted_s = _age_or_none(node.config_accepted, now)
+    return Configuration(path=node.config_file, error=node.config_error, accepted_s=accepted_s)
 
 
 def build() -> Build:

@@ -10,7 +10,7 @@ from adapters.dialect import Level
 from devices import life
 from devices.life import State
 from devices.model import Device, Field, Health, Kind
-from gateway import drift, registration, reload, scribe, status
+from gateway import drift, registration, scribe, status
 from gateway.drift import Finding
 from gateway.registration import Phase
 from gateway.status import Build, Node, Plugin, Status
@@ -74,8 +74,6 @@ REFUSED = Plugin(
     trouble="Register was refused: the ResourceName is invalid",
 )
 STANDBY = Plugin(name=RESOURCE, state=state(Phase.STANDBY), entries=_entries(), standing_by_for=SERVING)
-CONFIG = reload.Fate()
-CONFIG.accepted_at = NOW - 60
 GOOD_LEDGER = scribe.State(
     path=Path("/var/lib/device-plugin-gateway/ledger.json"),
     writable=True,
@@ -101,8 +99,8 @@ def node(*plugins: Plugin, token: str = SERVING, ledger: scribe.State = GOOD_LED
         books_read=NOW - 12,
         ledger=ledger,
         plugins=plugins,
-        config_file=Path("/config/config.yaml"),
-        config=CONFIG,
+        config_file="/config/config.yaml",
+        config_accepted=NOW - 60,
     )
 
 
