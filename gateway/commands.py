@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import structlog
 
 from devices.boards import unshared
 from devices.life import State
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 FRESH = 1.0
 """Seconds for which the last look into the kubelet's books is good enough for a person."""
+
+_MOST_TOLD = 16
+"""How many devices one line of the log names."""
+_log = structlog.get_logger()
 
 _HERE = frozenset({State.PRESENT, State.RELEASED, State.WITHHELD})
 
@@ -131,6 +136,7 @@ class Commands:
         await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
         books = [self._gateway.beliefs.holders(plugin.resource.name) for plugin in self._gateway.plugins]
         concerned = dict.fromkeys(handled)
+        _log.info("order", op=request["op"], devices=[*concerned][:_MOST_TOLD], count=len(concerned))
         holders = {
             device_id: who for book in books for device_id, who in (book or {}).items() if device_id in concerned
         }
@@ -167,6 +173,9 @@ class Commands:
         if not resources and not (cordoned and order.op == "uncordon"):
             raise ControlError(f"no device here is called {order.device_id!r}: `gateway devices` lists them")
         changed = self._carry_out(order, resources)
+        _log.info(
+            "order", op=order.op, device=order.device_id, resources=resources, reason=order.reason, changed=changed
+        )
         await self._gateway.update()
         if not await self._gateway.scribe.durable():  # Also what changes nothing now: it may have failed a moment ago.
             raise ControlError(

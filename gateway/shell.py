@@ -21,7 +21,19 @@ from msgspec.structs import replace
 from adapters.registry import by_name
 from devices import boards, life
 from devices.source import NOT_TOLD, GiveUpError, Hindrance, Listing, Partial, listed
-from gateway import beliefs, handover, instance, kubelet_api, ledger, notify, registration, reload, standby, succession
+from gateway import (
+    beliefs,
+    changes,
+    handover,
+    instance,
+    kubelet_api,
+    ledger,
+    notify,
+    registration,
+    reload,
+    standby,
+    succession,
+)
 from gateway.beliefs import Beliefs
 from gateway.commands import Commands
 from gateway.control import ControlError, Server, socket_path
@@ -344,6 +356,7 @@ class Gateway:
                     self._plugins[name] = plugin
             if self._given() != given:  # Somebody got a device meanwhile, by the lists of before.
                 merged = self._merge({name: listings[name] for name in merged}, clock)
+            shown = {name: self._plugins[name].entries for name in merged}
             for name, one in merged.items():
                 self._plugins[name].publish(listings[name], one.entries)
             try:
@@ -352,6 +365,8 @@ class Gateway:
                 news = [self._remember(name, merged[name], illnesses[name]) for name in sent]
                 if any(news):
                     self._background(self.scribe.durable())
+                for name in sent:
+                    changes.tell(name, shown[name], self._plugins[name].entries)
                 for name in merged:
                     self.beliefs.listed(name, self._plugins[name].resource.devices)
             self._update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])

@@ -1,0 +1,59 @@
+"""What became of the devices of a list, for the log: one line for each that is in another state than before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from devices.life import State
+from devices.model import Health
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from devices.life import Entry
+
+MOST: Final = 16
+"""How many lines one list may take."""
+
+_log = structlog.get_logger()
+
+
+def tell(resource: str, before: Mapping[str, Entry], after: Mapping[str, Entry]) -> None:
+    """Log what is other in the list ``after`` than in the one ``before``; of many devices the first ``MOST``."""
+    untold = 0
+    for number, (device_id, was, now) in enumerate(_changed(before, after)):
+        if number >= MOST:
+            untold += 1
+            continue
+        worse = now is not None and now.device.health is not Health.HEALTHY
+        (_log.warning if worse else _log.info)(
+            "device changed",
+            resource=resource,
+            device=device_id,
+            was="not listed" if was is None else was.state.value,
+            now="not listed" if now is None else now.state.value,
+            **({"kind": now.kind.value} if now is not None and now.kind is not None else {}),
+            **({"reason": now.reason} if now is not None and now.reason else {}),
+        )
+    if untold:
+        _log.warning("more devices changed", resource=resource, devices=untold, advice="gateway devices lists them all")
+
+
+def _changed(
+    before: Mapping[str, Entry], after: Mapping[str, Entry]
+) -> Iterator[tuple[str, Entry | None, Entry | None]]:
+    """Give each device that is in another state, or for another reason, with what it was and is."""
+    for device_id, now in after.items():
+        was = before.get(device_id)
+        if was is now:
+            continue
+        if was is None or was.state is State.NOT_LOOKED_YET:
+            # At the start all are new, or looked at for the first time; "serving" says how many there are.
+            if (before and was is None) or now.state not in {State.PRESENT, State.NOT_LOOKED_YET}:
+                yield device_id, was, now
+        elif (was.state, was.kind, was.reason) != (now.state, now.kind, now.reason):
+            yield device_id, was, now
+    for device_id in before.keys() - after.keys():
+        yield device_id, before[device_id], None
