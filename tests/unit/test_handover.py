@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,7 +17,7 @@ from gateway import control, handover, registration, succession
 from gateway.control import Connection, Server, socket_path
 from gateway.handover import Handover
 from gateway.registration import Phase, Timer
-from gateway.succession import Age, Standing
+from gateway.succession import Age, Say, Standing
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 GUARD = 10.0
@@ -615,7 +615,8 @@ async def test_two_heirs_that_say_what_isnt_so_lose_it(node: Node, hasty: None) 
     async with by_hand(elder) as heir, by_hand(elder, YOUNGEST) as other:
         for one in (heir, other):
             await one.say("serving")
-        await node.kubelet.until(lambda: node.kubelet.serving() == [])
+        await node.kubelet.until(lambda: node.kubelet.serving() == [] and len(elder.handover._partners) == 2)
+        await node.kubelet.until(lambda: elder.handover.defers_to(GPU) == YOUNGEST)
         for _ in range(2):
             elder.handover.unserved(GPU)
             for one in (heir, other):
@@ -795,6 +796,7 @@ async def test_whatever_an_elder_does_the_heir_serves(node: Node, talk: Talk) ->
 async def test_an_elder_that_could_not_be_spoken_to_is_asked_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """And ever more seldom: it may be of a release that will never talk."""
     monkeypatch.setattr(handover, "AGAIN", 0.02)
+    monkeypatch.setattr(handover, "AGAIN_MOST", 0.1)
     tries: list[float] = []
 
     async def refuse(connection: Connection, _request: Mapping[str, Any]) -> None:
@@ -809,9 +811,40 @@ async def test_an_elder_that_could_not_be_spoken_to_is_asked_again(node: Node, m
     await heir.handover.take_over([OLDER])
     assert tries == []
     await server.start()
-    await node.kubelet.until(lambda: len(tries) == 3)
+    await node.kubelet.until(lambda: len(tries) == 4)
     assert tries[2] - tries[1] > tries[1] - tries[0]
+    assert heir.handover._rests == {OLDER.token: handover.AGAIN_MOST}
     await server.close()
+
+
+async def test_a_conversation_forgets_the_failures_before_it(node: Node) -> None:
+    heir = Gateway(node, 2, [GPU])
+    node._made.append(heir)
+    await heir.handover.take_over([OLDER])
+    heir.handover._not_before.clear()
+    server = Server(socket_path(node.folder, OLDER.token), {handover.OP: _answers({"say": "yours"})})
+    await server.start()
+    await heir.handover.take_over([OLDER])
+    [partner] = heir.handover._partners.values()
+    partner.connection.abort()
+    await node.kubelet.until(lambda: not heir.handover._partners)
+    assert heir.handover._rests == {OLDER.token: 2 * handover.AGAIN}
+    await server.close()
+
+
+async def test_what_a_partner_does_not_read_is_bounded() -> None:
+    class Deaf:
+        aborted = False
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    deaf = Deaf()
+    partner = handover._Partner(YOUNGER, cast("Connection", deaf))
+    for _ in range(handover._MAX_OUTBOX):
+        for say in (Say.MINE, Say.REVOKE):
+            partner.say(say, GPU)
+    assert (len(partner.outbox), deaf.aborted) == (handover._MAX_OUTBOX, True)
 
 
 async def test_another_protocol_version_is_no_conversation(node: Node) -> None:

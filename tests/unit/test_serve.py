@@ -733,14 +733,15 @@ async def test_what_another_gateway_serves_is_not_remembered_but_what_it_remembe
 
 
 @pytest.mark.parametrize(
-    ("device", "shown", "registered", "lacking"),
+    ("device", "shown", "registered", "talks", "lacking"),
     [
-        pytest.param(A, frozenset(), True, True, id="the records show nothing"),
-        pytest.param(A, frozenset({GPU}), False, False, id="they show it"),
-        pytest.param(A, frozenset({"amd.com/gpu"}), True, True, id="they show others"),
-        pytest.param(ILL, frozenset(), True, False, id="no device of ours is well: perhaps none of the other's"),
-        pytest.param(A, None, False, True, id="nothing can be known, and it has no name in the kubelet's folder"),
-        pytest.param(A, None, True, False, id="but it has"),
+        pytest.param(A, frozenset(), True, False, True, id="the records show nothing"),
+        pytest.param(A, frozenset({GPU}), False, False, False, id="they show it"),
+        pytest.param(A, frozenset({"amd.com/gpu"}), True, False, True, id="they show others"),
+        pytest.param(ILL, frozenset(), True, False, False, id="none of ours is well: perhaps none of the other's"),
+        pytest.param(A, None, False, False, True, id="nothing is known, and it has no name in the kubelet's folder"),
+        pytest.param(A, None, True, False, False, id="but it has"),
+        pytest.param(A, None, False, True, False, id="or it answers for itself"),
     ],
 )
 async def test_what_is_stood_by_for_is_looked_for(
@@ -751,6 +752,7 @@ async def test_what_is_stood_by_for_is_looked_for(
     device: Device,
     shown: frozenset[str] | None,
     registered: bool,
+    talks: bool,
     lacking: bool,
 ) -> None:
     looked: asyncio.Queue[None] = asyncio.Queue()
@@ -762,12 +764,13 @@ async def test_what_is_stood_by_for_is_looked_for(
     monkeypatch.setattr(kubelet_view, "shown", look)
     monkeypatch.setattr(readiness, "LACKING", 0.001)
     monkeypatch.setattr(Gateway, "unserved", lambda *_: None)
+    monkeypatch.setattr(Gateway, "talks", lambda *_: talks)
     node = await make(inventory(device))
     await served(node, logs)
     other = younger()
     if registered:
         (node.folder / "dp" / f"{other.token}-ab12-1.sock").touch()
-    for _ in range(3):
+    for _ in range(2 if shown else 3):
         await looked.get()
     verdict, told = probes.look(node._gateway), Commands(node._gateway).document(rows=False)
     assert (verdict.ready, "no device of it" in verdict.text) == (not lacking, lacking)
