@@ -49,6 +49,12 @@ RENEWED: list[r.Event] = [
     r.Replied(2, "OK"),
     r.StreamOpened(2),
 ]
+ERROR_AGAIN: list[r.Event] = [
+    r.StreamEnded(1),
+    r.Fired(Timer.RETRY),
+    r.Reached(3, K1),
+    r.Replied(3, "UNKNOWN", "x"),
+]
 LOOK: list[r.Event] = [r.Fired(Timer.VERIFY), r.Verified(held=True)]
 LOOKED: list[r.Event] = [*SERVING, *LOOK * r.FIRST_LOOKS]
 REGISTERED_AGAIN: list[r.Event] = [*CUT, r.Fired(Timer.RETRY), r.Reached(2, K1), r.Replied(2, "OK"), r.StreamOpened(2)]
@@ -302,6 +308,8 @@ def test_rule(events: list[r.Event], phase: Phase, offered: list[str]) -> None:
         ),
         pytest.param([*SERVING, r.Fired(Timer.VERIFY)], r.Verify(), id="a served resource is verified"),
         pytest.param([*LOOKED, r.Lacking(), r.Fired(Timer.VERIFY)], r.Verify(), id="and again where a look lacks it"),
+        pytest.param(CUT, r.CancelTimer(Timer.SETTLED), id="a stream that is cut won't settle"),
+        pytest.param(CUT, r.CancelTimer(Timer.VERIFY), id="nor is looked for"),
         pytest.param(SERVING, r.Heed(1), id="the stream after a Register is the kubelet's"),
         pytest.param([*UP, r.StreamOpened(1)], r.Heed(1), id="also before the reply"),
         pytest.param(
@@ -363,6 +371,36 @@ def test_a_name_deleted_by_a_starting_kubelet_is_not_put_back() -> None:
             [*REGISTERED_AGAIN, r.Fired(Timer.SETTLED), r.StreamEnded(2)], Timer.RETRY, 0.005, id="settled: forgotten"
         ),
         pytest.param([*UP, r.Replied(1, "UNKNOWN", "x")], Timer.RETRY, 0.05, id="a first error"),
+        pytest.param(
+            [
+                *UP,
+                r.Replied(1, "UNKNOWN", "x"),
+                r.Fired(Timer.RETRY),
+                r.Reached(2, K1),
+                r.Replied(2, "OK"),
+                r.StreamOpened(1),
+                r.Fired(Timer.SETTLED),
+                *ERROR_AGAIN,
+            ],
+            Timer.RETRY,
+            0.05,
+            id="settled: an error is forgotten, too",
+        ),
+        pytest.param(SERVING, Timer.SETTLED, 10.0, id="a stream has to live for a while until they are"),
+        pytest.param(
+            [
+                *LOOKED,
+                r.StreamEnded(1),
+                r.Fired(Timer.RETRY),
+                r.Reached(2, K1),
+                r.Replied(2, "OK"),
+                r.StreamOpened(2),
+                r.Fired(Timer.VERIFY),
+            ],
+            Timer.VERIFY,
+            0.9,
+            id="the next stream gets its own looks",
+        ),
         pytest.param(OK, Timer.CALL, 11.0, id="longer than the kubelet's own dial takes"),
         pytest.param(SERVING, Timer.VERIFY, 0.1, id="a first look into the kubelet's books"),
         pytest.param([*SERVING, r.Fired(Timer.VERIFY)], Timer.VERIFY, 0.9, id="and a second, 1 s after the call"),
@@ -491,6 +529,30 @@ def test_healing_waits_ever_longer_and_never_gives_up() -> None:
         looks.append(timers(actions)[Timer.VERIFY])
     assert waits == pytest.approx([0.1, 0.4, *[1.6] * 8])
     assert looks == [0.1, 0.1, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 320.0, 320.0]
+
+
+def test_what_is_healed_in_vain_is_an_error_in_the_end() -> None:
+    state, levels = play(SERVING)[0], []
+    for stream in range(2, 6):
+        state, actions = r.step(state, r.Verified(held=False))
+        levels += [action.level for action in actions if isinstance(action, r.Report)]
+        for event in (r.Fired(Timer.RETRY), r.Replied(state.attempt + 1, "OK"), r.StreamOpened(stream)):
+            state, _ = r.step(state, event)
+    assert levels == ["warning"] * r.HEALS + ["error"]
+
+
+def test_other_options_are_said_in_their_time_though_the_stream_was_cut_meanwhile() -> None:
+    """A Register for another reason doesn't forget the timer, or nothing would say the next ones."""
+    _, actions = play([*RENEWED, r.Renew("again"), r.StreamEnded(2), r.Fired(Timer.RETRY)])
+    assert r.CancelTimer(Timer.RENEW) not in actions
+
+
+@pytest.mark.parametrize("away", [r.StandBy("b"), r.Withhold("too large")])
+def test_who_was_held_back_says_other_options_at_once(away: r.Event) -> None:
+    """Its timer is gone with all others."""
+    back: list[r.Event] = [r.Resume(), r.Fired(Timer.RETRY), r.Reached(3, K1), r.Replied(3, "OK"), r.StreamOpened(3)]
+    state, _ = play([*RENEWED, away, *back, r.Renew("again")])
+    assert state.phase is Phase.WAITING
 
 
 def test_books_that_agree_in_the_end_make_the_next_healing_quick_again() -> None:
