@@ -120,6 +120,8 @@ class Kubelet:
     def __init__(self, folder: Path, api: str, user_agent: str) -> None:
         self.dialect: Dialect = by_name(api)
         self.registrations: asyncio.Queue[Registration] = asyncio.Queue()
+        self.deadline: float | None = None
+        """How long a stream of its may live, in seconds; a kubelet says nothing of that."""
         self._folder, self._user_agent = folder, user_agent
         self._server = grpc.aio.server()
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -166,7 +168,7 @@ class Kubelet:
         call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel(to.endpoint).unary_stream(
             f"/{self.dialect.plugin_service}/ListAndWatch"
         )
-        stream = call(b"")
+        stream = call(b"", timeout=self.deadline)
         try:
             async for data in stream:
                 yield self.dialect.decode_list(data)
@@ -1117,10 +1119,14 @@ async def test_who_else_listens_costs_the_kubelet_nothing(
     assert node._gateway.plugins[0].state.cuts == 0
 
 
-async def test_who_listens_before_the_kubelet_calls_does_not_take_its_place(make: Make) -> None:
+@pytest.mark.parametrize(("user_agent", "deadline"), [("", None), ("grpc-go/1.60.0", 600.0)])
+async def test_who_listens_before_the_kubelet_calls_does_not_take_its_place(
+    make: Make, user_agent: str, deadline: float | None
+) -> None:
     node = await make(inventory(A))
     to = await node.kubelet.registered()
-    async with contextlib.aclosing(Listener(node)) as other:
+    async with contextlib.aclosing(Listener(node, user_agent)) as other:
+        other.deadline = deadline
         others = other.lists(to)
         await anext(others)
         lists = node.kubelet.lists(to)
@@ -1129,6 +1135,32 @@ async def test_who_listens_before_the_kubelet_calls_does_not_take_its_place(make
         node.source.inventories.put_nowait(inventory(A, B))
         assert await anext(lists) == (A, B)
     assert node.kubelet.registrations.empty()
+
+
+async def test_who_else_listens_is_not_waited_for(make: Make, logs: asyncio.Queue[EventDict]) -> None:
+    """A handover waits until our streams are over: the kubelet's are meant."""
+    node = await make(inventory(A))
+    lists = await served(node, logs)
+    resource, to = node._gateway.plugins[0].resource, node._gateway.plugins[0].state.name
+    async with contextlib.aclosing(Listener(node)) as other:
+        await anext(other.lists(Registration("v1beta1", to, GPU)))
+        assert resource.streaming
+        await lists.aclose()
+        await told(logs, "stream ended")
+        assert not resource.streaming
+
+
+async def test_a_list_that_is_too_large_for_somebody_else_is_not_withheld(
+    make: Make, logs: asyncio.Queue[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await make(inventory(A))
+    await served(node, logs)
+    monkeypatch.setattr(type(node.kubelet.dialect), "message_limit", 1)
+    async with contextlib.aclosing(Listener(node)) as other:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await other.first(Registration("v1beta1", node._gateway.plugins[0].state.name, GPU))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert node._gateway.plugins[0].state.phase is Phase.SERVING
 
 
 async def test_what_others_show_is_no_evidence_of_the_kubelet(make: Make) -> None:
@@ -1250,14 +1282,19 @@ async def test_a_list_that_changes_while_one_is_sent_is_sent_too(make: Make, log
     assert sent == [(A,), (A, B)]
 
 
-@pytest.mark.parametrize(("room", "fits"), [(0, True), (-1, False)])
+@pytest.mark.parametrize(("devices", "room", "fits"), [((A, B), 0, True), ((A, B), -1, False), ((A,), 0, False)])
 async def test_a_list_may_be_just_as_large_as_the_kubelet_receives(
-    make: Make, logs: asyncio.Queue[EventDict], monkeypatch: pytest.MonkeyPatch, room: int, fits: bool
+    make: Make,
+    logs: asyncio.Queue[EventDict],
+    monkeypatch: pytest.MonkeyPatch,
+    devices: tuple[Device, ...],
+    room: int,
+    fits: bool,
 ) -> None:
     node = await make(inventory(A, B))
     await served(node, logs)
     dialect = node.kubelet.dialect
-    monkeypatch.setattr(type(dialect), "message_limit", len(dialect.encode_list((A, B)).data) + room)
+    monkeypatch.setattr(type(dialect), "message_limit", len(dialect.encode_list(devices).data) + room)
     said = node._gateway.plugins[0].resource.too_large(dialect)
     assert said is None if fits else "1 devices would fit" in (said or "")
 
