@@ -51,8 +51,10 @@ that are shared (46 bytes). Once, everything fits that does on a list (also 4 Mi
 ID."""
 REQUEST_TIME = 5.0
 """Seconds within which a request must have come, once its call began."""
-MAX_WAITING = 16
-"""How many calls may be there whose request isn't: one more ends the oldest. With ``REQUEST_LIMIT`` 64 MiB."""
+MAX_READ = 4
+"""How many requests are read at once: what isn't read stays with gRPC, but for 64 KiB. Each may take twice ``REQUEST_LIMIT``."""
+IN_LINE = 0.1
+"""Seconds that a request may take to come while others wait for their turn."""
 MAX_CALLS = 1024
 """How many calls a server has at once, streams included; more are refused by gRPC."""
 REFUSALS_TOLD = 20
@@ -66,7 +68,7 @@ _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", REQUEST_LIMIT),
     ("grpc.max_send_message_length", -1),
     # For one connection. A kubelet has its stream and few calls more on one; metadata of 200 bytes.
-    ("grpc.max_concurrent_streams", 64),
+    ("grpc.max_concurrent_streams", 8),
     ("grpc.max_metadata_size", 8 * 1024),
     ("grpc.absolute_max_metadata_size", 16 * 1024),
     # What comes unasked for isn't taken: the window of a stream doesn't grow.
@@ -304,9 +306,8 @@ class Resource:
         async def answered(_requests: object, context: _Context) -> bytes:
             began, status, text = time.perf_counter(), grpc.StatusCode.UNKNOWN, ""
             try:
-                request = await self._requests.read(context)
-                began = time.perf_counter()
-                wire = await answer(dialect, request, context)
+                # No name for the request: a refusal's traceback would keep it, until the garbage collector comes.
+                wire = await answer(dialect, await self._requests.read(context), context)
                 status = grpc.StatusCode.OK
             except RefusedError as refused:
                 status, text = _STATUS[refused.fault], str(refused)
@@ -467,35 +468,56 @@ def _how_many_fit(dialect: Dialect, devices: Sequence[Device], limit: int) -> in
 
 
 class _Requests:
-    """Reads the requests of calls: each within ``REQUEST_TIME``, and the newest ``MAX_WAITING`` of those that wait."""
+    """Reads the requests of calls: ``MAX_READ`` at once, the others in line; each within ``REQUEST_TIME``, ``IN_LINE`` with a line."""
 
     def __init__(self) -> None:
-        self._waiting: dict[asyncio.Timeout, None] = {}
+        self._turns = asyncio.Semaphore(MAX_READ)
+        self._reading: dict[asyncio.Timeout, float] = {}
+        """Since when (seconds of the event loop)."""
+        self._line = 0
 
     async def read(self, context: _Context) -> bytes:
         """Read a call's one request.
 
         Raises:
-            MalformedError: there was none, it took too long, or the call made room for later ones.
+            MalformedError: there was none, or it took too long.
         """
-        if len(self._waiting) >= MAX_WAITING:
-            oldest = next(iter(self._waiting))
-            del self._waiting[oldest]
-            oldest.reschedule(asyncio.get_running_loop().time())
-        limit = asyncio.timeout(REQUEST_TIME)
         try:
-            async with limit:
-                self._waiting[limit] = None
-                request = await context.read()
+            if self._turns.locked():
+                await self._wait()
+            else:
+                await self._turns.acquire()
+            try:
+                request = await self._read(context)
+            finally:
+                self._turns.release()
         except TimeoutError as error:
             raise MalformedError(
-                f"expected a request within {REQUEST_TIME:g} s, and before {MAX_WAITING} later calls waited for theirs: call again"
+                f"expected a request within {REQUEST_TIME:g} s, or {IN_LINE:g} s while others wait: call again"
             ) from error
-        finally:
-            self._waiting.pop(limit, None)
         if not isinstance(request, bytes):
             raise MalformedError("expected a request, and the call ended without one: send it")
         return request
+
+    async def _wait(self) -> None:
+        """Wait for a turn. Who is at it hurries from now on."""
+        now = asyncio.get_running_loop().time()
+        for limit, since in self._reading.items():
+            limit.reschedule(max(now, since + IN_LINE))
+        self._line += 1
+        try:
+            async with asyncio.timeout(REQUEST_TIME):
+                await self._turns.acquire()
+        finally:
+            self._line -= 1
+
+    async def _read(self, context: _Context) -> object:
+        async with asyncio.timeout(IN_LINE if self._line else REQUEST_TIME) as limit:
+            self._reading[limit] = asyncio.get_running_loop().time()
+            try:
+                return await context.read()
+            finally:
+                del self._reading[limit]
 
 
 class _Calls(grpc.GenericRpcHandler):

@@ -341,7 +341,10 @@ def _socket_dir(ctx: click.Context, folder: Path, socket: Given) -> Path:
 
 
 def _serve(settings: Settings) -> int:
-    from gateway import compose, descriptors, instance, shell
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "NONE"
+    )  # It logs a line for each mistake of a stranger; ours says what matters.
+    from gateway import compose, instance, process, shell
 
     if settings.state_dir.absolute().is_relative_to(settings.socket_dir.absolute()):
         raise click.UsageError(
@@ -366,7 +369,8 @@ def _serve(settings: Settings) -> int:
         raise click.ClickException(str(error)) from error
     except ValueError as error:
         raise _SettingError(str(error)) from error
-    descriptors.allow_all()
+    process.allow_descriptors()
+    process.give_memory_back()
     return asyncio.run(_run(shell.Gateway(settings, source)))
 
 

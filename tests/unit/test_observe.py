@@ -10,12 +10,12 @@ import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import structlog
 
-from gateway import descriptors, observe, shell
+from gateway import observe, process, shell
 from gateway.observe import Seldom, escaped, printable
 
 STEERING = ["\x1b[2J", "\x9b2J", "\x7f", "\u202e", "\u2066", "\u200f", "\x00", "\ud800", "\u2028", "\U000e0001", "\xad"]
@@ -37,6 +37,10 @@ def test_a_document_means_the_same_and_steers_no_screen(text: str) -> None:
         assert escaped(spelled).replace("\n", "").isprintable()
 
 
+def fail(text: str) -> NoReturn:
+    raise ValueError(text)
+
+
 @contextmanager
 def logging_to(monkeypatch: pytest.MonkeyPatch, log_format: str) -> Iterator[io.StringIO]:
     sink = io.StringIO()
@@ -56,7 +60,7 @@ def test_a_line_of_the_log_steers_no_screen(monkeypatch: pytest.MonkeyPatch, log
         log = structlog.get_logger()
         log.warning("refused", reason=f"before{text}after")
         try:
-            int(text)
+            fail(text)
         except ValueError:
             log.exception("unexpected", what=text)
     lines = sink.getvalue().split("\n")
@@ -93,7 +97,7 @@ def test_as_many_descriptors_as_the_hard_limit_allows() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
-        assert descriptors.allow_all() == hard
+        assert process.allow_descriptors() == hard
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -104,4 +108,4 @@ def test_where_the_limit_may_not_be_raised_it_stays(monkeypatch: pytest.MonkeyPa
         raise PermissionError
 
     monkeypatch.setattr(resource, "setrlimit", forbidden)
-    assert descriptors.allow_all() == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert process.allow_descriptors() == resource.getrlimit(resource.RLIMIT_NOFILE)[0]

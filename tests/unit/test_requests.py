@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import types
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -61,6 +65,12 @@ async def calling(folder: Path) -> AsyncIterator[grpc.aio.Channel]:
             yield channel
     finally:
         await resource.close()
+
+
+def _large(frame: types.FrameType) -> bool:
+    """Whether a frame of ours that has ended, or waits, holds a large text by a name."""
+    ours = frame.f_code.co_filename.endswith("gateway/serve.py")
+    return ours and any(isinstance(one, bytes) and len(one) > REQUEST_LIMIT // 2 for one in frame.f_locals.values())
 
 
 async def call(channel: grpc.aio.Channel, name: str, request: bytes) -> bytes:
@@ -178,14 +188,38 @@ def test_devices_are_counted_before_they_are_decoded(monkeypatch: pytest.MonkeyP
             decode((tag + b"\x00") * 200_001)
 
 
-async def test_who_asks_for_nothing_keeps_nobody_away(folder: Path) -> None:
-    """Of calls whose request doesn't come, the oldest makes room."""
+async def test_who_asks_for_nothing_keeps_nobody_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of calls whose request doesn't come, those that are read make room for those in line; the last ones have more time."""
+    monkeypatch.setattr(serve, "IN_LINE", 0.01)
+    monkeypatch.setattr(serve, "REQUEST_TIME", 60.0)
     async with calling(folder) as channel:
-        calls = [silent(channel) for _ in range(3 * serve.MAX_WAITING)]
+        calls = [silent(channel) for _ in range(2 * serve.MAX_READ)]
         assert await allocates(channel)
-        ended = [await one.code() for one in calls[: 2 * serve.MAX_WAITING]]
+        ended = [await one.code() for one in calls[: serve.MAX_READ]]
         assert {one.name for one in ended} == {"INVALID_ARGUMENT"}
         assert await allocates(channel)
+        for one in calls:
+            one.cancel()
+
+
+async def test_so_many_requests_are_read_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "IN_LINE", 60.0)
+    begun, read = asyncio.Semaphore(0), serve._Requests._read
+
+    async def begins(requests: serve._Requests, context: Any) -> object:
+        begun.release()
+        return await read(requests, context)
+
+    monkeypatch.setattr(serve._Requests, "_read", begins)
+    async with calling(folder) as channel:
+        calls = [silent(channel) for _ in range(serve.MAX_READ)]
+        for _ in calls:
+            await begun.acquire()
+        waiting = asyncio.ensure_future(allocates(channel))
+        await asyncio.wait([waiting], timeout=0.2)
+        assert not waiting.done()
+        calls[0].cancel()
+        assert await waiting
         for one in calls:
             one.cancel()
 
@@ -193,7 +227,8 @@ async def test_who_asks_for_nothing_keeps_nobody_away(folder: Path) -> None:
 async def test_a_request_has_its_time_and_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "REQUEST_TIME", 0.05)
     async with calling(folder) as channel:
-        assert (await silent(channel).code()).name == "INVALID_ARGUMENT"
+        async with asyncio.timeout(20):
+            assert (await silent(channel).code()).name == "INVALID_ARGUMENT"
         assert await allocates(channel)
 
 
@@ -202,6 +237,19 @@ async def test_a_call_without_a_request_is_refused(folder: Path) -> None:
         one = silent(channel)
         await one.done_writing()
         assert (await one.code()).name == "INVALID_ARGUMENT"
+
+
+async def test_a_request_that_was_refused_is_not_kept(folder: Path) -> None:
+    """A refusal's traceback holds what its functions held, until the garbage collector comes: 4 MiB for each."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with calling(folder) as channel:
+            await code(channel, "Allocate", b"\x0a\x00" * (REQUEST_LIMIT // 2))
+            kept = [one for one in gc.get_objects() if isinstance(one, types.FrameType) and _large(one)]
+            assert kept == []
+    finally:
+        gc.enable()
 
 
 async def test_a_stream_needs_no_request(folder: Path) -> None:

@@ -1,0 +1,57 @@
+"""The attack, for some seconds: what is promised of ten minutes of it is promised of these, but for what needs time to show."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gateway.lab import attack
+from gateway.lab.attack import LIMIT_MIB, Seen, memory_cgroup
+
+SOUND = Seen(probes=[0.01], pods=1, descriptors=(20, 20), memory=[50.0, 60.0, 60.0, 60.0])
+
+
+async def test_a_gateway_gets_over_all_of_it_at_once() -> None:
+    """Where the machine gives no cgroup, its memory is looked at only."""
+    seen = await attack.attack(20)
+    assert seen.alive, seen
+    assert seen.pods, seen
+    assert not seen.pods_failed, seen
+    assert seen.probes, seen
+    assert len(seen.probes_failed) <= len(seen.probes) / 20, seen  # A busy machine may be late for one.
+    assert abs(seen.descriptors[1] - seen.descriptors[0]) <= attack.MOST_DESCRIPTORS, seen
+    assert max(seen.memory) < LIMIT_MIB, seen
+    assert seen.log_bytes < 2**20, seen
+
+
+def test_what_was_seen_is_judged() -> None:
+    assert SOUND.broken() == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "broken"),
+    [
+        ("alive", False, "it lives"),
+        ("probes", [], "each probe is answered within a second"),
+        ("probes_failed", ["late"], "each probe is answered within a second"),
+        ("pods", 0, "each pod gets its GPU"),
+        ("pods_failed", ["none"], "each pod gets its GPU"),
+        ("descriptors", (20, 31), "descriptors come back within 10"),
+        ("memory", [50.0, 60.0, 60.0, 70.0], "memory grows by less than 10 MiB"),
+        ("memory", [50.0, 256.0, 256.0, 256.0], "memory stays below 256 MiB"),
+    ],
+)
+def test_a_promise_that_was_not_kept_is_named(field: str, value: object, broken: str) -> None:
+    seen = Seen(**{**vars(SOUND), field: value})
+    assert seen.broken() == [broken]
+    assert str(seen)
+
+
+def test_a_cgroup_is_made_and_removed() -> None:
+    with memory_cgroup(64) as group:
+        if group is None:
+            pytest.skip("this machine gives no memory cgroup")
+        assert (group / "cgroup.procs").exists()
+        assert str(os.getpid()) in group.name
+    assert not group.exists()
