@@ -56,6 +56,11 @@ class Commands:
             **dict.fromkeys(control.HANDLES, self._handle),
         }
 
+    @property
+    def handlers_while_waiting(self) -> Mapping[str, Handler]:
+        """Who meets which op before there is a list."""
+        return {"status": self._status, "cordon": self._order, "uncordon": self._order}
+
     def document(self, rows: bool) -> status.Status:  # noqa: FBT001 - the metrics' signature
         """Say what is known now; ``rows``: of each device, too."""
         from gateway import status  # noqa: PLC0415 - only a gateway that is asked pays for it
@@ -69,6 +74,7 @@ class Commands:
             host_service=gateway.settings.host_service,
             started=gateway.started,
             socket_dir=str(gateway.settings.socket_dir),
+            waits_for=gateway.waits_for,
             ledger=gateway.scribe.state,
             plugins=[self._plugin(plugin) for plugin in gateway.plugins],
             kubelet_since=gateway.presence.since,
@@ -170,13 +176,14 @@ class Commands:
             resources += [
                 name for name in before if name not in resources and self._is_forgotten(order.device_id, name)
             ]
-        if not resources and not (cordoned and order.op == "uncordon"):
+        if not resources and not (cordoned and order.op == "uncordon") and not self._gateway.waits_for:
             raise ControlError(f"no device here is called {order.device_id!r}: `gateway devices` lists them")
         changed = self._carry_out(order, resources)
         _log.info(
             "order", op=order.op, device=order.device_id, resources=resources, reason=order.reason, changed=changed
         )
-        await self._gateway.update()
+        if not self._gateway.waits_for:
+            await self._gateway.update()
         if not await self._gateway.scribe.durable():  # Also what changes nothing now: it may have failed a moment ago.
             raise ControlError(
                 f"done, but it will be forgotten when the gateway restarts: {self._gateway.scribe.state.last_error}"

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from adapters.dialect import Level
     from devices.boards import Claim
     from devices.source import DeviceSource, Inventory
+    from gateway import control
     from gateway.http import Handler
     from gateway.registration import KubeletId
     from gateway.settings import Settings
@@ -132,6 +133,8 @@ class Gateway:
         self.scribe = Scribe(self.ledger)
         self.tally = Tally()
         self.config = reload.Fate()
+        self.waits_for = ""
+        """What the start waits for, and why; empty where it doesn't."""
         self.turns = Turns(settings.socket_dir / beliefs.CHECKPOINT)
         self._pool = Pool()
         self.beliefs = Beliefs(
@@ -241,10 +244,17 @@ class Gateway:
         """Wait until the socket directory can be used, and say again and again why it can't."""
         folder, tell_at = self.settings.socket_dir, 0.0
         while reason := instance.make_folder(folder):
+            self.waits_for = f"the socket directory: {reason}"
+            if self._control is None:
+                await self._listen_for_orders(Commands(self).handlers_while_waiting)
             if (now := time.monotonic()) >= tell_at:
                 _log.warning("waiting for the socket directory", folder=str(folder), reason=reason)
                 tell_at = now + FOLDER_TOLD
             await self._unless_ended(asyncio.sleep(FOLDER_AGAIN))
+        self.waits_for = ""
+        if self._control is not None:
+            await self._control.close()
+            self._control = None
 
     async def _unless_ended(self, work: Coroutine[Any, Any, Any]) -> None:
         """Await ``work``, but leave at once when the gateway is to end."""
@@ -571,7 +581,14 @@ class Gateway:
 
     async def _open_control(self) -> None:
         commands = Commands(self)
-        handlers = {**commands.handlers, handover.OP: self._handover.serve}
+        await self._listen_for_orders({**commands.handlers, handover.OP: self._handover.serve})
+        if self.settings.metrics_address is not None:
+            from gateway import metrics  # noqa: PLC0415 - its imports are paid only where metrics are wanted
+
+            told = metrics.Metrics(commands.document, self.tally, device_ids=self.settings.metrics_device_ids)
+            self._spawn("metrics", self._answer("metrics", self.settings.metrics_address, {"/metrics": told.answer}))
+
+    async def _listen_for_orders(self, handlers: Mapping[str, control.Handler]) -> None:
         server = Server(socket_path(self.settings.state_dir, self.token), handlers)
         try:
             await server.start()
@@ -579,11 +596,6 @@ class Gateway:
             _log.warning("gateway status, devices and cordon can't reach this gateway", reason=str(error))
         else:
             self._control = server
-        if self.settings.metrics_address is not None:
-            from gateway import metrics  # noqa: PLC0415 - its imports are paid only where metrics are wanted
-
-            told = metrics.Metrics(commands.document, self.tally, device_ids=self.settings.metrics_device_ids)
-            self._spawn("metrics", self._answer("metrics", self.settings.metrics_address, {"/metrics": told.answer}))
 
     def _open_probes(self) -> None:
         if self.settings.probe_address is not None:

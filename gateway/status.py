@@ -172,7 +172,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway.
 
-    ``host_service``: it is the node's own service, not a pod. ``lag_s`` is the worst lateness of its event loop in the last
+    ``host_service``: it is the node's own service, not a pod. ``waits_for`` says what its start waits for, and is mostly empty.
+    ``lag_s`` is the worst lateness of its event loop in the last
     minute or two.
     """
 
@@ -183,6 +184,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     host_service: bool = False
     uptime_s: float
     socket_dir: str
+    waits_for: str = ""
     kubelet: Kubelet
     books: Books
     ledger: Ledger
@@ -232,6 +234,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     host_service: bool = False
     started: float
     socket_dir: str
+    waits_for: str = ""
     ledger: scribe.State
     plugins: Sequence[Plugin] = ()
     kubelet_since: float | None = None
@@ -258,6 +261,7 @@ def document(node: Node, tally: Tally, build: Build, *, now: float, unix: float,
         host_service=node.host_service,
         uptime_s=_age(node.started, now),
         socket_dir=node.socket_dir,
+        waits_for=node.waits_for,
         kubelet=Kubelet(present=node.kubelet_since is not None, age_s=_age_or_none(node.kubelet_since, now)),
         books=Books(source=node.books, age_s=_age_or_none(node.books_read, now)),
         ledger=Ledger(

@@ -184,6 +184,7 @@ class _Page:
         title = click.style(f"gateway {_clean(one.token)}", bold=True)
         kind = ", host service" if one.host_service else ""
         yield f"{title}  {_clean(one.build.gateway)}{kind}, process {one.pid}, up {age(one.uptime_s)}"
+        yield from self.text("  waiting  ", one.waits_for and f"for {one.waits_for}", "red")
         if one.kubelet.present:
             yield from self.text("  kubelet  ", f"found {age(one.kubelet.age_s or 0)} ago, {one.socket_dir}")
         else:

@@ -251,6 +251,10 @@ def test_a_person_reads(sentence: str) -> None:
         ),
         (document(node()), "ledger.json, written 3 min ago"),
         (
+            msgspec.structs.replace(FULL, waits_for="the socket directory: none"),
+            "waiting for the socket directory: none",
+        ),
+        (
             msgspec.structs.replace(
                 FULL, configuration=Configuration(path="/c/config.yaml", error="/c/config.yaml, line 3: no")
             ),

@@ -40,7 +40,7 @@ from devices.model import (
 )
 from devices.policy import Policy
 from devices.source import NOT_TOLD, Facts, Fate, GiveUpError, Hindrance, Inventory, Listing, Partial
-from gateway import kubelet_view, plugin, probes, readiness, scribe, serve, shell, watch
+from gateway import control, kubelet_view, plugin, probes, readiness, scribe, serve, shell, watch
 from gateway.beliefs import Look
 from gateway.commands import Commands
 from gateway.control import ControlError
@@ -269,6 +269,26 @@ async def test_what_keeps_it_waiting_is_said_again_and_again(
             assert f"the nearest one is {folder}" in said["reason"]
         (folder / "dp").mkdir()
         await told(logs, "waiting for a kubelet")
+    finally:
+        gateway._end(0)
+        assert await run == 0
+
+
+async def test_one_that_waits_for_its_folder_can_be_asked_and_told(
+    logs: asyncio.Queue[EventDict], folder: Path
+) -> None:
+    settings = Settings(socket_dir=folder / "dp", state_dir=folder / "state")
+    run = asyncio.ensure_future((gateway := Gateway(settings, Source(inventory(A)))).run())
+    try:
+        await told(logs, "waiting for the socket directory")
+        [path] = control.sockets(folder / "state")
+        assert str(folder) in (await control.ask(path, {"op": "status"}, 10))["status"]["waits_for"]
+        await control.ask(path, {"op": "cordon", "id": "a", "reason": "ticket 4711"}, 10)
+        assert json.loads((folder / "state" / "ledger.json").read_text())["cordons"].keys() == {"a"}
+        (folder / "dp").mkdir()
+        await told(logs, "waiting for a kubelet")
+        status = (await control.ask(path, {"op": "status"}, 10))["status"]
+        assert (status["waits_for"], status["resources"][0]["states"][0]["state"]) == ("", "cordoned")
     finally:
         gateway._end(0)
         assert await run == 0
@@ -504,7 +524,7 @@ async def test_a_cordon_is_confirmed_when_it_is_on_disk(make: Make, monkeypatch:
 
     monkeypatch.setattr(Ledger, "save", full)
     for _ in range(2):
-        with pytest.raises(ControlError, match="in force, but not on disk"):
+        with pytest.raises(ControlError, match="done, but it will be forgotten"):
             await order(Person(), asked)  # type: ignore[arg-type]  # what it needs of a connection
     monkeypatch.setattr(Ledger, "save", save)
     await order(Person(), asked)  # type: ignore[arg-type]  # as above
