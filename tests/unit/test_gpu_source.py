@@ -467,3 +467,49 @@ async def test_each_annotation_has_a_key_of_its_own(watched: Watched, monkeypatc
     asked = ContainerRequest(("GPU-0",)), Sayable(frozenset(Field))
     keys = [key for _ in range(2) for key in (await watched.source.answer(NVIDIA, *asked)).annotations]
     assert len(set(keys)) == len(keys) == 2
+
+
+async def test_what_is_remembered_of_gpus_that_went_is_bounded(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The latest are, and one that was seen again is one of these."""
+    monkeypatch.setattr(source, "_REMEMBERED", 3)
+    for there in ([gpu(0), gpu(1)], [gpu(0), gpu(2)], [gpu(3)]):
+        await watched.sees(*there)
+    assert [*watched.source._known] == ["GPU-0", "GPU-2", "GPU-3"]
+    assert watched.source.fate("old.com/name", "GPU-0") is Fate.WITHDRAWN
+    assert watched.source.fate("old.com/name", "GPU-1") is Fate.UNKNOWN
+
+
+async def test_answers_that_are_remembered_are_bounded(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "_ANSWERS", 2)
+    await watched.sees(*map(gpu, range(5)))
+    for number in range(5):
+        answer = await watched.source.answer(NVIDIA, ContainerRequest((f"GPU-{number}",)), Sayable(frozenset(Field)))
+        assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": f"GPU-{number}"}
+        assert len(watched.source._answered) <= 2
+
+
+async def test_a_specification_that_could_not_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = [Surroundings(without_cdi="no folder"), Surroundings(without_cdi="no folder"), Surroundings()]
+    monkeypatch.setattr(source, "_CDI_RETRY", 0.01)
+    monkeypatch.setattr(source, "_specified", lambda *_: outcomes.pop(0))
+    one = Watched(Policy(list_strategies=frozenset({ListStrategy.CDI_CRI})))
+    with capture_logs() as logs:
+        await one.sees(gpu(0))
+        while outcomes:
+            await one.next()
+    assert [entry["reason"] for entry in logs if entry["event"] == "no CDI specification"] == ["no folder"]
+    await one.close()
+
+
+async def test_a_gpu_that_is_released_and_seen_all_the_same_is_there_once(watched: Watched) -> None:
+    await watched.sees(gpu(0))
+    assert await watched.sees(gpu(0), released=frozenset({"GPU-0"})) == {NVIDIA: ["GPU-0"]}
+    assert len(cast("Sight", watched.source._sight).gpus) == 1
+
+
+async def test_the_backend_is_told_what_the_operator_decides() -> None:
+    told: list[Policy] = []
+    GPUSource(Backend(), Policy(), tell=told.append).adopt(MIXED)
+    assert told == [MIXED]
