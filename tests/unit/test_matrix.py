@@ -261,6 +261,11 @@ async def test_a_node_of_the_cluster_is_judged(
     assert [(one.version, one.status, one.reason) for one in found.nodes] == [("1.37", "failed", reason)]
 
 
+async def test_the_cluster_has_no_node_whose_api_is_not_spoken() -> None:
+    job = Matrix(("1.8", "1.9"), {}, {"1.8": "no Go", "1.9": "no Go"}, (), api="v1beta1")
+    assert (await matrix._cluster(job, lambda _line: None)).nodes == ()
+
+
 @pytest.mark.parametrize("more", [[], ["--plugin", "true {socket_dir}"]], ids=["the gateway", "a plugin"])
 def test_a_report_that_cannot_be_kept_is_told_before_the_run(
     folder: Path, more: list[str], monkeypatch: pytest.MonkeyPatch
