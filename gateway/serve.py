@@ -159,7 +159,7 @@ class Resource:
         self._parts: dict[str, Parts] = {}
         self._streams: dict[int, _Stream] = {}
         self._heeded: int | None = None
-        """The stream that is taken for the kubelet's."""
+        """The stream that is taken for the kubelet's, or was taken for it last."""
         self._lost_fields: set[tuple[str, Field]] = set()
         self._notes: list[tuple[str, tuple[str, ...], Level]] = []
         """What was handed out and isn't noted yet: the dialect, the devices, and what is known of the kubelet."""
@@ -357,8 +357,6 @@ class Resource:
                 await stream.changed.wait()
         finally:
             del self._streams[number]
-            if number == self._heeded:
-                self._heeded = None
             self._emit(StreamEnded(number))
 
     def _has_room(self, *, likely: bool) -> bool:

@@ -1157,6 +1157,15 @@ async def test_who_listens_before_the_kubelet_calls_does_not_take_its_place(
     assert node.kubelet.registrations.empty()
 
 
+async def test_how_many_asked_for_the_options_is_bounded(make: Make) -> None:
+    node = await make(inventory(A))
+    to, resource = await node.kubelet.registered(), node._gateway.plugins[0].resource
+    for number in range(serve._MOST_AGENTS + 1):
+        async with contextlib.aclosing(Listener(node, f"other/{number}")) as other:
+            await other.call(to, "GetDevicePluginOptions")
+    assert len(resource._asked_options) == serve._MOST_AGENTS
+
+
 async def test_who_else_listens_is_not_waited_for(make: Make, logs: asyncio.Queue[EventDict]) -> None:
     """A handover waits until our streams are over: the kubelet's are meant."""
     node = await make(inventory(A))
