@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import structlog
 from msgspec import Struct
 
-from gateway.ledger import Ledger, LedgerError
+from gateway.ledger import Cordon, Ledger, LedgerError
 
 SOON = 0.075
 """Seconds until a change is written that need not be durable at once."""
@@ -24,6 +25,8 @@ PATIENCE = 2.0
 RETRY_FIRST, RETRY_MAX = 0.1, 30.0
 """Seconds until a failed write is tried again, at first and at most. They double: it is on disk after at most as long
 again as the disk was ill."""
+
+_MOST_TOLD = 16
 
 _log = structlog.get_logger()
 
@@ -78,13 +81,26 @@ class Scribe:
 
     def load(self) -> None:
         """Read the ledger, at the start and before taking over from another gateway; what is wrong with it is logged."""
+        before = self._ledger.cordons
         try:
             self._ledger.load()
         except LedgerError as error:
             _log.error("state file not read in full", reason=str(error))
             self.soon()
+        self._tell_lifted(before)
         if self._ledger.exposure:
             _log.warning("the state directory is not private", reason=self._ledger.exposure)
+
+    def _tell_lifted(self, before: Mapping[str, Cordon]) -> None:
+        """Say which cordons went by somebody else's file: an order to lift one comes to each gateway by itself."""
+        if lifted := sorted(before.keys() - self._ledger.cordons.keys()):
+            _log.warning(
+                "cordons lifted by a changed state file",
+                path=str(self._ledger.path),
+                devices=lifted[:_MOST_TOLD],
+                count=len(lifted),
+                advice="if nobody lifted them, the file was replaced (restored?): cordon these devices again",
+            )
 
     async def durable(self) -> bool:
         """Wait until all changes up to now are on disk; False where they may not be, which was reported then."""
@@ -130,7 +146,9 @@ class Scribe:
         try:
             snapshot = ledger.snapshot()
             written = await asyncio.to_thread(ledger.save, snapshot)
+            before = ledger.cordons
             ledger.settle(snapshot, written)
+            self._tell_lifted(before)
         except LedgerError as error:
             self._failed(str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, devices are served and it is tried again

@@ -209,4 +209,12 @@ MUTANTS = (
         'return f"unix:{path}"',
         f"{_REQUESTS}::test_a_folder_may_have_any_name",
     ),
+    Mutant(
+        "Z4",
+        "a replaced ledger lifts cordons without a word",
+        "gateway/scribe.py",
+        "            self._tell_lifted(before)\n",
+        "",
+        "tests/unit/test_scribe.py::test_cordons_that_go_by_a_replaced_file_are_told",
+    ),
 )

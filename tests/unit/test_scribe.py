@@ -357,3 +357,25 @@ async def test_damage_by_others_during_service_is_said(disk: Disk) -> None:
     assert [log["event"] for log in logs] == ["state file damaged by another program"]
     assert (disk.path.parent / scribe.state.put_aside).read_text() == "not json"
     assert disk.on_disk() == {"GPU-1", "GPU-2"}
+
+
+@pytest.mark.parametrize("by_load", [False, True])
+async def test_cordons_that_go_by_a_replaced_file_are_told(disk: Disk, *, by_load: bool) -> None:
+    scribe = Scribe(disk)
+    disk.cordon("GPU-1", SMELLS)
+    disk.cordon("GPU-2", SMELLS)
+    assert await scribe.durable()
+    disk.uncordon("GPU-2")
+    with capture_logs() as logs:
+        assert await scribe.durable()
+    assert logs == []  # That was an order.
+    disk.path.write_text('{"format": 1}')
+    with capture_logs() as logs:
+        if by_load:
+            scribe.load()
+        else:
+            disk.accept("v1beta1")
+            assert await scribe.durable()
+    [line] = [line for line in logs if line["event"] == "cordons lifted by a changed state file"]
+    assert line["devices"] == ["GPU-1"]
+    await scribe.close()
