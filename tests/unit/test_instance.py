@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -138,6 +139,14 @@ def test_what_only_looks_like_a_gateway_is_not_seen(
         pytest.skip("only root can give a file away")
     spoil(second.folder)
     assert [*first.peers().values()] == ([second.folder] if seen else [])
+
+
+@pytest.mark.parametrize(("seconds", "swept"), [(0, []), (60, [".0123abcd"])], ids=["just begun", "long ago"])
+def test_a_folder_in_the_making_has_no_lock_yet(tmp_path: Path, seconds: float, swept: list[str]) -> None:
+    folder = tmp_path / FOLDER / ".0123abcd"
+    folder.mkdir(parents=True)
+    os.utime(folder, (time.time() - seconds,) * 2)
+    assert sweep(tmp_path) == swept
 
 
 @pytest.mark.parametrize("name", ["..", "lock", "deadbeef.txt", "DEADBEEF", "nvidia"])

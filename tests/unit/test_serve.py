@@ -44,7 +44,7 @@ from gateway import control, kubelet_view, plugin, probes, readiness, scribe, se
 from gateway.beliefs import Look
 from gateway.commands import Commands
 from gateway.control import ControlError
-from gateway.instance import Instance, socket_name
+from gateway.instance import Instance, begin, socket_name
 from gateway.kubelet_view import View
 from gateway.ledger import Ledger, LedgerError, Snapshot, Written
 from gateway.registration import Event, KubeletId, KubeletUp, Lacking, Phase, StandBy, Timer
@@ -754,6 +754,18 @@ async def test_what_another_gateway_serves_is_not_remembered_but_what_it_remembe
     }
 
 
+async def test_what_a_younger_gateway_does_not_serve_is_remembered_before_it_is_sent(make: Make, folder: Path) -> None:
+    host = Instance(folder / "dp", begin(host_service=True))
+    host.create()
+    host.publish()
+    try:
+        node = await make(inventory(A))
+        assert await anext(node.kubelet.lists(await node.kubelet.registered())) == (A,)
+        assert node.ledger().keys() == {"a"}
+    finally:
+        host.remove()
+
+
 @pytest.mark.parametrize(
     ("device", "shown", "registered", "talks", "lacking"),
     [
@@ -813,6 +825,7 @@ async def test_one_that_was_stood_by_for_in_vain_counts_again_once_it_registers(
     gateway.look()
     assert one.state.phase is Phase.SERVING
     assert gateway._kubelet is not None
+    one.cuts += 1
     gateway._kubelet_up(replace(gateway._kubelet, mtime_ns=1))
     gateway.look()
     assert one.standing_by_for is None, "that a kubelet ended our stream is no word of the other gateway's"
