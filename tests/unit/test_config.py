@@ -233,6 +233,11 @@ def test_rename_counts_where_it_is_honoured(more: str, shown: str) -> None:
     }
 
 
+def test_a_name_by_default_stays_where_renames_are_honoured() -> None:
+    text = "{name: gpu, replicas: 2}\n    renameByDefault: true\ngateway: {honourResourceNames: true}"
+    assert policy(resources(text)).slices == {"nvidia.com/gpu": Slices(2, "nvidia.com/gpu.shared")}
+
+
 SOME = "{name: gpu, replicas: 2, devices: [0, GPU-1, '0:1']}"
 
 

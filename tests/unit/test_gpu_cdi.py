@@ -141,7 +141,7 @@ def test_gpus_and_instances_have_names_and_all_has_every_node_once() -> None:
 
 
 def test_nodes_that_are_the_same_inside_and_outside() -> None:
-    spec = only(gpus=(GPU("GPU-a", 0, 0, device_nodes=("/dev/null",), spec_nodes=("/dev/nvidia0",)),))
+    spec = only(gpus=(GPU("GPU-a", 0, 0, device_nodes=("/dev/null",), spec_nodes=("/dev/null", "/dev/nvidia0")),))
     assert spec["devices"][0]["containerEdits"]["deviceNodes"] == [{"path": "/dev/null"}, node("/dev/nvidia0")]
 
 
@@ -183,8 +183,9 @@ def test_a_gpu_without_nodes_is_no_empty_device() -> None:
 
 
 def test_a_gpu_that_has_no_name_does_not_spoil_the_others() -> None:
-    spec = only(gpus=(*GPUS[:1], GPU("MIG-GPU-b/7/0", 1, 1), GPU("all", 2, 2)))
+    spec = only(gpus=(*GPUS[:1], GPU("MIG-GPU-b/7/0", 1, 1), GPU("all", 2, 2, spec_nodes=("/dev/nvidia2",))))
     assert [device["name"] for device in spec["devices"]] == ["GPU-a", "all"]
+    assert spec["devices"][-1]["containerEdits"]["deviceNodes"] == [node("/dev/nvidia0")]
 
 
 def test_extras_that_are_wanted_and_there() -> None:

@@ -425,3 +425,9 @@ def test_bugs_and_crossings_end_as_sentences() -> None:
         assert row.suffers.endswith("."), row.id
         assert row.way_out.endswith("."), row.id
         assert not row.title.endswith("."), row.id
+
+
+@pytest.mark.parametrize(("goal", "skewed"), [("1.31", False), ("1.32", True)], ids=["allowed", "one too many"])
+def test_a_jump_beyond_the_skew_policy_is_said(goal: str, skewed: bool) -> None:
+    """A kubelet may be three minor versions older than its API server, since 1.28."""
+    assert any("version skew policy" in sentence for sentence in made("1.28", goal, direct=True).first) is skewed
