@@ -28,10 +28,10 @@ MUTANTS = (
     ),
     Mutant(
         "O1",
-        "only the resource itself is looked at",
+        "what the first resource has left is looked over",
         "gateway/owners.py",
         "for name, devices in remaining.items() for claim in self._of(name, devices))",
-        "for name, devices in [*remaining.items()][:1] for claim in self._of(name, devices))",
+        "for name, devices in [*remaining.items()][1:] for claim in self._of(name, devices))",
         _EDITS,
     ),
     Mutant(
@@ -62,8 +62,8 @@ MUTANTS = (
         "O1",
         "what was well is taken for well",
         "devices/life.py",
-        "known.cordons.keys() | known.withheld.keys() |",
-        "known.cordons.keys() |",
+        " | known.withheld.keys()",
+        "",
         _EDITS,
     ),
     Mutant(
@@ -72,7 +72,7 @@ MUTANTS = (
         "devices/life.py",
         "    while entry is not None and entry.state in _COVERS:\n",
         "    if entry is not None and entry.state in _COVERS:\n",
-        f"{_BOARDS}::test_a_cordon_lies_over_it",
+        "tests/unit/test_life.py::test_what_lies_over_a_device_hides_no_spell",
     ),
     Mutant(
         "O2",

@@ -73,6 +73,7 @@ GONE = Listing(())
         (State.LOST, ILL, Fault.FAILED_PRECONDITION, False, False, None, True, True),
         (State.WITHDRAWN, ILL, Fault.NOT_FOUND, False, True, None, False, False),
         (State.CORDONED, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
+        (State.WITHHELD, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
         (State.RELEASED, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
     ],
 )
@@ -192,6 +193,18 @@ def test_a_trouble_that_must_be_remembered(
 def test_a_trouble_is_remembered_since_it_began() -> None:
     known = Known({"g": G}, "this", sticky={"g": Sticky(RESET, 5.0, "this")})
     assert look(known, listed(G, trouble=RIDDLE)).sticky == {"g": Sticky(RIDDLE, 5.0, "this")}
+
+
+def test_what_lies_over_a_device_hides_no_spell() -> None:
+    """It fell ill twice: a cordon over a claim changes nothing about that."""
+    ill, well, covered = listed(G, trouble=RESTART), listed(G), {"g": "why"}
+    entries = [*look(ANNOUNCED, ill).entries]
+    for now, listing in enumerate((well, ill), int(NOW) + 1):
+        entries = [*look(ANNOUNCED, listing, now, entries).entries]
+    under = look(replace(ANNOUNCED, cordons=covered, withheld=covered), ill, NOW + 3, entries).entries
+    [again] = look(ANNOUNCED, ill, NOW + 4, under).entries
+    assert [entry.state for entry in under] == [State.CORDONED]
+    assert (again.spells, again.spells.count) == (entries[0].spells, 2)
 
 
 # What the backend doesn't see.
