@@ -5,13 +5,13 @@ from __future__ import annotations
 from tests.mutants.table import Mutant
 
 RULES = {
-    "O1": "an ID that is offered no longer and is held claims its hardware, whatever the name of what else is offered there",
-    "O2": "partitions are apart from each other, not from their GPU, and not once one of them is no more",
-    "O3": "replicas of one GPU are shared by those who hold them, and by nobody more than are offered",
-    "O4": "a claim ends with its holder, by books that are read soon and are no older than what was handed out",
-    "O5": "an Allocate and an edit at the same time: one of them knows of the other",
-    "O6": "what is needed to judge outlives the process, and what only another gateway serves counts",
-    "O7": "two pods on one GPU are seen by the lab, under whichever IDs",
+    "H1": "an ID that is offered no longer and is held claims its hardware, whatever the name of what else is offered there",
+    "H2": "partitions are apart from each other, not from their GPU, and not once one of them is no more",
+    "H3": "replicas of one GPU are shared by those who hold them, and by nobody more than are offered",
+    "H4": "a claim ends with its holder, by books that are read soon and are no older than what was handed out",
+    "H5": "an Allocate and an edit at the same time: one of them knows of the other",
+    "H6": "what is needed to judge outlives the process, and what only another gateway serves counts",
+    "H7": "two pods on one GPU are seen by the lab, under whichever IDs",
 }
 
 _BOARDS = "tests/unit/test_boards.py"
@@ -19,7 +19,7 @@ _EDITS = f"{_BOARDS}::test_an_edit_gives_nobody_what_a_pod_holds"
 
 MUTANTS = (
     Mutant(
-        "O1",
+        "H1",
         "what is held under another ID is free",
         "devices/boards.py",
         "    for device in devices if by_board else ():",
@@ -27,7 +27,7 @@ MUTANTS = (
         _EDITS,
     ),
     Mutant(
-        "O1",
+        "H1",
         "what the first resource has left is looked over",
         "gateway/owners.py",
         "for name, devices in remaining.items() for claim in self._of(name, devices))",
@@ -35,7 +35,7 @@ MUTANTS = (
         _EDITS,
     ),
     Mutant(
-        "O1",
+        "H1",
         "a replica is of no GPU",
         "devices/boards.py",
         "    return Place(shared)\n",
@@ -43,7 +43,7 @@ MUTANTS = (
         _BOARDS,
     ),
     Mutant(
-        "O1",
+        "H1",
         "what is withheld is healthy",
         "devices/life.py",
         '            (State.WITHHELD, "that", known.withheld),\n',
@@ -51,7 +51,7 @@ MUTANTS = (
         _EDITS,
     ),
     Mutant(
-        "O1",
+        "H1",
         "what is withheld is given to whoever asks",
         "devices/life.py",
         "    State.WITHHELD: Row(\n        Health.UNHEALTHY,\n        Fault.FAILED_PRECONDITION,\n",
@@ -59,7 +59,7 @@ MUTANTS = (
         f"{_BOARDS}::test_what_is_withheld_says_why_and_is_refused",
     ),
     Mutant(
-        "O1",
+        "H1",
         "what was well is taken for well",
         "devices/life.py",
         " | known.withheld.keys()",
@@ -67,7 +67,7 @@ MUTANTS = (
         _EDITS,
     ),
     Mutant(
-        "O1",
+        "H1",
         "a cordon hides that it is withheld",
         "devices/life.py",
         "    while entry is not None and entry.state in _COVERS:\n",
@@ -75,7 +75,7 @@ MUTANTS = (
         "tests/unit/test_life.py::test_what_lies_over_a_device_hides_no_spell",
     ),
     Mutant(
-        "O2",
+        "H2",
         "a partition is apart from its GPU",
         "devices/boards.py",
         "(not self.part or not other.part or self.part == other.part)",
@@ -83,7 +83,7 @@ MUTANTS = (
         _EDITS,
     ),
     Mutant(
-        "O2",
+        "H2",
         "a held partition withholds those beside it",
         "devices/boards.py",
         " and (not self.part or not other.part or self.part == other.part)",
@@ -91,7 +91,7 @@ MUTANTS = (
         _EDITS,
     ),
     Mutant(
-        "O2",
+        "H2",
         "a partition that is no more has its place",
         "gateway/owners.py",
         "or boards.Place(boards.place_of(device).board)",
@@ -99,7 +99,7 @@ MUTANTS = (
         _EDITS,
     ),
     Mutant(
-        "O2",
+        "H2",
         "the source knows the place of a partition that is no more",
         "devices/gpu/source.py",
         "        return None if known is None else Place(known.board)\n",
@@ -107,7 +107,7 @@ MUTANTS = (
         _EDITS,
     ),
     Mutant(
-        "O3",
+        "H3",
         "who shares a GPU loses it when there are fewer replicas",
         "devices/boards.py",
         " and not (device.id in held and are_shared(device.id, claim.device_id))",
@@ -115,7 +115,7 @@ MUTANTS = (
         _BOARDS,
     ),
     Mutant(
-        "O3",
+        "H3",
         "a pod more may share a GPU than replicas are offered",
         "devices/boards.py",
         "not (device.id in held and are_shared(device.id, claim.device_id))",
@@ -123,7 +123,7 @@ MUTANTS = (
         _BOARDS,
     ),
     Mutant(
-        "O3",
+        "H3",
         "who has a GPU for himself shares it",
         "devices/boards.py",
         "    return len(shared) == 1 and shared.isdisjoint(device_ids)\n",
@@ -131,7 +131,7 @@ MUTANTS = (
         _BOARDS,
     ),
     Mutant(
-        "O4",
+        "H4",
         "what nobody holds is claimed",
         "devices/life.py",
         "if sure or (miss.state is State.WITHDRAWN and not miss.free):",
@@ -139,7 +139,7 @@ MUTANTS = (
         _EDITS,
     ),
     Mutant(
-        "O4",
+        "H4",
         "what nobody knows of is free",
         "devices/life.py",
         "if sure or (miss.state is State.WITHDRAWN and not miss.free):",
@@ -147,7 +147,7 @@ MUTANTS = (
         f"{_BOARDS}::test_who_holds_it_is_not_known",
     ),
     Mutant(
-        "O4",
+        "H4",
         "nobody reads the kubelet's books again",
         "gateway/shell.py",
         "self.beliefs.look_within(HOLDERS_AGAIN if self._claimed() <= known else 0)",
@@ -155,7 +155,7 @@ MUTANTS = (
         f"{_BOARDS}::test_the_books_are_read_until_the_holder_has_ended",
     ),
     Mutant(
-        "O4",
+        "H4",
         "books of the same moment end a hand-out",
         "gateway/shell.py",
         "        at = self.beliefs.last.unix - BOOKED_WITHIN\n",
@@ -163,7 +163,7 @@ MUTANTS = (
         f"{_BOARDS}::test_books_of_the_same_moment_end_no_hand_out",
     ),
     Mutant(
-        "O4",
+        "H4",
         "a kubelet that hasn't heard of its pods is believed",
         "gateway/shell.py",
         "self.beliefs.last is None or self._is_half_known(self.beliefs.last):",
@@ -171,7 +171,7 @@ MUTANTS = (
         f"{_BOARDS}::test_the_list_of_a_young_kubelet_is_not_the_whole_truth",
     ),
     Mutant(
-        "O5",
+        "H5",
         "what was given while the new IDs were written is free under them",
         "gateway/shell.py",
         "            if self._given() != given:",
@@ -179,7 +179,7 @@ MUTANTS = (
         f"{_BOARDS}::test_an_allocate_while_the_new_ids_are_written_counts",
     ),
     Mutant(
-        "O5",
+        "H5",
         "an Allocate that an edit overtook is answered",
         "gateway/serve.py",
         "        if self._by_id is not listed:",
@@ -187,7 +187,7 @@ MUTANTS = (
         f"{_BOARDS}::test_an_edit_while_the_source_is_asked_refuses_what_is_offered_no_longer",
     ),
     Mutant(
-        "O6",
+        "H6",
         "a restart forgets what a partition is part of",
         "gateway/ledger.py",
         'tuple(row["numa"]), row.get("part_of", ""))',
@@ -195,7 +195,7 @@ MUTANTS = (
         f"{_BOARDS}::test_what_a_partition_is_part_of_outlives_the_process",
     ),
     Mutant(
-        "O6",
+        "H6",
         "the IDs of older drivers name no GPU",
         "devices/boards.py",
         "    if shared.startswith(_OLD_MIG):",
@@ -203,7 +203,7 @@ MUTANTS = (
         _BOARDS,
     ),
     Mutant(
-        "O6",
+        "H6",
         "what another gateway's pods hold is free",
         "gateway/owners.py",
         "            yield from self._of(name, (devices[one]",
@@ -211,7 +211,7 @@ MUTANTS = (
         _BOARDS,
     ),
     Mutant(
-        "O6",
+        "H6",
         "what another gateway gives out is free",
         "gateway/owners.py",
         "            for one in sorted(devices.keys() & allocatable",
@@ -219,7 +219,7 @@ MUTANTS = (
         _BOARDS,
     ),
     Mutant(
-        "O6",
+        "H6",
         "what another gateway remembered last isn't read",
         "gateway/shell.py",
         "        self.scribe.load()\n        await self.beliefs.look()\n",
@@ -227,7 +227,7 @@ MUTANTS = (
         f"{_BOARDS}::test_what_another_gateway_served_is_taken_up_as_it_is_now",
     ),
     Mutant(
-        "O6",
+        "H6",
         "what another gateway gave away last isn't looked for",
         "gateway/shell.py",
         "        self.scribe.load()\n        await self.beliefs.look()\n",
@@ -235,7 +235,7 @@ MUTANTS = (
         f"{_BOARDS}::test_what_another_gateway_served_is_taken_up_as_it_is_now",
     ),
     Mutant(
-        "O7",
+        "H7",
         "the lab judges IDs",
         "gateway/lab/invariants.py",
         "            if not apart and",
@@ -243,7 +243,7 @@ MUTANTS = (
         "tests/unit/test_invariants.py",
     ),
     Mutant(
-        "O7",
+        "H7",
         "the lab takes time-slicing for a mistake",
         "gateway/lab/invariants.py",
         "apart = are_shared(one, other) or not",

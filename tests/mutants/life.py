@@ -175,8 +175,8 @@ MUTANTS = (
         "L9",
         "what is known besides of a device isn't looked at",
         "devices/life.py",
-        "    return known.cordons.keys() | listing.recovered | listing.released |",
-        "    return listing.recovered | listing.released |",
+        "        known.cordons.keys()\n        | known.withheld.keys()\n",
+        "        known.withheld.keys()\n",
         _LIFE,
     ),
     Mutant(
