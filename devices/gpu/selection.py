@@ -20,7 +20,7 @@ EXACT: Final = 16
 """Among so many GPUs the choice is the best, whatever their links."""
 SEARCHED: Final = 64
 """Among more GPUs links don't count."""
-_STEPS: Final = 16_384  # divided by the number of GPUs, because a step takes as much longer
+_STEPS: Final = 8_192  # divided by the number of GPUs, because a step takes as much longer
 _EXCHANGES: Final = 256
 _MOST_NODES: Final = 8
 """Over so many NUMA nodes, as two CPUs in four parts each have, every way to use them is tried where no links are known."""

@@ -336,7 +336,8 @@ def test_no_choice_is_better(question: tuple[dict[str, GPU], PreferredRequest]) 
     gpus, request = question
 
     def badness(choice: Sequence[str]) -> tuple[int, list[int]]:
-        return len({gpus[i].numa_node for i in choice}), [gpus[i].index for i in choice]
+        apart = sum(gpus[a].numa_node != gpus[b].numa_node for a, b in itertools.combinations(choice, 2))
+        return apart, [gpus[i].index for i in choice]
 
     choices = itertools.combinations(sorted(request.available), request.size)
     best = min((choice for choice in choices if set(request.must_include) <= set(choice)), key=badness)

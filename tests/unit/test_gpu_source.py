@@ -157,9 +157,10 @@ async def test_a_node_that_can_not_be_named_at_first_ends_the_process_where_that
 
 
 async def test_a_node_that_can_not_be_named_any_more_ends_no_process() -> None:
+    """Not even where that came before the first list was told."""
     one = Watched(replace(SINGLE, fail_on_init_error=True))
-    await one.sees(*SPLIT[:2])
-    one.backend.sees(*SPLIT)
+    one.backend.sees(*SPLIT[:2])
+    assert await one.sees(*SPLIT) == {NVIDIA: ["MIG-00"]}
     assert await one.sees(gpu(0)) == {NVIDIA: ["GPU-0"]}
     await one.close()
 
