@@ -14,6 +14,7 @@ from typing import cast
 
 import inotify_simple
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from gateway import watch
@@ -153,9 +154,30 @@ async def test_new_times_alone_make_no_new_kubelet_where_inotify_tells(folder: P
             os.utime(path, ns=(1, 1))
             one.watch.look_now()
             assert not told(one, "kubelet")
+            seen = one.watch._seen
+            assert seen is not None
+            assert not one.watch._touched(replace(seen, device=0))  # Another mount, the same inode number.
             one.watch._created = True  # As inotify says of a socket that got the old inode number.
             one.watch.look_now()
             assert await one.next("kubelet") == kubelet_id(path)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_creation_that_is_told_late_is_that_of_the_socket_that_was_seen(folder: Path) -> None:
+    one, path = Seen(folder), folder / "kubelet.sock"
+    task = asyncio.ensure_future(one.watch.run())
+    await asyncio.sleep(0)
+    try:
+        with listening(path):
+            one.watch.look_now()
+            await one.next("kubelet")
+            (folder / "gateway" / "0123abcd").mkdir()
+            await one.next("peers")  # What inotify says of the socket was read before.
+            os.utime(path, ns=(1, 1))
+            one.watch.look_now()
+            assert not told(one, "kubelet")
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
