@@ -355,6 +355,25 @@ def test_a_link_in_its_place_is_replaced_and_not_followed(tmp_path: Path) -> Non
     assert not path_of(only(), tmp_path).is_symlink()
 
 
+def test_a_file_that_can_not_be_put_in_place_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(CDIFileError, match="No space left"):
+        write(only(), folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_amds_gpus_are_not_told_by_cdi(tmp_path: Path) -> None:
+    amd = GPU("amd-0", 0, 0, resource="amd.com/gpu", device_nodes=("/dev/dri/renderD128",))
+    policy = Policy(list_strategies=frozenset({ListStrategy.CDI_CRI}))
+    assert keep(Sight((amd,)), policy, driver=DRIVER, folder=tmp_path) == Surroundings()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("no folder")
     with pytest.raises(CDIFileError, match="mount the host's folder"):
