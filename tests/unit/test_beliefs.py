@@ -1,0 +1,179 @@
+"""When the kubelet's books are looked into, and what is told and remembered of it: one row, one promise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from devices.model import Device
+from gateway import beliefs, kubelet_view
+from gateway.beliefs import Beliefs
+from gateway.drift import Earlier, Kind
+from gateway.kubelet_view import View
+
+R = "example.com/gpu"
+A, B = View({R: {"g": "ns/a/main"}}, {}), View({R: {"g": "ns/b/main"}}, {})
+NOBODY = View({R: {}}, {})
+
+
+class Books:
+    """What looks find, one after the other and the last for ever; and what came of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.views: list[View] = [NOBODY]
+        self.remembered: list[Mapping[str, Sequence[Earlier]]] = []
+        self.looks: asyncio.Queue[View] = asyncio.Queue()
+        monkeypatch.setattr(kubelet_view, "look", self._look)
+        self.beliefs = Beliefs(
+            Path("none"),
+            Path("none"),
+            lambda look: self.looks.put_nowait(look.view),
+            lambda _, forgotten: self.remembered.append(forgotten),
+        )
+        self.beliefs.listed(R, [Device("g"), Device("h")])
+
+    async def _look(self, *_: Path) -> View:
+        await asyncio.sleep(0)
+        return self.views.pop(0) if len(self.views) > 1 else self.views[0]
+
+    async def looked(self, *views: View) -> None:
+        """Look as often as there are views."""
+        self.views = [*views]
+        for _ in views:
+            await self.beliefs.look()
+            self.looks.get_nowait()
+
+    async def lost(self) -> None:
+        """Pod a had the device, and a new kubelet doesn't know."""
+        await self.looked(A)
+        self.beliefs.restarted([R])
+        await self.looked(NOBODY)
+
+    @property
+    def kinds(self) -> list[Kind]:
+        return [finding.kind for finding in self.beliefs.findings(R)]
+
+
+@pytest.fixture
+async def books(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Books]:
+    made = Books(monkeypatch)
+    yield made
+    await made.beliefs.close()
+
+
+@pytest.fixture
+def lines() -> Iterator[list[EventDict]]:
+    with capture_logs() as captured:
+        yield captured
+
+
+async def until_looked(books: Books) -> View:
+    async with asyncio.timeout(10):
+        return await books.looks.get()
+
+
+async def test_whom_a_kubelet_forgot_is_told_once_and_remembered(books: Books, lines: list[EventDict]) -> None:
+    await books.lost()
+    await books.looked(NOBODY, NOBODY)
+    assert [(one["event"], one["kind"]) for one in lines] == [("drift", "forgotten")]
+    assert [[*one] for one in books.remembered] == [["g"]]
+    assert books.beliefs.avoid(R) == ("g",)
+
+
+async def test_an_allocate_of_it_is_told_at_once_and_is_no_end(books: Books, lines: list[EventDict]) -> None:
+    await books.lost()
+    lines.clear()
+    books.beliefs.allocated(R, ["g"])
+    assert books.kinds == [Kind.DOUBLED]
+    assert [(one["event"], one["kind"], one["log_level"]) for one in lines] == [("drift", "doubled", "warning")]
+    await books.looked(B)
+    assert "drift is over" not in {one["event"] for one in lines}
+
+
+async def test_its_end_is_told_and_remembered(books: Books, lines: list[EventDict]) -> None:
+    await books.lost()
+    lines.clear()
+    books.beliefs.forget("g")
+    assert [(one["event"], one["kind"], one["devices"]) for one in lines] == [("drift is over", "forgotten", ["g"])]
+    assert [[*one] for one in books.remembered] == [["g"], []]
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        pytest.param("AFTER_ALLOCATE", lambda one: one.allocated(R, ["h"]), id="an Allocate"),
+        pytest.param("AFTER_START", lambda one: one.restarted([R]), id="a new kubelet"),
+        pytest.param("AFTER_START", lambda one: one.recall(R, {}, {"g": Earlier(("ns/a/c",), 0.0)}), id="another process's memory"),
+    ],
+)  # fmt: skip
+async def test_what_is_followed_by_a_look(
+    books: Books, monkeypatch: pytest.MonkeyPatch, name: str, cause: object
+) -> None:
+    monkeypatch.setattr(beliefs, name, 0.01)
+    assert callable(cause)
+    cause(books.beliefs)
+    await until_looked(books)
+
+
+async def test_an_allocate_of_a_forgotten_device_is_looked_after_in_haste(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beliefs, "AFTER_ALLOCATE", 3600.0)
+    await books.lost()
+    books.beliefs.allocated(R, ["g"])
+    await until_looked(books)
+
+
+async def test_a_look_that_comes_too_early_is_followed_by_another(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beliefs, "AFTER_ALLOCATE", 0.05)
+    books.beliefs.allocated(R, ["h"])
+    books.beliefs.look_within(0)
+    await until_looked(books)
+    await until_looked(books)
+
+
+@pytest.mark.parametrize(("forgotten", "again"), [(True, True), (False, False)])
+async def test_while_somebody_is_forgotten_looks_go_on(
+    books: Books, monkeypatch: pytest.MonkeyPatch, forgotten: bool, again: bool
+) -> None:
+    monkeypatch.setattr(beliefs, "WHILE_FORGOTTEN", 0.0)
+    monkeypatch.setattr(beliefs, "AFTER_START", 3600.0)
+    await (books.lost() if forgotten else books.looked(A))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    assert books.looks.empty() is not again
+
+
+async def test_only_what_is_served_here_is_compared_with_before(books: Books) -> None:
+    await books.looked(A)
+    books.beliefs.restarted([])
+    await books.looked(NOBODY)
+    assert books.kinds == []
+
+
+async def test_another_process_memory_takes_the_place_of_what_is_out_of_date(books: Books) -> None:
+    await books.lost()
+    books.beliefs.recall(R, {"h": (Earlier(("ns/z/main",), 0.0),)}, {}, fresh=True)
+    books.beliefs.listed(R, [Device("g"), Device("h")])
+    assert [one.device_ids for one in books.beliefs.findings(R)] == [("h",)]
+    assert [[*one] for one in books.remembered] == [["g"], ["h"]]
+
+
+async def test_the_sooner_of_two_looks_counts(books: Books) -> None:
+    books.beliefs.look_within(3600)
+    books.beliefs.look_within(0)
+    books.beliefs.look_within(3600)
+    await until_looked(books)
+
+
+async def test_who_asks_at_once_shares_a_look(books: Books) -> None:
+    await asyncio.gather(books.beliefs.look(), books.beliefs.look())
+    assert books.looks.qsize() == 1
