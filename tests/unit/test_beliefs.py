@@ -123,7 +123,8 @@ async def test_what_is_followed_by_a_look(
 async def test_an_allocate_of_a_forgotten_device_is_looked_after_in_haste(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beliefs, "AFTER_ALLOCATE", 3600.0)
+    for name in ("AFTER_ALLOCATE", "AFTER_START", "WHILE_FORGOTTEN"):
+        monkeypatch.setattr(beliefs, name, 3600.0)
     await books.lost()
     books.beliefs.allocated(R, ["g"])
     await until_looked(books)
@@ -165,6 +166,15 @@ async def test_another_process_memory_takes_the_place_of_what_is_out_of_date(boo
     books.beliefs.listed(R, [Device("g"), Device("h")])
     assert [one.device_ids for one in books.beliefs.findings(R)] == [("h",)]
     assert [[*one] for one in books.remembered] == [["g"], ["h"]]
+
+
+async def test_what_is_out_of_date_is_compared_with_nothing(books: Books) -> None:
+    await books.looked(A)
+    books.beliefs.restarted([R])
+    books.beliefs.recall(R, {}, {}, fresh=True)
+    books.beliefs.listed(R, [Device("g"), Device("h")])
+    await books.looked(NOBODY)
+    assert books.kinds == []
 
 
 async def test_the_sooner_of_two_looks_counts(books: Books) -> None:

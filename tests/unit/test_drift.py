@@ -212,6 +212,15 @@ def test_a_look_tells_who_was_given_it() -> None:
     assert {device_id: one.names for device_id, (one,) in before.items()} == {"a": ("ns/pod-a/main",), "b": (), "c": ()}
 
 
+@pytest.mark.parametrize("views", [[], [seen(None, None)]], ids=["no look since", "a look that knew nothing"])
+def test_who_was_given_it_since_the_last_look_is_unknown(views: list[View]) -> None:
+    """Who had it at that look has ended."""
+    drift = Drift(R).listed(devices("ab"), 0).look(seen("a"), 9, 9.0).allocated("a", 9.5, 9.5)
+    for view in views:
+        drift = drift.look(view, 10, 10.0)
+    assert drift.restarted(11).look(seen(""), 12).forgotten["a"] == (Earlier((), 9.5),)
+
+
 def test_lost_twice() -> None:
     """Whoever had it before is still not known to be gone."""
     drift = FORGOT.look(seen("a", by="x"), 200).restarted(300).look(seen(""), 301).look(seen("a", by="y"), 400)

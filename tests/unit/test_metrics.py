@@ -53,6 +53,11 @@ def samples(status: Status, tally: Tally | None = None, *, device_ids: bool = Fa
     }
 
 
+def test_a_rejected_configuration_file_is_seen() -> None:
+    assert samples(document(replace(node(), config_error="line 3")))[key("config_last_reload_successful")] == 0
+    assert key("config_last_reload_successful") not in samples(document(replace(node(), config_file="")))
+
+
 def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
     return name, frozenset(labels.items())
 

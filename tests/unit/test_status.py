@@ -61,6 +61,14 @@ def test_nothing_is_allocatable_that_is_not_served(phase: Phase) -> None:
     assert (found.healthy, found.allocatable, found.free, found.trouble) == (4, 0, 0, "why")
 
 
+def test_what_the_start_waits_for_and_what_is_wrong_with_the_file() -> None:
+    known = replace(documents.node(), waits_for="the socket directory", config_error="line 3")
+    found = documents.document(known)
+    assert found.configuration is not None
+    assert (found.waits_for, found.configuration.error) == ("the socket directory", "line 3")
+    assert documents.document(replace(known, config_file="")).configuration is None
+
+
 def test_what_is_free_is_unknown_where_nobody_knows_who_holds_what() -> None:
     found = _resource(replace(TROUBLED, holders=None))
     assert (found.held, found.free) == (None, None)
