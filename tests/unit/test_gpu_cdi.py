@@ -529,6 +529,20 @@ def test_a_vulkan_file_is_there_once_and_etc_comes_first(root: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (f"/lib/firmware/updates/nvidia/{VERSION}/gsp.bin", f"/lib/firmware/nvidia/{VERSION}/gsp.bin"),
+        ("/usr/lib64/xorg/modules/drivers/nvidia_drv.so", "/usr/X11R6/lib/modules/drivers/nvidia_drv.so"),
+    ],
+    ids=["firmware", "the X server's driver"],
+)
+def test_of_several_places_the_first_counts(root: Path, first: str, second: str) -> None:
+    put(root, first)
+    put(root, second)
+    assert list(paths(look(root).others)) == [first]
+
+
 def test_the_glx_server_module_has_its_link(root: Path) -> None:
     put(root, f"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}")
     folder = "/usr/lib64/xorg/modules/extensions"
