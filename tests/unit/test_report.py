@@ -139,6 +139,7 @@ def test_the_summary_names_what_failed_and_nothing_else() -> None:
     red = _report(evil, _cell("1.28", "known kubelet bug", reason="they stay"), hops=(UP, UP, DOWN))
     lines = report.summary(red).splitlines()
     assert [line for line in lines if line.startswith("  ")] == ["  register on kubelet 1.9 (genuine): first"]
+    assert "second" not in lines
     assert lines[-1] == "FAILED: 1 of 5 runs in 12 s"
     assert "3 hops: 3 passed (on 1 the kubelet forgets its pods: drained first)" in lines
 
