@@ -501,7 +501,8 @@ class _Requests:
         """Wait for a turn. Who is at it hurries from now on."""
         now = asyncio.get_running_loop().time()
         for limit, since in self._reading.items():
-            limit.reschedule(max(now, since + IN_LINE))
+            if not limit.expired():  # It ends already.
+                limit.reschedule(max(now, since + IN_LINE))
         self._line += 1
         try:
             async with asyncio.timeout(REQUEST_TIME):

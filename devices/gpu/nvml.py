@@ -25,7 +25,8 @@ _NONE: Final = 0xFFFFFFFF
 """What an event says where it is no instance's."""
 _MOST_GPUS: Final = 256
 _MOST_INSTANCES: Final = 64
-_UUID: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z./-]{1,90}")
+# It becomes a name in paths: a slash is in a MIG device's of drivers before 470 alone, MIG-GPU-<UUID>/<GPU instance>/<compute instance>.
+_UUID: Final = re.compile(r"(GPU|MIG)-(?!.*\.\.)[0-9A-Za-z.-]{1,80}(/[0-9]{1,3}/[0-9]{1,3})?")
 _WAYS: Final = {0: Way.PIX, 10: Way.PIX, 20: Way.PXB, 30: Way.PHB, 40: Way.NODE, 50: Way.SYS}
 """By nvmlGpuTopologyLevel_t; two GPUs on one board (0) have a switch in common."""
 _SUFFIXES: Final = (

@@ -217,4 +217,12 @@ MUTANTS = (
         "",
         "tests/unit/test_scribe.py::test_cordons_that_go_by_a_replaced_file_are_told",
     ),
+    Mutant(
+        "Z4",
+        "a UUID may be a path",
+        "devices/gpu/nvml.py",
+        '(?!.*\\.\\.)[0-9A-Za-z.-]{1,80}(/[0-9]{1,3}/[0-9]{1,3})?")',
+        '[0-9A-Za-z./-]{1,90}")',
+        "tests/unit/test_gpu_nvidia.py::test_a_uuid_that_would_be_a_path_is_none",
+    ),
 )

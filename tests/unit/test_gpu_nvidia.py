@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from devices.gpu import nvml as nvml_library
 from devices.gpu.backend import Backend, Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.nvidia import NvidiaBackend
@@ -888,3 +889,35 @@ async def test_random_faults_end_and_the_list_is_what_is_there(node: Node, seeds
         assert not descriptors(os.getpid()) - before, seed
         node.world.gpus[:] = [copy(one) for one in fresh]
         node.write()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPU-../../etc",
+        "GPU-a..b",
+        "MIG-GPU-1/../2",
+        "GPU-a/b",
+        "GPU-1/2",
+        "MIG-GPU-1/2/3/4",
+        "GPU-",
+        "/GPU-1",
+        "GPU-a b",
+        "GPU-é",
+    ],
+)
+def test_a_uuid_that_would_be_a_path_is_none(text: str) -> None:
+    with pytest.raises(nvml_library.NvmlError, match="expected a UUID"):
+        nvml_library._uuid(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GPU-5f3a1b2c-0000-1111-2222-333344445555",
+        "MIG-5f3a1b2c-0000-1111-2222-333344445555",
+        "MIG-GPU-5f3a1b2c-0000/1/0",
+    ],
+)
+def test_a_uuid_is_taken_as_drivers_spell_it(text: str) -> None:
+    assert nvml_library._uuid(text) == text

@@ -304,6 +304,36 @@ async def test_which_one_goes(monkeypatch: pytest.MonkeyPatch, stages: list[str]
             one.close()
 
 
+async def test_who_does_not_take_the_answer_keeps_nobody_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", 4)
+    begun = asyncio.Semaphore(0)
+
+    async def much() -> Answer:
+        begun.release()
+        return HTTPStatus.OK, TEXT, b"x" * 32_000_000
+
+    server = Server("127.0.0.1", 0, {"/much": much, "/": _ill})
+    where = await server.start()
+    with idle(where, 4) as connections:
+        for one in connections:
+            one.sendall(get("/much"))
+            await begun.acquire()
+        assert (await ask(where, get("/"))).startswith(b"HTTP/1.1 503 ")
+    await server.close()
+
+
+async def test_who_was_answered_and_goes_on_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SECONDS", 60.0)
+    server = Server("127.0.0.1", 0, ROUTES)
+    where = await server.start()
+    _, writer = await asyncio.open_connection(*where)
+    writer.write(get("/readyz") + b"x" * 1_000_000)
+    await until(lambda: bool(server._open))
+    await until(lambda: not server._open)
+    writer.transport.abort()
+    await server.close()
+
+
 async def test_without_descriptors_it_waits_and_says_so_once() -> None:
     """A listener without its socket stands for a process without descriptors."""
 
