@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -414,3 +416,10 @@ def test_an_answer_uses_what_can_be_said_and_something_is_sure_to_arrive(
     assert used <= can | perhaps
     assert used - {Field.ANNOTATIONS, Field.CDI_DEVICES} <= can
     assert VARIABLE in told.envs or used & can & {Field.ANNOTATIONS, Field.CDI_DEVICES}
+
+
+@pytest.mark.parametrize("how", [reached, lambda *said: answer(*said[:3], Policy(), said[3], Surroundings(), "")])
+def test_beside_a_gpu_that_nobody_has_seen_no_name_of_its_own_counts(how: Callable[..., ContainerAnswer]) -> None:
+    """Half an answer would start the container with one of its two GPUs."""
+    told = how("nvidia.com/gpu", ("GPU-a", "GPU-unseen"), NAMED, ALL)
+    assert (told.cdi_devices, told.envs) == ((), {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-unseen"})
