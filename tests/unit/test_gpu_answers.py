@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -418,8 +416,9 @@ def test_an_answer_uses_what_can_be_said_and_something_is_sure_to_arrive(
     assert VARIABLE in told.envs or used & can & {Field.ANNOTATIONS, Field.CDI_DEVICES}
 
 
-@pytest.mark.parametrize("how", [reached, lambda *said: answer(*said[:3], Policy(), said[3], Surroundings(), "")])
-def test_beside_a_gpu_that_nobody_has_seen_no_name_of_its_own_counts(how: Callable[..., ContainerAnswer]) -> None:
+def test_beside_a_gpu_that_nobody_has_seen_no_name_of_its_own_counts() -> None:
     """Half an answer would start the container with one of its two GPUs."""
-    told = how("nvidia.com/gpu", ("GPU-a", "GPU-unseen"), NAMED, ALL)
-    assert (told.cdi_devices, told.envs) == ((), {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-unseen"})
+    ids = ("GPU-a", "GPU-unseen")
+    by_policy = answer("nvidia.com/gpu", ids, NAMED, Policy(), ALL, Surroundings(), "")
+    for told in (reached("nvidia.com/gpu", ids, NAMED, ALL), by_policy):
+        assert (told.cdi_devices, told.envs) == ((), {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-unseen"})
