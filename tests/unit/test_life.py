@@ -207,6 +207,23 @@ def test_what_lies_over_a_device_hides_no_spell() -> None:
     assert (again.spells, again.spells.count) == (entries[0].spells, 2)
 
 
+@pytest.mark.parametrize(
+    ("held", "listing", "left"),
+    [
+        pytest.param({"g"}, GONE, (G,), id="lost, and held"),
+        pytest.param(set(), GONE, (), id="lost, and nobody holds it"),
+        pytest.param(None, GONE, (), id="lost, and nobody knows"),
+        pytest.param({"g"}, Listing((), released=frozenset("g")), (), id="released: it stays on the list"),
+        pytest.param({"g"}, listed(G), (), id="offered"),
+    ],
+)
+def test_what_is_left_of_what_is_not_offered(
+    held: Collection[str] | None, listing: Listing, left: Sequence[Device]
+) -> None:
+    known = replace(ANNOUNCED, held=None if held is None else frozenset(held))
+    assert life.remaining(known, listing, {}, at(NOW)) == left
+
+
 # What the backend doesn't see.
 
 
