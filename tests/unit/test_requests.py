@@ -195,8 +195,6 @@ async def test_who_asks_for_nothing_keeps_nobody_away(folder: Path, monkeypatch:
     async with calling(folder) as channel:
         calls = [silent(channel) for _ in range(2 * serve.MAX_READ)]
         assert await allocates(channel)
-        ended = [await one.code() for one in calls[: serve.MAX_READ]]
-        assert {one.name for one in ended} == {"INVALID_ARGUMENT"}
         assert await allocates(channel)
         for one in calls:
             one.cancel()
