@@ -146,7 +146,7 @@ MUTANTS = (
     ),
     Mutant(
         "V6",
-        "lanes don't count",
+        "lanes of XGMI don't count",
         _AMD,
         "wire.lanes if way is Way.XGMI else 1",
         "1",
@@ -242,7 +242,7 @@ MUTANTS = (
     ),
     Mutant(
         "V9",
-        "a released GPU is looked at",
+        "a released AMD GPU is looked at",
         _AMD,
         "if gpu.board not in self._released",
         "if gpu.board",

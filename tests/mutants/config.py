@@ -293,8 +293,8 @@ MUTANTS = (
         "E12",
         "a bad file is parsed at each look",
         "gateway/reload.py",
-        "            self._content = content\n",
-        "",
+        'self._content, self._fault = content, ""',
+        'self._fault = ""',
         f"{_RELOAD}::test_a_bad_file_is_complained_of_once",
     ),
     Mutant(

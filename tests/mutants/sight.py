@@ -148,8 +148,8 @@ MUTANTS = (
         "O4",
         "healthy devices count as allocatable while nobody serves them",
         "gateway/status.py",
-        "allocatable=healthy if serving else 0,",
-        "allocatable=healthy,",
+        "allocatable=len(healthy) if serving else 0,",
+        "allocatable=len(healthy),",
         f"{_STATUS}::test_nothing_is_allocatable_that_is_not_served",
     ),
     Mutant(
@@ -163,8 +163,8 @@ MUTANTS = (
     Mutant(
         "O5",
         "control characters reach the terminal",
-        "gateway/cli/status.py",
-        'return "".join(one if one.isprintable() else "?" for one in text)',
+        "gateway/observe.py",
+        'return text if text.isprintable() else "".join(one if one.isprintable() else instead for one in text)',
         "return text",
         f"{_CLI}::test_what_others_wrote_does_not_steer_the_terminal",
     ),
