@@ -203,8 +203,8 @@ class Node:
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    one = Node(tmp_path)
+async def node(folder: Path) -> AsyncIterator[Node]:
+    one = Node(folder)
     yield one
     await one.close()
 
@@ -326,7 +326,7 @@ AMD_SPLIT = (GPU("A0", 0, 0, resource=AMD, profile="cpx_nps4", partitioned=True)
     ],
 )
 async def test_an_edit_gives_nobody_what_a_pod_holds(
-    tmp_path: Path,
+    folder: Path,
     before: Policy,
     after: Policy,
     gpus: Sequence[GPU],
@@ -336,7 +336,7 @@ async def test_an_edit_gives_nobody_what_a_pod_holds(
     again: str,
 ) -> None:
     """Whether the gateway goes on, or is restarted after the edit, or the next one comes with it; until the pod has ended."""
-    node = Node(tmp_path, before)
+    node = Node(folder, before)
     try:
         await node.sees(*gpus)
         await node.pods(a=held)
@@ -474,21 +474,21 @@ async def test_who_holds_it_is_not_known(node: Node, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_the_list_of_a_young_kubelet_is_not_the_whole_truth(
-    tmp_path: Path, since: float | None, source: Any, remembered: Any, known: bool
+    folder: Path, since: float | None, source: Any, remembered: Any, known: bool
 ) -> None:
-    gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(PLAIN))
+    gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(PLAIN))
     gateway.presence.since = None if since is None else 100.0 - since
     gateway.beliefs.last = Look(kubelet_view.View({}, remembered, None, source), 100.0, 100.0)
     assert gateway.held(GPUS) == (frozenset() if known else None)
 
 
-async def test_an_old_ledger_does_not_say_what_a_partition_is_part_of(tmp_path: Path) -> None:
+async def test_an_old_ledger_does_not_say_what_a_partition_is_part_of(folder: Path) -> None:
     """What is there says it; and what the IDs of older drivers name is known anyway."""
-    state = tmp_path / "state"
+    state = folder / "state"
     state.mkdir(mode=0o700)
     rows = {one: {"health": "Healthy", "numa": []} for one in ("MIG-00", "MIG-GPU-1/2/0", "MIG-01")}
     (state / "ledger.json").write_bytes(msgspec.json.encode({"format": 1, "resources": {SMALL: {"announced": rows}}}))
-    node = Node(tmp_path, PLAIN)
+    node = Node(folder, PLAIN)
     try:
         await node.pods(a={SMALL: ["MIG-00", "MIG-GPU-1/2/0"]})
         await node.sees(*SPLIT, gpu(2, uuid="GPU-1"), gpu(3))
@@ -497,15 +497,15 @@ async def test_an_old_ledger_does_not_say_what_a_partition_is_part_of(tmp_path: 
         await node.close()
 
 
-def test_what_a_partition_is_part_of_outlives_the_process(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
+def test_what_a_partition_is_part_of_outlives_the_process(folder: Path) -> None:
+    ledger = Ledger(folder)
     ledger.announce(SMALL, (Device("MIG-00", Health.HEALTHY, (1,), "U0"), Device("U1")))
     snapshot = ledger.snapshot()
     ledger.settle(snapshot, ledger.save(snapshot))
-    again = Ledger(tmp_path)
+    again = Ledger(folder)
     again.load()
     assert dict(again.announced(SMALL)) == {"MIG-00": Device("MIG-00", Health.HEALTHY, (1,), "U0"), "U1": Device("U1")}
-    assert b'"U1":{"numa":[],"health":"Healthy"}' in (tmp_path / "ledger.json").read_bytes()
+    assert b'"U1":{"numa":[],"health":"Healthy"}' in (folder / "ledger.json").read_bytes()
 
 
 async def test_a_cordon_lies_over_it(node: Node) -> None:
