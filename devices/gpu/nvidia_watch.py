@@ -469,7 +469,7 @@ class Looker:
                     known[uuid] = self._known[uuid]
                     looks[uuid] = Look(at, *_failed(failure))
         self._link(session)
-        known = {u: (replace(g, links=session.links.get(u, g.links)), *rest) for u, (g, *rest) in known.items()}
+        known = {u: (replace(g, links=self._links(session, g, known)), *rest) for u, (g, *rest) in known.items()}
         self._known = {uuid: gpus for uuid, gpus in self._known.items() if uuid in self._let.uuids} | known
         lost = any(look.lost for look in looks.values()) or not session.heard >= set(seats.values())
         if lost and not session.again:
@@ -548,6 +548,13 @@ class Looker:
             links=(),
             spec_nodes=(*gpu.spec_nodes, *(f"/dev/nvidia-caps/nvidia-cap{one}" for one in minors if one is not None)),
         )
+
+    def _links(self, session: _Session, gpu: GPU, known: Collection[str]) -> tuple[Link, ...]:
+        """Say how a GPU reaches those that are shown, in their order: also one that this session hasn't seen yet, as it was."""
+        before = self._known.get(gpu.uuid, (gpu,))[0].links
+        kept = {link.peer: link for link in before if link.peer not in session.links}
+        links = kept | {link.peer: link for link in session.links.get(gpu.uuid, gpu.links)}
+        return tuple(links[peer] for peer in known if peer in links)
 
     def _link(self, session: _Session) -> None:
         """Find how GPUs reach each other, once for each set of them."""
