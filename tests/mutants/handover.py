@@ -250,7 +250,7 @@ MUTANTS = (
         "gateway/standby.py",
         "        self._records = dict.fromkeys(self._records, Records())\n",
         "",
-        f"{_RIVALS}::test_one_that_hangs_is_seen_by_the_next",
+        f"{_RIVALS}::test_a_new_kubelet_is_looked_into_although_the_last_one_knew_the_other",
     ),
     Mutant(
         "S15",

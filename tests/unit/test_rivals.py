@@ -9,12 +9,17 @@ import signal
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from devices.model import Device
+from gateway import standby
 from gateway.lab import rivals
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.scenarios import RESOURCE, node
+from gateway.registration import Phase
 from tests.unit.test_probes import get
 
 
@@ -93,6 +98,37 @@ async def test_one_that_hangs_is_seen_by_the_next() -> None:
         os.kill(younger.pid, signal.SIGCONT)
         await younger.wait_for("standing by")
         await made.served()
+
+
+async def test_a_new_kubelet_is_looked_into_although_the_last_one_knew_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: asyncio.Queue[int] = asyncio.Queue()
+
+    async def shown(_: Path, __: Path, since_ns: int) -> frozenset[str]:
+        looks.put_nowait(since_ns)
+        return frozenset({RESOURCE})
+
+    monkeypatch.setattr("gateway.kubelet_view.shown", shown)
+    plugin = SimpleNamespace(
+        state=SimpleNamespace(phase=Phase.STANDBY),
+        resource=SimpleNamespace(name=RESOURCE, devices=(Device("a"),)),
+        standing_by_for=object(),
+        entries=("a",),
+    )
+    gateway = SimpleNamespace(
+        plugins=[plugin], kubelet_listens=lambda: True, talks=lambda _: True, doubts={}, pod_resources=Path("none")
+    )
+    one = standby.Standby(cast("Any", gateway), Path("none"))
+    one.began(RESOURCE)
+    running = asyncio.create_task(one.run())
+    try:
+        async with asyncio.timeout(10):
+            await looks.get()
+            one.kubelet_up(42)
+            assert await looks.get() == 42
+    finally:
+        running.cancel()
 
 
 # The end, and signals before the gateway is up.
