@@ -105,7 +105,8 @@ class Watched:
 
     async def owner(self, resource: str) -> str:
         """Who answers for a resource; each call goes the same way."""
-        answer = await self.both.answer(resource, REQUEST, NOTHING)
+        async with asyncio.timeout(GUARD_S):
+            answer = await self.both.answer(resource, REQUEST, NOTHING)
         assert await self.both.prefer(resource, PreferredRequest(("d",), (), 1)) == (answer.envs["BY"],)
         with pytest.raises(RefusedError, match=answer.envs["BY"]):
             await self.both.prepare(resource, ("d",))

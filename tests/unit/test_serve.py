@@ -40,7 +40,7 @@ from devices.model import (
 )
 from devices.policy import Policy
 from devices.source import NOT_TOLD, Facts, Fate, GiveUpError, Hindrance, Inventory, Listing, Partial
-from gateway import control, kubelet_view, plugin, probes, readiness, scribe, serve, shell, watch
+from gateway import control, drift, kubelet_view, plugin, probes, readiness, scribe, serve, shell, watch
 from gateway.beliefs import Look
 from gateway.commands import Commands
 from gateway.control import ControlError
@@ -307,6 +307,7 @@ def inventory(*devices: Device, resource: str = GPU, options: Options | None = N
 
 
 A, B, ILL = Device("a", numa_nodes=(0,)), Device("b"), Device("ill", Health.UNHEALTHY)
+FORGOTTEN = {"a": (drift.Earlier(("default/pod/main",), 1.0),)}
 
 
 async def test_options_are_said_twice(make: Make) -> None:
@@ -653,14 +654,17 @@ async def test_a_gateway_for_other_devices_is_left_alone_while_it_lives(make: Ma
     other = Node(node.folder, source, node.kubelet, Gateway(node._gateway.settings, source))
     try:
         assert (await node.kubelet.registered()).resource_name == "late.example/gpu"
+        source.inventories.put_nowait(inventory(B, ILL, resource="late.example/gpu"))
+        await until(lambda: "ill" in other._gateway.plugins[0].entries)
+        assert await other._gateway.scribe.durable()
         node.source.inventories.put_nowait(inventory(A, ILL))
         assert await anext(lists) == (A, ILL)
-        source.inventories.put_nowait(inventory(B, ILL, resource="late.example/gpu"))
         assert node.kubelet.registrations.empty()
         await node.end()
         again = await node.kubelet.registered()
         assert again.resource_name == GPU
-        assert {device.health for device in await anext(node.kubelet.lists(again))} == {Health.UNHEALTHY}
+        rows = {device.id: device.health for device in await anext(node.kubelet.lists(again))}
+        assert rows == {"a": Health.UNHEALTHY, "ill": Health.UNHEALTHY}
     finally:
         await other.end()
 
@@ -746,12 +750,52 @@ async def test_what_another_gateway_serves_is_not_remembered_but_what_it_remembe
     theirs = Ledger(node.folder / "state")
     theirs.load()
     theirs.announce(GPU, (A, Device("theirs")))
+    theirs.set_forgotten(GPU, FORGOTTEN)
     theirs.save(theirs.snapshot())
     other.remove()
     gateway.look()
     assert {device.id for device in await anext(node.kubelet.lists(await node.kubelet.registered()))} == {
         *("a", "b", "theirs")
     }
+    assert [(one.kind, one.device_ids) for one in gateway.beliefs.findings(GPU)] == [(drift.Kind.FORGOTTEN, ("a",))]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_whom_the_kubelet_forgot_is_remembered_by_who_serves(
+    make: Make, younger: Callable[[], Instance], logs: asyncio.Queue[EventDict], leaves: bool
+) -> None:
+    node = await make(inventory(A))
+    await served(node, logs)
+    gateway, one = node._gateway, node._gateway.plugins[0]
+    if leaves:
+        younger()
+        await until(lambda: one.state.phase is Phase.STANDBY)
+    gateway.beliefs.recall(GPU, FORGOTTEN, {})
+    assert gateway.ledger.forgotten(GPU) == ({} if leaves else FORGOTTEN)
+
+
+async def test_what_the_one_before_remembered_last_is_taken_over(
+    make: Make, monkeypatch: pytest.MonkeyPatch, logs: asyncio.Queue[EventDict]
+) -> None:
+    node = await make(inventory(A))
+    await served(node, logs)
+    source = Source(inventory(A))
+    younger = Gateway(node._gateway.settings, source)
+
+    async def able() -> None:  # It has read the ledger already.
+        node.source.inventories.put_nowait(inventory(A, B))
+        await until(lambda: "b" in node._gateway.plugins[0].entries)
+        node._gateway.ledger.set_forgotten(GPU, FORGOTTEN)
+        assert await node._gateway.scribe.durable()
+
+    monkeypatch.setattr(younger, "_be_able", able)
+    other = Node(node.folder, source, node.kubelet, younger)
+    try:
+        rows = await anext(node.kubelet.lists(await node.kubelet.registered()))
+        assert {device.id: device.health for device in rows} == {"a": Health.HEALTHY, "b": Health.UNHEALTHY}
+        assert [(one.kind, one.device_ids) for one in younger.beliefs.findings(GPU)] == [(drift.Kind.FORGOTTEN, ("a",))]
+    finally:
+        await other.end()
 
 
 async def test_what_a_younger_gateway_does_not_serve_is_remembered_before_it_is_sent(make: Make, folder: Path) -> None:
@@ -1008,6 +1052,25 @@ async def test_each_of_several_containers_is_judged(make: Make, monkeypatch: pyt
             await kubelet.allocate(registration, ["a"], [wrong])
 
 
+@pytest.mark.parametrize("turned", ["a", "b"])
+async def test_each_of_several_containers_is_judged_by_the_list_that_came_meanwhile(
+    make: Make, monkeypatch: pytest.MonkeyPatch, turned: str
+) -> None:
+    monkeypatch.setattr("devices.life.JUST_TURNED_S", 0.0)
+    node = await make(inventory(A, B))
+    now = inventory(*(replace(one, health=Health.UNHEALTHY) if one.id == turned else one for one in (A, B)))
+    answer = node.source.answer
+
+    async def answers(resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
+        if request.device_ids == ("b",):
+            await node._gateway._update(now)
+        return await answer(resource, request, sayable)
+
+    monkeypatch.setattr(node.source, "answer", answers)
+    with pytest.raises(grpc.aio.AioRpcError, match=f"'{turned}'"):
+        await node.kubelet.allocate(await node.kubelet.registered(), ["a"], ["b"])
+
+
 async def test_a_request_without_containers_is_refused(make: Make) -> None:
     kubelet = (await make(inventory(A))).kubelet
     with pytest.raises(grpc.aio.AioRpcError, match="at least one container"):
@@ -1109,13 +1172,17 @@ async def test_what_a_kubelet_showed_is_forgotten_at_the_next_offer(make: Make) 
         assert answer.envs["CDI"] == str(options_first)
 
 
-async def test_the_kubelet_version_that_an_operator_names_holds_whatever_the_kubelet_shows(make: Make) -> None:
-    kubelet = (await make(inventory(A), minor=28)).kubelet
+@pytest.mark.parametrize(("minor", "shows", "cdi"), [(28, True, False), (31, True, True), (31, False, True)])
+async def test_the_kubelet_version_that_an_operator_names_holds_whatever_the_kubelet_shows(
+    make: Make, minor: int, shows: bool, cdi: bool
+) -> None:
+    kubelet = (await make(inventory(A), minor=minor)).kubelet
     registration = await kubelet.registered()
-    await kubelet.call(registration, "GetDevicePluginOptions")
-    await anext(kubelet.lists(registration))
+    if shows:
+        await kubelet.call(registration, "GetDevicePluginOptions")
+        await anext(kubelet.lists(registration))
     [answer] = await kubelet.allocate(registration, ["a"])
-    assert answer.envs["CDI"] == "False"
+    assert answer.envs["CDI"] == str(cdi)
 
 
 # Others than the kubelet on our socket.
@@ -1395,6 +1462,18 @@ async def test_preferred_allocation_is_the_sources(make: Make) -> None:
     request = kubelet.dialect.encode_preferred_request([PreferredRequest(("b", "a"), (), 1)]).data
     answer = await kubelet.call(await kubelet.registered(), "GetPreferredAllocation", request)
     assert kubelet.dialect.decode_preferred_answer(answer) == (("a",),)
+
+
+async def test_what_was_ill_of_late_is_preferred_last(make: Make) -> None:
+    node = await make(inventory(replace(A, health=Health.UNHEALTHY), B))
+    registration = await node.kubelet.registered()
+    lists = node.kubelet.lists(registration)
+    await anext(lists)
+    node.source.inventories.put_nowait(inventory(A, B))
+    assert await anext(lists) == (A, B)
+    request = node.kubelet.dialect.encode_preferred_request([PreferredRequest(("b", "a"), (), 1)]).data
+    answer = await node.kubelet.call(registration, "GetPreferredAllocation", request)
+    assert node.kubelet.dialect.decode_preferred_answer(answer) == (("b",),)
 
 
 async def test_a_new_socket_directory_that_can_not_be_used_at_once_is_tried_again(
