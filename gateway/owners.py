@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from devices import boards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Container, Iterable, Mapping
 
     from devices.boards import Claim, Place
     from devices.model import Device
@@ -36,10 +36,17 @@ class Owners:
     ) -> None:
         self._ledger, self._beliefs, self._source, self._held = ledger, beliefs, source, held
 
-    def claims(self, remaining: Mapping[str, Iterable[Device]]) -> list[Claim]:
-        """Give the claims of what is offered no longer and may be held, by resource of ours, and of what others have."""
+    def claims(self, remaining: Mapping[str, Iterable[Device]], offered: Mapping[str, Container[str]]) -> list[Claim]:
+        """Give the claims of what is offered no longer and may be held, by resource of ours, and of what others have.
+
+        ``offered`` are the IDs of all that is on offer here, by resource.
+        """
         ours = (claim for name, devices in remaining.items() for claim in self._of(name, devices))
-        return [*ours, *self._of_others(remaining)]
+        return [*ours, *self.of_others(offered)]
+
+    def of_others(self, offered: Mapping[str, Container[str]]) -> list[Claim]:
+        """Give the claims of what others have, and had: another gateway, another plugin, this one before it lost its memory."""
+        return [*self._of_others(offered), *self._unheard_of(offered)]
 
     def _of(self, resource: str, devices: Iterable[Device]) -> Iterable[Claim]:
         holders = self._beliefs.holders(resource)
@@ -58,6 +65,17 @@ class Owners:
             yield from self._of(name, (devices[one] for one in sorted(devices.keys() & held)))
             for one in sorted(devices.keys() & allocatable.get(name, frozenset()) - held):
                 yield boards.offered_elsewhere(name, one, self._place(devices[one]))
+
+    def _unheard_of(self, offered: Mapping[str, Container[str]]) -> Iterable[Claim]:
+        """Claim what containers hold by the kubelet's books, on hardware that is seen here, though the ledger never heard of it."""
+        last = self._beliefs.last
+        for name in () if last is None else sorted({*(last.view.held or ()), *(last.view.remembered or ())}):
+            announced = self._ledger.announced(name)
+            for one, holder in (self._beliefs.holders(name) or {}).items():
+                if one in announced or one in offered.get(name, ()):
+                    continue
+                if (place := self._source.place(one)) is not None:
+                    yield boards.held(name, one, place, holder)
 
     def _place(self, device: Device) -> Place:
         """Say where a device is that isn't offered here. A partition that nobody sees may be anywhere on its GPU by now."""

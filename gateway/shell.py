@@ -343,6 +343,8 @@ class Gateway:
             listings: dict[str, Listing | None] = dict.fromkeys(known)
             if inventory is not None:
                 listings |= {name: listed(inventory, name) for name in (*known, *inventory)}
+                if self.beliefs.last is None and self._has_unheard_of(inventory):
+                    await self.beliefs.look()  # Somebody may hold them under other IDs.
             illnesses = {name: self.ledger.sticky(name) for name in listings}
             merged, given = self._merge(listings, clock), self._given()
             # What isn't sent isn't remembered: what counts is what the gateway that serves it remembers.
@@ -402,7 +404,8 @@ class Gateway:
                     name: life.remaining(known[name], listing, before[name], clock, grace)
                     for name, listing in listings.items()
                     if listing is not None
-                }
+                },
+                _offered(listings),
             )
         )
         for name, listing in listings.items():
@@ -423,6 +426,10 @@ class Gateway:
             fates={device_id: self.source.fate(name, device_id) for device_id in announced.keys() - listed},
             lost_since=self.ledger.lost_since(name),
         )
+
+    def _has_unheard_of(self, inventory: Inventory) -> bool:
+        """Whether a source offers IDs that no kubelet was ever told of, as far as the ledger knows."""
+        return any(ids - self.ledger.announced(name).keys() for name, ids in _offered(inventory).items())
 
     def _given(self) -> int:
         """Count the containers that were given devices."""
@@ -541,6 +548,8 @@ class Gateway:
             news = self.ledger.compared_with(self._kubelet_named()) or news
         if news:
             self.scribe.soon()
+        if not waiting and self._inventory is not None:  # What was offered until now by books of before, or by none.
+            waiting = bool(self._owners.of_others(_offered(self._inventory)))
         if waiting:
             if self._only_remembered():
                 self.scribe.load()  # What another gateway remembers may be over, too.
@@ -992,6 +1001,15 @@ class Gateway:
     def token(self) -> str:
         """This gateway's own token."""
         return self._instance.token
+
+
+def _offered(listings: Mapping[str, Listing | None]) -> dict[str, frozenset[str]]:
+    """Give the IDs that sources offer, by resource; of one that hasn't told yet there are none."""
+    return {
+        name: frozenset(device.id for device in listing.devices)
+        for name, listing in listings.items()
+        if listing is not None
+    }
 
 
 class _Asked:

@@ -12,6 +12,7 @@ RULES = {
     "H5": "an Allocate and an edit at the same time: one of them knows of the other",
     "H6": "what is needed to judge outlives the process, and what only another gateway serves counts",
     "H7": "two pods on one GPU are seen by the lab, under whichever IDs",
+    "H8": "what a container holds by the kubelet's books is claimed, whether the ledger ever heard of it or not",
 }
 
 _BOARDS = "tests/unit/test_boards.py"
@@ -249,5 +250,37 @@ MUTANTS = (
         "apart = are_shared(one, other) or not",
         "apart = not",
         "tests/unit/test_invariants.py",
+    ),
+    Mutant(
+        "H8",
+        "only what the ledger knows is held",
+        "gateway/owners.py",
+        "        return [*self._of_others(offered), *self._unheard_of(offered)]",
+        "        return [*self._of_others(offered)]",
+        f"{_BOARDS}::test_what_no_ledger_knows_of_is_held_all_the_same",
+    ),
+    Mutant(
+        "H8",
+        "what is offered as it is held is withheld",
+        "gateway/owners.py",
+        "if one in announced or one in offered.get(name, ()):",
+        "if one in announced:",
+        f"{_BOARDS}::test_what_no_ledger_knows_of_is_held_all_the_same",
+    ),
+    Mutant(
+        "H8",
+        "the first list isn't compared with books that are read already",
+        "gateway/shell.py",
+        "                if self.beliefs.last is None and self._has_unheard_of(inventory):",
+        "                if False:",
+        f"{_BOARDS}::test_what_no_ledger_knows_of_is_held_all_the_same",
+    ),
+    Mutant(
+        "H8",
+        "books that can be read later change nothing",
+        "gateway/shell.py",
+        "        if not waiting and self._inventory is not None:  #",
+        "        if False:  #",
+        f"{_BOARDS}::test_what_no_ledger_knows_of_is_held_all_the_same",
     ),
 )

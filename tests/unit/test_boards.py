@@ -174,6 +174,12 @@ class Node:
 
     async def pods(self, **held: Ids) -> None:
         """The kubelet writes down who holds what, by pod, and the gateway reads it."""
+        self.writes(**held)
+        await self.gateway.beliefs.look()
+        await self.gateway.update()
+
+    def writes(self, **held: Ids) -> None:
+        """The kubelet writes down who holds what, by pod."""
         entries = [
             {"PodUID": pod, "ContainerName": "main", "ResourceName": name, "DeviceIDs": sorted(ids), "AllocResp": ""}
             for pod, resources in held.items()
@@ -181,8 +187,6 @@ class Node:
         ]
         data = msgspec.json.encode({"PodDeviceEntries": entries, "RegisteredDevices": {}})
         (self.folder / "dp" / CHECKPOINT).write_bytes(data)
-        await self.gateway.beliefs.look()
-        await self.gateway.update()
 
     def states(self, resource: str) -> dict[str, State]:
         plugin = self.gateway._plugins.get(resource)
@@ -541,6 +545,46 @@ async def test_the_books_are_read_until_the_holder_has_ended(node: Node, monkeyp
     asked.clear()
     await node.gateway.update()
     assert asked == []
+
+
+# What the ledger never heard of: it was lost, or another plugin served it, or a gateway with a ledger of its own.
+
+
+@pytest.mark.parametrize("read", ["before the first list", "with it", "later"])
+@pytest.mark.parametrize(
+    ("policy", "gpus", "held", "free"),
+    [
+        pytest.param(PLAIN, WHOLE, {GPUS: ["U0"]}, {GPUS: ["U0", "U1"]}, id="as before"),
+        pytest.param(TWICE, WHOLE, {GPUS: ["U0"]}, {GPUS: ["U1::0", "U1::1"]}, id="shared now"),
+        pytest.param(PLAIN, WHOLE, {GPUS: ["U0::1"]}, {GPUS: ["U1"]}, id="shared before"),
+        pytest.param(
+            SHARED_AS, WHOLE, {GPUS: ["U0"]}, {"nvidia.com/gpu.shared": ["U1::0", "U1::1"]}, id="shared and renamed now"
+        ),
+        pytest.param(NAMED, WHOLE, {GPUS: ["U0"]}, {RENAMED: ["U1"]}, id="renamed now"),
+        pytest.param(MIXED, SPLIT, {GPUS: ["U0"]}, {GPUS: ["U1"]}, id="partitioned now"),
+        pytest.param(PLAIN, SPLIT, {SMALL: ["MIG-00"]}, {GPUS: ["U1"]}, id="partitioned before"),
+        pytest.param(
+            PLAIN, WHOLE, {GPUS: ["U7"], "a.b/nic": ["eth0"]}, {GPUS: ["U0", "U1"]}, id="nothing that is seen here"
+        ),
+    ],
+)
+async def test_what_no_ledger_knows_of_is_held_all_the_same(
+    node: Node, policy: Policy, gpus: Sequence[GPU], held: Ids, free: Ids, read: str
+) -> None:
+    """By the kubelet's books alone, whenever they can be read first."""
+    node.source.adopt(policy)
+    if read != "later":
+        node.writes(a=held)
+    if read == "before the first list":
+        await node.gateway.beliefs.look()
+    await node.sees(*gpus)
+    if read == "later":
+        node.writes(a=held)
+        await node.gateway.beliefs.look()
+        await asyncio.gather(*(task for task in node.gateway._tasks if not task.done()))
+    assert node.free() == free
+    await node.pods()
+    assert State.WITHHELD not in [state for name in node.gateway._plugins for state in node.states(name).values()]
 
 
 # What only another gateway serves.
