@@ -33,12 +33,16 @@ class Place(NamedTuple):
 
 
 class Claim(Struct, frozen=True):
-    """That hardware is taken under an ID that isn't on offer here: the ID, where it is, and in words by whom."""
+    """That hardware is taken under an ID that isn't on offer here: the ID, where it is, and in words by whom.
+
+    ``offer``: nobody holds it, but the kubelet may give it to somebody.
+    """
 
     resource: str
     device_id: str
     place: Place
     words: str
+    offer: bool = False
 
 
 def held(resource: str, device_id: str, place: Place, holder: str | None) -> Claim:
@@ -49,8 +53,10 @@ def held(resource: str, device_id: str, place: Place, holder: str | None) -> Cla
 
 
 def offered_elsewhere(resource: str, device_id: str, place: Place) -> Claim:
-    """Claim the hardware of an ID that another gateway offers under a resource name of its own."""
-    return Claim(resource, device_id, place, f"offered as {resource} {device_id} by another gateway")
+    """Claim the hardware of an ID that another gateway, or a plugin, offers under a resource name of its own."""
+    return Claim(
+        resource, device_id, place, f"offered as {resource} {device_id} by another gateway or plugin", offer=True
+    )
 
 
 def unshared(device_id: str) -> str:

@@ -67,7 +67,7 @@ class Owners:
                 yield boards.offered_elsewhere(name, one, self._place(devices[one]))
 
     def _unheard_of(self, offered: Mapping[str, Container[str]]) -> Iterable[Claim]:
-        """Claim what containers hold by the kubelet's books, on hardware that is seen here, though the ledger never heard of it."""
+        """Claim what containers hold and may get by the kubelet's books, where it is seen here, though the ledger never heard of it."""
         last = self._beliefs.last
         for name in () if last is None else sorted({*(last.view.held or ()), *(last.view.remembered or ())}):
             announced = self._ledger.announced(name)
@@ -76,6 +76,10 @@ class Owners:
                     continue
                 if (place := self._source.place(one)) is not None:
                     yield boards.held(name, one, place, holder)
+        for name, ids in () if last is None else sorted((last.view.allocatable or {}).items()):
+            for one in sorted(ids - self._ledger.announced(name).keys()) if name not in offered else ():
+                if (place := self._source.place(one)) is not None:
+                    yield boards.offered_elsewhere(name, one, place)
 
     def _place(self, device: Device) -> Place:
         """Say where a device is that isn't offered here. A partition that nobody sees may be anywhere on its GPU by now."""

@@ -396,23 +396,38 @@ class Gateway:
         known = {name: self._known(name, listing) for name, listing in listings.items()}
         before = {name: self._plugins[name].entries if name in self._plugins else {} for name in listings}
         grace, merged = self.settings.startup_grace, {}
-        self._claims = (
-            []
-            if self._inventory is None
-            else self._owners.claims(
-                {
-                    name: life.remaining(known[name], listing, before[name], clock, grace)
-                    for name, listing in listings.items()
-                    if listing is not None
-                },
-                _offered(listings),
-            )
-        )
+        if self._inventory is None:
+            self._claims = []
+        else:
+            remaining = {
+                name: life.remaining(known[name], listing, before[name], clock, grace)
+                for name, listing in listings.items()
+                if listing is not None
+            }
+            self._claims = self._heeded(self._owners.claims(remaining, _offered(listings)), listings)
         for name, listing in listings.items():
             offered, held = () if listing is None else listing.devices, known[name].held or frozenset()
             one = replace(known[name], withheld=boards.withheld(self._claims, offered, held))
             merged[name] = life.merge(one, listing, before[name], clock, grace)
         return merged
+
+    def _heeded(self, claims: Sequence[Claim], ours: Container[str]) -> Sequence[Claim]:
+        """Leave out what only younger gateways offer: they leave it to us. What others offer outlives a kubelet's restart."""
+        if not any(claim.offer for claim in (*claims, *self._claims)):
+            return claims
+        peers = self._peers()
+        if peers and all(peer > self._instance.age for peer in peers):
+            return [claim for claim in claims if not claim.offer]
+        last, since = self.beliefs.last, self.presence.since
+        if last is not None and since is not None and last.at - since >= beliefs.AFTER_START:
+            return claims
+        found = {(claim.resource, claim.device_id) for claim in claims}
+        kept = [
+            claim
+            for claim in self._claims
+            if claim.offer and claim.resource not in ours and (claim.resource, claim.device_id) not in found
+        ]
+        return [*claims, *kept]
 
     def _known(self, name: str, listing: Listing | None) -> life.Known:
         announced = self.ledger.announced(name)
@@ -549,7 +564,7 @@ class Gateway:
         if news:
             self.scribe.soon()
         if not waiting and self._inventory is not None:  # What was offered until now by books of before, or by none.
-            waiting = bool(self._owners.of_others(_offered(self._inventory)))
+            waiting = bool(self._heeded(self._owners.of_others(_offered(self._inventory)), self._plugins))
         if waiting:
             if self._only_remembered():
                 self.scribe.load()  # What another gateway remembers may be over, too.

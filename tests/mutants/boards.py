@@ -13,6 +13,7 @@ RULES = {
     "H6": "what is needed to judge outlives the process, and what only another gateway serves counts",
     "H7": "two pods on one GPU are seen by the lab, under whichever IDs",
     "H8": "what a container holds by the kubelet's books is claimed, whether the ledger ever heard of it or not",
+    "H9": "of two that offer a GPU under different names one leaves it to the other, whoever's ledger knows of it",
 }
 
 _BOARDS = "tests/unit/test_boards.py"
@@ -282,5 +283,37 @@ MUTANTS = (
         "        if not waiting and self._inventory is not None:  #",
         "        if False:  #",
         f"{_BOARDS}::test_what_no_ledger_knows_of_is_held_all_the_same",
+    ),
+    Mutant(
+        "H9",
+        "the elder leaves to the younger what that leaves to it",
+        "gateway/shell.py",
+        "        if peers and all(peer > self._instance.age for peer in peers):",
+        "        if False:",
+        f"{_BOARDS}::test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other",
+    ),
+    Mutant(
+        "H9",
+        "a kubelet's restart is the end of what others offer",
+        "gateway/shell.py",
+        "        return [*claims, *kept]",
+        "        return claims",
+        f"{_BOARDS}::test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other",
+    ),
+    Mutant(
+        "H9",
+        "what others offer is kept from everybody for ever",
+        "gateway/shell.py",
+        "since is not None and last.at - since >= beliefs.AFTER_START:",
+        "since is not None and False:",
+        f"{_BOARDS}::test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other",
+    ),
+    Mutant(
+        "H9",
+        "what no ledger knows of is on offer by nobody",
+        "gateway/owners.py",
+        "self._ledger.announced(name).keys()) if name not in offered else ():",
+        "self._ledger.announced(name).keys()) if False else ():",
+        f"{_BOARDS}::test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other",
     ),
 )

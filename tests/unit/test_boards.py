@@ -28,6 +28,7 @@ from gateway.beliefs import CHECKPOINT, Look
 from gateway.ledger import Cordon, Ledger
 from gateway.settings import Settings
 from gateway.shell import BOOKED_WITHIN, HOLDERS_AGAIN, Gateway
+from gateway.succession import Age
 from tests.unit.answering import GUARD
 
 GPUS, AMD, RENAMED = "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/a100"
@@ -40,6 +41,8 @@ NAMED_TWICE = replace(NAMED, slices={RENAMED: Slices(2, RENAMED)})
 MIXED, SINGLE = Policy(mig_strategy=MigStrategy.MIXED), Policy(mig_strategy=MigStrategy.SINGLE)
 MIXED_TWICE = replace(MIXED, slices={SMALL: Slices(2, SMALL)})
 AMD_MIXED = Policy(resource_naming=Naming.MIXED)
+
+ELDER, YOUNGER = Age(0, "elder"), Age(1 << 61, "younger")
 
 Ids = Mapping[str, Collection[str]]
 
@@ -596,7 +599,7 @@ async def test_what_no_ledger_knows_of_is_held_all_the_same(
         pytest.param({"U0"}, None, "still held as nvidia.com/gpu U0 by a/main", id="a pod holds it"),
         pytest.param({"U0"}, {"U0"}, "still held as nvidia.com/gpu U0 by a/main", id="and it is on offer"),
         pytest.param(
-            set(), {"U0"}, "offered as nvidia.com/gpu U0 by another gateway", id="the kubelet may give it out"
+            set(), {"U0"}, "offered as nvidia.com/gpu U0 by another gateway or plugin", id="the kubelet may give it out"
         ),
         pytest.param(set(), set(), "", id="the kubelet doesn't give it out"),
         pytest.param(set(), None, "", id="what the kubelet gives out isn't known"),
@@ -612,7 +615,7 @@ async def test_what_only_another_gateway_serves(
     """A gateway that is rolled out with other names finds the one before it still there."""
     await node.pods(a={GPUS: held})
     node.gateway.ledger.announce(GPUS, (Device("U0"), Device("U1")))
-    monkeypatch.setattr(node.gateway, "_peers", lambda: {"another": Path()})
+    monkeypatch.setattr(node.gateway, "_peers", lambda: {ELDER: Path()})
     last = node.gateway.beliefs.last
     assert last is not None
     view = replace(last.view, allocatable=None if allocatable is None else {GPUS: frozenset(allocatable)})
@@ -626,6 +629,42 @@ async def test_what_only_another_gateway_serves(
     assert entries["U1::0"].state is State.PRESENT
 
 
+@pytest.mark.parametrize("known", [pytest.param(True, id="one ledger"), pytest.param(False, id="a ledger of each")])
+@pytest.mark.parametrize(
+    ("peers", "free"),
+    [
+        pytest.param([ELDER], ["U1::0", "U1::1"], id="to the elder it is left"),
+        pytest.param([], ["U1::0", "U1::1"], id="so it is to another plugin"),
+        pytest.param([YOUNGER], ["U0::0", "U0::1", "U1::0", "U1::1"], id="the younger leaves it to us"),
+        pytest.param([ELDER, YOUNGER], ["U1::0", "U1::1"], id="between two"),
+    ],
+)
+async def test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other(
+    node: Node, peers: Sequence[Age], free: Sequence[str], known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else both would give it away, or neither; also while a kubelet that was restarted knows of neither's yet."""
+    if known and not peers:
+        return  # What nobody else serves any more is our own.
+    await node.pods()
+    if known:
+        node.gateway.ledger.announce(GPUS, (Device("U0"),))
+    monkeypatch.setattr(node.gateway, "_peers", lambda: dict.fromkeys(peers, Path()))
+    last = node.gateway.beliefs.last
+    assert last is not None
+    offering = replace(last.view, allocatable={GPUS: frozenset({"U0"})})
+    node.gateway.beliefs.last = replace(last, view=offering)
+    node.source.adopt(SHARED_AS)
+    await node.sees(*WHOLE)
+    assert node.free() == {"nvidia.com/gpu.shared": free}
+    node.gateway.presence.since = last.at
+    node.gateway.beliefs.last = replace(last, at=last.at + 1)
+    await node.gateway.update()
+    assert node.free() == {"nvidia.com/gpu.shared": free}, "the kubelet was restarted a second ago"
+    node.gateway.beliefs.last = replace(last, at=last.at + beliefs.AFTER_START)
+    await node.gateway.update()
+    assert node.free() == {"nvidia.com/gpu.shared": ["U0::0", "U0::1", "U1::0", "U1::1"]}
+
+
 async def test_what_another_gateway_served_is_taken_up_as_it_is_now(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -633,7 +672,7 @@ async def test_what_another_gateway_served_is_taken_up_as_it_is_now(
     await node.pods()
     node.gateway.ledger.announce(GPUS, (Device("U0"), Device("U1")))
     await node.gateway.scribe.durable()
-    monkeypatch.setattr(node.gateway, "_peers", lambda: {"another": Path()})
+    monkeypatch.setattr(node.gateway, "_peers", lambda: {ELDER: Path()})
     node.source.adopt(SHARED_AS)
     await node.sees(*WHOLE)
     other = Ledger(node.folder / "state")
