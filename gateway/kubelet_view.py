@@ -70,6 +70,8 @@ class View(Struct, frozen=True):
     """The pods that List named (``namespace/pod``), with devices or without: None where there is no List."""
     written: Holders | None = None
     """All that the checkpoint names."""
+    registered: Mapping[str, frozenset[str]] | None = None
+    """The device IDs that were healthy when the checkpoint was written: None where it can't be read, or is of kubelet 1.8."""
 
     def names_of(self, resource: str, device_id: str) -> tuple[str, ...]:
         """Give the names of who holds, or may hold, one device, List's first; none where nobody does."""
@@ -87,11 +89,12 @@ async def look(pod_resources: Path, checkpoint_file: Path) -> View:
     The API is v1, or v1alpha1 on kubelets before 1.20. Note that List makes a kubelet free what ended pods held.
     """
     written: Holders | None = None
+    registered: Mapping[str, frozenset[str]] | None = None
     listed: podresources.Listed | None = None
     allocatable: dict[str, frozenset[str]] | None = None
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_DEADLINE):
-            written = await asyncio.to_thread(_read, checkpoint_file)
+            written, registered = await asyncio.to_thread(_read, checkpoint_file)
     if listens(pod_resources):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DEADLINE), _channel(pod_resources) as channel:
@@ -100,7 +103,7 @@ async def look(pod_resources: Path, checkpoint_file: Path) -> View:
     if listed is None and written is None:
         return View(allocatable=allocatable)
     if listed is None:
-        return View(written, {}, allocatable, "checkpoint", written=written)
+        return View(written, {}, allocatable, "checkpoint", written=written, registered=registered)
     if written is None:
         return View(listed.held, None, allocatable, "pod-resources", listed.pods)
     only_written = {
@@ -109,7 +112,7 @@ async def look(pod_resources: Path, checkpoint_file: Path) -> View:
         }
         for resource, holders in written.items()
     }
-    return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written)
+    return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written, registered)
 
 
 async def shown(pod_resources: Path, checkpoint_file: Path, since_ns: int) -> frozenset[str] | None:
@@ -229,15 +232,15 @@ def _opener(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
-def _read(path: Path) -> dict[str, dict[str, str]] | None:
-    """Read who holds what by the checkpoint; runs in a thread, because a disk may be slow."""
+def _read(path: Path) -> tuple[dict[str, dict[str, str]] | None, Mapping[str, frozenset[str]] | None]:
+    """Read who holds what by the checkpoint, and what was registered; runs in a thread, because a disk may be slow."""
     try:
         with open(path, "rb", opener=_opener) as file:
             found = _alone(checkpoint.read, file.read(checkpoint.MAX_BYTES + 1))
     except (OSError, MalformedError):
-        return None
+        return None, None
     holders: dict[str, dict[str, str]] = {}
     for held in found.held:
         for device_id in held.device_ids:
             holders.setdefault(held.resource, {}).setdefault(device_id, f"{held.pod_uid}/{held.container}")
-    return holders
+    return holders, found.registered or None

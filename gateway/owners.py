@@ -56,14 +56,13 @@ class Owners:
 
     def _of_others(self, ours: Mapping[str, object]) -> Iterable[Claim]:
         """Claim what resources have that only another gateway serves: what is held, and what the kubelet gives out."""
-        last = self._beliefs.last
-        allocatable = (None if last is None else last.view.allocatable) or {}
+        offers = self._offers()
         for name in self._ledger.resources():
             if name in ours:
                 continue
             devices, held = self._ledger.announced(name), self._held(name) or frozenset()
             yield from self._of(name, (devices[one] for one in sorted(devices.keys() & held)))
-            for one in sorted(devices.keys() & allocatable.get(name, frozenset()) - held):
+            for one in sorted(devices.keys() & offers.get(name, frozenset()) - held):
                 yield boards.offered_elsewhere(name, one, self._place(devices[one]))
 
     def _unheard_of(self, offered: Mapping[str, Container[str]]) -> Iterable[Claim]:
@@ -76,10 +75,17 @@ class Owners:
                     continue
                 if (place := self._source.place(one)) is not None:
                     yield boards.held(name, one, place, holder)
-        for name, ids in () if last is None else sorted((last.view.allocatable or {}).items()):
+        for name, ids in sorted(self._offers().items()):
             for one in sorted(ids - self._ledger.announced(name).keys()) if name not in offered else ():
                 if (place := self._source.place(one)) is not None:
                     yield boards.offered_elsewhere(name, one, place)
+
+    def _offers(self) -> Mapping[str, frozenset[str]]:
+        """What the kubelet gives out; before 1.23 it doesn't say it, but its checkpoint does."""
+        last = self._beliefs.last
+        if last is None:
+            return {}
+        return (last.view.registered or {}) if last.view.allocatable is None else last.view.allocatable
 
     def _place(self, device: Device) -> Place:
         """Say where a device is that isn't offered here. A partition that nobody sees may be anywhere on its GPU by now."""

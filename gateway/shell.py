@@ -412,13 +412,18 @@ class Gateway:
         return merged
 
     def _heeded(self, claims: Sequence[Claim], ours: Container[str]) -> Sequence[Claim]:
-        """Leave out what only younger gateways offer: they leave it to us. What others offer outlives a kubelet's restart."""
+        """Leave out what only younger gateways offer: they leave it to us. What others offer outlives a kubelet's restart.
+
+        A checkpoint still names what nobody serves any more: it counts as long as an older gateway lives.
+        """
         if not any(claim.offer for claim in (*claims, *self._claims)):
             return claims
         peers = self._peers()
         if peers and all(peer > self._instance.age for peer in peers):
             return [claim for claim in claims if not claim.offer]
         last, since = self.beliefs.last, self.presence.since
+        if peers == {} and (last is None or last.view.allocatable is None):
+            claims = [claim for claim in claims if not claim.offer]
         if last is not None and since is not None and last.at - since >= beliefs.AFTER_START:
             return claims
         found = {(claim.resource, claim.device_id) for claim in claims}

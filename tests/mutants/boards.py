@@ -216,8 +216,8 @@ MUTANTS = (
         "H6",
         "what another gateway gives out is free",
         "gateway/owners.py",
-        "            for one in sorted(devices.keys() & allocatable",
-        "            for one in () and sorted(devices.keys() & allocatable",
+        "            for one in sorted(devices.keys() & offers",
+        "            for one in () and sorted(devices.keys() & offers",
         _BOARDS,
     ),
     Mutant(
@@ -315,5 +315,21 @@ MUTANTS = (
         "self._ledger.announced(name).keys()) if name not in offered else ():",
         "self._ledger.announced(name).keys()) if False else ():",
         f"{_BOARDS}::test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other",
+    ),
+    Mutant(
+        "H9",
+        "before 1.23 nobody offers anything",
+        "gateway/owners.py",
+        "return (last.view.registered or {}) if",
+        "return {} if",
+        f"{_BOARDS}::test_before_1_23_the_checkpoint_says_what_others_offer",
+    ),
+    Mutant(
+        "H9",
+        "what a checkpoint names is offered, whoever lives",
+        "gateway/shell.py",
+        "        if peers == {} and (last is None",
+        "        if False and (last is None",
+        f"{_BOARDS}::test_before_1_23_the_checkpoint_says_what_others_offer",
     ),
 )

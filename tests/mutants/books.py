@@ -49,8 +49,8 @@ MUTANTS = (
         "K2",
         "what only the checkpoint names is dropped",
         "gateway/kubelet_view.py",
-        'return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written)',
-        'return View(listed.held, {}, allocatable, "pod-resources", listed.pods, written)',
+        'return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written, registered)',
+        'return View(listed.held, {}, allocatable, "pod-resources", listed.pods, written, registered)',
         f"{_LOOK}::test_until_all_pods_are_known_none_has_ended",
     ),
     Mutant(

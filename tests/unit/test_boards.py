@@ -665,6 +665,24 @@ async def test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other(
     assert node.free() == {"nvidia.com/gpu.shared": ["U0::0", "U0::1", "U1::0", "U1::1"]}
 
 
+@pytest.mark.parametrize(
+    ("peers", "free"),
+    [
+        pytest.param([ELDER], ["U1::0", "U1::1"], id="an elder lives"),
+        pytest.param([], ["U0::0", "U0::1", "U1::0", "U1::1"], id="perhaps nobody serves it any more"),
+    ],
+)
+async def test_before_1_23_the_checkpoint_says_what_others_offer(
+    node: Node, peers: Sequence[Age], free: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.gateway, "_peers", lambda: dict.fromkeys(peers, Path()))
+    data = msgspec.json.encode({"PodDeviceEntries": [], "RegisteredDevices": {GPUS: ["U0"]}})
+    (node.folder / "dp" / CHECKPOINT).write_bytes(data)
+    node.source.adopt(SHARED_AS)
+    await node.sees(*WHOLE)
+    assert node.free() == {"nvidia.com/gpu.shared": free}
+
+
 async def test_what_another_gateway_served_is_taken_up_as_it_is_now(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
