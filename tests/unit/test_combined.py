@@ -307,6 +307,20 @@ async def test_who_listed_a_resource_keeps_it(watched: Watched) -> None:
     assert await watched.owner(OTHER) == "generic"
 
 
+@pytest.mark.parametrize(
+    ("fates", "fate"),
+    [
+        pytest.param((Fate.UNKNOWN, Fate.WITHDRAWN), Fate.WITHDRAWN, id="who can tell says so"),
+        pytest.param((Fate.LOST, Fate.WITHDRAWN), Fate.LOST, id="one doubts it"),
+        pytest.param((Fate.UNKNOWN, Fate.UNKNOWN), Fate.LOST, id="nobody can tell"),
+    ],
+)
+def test_what_nobody_listed_here_is_lost_unless_all_who_can_tell_say_otherwise(
+    fates: tuple[Fate, Fate], fate: Fate
+) -> None:
+    assert Combined([Source("one", "", fates[0]), Source("other", "", fates[1])]).fate(GPU, "a") is fate
+
+
 async def test_of_two_that_claim_a_name_the_one_that_has_not_looked_is_meant() -> None:
     first, second = Source("first", ""), Source("second", "")
     both = Combined([first, second])

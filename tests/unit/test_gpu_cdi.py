@@ -575,6 +575,15 @@ def test_links_stay_inside_the_root(root: Path, tmp_path_factory: pytest.TempPat
     assert found.others == ()
 
 
+@pytest.mark.parametrize(("links", "leads"), [(40, True), (41, False)])
+def test_as_many_links_are_followed_as_linux_follows(root: Path, links: int, leads: bool) -> None:
+    put(root, f"/opt/libnvidia-ml.so.{VERSION}")
+    for number in range(1, links):
+        link(root, f"/opt/{number}", str(number + 1) if number < links - 1 else f"libnvidia-ml.so.{VERSION}")
+    link(root, f"/usr/lib64/libnvidia-ml.so.{VERSION}", "/opt/1")
+    assert (f"/opt/libnvidia-ml.so.{VERSION}" in paths(look(root).libraries)) is leads
+
+
 def test_an_absolute_link_means_the_root_of_the_driver(root: Path) -> None:
     put(root, f"/opt/driver/libnvidia-ml.so.{VERSION}")
     link(root, f"/usr/lib64/libnvidia-ml.so.{VERSION}", f"/opt/driver/libnvidia-ml.so.{VERSION}")

@@ -213,6 +213,10 @@ def test_of_a_file_that_is_no_profile_nothing_is_said_again(text: str) -> None:
             "line 1: resources['a/b'].numa: expected 2 NUMA nodes, one for each GPU, got 1: write one for each",
         ),
         (
+            "resources: {a/b: {gpus: 1, numa: [0, 0]}}",
+            "line 1: resources['a/b'].numa: expected 1 NUMA nodes, one for each GPU, got 2: write one for each",
+        ),
+        (
             "resources:\n  a/b:\n    gpus:\n    - {}\n    - numba: 1",
             "line 5: resources['a/b'].gpus[1].numba: this key is unknown: write how many, such as 'gpus: 8', or a list with",
         ),
@@ -432,6 +436,13 @@ def test_whatever_comes_is_either_a_profile_or_a_short_error(content: bytes) -> 
     assert len(message) < 1000
 
 
+def test_a_node_has_as_many_gpus_as_it_may_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "MAX_GPUS", 3)
+    assert len(parse(b"resources: {a/b: {gpus: 2}, a/c: {gpus: 1}}", "p")) == 2
+    with pytest.raises(ProfileError, match="at most 3 GPUs on a node, got 4"):
+        parse(b"resources: {a/b: {gpus: 2}, a/c: {gpus: 2}}", "p")
+
+
 @pytest.mark.parametrize("length", [2, 100_000])
 def test_an_error_stays_short_whatever_the_key(length: int) -> None:
     assert len(error(f"{'k' * length}: 1")) < 300
@@ -501,6 +512,9 @@ def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     os.mkfifo(fifo)
     big.write_bytes(b"#" * 11)
     monkeypatch.setattr(profile, "MAX_BYTES", 10)
+    full = tmp_path / "full"
+    full.write_bytes(b"#" * 10)
+    assert len(read(full)) == 10
     for path, says in [
         (tmp_path / "none", r"none: the profile can't be read \(No such file or directory\): write it"),
         (fifo, "fifo: expected a plain file, got something else"),

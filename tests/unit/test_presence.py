@@ -70,3 +70,18 @@ async def test_it_is_said_again_and_again_where_one_is_waited_for(
     assert {(line["event"], line["socket"]) for line in said} == {(WAITING, str(folder / "kubelet.sock"))}
     assert [line["log_level"] for line in said[:3]] == ["info", "warning", "warning"]
     assert (said[0]["backend"], len(said)) == ("test", told)
+
+
+async def test_the_wait_is_counted_from_the_kubelets_end(
+    one: Presence, kubelet: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(presence.time, "monotonic", lambda: now)  # type: ignore[attr-defined]
+    one.found(anew=True)
+    kubelet.close()
+    one.check()
+    now = 1060.0
+    with capture_logs() as said:
+        one._remind()
+    one.close()
+    assert [line["waited_s"] for line in said] == [60]
