@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -28,7 +28,7 @@ from gateway.spelled import spell
 from gateway.watch import target
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Sequence
+    from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
     from pathlib import Path
 
     from adapters.dialect import Dialect, Level, Wire
@@ -76,6 +76,7 @@ _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 
+_T = TypeVar("_T")
 _streams = itertools.count(1)
 _log = structlog.get_logger()
 
@@ -287,23 +288,23 @@ class Resource:
         if dialect.rules[Field.PRE_START].verdict is Verdict.LOSSLESS:
             unary["PreStartContainer"] = self._pre_start
 
-        async def watch(_requests: object, context: _Context) -> None:  # Its request is empty: it isn't waited for.
+        async def watch(context: _Context) -> None:  # Its request is empty: it isn't waited for.
             await self._list_and_watch(dialect, context)
 
         calls: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            call: grpc.stream_unary_rpc_method_handler(self._answered(call, answer, dialect))
+            call: grpc.stream_unary_rpc_method_handler(_let_go(self._answered(call, answer, dialect)))
             for call, answer in unary.items()
         }
-        calls["ListAndWatch"] = grpc.stream_stream_rpc_method_handler(watch)
+        calls["ListAndWatch"] = grpc.stream_stream_rpc_method_handler(_let_go(watch))
         return {f"/{dialect.plugin_service}/{call}": handler for call, handler in calls.items()}
 
-    def _answered(self, call: str, answer: _Answer, dialect: Dialect) -> Callable[[object, _Context], Awaitable[bytes]]:
+    def _answered(self, call: str, answer: _Answer, dialect: Dialect) -> Callable[[_Context], Awaitable[bytes]]:
         """Count a call, and say what is wrong with it as gRPC does.
 
         To gRPC it is one with a stream of requests, of which one is read: so it is ours to bound how long and how many wait.
         """
 
-        async def answered(_requests: object, context: _Context) -> bytes:
+        async def answered(context: _Context) -> bytes:
             began, status, text = time.perf_counter(), grpc.StatusCode.UNKNOWN, ""
             try:
                 # No name for the request: a refusal's traceback would keep it, until the garbage collector comes.
@@ -353,7 +354,7 @@ class Resource:
                     if number == self._heeded:
                         self._emit(Withhold(reason))
                     await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
-                await context.write(self._list(dialect).data)
+                await _whole(context.write(self._list(dialect).data))
                 await stream.changed.wait()
         finally:
             del self._streams[number]
@@ -514,7 +515,7 @@ class _Requests:
         async with asyncio.timeout(IN_LINE if self._line else REQUEST_TIME) as limit:
             self._reading[limit] = asyncio.get_running_loop().time()
             try:
-                return await context.read()
+                return await _whole(context.read())
             finally:
                 del self._reading[limit]
 
@@ -527,6 +528,34 @@ class _Calls(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         return self._find(handler_call_details.method)
+
+
+async def _whole(batch: Coroutine[object, object, _T]) -> _T:
+    """Wait for what gRPC does for a call, and let it come to its end also where nobody waits any more: the call's end ends it.
+
+    A message that comes, or goes, for one that was cancelled is never freed (grpc/grpc#43360).
+    """
+    doing = asyncio.ensure_future(batch)
+    doing.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(doing)
+
+
+def _let_go(handler: Callable[[_Context], Awaitable[_T]]) -> Callable[[object, _Context], Awaitable[_T]]:
+    """Let a call be freed as soon as it was refused.
+
+    gRPC keeps the error with the call, and the error's traceback would keep the functions that hold the call: until the
+    garbage collector comes, which knows nothing of the up to 4 MiB of a request that gRPC holds for each.
+    """
+
+    async def handled(requests: object, context: _Context) -> _T:
+        try:
+            return await handler(context)
+        except grpc.aio.AbortError as error:
+            error.__traceback__ = None
+            del requests, context
+            raise
+
+    return handled
 
 
 async def _abort(context: _Context, status: grpc.StatusCode, text: str) -> NoReturn:
