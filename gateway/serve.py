@@ -28,7 +28,7 @@ from gateway.spelled import spell
 from gateway.watch import target
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Container, Sequence
     from pathlib import Path
 
     from adapters.dialect import Dialect, Level, Wire
@@ -51,10 +51,12 @@ that are shared (46 bytes). Once, everything fits that does on a list (also 4 Mi
 ID."""
 REQUEST_TIME = 5.0
 """Seconds within which a request must have come, once its call began."""
-MAX_READ = 4
+MAX_READ = 8
 """How many requests are read at once: what isn't read stays with gRPC, but for 64 KiB. Each may take twice ``REQUEST_LIMIT``."""
-IN_LINE = 0.1
+IN_LINE = 0.25
 """Seconds that a request may take to come while others wait for their turn."""
+_TURNS = 4
+"""Turns of the event loop after which a request that gRPC has is known here: the loop was late then, not the request."""
 MAX_CALLS = 1024
 """How many calls a server has at once, streams included; more are refused by gRPC."""
 REFUSALS_TOLD = 20
@@ -512,12 +514,20 @@ class _Requests:
             self._line -= 1
 
     async def _read(self, context: _Context) -> object:
-        async with asyncio.timeout(IN_LINE if self._line else REQUEST_TIME) as limit:
-            self._reading[limit] = asyncio.get_running_loop().time()
-            try:
-                return await _whole(context.read())
-            finally:
-                del self._reading[limit]
+        reading = asyncio.ensure_future(context.read())
+        try:
+            async with asyncio.timeout(IN_LINE if self._line else REQUEST_TIME) as limit:
+                self._reading[limit] = asyncio.get_running_loop().time()
+                try:
+                    return await _whole(reading)
+                finally:
+                    del self._reading[limit]
+        except TimeoutError:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            if reading.done():
+                return await reading
+            raise
 
 
 class _Calls(grpc.GenericRpcHandler):
@@ -530,7 +540,7 @@ class _Calls(grpc.GenericRpcHandler):
         return self._find(handler_call_details.method)
 
 
-async def _whole(batch: Coroutine[object, object, _T]) -> _T:
+async def _whole(batch: Awaitable[_T]) -> _T:
     """Wait for what gRPC does for a call, and let it come to its end also where nobody waits any more: the call's end ends it.
 
     A message that comes, or goes, for one that was cancelled is never freed (grpc/grpc#43360).

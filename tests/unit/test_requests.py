@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import types
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from itertools import product
 from pathlib import Path
@@ -192,6 +192,7 @@ async def test_who_asks_for_nothing_keeps_nobody_away(folder: Path, monkeypatch:
     """Of calls whose request doesn't come, those that are read make room for those in line; the last ones have more time."""
     monkeypatch.setattr(serve, "IN_LINE", 0.01)
     monkeypatch.setattr(serve, "REQUEST_TIME", 60.0)
+    monkeypatch.setattr(serve, "MAX_READ", 3)  # A connection has 8 calls at once.
     async with calling(folder) as channel:
         calls = [silent(channel) for _ in range(2 * serve.MAX_READ)]
         assert await allocates(channel)
@@ -202,6 +203,7 @@ async def test_who_asks_for_nothing_keeps_nobody_away(folder: Path, monkeypatch:
 
 async def test_so_many_requests_are_read_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "IN_LINE", 60.0)
+    monkeypatch.setattr(serve, "MAX_READ", 3)
     begun, read = asyncio.Semaphore(0), serve._Requests._read
 
     async def begins(requests: serve._Requests, context: Any) -> object:
@@ -248,6 +250,134 @@ async def test_a_request_that_was_refused_is_not_kept(folder: Path) -> None:
             assert kept == []
     finally:
         gc.enable()
+
+
+class _Slow:
+    """What a call has for its handler: a request that comes when it is told to, and a list that is taken then."""
+
+    def __init__(self) -> None:
+        self.comes, self.ended = asyncio.Event(), asyncio.Event()
+        self.gone = False
+
+    async def read(self) -> bytes:
+        try:
+            await self.comes.wait()
+        except asyncio.CancelledError:
+            self.gone = True
+            raise
+        self.ended.set()
+        return b"a request"
+
+    async def write(self, _data: bytes) -> None:
+        await self.read()
+
+    def invocation_metadata(self) -> None: ...
+
+    def time_remaining(self) -> None: ...
+
+
+async def _refused(channel: grpc.aio.Channel) -> None:
+    await code(channel, "Allocate", b"\x0a")
+
+
+async def _empty(channel: grpc.aio.Channel) -> None:
+    one = silent(channel)
+    await one.done_writing()
+    await one.code()
+
+
+async def _late(channel: grpc.aio.Channel) -> None:
+    await silent(channel).code()
+
+
+async def _too_many(channel: grpc.aio.Channel) -> None:
+    watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{SERVICE}/ListAndWatch")
+    await watch(b"", timeout=20).code()
+
+
+@pytest.mark.parametrize("refuse", [_refused, _empty, _late, _too_many])
+async def test_a_call_that_was_refused_is_freed_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, refuse: Callable[[grpc.aio.Channel], Awaitable[None]]
+) -> None:
+    """The garbage collector knows nothing of what gRPC holds for a call."""
+
+    def calls() -> int:
+        return sum(type(one).__name__ == "_ServicerContext" for one in gc.get_objects())
+
+    monkeypatch.setattr(serve, "REQUEST_TIME", 0.05)
+    monkeypatch.setattr(serve, "MOST_STREAMS", 0)
+    gc.collect()
+    gc.disable()
+    try:
+        async with calling(folder) as channel:
+            for _ in range(5):
+                await refuse(channel)
+            async with asyncio.timeout(20):
+                while calls():  # noqa: ASYNC110 - its last lines may run after the answer is here
+                    await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
+
+
+async def test_a_read_that_nobody_waits_for_comes_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC never frees the message of one that was cancelled."""
+    monkeypatch.setattr(serve, "REQUEST_TIME", 0.01)
+    slow: Any = _Slow()
+    with pytest.raises(MalformedError, match="expected a request within"):
+        await serve._Requests().read(slow)
+    slow.comes.set()
+    await asyncio.wait_for(slow.ended.wait(), 20)
+    assert not slow.gone
+
+
+async def test_a_write_that_nobody_waits_for_comes_to_its_end(folder: Path) -> None:
+    resource = Resource("nvidia.com/gpu", _Source(), lambda _: None, _Memory(), Tally(), Turns(folder / "checkpoint"))  # type: ignore[arg-type]
+    slow: Any = _Slow()
+    stream = asyncio.ensure_future(resource._list_and_watch(V1BETA1, slow))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    stream.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stream
+    slow.comes.set()
+    await asyncio.wait_for(slow.ended.wait(), 20)
+    assert not slow.gone
+
+
+async def test_a_request_that_is_here_counts_where_the_loop_was_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "REQUEST_TIME", 0)
+    slow: Any = _Slow()
+    slow.comes.set()
+    slow.read = _turns_later(slow.read)
+    assert await serve._Requests().read(slow) == b"a request"
+
+
+def _turns_later(read: Callable[[], Awaitable[bytes]]) -> Callable[[], Awaitable[bytes]]:
+    async def later() -> bytes:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return await read()
+
+    return later
+
+
+async def test_who_waits_may_come_while_another_ends() -> None:
+    """Its time is over, and it hasn't noticed yet: it can't be told to hurry any more."""
+    requests = serve._Requests()
+    slow: Any = _Slow()
+    readers = [asyncio.ensure_future(requests.read(slow)) for _ in range(serve.MAX_READ)]
+    await asyncio.sleep(0)
+    for limit in requests._reading:
+        limit.reschedule(0)
+    last: Any = _Slow()
+    last.comes.set()
+    await asyncio.sleep(0)
+    assert all(limit.expired() for limit in requests._reading)
+    assert len(requests._reading) == serve.MAX_READ
+    assert await asyncio.wait_for(requests.read(last), 20) == b"a request"
+    ended = await asyncio.gather(*readers, return_exceptions=True)
+    assert {type(one) for one in ended} == {MalformedError}
+    slow.comes.set()
 
 
 async def test_a_stream_needs_no_request(folder: Path) -> None:
