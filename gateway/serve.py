@@ -309,7 +309,6 @@ class Resource:
         async def answered(context: _Context) -> bytes:
             began, status, text = time.perf_counter(), grpc.StatusCode.UNKNOWN, ""
             try:
-                # No name for the request: a refusal's traceback would keep it, until the garbage collector comes.
                 wire = await answer(dialect, await self._requests.read(context), context)
                 status = grpc.StatusCode.OK
             except RefusedError as refused:
@@ -557,12 +556,11 @@ def _let_go(handler: Callable[[_Context], Awaitable[_T]]) -> Callable[[object, _
     garbage collector comes, which knows nothing of the up to 4 MiB of a request that gRPC holds for each.
     """
 
-    async def handled(requests: object, context: _Context) -> _T:
+    async def handled(_requests: object, context: _Context) -> _T:
         try:
             return await handler(context)
         except grpc.aio.AbortError as error:
             error.__traceback__ = None
-            del requests, context
             raise
 
     return handled
