@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
@@ -442,3 +443,13 @@ async def test_a_profile_that_can_not_be_read_now_is_read_later(
     in_place(path, text(5))
     assert await following(watch) == "ooooo"
     assert [log.get_nowait()["event"] for _ in range(log.qsize())] == ["profile rejected", "profile read"]
+
+
+async def test_where_no_gpu_is_named_all_are_meant() -> None:
+    backend = SimulatedBackend("small")
+    async with contextlib.aclosing(backend.watch()) as sights:
+        every = {gpu.uuid for gpu in (await anext(sights)).gpus}
+        await backend.release(())
+        assert (await anext(sights)).released == every
+        await backend.acquire(())
+        assert not (await anext(sights)).released
