@@ -304,6 +304,21 @@ class World:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "numa_node").write_text(f"{gpu.numa_node}\n", encoding="utf-8")
 
+    def capabilities(self, proc: Path) -> None:
+        """Write which capability nodes MIG instances have, as the driver's nvidia-caps does, into what stands for ``/proc``."""
+        caps = proc / "driver/nvidia-caps"
+        caps.mkdir(parents=True, exist_ok=True)
+        lines = ["config 1", "monitor 2"]
+        for board in self.gpus:
+            for one in board.instances:
+                instance = f"gpu{board.minor}/gi{one.gpu_instance}"
+                first = 100 * board.minor + 10 * one.gpu_instance + 3
+                lines += [
+                    f"{instance}/access {first}",
+                    f"{instance}/ci{one.compute_instance}/access {first + 1 + one.compute_instance}",
+                ]
+        (caps / "mig-minors").write_text("\n".join(lines) + "\n")
+
     def here(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Give this world to pynvml in this process, as long as the test runs."""
         monkeypatch.setenv("FAKE_NVML_WORLD", str(self.path))

@@ -68,18 +68,7 @@ class Node:
                 entry.rmdir()
         for pci in there:
             (plugged / pci).mkdir(exist_ok=True)
-        caps = self.root / "proc/driver/nvidia-caps"
-        caps.mkdir(parents=True, exist_ok=True)
-        lines = ["config 1", "monitor 2"]
-        for board in self.world.gpus:
-            for one in board.instances:
-                instance = f"gpu{board.minor}/gi{one.gpu_instance}"
-                first = 100 * board.minor + 10 * one.gpu_instance + 3
-                lines += [
-                    f"{instance}/access {first}",
-                    f"{instance}/ci{one.compute_instance}/access {first + 1 + one.compute_instance}",
-                ]
-        (caps / "mig-minors").write_text("\n".join(lines) + "\n")
+        self.world.capabilities(self.root / "proc")
 
     def backend(self, policy: Policy | None = None, pace: Pace = PACE) -> NvidiaBackend:
         return NvidiaBackend(
