@@ -13,7 +13,7 @@ SOUND = Seen(probes=[0.01], pods=1, descriptors=(20, 20), memory=[50.0, 60.0, 60
 
 
 async def test_what_a_strike_does_is_seen() -> None:
-    """One strike for some seconds; all of them for longer, by the clock, are a step of the build."""
+    """One strike for some seconds: what all of them do to probes and memory depends on the machine, and is for people to look at."""
     seen = await attack.attack(3, at_once=1, only="grpc: too large")
     assert seen.alive, seen
     assert seen.probes, seen
