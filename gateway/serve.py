@@ -69,8 +69,8 @@ _MOST_AGENTS = 16
 _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", REQUEST_LIMIT),
     ("grpc.max_send_message_length", -1),
-    # For one connection. A kubelet has its stream and few calls more on one; metadata of 200 bytes.
-    ("grpc.max_concurrent_streams", 8),
+    # For one connection. A kubelet has its stream and a call for each container that starts; metadata of 200 bytes.
+    ("grpc.max_concurrent_streams", 16),
     ("grpc.max_metadata_size", 8 * 1024),
     ("grpc.absolute_max_metadata_size", 16 * 1024),
     # What comes unasked for isn't taken: the window of a stream doesn't grow.

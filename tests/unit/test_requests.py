@@ -192,7 +192,7 @@ async def test_who_asks_for_nothing_keeps_nobody_away(folder: Path, monkeypatch:
     """Of calls whose request doesn't come, those that are read make room for those in line; the last ones have more time."""
     monkeypatch.setattr(serve, "IN_LINE", 0.01)
     monkeypatch.setattr(serve, "REQUEST_TIME", 60.0)
-    monkeypatch.setattr(serve, "MAX_READ", 3)  # A connection has 8 calls at once.
+    monkeypatch.setattr(serve, "MAX_READ", 3)  # A connection has few calls at once.
     async with calling(folder) as channel:
         calls = [silent(channel) for _ in range(2 * serve.MAX_READ)]
         assert await allocates(channel)
