@@ -140,7 +140,7 @@ class Plugin:
         """Put a new list before the kubelet, and register once more where what Register said is no longer true."""
         asked = self.resource.options
         self.resource.publish(listing, entries)
-        if self.resource.options != asked:
+        if self.resource.options != asked and self.resource.says_options:
             self.feed(registration.Renew("the resource asks other options of the kubelet than before"))
         if self.state.phase is Phase.OUT:  # The list may fit now.
             self.feed(registration.Resume())

@@ -187,6 +187,9 @@ class Resource:
     def publish(self, listing: Listing | None, entries: tuple[life.Entry, ...]) -> None:
         """Put a new list before every open stream, if it says anything new. The caller has made its device IDs durable."""
         before = self.devices
+        if listing is not None and not listing.devices and self._listing is not None:
+            # Nothing is offered any more: what containers hold still asks what it asked.
+            listing = replace(listing, options=self._listing.options)
         self._listing = listing
         self._by_id = {entry.device.id: entry for entry in entries}
         if self.devices == before:
@@ -443,6 +446,11 @@ class Resource:
         if self._grace and life.awaits_pre_start(self._by_id.values()):
             return replace(options, pre_start_required=True)
         return options
+
+    @property
+    def says_options(self) -> bool:
+        """Whether the kubelet can be told of them: not by the alphas, which have no word for them."""
+        return self._dialect is not None and self._dialect.rules[Field.OPTIONS].verdict is Verdict.LOSSLESS
 
     def _note_lost(self, dialect: Dialect, wire: Wire) -> None:
         """Count what a dialect could not say, and tell it once per field."""

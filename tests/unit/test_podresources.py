@@ -118,12 +118,12 @@ PODS = frozenset({"default/p"})
     ("version", "view"),
     [
         ("1.8", View({GPU: UIDS}, {}, source="checkpoint", written={GPU: UIDS})),
-        ("1.14", View({GPU: UIDS}, {}, source="checkpoint", written={GPU: UIDS})),
-        ("1.15", View(BOTH, REST, None, "pod-resources", PODS, {GPU: UIDS})),
-        ("1.20", View(BOTH, REST, None, "pod-resources", PODS, {GPU: UIDS})),
-        ("1.22", View(BOTH, REST, None, "pod-resources", PODS, {GPU: UIDS})),
-        ("1.23", View(BOTH, REST, WELL, "pod-resources", PODS, {GPU: UIDS})),
-        ("1.37", View(BOTH, REST, WELL, "pod-resources", PODS, {GPU: UIDS})),
+        ("1.14", View({GPU: UIDS}, {}, source="checkpoint", written={GPU: UIDS}, registered=WELL)),
+        ("1.15", View(BOTH, REST, None, "pod-resources", PODS, {GPU: UIDS}, WELL)),
+        ("1.20", View(BOTH, REST, None, "pod-resources", PODS, {GPU: UIDS}, WELL)),
+        ("1.22", View(BOTH, REST, None, "pod-resources", PODS, {GPU: UIDS}, WELL)),
+        ("1.23", View(BOTH, REST, WELL, "pod-resources", PODS, {GPU: UIDS}, WELL)),
+        ("1.37", View(BOTH, REST, WELL, "pod-resources", PODS, {GPU: UIDS}, WELL)),
     ],
 )
 async def test_a_look_at_each_kubelet(node: Path, version: str, view: View) -> None:

@@ -1319,6 +1319,24 @@ async def test_other_options_while_the_call_is_waited_for_are_said(make: Make) -
     assert (first.options, again.options) == (Options(), options)
 
 
+@pytest.mark.parametrize(
+    ("api", "then"),
+    [
+        pytest.param("v1alpha2", inventory(B, options=Options(preferred_allocation=True)), id="1.9 knows no options"),
+        pytest.param("v1beta1", {GPU: Listing(())}, id="what is offered no longer asks what it asked"),
+    ],
+)
+async def test_no_stream_ends_for_options_that_say_nothing_new(
+    make: Make, logs: asyncio.Queue[EventDict], api: str, then: Inventory
+) -> None:
+    options = Options(preferred_allocation=api == "v1beta1")
+    node = await make(inventory(A, options=options), api)
+    lists = await served(node, logs)
+    await node._gateway._update(then)
+    await anext(lists)
+    assert node._gateway._plugins[GPU].state.phase is Phase.SERVING
+
+
 # One list at a time.
 
 
