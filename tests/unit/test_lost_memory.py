@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -29,9 +29,14 @@ async def begin(node: Node, version: str) -> None:
     await node.served()
     await node.admit(OLD)
     await until(node, held=OLD)
-    ledger = node.root / "state" / "ledger.json"
-    async with asyncio.timeout(20):
-        while f'{OLD.pod}/main"' not in ledger.read_text():  # noqa: ASYNC110 - a file tells nobody
+    await written(node, lambda ledger: f'{OLD.pod}/main"' in ledger)
+
+
+async def written(node: Node, holds: Callable[[str], bool]) -> None:
+    """Wait until the state file is so: a disk takes its time, and a gateway that is killed meanwhile forgets."""
+    file = node.root / "state" / "ledger.json"
+    async with asyncio.timeout(60):
+        while not holds(file.read_text()):  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(0.05)
 
 
@@ -119,6 +124,7 @@ async def test_another_gateway_says_it_too(node: Node, how: str) -> None:
     await until(node, drift={"forgotten": 4})
     await steal(node)
     await until(node, drift={"doubled": 4})
+    await written(node, lambda ledger: '"forgotten":{"' in ledger)
     await again(node, how)
     words = await until(node, held=NEW, drift={"doubled": 4})
     assert all(name in words for name in (OLD.pod, NEW.pod))
