@@ -157,7 +157,7 @@ class Node:
         await self.close()
         self.policy = policy or self.policy
         self._up()
-        await self.gateway.beliefs.look()
+        await self.looks()
         await self.gateway.update()
         await self.sees(*self.sight)
 
@@ -178,8 +178,13 @@ class Node:
     async def pods(self, **held: Ids) -> None:
         """The kubelet writes down who holds what, by pod, and the gateway reads it."""
         self.writes(**held)
-        await self.gateway.beliefs.look()
+        await self.looks()
         await self.gateway.update()
+
+    async def looks(self) -> None:
+        """Look into what the kubelet wrote down, also where a look was under way that began before it did."""
+        await self.gateway.beliefs.look()
+        await self.gateway.beliefs.look()
 
     def writes(self, **held: Ids) -> None:
         """The kubelet writes down who holds what, by pod."""
@@ -579,11 +584,11 @@ async def test_what_no_ledger_knows_of_is_held_all_the_same(
     if read != "later":
         node.writes(a=held)
     if read == "before the first list":
-        await node.gateway.beliefs.look()
+        await node.looks()
     await node.sees(*gpus)
     if read == "later":
         node.writes(a=held)
-        await node.gateway.beliefs.look()
+        await node.looks()
         await asyncio.gather(*(task for task in node.gateway._tasks if not task.done()))
     assert node.free() == free
     await node.pods()
