@@ -226,7 +226,7 @@ MUTANTS = (
         "gateway/shell.py",
         "        self.scribe.load()\n        await self.beliefs.look()\n",
         "        await self.beliefs.look()\n",
-        f"{_BOARDS}::test_what_another_gateway_served_is_taken_up_as_it_is_now",
+        "tests/unit/test_serve.py::test_a_gateway_for_other_devices_is_left_alone_while_it_lives",
     ),
     Mutant(
         "H6",

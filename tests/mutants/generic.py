@@ -105,7 +105,7 @@ MUTANTS = (
         "devices/generic.py",
         "opened = {known[device_id].numa_nodes for device_id in must if device_id in known}",
         "opened: set[tuple[int, ...]] = set()",
-        f"{_GENERIC}::test_no_other_choice_is_on_fewer_numa_nodes",
+        f"{_GENERIC}::test_prefer",
     ),
     Mutant(
         "P4",

@@ -314,6 +314,9 @@ FOUR: dict[str, int | None] = {"a": 0, "b": 1, "c": 1, "d": None}
         pytest.param(known(FOUR), "a b c d", "", 2, "b c", id="on one NUMA node"),
         pytest.param(known(FOUR), "a b c d", "a", 2, "a d", id="what must be included is"),
         pytest.param(known(FOUR), "a b c d", "c", 2, "b c", id="where the container is anyway"),
+        pytest.param(
+            known({"a": 0, "b": 1, "c": 1, "d": 1}), "a b c d", "b", 2, "b c", id="though another has just enough"
+        ),
         pytest.param(known(FOUR), "a b d", "", 1, "d", id="the node that has just enough, the first of equals"),
         pytest.param(known(FOUR), "a b c d", "", 4, "a b c d", id="all"),
         pytest.param(known(FOUR), "a x b", "", 2, "a b", id="one that isn't there comes last"),

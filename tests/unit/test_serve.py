@@ -1164,6 +1164,8 @@ async def test_what_a_kubelet_showed_is_forgotten_at_the_next_offer(make: Make) 
     kubelet = (await make(inventory(A))).kubelet
     for options_first in (True, False):
         registration = await kubelet.registered()
+        [answer] = await kubelet.allocate(registration, ["a"])
+        assert answer.envs["CDI"] == "False"  # whatever the kubelet before showed
         if options_first:
             await kubelet.call(registration, "GetDevicePluginOptions")
         async with contextlib.aclosing(kubelet.lists(registration)) as lists:
