@@ -81,7 +81,7 @@ unit: $(VENV) ## the tests that need no genuine kubelet
 
 .PHONY: kubelets
 kubelets: $(VENV) ## build the genuine kubelet device managers
-	@$(RUN)python -m gateway.lab.build
+	@$(RUN)python -m gateway.lab.kubelets.build
 
 # COMPAT: more options. "--genuine yes" builds every kubelet first, "--kubelets 1.28,1.37 --no-hops" runs less.
 COMPAT ?=
@@ -132,21 +132,21 @@ bench: $(VENV) ## measure the promises that have a figure
 GAUNTLET ?=
 .PHONY: rivals
 rivals: $(VENV) ## what other gateways that don't serve cost the kubelet's records, on emulated and built genuine kubelets
-	@$(RUN)python -m gateway.lab.rivals $(RIVALS)
+	@$(RUN)python -m gateway.lab.trials.rivals $(RIVALS)
 
 .PHONY: gauntlet
 gauntlet: $(VENV) ## every fault, alone and mixed by chance, on emulated kubelets and the genuine ones that are built
-	@$(RUN)python -m gateway.lab.gauntlet $(GAUNTLET)
+	@$(RUN)python -m gateway.lab.trials.gauntlet $(GAUNTLET)
 
 .PHONY: docs docs-check
 docs: $(VENV) ## write the tables of docs/ from what the code declares
-	$(RUN)python -m adapters.table docs/dialects.md
-	$(RUN)python -m gateway.lab.faults docs/faults.md
-	$(RUN)python -m gateway.flagtable docs/configuration.md
+	$(RUN)python -m tools.dialects docs/dialects.md
+	$(RUN)python -m gateway.lab.trials.faults docs/faults.md
+	$(RUN)python -m tools.flags docs/configuration.md
 docs-check: $(VENV) ## are the tables of docs/ what the code declares?
-	$(RUN)python -m adapters.table --check docs/dialects.md
-	$(RUN)python -m gateway.lab.faults --check docs/faults.md
-	$(RUN)python -m gateway.flagtable --check docs/configuration.md
+	$(RUN)python -m tools.dialects --check docs/dialects.md
+	$(RUN)python -m gateway.lab.trials.faults --check docs/faults.md
+	$(RUN)python -m tools.flags --check docs/configuration.md
 
 .PHONY: generate generate-check
 generate: $(GEN) ## write adapters/pb from protos/

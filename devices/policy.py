@@ -1,6 +1,6 @@
 """What an operator decides about devices: how they are named, shared, handed to containers and judged.
 
-Values only, made once from flags, variables and the configuration file (``gateway.settings``), and made anew when that file
+Values only, made once from flags, variables and the configuration file (``gateway.configuration.settings``), and made anew when that file
 changes. The names and meanings of NVIDIA's and AMD's device plugins, because people bring their configurations along.
 """
 

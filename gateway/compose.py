@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from devices.source import DeviceSource
-    from gateway.settings import Settings
+    from gateway.configuration.settings import Settings
 
 _VENDORS: Final = {"0x10de": "nvidia", "0x1002": "amd"}
 _DISPLAY: Final = ("0x03", "0x12")
@@ -79,15 +79,15 @@ def _gpus(backend: str, settings: Settings) -> DeviceSource:
 
     policy = settings.policy
     if backend == "simulated":
-        from devices.gpu.cdi import DriverFiles
-        from devices.gpu.simulated import SimulatedBackend
+        from devices.gpu.nvidia.cdi import DriverFiles
+        from devices.gpu.simulated.backend import SimulatedBackend
 
         return GPUSource(SimulatedBackend(settings.profile or "default"), policy, DriverFiles(()))
     if backend == "amd":
-        from devices.gpu.amd import AmdBackend
+        from devices.gpu.amd.backend import AmdBackend
 
         return GPUSource(AmdBackend(), policy)
-    from devices.gpu.nvidia import NvidiaBackend
+    from devices.gpu.nvidia.backend import NvidiaBackend
 
     nvidia = NvidiaBackend(policy, library=nvml(policy.container_driver_root))
     return GPUSource(nvidia, policy, tell=nvidia.judge_by)

@@ -11,8 +11,9 @@ from bisect import bisect_left
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from gateway import negotiate, registration
-from gateway.registration import Phase, Timer
+from gateway.registration import machine as registration
+from gateway.registration import negotiate
+from gateway.registration.machine import Phase, Timer
 
 if TYPE_CHECKING:
     from devices.model import Field

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
-from gateway.lab.build import available, built
+from gateway.lab.kubelets.build import available, built
 
 settings.register_profile("patient", settings.default, deadline=None)
 settings.register_profile("mutants", deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))

@@ -14,9 +14,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from devices.gpu import cdi
-from devices.gpu.cdi import Extra, HookError, Specification
 from devices.gpu.model import GPU, in_order
+from devices.gpu.nvidia import cdi
+from devices.gpu.nvidia.cdi import Extra, HookError, Specification
 from devices.model import ContainerAnswer, DeviceNode, Fault, Field, Mount, RefusedError, Sayable
 from devices.policy import CdiFallback, IdStrategy, ListStrategy, Policy
 

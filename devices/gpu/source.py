@@ -23,9 +23,9 @@ from devices.gpu import answers, naming, sharing
 from devices.gpu.allocation import preferred
 from devices.gpu.answers import Surroundings
 from devices.gpu.backend import Backend, Sight
-from devices.gpu.cdi import DriverFiles
 from devices.gpu.model import GPU, found
 from devices.gpu.naming import NamingError
+from devices.gpu.nvidia.cdi import DriverFiles
 from devices.gpu.sharing import Offer
 from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sayable
 from devices.policy import ListStrategy, Policy, Slices
@@ -310,7 +310,7 @@ class GPUSource:
 
 def _specified(sight: Sight, policy: Policy, driver: DriverFiles | None) -> Surroundings:
     """Write the CDI specifications. It blocks: for a thread."""
-    from devices.gpu import cdi_files  # noqa: PLC0415 - paid only where an operator chose CDI
+    from devices.gpu.nvidia import cdi_files  # noqa: PLC0415 - paid only where an operator chose CDI
 
     sight = replace(sight, gpus=tuple(gpu for gpu in sight.gpus if not gpu.lacks))
     in_container = Path(

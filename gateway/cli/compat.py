@@ -19,8 +19,8 @@ from gateway.cli.main import gateway
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.lab.record import Report
-    from gateway.lab.scenarios import Scenario
+    from gateway.lab.matrix.record import Report
+    from gateway.lab.trials.scenarios import Scenario
 
 _EXAMPLES = """
 \b
@@ -49,7 +49,7 @@ class _Versions(click.ParamType[tuple[str, ...]]):
     name = "1.N,1.M"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from gateway.lab.behaviour import NEWEST, OLDEST, behaviour
+        from gateway.lab.kubelets.behaviour import NEWEST, OLDEST, behaviour
 
         if isinstance(value, tuple):
             return value
@@ -147,7 +147,9 @@ def compat(
         )
     if plugin is not None:
         _examine(plugin, kubelets, genuine, only, out, resource=resource, cap_seconds=cap)
-    from gateway.lab import build, matrix, report
+    from gateway.lab.kubelets import build
+    from gateway.lab.matrix import report
+    from gateway.lab.matrix import run as matrix
 
     chosen = _scenarios(only, daemon["profile"], config_file)
     _see_that_it_can_be_written(out, page)
@@ -178,9 +180,9 @@ compat.params.extend(option for option in gateway.params if option.name in PASSE
 
 def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | None) -> tuple[Scenario, ...]:
     """Find the scenarios that were asked for."""
-    from gateway.lab import matrix
-    from gateway.lab.scenarios import SCENARIOS
-    from gateway.settings import ConfigError
+    from gateway.configuration.settings import ConfigError
+    from gateway.lab.matrix import run as matrix
+    from gateway.lab.trials.scenarios import SCENARIOS
 
     found = dict(SCENARIOS)
     if profile is not None or config_file is not None:
@@ -213,7 +215,8 @@ def _examine(
     **how: Any,
 ) -> NoReturn:
     """Examine a device plugin, tell what was found, and end."""
-    from gateway.lab import build, conformance
+    from gateway.lab.kubelets import build
+    from gateway.lab.trials import conformance
 
     rules = {rule.id: rule for rule in conformance.RULES}
     if "help" in only:
@@ -264,7 +267,7 @@ def _kubelets(
     asked: tuple[str, ...] | None, usual: Callable[[], tuple[str, ...]], genuine: str
 ) -> tuple[tuple[str, ...], dict[str, Path], dict[str, str]]:
     """Give the versions to run, the binaries of the genuine ones, and why each of the others is emulated."""
-    from gateway.lab import build
+    from gateway.lab.kubelets import build
 
     try:
         versions = asked or usual()
@@ -280,7 +283,7 @@ def _kubelets(
 
 def _want_built(asked: tuple[str, ...]) -> None:
     """See that each version that was asked for is built."""
-    from gateway.lab import build
+    from gateway.lab.kubelets import build
 
     there = [version for version in build.available() if build.built(version)]
     if missing := [version for version in asked if version not in there]:
@@ -295,9 +298,9 @@ def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], 
     """Find or build the genuine kubelets; give their binaries, and why there is none of each other version.
 
     Raises:
-        gateway.lab.build.BuildError: genuine ones were insisted on, and one can't be built.
+        gateway.lab.kubelets.build.BuildError: genuine ones were insisted on, and one can't be built.
     """
-    from gateway.lab import build
+    from gateway.lab.kubelets import build
 
     if genuine == "no":
         return {}, dict.fromkeys(versions, "genuine ones were not asked for")
@@ -327,7 +330,7 @@ def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], 
 
 def _see_that_it_can_be_written(out: Path, page: Path | None) -> None:
     """Find out before a run of minutes whether its report can be kept."""
-    from gateway.lab import report
+    from gateway.lab.matrix import report
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -342,7 +345,7 @@ def _see_that_it_can_be_written(out: Path, page: Path | None) -> None:
 
 
 def _write(found: Report, out: Path, page: Path | None) -> None:
-    from gateway.lab import report
+    from gateway.lab.matrix import report
 
     try:
         for name, content in report.files(found).items():

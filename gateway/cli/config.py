@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 import msgspec
 
-from gateway import observe
 from gateway.cli import main
-from gateway.settings import ConfigError
+from gateway.configuration.settings import ConfigError
+from gateway.telling import log as observe
 
 _EXAMPLES = """
 \b

@@ -18,12 +18,12 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from gateway import control
 from gateway.cli import named
 from gateway.cli.devices import look, rows
-from gateway.control import ControlError, Order, Outcome
-from gateway.observe import escaped
-from gateway.settings import STATE_DIR
+from gateway.configuration.settings import STATE_DIR
+from gateway.telling.log import escaped
+from gateway.wires import control
+from gateway.wires.control import ControlError, Order, Outcome
 
 ANSWER_TIME = 5.0
 """Seconds within which a gateway must answer: it writes its ledger to disk before it does."""
@@ -162,7 +162,7 @@ class _Noted(msgspec.Struct, frozen=True):
 
 def _note(order: Order, state_dir: Path) -> tuple[Order, _Noted]:
     """Write a cordon, or its end, into the ledger; return what was written, with the device's whole ID."""
-    from gateway.ledger import Cordon, Ledger, LedgerError
+    from gateway.memory.ledger import Cordon, Ledger, LedgerError
 
     if order.op == "forget":
         raise ControlError(

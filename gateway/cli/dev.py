@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from gateway.lab.behaviour import Behaviour
-    from gateway.lab.devicemanager import DeviceManager
+    from gateway.lab.kubelets.behaviour import Behaviour
+    from gateway.lab.kubelets.devicemanager import DeviceManager
 
 COMMANDS = """\
   admit POD RESOURCE N   admit a pod that asks for N devices, and start it
@@ -65,7 +65,7 @@ def kubelet(version: str, socket_dir: Path) -> None:
     It serves kubelet.sock and behaves towards plugins as that version does: the API it speaks, its errors, when it calls
     back, what it remembers over a restart. Ctrl-C ends it.
     """
-    from gateway.lab.behaviour import behaviour
+    from gateway.lab.kubelets.behaviour import behaviour
 
     try:
         found = behaviour(version)
@@ -100,7 +100,7 @@ def _plausible(entry: Path) -> bool:
 
 
 async def _run(found: Behaviour, directory: Path) -> None:
-    from gateway.lab.kubelet import KubeletError
+    from gateway.lab.kubelets.kubelet import KubeletError
 
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
@@ -137,7 +137,7 @@ def _read(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
 
 def forgets(old: str, new: str, pods: Iterable[str]) -> str:
     """Say which pods' devices a kubelet that becomes another version gives away, and how to get there; '' where none."""
-    from gateway import plan
+    from gateway.cli import advice as plan
 
     holders, facts = ", ".join(sorted(pods)), plan.load()
     try:
@@ -163,9 +163,9 @@ class _Node:
         self._kubelet: DeviceManager | None = None
 
     async def boot(self, found: Behaviour) -> None:
-        from gateway.lab.behaviour import NEWEST
-        from gateway.lab.devicemanager import DeviceManager
-        from gateway.lab.kubelet import Demand
+        from gateway.lab.kubelets.behaviour import NEWEST
+        from gateway.lab.kubelets.devicemanager import DeviceManager
+        from gateway.lab.kubelets.kubelet import Demand
 
         if self._kubelet is not None and (
             lost := forgets(self._kubelet.behaviour.name, found.name, self._kubelet.pods())
@@ -187,8 +187,8 @@ class _Node:
 
     async def obey(self, line: str) -> bool:
         """Carry out one command; False where it says to end."""
-        from gateway.lab.behaviour import behaviour
-        from gateway.lab.kubelet import KubeletError
+        from gateway.lab.kubelets.behaviour import behaviour
+        from gateway.lab.kubelets.kubelet import KubeletError
 
         kubelet = self._kubelet
         assert kubelet is not None  # noqa: S101  booted before the first command

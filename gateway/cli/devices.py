@@ -20,13 +20,13 @@ import msgspec
 
 from devices.boards import unshared
 from devices.source import Facts
-from gateway import control
 from gateway.cli import named
 from gateway.cli.status import _clean, _colour, _remarks
-from gateway.control import ControlError, Handled
-from gateway.observe import escaped
-from gateway.settings import STATE_DIR
-from gateway.status import Device, Resource, Status
+from gateway.configuration.settings import STATE_DIR
+from gateway.telling.log import escaped
+from gateway.telling.status import Device, Resource, Status
+from gateway.wires import control
+from gateway.wires.control import ControlError, Handled
 
 _EXAMPLES = """
 \b

@@ -18,12 +18,13 @@ import click
 import structlog
 from click.core import ParameterSource
 
-from gateway import effective, flags, observe
-from gateway.negotiate import CHOICES
-from gateway.settings import BACKENDS, EX_CONFIG, SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
+from gateway.configuration import effective, flags
+from gateway.configuration.settings import BACKENDS, EX_CONFIG, SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
+from gateway.registration.negotiate import CHOICES
+from gateway.telling import log as observe
 
 if TYPE_CHECKING:
-    from gateway.shell import Gateway
+    from gateway.daemon import Gateway
 
 _COMMANDS = {
     "compat": ("gateway.cli.compat:compat", "Run the compatibility matrix: scenarios and hops on many kubelets."),
@@ -39,7 +40,7 @@ _COMMANDS = {
     "uncordon": ("gateway.cli.cordon:uncordon", "Give a cordoned device back to pods."),
 }
 
-# Texts alone: what they mean is settled together with variables and the configuration file, by gateway.flags.
+# Texts alone: what they mean is settled together with variables and the configuration file, by gateway.configuration.flags.
 _FLAGS = [
     click.Option(
         [f"--{name}" for name in (flag.name, *flag.aliases)] + [flag.parameter],
@@ -142,7 +143,7 @@ class _Address(click.ParamType[tuple[str, int]]):
     name = "[[HOST]:]PORT"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        from gateway.http import address
+        from gateway.wires.http import address
 
         try:
             return address(str(value))
@@ -312,7 +313,7 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Ma
         _log.info("settings without an effect here", settings=inert)
     if not file:
         return Settings(**options, policy=flags.settle(said, backend), strict_config=strict, given=said), every
-    from gateway import config
+    from gateway.configuration import file as config
 
     path = Path(file)
     read = config.parse(config.read(path), file, strict=strict)
@@ -344,7 +345,9 @@ def _serve(settings: Settings) -> int:
     os.environ.setdefault(
         "GRPC_VERBOSITY", "NONE"
     )  # It logs a line for each mistake of a stranger; ours says what matters.
-    from gateway import compose, instance, process, shell
+    from gateway import compose, process
+    from gateway import daemon as shell
+    from gateway.handover import instance
 
     if settings.state_dir.absolute().is_relative_to(settings.socket_dir.absolute()):
         raise click.UsageError(

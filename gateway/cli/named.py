@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.control import ControlError
+from gateway.wires.control import ControlError
 
 _MOST_NAMED: Final = 8
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 if TYPE_CHECKING:
-    from gateway.plan import Bug, Checkpoint, Crossing, Hop, Plan
+    from gateway.cli.advice import Bug, Checkpoint, Crossing, Hop, Plan
 
 _EXAMPLES = """
 \b
@@ -47,7 +47,7 @@ def plan(*, start: str, goal: str, direct: bool, as_json: bool) -> None:
     """
     import msgspec
 
-    from gateway import plan as advice
+    from gateway.cli import advice
 
     facts = advice.load()
     try:
@@ -134,7 +134,7 @@ def _target(hop: Hop) -> str:
 
 
 def _row(page: _Page, row: Crossing | Bug | Checkpoint) -> Iterator[str]:
-    from gateway.plan import Bug, Row
+    from gateway.cli.advice import Bug, Row
 
     yield from page.item(f"{row.id}: {_headline(row)}")
     if isinstance(row, Row):
@@ -144,7 +144,7 @@ def _row(page: _Page, row: Crossing | Bug | Checkpoint) -> Iterator[str]:
 
 def _headline(row: Crossing | Bug | Checkpoint) -> str:
     """Put a row into one sentence: what it is, and how that is known."""
-    from gateway.plan import Row
+    from gateway.cli.advice import Row
 
     return f"{row.title if isinstance(row, Row) else row.what} {_evidence(row)}."
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from gateway.settings import SOCKET_DIR
+from gateway.configuration.settings import SOCKET_DIR
 
 _EXAMPLES = """
 \b
@@ -42,8 +42,8 @@ def probe(*, socket_dir: Path, as_json: bool) -> None:
     It changes nothing in the kubelet, but leaves a trace: the kubelet logs the refused registration and counts it in
     its metric device_plugin_registration_total, under the resource gateway.invalid/probe.
     """
-    from gateway.kubelet_api import Finding, ask
-    from gateway.watch import KUBELET_SOCKET, listens
+    from gateway.kubelet.api import Finding, ask
+    from gateway.kubelet.watch import KUBELET_SOCKET, listens
 
     socket = socket_dir / KUBELET_SOCKET
     if listens(socket):

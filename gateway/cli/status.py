@@ -16,11 +16,12 @@ from typing import Any, Final
 import click
 import msgspec
 
-from gateway import control, observe
-from gateway.observe import escaped, printable
-from gateway.settings import STATE_DIR
-from gateway.status import Device, Resource, Status
+from gateway.configuration.settings import STATE_DIR
 from gateway.tally import Check
+from gateway.telling import log as observe
+from gateway.telling.log import escaped, printable
+from gateway.telling.status import Device, Resource, Status
+from gateway.wires import control
 
 _EXAMPLES = """
 \b

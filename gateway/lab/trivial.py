@@ -80,7 +80,7 @@ async def follow(directory: Path) -> None:
     # What the plain yardstick doesn't need, it doesn't pay for.
     import inotify_simple  # noqa: PLC0415
 
-    from gateway.watch import KUBELET_SOCKET, listens  # noqa: PLC0415
+    from gateway.kubelet.watch import KUBELET_SOCKET, listens  # noqa: PLC0415
 
     own = directory / "trivial"
     own.mkdir()

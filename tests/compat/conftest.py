@@ -18,10 +18,10 @@ from typing import Literal, cast
 
 import pytest
 
-from gateway.lab.build import built, default
-from gateway.lab.kubelet import Demand
-from gateway.lab.scenarios import RESOURCE, SCENARIOS, Node, node
-from gateway.lab.tap import Connection
+from gateway.lab.kubelets.build import built, default
+from gateway.lab.kubelets.kubelet import Demand
+from gateway.lab.trials.scenarios import RESOURCE, SCENARIOS, Node, node
+from gateway.lab.wire.tap import Connection
 
 GENUINE = default()
 AT_ONCE = (os.cpu_count() or 1) + 1

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from gateway.lab.build import built
-from gateway.lab.conformance import RULES, Findings, examine, to_text
+from gateway.lab.kubelets.build import built
+from gateway.lab.trials.conformance import RULES, Findings, examine, to_text
 
 GATEWAY = (
     f"{sys.executable} -m gateway.cli.main --backend simulated --log-format json "

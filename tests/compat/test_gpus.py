@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gateway.lab.build import built
 from gateway.lab.gatewayproc import GatewayProcess
-from gateway.lab.kubelet import Kubelet
+from gateway.lab.kubelets.build import built
+from gateway.lab.kubelets.kubelet import Kubelet
 from tests.compat.conftest import GENUINE
 from tests.fakes.nvml import World, dgx
 
@@ -31,7 +31,7 @@ NVIDIA_AND_PROC = (
     sys.executable,
     "-c",
     (
-        "import os, pathlib; from devices.gpu.nvidia import NvidiaBackend; from gateway.cli.main import nvidia; "
+        "import os, pathlib; from devices.gpu.nvidia.backend import NvidiaBackend; from gateway.cli.main import nvidia; "
         "NvidiaBackend.__init__.__kwdefaults__['proc'] = pathlib.Path(os.environ['PROC']); nvidia()"
     ),
 )

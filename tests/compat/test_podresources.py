@@ -17,9 +17,9 @@ import tenacity
 from adapters import podresources
 from devices.model import Device, Health
 from gateway.cli import status
-from gateway.kubelet_view import holds, look
-from gateway.lab.build import available, built
-from gateway.lab.scenarios import RESOURCE, Node, device_ids, minor, node
+from gateway.kubelet.view import holds, look
+from gateway.lab.kubelets.build import available, built
+from gateway.lab.trials.scenarios import RESOURCE, Node, device_ids, minor, node
 from tests.compat.conftest import GENUINE
 
 GATE = "KubeletPodResourcesGetAllocatable"

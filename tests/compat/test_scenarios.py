@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from _pytest.mark import ParameterSet
 
-from gateway.lab.scenarios import SCENARIOS, Scenario
+from gateway.lab.trials.scenarios import SCENARIOS, Scenario
 from tests.compat.conftest import GENUINE, Job, Recordings
 
 ONE_OF_EACH_DIALECT = ("1.8", "1.9", "1.37")

@@ -22,9 +22,9 @@ import grpc.aio
 
 from adapters.v1beta1 import V1BETA1
 from devices.model import Health
-from gateway.lab.build import built
 from gateway.lab.gatewayproc import GatewayProcess
-from gateway.lab.kubelet import Kubelet
+from gateway.lab.kubelets.build import built
+from gateway.lab.kubelets.kubelet import Kubelet
 from tests.fakes.nvml import World, dgx
 
 GPU: Final = "nvidia.com/gpu"

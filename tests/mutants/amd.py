@@ -17,8 +17,8 @@ RULES = {
 }
 
 _TEST = "tests/unit/test_gpu_amd.py"
-_AMD = "devices/gpu/amd.py"
-_EXPORTER = "devices/gpu/amd_exporter.py"
+_AMD = "devices/gpu/amd/backend.py"
+_EXPORTER = "devices/gpu/amd/exporter.py"
 
 MUTANTS = (
     Mutant(

@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant(
         "W1",
         "nodes come from the driver's root though they have their own",
-        "devices/gpu/cdi.py",
+        "devices/gpu/nvidia/cdi.py",
         "(policy.dev_root or policy.driver_root)",
         "(policy.driver_root)",
         f"{_GOLDEN}::test_measured_roots",
@@ -123,7 +123,7 @@ MUTANTS = (
     Mutant(
         "W4",
         "a hook is left out of what is expanded",
-        "devices/gpu/cdi.py",
+        "devices/gpu/nvidia/cdi.py",
         'if any(edits.get("hooks") for edits in chosen):',
         "if False:",
         f"{_CDI}::test_a_hook_cannot_be_expanded",
@@ -131,7 +131,7 @@ MUTANTS = (
     Mutant(
         "W5",
         "any name is a CDI name",
-        "devices/gpu/cdi.py",
+        "devices/gpu/nvidia/cdi.py",
         "if not _DEVICE.fullmatch(device):",
         "if not device:",
         f"{_CDI}::test_names_that_cdi_does_not_allow",
@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant(
         "W5",
         "host paths of nodes are said in a version that has none",
-        "devices/gpu/cdi.py",
+        "devices/gpu/nvidia/cdi.py",
         '"cdiVersion": "0.5.0" if hosts or any(',
         '"cdiVersion": "0.5.0" if any(',
         f"{_CDI}::test_the_lowest_version_that_has_all_of_it",
@@ -147,7 +147,7 @@ MUTANTS = (
     Mutant(
         "W5",
         "a device without nodes has no edits, which CDI refuses",
-        "devices/gpu/cdi.py",
+        "devices/gpu/nvidia/cdi.py",
         '_edits(nodes=_own_nodes(gpu, policy)) or {"env": [_VOID]}',
         "_edits(nodes=_own_nodes(gpu, policy))",
         f"{_CDI}::test_a_gpu_without_nodes_is_no_empty_device",
@@ -155,7 +155,7 @@ MUTANTS = (
     Mutant(
         "W6",
         "a device that went is dropped",
-        "devices/gpu/cdi_files.py",
+        "devices/gpu/nvidia/cdi_files.py",
         "with_gone(specification, old)",
         "with_gone(specification, None)",
         f"{_CDI}::test_a_change_replaces_it_and_keeps_what_went",
@@ -163,7 +163,7 @@ MUTANTS = (
     Mutant(
         "W6",
         "all that ever went stays",
-        "devices/gpu/cdi.py",
+        "devices/gpu/nvidia/cdi.py",
         "    ][-GONE:]\n",
         "    ]\n",
         f"{_CDI}::test_only_the_last_that_went_stay",
@@ -171,7 +171,7 @@ MUTANTS = (
     Mutant(
         "W7",
         "the file is written anew each time",
-        "devices/gpu/cdi_files.py",
+        "devices/gpu/nvidia/cdi_files.py",
         "if new == content:",
         "if False:",
         f"{_CDI}::test_a_file_is_written_once_and_found_by_its_name",
@@ -179,7 +179,7 @@ MUTANTS = (
     Mutant(
         "W7",
         "another kind's file is replaced",
-        "devices/gpu/cdi_files.py",
+        "devices/gpu/nvidia/cdi_files.py",
         """if isinstance(old, dict) and old.get("kind", specification["kind"]) != specification["kind"]:""",
         "if False:",
         f"{_CDI}::test_a_foreign_file_stays_as_it_is",
@@ -187,7 +187,7 @@ MUTANTS = (
     Mutant(
         "W7",
         "only root can read it",
-        "devices/gpu/cdi_files.py",
+        "devices/gpu/nvidia/cdi_files.py",
         "            os.fchmod(descriptor, 0o644)\n",
         "",
         f"{_CDI}::test_a_file_is_written_once_and_found_by_its_name",
@@ -195,7 +195,7 @@ MUTANTS = (
     Mutant(
         "W8",
         "an absolute link leads out of the driver's root",
-        "devices/gpu/driverfiles.py",
+        "devices/gpu/nvidia/driverfiles.py",
         '            if target.startswith("/"):\n                done = []\n',
         "",
         f"{_CDI}::test_an_absolute_link_means_the_root_of_the_driver",
@@ -203,7 +203,7 @@ MUTANTS = (
     Mutant(
         "W8",
         "a folder without the driver's libraries is good enough",
-        "devices/gpu/driverfiles.py",
+        "devices/gpu/nvidia/driverfiles.py",
         'if not any(PurePosixPath(library.container_path).name == f"libcuda.so.{version}" for library in libraries):',
         "if False:",
         f"{_CDI}::test_no_libraries_is_said",
@@ -211,7 +211,7 @@ MUTANTS = (
     Mutant(
         "W8",
         "libraries of another version are taken along",
-        "devices/gpu/driverfiles.py",
+        "devices/gpu/nvidia/driverfiles.py",
         'not end.endswith(f".so.{version}")',
         '".so." not in end',
         f"{_CDI}::test_libraries_are_found_where_distributions_put_them",
@@ -219,7 +219,7 @@ MUTANTS = (
     Mutant(
         "W11",
         "all disables nothing",
-        "devices/gpu/cdi.py",
+        "devices/gpu/nvidia/cdi.py",
         "if not off & {call, ALL}",
         "if not off & {call}",
         f"{_CDI}::test_hooks_that_are_disabled",
@@ -227,7 +227,7 @@ MUTANTS = (
     Mutant(
         "W11",
         "CUDA's compatibility goes by no version",
-        "devices/gpu/cdi.py",
+        "devices/gpu/nvidia/cdi.py",
         '[f"--host-driver-version={version}"] if version else []',
         "[]",
         f"{_CDI}::test_the_whole_specification",
@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(
         "W11",
         "sockets can't be used",
-        "devices/gpu/cdi.py",
+        "devices/gpu/nvidia/cdi.py",
         "_READ_ONLY if mount.read_only else _WRITABLE",
         "_READ_ONLY",
         f"{_CDI}::test_sockets_are_mounted_so_that_they_can_be_used",
@@ -243,7 +243,7 @@ MUTANTS = (
     Mutant(
         "W11",
         "Vulkan's files stay where they are on the node",
-        "devices/gpu/driverfiles.py",
+        "devices/gpu/nvidia/driverfiles.py",
         'yield replace(mount, container_path=f"/etc/{config}")',
         "yield mount",
         f"{_CDI}::test_what_graphics_needs",
@@ -251,7 +251,7 @@ MUTANTS = (
     Mutant(
         "W11",
         "a link that is found beside a library wins over the one that programs look for",
-        "devices/gpu/driverfiles.py",
+        "devices/gpu/nvidia/driverfiles.py",
         "links=(*made.values(), *(link for link in found if link.path not in made)),",
         "links=(*found, *made.values()),",
         f"{_CDI}::test_links_beside_a_library_are_made_again",

@@ -31,7 +31,7 @@ MUTANTS = (
     Mutant(
         "H1",
         "what the first resource has left is looked over",
-        "gateway/owners.py",
+        "gateway/kubelet/owners.py",
         "for name, devices in remaining.items() for claim in self._of(name, devices))",
         "for name, devices in [*remaining.items()][1:] for claim in self._of(name, devices))",
         _EDITS,
@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         "H2",
         "a partition that is no more has its place",
-        "gateway/owners.py",
+        "gateway/kubelet/owners.py",
         "or boards.Place(boards.place_of(device).board)",
         "or boards.place_of(device)",
         _EDITS,
@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         "H4",
         "nobody reads the kubelet's books again",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "self.beliefs.look_within(HOLDERS_AGAIN if self._claimed() <= known else 0)",
         "pass",
         f"{_BOARDS}::test_the_books_are_read_until_the_holder_has_ended",
@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "H4",
         "books of the same moment end a hand-out",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "        at = self.beliefs.last.unix - BOOKED_WITHIN\n",
         "        at = self.beliefs.last.unix\n",
         f"{_BOARDS}::test_books_of_the_same_moment_end_no_hand_out",
@@ -167,7 +167,7 @@ MUTANTS = (
     Mutant(
         "H4",
         "a kubelet that hasn't heard of its pods is believed",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "self.beliefs.last is None or self._is_half_known(self.beliefs.last):",
         "self.beliefs.last is None:",
         f"{_BOARDS}::test_the_list_of_a_young_kubelet_is_not_the_whole_truth",
@@ -175,7 +175,7 @@ MUTANTS = (
     Mutant(
         "H5",
         "what was given while the new IDs were written is free under them",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "            if self._given() != given:",
         "            if False:",
         f"{_BOARDS}::test_an_allocate_while_the_new_ids_are_written_counts",
@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(
         "H5",
         "an Allocate that an edit overtook is answered",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "        if self._by_id is not listed:",
         "        if False:",
         f"{_BOARDS}::test_an_edit_while_the_source_is_asked_refuses_what_is_offered_no_longer",
@@ -191,7 +191,7 @@ MUTANTS = (
     Mutant(
         "H6",
         "a restart forgets what a partition is part of",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         'tuple(row["numa"]), row.get("part_of", ""))',
         'tuple(row["numa"]))',
         f"{_BOARDS}::test_what_a_partition_is_part_of_outlives_the_process",
@@ -207,7 +207,7 @@ MUTANTS = (
     Mutant(
         "H6",
         "what another gateway's pods hold is free",
-        "gateway/owners.py",
+        "gateway/kubelet/owners.py",
         "            yield from self._of(name, (devices[one]",
         "            () and self._of(name, (devices[one]",
         _BOARDS,
@@ -215,7 +215,7 @@ MUTANTS = (
     Mutant(
         "H6",
         "what another gateway gives out is free",
-        "gateway/owners.py",
+        "gateway/kubelet/owners.py",
         "            for one in sorted(devices.keys() & offers",
         "            for one in () and sorted(devices.keys() & offers",
         _BOARDS,
@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant(
         "H6",
         "what another gateway remembered last isn't read",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "        self.scribe.load()\n        await self.beliefs.look()\n",
         "        await self.beliefs.look()\n",
         "tests/unit/test_serve.py::test_a_gateway_for_other_devices_is_left_alone_while_it_lives",
@@ -231,7 +231,7 @@ MUTANTS = (
     Mutant(
         "H6",
         "what another gateway gave away last isn't looked for",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "        self.scribe.load()\n        await self.beliefs.look()\n",
         "        self.scribe.load()\n",
         f"{_BOARDS}::test_what_another_gateway_served_is_taken_up_as_it_is_now",
@@ -239,7 +239,7 @@ MUTANTS = (
     Mutant(
         "H7",
         "the lab judges IDs",
-        "gateway/lab/invariants.py",
+        "gateway/lab/trials/invariants.py",
         "            if not apart and",
         "            if False and",
         "tests/unit/test_invariants.py",
@@ -247,7 +247,7 @@ MUTANTS = (
     Mutant(
         "H7",
         "the lab takes time-slicing for a mistake",
-        "gateway/lab/invariants.py",
+        "gateway/lab/trials/invariants.py",
         "apart = are_shared(one, other) or not",
         "apart = not",
         "tests/unit/test_invariants.py",
@@ -255,7 +255,7 @@ MUTANTS = (
     Mutant(
         "H8",
         "only what the ledger knows is held",
-        "gateway/owners.py",
+        "gateway/kubelet/owners.py",
         "        return [*self._of_others(offered), *self._unheard_of(offered)]",
         "        return [*self._of_others(offered)]",
         f"{_BOARDS}::test_what_no_ledger_knows_of_is_held_all_the_same",
@@ -263,7 +263,7 @@ MUTANTS = (
     Mutant(
         "H8",
         "what is offered as it is held is withheld",
-        "gateway/owners.py",
+        "gateway/kubelet/owners.py",
         "if one in announced or one in offered.get(name, ()):",
         "if one in announced:",
         f"{_BOARDS}::test_what_no_ledger_knows_of_is_held_all_the_same",
@@ -271,7 +271,7 @@ MUTANTS = (
     Mutant(
         "H8",
         "the first list isn't compared with books that are read already",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "                if self.beliefs.last is None and self._has_unheard_of(inventory):",
         "                if False:",
         f"{_BOARDS}::test_what_no_ledger_knows_of_is_held_all_the_same",
@@ -279,7 +279,7 @@ MUTANTS = (
     Mutant(
         "H8",
         "books that can be read later change nothing",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "        if not waiting and self._inventory is not None:  #",
         "        if False:  #",
         f"{_BOARDS}::test_what_no_ledger_knows_of_is_held_all_the_same",
@@ -287,7 +287,7 @@ MUTANTS = (
     Mutant(
         "H9",
         "the elder leaves to the younger what that leaves to it",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "        if peers and all(peer > self._instance.age for peer in peers):",
         "        if False:",
         f"{_BOARDS}::test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other",
@@ -295,7 +295,7 @@ MUTANTS = (
     Mutant(
         "H9",
         "a kubelet's restart is the end of what others offer",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "        return [*claims, *kept]",
         "        return claims",
         f"{_BOARDS}::test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other",
@@ -303,7 +303,7 @@ MUTANTS = (
     Mutant(
         "H9",
         "what others offer is kept from everybody for ever",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "since is not None and last.at - since >= beliefs.AFTER_START:",
         "since is not None and False:",
         f"{_BOARDS}::test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other",
@@ -311,7 +311,7 @@ MUTANTS = (
     Mutant(
         "H9",
         "what no ledger knows of is on offer by nobody",
-        "gateway/owners.py",
+        "gateway/kubelet/owners.py",
         "self._ledger.announced(name).keys()) if name not in offered else ():",
         "self._ledger.announced(name).keys()) if False else ():",
         f"{_BOARDS}::test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other",
@@ -319,7 +319,7 @@ MUTANTS = (
     Mutant(
         "H9",
         "before 1.23 nobody offers anything",
-        "gateway/owners.py",
+        "gateway/kubelet/owners.py",
         "return (last.view.registered or {}) if",
         "return {} if",
         f"{_BOARDS}::test_before_1_23_the_checkpoint_says_what_others_offer",
@@ -327,7 +327,7 @@ MUTANTS = (
     Mutant(
         "H9",
         "what a checkpoint names is offered, whoever lives",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "        if peers == {} and (last is None",
         "        if False and (last is None",
         f"{_BOARDS}::test_before_1_23_the_checkpoint_says_what_others_offer",

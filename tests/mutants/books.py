@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant(
         "K2",
         "the checkpoint's word wins over List's",
-        "gateway/kubelet_view.py",
+        "gateway/kubelet/view.py",
         "return {**(self.remembered or {}).get(resource, {}), **(self.held or {}).get(resource, {})}",
         "return {**(self.held or {}).get(resource, {}), **(self.remembered or {}).get(resource, {})}",
         f"{_VIEW}::test_who_must_not_err_takes_both",
@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant(
         "K2",
         "what only the checkpoint names is dropped",
-        "gateway/kubelet_view.py",
+        "gateway/kubelet/view.py",
         'return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written, registered)',
         'return View(listed.held, {}, allocatable, "pod-resources", listed.pods, written, registered)',
         f"{_LOOK}::test_until_all_pods_are_known_none_has_ended",
@@ -56,7 +56,7 @@ MUTANTS = (
     Mutant(
         "K3",
         "v1alpha1 is asked after any failure",
-        "gateway/kubelet_view.py",
+        "gateway/kubelet/view.py",
         "if error.code() is not grpc.StatusCode.UNIMPLEMENTED:",
         "if error.code() is grpc.StatusCode.OK:",
         f"{_VIEW}::test_a_look",
@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(
         "K4",
         "a rate limit ends the look",
-        "gateway/kubelet_view.py",
+        "gateway/kubelet/view.py",
         '"rate limit" in (error.details() or "")',
         '"rate limit" in ""',
         _VIEW,
@@ -72,7 +72,7 @@ MUTANTS = (
     Mutant(
         "K5",
         "the first look after a start settles it, whoever wrote the file",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "                if not settled:\n",
         "                if device_id == settled:\n",
         f"{_DRIFT}::test_the_old_file_is_no_proof_of_memory",
@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         "K5",
         "a List alone is believed after a start",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "if not self._before or view.held is None or view.remembered is None:",
         "if not self._before or view.held is None:",
         f"{_DRIFT}::test_what_a_kubelet_forgot",
@@ -88,7 +88,7 @@ MUTANTS = (
     Mutant(
         "K5",
         "of several starts only the last counts",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "_before={**self._before, **held, **given},",
         "_before={**held, **given},",
         f"{_DRIFT}::test_what_happens_right_after_a_start",
@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "another pod that has it ends it",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "one for one in earlier if not self._is_held_by(device_id, one, view)",
         "one for one in earlier if not view.names_of(self.resource, device_id)",
         f"{_DRIFT}::test_when_it_ends",
@@ -104,7 +104,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "absence from any List is proof",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         'if "/" in pod and (heard or pod in named)',
         'if "/" in pod',
         f"{_DRIFT}::test_a_pod_is_gone_when_list_shows_it",
@@ -112,7 +112,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "absence counts at once",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "now - self._absent.get(pod, now) >= GONE_AFTER",
         "pod in self._absent",
         f"{_DRIFT}::test_a_pod_is_gone_when_list_shows_it",
@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "static pods show that the API server was heard",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         'return len({pod.rpartition("/")[2].rpartition("-")[2] for pod in pods}) > 1',
         "return len(pods) > 1",
         f"{_DRIFT}::test_static_pods_end_alike",
@@ -128,7 +128,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "what one kubelet named counts for the next",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "_named=frozenset(),\n            _absent={},",
         "_absent={},",
         f"{_DRIFT}::test_a_pod_is_gone_when_list_shows_it",
@@ -136,7 +136,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "a pod that was there in between counts as absent",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "for pod in question - view.pods if",
         "for pod in question - view.pods | self._absent.keys() if",
         f"{_DRIFT}::test_a_pod_is_gone_when_list_shows_it",
@@ -144,7 +144,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "without List the last one counts",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "return view.pods is not None and any(",
         "return any(",
         f"{_DRIFT}::test_a_pod_is_gone_when_list_shows_it",
@@ -152,7 +152,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "an Allocate must be seen in the books first",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "(device_id in holders or device_id in self._given)",
         "device_id in holders",
         f"{_DRIFT}::test_two_pods_have_one_device",
@@ -160,7 +160,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "replicas count as doubled",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "if not _is_replica(device_id) and",
         "if",
         f"{_DRIFT}::test_pods_share_replicas_anyway",
@@ -168,7 +168,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "what the kubelet gave before the first look is what it remembers",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "if device_id in holders and (device_id not in self._given or self._is_held_by(device_id, earlier, view)):",
         "if device_id in holders:",
         f"{_DRIFT}::test_what_happens_right_after_a_start",
@@ -176,7 +176,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "earlier holders beyond the bound are dropped",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "(*others[: MOST_EARLIER - 1], Earlier((), one.at))",
         "others",
         f"{_DRIFT}::test_lost_again_and_again_stays_bounded",
@@ -184,7 +184,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "of two losses the second counts",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "forgotten[device_id] = _and(forgotten.get(device_id, ()), earlier)",
         "forgotten[device_id] = (earlier,)",
         f"{_DRIFT}::test_lost_twice",
@@ -192,7 +192,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "the checkpoint wins over List",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "names = names[:1]",
         "names = names[1:]",
         f"{_DRIFT}::test_whose_device_it_is",
@@ -200,7 +200,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "it is not written down",
-        "gateway/beliefs.py",
+        "gateway/kubelet/beliefs.py",
         "            self._remember(resource, drift.forgotten)\n",
         "            pass\n",
         "tests/unit/test_lost_memory.py::test_another_gateway_says_it_too",
@@ -208,7 +208,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "nobody knows who held what before the gateway's start",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "changed = bool(known and current) and known != current and boot == self._boot_id",
         "changed = False",
         "tests/unit/test_lost_memory.py::test_nobody_looked_when_it_was_lost",
@@ -216,7 +216,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "a kubelet that runs on is compared as a new one",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "changed = bool(known and current) and known != current and boot == self._boot_id",
         "changed = bool(known and current)",
         "tests/unit/test_lost_memory.py::test_pods_that_end_while_no_gateway_runs_have_ended",
@@ -224,7 +224,7 @@ MUTANTS = (
     Mutant(
         "K7",
         "what must be included is avoided",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "kept = set(available.difference(avoid) | (available & must))",
         "kept = set(available.difference(avoid))",
         f"{_DRIFT}::test_steering",
@@ -232,7 +232,7 @@ MUTANTS = (
     Mutant(
         "K7",
         "too few devices are left",
-        "gateway/drift.py",
+        "gateway/kubelet/drift.py",
         "kept.update(others[: max(0, request.size - len(kept))])",
         "kept.update(())",
         f"{_DRIFT}::test_steering_never_makes_a_request_fail",
@@ -240,7 +240,7 @@ MUTANTS = (
     Mutant(
         "K8",
         "an ill device is allocatable",
-        "gateway/lab/books.py",
+        "gateway/lab/kubelets/books.py",
         "[device for name, device in self._devices[resource].items() if name in healthy]",
         "[device for name, device in self._devices[resource].items() if name in healthy or device]",
         f"{_LOOK}::test_a_look_at_each_kubelet",

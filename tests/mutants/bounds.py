@@ -20,7 +20,7 @@ MUTANTS = (
     Mutant(
         "Z1",
         "a request has twice the bytes",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         '("grpc.max_receive_message_length", REQUEST_LIMIT),',
         '("grpc.max_receive_message_length", 2 * REQUEST_LIMIT),',
         f"{_REQUESTS}::test_a_request_has_so_many_bytes_at_most",
@@ -76,7 +76,7 @@ MUTANTS = (
     Mutant(
         "Z2",
         "any number of requests is read at once",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "self._turns = asyncio.Semaphore(MAX_READ)",
         "self._turns = asyncio.Semaphore(10**6)",
         f"{_REQUESTS}::test_so_many_requests_are_read_at_once",
@@ -84,7 +84,7 @@ MUTANTS = (
     Mutant(
         "Z2",
         "who says nothing doesn't make room",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "limit.reschedule(max(now, since + IN_LINE))",
         "pass",
         f"{_REQUESTS}::test_who_asks_for_nothing_keeps_nobody_away",
@@ -92,7 +92,7 @@ MUTANTS = (
     Mutant(
         "Z2",
         "a request may take for ever",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "asyncio.timeout(IN_LINE if self._line else REQUEST_TIME) as limit",
         "asyncio.timeout(None) as limit",
         f"{_REQUESTS}::test_a_request_has_its_time_and_no_more",
@@ -100,7 +100,7 @@ MUTANTS = (
     Mutant(
         "Z2",
         "a call that was refused waits for the garbage collector",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "            error.__traceback__ = None\n",
         "            del error\n",
         f"{_REQUESTS}::test_a_call_that_was_refused_is_freed_at_once",
@@ -108,7 +108,7 @@ MUTANTS = (
     Mutant(
         "Z2",
         "a read is cancelled with its call",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "    return await asyncio.shield(doing)\n",
         "    return await doing\n",
         f"{_REQUESTS}::test_a_read_that_nobody_waits_for_comes_to_its_end",
@@ -116,7 +116,7 @@ MUTANTS = (
     Mutant(
         "Z2",
         "a write is cancelled with its stream",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "await _whole(context.write(self._list(dialect).data))",
         "await context.write(self._list(dialect).data)",
         f"{_REQUESTS}::test_a_write_that_nobody_waits_for_comes_to_its_end",
@@ -124,7 +124,7 @@ MUTANTS = (
     Mutant(
         "Z2",
         "a request that is here is late because the loop was",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "_TURNS = 4",
         "_TURNS = 0",
         f"{_REQUESTS}::test_a_request_that_is_here_counts_where_the_loop_was_late",
@@ -132,7 +132,7 @@ MUTANTS = (
     Mutant(
         "Z2",
         "a request whose time is over is told to hurry",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "if not limit.expired():",
         "if True:",
         f"{_REQUESTS}::test_who_waits_may_come_while_another_ends",
@@ -140,7 +140,7 @@ MUTANTS = (
     Mutant(
         "Z2",
         "each refusal is logged",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "self._seldom = Seldom(REFUSALS_TOLD)",
         "self._seldom = Seldom(10**6)",
         f"{_REQUESTS}::test_refusals_are_told_up_to_a_number",
@@ -148,7 +148,7 @@ MUTANTS = (
     Mutant(
         "Z3",
         "a line of JSON may steer a screen",
-        "gateway/observe.py",
+        "gateway/telling/log.py",
         "return escaped(msgspec.json.encode(event, enc_hook=repr).decode())",
         "return msgspec.json.encode(event, enc_hook=repr).decode()",
         f"{_OBSERVE}::test_a_line_of_the_log_steers_no_screen",
@@ -156,7 +156,7 @@ MUTANTS = (
     Mutant(
         "Z3",
         "an exception may steer a screen",
-        "gateway/observe.py",
+        "gateway/telling/log.py",
         "            structlog.processors.format_exc_info,\n            _shown,\n",
         "            _shown,\n",
         f"{_OBSERVE}::test_a_line_of_the_log_steers_no_screen",
@@ -164,7 +164,7 @@ MUTANTS = (
     Mutant(
         "Z3",
         "a configuration is quoted whatever it is",
-        "gateway/config.py",
+        "gateway/configuration/file.py",
         "self._members(self._configuration(root), (), _TOP)",
         "self._members(root, (), _TOP)",
         "tests/unit/test_config.py::test_of_a_file_that_is_no_configuration_nothing_is_said_again",
@@ -172,7 +172,7 @@ MUTANTS = (
     Mutant(
         "Z3",
         "a profile is quoted whatever it is",
-        "devices/gpu/profile.py",
+        "devices/gpu/simulated/profile.py",
         '    document.require("resources")\n',
         "",
         "tests/unit/test_gpu_profile.py::test_of_a_file_that_is_no_profile_nothing_is_said_again",
@@ -180,7 +180,7 @@ MUTANTS = (
     Mutant(
         "Z3",
         "what repeats itself is told each time",
-        "gateway/observe.py",
+        "gateway/telling/log.py",
         "if told := came < self._times:",
         "if told := True:",
         f"{_OBSERVE}::test_a_listener_without_descriptors_fills_no_log",
@@ -188,7 +188,7 @@ MUTANTS = (
     Mutant(
         "Z4",
         "any number of parts is decoded",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         'if data.count(b"[") + data.count(b"{") > _MAX_PARTS:',
         "if False:",
         f"{_LEDGER}::test_what_is_sound_in_a_damaged_file_is_kept",
@@ -196,7 +196,7 @@ MUTANTS = (
     Mutant(
         "Z4",
         "a damaged ledger is looked through to its end",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "data[:_MAX_SALVAGE].decode",
         "data.decode",
         f"{_LEDGER}::test_what_is_sound_in_a_damaged_file_is_kept",
@@ -204,7 +204,7 @@ MUTANTS = (
     Mutant(
         "Z4",
         "a ledger may name any resource",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "if naming.resource_name_error(name)]:",
         "if False]:",
         f"{_LEDGER}::test_what_is_sound_in_a_damaged_file_is_kept",
@@ -220,7 +220,7 @@ MUTANTS = (
     Mutant(
         "Z4",
         "answers are decoded beside each other",
-        "gateway/kubelet_view.py",
+        "gateway/kubelet/view.py",
         "await asyncio.to_thread(_alone, decode, answer)",
         "await asyncio.to_thread(decode, answer)",
         "tests/unit/test_kubelet_view.py::test_one_answer_is_decoded_at_a_time",
@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         "Z4",
         "a watchdog's time may be any number",
-        "gateway/notify.py",
+        "gateway/wires/notify.py",
         'r"0*[1-9][0-9]{0,14}"',
         'r"0*[1-9][0-9]*"',
         "tests/unit/test_notify.py::test_how_often_it_wants_a_sign_of_life",
@@ -236,7 +236,7 @@ MUTANTS = (
     Mutant(
         "Z5",
         "a path is a URI as it is",
-        "gateway/watch.py",
+        "gateway/kubelet/watch.py",
         'return f"unix:{quote(os.fsencode(path))}"',
         'return f"unix:{path}"',
         f"{_REQUESTS}::test_a_folder_may_have_any_name",
@@ -244,7 +244,7 @@ MUTANTS = (
     Mutant(
         "Z4",
         "a replaced ledger lifts cordons without a word",
-        "gateway/scribe.py",
+        "gateway/memory/scribe.py",
         "            self._tell_lifted(before)\n",
         "",
         "tests/unit/test_scribe.py::test_cordons_that_go_by_a_replaced_file_are_told",
@@ -252,7 +252,7 @@ MUTANTS = (
     Mutant(
         "Z4",
         "a UUID may be a path",
-        "devices/gpu/nvml.py",
+        "devices/gpu/nvidia/nvml.py",
         '(?!.*\\.\\.)[0-9A-Za-z.-]{1,80}(/[0-9]{1,3}/[0-9]{1,3})?")',
         '[0-9A-Za-z./-]{1,90}")',
         "tests/unit/test_gpu_nvidia.py::test_a_uuid_that_would_be_a_path_is_none",

@@ -213,7 +213,7 @@ MUTANTS = (
     Mutant(
         "A6",
         "any number of links is taken",
-        "devices/gpu/profile.py",
+        "devices/gpu/simulated/profile.py",
         "        if pairs > _MAX_PAIRS:\n",
         "        if pairs > _MAX_PAIRS * 2:\n",
         f"{_PROFILE}::test_what_is_wrong_is_said",
@@ -221,7 +221,7 @@ MUTANTS = (
     Mutant(
         "A6",
         "a GPU is linked to itself",
-        "devices/gpu/profile.py",
+        "devices/gpu/simulated/profile.py",
         "        if len(set(named)) < len(named):\n",
         "        if len(set(named)) < len(named) // 2:\n",
         f"{_PROFILE}::test_what_is_wrong_is_said",
@@ -229,7 +229,7 @@ MUTANTS = (
     Mutant(
         "A6",
         "links are between partitions",
-        "devices/gpu/profile.py",
+        "devices/gpu/simulated/profile.py",
         "            links=links.get(boards[index], ()),\n",
         "            links=links.get(device_id, ()),\n",
         f"{_PROFILE}::test_partitions_in_a_row_are_of_one_gpu_whose_links_they_have",

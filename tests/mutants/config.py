@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant(
         "E21",
         "what somebody said is shown, not what counts",
-        "gateway/effective.py",
+        "gateway/configuration/effective.py",
         "        if flag.field:\n",
         "        if flag.field and given is None:\n",
         f"{_FLAGS}::test_the_configuration_in_force_is_shown_with_who_said_it",
@@ -84,7 +84,7 @@ MUTANTS = (
     Mutant(
         "E19",
         "devices count unasked",
-        "gateway/config.py",
+        "gateway/configuration/file.py",
         "        if not honour:\n            self._ignored(devices,",
         "        if False:\n            self._ignored(devices,",
         f"{_CONFIG}::test_devices_count_where_they_are_honoured",
@@ -92,7 +92,7 @@ MUTANTS = (
     Mutant(
         "E19",
         "an entry for all forgets the others",
-        "gateway/config.py",
+        "gateway/configuration/file.py",
         "one = replace(one, portions=before.portions)",
         "pass",
         f"{_CONFIG}::test_devices_count_where_they_are_honoured",
@@ -116,7 +116,7 @@ MUTANTS = (
     Mutant(
         "E17",
         "a wrong setting is tried again for ever",
-        "gateway/settings.py",
+        "gateway/configuration/settings.py",
         "    lasting = True\n",
         "    lasting = False\n",
         f"{_FLAGS}::test_a_wrong_one_is_told_what_was_expected",
@@ -124,7 +124,7 @@ MUTANTS = (
     Mutant(
         "E17",
         "a file that can't be read now is given up",
-        "gateway/config.py",
+        "gateway/configuration/file.py",
         "    lasting = False\n",
         "",
         f"{_FLAGS}::test_a_wrong_one_is_told_what_was_expected",
@@ -132,7 +132,7 @@ MUTANTS = (
     Mutant(
         "E18",
         "a Service is taken for a setting",
-        "gateway/flags.py",
+        "gateway/configuration/flags.py",
         'if not _OF_A_SERVICE.search(name) and "://" not in value',
         'if "://" not in value',
         f"{_FLAGS}::test_a_misspelt_variable_is_said",
@@ -140,7 +140,7 @@ MUTANTS = (
     Mutant(
         "E18",
         "a command's variable is called strange",
-        "gateway/flags.py",
+        "gateway/configuration/flags.py",
         "and not name.startswith(of_commands) and name not in known",
         "and name not in known",
         f"{_FLAGS}::test_a_misspelt_variable_is_said",
@@ -148,7 +148,7 @@ MUTANTS = (
     Mutant(
         "E1",
         "a variable beats the line",
-        "gateway/flags.py",
+        "gateway/configuration/flags.py",
         '        if texts:\n            found[flag.name] = flag.read(texts, f"--{flag.name}")\n        elif variable is not None:\n',
         '        if texts and variable is None:\n            found[flag.name] = flag.read(texts, f"--{flag.name}")\n        elif variable is not None:\n',
         f"{_FLAGS}::test_precedence",
@@ -156,7 +156,7 @@ MUTANTS = (
     Mutant(
         "E1",
         "the file beats the line",
-        "gateway/config.py",
+        "gateway/configuration/file.py",
         "flags.settle({**file.given, **said}, backend)",
         "flags.settle({**said, **file.given}, backend)",
         f"{_FLAGS}::test_precedence",
@@ -164,7 +164,7 @@ MUTANTS = (
     Mutant(
         "E2",
         "the file's strategy is judged in any case",
-        "gateway/config.py",
+        "gateway/configuration/file.py",
         "    return replace(\n        flags.settle(",
         "    flags.settle(file.given, backend)\n    return replace(\n        flags.settle(",
         f"{_FLAGS}::test_precedence",
@@ -172,7 +172,7 @@ MUTANTS = (
     Mutant(
         "E3",
         "every backend fails at start",
-        "gateway/flags.py",
+        "gateway/configuration/flags.py",
         '{"fail_on_init_error": backend == "nvidia"}',
         '{"fail_on_init_error": True}',
         f"{_FLAGS}::test_failing_at_start_is_nvidias_default_only",
@@ -180,7 +180,7 @@ MUTANTS = (
     Mutant(
         "E4",
         "the value beside a switch is taken for a command",
-        "gateway/flags.py",
+        "gateway/configuration/flags.py",
         "            if left and left[0] in _TRUTH:\n",
         "            if left and not left:\n",
         f"{_FLAGS}::test_a_wrong_one_is_told_what_was_expected",
@@ -188,7 +188,7 @@ MUTANTS = (
     Mutant(
         "E4",
         "one dash is no flag",
-        "gateway/flags.py",
+        "gateway/configuration/flags.py",
         'word.removeprefix("-").removeprefix("-").partition("=")',
         'word.removeprefix("--").partition("=")',
         f"{_FLAGS}::test_flags_are_spelled_as_go_has_them",
@@ -196,7 +196,7 @@ MUTANTS = (
     Mutant(
         "E5",
         "y is text",
-        "gateway/document.py",
+        "gateway/configuration/document.py",
         'dict.fromkeys(("y", "Y", "yes",',
         'dict.fromkeys(("Y", "yes",',
         f"{_CONFIG}::test_it_is_read_as_go_reads_it",
@@ -204,7 +204,7 @@ MUTANTS = (
     Mutant(
         "E5",
         "017 is 17",
-        "gateway/document.py",
+        "gateway/configuration/document.py",
         'octal = digits[0] == "0" and digits.isdigit()',
         "octal = False",
         f"{_CONFIG}::test_time_slicing",
@@ -212,7 +212,7 @@ MUTANTS = (
     Mutant(
         "E6",
         "an alias counts as one value",
-        "gateway/document.py",
+        "gateway/configuration/document.py",
         "            self._add(node.count, line)\n",
         "            self._add(1, line)\n",
         f"{_CONFIG}::test_it_is_bounded",
@@ -220,7 +220,7 @@ MUTANTS = (
     Mutant(
         "E6",
         "an alias has no levels",
-        "gateway/document.py",
+        "gateway/configuration/document.py",
         "if depth + node.height - 1 > MAX_DEPTH:",
         "if depth > MAX_DEPTH:",
         f"{_CONFIG}::test_it_is_bounded",
@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         "E7",
         "case matters",
-        "gateway/config.py",
+        "gateway/configuration/file.py",
         "name = names.get(key.casefold() if fold else key)",
         "name = key if key in known else None",
         f"{_CONFIG}::test_it_is_read_as_go_reads_it",
@@ -236,7 +236,7 @@ MUTANTS = (
     Mutant(
         "E7",
         "case doesn't matter beneath timeSlicing",
-        "gateway/config.py",
+        "gateway/configuration/file.py",
         'found = self._members(item, path, ("name", "replicas", "rename", "devices"), fold=False)',
         'found = self._members(item, path, ("name", "replicas", "rename", "devices"))',
         f"{_CONFIG}::test_what_is_wrong_is_refused_by_name_and_line",
@@ -244,7 +244,7 @@ MUTANTS = (
     Mutant(
         "E8",
         "an unknown key passes in silence",
-        "gateway/config.py",
+        "gateway/configuration/file.py",
         '        self._warn(line, path, f"unknown key, ignored{advice}")\n',
         "",
         f"{_CONFIG}::test_what_is_ignored_is_said_and_an_unknown_key_refused_where_that_is_wanted",
@@ -252,7 +252,7 @@ MUTANTS = (
     Mutant(
         "E8",
         "strictness is forgotten at a reload",
-        "gateway/reload.py",
+        "gateway/configuration/reload.py",
         "strict=settings.strict_config)",
         "strict=False)",
         f"{_RELOAD}::test_an_unknown_key_is_refused_in_an_edit_too_where_that_is_wanted",
@@ -260,7 +260,7 @@ MUTANTS = (
     Mutant(
         "E9",
         "MPS is ignored",
-        "gateway/config.py",
+        "gateway/configuration/file.py",
         "if mps is not None and mps.value is not None:",
         "if mps is not None and mps.value is None:",
         f"{_CONFIG}::test_what_is_wrong_is_refused_by_name_and_line",
@@ -268,7 +268,7 @@ MUTANTS = (
     Mutant(
         "E9",
         "IMEX channels are ignored",
-        "gateway/flags.py",
+        "gateway/configuration/flags.py",
         "    if numbers:\n",
         "    if not numbers and numbers:\n",
         f"{_CONFIG}::test_what_is_wrong_is_refused_by_name_and_line",
@@ -276,7 +276,7 @@ MUTANTS = (
     Mutant(
         "E10",
         "rename counts",
-        "gateway/config.py",
+        "gateway/configuration/file.py",
         "            if honour:\n                shown = wanted",
         "            if honour or wanted:\n                shown = wanted",
         f"{_CONFIG}::test_rename_counts_where_it_is_honoured",
@@ -284,7 +284,7 @@ MUTANTS = (
     Mutant(
         "E11",
         "one replica will do",
-        "gateway/config.py",
+        "gateway/configuration/file.py",
         "if not 2 <= replicas <= MAX_REPLICAS:",
         "if not 1 <= replicas <= MAX_REPLICAS:",
         f"{_CONFIG}::test_what_is_wrong_is_refused_by_name_and_line",
@@ -292,7 +292,7 @@ MUTANTS = (
     Mutant(
         "E12",
         "a bad file is parsed at each look",
-        "gateway/reload.py",
+        "gateway/configuration/reload.py",
         'self._content, self._fault = content, ""',
         'self._fault = ""',
         f"{_RELOAD}::test_a_bad_file_is_complained_of_once",
@@ -300,7 +300,7 @@ MUTANTS = (
     Mutant(
         "E12",
         "a file that is replaced by way of nothing is complained of at once",
-        "gateway/reload.py",
+        "gateway/configuration/reload.py",
         "if asked or self._missed == 2:",
         "if asked or self._missed == 1:",
         f"{_RELOAD}::test_a_file_that_is_replaced_by_way_of_nothing_is_no_fault",
@@ -308,7 +308,7 @@ MUTANTS = (
     Mutant(
         "E13",
         "all of a policy changes with the file",
-        "gateway/reload.py",
+        "gateway/configuration/reload.py",
         "self._policy = replace(policy, **fixed)",
         "self._policy = policy",
         f"{_RELOAD}::test_what_counts_at_a_start_only_is_said_to_need_one",
@@ -324,7 +324,7 @@ MUTANTS = (
     Mutant(
         "E15",
         "a key beats a merge that is written after it",
-        "gateway/document.py",
+        "gateway/configuration/document.py",
         "                members.update(self._merged(member, line))\n",
         "                members = dict(self._merged(member, line)) | members\n",
         f"{_CONFIG}::test_it_is_read_as_go_reads_it",

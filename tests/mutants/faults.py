@@ -19,7 +19,7 @@ MUTANTS = (
     Mutant(
         "G4",
         "a choice without what must be included is right",
-        "gateway/lab/conformance.py",
+        "gateway/lab/trials/conformance.py",
         "    if lacking := sorted({*request.must_include} - {*chosen}):\n",
         "    if lacking := []:\n",
         f"{_CONFORMANCE}::test_what_is_wrong_with_a_choice",
@@ -27,7 +27,7 @@ MUTANTS = (
     Mutant(
         "G4",
         "one that ended at once stays in its process",
-        "gateway/lab/conformance.py",
+        "gateway/lab/trials/conformance.py",
         '"broken", self._why, self.exits',
         '"broken", self._why, 0',
         f"{_CONFORMANCE}::test_a_plugin_that_ends_at_once_does_not_stay_in_its_process",
@@ -35,7 +35,7 @@ MUTANTS = (
     Mutant(
         "G4",
         "no list looks like no Register",
-        "gateway/lab/conformance.py",
+        "gateway/lab/trials/conformance.py",
         "    if not counted:\n        return f",
         "    if counted or not counted:\n        return f",
         f"{_CONFORMANCE}::test_how_far_a_plugin_came",
@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant(
         "G4",
         "a slow plugin is waited for once",
-        "gateway/lab/conformance.py",
+        "gateway/lab/trials/conformance.py",
         "        if counted == tried:\n",
         "        if True:\n",
         f"{_CONFORMANCE}::test_a_slow_plugin_is_waited_for_as_long_as_it_tries",
@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant(
         "G4",
         "a plugin is started without a kubelet",
-        "gateway/lab/scenarios.py",
+        "gateway/lab/trials/scenarios.py",
         'while not listens(self.kubelet_dir / "kubelet.sock"):',
         "while False:",
         f"{_CONFORMANCE}::test_a_plugin_is_started_again_only_where_a_kubelet_listens",
@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         "G1",
         "never registers again after a cut",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         '    state, actions = _wait_after_cut(state, Report("info", "stream ended"), 0.0 if state.likely else UNLIKELY_WAIT)\n',
         '    actions: tuple[Action, ...] = (Report("info", "stream ended"),)\n',
         f"{_FAULT}[stream-cut-1.9-emulated]",
@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "G1",
         "the ledger is forgotten at the start",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "    async def _start(self) -> None:\n        self.scribe.load()\n",
         "    async def _start(self) -> None:\n",
         f"{_FAULT}[gateway-absent-1.37-emulated]",
@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant(
         "G2",
         "a resource that can't be bound ends the update for all",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "except (OSError, RuntimeError) as error:  # No descriptor is left, or the folder went: the others go on.",
         "except ZeroDivisionError as error:",
         "tests/unit/test_serve.py::test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_later",
@@ -85,7 +85,7 @@ MUTANTS = (
     Mutant(
         "G2",
         "a resource that couldn't be bound is remembered as if it had been sent",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "                    sent.remove(name)\n",
         "",
         "tests/unit/test_serve.py::test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_later",
@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         "G2",
         "a resource that couldn't be bound is not tried again",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "                    again.append(time.monotonic() + SOURCE_RETRY)\n",
         "",
         "tests/unit/test_serve.py::test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_later",
@@ -101,7 +101,7 @@ MUTANTS = (
     Mutant(
         "G2",
         "no descriptor, no gateway",
-        "gateway/watch.py",
+        "gateway/kubelet/watch.py",
         "        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)\n    except OSError:\n        return False\n",
         "        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)\n    except ValueError:\n        return False\n",
         f"{_WATCH}::test_without_a_descriptor_nobody_listens",
@@ -109,7 +109,7 @@ MUTANTS = (
     Mutant(
         "G2",
         "any watch counts as a watch on the folder",
-        "gateway/watch.py",
+        "gateway/kubelet/watch.py",
         "return POLL_WITHOUT_INOTIFY if self._unwatched else POLL",
         "return POLL if self._watched else POLL_WITHOUT_INOTIFY",
         f"{_WATCH}::test_without_a_watch_on_the_folder_it_is_polled_often",
@@ -117,7 +117,7 @@ MUTANTS = (
     Mutant(
         "G2",
         "a folder that could not be watched once is polled for ever",
-        "gateway/watch.py",
+        "gateway/kubelet/watch.py",
         "for missing in self._unwatched:",
         "for missing in self._unwatched - {self._folder}:",
         f"{_WATCH}::test_without_a_watch_on_the_folder_it_is_polled_often",
@@ -125,7 +125,7 @@ MUTANTS = (
     Mutant(
         "G2",
         "a folder that can't be watched is told of with each poll",
-        "gateway/watch.py",
+        "gateway/kubelet/watch.py",
         "            if folder not in self._refused:\n    ",
         "            if True:\n    ",
         f"{_WATCH}::test_without_a_watch_on_the_folder_it_is_polled_often",
@@ -133,7 +133,7 @@ MUTANTS = (
     Mutant(
         "G2",
         "a folder that can't be watched again is told of no more",
-        "gateway/watch.py",
+        "gateway/kubelet/watch.py",
         "            self._refused.discard(folder)",
         "            pass",
         f"{_WATCH}::test_without_a_watch_on_the_folder_it_is_polled_often",
@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         "G2",
         "a kubelet of which could not be told is forgotten",
-        "gateway/watch.py",
+        "gateway/kubelet/watch.py",
         "            self._kubelet_up(found)\n            self._seen, self._created = found, False\n",
         "            self._seen, self._created = found, False\n            self._kubelet_up(found)\n",
         f"{_WATCH}::test_a_kubelet_of_which_could_not_be_told_is_told_again",
@@ -149,7 +149,7 @@ MUTANTS = (
     Mutant(
         "G2",
         "names that nobody told of are never looked for",
-        "gateway/watch.py",
+        "gateway/kubelet/watch.py",
         "        if self._wait >= POLL_WITHOUT_INOTIFY:\n            self._look_at_names()\n",
         "",
         f"{_WATCH}::test_a_deleted_name_is_told",
@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant(
         "G3",
         "a script is made of more than its seed",
-        "gateway/lab/gauntlet.py",
+        "gateway/lab/trials/gauntlet.py",
         "    chance = random.Random(seed)\n",
         "    chance = random.Random()\n",
         f"{_GAUNTLET}::test_a_seed_gives_the_same_script_and_another_seed_another",
@@ -165,7 +165,7 @@ MUTANTS = (
     Mutant(
         "G3",
         "growth is not seen",
-        "gateway/lab/gauntlet.py",
+        "gateway/lab/trials/gauntlet.py",
         "        if last - first > more:\n",
         "        if last - first > 1000 * more:\n",
         f"{_GAUNTLET}::test_what_grows_is_named",
@@ -173,7 +173,7 @@ MUTANTS = (
     Mutant(
         "G3",
         "a shorter script need not fail",
-        "gateway/lab/gauntlet.py",
+        "gateway/lab/trials/gauntlet.py",
         "            if time.monotonic() < ends and await fails(rest):\n",
         "            if time.monotonic() < ends and (await fails(rest) or True):\n",
         f"{_GAUNTLET}::test_what_fails_is_made_as_short_as_it_can_be",
@@ -181,7 +181,7 @@ MUTANTS = (
     Mutant(
         "S4",
         "a call that comes before our Register is sent is taken for its answer",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "early = state.phase is Phase.OFFERING and not state.reached",
         "early = False",
         _EXPLORED,
@@ -190,7 +190,7 @@ MUTANTS = (
     Mutant(
         "S4",
         "a second stream hides the first",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "    if state.stream is not None and state.likely:\n",
         "    if False:\n",
         _EXPLORED,
@@ -198,7 +198,7 @@ MUTANTS = (
     Mutant(
         "S4",
         "a refused Register counts for more than a stream that is open",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "            if state.stream is not None:  # An earlier Register is answered by a call: that counts.\n"
         "                return _serving(state)\n",
         "",
@@ -208,7 +208,7 @@ MUTANTS = (
     Mutant(
         "S5",
         "a name is left in the socket directory where no dialect can carry the list",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         '            return _hold_back(state, Phase.OUT, Report("error", "not offered", said))\n',
         "            return replace(state, phase=Phase.OUT), quiet\n",
         _EXPLORED,
@@ -217,7 +217,7 @@ MUTANTS = (
     Mutant(
         "T3",
         "nobody looks into a genuine kubelet's books",
-        "gateway/plugin.py",
+        "gateway/registration/registrar.py",
         "held = await kubelet_view.holds(self._gateway.pod_resources, self.resource.name, listed, patience)",
         "held = None",
         "tests/compat/test_podresources.py::test_the_gateway_finds_its_registration_there[1.37]",
@@ -225,7 +225,7 @@ MUTANTS = (
     Mutant(
         "T3",
         "a kubelet that can't tell is a kubelet that lacks us",
-        "gateway/kubelet_view.py",
+        "gateway/kubelet/view.py",
         "return None if found is None else found.get(resource, frozenset()) == expected",
         "return found is not None and found.get(resource, frozenset()) == expected",
         "tests/compat/test_podresources.py::test_where_it_does_not_tell_nothing_is_claimed[1.20-has-no-such-call]",

@@ -150,7 +150,7 @@ MUTANTS = (
     Mutant(
         "C6",
         "an unknown ID is passed over",
-        "gateway/commands.py",
+        "gateway/telling/commands.py",
         "if unknown := [one for one, found in meant.items() if not found]:",
         "if len(unknown := [one for one, found in meant.items() if not found]) > 1:",
         f"{_CONTROL}::test_hardware_is_not_touched",
@@ -158,7 +158,7 @@ MUTANTS = (
     Mutant(
         "C6",
         "no IDs at all means all",
-        "gateway/control.py",
+        "gateway/wires/control.py",
         "    if not isinstance(ids, list | tuple) or len(ids) > _MAX_IDS:\n",
         "    ids = ids or []\n    if not isinstance(ids, list | tuple) or len(ids) > _MAX_IDS:\n",
         f"{_CONTROL}::test_ids_of_hardware",
@@ -166,7 +166,7 @@ MUTANTS = (
     Mutant(
         "C6",
         "a GPU doesn't mean its parts",
-        "gateway/commands.py",
+        "gateway/telling/commands.py",
         "{device_id, shared, facts[shared].parent} & meant.keys()",
         "{device_id, shared} & meant.keys()",
         f"{_CONTROL}::test_hardware_is_let_go_of_and_looked_at_again",
@@ -174,7 +174,7 @@ MUTANTS = (
     Mutant(
         "C6",
         "a driver that hangs keeps the command",
-        "gateway/commands.py",
+        "gateway/telling/commands.py",
         "async with asyncio.timeout(control.HANDLE_TIME):",
         "async with asyncio.timeout(None):",
         f"{_CONTROL}::test_hardware_is_not_touched",

@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant(
         "U6",
         "every inventory is a new list",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "        if self.devices == before:\n            return\n",
         "",
         f"{_SERVE}::test_a_list_that_says_nothing_new_is_not_sent",
@@ -165,7 +165,7 @@ MUTANTS = (
     Mutant(
         "U7",
         "a source that gave up is asked again",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "                self._end(error.status)\n",
         "",
         f"{_SERVE}::test_a_source_that_gives_up_ends_the_gateway",
@@ -197,7 +197,7 @@ MUTANTS = (
     Mutant(
         "U8",
         "what one source says is all there is",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "                        if not isinstance(inventory, Partial):\n                            first.set()\n",
         "                        first.set()\n",
         f"{_SERVE}::test_the_start_waits_for_every_source_but_not_for_long",
@@ -213,7 +213,7 @@ MUTANTS = (
     Mutant(
         "U8",
         "an update goes on while a source is silent",
-        "gateway/readiness.py",
+        "gateway/telling/readiness.py",
         "    held_up = bool(left) or any(",
         "    held_up = any(",
         "tests/unit/test_readiness.py",
@@ -261,7 +261,7 @@ MUTANTS = (
     Mutant(
         "U10",
         "a configuration that can't be carried out is ready",
-        "gateway/readiness.py",
+        "gateway/telling/readiness.py",
         " or any(one.held_up for one in hindrances)",
         "",
         "tests/unit/test_readiness.py",
@@ -301,7 +301,7 @@ MUTANTS = (
     Mutant(
         "U12",
         "a GPU for a display alone is offered",
-        "devices/gpu/nvidia_watch.py",
+        "devices/gpu/nvidia/watch.py",
         "        if product not in _DISPLAYS:\n",
         "        if True:\n",
         "tests/unit/test_gpu_nvidia.py::test_a_display_is_not_offered",
@@ -325,7 +325,7 @@ MUTANTS = (
     Mutant(
         "U6",
         "a part of a list that changed is sent as it was",
-        "gateway/spelled.py",
+        "gateway/registration/spelled.py",
         "known[0] == part",
         "len(known[0]) == len(part)",
         "tests/unit/test_spelled.py",
@@ -333,7 +333,7 @@ MUTANTS = (
     Mutant(
         "U6",
         "a list of thousands is spelled anew for one device",
-        "gateway/spelled.py",
+        "gateway/registration/spelled.py",
         "known is not None and known[0] == part",
         "False",
         "tests/unit/test_spelled.py::test_only_what_changed_is_spelled_anew",

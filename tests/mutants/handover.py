@@ -23,7 +23,7 @@ MUTANTS = (
     Mutant(
         "S9",
         "1.36 registers first, too",
-        "gateway/succession.py",
+        "gateway/handover/machine.py",
         "REGISTER_FIRST = 37",
         "REGISTER_FIRST = 36",
         f"{_SUCCESSION}::test_who_registers_before_the_old_streams_end",
@@ -31,7 +31,7 @@ MUTANTS = (
     Mutant(
         "S9",
         "it is lent before the streams are over",
-        "gateway/succession.py",
+        "gateway/handover/machine.py",
         "    return _to(state, Elder.ENDING, *((Say.WAIT,) if state.standing is Standing.BUSY else ()))",
         "    return _to(state, Elder.LENT, Say.YOURS)",
         f"{_SUCCESSION}::test_never_both",
@@ -39,7 +39,7 @@ MUTANTS = (
     Mutant(
         "S9",
         "no wait after the elder's streams",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "asyncio.sleep(HANDED_OVER_WAIT if asked else 0)",
         "asyncio.sleep(0)",
         "tests/unit/test_serve.py::test_what_was_handed_over_is_registered_a_moment_later",
@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant(
         "S10",
         "an elder yields with its Register in flight",
-        "gateway/handover.py",
+        "gateway/handover/talk.py",
         "        if self._standing(resource) is Standing.BUSY:\n            return None",
         "        if False:\n            return None",
         f"{_HANDOVER}::test_the_elders_register_is_waited_for",
@@ -55,7 +55,7 @@ MUTANTS = (
     Mutant(
         "S10",
         "a late ask ends streams",
-        "gateway/succession.py",
+        "gateway/handover/machine.py",
         "    return late or (level",
         "    return (level",
         f"{_HANDOVER}::test_a_late_ask_ends_no_stream",
@@ -63,7 +63,7 @@ MUTANTS = (
     Mutant(
         "S11",
         "a silent heir keeps it",
-        "gateway/succession.py",
+        "gateway/handover/machine.py",
         "        case Elder.REVOKING | Elder.CHECKING:\n            return _to(state, Elder.TAKEN, Say.MINE, note=Outcome.BACK)",
         "        case Elder.REVOKING | Elder.CHECKING:\n            return state, ()",
         f"{_SUCCESSION}::test_one_that_stays_stopped_is_replaced",
@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         "S11",
         "an heir that failed never asks again",
-        "gateway/succession.py",
+        "gateway/handover/machine.py",
         "            return _to(state, Heir.ASKING, Say.ASK) if could_serve else (state, (Wait(_patience(state)),))",
         "            return state, ()",
         f"{_SUCCESSION}::test_in_the_end_one_serves",
@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant(
         "S12",
         "a lost connection frees nobody",
-        "gateway/handover.py",
+        "gateway/handover/talk.py",
         "            del self._partners[partner.age.token]",
         "            pass",
         f"{_HANDOVER}::test_an_heir_that_dies",
@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         "S12",
         "a broken connection between the living starts a fight",
-        "gateway/handover.py",
+        "gateway/handover/talk.py",
         '        self._remember(self._first_seen, partner.age, float("-inf"))\n',
         "",
         f"{_HANDOVER}::test_a_broken_connection_while_the_heir_stands_by_gives_it_its_turn",
@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         "S13",
         "a host service is as old as it is",
-        "gateway/instance.py",
+        "gateway/handover/instance.py",
         "    rank = HOST_SERVICE_NS if host_service else 0",
         "    rank = 0",
         "tests/unit/test_instance.py::test_a_host_service_is_younger_than_a_pod_that_came_after_it",
@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant(
         "S13",
         "the daemon keeps it to itself",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "instance.begin(host_service=settings.host_service)",
         "instance.begin()",
         "tests/unit/test_probes.py::test_a_pod_beside_the_host_service",
@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         "S13",
         "a service's rank is lost on its way to a pod",
-        "gateway/handover.py",
+        "gateway/handover/talk.py",
         '"from": {"born_ns": self._age.born_ns, "token"',
         '"from": {"born_ns": self._age.born_ns % (1 << 62), "token"',
         f"{_HANDOVER}::test_pods_roll_beside_a_host_service",
@@ -119,7 +119,7 @@ MUTANTS = (
     Mutant(
         "S12",
         "what another gateway served is served by nobody where the lists can't be brought up to date",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "            self._update_again([time.monotonic() + SOURCE_RETRY])\n",
         "            return\n",
         "tests/unit/test_serve.py::test_what_another_gateway_served_is_served_whatever_fails",
@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         "S14",
         "what only the ledger knows is taken from a gateway for other devices",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "            if self._only_remembered() and self._peers():\n",
         "            if False:\n",
         "tests/unit/test_serve.py::test_a_gateway_for_other_devices_is_left_alone_while_it_lives",
@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant(
         "S14",
         "what only others served is not taken up when nobody is left to",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "                self._background(self._take_up())\n\n    def _hold_lease",
         "                pass\n\n    def _hold_lease",
         "tests/unit/test_serve.py::test_a_gateway_for_other_devices_is_left_alone_while_it_lives",
@@ -143,7 +143,7 @@ MUTANTS = (
     Mutant(
         "S14",
         "memory alone takes over",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "        await self._unless_ended(self._know_devices(first))\n",
         "",
         "tests/unit/test_serve.py::test_what_knows_no_device_takes_nothing_over",
@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         "S14",
         "without another gateway the devices are waited for",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "        while self._inventory is None and self._peers():\n",
         "        while self._inventory is None:\n",
         "tests/unit/test_serve.py::test_what_knows_no_device_serves_by_its_memory_when_the_other_is_gone",
@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "one that could not serve takes over",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "        await self._unless_ended(self._be_able())\n",
         "",
         f"{_RIVALS}::test_one_that_could_not_serve_says_so",
@@ -167,7 +167,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "one that is refused keeps it for two seconds",
-        "gateway/succession.py",
+        "gateway/handover/machine.py",
         "        case Heir.TRYING | Heir.SERVED if now in _UNABLE:",
         "        case Heir.TRYING | Heir.SERVED if now is Standing.OUT:",
         f"{_SUCCESSION}::test_heir",
@@ -175,7 +175,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "its word counts for more than the records",
-        "gateway/succession.py",
+        "gateway/handover/machine.py",
         "            if state.doubted:",
         "            if False:",
         f"{_SUCCESSION}::test_elder",
@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "it yields again at once to one that doesn't serve",
-        "gateway/succession.py",
+        "gateway/handover/machine.py",
         " and peer not in doubts]",
         "]",
         f"{_SUCCESSION}::test_who_is_doubted_is_not_stood_by_for",
@@ -191,7 +191,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "one that registers after all is doubted for ever",
-        "gateway/succession.py",
+        "gateway/handover/machine.py",
         "        return cuts > self.cuts or not names <= self.names",
         "        return False",
         f"{_SUCCESSION}::test_when_a_doubt_is_over",
@@ -199,7 +199,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "a look that showed devices doesn't count",
-        "gateway/succession.py",
+        "gateway/handover/machine.py",
         "        if shown:\n            return Records(seen=True)",
         "        if shown:\n            return self",
         f"{_SUCCESSION}::test_looks_into_the_records",
@@ -207,7 +207,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "an age of the future is believed",
-        "gateway/succession.py",
+        "gateway/handover/machine.py",
         "(HOST_SERVICE_NS if age.host_service else 0) <= now_ns",
         "(HOST_SERVICE_NS if age.host_service else 0)",
         f"{_SUCCESSION}::test_when_a_gateway_can_have_started",
@@ -215,7 +215,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "whoever can write there is a gateway",
-        "gateway/instance.py",
+        "gateway/handover/instance.py",
         "not (_is_a_gateways(folder) and _locked(folder))",
         "not _locked(folder)",
         "tests/unit/test_instance.py::test_what_only_looks_like_a_gateway_is_not_seen",
@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "a checkpoint of before shows what came since",
-        "gateway/kubelet_view.py",
+        "gateway/kubelet/view.py",
         " if written_ns >= since_ns else frozenset()",
         "",
         "tests/unit/test_kubelet_view.py::test_what_the_records_show",
@@ -231,7 +231,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "a second heir's word keeps it from the elder",
-        "gateway/handover.py",
+        "gateway/handover/talk.py",
         "self._could_serve(partner, resource, Heir)",
         "self._could_serve(partner, resource)",
         f"{_HANDOVER}::test_two_heirs_that_say_what_isnt_so_lose_it",
@@ -239,7 +239,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "who could not be spoken to never is",
-        "gateway/handover.py",
+        "gateway/handover/talk.py",
         "        asyncio.get_running_loop().call_later(seconds + 0.1, self._look)\n",
         "",
         f"{_HANDOVER}::test_an_elder_that_could_not_be_spoken_to_is_asked_again",
@@ -247,7 +247,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "a new kubelet is thought to know whom the last one knew",
-        "gateway/standby.py",
+        "gateway/handover/standby.py",
         "        self._records = dict.fromkeys(self._records, Records())\n",
         "",
         f"{_RIVALS}::test_a_new_kubelet_is_looked_into_although_the_last_one_knew_the_other",
@@ -255,7 +255,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "what isn't sent is remembered",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "        if peers and not self._asked:\n            return []\n",
         "",
         f"{_RIVALS}::test_what_is_not_served_is_not_remembered",
@@ -263,7 +263,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "whoever stands by is ready, whatever the records lack",
-        "gateway/readiness.py",
+        "gateway/telling/readiness.py",
         "        if it.lacking_s < LACKING or",
         "        if True or",
         "tests/unit/test_readiness.py",
@@ -271,7 +271,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "nobody serves it, and no alert can tell",
-        "gateway/metrics.py",
+        "gateway/telling/metrics.py",
         "resource.phase in _ELSEWHERE and resource.lacking_s is None",
         "resource.phase in _ELSEWHERE",
         "tests/unit/test_metrics.py::test_what_another_gateway_is_to_serve_and_nobody_does_is_not_served",
@@ -295,7 +295,7 @@ MUTANTS = (
     Mutant(
         "S16",
         "a hangup at the end ends it sooner",
-        "gateway/reload.py",
+        "gateway/configuration/reload.py",
         "        signal.signal(signal.SIGHUP, signal.SIG_IGN)",
         "        signal.signal(signal.SIGHUP, signal.SIG_DFL)",
         "tests/unit/test_reload.py",

@@ -23,7 +23,7 @@ MUTANTS = (
     Mutant(
         "X3",
         "an operator's word ends what is on the GPU's partitions no more",
-        "devices/gpu/health.py",
+        "devices/gpu/nvidia/health.py",
         "for one in (uuid, *health.looks[uuid].partitions.values())}\n    ills",
         "for one in (uuid,)}\n    ills",
         f"{_HEALTH}::test_an_operators_word_ends_what_is_known",
@@ -31,7 +31,7 @@ MUTANTS = (
     Mutant(
         "X3",
         "nobody believes an operator",
-        "devices/gpu/nvidia.py",
+        "devices/gpu/nvidia/backend.py",
         "        self._health = health.vouched(self._health, uuids)\n",
         "",
         f"{_NVIDIA}::test_an_operator_is_believed",
@@ -39,7 +39,7 @@ MUTANTS = (
     Mutant(
         "X1",
         "only what the operator disables is ignored",
-        "devices/gpu/health.py",
+        "devices/gpu/nvidia/health.py",
         "dict.fromkeys(off | IGNORED, True)",
         "dict.fromkeys(off, True)",
         f"{_HEALTH}::test_what_is_checked",
@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant(
         "X1",
         "what is disabled wins over what is enabled",
-        "devices/gpu/health.py",
+        "devices/gpu/nvidia/health.py",
         "marks = dict.fromkeys(off | IGNORED, True) | dict.fromkeys(on, False)",
         "marks = dict.fromkeys(on, False) | dict.fromkeys(off | IGNORED, True)",
         f"{_HEALTH}::test_what_is_checked",
@@ -55,7 +55,7 @@ MUTANTS = (
     Mutant(
         "X1",
         "what the catalogue doesn't cure is an application's",
-        "devices/gpu/health.py",
+        "devices/gpu/nvidia/health.py",
         "kind = _KINDS.get(action, Kind.UNKNOWN)",
         "kind = _KINDS.get(action, Kind.APPLICATION)",
         f"{_HEALTH}::test_what_an_xid_takes",
@@ -63,7 +63,7 @@ MUTANTS = (
     Mutant(
         "X2",
         "an Xid of an instance marks the whole GPU",
-        "devices/gpu/health.py",
+        "devices/gpu/nvidia/health.py",
         "if instance == happened.gpu_instance and happened.compute_instance in {None, compute}",
         "if False",
         f"{_HEALTH}::test_whom_an_error_marks",
@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         "X2",
         "an Xid of an instance marks its siblings",
-        "devices/gpu/health.py",
+        "devices/gpu/nvidia/health.py",
         "if instance == happened.gpu_instance and happened.compute_instance in {None, compute}",
         "if happened.gpu_instance is not None",
         f"{_NVIDIA}::test_an_xid_of_an_instance_marks_that_one",
@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant(
         "X2",
         "a partition is well on an ill GPU",
-        "devices/gpu/nvidia.py",
+        "devices/gpu/nvidia/backend.py",
         "self._health.trouble(*{gpu.uuid, gpu.board})",
         "self._health.trouble(gpu.uuid)",
         f"{_NVIDIA}::test_an_xid_of_an_instance_marks_that_one",
@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         "X3",
         "any look that goes well is evidence",
-        "devices/gpu/health.py",
+        "devices/gpu/nvidia/health.py",
         "    return (\n        before.lost\n",
         "    return (\n        True\n",
         f"{_HEALTH}::test_what_a_reset_ends",
@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         "X3",
         "a reset ends what came after it",
-        "devices/gpu/health.py",
+        "devices/gpu/nvidia/health.py",
         "if ill.at > until}",
         "if False}",
         f"{_HEALTH}::test_what_a_reset_ends",
@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant(
         "X3",
         "a driver that doesn't say any more has reset the GPU",
-        "devices/gpu/health.py",
+        "devices/gpu/nvidia/health.py",
         "wanted in _AFTER_RESET and look.action == 0)",
         "wanted in _AFTER_RESET and not look.action)",
         f"{_HEALTH}::test_what_a_reset_ends",
@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         "X3",
         "a GPU that fell ill again counts as recovered",
-        "devices/gpu/health.py",
+        "devices/gpu/nvidia/health.py",
         "return replace(health, ills=ills, recovered=health.recovered - on_it)",
         "return replace(health, ills=ills)",
         f"{_HEALTH}::test_what_a_reset_ends",
@@ -119,7 +119,7 @@ MUTANTS = (
     Mutant(
         "X4",
         "time ends every error",
-        "devices/gpu/health.py",
+        "devices/gpu/nvidia/health.py",
         "return ill.xid is not None and ill.trouble.kind is Kind.RESTART_APP",
         "return ill.xid is not None",
         f"{_HEALTH}::test_restart_app_ends_by_quiet_and_nothing_else_does",
@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         "X4",
         "a reset counts although recovery is off",
-        "devices/gpu/health.py",
+        "devices/gpu/nvidia/health.py",
         "if reset and recovery is Recovery.SAFE:",
         "if reset:",
         f"{_HEALTH}::test_nothing_recovers_by_itself_where_that_is_off",
@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant(
         "X5",
         "a GPU that fails is dropped",
-        "devices/gpu/nvidia_watch.py",
+        "devices/gpu/nvidia/watch.py",
         "if uuid in self._known:  # else there is nothing to show",
         "if False:",
         f"{_NVIDIA}::test_a_call_that_fails_for_one_gpu_takes_no_other_along",
@@ -143,7 +143,7 @@ MUTANTS = (
     Mutant(
         "X5",
         "a lost GPU stays among those that NVML waits for",
-        "devices/gpu/nvidia_watch.py",
+        "devices/gpu/nvidia/watch.py",
         "                self._commands.put(_Command(broken=stop, reason=str(error)))\n                return\n",
         "                return\n",
         f"{_NVIDIA}::test_others_are_heard_while_a_gpu_is_lost",
@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         "X5",
         "a partition that can't be asked is withdrawn",
-        "devices/gpu/nvml.py",
+        "devices/gpu/nvidia/nvml.py",
         "            except (GoneError, UnsupportedError):\n                continue\n        return tuple(found)",
         "            except NvmlError:\n                continue\n        return tuple(found)",
         f"{_NVIDIA}::test_a_call_that_fails_takes_no_partition_away",
@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "X6",
         "a library that doesn't fit makes every GPU ill",
-        "devices/gpu/nvidia.py",
+        "devices/gpu/nvidia/backend.py",
         'return Trouble(f"NVML can\'t be asked: {self._down.error}", Kind.APPLICATION)',
         'return Trouble(f"NVML can\'t be asked: {self._down.error}", Kind.RESTART_APP)',
         f"{_NVIDIA}::test_stale_libraries_serve_for_a_grace_and_then_end_the_process",
@@ -167,7 +167,7 @@ MUTANTS = (
     Mutant(
         "X6",
         "a later failure is final, too",
-        "devices/gpu/nvidia.py",
+        "devices/gpu/nvidia/backend.py",
         "if self._scan is None and self._policy.fail_on_init_error:",
         "if self._policy.fail_on_init_error:",
         f"{_NVIDIA}::test_a_later_failure_is_not_final",
@@ -175,7 +175,7 @@ MUTANTS = (
     Mutant(
         "X7",
         "the event set is never freed",
-        "devices/gpu/nvml.py",
+        "devices/gpu/nvidia/nvml.py",
         '_ask("nvmlEventSetFree", self._events)',
         "pass",
         f"{_NVIDIA}::test_whole_gpus",
@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(
         "X7",
         "NVML isn't shut down",
-        "devices/gpu/nvml.py",
+        "devices/gpu/nvidia/nvml.py",
         '_ask("nvmlShutdown")',
         "pass",
         f"{_NVIDIA}::test_whole_gpus",
@@ -191,7 +191,7 @@ MUTANTS = (
     Mutant(
         "X7",
         "an error waits for the next look",
-        "devices/gpu/nvidia_watch.py",
+        "devices/gpu/nvidia/watch.py",
         "                self._post(self._take, Happened(event, time.monotonic()))\n",
         "",
         f"{_NVIDIA}::test_an_xid_marks_its_gpu_at_once",
@@ -199,7 +199,7 @@ MUTANTS = (
     Mutant(
         "X7",
         "errors that have come are dropped when NVML is closed",
-        "devices/gpu/nvidia_watch.py",
+        "devices/gpu/nvidia/watch.py",
         "        while left:\n",
         "        while not stop.is_set():\n",
         f"{_NVIDIA}::test_errors_that_have_come_when_nvml_is_to_be_closed_are_told",
@@ -207,7 +207,7 @@ MUTANTS = (
     Mutant(
         "X7",
         "a call that hangs goes unnoticed",
-        "devices/gpu/nvidia_watch.py",
+        "devices/gpu/nvidia/watch.py",
         "        if busy is not None and now >= busy[0] + self._pace.hang:\n",
         "        if False:\n",
         f"{_NVIDIA}::test_a_call_that_hangs",
@@ -215,7 +215,7 @@ MUTANTS = (
     Mutant(
         "X8",
         "a released GPU is looked at",
-        "devices/gpu/nvidia_watch.py",
+        "devices/gpu/nvidia/watch.py",
         "            if gpu is not None and gpu.uuid in self._let.uuids:\n                continue\n",
         "",
         f"{_NVIDIA}::test_release_and_acquire_around_a_change_of_mig",
@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant(
         "X8",
         "a release of all leaves NVML open",
-        "devices/gpu/nvidia_watch.py",
+        "devices/gpu/nvidia/watch.py",
         "        if self._let.all:\n            return self._pace.poll\n",
         "",
         f"{_NVIDIA}::test_release_of_all_closes_nvml",
@@ -231,7 +231,7 @@ MUTANTS = (
     Mutant(
         "X9",
         "GPUs that are plugged in are never found",
-        "devices/gpu/nvidia_watch.py",
+        "devices/gpu/nvidia/watch.py",
         "self._node.plugged() != session.plugged or",
         "False or",
         f"{_NVIDIA}::test_a_new_gpu",
@@ -239,7 +239,7 @@ MUTANTS = (
     Mutant(
         "X9",
         "a new load of the driver goes unnoticed",
-        "devices/gpu/nvidia_watch.py",
+        "devices/gpu/nvidia/watch.py",
         "            self._reloaded = self._closed\n",
         "            pass\n",
         f"{_NVIDIA}::test_the_driver_is_loaded_anew",

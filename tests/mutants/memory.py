@@ -23,7 +23,7 @@ MUTANTS = (
     Mutant(
         "M1",
         "the file is written in place",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         '    temporary = path.with_name(f"ledger-{secrets.token_hex(4)}.tmp")\n    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)\n',
         "    temporary = path\n    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)\n",
         f"{_CRASH}::test_killed_at_a_step_of_a_write",
@@ -31,7 +31,7 @@ MUTANTS = (
     Mutant(
         "M1",
         "what another gateway is writing is swept",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "for leftover in leftovers if not unlocked else ():",
         "for leftover in leftovers:",
         f"{_LEDGER}::test_what_a_crash_left_is_swept",
@@ -39,7 +39,7 @@ MUTANTS = (
     Mutant(
         "M2",
         "the file is replaced by what this gateway knows",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "if _identity_of(self.path) not in {None, snapshot.base} and (found",
         "if _identity_of(self.path) is None and (found",
         f"{_LEDGER}::test_neither_gateway_undoes_what_the_other_wrote",
@@ -47,7 +47,7 @@ MUTANTS = (
     Mutant(
         "M2",
         "a change during a write counts as written",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "if at not in done or done[at] != row}",
         "if at not in done}",
         f"{_LEDGER}::test_what_changes_during_a_write_waits_for_the_next",
@@ -55,7 +55,7 @@ MUTANTS = (
     Mutant(
         "M2",
         "no lock is taken",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)\n                break\n",
         "                break\n",
         f"{_LEDGER}::test_writers_at_the_same_time_lose_nothing",
@@ -63,7 +63,7 @@ MUTANTS = (
     Mutant(
         "M3",
         "cordons stand behind what is long",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         '    first = {"format": FORMAT, "cordons": content.get("cordons", {})}\n    return msgspec.json.encode(first | {key: value for key, value in content.items() if key not in first})\n',
         '    first = {"format": FORMAT}\n    last = {"cordons": content.get("cordons", {})}\n    return msgspec.json.encode(first | {key: value for key, value in content.items() if key != "cordons"} | last)\n',
         f"{_LEDGER}::test_cordons_survive_a_cut_anywhere_behind_them",
@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         "M3",
         "of a newer format nothing is kept",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         'written by a newer gateway"\n        content = _only_cordons(content)\n',
         'written by a newer gateway"\n        content = {}\n',
         f"{_LEDGER}::test_what_is_sound_in_a_damaged_file_is_kept",
@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant(
         "M4",
         "a file that was damaged during service is overwritten",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "                aside = _put_aside(self.path)\n",
         "                aside = self.path.name\n",
         f"{_LEDGER}::test_a_file_that_others_damage_is_put_aside_before_it_is_replaced",
@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         "M4",
         "a file that can't be opened for want of descriptors is damaged",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "        if error.errno in _NOT_NOW:\n            raise\n",
         "",
         f"{_LEDGER}::test_a_sound_file_that_cannot_be_opened_now_is_left_and_read_with_the_next_write",
@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         "M5",
         "a row is replaced, with what isn't known in it",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "            trail[-1].setdefault(leaf, {}).update(row)\n",
         "            trail[-1][leaf] = dict(row)\n",
         f"{_LEDGER}::test_fields_of_a_later_release_are_kept_at_every_depth",
@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant(
         "M5",
         "the format number grows though the release before could read the file",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "FORMAT = 1\n",
         "FORMAT = 2\n",
         f"{_LEDGER}::test_the_release_before_reads_this_ones_file",
@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         "M6",
         "a link is followed",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "_READ = os.O_RDONLY | os.O_NOFOLLOW | ",
         "_READ = os.O_RDONLY | ",
         f"{_LEDGER}::test_what_is_no_file_is_put_aside_unread",
@@ -119,7 +119,7 @@ MUTANTS = (
     Mutant(
         "M6",
         "a folder that is open stays open",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "        folder.chmod(0o700)\n",
         "        folder.lstat()\n",
         f"{_LEDGER}::test_a_folder_with_wider_modes",
@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         "M7",
         "a write that began before the change is taken for the one with it",
-        "gateway/scribe.py",
+        "gateway/memory/scribe.py",
         "                    if covered >= wanted:\n                        return on_disk\n",
         "                    return on_disk\n",
         f"{_SCRIBE}::test_who_comes_during_a_write_shares_the_next",
@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant(
         "M2",
         "an illness that came since is dropped",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "since.keys() - illnesses.keys())",
         "known.keys() - illnesses.keys())",
         f"{_LEDGER}::test_what_came_or_went_since_is_not_undone",
@@ -143,7 +143,7 @@ MUTANTS = (
     Mutant(
         "M2",
         "an illness that went since is noted once more",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         " if since.get(at) is not one}",
         "}",
         f"{_LEDGER}::test_what_came_or_went_since_is_not_undone",
@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         "M7",
         "an illness that was sent is forgotten where another gateway is given the resource",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "news = [self._remember(name, merged[name], illnesses[name]) for name in sent]",
         "news = [self._remember(name, merged[name], illnesses[name]) for name in sent if not self._plugins[name].standing_by_for]",
         "tests/unit/test_serve.py::test_an_illness_that_was_sent_is_remembered",
@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "M7",
         "an illness goes with its device",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         " for device_id, row in illnesses.items() if device_id not in merged.dropped}",
         " for device_id, row in illnesses.items()}",
         "tests/unit/test_serve.py::test_an_illness_outlives_its_device",
@@ -167,7 +167,7 @@ MUTANTS = (
     Mutant(
         "M7",
         "what was handed out last is forgotten at the end",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "        self.note_handed_out()\n        self.end_streams()\n",
         "        self.end_streams()\n",
         "tests/unit/test_serve.py::test_an_orderly_end_remembers_what_was_handed_out_last",
@@ -175,7 +175,7 @@ MUTANTS = (
     Mutant(
         "M7",
         "a failed write isn't tried again",
-        "gateway/scribe.py",
+        "gateway/memory/scribe.py",
         "            self._timer = asyncio.get_running_loop().call_later(self._retry, self._on_time)\n",
         "",
         f"{_SCRIBE}::test_tries_grow_rarer_up_to_a_limit",
@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(
         "M7",
         "what is left at the end is lost",
-        "gateway/scribe.py",
+        "gateway/memory/scribe.py",
         "            self._timer.cancel()\n        await self.durable()\n",
         "            self._timer.cancel()\n",
         f"{_SCRIBE}::test_close_writes_what_is_left_and_ends",
@@ -191,7 +191,7 @@ MUTANTS = (
     Mutant(
         "M8",
         "what another gateway wrote isn't seen after a load",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "        self._content = _combine(found, self._content, self._changes)\n        self._values.clear()\n",
         "        self._content = _combine(found, self._content, self._changes)\n",
         f"{_LEDGER}::test_who_takes_over_reads_what_the_other_wrote",
@@ -199,7 +199,7 @@ MUTANTS = (
     Mutant(
         "M8",
         "what another gateway wrote isn't seen after a write",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "            self._content = _apply(written.content, self._changes)\n            self._values.clear()\n",
         "            self._content = _apply(written.content, self._changes)\n",
         f"{_LEDGER}::test_what_the_other_gateway_wrote_is_known_after_a_write",
@@ -207,7 +207,7 @@ MUTANTS = (
     Mutant(
         "M8",
         "what was withdrawn is still known",
-        "gateway/ledger.py",
+        "gateway/memory/ledger.py",
         "            self._values.pop(at[:-1], None)\n",
         "            pass\n",
         f"{_LEDGER}::test_what_was_read_before_follows_each_change",
@@ -215,7 +215,7 @@ MUTANTS = (
     Mutant(
         "M7",
         "what was handed out a moment ago isn't held",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "            self._plugins[resource].resource.note_handed_out()\n",
         "            pass\n",
         "tests/unit/test_serve.py::test_what_was_handed_out_a_moment_ago_is_held",

@@ -21,7 +21,7 @@ MUTANTS = (
     Mutant(
         "C1",
         "everybody is heard",
-        "gateway/control.py",
+        "gateway/wires/control.py",
         "if user in {0, os.geteuid()}:",
         "if user >= 0:",
         f"{_CONTROL}::test_who_is_heard",
@@ -29,7 +29,7 @@ MUTANTS = (
     Mutant(
         "C2",
         "everybody together has no pace",
-        "gateway/control.py",
+        "gateway/wires/control.py",
         "            await own.turn()\n            await self._pace.turn()\n",
         "            await own.turn()\n",
         f"{_CONTROL}::test_each_message_takes_its_turn",
@@ -37,7 +37,7 @@ MUTANTS = (
     Mutant(
         "C2",
         "any number of connections is served",
-        "gateway/control.py",
+        "gateway/wires/control.py",
         "len(self._open) >= MAX_CONNECTIONS",
         "len(self._open) >= 10**6",
         f"{_CONTROL}::test_of_a_hundred_connections_sixteen_are_served",
@@ -45,7 +45,7 @@ MUTANTS = (
     Mutant(
         "C2",
         "a line may be of any length",
-        "gateway/control.py",
+        "gateway/wires/control.py",
         "sock=listener, limit=REQUEST_LIMIT)",
         "sock=listener, limit=2**30)",
         f"{_CONTROL}::test_request",
@@ -53,7 +53,7 @@ MUTANTS = (
     Mutant(
         "C3",
         "an unknown op closes the connection",
-        "gateway/control.py",
+        "gateway/wires/control.py",
         '            except ControlError as error:\n                await connection.send({"error": str(error)})\n',
         '            except ControlError as error:\n                await connection.send({"error": str(error)})\n'
         "                return\n",
@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         "C3",
         "nesting without end is a defect",
-        "gateway/control.py",
+        "gateway/wires/control.py",
         "except (ValueError, RecursionError):",
         "except ValueError:",
         f"{_CONTROL}::test_request",
@@ -70,7 +70,7 @@ MUTANTS = (
     Mutant(
         "C4",
         "the umask decides who may connect",
-        "gateway/control.py",
+        "gateway/wires/control.py",
         "                hidden.chmod(0o600)\n",
         "",
         f"{_CONTROL}::test_it_is_ours_alone_before_it_can_be_found",
@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "C4",
         "a living gateway's socket is removed",
-        "gateway/control.py",
+        "gateway/wires/control.py",
         "and not making and not listens(path)",
         "and not making",
         f"{_CONTROL}::test_what_dead_gateways_left_is_removed",

@@ -15,7 +15,7 @@ MUTANTS = (
     Mutant(
         "Q1",
         "a typing error is made a folder",
-        "gateway/instance.py",
+        "gateway/handover/instance.py",
         "    if folder.name == SOCKET_DIR.name:\n",
         "    if folder.name:\n",
         "tests/unit/test_instance.py::test_the_socket_directory_is_made_only_where_a_kubelet_would",
@@ -23,7 +23,7 @@ MUTANTS = (
     Mutant(
         "Q1",
         "what keeps it waiting is said once",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "tell_at = now + FOLDER_TOLD",
         "tell_at = now + 10**9",
         "tests/unit/test_serve.py::test_what_keeps_it_waiting_is_said_again_and_again",
@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         "Q4",
         "the log is coloured all the same",
-        "gateway/observe.py",
+        "gateway/telling/log.py",
         "colors=sys.stderr.isatty() and wants_colour()",
         "colors=sys.stderr.isatty()",
         "tests/unit/test_cli_status.py::test_who_wants_no_colours_gets_none",
@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         "Q4",
         "an empty NO_COLOR counts",
-        "gateway/observe.py",
+        "gateway/telling/log.py",
         'not os.environ.get("NO_COLOR")',
         '"NO_COLOR" not in os.environ',
         "tests/unit/test_cli_status.py::test_who_wants_no_colours_gets_none",

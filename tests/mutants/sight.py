@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant(
         "O2",
         "every device has a sample",
-        "gateway/metrics.py",
+        "gateway/telling/metrics.py",
         "for device in resource.devices if device_ids else ():",
         "for device in resource.devices:",
         f"{_METRICS}::test_a_device_is_named_only_where_it_was_asked_for",
@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         "O3",
         "connections are taken without end",
-        "gateway/http.py",
+        "gateway/wires/http.py",
         "if len(self._open) >= MAX_CONNECTIONS:",
         "if False:",
         f"{_HTTP}::test_so_many_connections_and_no_more",
@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant(
         "O3",
         "whoever holds all connections keeps the next one away",
-        "gateway/http.py",
+        "gateway/wires/http.py",
         "            if least.stage is _Stage.ASKED:\n",
         "            if least.stage:\n",
         f"{_HTTP}::test_so_many_connections_and_no_more",
@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant(
         "O3",
         "who is being answered makes room",
-        "gateway/http.py",
+        "gateway/wires/http.py",
         "            if least.stage is _Stage.ASKED:\n                accepted.close()\n                return\n",
         "",
         f"{_HTTP}::test_who_is_being_answered_stays",
@@ -83,7 +83,7 @@ MUTANTS = (
     Mutant(
         "O3",
         "the oldest connection makes room, whatever it is at",
-        "gateway/http.py",
+        "gateway/wires/http.py",
         "least = min(self._open, key=lambda connection: connection.stage)",
         "least = next(iter(self._open))",
         f"{_HTTP}::test_which_one_goes",
@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant(
         "O3",
         "a connection that makes room keeps its descriptor",
-        "gateway/http.py",
+        "gateway/wires/http.py",
         "        self._loop.remove_writer(connection.socket)\n        connection.socket.close()\n",
         "        self._loop.remove_writer(connection.socket)\n        self._kept = [*getattr(self, '_kept', ()), connection.socket]\n",
         f"{_HTTP}::test_connections_that_come_all_at_once_leave_no_descriptor",
@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant(
         "O3",
         "a turn takes all connections that wait",
-        "gateway/http.py",
+        "gateway/wires/http.py",
         "for _ in range(AT_ONCE):",
         "for _ in range(10**6):",
         f"{_HTTP}::test_one_turn_of_the_loop_takes_no_more_than_so_many",
@@ -107,7 +107,7 @@ MUTANTS = (
     Mutant(
         "O3",
         "under a flood the listener never rests",
-        "gateway/http.py",
+        "gateway/wires/http.py",
         "        self._rest(listener, self._loop.time() - began)\n",
         "",
         f"{_HTTP}::test_one_turn_of_the_loop_takes_no_more_than_so_many",
@@ -115,7 +115,7 @@ MUTANTS = (
     Mutant(
         "O3",
         "each connection that can't be taken is told of",
-        "gateway/http.py",
+        "gateway/wires/http.py",
         'if (left_out := _seldom.tell("accept")) is not None:',
         'if (left_out := _seldom.tell("accept")) != -1:',
         f"{_HTTP}::test_without_descriptors_it_waits_and_says_so_once",
@@ -123,7 +123,7 @@ MUTANTS = (
     Mutant(
         "O3",
         "each scrape makes a text of its own",
-        "gateway/metrics.py",
+        "gateway/telling/metrics.py",
         "if self._text is None or (self._text.done() and (now - self._text_since >= FRESH or _failed(self._text))):",
         "if True:",
         f"{_METRICS}::test_of_many_scrapes_at_once_one_is_made_beside_the_event_loop",
@@ -131,7 +131,7 @@ MUTANTS = (
     Mutant(
         "O3",
         "the text counts on while it is made",
-        "gateway/metrics.py",
+        "gateway/telling/metrics.py",
         "copy.deepcopy(self._tally)",
         "self._tally",
         f"{_METRICS}::test_of_many_scrapes_at_once_one_is_made_beside_the_event_loop",
@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant(
         "O3",
         "a defect's text goes to who asked",
-        "gateway/http.py",
+        "gateway/wires/http.py",
         "        except Exception:  # noqa: BLE001 - one request's defect is no other's\n            _log",
         "        except ZeroDivisionError:\n            _log",
         f"{_HTTP}::test_a_defect_is_logged_and_nobody_else_sees_it",
@@ -147,7 +147,7 @@ MUTANTS = (
     Mutant(
         "O4",
         "healthy devices count as allocatable while nobody serves them",
-        "gateway/status.py",
+        "gateway/telling/status.py",
         "allocatable=len(healthy) if serving else 0,",
         "allocatable=len(healthy),",
         f"{_STATUS}::test_nothing_is_allocatable_that_is_not_served",
@@ -155,7 +155,7 @@ MUTANTS = (
     Mutant(
         "O4",
         "a gateway that stands by looks as if it failed",
-        "gateway/metrics.py",
+        "gateway/telling/metrics.py",
         "None if elsewhere else resource.phase == Phase.SERVING.value",
         "resource.phase == Phase.SERVING.value",
         f"{_METRICS}::test_what_is_not_known_has_no_sample",
@@ -163,7 +163,7 @@ MUTANTS = (
     Mutant(
         "O5",
         "control characters reach the terminal",
-        "gateway/observe.py",
+        "gateway/telling/log.py",
         'return text if text.isprintable() else "".join(one if one.isprintable() else instead for one in text)',
         "return text",
         f"{_CLI}::test_what_others_wrote_does_not_steer_the_terminal",
@@ -179,7 +179,7 @@ MUTANTS = (
     Mutant(
         "O6",
         "the first refused Allocate is no increase",
-        "gateway/metrics.py",
+        "gateway/telling/metrics.py",
         '"calls_total": _from_zero(product(names, CALLS, CODES), counted.calls),',
         '"calls_total": counted.calls,',
         f"{_METRICS}::test_a_sample",
@@ -187,7 +187,7 @@ MUTANTS = (
     Mutant(
         "O6",
         "an alert asks for a metric that was renamed",
-        "gateway/metrics.py",
+        "gateway/telling/metrics.py",
         '        Family("ledger_writable", "gauge"',
         '        Family("ledger_is_writable", "gauge"',
         f"{_METRICS}::test_an_alert_asks_for_what_is_there",
@@ -195,7 +195,7 @@ MUTANTS = (
     Mutant(
         "O7",
         "ready before the kubelet's books were looked into",
-        "gateway/readiness.py",
+        "gateway/telling/readiness.py",
         "return it.stream_s >= PATIENCE, ",
         "return True, ",
         f"{_READY}::test_a_resource",
@@ -203,7 +203,7 @@ MUTANTS = (
     Mutant(
         "O7",
         "no kubelet is our failure",
-        "gateway/readiness.py",
+        "gateway/telling/readiness.py",
         '        return True, "not served: no kubelet"',
         '        return False, "not served: no kubelet"',
         f"{_READY}::test_a_resource",
@@ -211,7 +211,7 @@ MUTANTS = (
     Mutant(
         "O7",
         "a registration that the kubelet's books lack is ready",
-        "gateway/readiness.py",
+        "gateway/telling/readiness.py",
         "    if it.checked is Check.LACKING:",
         "    if False:",
         f"{_READY}::test_a_resource",
@@ -219,7 +219,7 @@ MUTANTS = (
     Mutant(
         "O7",
         "registering for ever is ready",
-        "gateway/readiness.py",
+        "gateway/telling/readiness.py",
         " and waited < PATIENCE, words",
         ", words",
         f"{_READY}::test_a_resource",
@@ -227,7 +227,7 @@ MUTANTS = (
     Mutant(
         "O7",
         "a restart of the kubelet shows at once",
-        "gateway/readiness.py",
+        "gateway/telling/readiness.py",
         "    waited = min(it.unserved_s, kubelet_s)",
         "    waited = max(it.unserved_s, kubelet_s)",
         f"{_READY}::test_a_resource",
@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(
         "O7",
         "who stands by is not ready",
-        "gateway/readiness.py",
+        "gateway/telling/readiness.py",
         '            return True, words\n        return False, f"{words}; but',
         '            return False, words\n        return False, f"{words}; but',
         f"{_READY}::test_a_resource",
@@ -243,7 +243,7 @@ MUTANTS = (
     Mutant(
         "O7",
         "an update goes on to one that had to give the devices back",
-        "gateway/probes.py",
+        "gateway/telling/probes.py",
         "        to_take_over=other is not None and other < own,\n",
         "",
         "tests/unit/test_probes.py::test_an_update_to_one_that_can_not_serve_stops_there",
@@ -251,7 +251,7 @@ MUTANTS = (
     Mutant(
         "O7",
         "who has nothing to take over is not ready",
-        "gateway/readiness.py",
+        "gateway/telling/readiness.py",
         "    if it.to_take_over and it.devices and kubelet_s is not None:",
         "    if it.to_take_over:",
         f"{_READY}::test_a_resource",
@@ -259,7 +259,7 @@ MUTANTS = (
     Mutant(
         "O7",
         "a list that changed while the books were read leaves the last word to an older look",
-        "gateway/plugin.py",
+        "gateway/registration/registrar.py",
         "        while listed != self.resource.devices:\n",
         "        while listed is None:\n",
         "tests/unit/test_serve.py::test_books_are_looked_into_again_where_the_list_changed",
@@ -267,7 +267,7 @@ MUTANTS = (
     Mutant(
         "O7",
         "without the kubelet's folder nobody is told that it lives",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "        self._open_probes()\n        await self._wait_for_folder()\n",
         "        await self._wait_for_folder()\n        self._open_probes()\n",
         "tests/unit/test_probes.py::test_before_the_socket_directory_is_there_it_lives",
@@ -275,7 +275,7 @@ MUTANTS = (
     Mutant(
         "O8",
         "no sign of life is given",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         '            self._spawn("watchdog", notify.keep_alive(seconds))',
         "            pass",
         "tests/unit/test_notify.py::test_a_gateway_tells_that_it_is_ready_lives_and_ends",
@@ -283,7 +283,7 @@ MUTANTS = (
     Mutant(
         "O8",
         "another process's watchdog is taken for ours",
-        "gateway/notify.py",
+        "gateway/wires/notify.py",
         'process not in {"", str(os.getpid())}',
         "False",
         "tests/unit/test_notify.py::test_how_often_it_wants_a_sign_of_life",
@@ -291,7 +291,7 @@ MUTANTS = (
     Mutant(
         "O9",
         "they never rest",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "        self._pool.served(served=all(one.unserved_since is None for one in self.plugins))\n",
         "",
         "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes",
@@ -299,7 +299,7 @@ MUTANTS = (
     Mutant(
         "O9",
         "they rest also while the kubelet is away",
-        "gateway/pool.py",
+        "gateway/wires/pool.py",
         "            self._wake()\n",
         "",
         "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes",
@@ -307,7 +307,7 @@ MUTANTS = (
     Mutant(
         "O9",
         "every thread rests, the event loop's too",
-        "gateway/pool.py",
+        "gateway/wires/pool.py",
         'if (task / "comm").read_text().strip() == _NAME:',
         'if (task / "comm").read_text().strip():',
         "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes",
@@ -315,7 +315,7 @@ MUTANTS = (
     Mutant(
         "O9",
         "an idle gateway stays connected to the kubelet",
-        "gateway/plugin.py",
+        "gateway/registration/registrar.py",
         "elif self.state.phase in _AT_REST:",
         "elif False:",
         "tests/unit/test_serve.py::test_who_is_served_or_stands_by_holds_no_connection_to_the_kubelet",
@@ -323,7 +323,7 @@ MUTANTS = (
     Mutant(
         "O9",
         "a gateway that stands by connects to a kubelet that comes",
-        "gateway/plugin.py",
+        "gateway/registration/registrar.py",
         "        if self.state.phase is not Phase.STANDBY:\n            channel",
         "        if True:\n            channel",
         "tests/unit/test_serve.py::test_who_is_served_or_stands_by_holds_no_connection_to_the_kubelet",
@@ -331,7 +331,7 @@ MUTANTS = (
     Mutant(
         "O9",
         "they wake to a policy that nobody gave them",
-        "gateway/pool.py",
+        "gateway/wires/pool.py",
         "                if os.sched_getscheduler(thread) == os.SCHED_OTHER:",
         "                if True:",
         "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes",
@@ -339,7 +339,7 @@ MUTANTS = (
     Mutant(
         "O9",
         "they rest after a moment of being served",
-        "gateway/pool.py",
+        "gateway/wires/pool.py",
         "            self._settled.cancel()\n",
         "",
         "tests/unit/test_pool.py::test_what_is_served_for_a_moment_only_lets_nothing_rest",

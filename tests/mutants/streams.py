@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         "J1",
         "anybody is taken for the kubelet",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "likely = may_be_kubelet(agent) and context.time_remaining() is None",
         "likely = True",
         f"{_SERVE}::test_who_listens_before_the_kubelet_calls_does_not_take_its_place",
@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant(
         "J1",
         "a second stream ends both",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "        return replace(state, others=state.others | {stream}), ()\n",
         '        return _again(state, Report("warning", "called twice"))\n',
         _EXPLORED,
@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "J1",
         "a stranger's call answers a Register that isn't sent",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "    if not likely and (early or state.stream is not None or state.phase in _UNASKED):\n",
         "    if not likely and state.stream is not None:\n",
         f"{_REGISTRATION}::test_rule",
@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         "J1",
         "the kubelet doesn't take the place of a stranger",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "    if state.stream is not None and state.likely:\n",
         "    if state.stream is not None:\n",
         f"{_REGISTRATION}::test_rule",
@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         "J1",
         "what anybody's stream shows is the kubelet's",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "        self._emit(StreamOpened(number, likely))\n",
         "        self._emit(StreamOpened(number, likely))\n        self.heed(number)\n",
         f"{_SERVE}::test_what_others_show_is_no_evidence_of_the_kubelet",
@@ -70,7 +70,7 @@ MUTANTS = (
     Mutant(
         "J1",
         "anybody's question is the kubelet's",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "Evidence(agent, agent in self._asked_options, self._kubelet_minor)",
         "Evidence(agent, bool(self._asked_options), self._kubelet_minor)",
         f"{_SERVE}::test_what_others_show_is_no_evidence_of_the_kubelet",
@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "J1",
         "the kubelet finds no room",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "        if not likely:\n            return False\n",
         "        return False\n",
         f"{_SERVE}::test_others_are_bounded_and_the_kubelet_is_always_heard",
@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant(
         "J2",
         "other options while a Register is in flight are forgotten",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "    if not state.stale:\n        return state, actions\n",
         "    if True:\n        return state, actions\n",
         _EXPLORED,
@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         "J2",
         "what the next Register says is said again",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         'told=kubelet, stale="")',
         "told=kubelet)",
         f"{_REGISTRATION}::test_rule",
@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant(
         "J2",
         "each change of the options takes the devices away",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "    if state.renewed:\n        return state, ()\n",
         "",
         f"{_REGISTRATION}::test_rule",
@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         "J2",
         "other options are a cut",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "    return replace(state, cuts=cuts), (*actions",
         "    return state, (*actions",
         f"{_REGISTRATION}::test_waiting",
@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         "J3",
         "answers to Allocate don't wait their turn",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "        if dialect.spacing:\n",
         "        if False:\n",
         f"{_SERVE}::test_a_kubelet_that_can_take_one_list_at_a_time_gets_one_at_a_time",
@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant(
         "J3",
         "whoever listens takes a turn",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "if dialect.spacing and number == self._heeded:",
         "if dialect.spacing:",
         f"{_SERVE}::test_a_kubelet_that_can_take_one_list_at_a_time_gets_one_at_a_time",
@@ -143,7 +143,7 @@ MUTANTS = (
     Mutant(
         "J3",
         "a write that begins is taken for done",
-        "gateway/turns.py",
+        "gateway/registration/turns.py",
         " and stamp is not None and stamp[1] > 0",
         "",
         f"{_TURNS}::test_the_next_waits_until_the_kubelet_has_written",
@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         "J3",
         "the next list doesn't wait for the write",
-        "gateway/turns.py",
+        "gateway/registration/turns.py",
         "not writes, self._stamp()",
         "True, self._stamp()",
         f"{_TURNS}::test_the_next_waits_until_the_kubelet_has_written",
@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "J3",
         "a write that never comes is waited for without end",
-        "gateway/turns.py",
+        "gateway/registration/turns.py",
         "while not self._written and time.monotonic() < self._taken + PATIENCE:",
         "while not self._written:",
         f"{_TURNS}::test_a_kubelet_that_writes_nothing_is_not_waited_for_without_end",
@@ -167,7 +167,7 @@ MUTANTS = (
     Mutant(
         "J3",
         "turns don't follow each other",
-        "gateway/turns.py",
+        "gateway/registration/turns.py",
         "            if now < self._free_at:\n",
         "            if False:\n",
         f"{_TURNS}::test_turns_are_taken_in_order",
@@ -175,7 +175,7 @@ MUTANTS = (
     Mutant(
         "J4",
         "a socket is known by the time of any change",
-        "gateway/watch.py",
+        "gateway/kubelet/watch.py",
         "found.st_mtime_ns)",
         "found.st_ctime_ns)",
         "tests/unit/test_watch.py::test_a_kubelet_socket_that_is_touched_is_no_new_one",
@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(
         "J4",
         "new times alone are a new kubelet",
-        "gateway/watch.py",
+        "gateway/kubelet/watch.py",
         " or self._touched(found):",
         ":",
         "tests/unit/test_watch.py::test_new_times_alone_make_no_new_kubelet_where_inotify_tells",
@@ -191,7 +191,7 @@ MUTANTS = (
     Mutant(
         "J5",
         "a later look counts for nothing",
-        "gateway/plugin.py",
+        "gateway/registration/registrar.py",
         "            self.feed(registration.Lacking())\n",
         "            pass\n",
         f"{_SERVE}::test_a_later_look_that_lacks_a_resource_begins_a_look_for_it",
@@ -199,7 +199,7 @@ MUTANTS = (
     Mutant(
         "J5",
         "each look that lacks a resource begins another one",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         " or state.verified < FIRST_LOOKS:",
         ":",
         f"{_REGISTRATION}::test_nothing_is_done",
@@ -207,7 +207,7 @@ MUTANTS = (
     Mutant(
         "J5",
         "nobody looks when a stopped registration is deleted",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "VERIFY_AFTER = (0.1, 1.0, 330.0)",
         "VERIFY_AFTER = (0.1, 1.0)",
         f"{_REGISTRATION}::test_waiting",
@@ -215,7 +215,7 @@ MUTANTS = (
     Mutant(
         "J6",
         "what changes while a list is sent is forgotten",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "                await _whole(context.write(self._list(dialect).data))\n",
         "                await _whole(context.write(self._list(dialect).data))\n                stream.changed.clear()\n",
         f"{_SERVE}::test_a_list_that_changes_while_one_is_sent_is_sent_too",

@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant(
         "R1",
         "1.8's text is forgotten",
-        "gateway/negotiate.py",
+        "gateway/registration/negotiate.py",
         'r"unsupported API version by the Kubelet registry"',
         'r"unsupported API version by nobody"',
         f"{_NEGOTIATE}::test_what_an_answer_means",
@@ -85,7 +85,7 @@ MUTANTS = (
     Mutant(
         "R1",
         "1.10's plural is forgotten",
-        "gateway/negotiate.py",
+        "gateway/registration/negotiate.py",
         "Supported versions? (?:is|are)",
         "Supported version (?:is)",
         f"{_NEGOTIATE}::test_what_an_answer_means",
@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         "R2",
         "UNIMPLEMENTED needs grpc-go's text",
-        "gateway/negotiate.py",
+        "gateway/registration/negotiate.py",
         'if code == "UNIMPLEMENTED":',
         'if code == "UNIMPLEMENTED" and "unknown service" in details:',
         f"{_NEGOTIATE}::test_what_an_answer_means",
@@ -101,7 +101,7 @@ MUTANTS = (
     Mutant(
         "R3",
         "an OK is believed for ever",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "return replace(state, phase=Phase.ACCEPTED), (report, SetTimer(Timer.CALL, CALL_WAIT))",
         "return replace(state, phase=Phase.ACCEPTED), (report,)",
         f"{_REGISTRATION}::test_waiting",
@@ -109,7 +109,7 @@ MUTANTS = (
     Mutant(
         "R4",
         "the wait for a call is shorter than the dial",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "CALL_WAIT = 11.0",
         "CALL_WAIT = 3.0",
         f"{_REGISTRATION}::test_deadlines_outlast_the_kubelets_own",
@@ -117,7 +117,7 @@ MUTANTS = (
     Mutant(
         "R4",
         "Register's deadline is shorter than the dial",
-        "gateway/plugin.py",
+        "gateway/registration/registrar.py",
         "REGISTER_DEADLINE = 15.0",
         "REGISTER_DEADLINE = 5.0",
         f"{_REGISTRATION}::test_deadlines_outlast_the_kubelets_own",
@@ -125,7 +125,7 @@ MUTANTS = (
     Mutant(
         "R5",
         "Register says no options",
-        "gateway/plugin.py",
+        "gateway/registration/registrar.py",
         "Registration(dialect.name, endpoint, self.resource.name, self.resource.options)",
         "Registration(dialect.name, endpoint, self.resource.name)",
         "tests/unit/test_serve.py::test_options_are_said_twice",
@@ -133,7 +133,7 @@ MUTANTS = (
     Mutant(
         "R5",
         "GetDevicePluginOptions is not served",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "if dialect.rules[Field.GET_OPTIONS].verdict is Verdict.LOSSLESS:",
         "if dialect.rules[Field.GET_OPTIONS].verdict is not Verdict.LOSSLESS:",
         "tests/unit/test_serve.py::test_options_are_said_twice",
@@ -149,7 +149,7 @@ MUTANTS = (
     Mutant(
         "R7",
         "the dialect counts from the reply",
-        "gateway/plugin.py",
+        "gateway/registration/registrar.py",
         "        self.resource.offer(dialect)\n",
         "",
         f"{_SCENARIO}[register-emulated-1.9]",
@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant(
         "S1",
         "a socket that is bound is taken for a kubelet",
-        "gateway/watch.py",
+        "gateway/kubelet/watch.py",
         "if listens(path) and kubelet_id(path) == found:",
         "if kubelet_id(path) == found:",
         "tests/unit/test_watch.py::test_a_kubelet_is_told_once_it_listens",
@@ -165,7 +165,7 @@ MUTANTS = (
     Mutant(
         "S2",
         "anything that is there listens",
-        "gateway/watch.py",
+        "gateway/kubelet/watch.py",
         "        except OSError:\n            return False\n        return True",
         "        except OSError:\n            return True\n        return True",
         "tests/unit/test_watch.py::test_a_stale_socket_is_no_kubelet_and_the_next_one_is",
@@ -173,7 +173,7 @@ MUTANTS = (
     Mutant(
         "S3",
         "the server is bound where kubelets clean",
-        "gateway/instance.py",
+        "gateway/handover/instance.py",
         '        self._shared = socket_dir / FOLDER\n        self.folder = self._shared / f".{self.age.token}"',
         "        self._shared = socket_dir / FOLDER\n        self.folder = socket_dir",
         "tests/unit/test_instance.py",
@@ -181,7 +181,7 @@ MUTANTS = (
     Mutant(
         "S4",
         "the old stream is left alone",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "    return (*ends, Unlink(state.name)) if state.name else ends",
         "    return (Unlink(state.name),) if state.name else ()",
         f"{_REGISTRATION}::test_whatever_happens",
@@ -189,7 +189,7 @@ MUTANTS = (
     Mutant(
         "S5",
         "names of anybody are swept",
-        "gateway/instance.py",
+        "gateway/handover/instance.py",
         'socket_dir.glob(f"{token}-*.sock")',
         'socket_dir.glob("*.sock")',
         "tests/unit/test_instance.py::test_a_dead_gateway_is_not_seen_and_is_swept",
@@ -197,7 +197,7 @@ MUTANTS = (
     Mutant(
         "S6",
         "a cut stream is the end",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "    if state.phase is not Phase.SERVING:\n        return state, ends\n",
         "    if True:\n        return state, ends\n",
         f"{_REGISTRATION}::test_rule",
@@ -205,7 +205,7 @@ MUTANTS = (
     Mutant(
         "S7",
         "a kubelet that is known is registered with again",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "if kubelet == state.kubelet and state.phase is not Phase.ABSENT:",
         "if False:",
         f"{_REGISTRATION}::test_rule",
@@ -213,7 +213,7 @@ MUTANTS = (
     Mutant(
         "S8",
         "the younger yields",
-        "gateway/succession.py",
+        "gateway/handover/machine.py",
         "if peer > own",
         "if peer < own",
         "tests/unit/test_succession.py::test_the_older_yields",
@@ -221,7 +221,7 @@ MUTANTS = (
     Mutant(
         "S8",
         "nobody takes over",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "    if state.phase not in {Phase.STANDBY, Phase.OUT}:",
         "    if state.phase not in {Phase.OUT}:",
         f"{_REGISTRATION}::test_rule",
@@ -229,7 +229,7 @@ MUTANTS = (
     Mutant(
         "F1",
         "a time-out is taken for a no",
-        "gateway/negotiate.py",
+        "gateway/registration/negotiate.py",
         '    if code in {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}:\n        return Answer(Kind.NO_ANSWER',
         '    if code in {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}:\n        return Answer(Kind.NO_SERVICE',
         f"{_REGISTRATION}::test_rule",
@@ -237,7 +237,7 @@ MUTANTS = (
     Mutant(
         "F1",
         "a text never met is taken for a no",
-        "gateway/negotiate.py",
+        "gateway/registration/negotiate.py",
         "    return Answer(Kind.REPORTED, details=details)",
         "    return Answer(Kind.NO_SERVICE, details=details)",
         f"{_NEGOTIATE}::test_what_an_answer_means",
@@ -245,7 +245,7 @@ MUTANTS = (
     Mutant(
         "F2",
         "a refusal outlives its kubelet",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "    anew = negotiate.begin(state.negotiation.choice, state.dialect)",
         "    anew = state.negotiation",
         f"{_REGISTRATION}::test_a_new_kubelet_met_before_it_was_told_is_negotiated_with_anew",
@@ -253,7 +253,7 @@ MUTANTS = (
     Mutant(
         "F2",
         "what is connected to the kubelet before is used",
-        "gateway/plugin.py",
+        "gateway/registration/registrar.py",
         "        if self._ahead is not None and self._ahead.kubelet not in {None, kubelet}:\n",
         "        if False:\n",
         "tests/unit/test_serve.py::test_what_is_connected_to_the_kubelet_before_is_not_used",
@@ -261,7 +261,7 @@ MUTANTS = (
     Mutant(
         "F2",
         "a kubelet that came between two looks is taken for the one before",
-        "gateway/plugin.py",
+        "gateway/registration/registrar.py",
         " or kubelet_id(socket) != kubelet:",
         ":",
         "tests/unit/test_serve.py::test_a_kubelet_that_came_in_between_is_not_taken_for_the_one_before",
@@ -269,7 +269,7 @@ MUTANTS = (
     Mutant(
         "F3",
         "the change time is ignored",
-        "gateway/watch.py",
+        "gateway/kubelet/watch.py",
         "return KubeletId(found.st_dev, found.st_ino, found.st_mtime_ns)",
         "return KubeletId(found.st_dev, found.st_ino, 0)",
         "tests/unit/test_watch.py::test_a_new_socket_with_the_old_inode_is_another_kubelet",
@@ -293,7 +293,7 @@ MUTANTS = (
     Mutant(
         "F4",
         "what the kubelet before showed counts for the next",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "        self._evidence = Evidence(pinned=self._kubelet_minor)\n",
         "",
         "tests/unit/test_serve.py::test_what_a_kubelet_showed_is_forgotten_at_the_next_offer",
@@ -301,7 +301,7 @@ MUTANTS = (
     Mutant(
         "F5",
         "a deleted folder goes unnoticed",
-        "gateway/watch.py",
+        "gateway/kubelet/watch.py",
         "found.st_nlink == 0)",
         "False)",
         "tests/unit/test_watch.py::test_a_deleted_folder_that_is_still_held_is_pinned",
@@ -309,7 +309,7 @@ MUTANTS = (
     Mutant(
         "F6",
         "what the kubelet names is not believed",
-        "gateway/negotiate.py",
+        "gateway/registration/negotiate.py",
         "        rest = [name for name in rest if name in answer.supported]",
         "        rest = list(rest)",
         f"{_NEGOTIATE}::test_what_is_left_after_refusals",
@@ -317,7 +317,7 @@ MUTANTS = (
     Mutant(
         "T1",
         "register at once after a cut",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "CUT_WAIT = 0.005",
         "CUT_WAIT = 0.0003",
         f"{_REGISTRATION}::test_waiting",
@@ -325,7 +325,7 @@ MUTANTS = (
     Mutant(
         "T1",
         "the wait doesn't grow",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "CUT_WAIT * 2.0 ** min(state.cuts, 20)",
         "CUT_WAIT * 2.0 ** 0",
         f"{_REGISTRATION}::test_waiting",
@@ -333,7 +333,7 @@ MUTANTS = (
     Mutant(
         "T2",
         "a fresh kubelet is waited for",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "    state, actions = _offer(state)\n    return state, (*gone, *actions)",
         '    return _wait_after_cut(replace(state, stream=None), Report("info", "x"))',
         f"{_REGISTRATION}::test_rule",
@@ -341,7 +341,7 @@ MUTANTS = (
     Mutant(
         "T3",
         "the kubelet's books are not looked into",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "return replace(state, verified=done), (Verify(), *later)",
         "return replace(state, verified=done), later",
         f"{_REGISTRATION}::test_action",
@@ -349,7 +349,7 @@ MUTANTS = (
     Mutant(
         "T3",
         "ill devices count as held",
-        "gateway/kubelet_view.py",
+        "gateway/kubelet/view.py",
         "frozenset(device.id for device in devices if device.health is Health.HEALTHY)",
         "frozenset(device.id for device in devices)",
         "tests/unit/test_kubelet_view.py",
@@ -357,7 +357,7 @@ MUTANTS = (
     Mutant(
         "T4",
         "one name for all registrations",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         'name, drop = f"{state.token}-{attempt}.sock", ',
         'name, drop = f"{state.token}-1.sock", ',
         f"{_REGISTRATION}::test_action",
@@ -365,7 +365,7 @@ MUTANTS = (
     Mutant(
         "T5",
         "a deleted name is left deleted",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "((Link(name),) if name == state.name and state.stream is not None else ())",
         "()",
         f"{_REGISTRATION}::test_action",
@@ -373,7 +373,7 @@ MUTANTS = (
     Mutant(
         "T5",
         "a deleted name is registered anew",
-        "gateway/registration.py",
+        "gateway/registration/machine.py",
         "        case NameLost(name):\n",
         "        case NameLost(name) if name == state.name:\n            return _offer(state)\n"
         "        case NameLost(name):\n",
@@ -406,7 +406,7 @@ MUTANTS = (
     Mutant(
         "T9",
         "the list goes out before the ledger",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "                await self.scribe.durable()\n            before",
         "            before",
         "tests/unit/test_serve.py::test_ids_are_durable_before_they_are_sent",
@@ -414,7 +414,7 @@ MUTANTS = (
     Mutant(
         "T9",
         "a device that fell ill waits for the disk",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "            if any(merged[name].new for name in sent):",
         "            if True:",
         "tests/unit/test_serve.py::test_an_illness_is_told_while_the_disk_is_waited_for",
@@ -422,7 +422,7 @@ MUTANTS = (
     Mutant(
         "T10",
         "a list too large is offered",
-        "gateway/plugin.py",
+        "gateway/registration/registrar.py",
         "        if reason := self.resource.too_large(dialect):",
         "        if (reason := self.resource.too_large(dialect)) and False:",
         "tests/unit/test_serve.py::test_a_list_too_large_is_not_offered_and_the_others_are",
@@ -446,7 +446,7 @@ MUTANTS = (
     Mutant(
         "T12",
         "a pod of 1.8 loses a GPU that fell ill",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         'if dialect.name == "0.1" else frozenset()',
         "if not dialect else frozenset()",
         "tests/unit/test_serve.py::test_a_device_that_fell_ill_is_given_again_where_each_start_of_a_container_asks",
@@ -464,7 +464,7 @@ MUTANTS = (
     Mutant(
         "D2",
         "what was accepted once is all that is offered",
-        "gateway/negotiate.py",
+        "gateway/registration/negotiate.py",
         "    return Negotiation(choice, (*first, *(name for name in allowed if name not in first)))",
         "    return Negotiation(choice, first or allowed)",
         "",
@@ -474,7 +474,7 @@ MUTANTS = (
     Mutant(
         "D3",
         "every container is told the first device",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "await self._source.answer(self.name, container, sayable(dialect, known_level))",
         "await self._source.answer(self.name, type(container)((self.devices[0].id,)), sayable(dialect, known_level))",
         "",
@@ -484,7 +484,7 @@ MUTANTS = (
     Mutant(
         "D4",
         "the preference of the kubelet's choice is not looked at",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "chosen = [await self._source.prefer(self.name, container) for container in asked]",
         "chosen = [container.available[: container.size] for container in asked]",
         f"{_SCENARIO}[preferred-allocation-emulated-1.37]",
@@ -508,7 +508,7 @@ MUTANTS = (
     Mutant(
         "D6",
         "PreStartContainer is answered without making anything ready",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "        await self._source.prepare(self.name, device_ids)\n",
         "",
         f"{_SCENARIO}[pre-start-emulated-1.37]",
@@ -516,7 +516,7 @@ MUTANTS = (
     Mutant(
         "R5",
         "GetDevicePluginOptions asks for nothing",
-        "gateway/serve.py",
+        "gateway/registration/serve.py",
         "return dialect.encode_options(self.options).data",
         "return dialect.encode_options(Options()).data",
         f"{_SCENARIO}[pre-start-emulated-1.37]",
@@ -524,7 +524,7 @@ MUTANTS = (
     Mutant(
         "R5",
         "a kubelet that reads Register's options finds none",
-        "gateway/plugin.py",
+        "gateway/registration/registrar.py",
         "Registration(dialect.name, endpoint, self.resource.name, self.resource.options)",
         "Registration(dialect.name, endpoint, self.resource.name)",
         f"{_SCENARIO}[pre-start-emulated-1.10]",
@@ -556,7 +556,7 @@ MUTANTS = (
     Mutant(
         "T9",
         "the next gateway has forgotten what was announced",
-        "gateway/shell.py",
+        "gateway/daemon.py",
         "        announced = self.ledger.announced(name)\n",
         "        announced: dict[str, Device] = {}\n",
         f"{_SCENARIO}[device-lost-emulated-1.37]",
@@ -572,7 +572,7 @@ MUTANTS = (
     Mutant(
         "D8",
         "only the first resource is served",
-        "devices/gpu/simulated.py",
+        "devices/gpu/simulated/backend.py",
         "gpus=tuple(gpu for one in described.values() for gpu in one.gpus)",
         "gpus=tuple(gpu for one in [*described.values()][:1] for gpu in one.gpus)",
         f"{_SCENARIO}[several-resources-emulated-1.37]",

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gateway import control
+from gateway.wires import control
 
 GUARD = 20.0
 """Seconds after which a test that waits for ever is told so."""

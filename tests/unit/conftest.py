@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway import observe
 from gateway.cli import main
-from gateway.settings import Settings
+from gateway.configuration.settings import Settings
+from gateway.telling import log as observe
 
 
 @pytest.fixture

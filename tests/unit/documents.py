@@ -10,11 +10,14 @@ from adapters.dialect import Level
 from devices import life
 from devices.life import State
 from devices.model import Device, Field, Health, Kind
-from gateway import drift, registration, scribe, status
-from gateway.drift import Finding
-from gateway.registration import Phase
-from gateway.status import Build, Node, Plugin, Status
+from gateway.kubelet import drift
+from gateway.kubelet.drift import Finding
+from gateway.memory import scribe
+from gateway.registration import machine as registration
+from gateway.registration.machine import Phase
 from gateway.tally import Cause, Check, Tally
+from gateway.telling import status
+from gateway.telling.status import Build, Node, Plugin, Status
 
 NOW = 1_000_000.0
 UNIX = 1_700_000_000.0

@@ -13,7 +13,7 @@ PAGE = ROOT / "docs" / "dialects.md"
 
 
 def _table(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "adapters.table", *map(str, arguments)]
+    command = [sys.executable, "-m", "tools.dialects", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

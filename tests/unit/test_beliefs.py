@@ -11,10 +11,11 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
 from devices.model import Device
-from gateway import beliefs, kubelet_view
-from gateway.beliefs import Beliefs
-from gateway.drift import Earlier, Kind
-from gateway.kubelet_view import View
+from gateway.kubelet import beliefs
+from gateway.kubelet import view as kubelet_view
+from gateway.kubelet.beliefs import Beliefs
+from gateway.kubelet.drift import Earlier, Kind
+from gateway.kubelet.view import View
 
 R = "example.com/gpu"
 A, B = View({R: {"g": "ns/a/main"}}, {}), View({R: {"g": "ns/b/main"}}, {})

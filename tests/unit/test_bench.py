@@ -18,14 +18,14 @@ import pytest
 from gateway.lab.bench.against import UnfitError, command_for
 from gateway.lab.bench.caller import Caller, CallError
 from gateway.lab.bench.calls import in_turns
+from gateway.lab.bench.footprint import Footprint, family, footprint
 from gateway.lab.bench.handovers import Looks
 from gateway.lab.bench.measure import Bar, Report, counted, document, others, percentile, spread
 from gateway.lab.bench.node import file_system
 from gateway.lab.bench.page import Row, curves, horizontal, write
 from gateway.lab.bench.presence import by_package
-from gateway.lab.footprint import Footprint, family, footprint
 from gateway.lab.gatewayproc import GatewayProcess
-from gateway.lab.kubelet import Gap, Kubelet
+from gateway.lab.kubelets.kubelet import Gap, Kubelet
 
 
 @pytest.mark.parametrize(

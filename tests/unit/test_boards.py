@@ -23,12 +23,13 @@ from devices.life import State
 from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Health, RefusedError, Sayable
 from devices.policy import MigStrategy, Naming, Policy, Slices
 from devices.source import Inventory
-from gateway import beliefs, kubelet_view
-from gateway.beliefs import CHECKPOINT, Look
-from gateway.ledger import Cordon, Ledger
-from gateway.settings import Settings
-from gateway.shell import BOOKED_WITHIN, HOLDERS_AGAIN, Gateway
-from gateway.succession import Age
+from gateway.configuration.settings import Settings
+from gateway.daemon import BOOKED_WITHIN, HOLDERS_AGAIN, Gateway
+from gateway.handover.machine import Age
+from gateway.kubelet import beliefs
+from gateway.kubelet import view as kubelet_view
+from gateway.kubelet.beliefs import CHECKPOINT, Look
+from gateway.memory.ledger import Cordon, Ledger
 from tests.unit.answering import GUARD
 
 GPUS, AMD, RENAMED = "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/a100"

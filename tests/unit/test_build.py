@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab import build
-from gateway.lab.build import BuildError
+from gateway.lab.kubelets import build
+from gateway.lab.kubelets.build import BuildError
 
-SOURCES = Path(__file__).parents[1] / "compat" / "kubelet"
-GOLDEN = SOURCES.parent / "golden"
+SOURCES = Path(build.__file__).parent / "driver"
+GOLDEN = Path(__file__).parents[1] / "compat" / "golden"
 MINORS = range(8, 38)
 
 GO = """#!/bin/sh
@@ -37,7 +37,7 @@ esac
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A driver for three versions, two of them built by default."""
-    folder = tmp_path / "repository" / "tests" / "compat" / "kubelet"
+    folder = tmp_path / "installed" / "driver"
     monkeypatch.setattr(build, "_REPOSITORY", tmp_path / "repository")
     monkeypatch.setattr(build, "__file__", str(tmp_path / "installed" / "build.py"))
     rows = {"1.8": {"default": True}, "1.9": {}, "1.37": {"default": True}}
@@ -167,10 +167,13 @@ def test_a_binary_is_built_again_when_what_goes_into_it_changes(
     assert {version for version in before if before[version] != after[version]} == built_again
 
 
-def test_an_installed_driver_makes_the_same_binaries_as_a_checkout(sources: Path, tmp_path: Path) -> None:
+def test_the_same_driver_makes_the_same_binaries_wherever_it_is_installed(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = build._key("1.9", "go1.26.6")
-    (tmp_path / "installed").mkdir()
-    sources.rename(tmp_path / "installed" / "kubelet_src")
+    (tmp_path / "elsewhere").mkdir()
+    sources.rename(tmp_path / "elsewhere" / "driver")
+    monkeypatch.setattr(build, "__file__", str(tmp_path / "elsewhere" / "build.py"))
     assert build._key("1.9", "go1.26.6") == before
 
 
@@ -254,9 +257,7 @@ def test_pruning_removes_the_kubelets_of_other_sources_only(
     [
         pytest.param("1.7", None, r"out of 1\.8, 1\.9, 1\.37, got '1\.7'", id="no such version"),
         pytest.param("1.9", "mods/k1.9.sum", r"k1\.9\.sum, which belongs to version 1\.9: README\.md", id="no modules"),
-        pytest.param(
-            "1.9", "versions.json", r"sources of the kubelet driver in .*kubelet or .*kubelet_src", id="no sources"
-        ),
+        pytest.param("1.9", "versions.json", r"sources of the kubelet driver in .*driver", id="no sources"),
     ],
 )
 def test_what_is_missing_is_named(

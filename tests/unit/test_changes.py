@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from devices.life import Entry, State
 from devices.model import Device, Health, Kind
-from gateway.changes import MOST, tell
+from gateway.telling.changes import MOST, tell
 
 WELL = Entry(Device("g"), State.PRESENT)
 UNSEEN = Entry(Device("g"), State.NOT_LOOKED_YET, "announced before a restart")

@@ -14,11 +14,12 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway import compose, shell
+from gateway import compose
+from gateway import daemon as shell
 from gateway.cli import main
 from gateway.cli.argv import first_word
+from gateway.configuration.settings import EX_CONFIG, Settings
 from gateway.lab.gatewayproc import BEGUN
-from gateway.settings import EX_CONFIG, Settings
 
 pytestmark = pytest.mark.usefixtures("no_logging")
 

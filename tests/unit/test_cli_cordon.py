@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from devices.model import Device
-from gateway import control
 from gateway.cli.main import gateway
-from gateway.control import ControlError, Found, Outcome
-from gateway.ledger import Cordon, Ledger
+from gateway.memory.ledger import Cordon, Ledger
+from gateway.wires import control
+from gateway.wires.control import ControlError, Found, Outcome
 from tests.unit.answering import By, gateways
 from tests.unit.test_cli_devices import FULL, GPUS
 

@@ -17,12 +17,12 @@ from devices import life
 from devices.life import State
 from devices.model import Device, Health, Kind
 from devices.source import Facts
-from gateway import control
 from gateway.cli import devices as cli
 from gateway.cli import named
-from gateway.control import ControlError, Handled
-from gateway.registration import Phase
-from gateway.status import Plugin, Status
+from gateway.registration.machine import Phase
+from gateway.telling.status import Plugin, Status
+from gateway.wires import control
+from gateway.wires.control import ControlError, Handled
 from tests.unit.answering import By, gateways
 from tests.unit.documents import OTHER, RESOURCE, SERVING, WAITING, document, node, state
 

@@ -21,11 +21,12 @@ from msgspec.structs import replace
 from devices import life
 from devices.life import State
 from devices.model import Device, Health
-from gateway import control, observe
 from gateway.cli import status as cli
 from gateway.cli.main import gateway
-from gateway.registration import Phase
-from gateway.status import Configuration, Gateways, Plugin, Status
+from gateway.registration.machine import Phase
+from gateway.telling import log as observe
+from gateway.telling.status import Configuration, Gateways, Plugin, Status
+from gateway.wires import control
 from tests.unit.answering import gateways
 from tests.unit.documents import FULL, IDS, OTHER, SERVING, STANDBY, TROUBLED, WAITING, document, node, state
 

@@ -8,7 +8,7 @@ import pytest
 
 from devices.policy import Globbed, Policy
 from gateway.compose import NoBackendError, hardware, nvml, source
-from gateway.settings import Settings
+from gateway.configuration.settings import Settings
 
 FUSE = Policy(globbed=(Globbed("example.com/fuse", ("/dev/fuse",)),))
 

@@ -23,9 +23,10 @@ from devices.policy import (
     Recovery,
     Slices,
 )
-from gateway import config, document
-from gateway.lab.faults import descriptors
-from gateway.settings import ConfigError
+from gateway.configuration import document
+from gateway.configuration import file as config
+from gateway.configuration.settings import ConfigError
+from gateway.lab.trials.faults import descriptors
 
 
 def policy(text: str, **said: Any) -> Policy:

@@ -11,7 +11,8 @@ from typing import cast
 import pytest
 
 from devices.model import PreferredRequest
-from gateway.lab.conformance import (
+from gateway.lab.kubelets.kubelet import Faults, KubeletError
+from gateway.lab.trials.conformance import (
     RULES,
     CommandError,
     Finding,
@@ -23,8 +24,7 @@ from gateway.lab.conformance import (
     to_json,
     to_text,
 )
-from gateway.lab.kubelet import Faults, KubeletError
-from gateway.lab.scenarios import FIRST_BACKOFF, Node, node, plugin_command
+from gateway.lab.trials.scenarios import FIRST_BACKOFF, Node, node, plugin_command
 
 WITHOUT_LIST = """
 import asyncio, sys

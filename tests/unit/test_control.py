@@ -25,12 +25,12 @@ from devices.boards import unshared
 from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable, Trouble
 from devices.policy import Policy
 from devices.source import DeviceSource, Facts, Fate, Hindrance, Inventory, Listing
-from gateway import control
-from gateway.beliefs import CHECKPOINT
-from gateway.control import Connection, ControlError, Server
+from gateway.configuration.settings import Settings
+from gateway.daemon import Gateway
+from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.lab.gatewayproc import BEGUN
-from gateway.settings import Settings
-from gateway.shell import Gateway
+from gateway.wires import control
+from gateway.wires.control import Connection, ControlError, Server
 
 TOKEN, OTHER = "0123abcd", "4567ef01"
 PING: dict[str, Any] = {"v": 1, "op": "ping"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from devices.gpu.profile import parse
+from devices.gpu.simulated.profile import parse
 from gateway.cli.main import gateway
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from devices.model import Device, Health, PreferredRequest
-from gateway.drift import BOOKED_AFTER, GONE_AFTER, ILL_FOR, MOST_EARLIER, REBOOKED_AFTER, Drift, Earlier, Kind, steer
-from gateway.kubelet_view import View
+from gateway.kubelet.drift import (
+    BOOKED_AFTER,
+    GONE_AFTER,
+    ILL_FOR,
+    MOST_EARLIER,
+    REBOOKED_AFTER,
+    Drift,
+    Earlier,
+    Kind,
+    steer,
+)
+from gateway.kubelet.view import View
 
 R = "nvidia.com/gpu"
 

@@ -22,11 +22,11 @@ from msgspec.structs import asdict
 
 from devices.model import ContainerAnswer
 from gateway.cli.dev import _Node, dev, forgets, unfit
-from gateway.lab import emulated
-from gateway.lab.behaviour import behaviour
-from gateway.lab.checkpoint import checksum
-from gateway.lab.devicemanager import DeviceManager
-from gateway.lab.kubelet import Admission, Books, Demand, Faults, Gap, Kubelet, KubeletError, Running
+from gateway.lab.kubelets import emulated
+from gateway.lab.kubelets.behaviour import behaviour
+from gateway.lab.kubelets.checkpoint import checksum
+from gateway.lab.kubelets.devicemanager import DeviceManager
+from gateway.lab.kubelets.kubelet import Admission, Books, Demand, Faults, Gap, Kubelet, KubeletError, Running
 
 
 @pytest.fixture

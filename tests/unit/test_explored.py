@@ -1,6 +1,6 @@
 """The core, explored: every promise holds in every state of the model, and a core that breaks one is seen to.
 
-The searches here take seconds. ``python -m gateway.lab.explore`` searches more: pairs of faults, any number of them, any
+The searches here take seconds. ``python -m gateway.lab.trials.explore`` searches more: pairs of faults, any number of them, any
 number of kubelets.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gateway import registration
-from gateway.lab import explore
-from gateway.lab.explore import ERAS, FULL, QUICK, Explored, Resource, Run, Surroundings
-from gateway.registration import Action, KubeletId, Phase, State, Timer
+from gateway.lab.trials import explore
+from gateway.lab.trials.explore import ERAS, FULL, QUICK, Explored, Resource, Run, Surroundings
+from gateway.registration import machine as registration
+from gateway.registration.machine import Action, KubeletId, Phase, State, Timer
 
 OLD, PLAIN, LATE = ERAS
 

@@ -520,7 +520,7 @@ def test_it_exports_exactly_what_the_gateway_calls() -> None:
         ["nm", "-D", "--defined-only", nvml.library()], capture_output=True, text=True, check=True
     ).stdout
     exported = {re.sub(r"(_v\d|V|WithFlags)$", "", name) for name in re.findall(r" T (nvml\w+)", names)}
-    backend = (nvml.SOURCE.parents[2] / "devices/gpu/nvml.py").read_text(encoding="utf-8")
+    backend = (nvml.SOURCE.parents[2] / "devices/gpu/nvidia/nvml.py").read_text(encoding="utf-8")
     called = set(re.findall(r'"(nvml[A-Z]\w+)"', backend))
     assert exported == called | {"nvmlErrorString"}
     assert nvml.functions() <= exported

@@ -22,10 +22,11 @@ from devices.policy import (
     Recovery,
     Sharing,
 )
-from gateway import flags, flagtable
 from gateway.cli import main
-from gateway.flags import FLAGS, Kind
-from gateway.settings import SOCKET_DIR, Settings
+from gateway.configuration import flags
+from gateway.configuration.flags import FLAGS, Kind
+from gateway.configuration.settings import SOCKET_DIR, Settings
+from tools import flags as flagtable
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 BOTH = frozenset({ListStrategy.ENVVAR, ListStrategy.CDI_CRI})

@@ -30,9 +30,9 @@ from devices.life import State
 from devices.model import ContainerRequest, Device, DeviceNode, Fault, Field, PreferredRequest, RefusedError, Sayable
 from devices.policy import Globbed, Policy
 from devices.source import DeviceSource, Facts, Fate, Inventory, Listing
-from gateway.lab.kubelet import Kubelet
-from gateway.settings import Settings
-from gateway.shell import Gateway
+from gateway.configuration.settings import Settings
+from gateway.daemon import Gateway
+from gateway.lab.kubelets.kubelet import Kubelet
 
 PAGE = Path(__file__).parents[2] / "docs" / "devices.md"
 GUARD_S = 10

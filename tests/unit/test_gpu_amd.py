@@ -22,10 +22,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from devices.gpu import amd, naming
+from devices.gpu import naming
 from devices.gpu.allocation import preferred
-from devices.gpu.amd import AbsentError, AmdBackend, Topology
-from devices.gpu.amd_exporter import Exporter, unhealthy
+from devices.gpu.amd import backend as amd
+from devices.gpu.amd.backend import AbsentError, AmdBackend, Topology
+from devices.gpu.amd.exporter import Exporter, unhealthy
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.model import Kind, PreferredRequest

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.gpu import cdi
 from devices.gpu.answers import Surroundings, answer, reached, visible_devices
-from devices.gpu.cdi import DriverFiles
 from devices.gpu.model import GPU, in_order
+from devices.gpu.nvidia import cdi
+from devices.gpu.nvidia.cdi import DriverFiles
 from devices.model import (
     ContainerAnswer,
     DeviceNode,

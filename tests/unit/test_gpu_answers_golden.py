@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from adapters.dialect import Dialect, Level, sayable
 from adapters.registry import by_name
 from devices.gpu.answers import Surroundings, answer
-from devices.gpu.cdi import Extra
 from devices.gpu.model import GPU
+from devices.gpu.nvidia.cdi import Extra
 from devices.model import (
     ContainerAnswer,
     ContainerRequest,

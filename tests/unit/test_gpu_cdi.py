@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.gpu import driverfiles
 from devices.gpu.answers import Surroundings
 from devices.gpu.backend import Sight
-from devices.gpu.cdi import (
+from devices.gpu.model import GPU
+from devices.gpu.nvidia import driverfiles
+from devices.gpu.nvidia.cdi import (
     DriverFiles,
     Extra,
     HookError,
@@ -30,9 +31,8 @@ from devices.gpu.cdi import (
     specifications,
     with_gone,
 )
-from devices.gpu.cdi_files import CDIFileError, keep, path_of, write
-from devices.gpu.driverfiles import DriverFilesError, find
-from devices.gpu.model import GPU
+from devices.gpu.nvidia.cdi_files import CDIFileError, keep, path_of, write
+from devices.gpu.nvidia.driverfiles import DriverFilesError, find
 from devices.model import Mount
 from devices.policy import IdStrategy, ListStrategy, Policy
 

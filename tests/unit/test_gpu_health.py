@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from devices.gpu.health import (
+from devices.gpu.nvidia.health import (
     CATALOGUE,
     IGNORED,
     QUIET_S,

@@ -17,17 +17,17 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from devices.gpu import nvml as nvml_library
 from devices.gpu.backend import Backend, Sight
 from devices.gpu.model import GPU, Link, Way
-from devices.gpu.nvidia import NvidiaBackend
-from devices.gpu.nvidia_watch import Happened, Let, Looker, News, Pace
-from devices.gpu.nvidia_watch import Node as Kernel
-from devices.gpu.nvml import Nvml, profile
+from devices.gpu.nvidia import nvml as nvml_library
+from devices.gpu.nvidia.backend import NvidiaBackend
+from devices.gpu.nvidia.nvml import Nvml, profile
+from devices.gpu.nvidia.watch import Happened, Let, Looker, News, Pace
+from devices.gpu.nvidia.watch import Node as Kernel
 from devices.model import Health, Kind
 from devices.policy import Policy, Recovery
 from devices.source import GiveUpError
-from gateway.lab.faults import descriptors
+from gateway.lab.trials.faults import descriptors
 from tests.fakes import nvml as fake
 from tests.fakes.nvml import GIB, PHB, PIX, PXB, World, a100s, counts, dgx, gpu, library
 

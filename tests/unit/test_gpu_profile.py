@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from devices.gpu import profile
 from devices.gpu.model import GPU, Link, Way
-from devices.gpu.profile import Described, ProfileError, find, parse, read, shipped
+from devices.gpu.simulated import profile
+from devices.gpu.simulated.profile import Described, ProfileError, find, parse, read, shipped
 from devices.model import Health, Kind, Trouble
 
 ALL_OF_64 = f"{{between: {list(range(64))}, by: pix}}"

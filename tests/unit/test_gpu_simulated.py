@@ -16,9 +16,10 @@ import pytest
 import structlog
 
 from devices import filewatch
-from devices.gpu import profile, simulated
-from devices.gpu.profile import ProfileError
-from devices.gpu.simulated import SimulatedBackend
+from devices.gpu.simulated import backend as simulated
+from devices.gpu.simulated import profile
+from devices.gpu.simulated.backend import SimulatedBackend
+from devices.gpu.simulated.profile import ProfileError
 from devices.gpu.source import GPUSource
 from devices.model import ContainerRequest, Fault, Field, Health, PreferredRequest, RefusedError, Sayable, Trouble
 from devices.policy import Policy

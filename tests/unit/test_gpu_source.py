@@ -15,10 +15,11 @@ from structlog.testing import capture_logs
 
 from devices.combined import Combined
 from devices.generic import GenericSource
-from devices.gpu import allocation, cdi_files, source
+from devices.gpu import allocation, source
 from devices.gpu.answers import Surroundings
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
+from devices.gpu.nvidia import cdi_files
 from devices.gpu.source import GPUSource
 from devices.model import ContainerRequest, Fault, Field, Health, Kind, PreferredRequest, RefusedError, Sayable, Trouble
 from devices.policy import Globbed, IdStrategy, ListStrategy, MigStrategy, Policy, Sharing, Slices

@@ -13,11 +13,14 @@ from typing import Any, cast
 import pytest
 
 from adapters.dialect import Level
-from gateway import control, handover, registration, succession
-from gateway.control import Connection, Server, socket_path
-from gateway.handover import Handover
-from gateway.registration import Phase, Timer
-from gateway.succession import Age, Say, Standing
+from gateway.handover import machine as succession
+from gateway.handover import talk as handover
+from gateway.handover.machine import Age, Say, Standing
+from gateway.handover.talk import Handover
+from gateway.registration import machine as registration
+from gateway.registration.machine import Phase, Timer
+from gateway.wires import control
+from gateway.wires.control import Connection, Server, socket_path
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 GUARD = 10.0

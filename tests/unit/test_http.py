@@ -18,8 +18,8 @@ import structlog.testing
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway import http
-from gateway.http import TEXT, Answer, Server, address, parse
+from gateway.wires import http
+from gateway.wires.http import TEXT, Answer, Server, address, parse
 
 BODY = b"all is well\n" * 20_000
 """More than a socket takes at once."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.lab.invariants import Holding, Pods, broken, given_twice, holdings, registered, short, unannounced
+from gateway.lab.trials.invariants import Holding, Pods, broken, given_twice, holdings, registered, short, unannounced
 
 GPU = "nvidia.com/gpu"
 

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from adapters import checkpoint, podresources
 from adapters.pb.podresources import v1_pb2 as pb
 from devices.model import Device, Health
-from gateway import kubelet_view
-from gateway.kubelet_view import View
+from gateway.kubelet import view as kubelet_view
+from gateway.kubelet.view import View
 
 GPU = "nvidia.com/gpu"
 DEVICES = [Device("a"), Device("b"), Device("ill", Health.UNHEALTHY)]

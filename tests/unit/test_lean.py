@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-LOADED = "import sys, gateway.cli.main, gateway.shell, gateway.compose; print(*sys.modules)"
+LOADED = "import sys, gateway.cli.main, gateway.daemon, gateway.compose; print(*sys.modules)"
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +24,15 @@ def loaded() -> frozenset[str]:
         "gateway.cli.demo",
         "gateway.cli.probe",
         "gateway.cli.status",
-        "gateway.plan",
-        "gateway.http",
-        "gateway.metrics",
-        "gateway.status",
+        "gateway.cli.advice",
+        "gateway.wires.http",
+        "gateway.telling.metrics",
+        "gateway.telling.status",
         "devices.combined",
         "devices.generic",
         "devices.gpu",
-        "gateway.config",
-        "gateway.document",
+        "gateway.configuration.file",
+        "gateway.configuration.document",
         "pynvml",
         "yaml",
         "hpack",

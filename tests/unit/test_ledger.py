@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from devices.life import Sticky
 from devices.model import Device, Health, Kind, Trouble
-from gateway import ledger as ledger_module
-from gateway import ledger as module
-from gateway.drift import Earlier
-from gateway.ledger import FORMAT, Cordon, HandedOut, Ledger, LedgerError, boot_id
+from gateway.kubelet.drift import Earlier
+from gateway.memory import ledger as ledger_module
+from gateway.memory import ledger as module
+from gateway.memory.ledger import FORMAT, Cordon, HandedOut, Ledger, LedgerError, boot_id
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 WELL, ILL = Device("GPU-1", Health.HEALTHY, (0,)), Device("GPU-1", Health.UNHEALTHY, (0,))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.ledger import Cordon, Ledger, LedgerError
+from gateway.memory.ledger import Cordon, Ledger, LedgerError
 
 ROOT = Path(__file__).parents[2]
 GPU = "nvidia.com/gpu"
@@ -20,7 +20,7 @@ import fcntl, json, os, signal, sys
 from contextlib import suppress
 from pathlib import Path
 from devices.model import Device
-from gateway.ledger import Cordon, Ledger, LedgerError
+from gateway.memory.ledger import Cordon, Ledger, LedgerError
 
 folder, owner, name, occurrence, when = json.loads(sys.argv[1])
 module, seen = {"os": os, "fcntl": fcntl}[owner], 0

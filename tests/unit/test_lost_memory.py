@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from gateway import control
-from gateway.lab import scenarios
-from gateway.lab.kubelet import Demand
-from gateway.lab.scenarios import RESOURCE, Node
+from gateway.lab.kubelets.kubelet import Demand
+from gateway.lab.trials import scenarios
+from gateway.lab.trials.scenarios import RESOURCE, Node
+from gateway.wires import control
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 OLD, NEW = Demand("training-0", RESOURCE, 4), Demand("thief-1", RESOURCE, 4)

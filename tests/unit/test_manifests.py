@@ -16,13 +16,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from devices.gpu.profile import parse
+from devices.gpu.simulated.profile import parse
 from devices.policy import ListStrategy, Policy
-from gateway import observe
 from gateway.cli import main
-from gateway.flags import FLAGS
+from gateway.configuration.flags import FLAGS
+from gateway.configuration.settings import SOCKET_DIR, STATE_DIR, Settings
 from gateway.lab.bench import busy
-from gateway.settings import SOCKET_DIR, STATE_DIR, Settings
+from gateway.telling import log as observe
 from tools import manifests
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,11 +22,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from devices import life
 from devices.life import State
 from devices.model import Device, Field
-from gateway import http, metrics
-from gateway.metrics import FAMILIES, PREFIX, Metrics
-from gateway.registration import Phase
-from gateway.status import Plugin, Status
+from gateway.registration.machine import Phase
 from gateway.tally import Tally
+from gateway.telling import metrics
+from gateway.telling.metrics import FAMILIES, PREFIX, Metrics
+from gateway.telling.status import Plugin, Status
+from gateway.wires import http
 from tests.unit import documents
 from tests.unit.documents import FULL, IDS, REFUSED, RESOURCE, STANDBY, TROUBLED, document, node
 
@@ -211,7 +212,7 @@ async def test_of_many_scrapes_at_once_one_is_made_beside_the_event_loop(monkeyp
     assert "topology" not in str(texts[0])
     assert len(made) == 1
     assert threading.get_ident() not in made
-    monkeypatch.setattr("gateway.metrics.FRESH", 0.0)
+    monkeypatch.setattr("gateway.telling.metrics.FRESH", 0.0)
     assert "topology" in str(await told.answer())
 
 
@@ -274,8 +275,10 @@ def test_an_alert_says_what_to_do(rule: dict[str, Any]) -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    """If not: put the output of ``python -m gateway.metrics`` there."""
-    done = subprocess.run([sys.executable, "-m", "gateway.metrics"], check=True, stdout=subprocess.PIPE, text=True)
+    """If not: put the output of ``python -m gateway.telling.metrics`` there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.telling.metrics"], check=True, stdout=subprocess.PIPE, text=True
+    )
     assert done.stdout in PAGE.read_text()
 
 

@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.registry import DIALECTS
-from gateway.negotiate import CHOICES, NEWEST_FIRST, SPOKEN_BY, Answer, Kind, begin, classify, failure, refuse
+from gateway.registration.negotiate import (
+    CHOICES,
+    NEWEST_FIRST,
+    SPOKEN_BY,
+    Answer,
+    Kind,
+    begin,
+    classify,
+    failure,
+    refuse,
+)
 
 REQUESTED = 'requested API version "v1beta1" is not supported by kubelet. '
 

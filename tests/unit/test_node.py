@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab.build import BuildError
+from gateway.lab.kubelets.build import BuildError
 from gateway.lab.node import build, image, machine, root
 from gateway.lab.node.cluster import VARIABLE, Daemon, Node, NodeError
 from gateway.lab.node.machine import MachineError

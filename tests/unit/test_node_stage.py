@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.kubelet_view import View
+from gateway.kubelet.view import View
 from gateway.lab.node import Node
 from gateway.lab.node.api import Access, Api
 from gateway.lab.node.installed import IDS
 from gateway.lab.node.pods import Account
 from gateway.lab.node.stage import BARE, STATIC, Stage, Standing, now
 from gateway.lab.node.watch import ContainerSeen, PodSeen, Recorder
-from gateway.lab.scenarios import RESOURCE
+from gateway.lab.trials.scenarios import RESOURCE
 
 RUNS = {"main": ContainerSeen("c", 0, "running", "", ready=True)}
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway import notify
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.wires import notify
 
 GUARD = 30.0
 """Seconds after which a test that waits for ever is told so."""

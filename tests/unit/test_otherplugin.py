@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from gateway.lab.kubelet import Demand
-from gateway.lab.scenarios import RESOURCE, SCENARIOS, device_ids, node
+from gateway.lab.kubelets.kubelet import Demand
+from gateway.lab.trials.scenarios import RESOURCE, SCENARIOS, device_ids, node
 
 IDS = device_ids({RESOURCE: 4})[RESOURCE]
 DEVICES = tuple(f"{uuid}=/dev/nvidia{index}" for index, uuid in enumerate(IDS))

@@ -13,13 +13,13 @@ from adapters.dialect import MalformedError
 from adapters.pb.podresources import v1_pb2 as pb
 from adapters.podresources import Listed
 from devices.model import ContainerAnswer, Device, Health
-from gateway import kubelet_view
-from gateway.drift import Drift
-from gateway.kubelet_view import View
-from gateway.lab.behaviour import behaviour
-from gateway.lab.books import DeviceBooks
-from gateway.lab.checkpoint import FILE_NAME, CorruptError, Memory, decode, encode
-from gateway.lab.podresources import PodResources
+from gateway.kubelet import view as kubelet_view
+from gateway.kubelet.drift import Drift
+from gateway.kubelet.view import View
+from gateway.lab.kubelets.behaviour import behaviour
+from gateway.lab.kubelets.books import DeviceBooks
+from gateway.lab.kubelets.checkpoint import FILE_NAME, CorruptError, Memory, decode, encode
+from gateway.lab.kubelets.podresources import PodResources
 
 GPU = "example.com/gpu"
 DEVICES = [Device("a", numa_nodes=(0, 1)), Device("b", numa_nodes=(1,)), Device("c"), Device("ill", Health.UNHEALTHY)]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway import pool
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelet import Kubelet
+from gateway.lab.kubelets.kubelet import Kubelet
+from gateway.wires import pool
 
 GUARD = 15.0
 

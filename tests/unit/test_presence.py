@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway import presence
-from gateway.presence import WAITING, Presence
+from gateway.kubelet import presence
+from gateway.kubelet.presence import WAITING, Presence
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelet import Demand, Faults
-from gateway.lab.scenarios import RESOURCE, Node, node
+from gateway.lab.kubelets.kubelet import Demand, Faults
+from gateway.lab.trials.scenarios import RESOURCE, Node, node
 
 GUARD = 30.0
 """Seconds after which a test that waits for ever is told so."""

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.source import Hindrance
-from gateway import readiness
-from gateway.readiness import HOST_SERVICE, PATIENCE, Standing, judge
-from gateway.registration import Phase
+from gateway.registration.machine import Phase
 from gateway.tally import Check
+from gateway.telling import readiness
+from gateway.telling.readiness import HOST_SERVICE, PATIENCE, Standing, judge
 
 GPU = "nvidia.com/gpu"
 LONG = PATIENCE + 1

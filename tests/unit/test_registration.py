@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway import plugin
-from gateway import registration as r
-from gateway.registration import Phase, Timer
+from gateway.registration import machine as r
+from gateway.registration import registrar as plugin
+from gateway.registration.machine import Phase, Timer
 
 K1 = r.KubeletId(1, 10, 100)
 K2 = r.KubeletId(1, 10, 200)  # a new socket, the old inode number again

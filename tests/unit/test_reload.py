@@ -17,8 +17,9 @@ from structlog.typing import EventDict
 
 from devices.filewatch import FileWatch
 from devices.policy import MigStrategy, Policy
-from gateway import config, flags, reload
-from gateway.settings import Given, Settings
+from gateway.configuration import file as config
+from gateway.configuration import flags, reload
+from gateway.configuration.settings import Given, Settings
 
 MIXED, SINGLE = "flags: {migStrategy: mixed}", "flags: {migStrategy: single}"
 

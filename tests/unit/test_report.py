@@ -12,8 +12,8 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from gateway.lab import record, report
-from gateway.lab.record import About, Cell, Cluster, Hop, KubeletFact, NodeFact, PodFact, Promise, Report
+from gateway.lab.matrix import record, report
+from gateway.lab.matrix.record import About, Cell, Cluster, Hop, KubeletFact, NodeFact, PodFact, Promise, Report
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "compat-report.schema.json"
 EVIL = 'lost </pre><script>alert("x")</script> | `a`\n\x00\x1b[31m & more'
@@ -119,7 +119,7 @@ def test_what_the_schema_does_not_know_is_no_report(change: dict[str, Any], word
 
 
 def test_the_published_schema_is_that_of_the_records() -> None:
-    """If not: ``python -m gateway.lab.record > docs/compat-report.schema.json``."""
+    """If not: ``python -m gateway.lab.matrix.record > docs/compat-report.schema.json``."""
     assert json.loads(SCHEMA.read_text()) == json.loads(json.dumps(record.schema()))
 
 

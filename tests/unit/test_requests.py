@@ -24,11 +24,13 @@ from devices.life import Entry
 from devices.life import State as Life
 from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable
 from devices.source import Listing
-from gateway import kubelet_view, plugin, serve
-from gateway.serve import REQUEST_LIMIT, Resource
+from gateway.kubelet import view as kubelet_view
+from gateway.kubelet.watch import target
+from gateway.registration import registrar as plugin
+from gateway.registration import serve
+from gateway.registration.serve import REQUEST_LIMIT, Resource
+from gateway.registration.turns import Turns
 from gateway.tally import Tally
-from gateway.turns import Turns
-from gateway.watch import target
 
 IDS = [f"GPU-{number:036}::{number % 10}" for number in range(10_000)]
 SERVICE = f"/{V1BETA1.plugin_service}"
@@ -69,7 +71,7 @@ async def calling(folder: Path) -> AsyncIterator[grpc.aio.Channel]:
 
 def _large(frame: types.FrameType) -> bool:
     """Whether a frame of ours that has ended, or waits, holds a large text by a name."""
-    ours = frame.f_code.co_filename.endswith("gateway/serve.py")
+    ours = frame.f_code.co_filename.endswith("gateway/registration/serve.py")
     return ours and any(isinstance(one, bytes) and len(one) > REQUEST_LIMIT // 2 for one in frame.f_locals.values())
 
 

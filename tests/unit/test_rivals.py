@@ -15,11 +15,11 @@ from typing import Any, cast
 import pytest
 
 from devices.model import Device
-from gateway import standby
-from gateway.lab import rivals
+from gateway.handover import standby
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.scenarios import RESOURCE, node
-from gateway.registration import Phase
+from gateway.lab.trials import rivals
+from gateway.lab.trials.scenarios import RESOURCE, node
+from gateway.registration.machine import Phase
 from tests.unit.test_probes import get
 
 
@@ -109,7 +109,7 @@ async def test_a_new_kubelet_is_looked_into_although_the_last_one_knew_the_other
         looks.put_nowait(since_ns)
         return frozenset({RESOURCE})
 
-    monkeypatch.setattr("gateway.kubelet_view.shown", shown)
+    monkeypatch.setattr("gateway.kubelet.view.shown", shown)
     plugin = SimpleNamespace(
         state=SimpleNamespace(phase=Phase.STANDBY),
         resource=SimpleNamespace(name=RESOURCE, devices=(Device("a"),)),

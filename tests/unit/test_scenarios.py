@@ -7,8 +7,17 @@ from itertools import pairwise
 import pytest
 
 from devices.model import ContainerAnswer
-from gateway.lab.kubelet import Admission
-from gateway.lab.scenarios import RESOURCE, SCENARIOS, SECOND_RESOURCE, VERSIONS, counted, dialect, forgets, mistold
+from gateway.lab.kubelets.kubelet import Admission
+from gateway.lab.trials.scenarios import (
+    RESOURCE,
+    SCENARIOS,
+    SECOND_RESOURCE,
+    VERSIONS,
+    counted,
+    dialect,
+    forgets,
+    mistold,
+)
 
 
 @pytest.mark.parametrize(

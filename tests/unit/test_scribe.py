@@ -14,10 +14,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from devices.model import Device
-from gateway import ledger as ledger_module
-from gateway import scribe as module
-from gateway.ledger import Cordon, Ledger, LedgerError, Snapshot, Written
-from gateway.scribe import Scribe
+from gateway.memory import ledger as ledger_module
+from gateway.memory import scribe as module
+from gateway.memory.ledger import Cordon, Ledger, LedgerError, Snapshot, Written
+from gateway.memory.scribe import Scribe
 
 GPU = "nvidia.com/gpu"
 SMELLS = Cordon("smells", 1.0)

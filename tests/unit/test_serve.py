@@ -40,20 +40,27 @@ from devices.model import (
 )
 from devices.policy import Policy
 from devices.source import NOT_TOLD, Facts, Fate, GiveUpError, Hindrance, Inventory, Listing, Partial
-from gateway import control, drift, kubelet_view, plugin, probes, readiness, scribe, serve, shell, watch
-from gateway.beliefs import Look
-from gateway.commands import Commands
-from gateway.control import ControlError
-from gateway.instance import Instance, begin, socket_name
-from gateway.kubelet_view import View
-from gateway.ledger import Ledger, LedgerError, Snapshot, Written
-from gateway.registration import Event, KubeletId, KubeletUp, Lacking, Phase, StandBy, Timer
-from gateway.serve import Resource
-from gateway.settings import Settings
-from gateway.shell import Gateway
-from gateway.succession import Age
+from gateway import daemon as shell
+from gateway.configuration.settings import Settings
+from gateway.daemon import Gateway
+from gateway.handover.instance import Instance, begin, socket_name
+from gateway.handover.machine import Age
+from gateway.kubelet import drift, watch
+from gateway.kubelet import view as kubelet_view
+from gateway.kubelet.beliefs import Look
+from gateway.kubelet.view import View
+from gateway.memory import scribe
+from gateway.memory.ledger import Ledger, LedgerError, Snapshot, Written
+from gateway.registration import registrar as plugin
+from gateway.registration import serve
+from gateway.registration.machine import Event, KubeletId, KubeletUp, Lacking, Phase, StandBy, Timer
+from gateway.registration.serve import Resource
+from gateway.registration.turns import Turns
 from gateway.tally import Check
-from gateway.turns import Turns
+from gateway.telling import probes, readiness
+from gateway.telling.commands import Commands
+from gateway.wires import control
+from gateway.wires.control import ControlError
 
 GPU = "nvidia.com/gpu"
 

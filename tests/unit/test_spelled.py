@@ -13,7 +13,7 @@ from adapters.dialect import Dialect, Wire
 from adapters.registry import DIALECTS, by_name
 from adapters.v1beta1 import V1Beta1
 from devices.model import Device, Health
-from gateway.spelled import PART, spell
+from gateway.registration.spelled import PART, spell
 
 DEVICES = st.lists(
     st.builds(
@@ -43,7 +43,7 @@ def test_the_parts_make_the_whole(dialect: Dialect, lists: list[list[Device]], p
     """Whatever the list before was."""
     parts: Sequence[tuple[Sequence[Device], Wire]] = ()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.spelled.PART", part)
+        patch.setattr("gateway.registration.spelled.PART", part)
         for devices in lists:
             wire, parts = spell(dialect, tuple(devices), parts)
             assert wire == dialect.encode_list(devices)

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway import status
-from gateway.registration import Phase
-from gateway.status import Count, Gateways, Plugin, Resource, Status
+from gateway.registration.machine import Phase
+from gateway.telling import status
+from gateway.telling.status import Count, Gateways, Plugin, Resource, Status
 from tests.unit import documents
 from tests.unit.documents import FULL, IDS, RESOURCE, TROUBLED, document, node
 
@@ -138,7 +138,7 @@ def test_the_versions_are_those_that_run() -> None:
 
 
 def test_the_published_schema_is_that_of_the_document() -> None:
-    """If not: ``python -m gateway.status > docs/status.schema.json``."""
+    """If not: ``python -m gateway.telling.status > docs/status.schema.json``."""
     assert json.loads(SCHEMA.read_text()) == json.loads(json.dumps(status.schema()))
 
 

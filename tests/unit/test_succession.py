@@ -11,9 +11,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from adapters.dialect import Level
-from gateway import succession as s
-from gateway.registration import Phase
-from gateway.succession import Age, Elder, Heir, Outcome, Say, Standing, elder_should_wait
+from gateway.handover import machine as s
+from gateway.handover.machine import Age, Elder, Heir, Outcome, Say, Standing, elder_should_wait
+from gateway.registration.machine import Phase
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.model import Field
-from gateway import registration, tally
-from gateway.registration import (
+from gateway import tally
+from gateway.registration import machine as registration
+from gateway.registration.machine import (
     Event,
     Fired,
     KubeletId,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway import turns
-from gateway.turns import Turns
+from gateway.registration import turns
+from gateway.registration.turns import Turns
 
 SPACING = 0.02
 

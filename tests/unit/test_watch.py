@@ -17,9 +17,9 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from gateway import watch
-from gateway.registration import KubeletId
-from gateway.watch import Watch, is_pinned, kubelet_id, listens
+from gateway.kubelet import watch
+from gateway.kubelet.watch import Watch, is_pinned, kubelet_id, listens
+from gateway.registration.machine import KubeletId
 
 
 class Seen:

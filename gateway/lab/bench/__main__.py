@@ -15,11 +15,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.lab import build, environment
+from gateway.lab import environment
 from gateway.lab.bench import busy, calls, handovers, measure, page, presence, restarts
 from gateway.lab.bench.against import UnfitError, against
 from gateway.lab.bench.measure import Report
 from gateway.lab.bench.node import machine
+from gateway.lab.kubelets import build
 
 SECTIONS: Final = (
     "restart-gap",

@@ -20,7 +20,7 @@ from gateway.lab.bench.calls import SERVICE, allocate_requests, in_turns
 from gateway.lab.bench.measure import Report, percentile
 from gateway.lab.bench.node import EMULATED, RESOURCE, Node, Unheard
 from gateway.lab.bench.presence import idle_cost
-from gateway.lab.kubelet import Kubelet, KubeletError
+from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
 
 DISCOVERY_SECONDS: Final = 20.0
 STEADY_SECONDS: Final = 1.0

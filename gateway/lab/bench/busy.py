@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from gateway.lab.bench.load import busy_loops
 from gateway.lab.bench.measure import Report, line, spread
 from gateway.lab.bench.node import GPUS, RESOURCE, Node
 from gateway.lab.gatewayproc import GatewayProcess
-from gateway.lab.kubelet import KubeletError
-from gateway.lab.load import busy_loops
+from gateway.lab.kubelets.kubelet import KubeletError
 
 REQUESTS: Final = (0, 10, 100, 200, 500)
 """In thousandths of a processor; 0: the pod requests nothing."""

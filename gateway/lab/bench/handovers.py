@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gateway.lab import build
 from gateway.lab.bench.measure import Report, line, others, spread
 from gateway.lab.bench.node import GPUS, RESOURCE, Node, plain
 from gateway.lab.gatewayproc import GatewayError, GatewayProcess
-from gateway.lab.kubelet import Kubelet, KubeletError
+from gateway.lab.kubelets import build
+from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
 
 MEDIAN_MS: Final = 15.0
 WORST_MS: Final = 60.0
@@ -72,7 +72,9 @@ async def handovers(report: Report, python: Path, versions: Sequence[str], runs:
         for genuine in (False, True):
             if genuine and build.built(version) is None:
                 name = f"handover, genuine {version}"
-                report.bar(name, math.nan, MEDIAN_MS, "ms", f"not built: python -m gateway.lab.build {version}")
+                report.bar(
+                    name, math.nan, MEDIAN_MS, "ms", f"not built: python -m gateway.lab.kubelets.build {version}"
+                )
             else:
                 await _on(report, python, version, runs, genuine=genuine)
 
@@ -157,7 +159,7 @@ async def stuck(report: Report, python: Path, runs: int, version: str = STUCK_ON
     """
     name = f"stuck registrations, genuine {version}"
     if build.built(version) is None:
-        report.bar(name, math.nan, 0, "", f"not built: python -m gateway.lab.build {version}", exact=True)
+        report.bar(name, math.nan, 0, "", f"not built: python -m gateway.lab.kubelets.build {version}", exact=True)
         return
     failed = handed = 0
     healed, note, wanted = 0, "", False

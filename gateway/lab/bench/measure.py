@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gateway.lab.kubelet import Gap
+from gateway.lab.kubelets.kubelet import Gap
 
 
 @dataclass(frozen=True, slots=True)

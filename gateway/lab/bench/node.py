@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from gateway import kubelet_view
-from gateway.lab import build
+from gateway.kubelet import view as kubelet_view
+from gateway.kubelet.watch import KUBELET_SOCKET, listens
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelet import Kubelet, KubeletError
-from gateway.watch import KUBELET_SOCKET, listens
+from gateway.lab.kubelets import build
+from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
 
 RESOURCE: Final = "nvidia.com/gpu"
 GPUS: Final = 8

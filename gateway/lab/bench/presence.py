@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from gateway.lab.bench.footprint import Footprint, family
 from gateway.lab.bench.measure import Report, line, spread
 from gateway.lab.bench.node import GPUS, RESOURCE, Node, Unheard, plain, settled
-from gateway.lab.footprint import Footprint, family
 from gateway.lab.gatewayproc import LINES, GatewayError, GatewayProcess, gateway_command
 
 COLD_START_MS: Final = 250.0

@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gateway.lab import build
+from gateway.kubelet.watch import KUBELET_SOCKET, listens
 from gateway.lab.bench.measure import Report, counted, line, others, percentile, spread
 from gateway.lab.bench.node import EMULATED, GPUS, RESOURCE, Node
 from gateway.lab.gatewayproc import GatewayProcess
-from gateway.lab.kubelet import Faults, Gap, Kubelet, KubeletError
-from gateway.watch import KUBELET_SOCKET, listens
+from gateway.lab.kubelets import build
+from gateway.lab.kubelets.kubelet import Faults, Gap, Kubelet, KubeletError
 
 MEDIAN_GAP_MS: Final = 6.0
 P99_GAP_MS: Final = 20.0
@@ -41,7 +41,9 @@ async def restart_gaps(report: Report, python: Path, versions: Sequence[str], ru
     for version in versions:
         name = f"restart gap, genuine {version}"
         if build.built(version) is None:
-            report.bar(name, math.nan, MEDIAN_GAP_MS, "ms", f"not built: python -m gateway.lab.build {version}")
+            report.bar(
+                name, math.nan, MEDIAN_GAP_MS, "ms", f"not built: python -m gateway.lab.kubelets.build {version}"
+            )
             continue
         gaps: list[Gap] = []
         least: list[float] = []

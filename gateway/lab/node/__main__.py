@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gateway.lab.build import BuildError
+from gateway.lab.kubelets.build import BuildError
 from gateway.lab.node import build, machine
 from gateway.lab.node.cluster import VARIABLE, Node, NodeError
 from gateway.lab.node.root import RootError, root

@@ -1,7 +1,7 @@
 """Builds the genuine Kubernetes of the node: kubelets, and the control plane of the newest one's version.
 
 ``kubernetes/MINOR/go.mod`` names the release, all its modules (``go.sum`` their content) and, as Go's ``tool`` lines, the
-commands that are built. The binaries are kept outside the tree, as the device managers of ``gateway.lab.build`` are:
+commands that are built. The binaries are kept outside the tree, as the device managers of ``gateway.lab.kubelets.build`` are:
 $XDG_CACHE_HOME/device-plugin-gateway/kubernetes/MINOR-HASH/. Cold it takes about 10 minutes of two processors.
 """
 
@@ -11,7 +11,17 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gateway.lab.build import GO_PIN, BuildError, Go, cache, go_build, go_fingerprint, locked, machine_go, pinned_go
+from gateway.lab.kubelets.build import (
+    GO_PIN,
+    BuildError,
+    Go,
+    cache,
+    go_build,
+    go_fingerprint,
+    locked,
+    machine_go,
+    pinned_go,
+)
 
 __all__ = ["binaries", "newest", "versions"]
 

@@ -27,7 +27,7 @@ from gateway.lab.node.installed import (
 )
 from gateway.lab.node.stage import BARE, KINDS, PATIENCE, POD, STATIC, Outcome, Stage
 from gateway.lab.node.watch import PodSeen, Recorder
-from gateway.lab.scenarios import RESOURCE, must
+from gateway.lab.trials.scenarios import RESOURCE, must
 
 Facts = Mapping[str, str | float]
 KEPT = frozenset({"kept"})

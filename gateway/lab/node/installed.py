@@ -22,7 +22,7 @@ from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.node import Node
 from gateway.lab.node.api import Api, Object
 from gateway.lab.node.watch import PodSeen, Recorder
-from gateway.lab.scenarios import RESOURCE, device_ids
+from gateway.lab.trials.scenarios import RESOURCE, device_ids
 
 GPUS = 6
 IDS = device_ids({RESOURCE: GPUS})[RESOURCE]

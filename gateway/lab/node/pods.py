@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.lab.node.api import Object
-from gateway.lab.scenarios import RESOURCE, VISIBLE
+from gateway.lab.trials.scenarios import RESOURCE, VISIBLE
 
 CONTAINER = "main"
 NAMESPACE = "default"

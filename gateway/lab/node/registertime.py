@@ -18,13 +18,13 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.lab.bench.load import busy_loops
 from gateway.lab.gatewayproc import GatewayProcess
-from gateway.lab.load import busy_loops
 from gateway.lab.node import Node, page
 from gateway.lab.node.api import Api
 from gateway.lab.node.installed import DEVICES, GPUS
 from gateway.lab.node.watch import Recorder, drops
-from gateway.lab.scenarios import RESOURCE
+from gateway.lab.trials.scenarios import RESOURCE
 
 DELAYS = (60, 160)
 RESTARTS = 20

@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gateway.lab.build import cache, locked
 from gateway.lab.debian import DebianError, mirrors, output
+from gateway.lab.kubelets.build import cache, locked
 
 __all__ = ["RootError", "root"]
 

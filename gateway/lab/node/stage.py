@@ -16,14 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.kubelet_view import View, look
-from gateway.lab.invariants import Holding, given_twice
+from gateway.kubelet.view import View, look
 from gateway.lab.node import Node, pods
 from gateway.lab.node.api import Api, ApiError
 from gateway.lab.node.installed import DEVICES, GPUS, Installed
 from gateway.lab.node.pods import Account
 from gateway.lab.node.watch import Drop, NodeSeen, PodSeen, Recorder, drops, failed
-from gateway.lab.scenarios import RESOURCE, must
+from gateway.lab.trials.invariants import Holding, given_twice
+from gateway.lab.trials.scenarios import RESOURCE, must
 
 BARE, DEPLOYED, STATIC = "bare", "deployed", "static"
 KINDS = (BARE, DEPLOYED, STATIC)

@@ -1,0 +1,1 @@
+"""NVIDIA's GPUs: found, watched and judged through NVML, and handed to containers."""

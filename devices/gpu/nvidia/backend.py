@@ -1,0 +1,271 @@
+"""NVIDIA's GPUs and MIG instances: found and watched through NVML, and judged.
+
+Two threads (``nvidia_watch``) call NVML, and hand over what they find; here ``devices.gpu.nvidia.health`` judges it, on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Collection
+from pathlib import Path
+from typing import Final
+
+import structlog
+from msgspec.structs import replace
+
+from devices.gpu.backend import Sight
+from devices.gpu.model import GPU
+from devices.gpu.nvidia import health
+from devices.gpu.nvidia.health import Checks, Health
+from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml
+from devices.gpu.nvidia.watch import Down, Happened, Let, Looker, News, Node, Pace, Scan
+from devices.model import Kind, Trouble
+from devices.policy import Policy
+from devices.source import GiveUpError
+
+_LOGGED_AGAIN_S: Final = 60.0
+"""How long the same error of the same GPU isn't logged again, in seconds."""
+
+_log = structlog.get_logger()
+
+
+class NvidiaBackend:
+    """A ``Backend`` over NVML.
+
+    A GPU that fails keeps what is known of it, with its trouble, and takes no other along. While NVML can't be used, what was
+    seen last stays: ill where the driver isn't loaded, because then nothing can be; as it was where there is no evidence of
+    that (a library that is of another release than the driver, say). While any GPU is released, new ones aren't found.
+
+    A call that hangs makes only its GPU ill; errors of the others still come in, and the watch still ends. Its thread can't be
+    ended: it goes when the call returns, or with the process.
+
+    Args:
+        policy: whether a first failure is final, and what the operator says of health; ``judge_by`` changes the latter.
+        library: NVML's name, or the path of it.
+        sys: where the kernel's ``/sys`` is seen.
+        proc: where its ``/proc`` is seen.
+        dev: where the host's ``/dev`` is seen.
+        pace: how often, and how long.
+    """
+
+    name = "nvidia"
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        library: str = "libnvidia-ml.so.1",
+        sys: Path = Path("/sys"),
+        proc: Path = Path("/proc"),
+        dev: Path = Path("/dev"),
+        pace: Pace = Pace(),
+    ) -> None:
+        self._policy, self._pace = policy, pace
+        self._checks = _checks(policy)
+        self._node = Node(sys, proc, dev)
+        self._library = library
+        self._health = Health()
+        self._scan: Scan | None = None
+        self._down: Down | None = None
+        self._defect: Exception | None = None
+        self._stuck = ""
+        self._mismatch_since: float | None = None
+        self._let = Let()
+        self._news = asyncio.Event()
+        self._looker: Looker | None = None
+        self._logged: dict[tuple[str, int | None], float] = {}
+
+    async def watch(self) -> AsyncGenerator[Sight]:
+        """Yield what is there, and again after each change.
+
+        Raises:
+            GiveUpError: status 1, the first attempt failed and ``fail_on_init_error`` says that this is final; status 75,
+                the library has not fitted the driver for ``Pace.grace``, and only a new container can have another.
+        """
+        looker = self._looker = Looker(Nvml(self._library), self._node, self._pace, self._let)
+        looker.start(asyncio.get_running_loop(), lambda news: self._take(looker, news))
+        last: Sight | None = None
+        try:
+            while True:
+                now = time.monotonic()
+                self._health = health.rested(self._health, now, self._policy.health_recovery)
+                self._mind(looker, now)
+                sight = self._sight()
+                if sight is not None and sight != last:
+                    last = sight
+                    yield sight
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._patience(time.monotonic())):
+                        await self._news.wait()
+                self._news.clear()
+        finally:
+            self._looker = None
+            await looker.end()
+
+    async def release(self, uuids: Collection[str]) -> None:
+        """Close NVML, and open it again without touching these GPUs (none means all, and then it stays closed).
+
+        Raises:
+            TimeoutError: NVML hangs, and so still holds them.
+        """
+        self._let = Let(self._let.uuids | frozenset(uuids), all=self._let.all or not uuids)
+        await self._renew()
+
+    async def acquire(self, uuids: Collection[str]) -> None:
+        """Look at these GPUs again (none means all), and believe that they are well but for what that shows.
+
+        Raises:
+            TimeoutError: NVML hangs.
+        """
+        self._health = health.vouched(self._health, uuids)
+        self._let = Let(self._released() - frozenset(uuids) if uuids else frozenset())
+        await self._renew()
+
+    def judge_by(self, policy: Policy) -> None:
+        """Judge health as the operator says it now. Must not block, and never raises."""
+        self._policy, self._checks = policy, _checks(policy)
+        self._health = health.rejudged(self._health, self._checks)
+        self._news.set()
+        if self._looker is not None:
+            self._looker.look()
+
+    async def _renew(self) -> None:
+        self._news.set()
+        if self._looker is not None:
+            await self._looker.renew(self._let)
+
+    def _take(self, looker: Looker, news: News) -> None:
+        """Take in what a thread hands over (on the loop)."""
+        if looker is not self._looker:
+            return
+        match news:
+            case Happened():
+                self._tell(news)
+                self._health = health.event(self._health, news.event, self._checks, news.at)
+            case Scan():
+                if self._down is not None or self._scan is None:
+                    _log.info("NVML answers", driver=news.driver, gpus=len(news.looks))
+                self._scan, self._down, self._mismatch_since = news, None, None
+                self._health = health.looked(
+                    self._health,
+                    news.looks,
+                    self._checks,
+                    self._policy.health_recovery,
+                    now=news.at,
+                    reloaded=news.reloaded,
+                    released=news.let,
+                )
+            case Down():
+                if self._down is None or str(self._down.error) != str(news.error):
+                    _log.error(
+                        "NVML can't be used",
+                        reason=str(news.error),
+                        gpus="as they were seen last" if self._scan is not None else "none yet",
+                    )
+                self._down = news
+                if not isinstance(news.error, MismatchError):
+                    self._mismatch_since = None
+                elif self._mismatch_since is None:
+                    self._mismatch_since = news.at
+            case Exception():
+                self._defect = news
+        self._news.set()
+
+    def _tell(self, news: Happened) -> None:
+        """Log an error, but not each of a storm."""
+        key = news.event.uuid, news.event.xid
+        if news.at < self._logged.get(key, -_LOGGED_AGAIN_S) + _LOGGED_AGAIN_S:
+            return
+        if len(self._logged) >= 1024:
+            self._logged.clear()
+        self._logged[key] = news.at
+        if news.event.xid is None:
+            _log.warning("double bit ECC error", gpu=news.event.uuid)
+            return
+        trouble = health.judged(news.event.xid, self._checks)
+        tell = _log.info if trouble.kind is Kind.APPLICATION else _log.warning
+        tell(
+            "Xid",
+            gpu=news.event.uuid,
+            reason=trouble.reason,
+            kind=trouble.kind.value,
+            gpu_instance=news.event.gpu_instance,
+            compute_instance=news.event.compute_instance,
+        )
+
+    def _mind(self, looker: Looker, now: float) -> None:
+        """Notice what only time tells: a call that hangs, a first attempt or a grace that is over.
+
+        Raises:
+            GiveUpError: see ``watch``.
+        """
+        if self._defect is not None:
+            raise self._defect
+        stuck = looker.stuck(now)
+        if stuck and stuck != self._stuck:
+            _log.error("NVML doesn't answer", call=stuck, seconds=self._pace.hang)
+        elif self._stuck and not stuck:
+            _log.info("NVML answers again")
+        self._stuck = stuck
+        if self._down is None:
+            return
+        if self._scan is None and self._policy.fail_on_init_error:
+            raise GiveUpError(
+                f"expected NVML to work, got {self._down.error}: see that the driver is installed and loaded and its "
+                "library visible here, or let this be tried again (FAIL_ON_INIT_ERROR=false)"
+            )
+        if self._mismatch_since is not None and now >= self._mismatch_since + self._pace.grace:
+            raise GiveUpError(
+                f"the driver was upgraded beneath this container, whose libraries are of the release before "
+                f"({self._down.error}): restart it, so that it gets the new ones",
+                status=75,
+            )
+
+    def _patience(self, now: float) -> float:
+        """How long nothing changes by itself, in seconds."""
+        due = [now + self._pace.hang]
+        if (rests := health.rests_at(self._health, self._policy.health_recovery)) is not None:
+            due.append(rests)
+        if self._mismatch_since is not None:
+            due.append(self._mismatch_since + self._pace.grace)
+        return max(min(due) - now, 0.0)
+
+    def _released(self) -> frozenset[str]:
+        every = self._scan.gpus if self._let.all and self._scan is not None else ()
+        return self._let.uuids | {gpu.board for gpu in every}
+
+    def _sight(self) -> Sight | None:
+        """Put together what is there and what is wrong with it; None: nothing was seen yet."""
+        scan = self._scan
+        if scan is None:
+            return None
+        let = self._released()
+        released = frozenset(gpu.uuid for gpu in scan.gpus if gpu.board in let) | let
+        return Sight(
+            gpus=tuple(replace(gpu, trouble=self._trouble(gpu)) for gpu in scan.gpus),
+            recovered=self._health.recovered,
+            released=released,
+            control_nodes=scan.control_nodes,
+            driver=scan.driver,
+        )
+
+    def _trouble(self, gpu: GPU) -> Trouble | None:
+        trouble = self._health.trouble(*{gpu.uuid, gpu.board})
+        if trouble is not None and trouble.kind is not Kind.APPLICATION:
+            return trouble
+        if self._down is not None:
+            if isinstance(self._down.error, NotLoadedError):
+                return Trouble(f"the driver isn't loaded: {self._down.error}", Kind.RESTART_APP)
+            return Trouble(f"NVML can't be asked: {self._down.error}", Kind.APPLICATION)
+        if self._stuck and gpu.board == self._stuck:
+            return Trouble(f"NVML hasn't answered about it for {self._pace.hang:.0f} s", Kind.RESTART_APP)
+        return trouble
+
+
+def _checks(policy: Policy) -> Checks:
+    checks = Checks.of(policy.disabled_health_checks, policy.enabled_health_checks)
+    if checks.malformed:
+        _log.warning("health checks that are no Xid are ignored", words=", ".join(checks.malformed[:8]))
+    return checks

@@ -1,0 +1,149 @@
+"""Writes the CDI specifications to where container runtimes look for them, and keeps them true.
+
+A runtime reads a file whenever it changes, so a file is replaced as a whole, and only when it says something else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from devices.gpu.answers import CDI, Surroundings
+from devices.gpu.backend import Sight
+from devices.gpu.nvidia.cdi import DriverFiles, Specification, extras, specifications, with_gone
+from devices.gpu.nvidia.driverfiles import DriverFilesError, find
+from devices.policy import Policy
+
+FOLDER: Final = Path("/var/run/cdi")
+_MOST_BYTES: Final = 8 * 2**20
+_NEW: Final = re.compile(r"\.[a-z0-9_]{8}\.new", re.ASCII)
+"""The name of a file that isn't whole yet, as ``tempfile`` makes it."""
+_IN_THE_MAKING: Final = 60.0
+"""Seconds for which such a file may be another gateway's that is writing."""
+
+
+class CDIFileError(Exception):
+    """A specification can't be written. The message says what was expected, what came and what to do."""
+
+
+def keep(
+    sight: Sight,
+    policy: Policy,
+    *,
+    root: str = "",
+    driver: DriverFiles | None = None,
+    folder: Path = FOLDER,
+) -> Surroundings:
+    """Write what the policy needs of specifications, and say what answers can rest on. It blocks: for a thread.
+
+    Args:
+        sight: the GPUs. AMD's are not told by CDI, nor are those with a CDI name of their own: somebody else writes of these.
+        policy: without a CDI strategy nothing is written.
+        root: where this process sees the driver's root (``driverfiles.find``).
+        driver: the driver's files where it is known that there are no others (a simulated node); None to look for them.
+        folder: where the specifications are.
+    """
+    gpus = [gpu for gpu in sight.gpus if not gpu.cdi_name and not gpu.resource.startswith("amd.com/")]
+    if not gpus or not policy.list_strategies & CDI:
+        return Surroundings(sight.control_nodes)
+    try:
+        driver = driver or find(policy, sight.driver, root)
+        specs = specifications(gpus, sight.control_nodes, policy, driver)
+        for specification in specs:
+            write(specification, folder)
+    except (DriverFilesError, CDIFileError) as error:
+        return Surroundings(sight.control_nodes, without_cdi=str(error))
+    return Surroundings(sight.control_nodes, extras(policy, driver), specs)
+
+
+def path_of(specification: Specification, folder: Path = FOLDER) -> Path:
+    """Say where a specification is written: under the name that NVIDIA's plugin uses (GenerateNameForSpec of CDI)."""
+    return folder / f"{specification['kind'].replace('/', '-')}.json"
+
+
+def write(specification: Specification, folder: Path = FOLDER) -> bool:
+    """Write a specification if it changed; say whether it did. It blocks (fsync): for a thread.
+
+    Devices that the file has and the specification hasn't stay in it (``cdi.with_gone``). Files of others are never touched.
+
+    Raises:
+        CDIFileError: it can't be written, or another kind of devices has its place.
+    """
+    path = path_of(specification, folder)
+    try:
+        _sweep(folder)
+        content = _read(path)
+        old = _parsed(content)
+        if isinstance(old, dict) and old.get("kind", specification["kind"]) != specification["kind"]:
+            raise CDIFileError(
+                f"expected CDI devices of the kind {specification['kind']} in {path}; got {str(old['kind'])[:80]!r}: it is "
+                "somebody else's, so move it away"
+            )
+        new = (json.dumps(with_gone(specification, old), indent=1) + "\n").encode()
+        if new == content:
+            return False
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        _replace(path, new)
+    except OSError as error:
+        raise CDIFileError(
+            f"expected to write the CDI specification {path}, but: {error}: mount the host's folder for the gateway to write"
+        ) from error
+    return True
+
+
+def _read(path: Path) -> bytes | None:
+    """Read a file; None where there is none that could be a specification."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        content = file.read(_MOST_BYTES + 1) if is_file else b""
+    return content if is_file and len(content) <= _MOST_BYTES else None
+
+
+def _parsed(content: bytes | None) -> object:
+    try:
+        return json.loads(content or b"")
+    except (ValueError, RecursionError):
+        return None
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a crash left of a write; what is young may be another gateway's, which is at it now."""
+    for leftover in folder.glob(".*.new"):
+        with contextlib.suppress(OSError):
+            info = leftover.lstat()
+            ours = _NEW.fullmatch(leftover.name) and stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid()
+            if ours and time.time() - info.st_mtime > _IN_THE_MAKING:
+                leftover.unlink()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Put a file in the place of another. Its name until then is none that a runtime reads."""
+    descriptor, name = tempfile.mkstemp(prefix=".", suffix=".new", dir=path.parent)
+    new = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(descriptor, 0o644)
+            file.flush()
+            os.fsync(descriptor)
+        new.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,262 @@
+"""Where a node keeps what containers need of NVIDIA's driver: libraries, programs, firmware, sockets, files for graphics.
+
+They are looked for where distributions put them, below the root that this process sees the driver in, as nvcdi of the
+NVIDIA Container Toolkit does (pkg/nvcdi/driver-nvml.go, pkg/lookup/library.go, internal/discover/graphics.go and
+symlinks.go of 1.20), without the loader's cache. Symbolic links
+are followed inside that root only, as a process with that root would: they are the driver container's, not ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from msgspec.structs import replace
+
+from devices.gpu.nvidia.cdi import DriverFiles, Extra, Link
+from devices.model import Mount
+from devices.policy import Policy
+
+_VERSION: Final = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,5}){1,3}")
+_LIBRARY_FOLDERS: Final = tuple(
+    folder + below + plugins
+    for folder in (
+        "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib", "/lib64", "/lib",
+        "/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu", "/usr/local/lib64", "/usr/local/lib",
+        "/usr/local/nvidia/lib64", "/usr/local/glibc/usr/lib", "/run/opengl-driver/lib",
+    )
+    for below in ("", "/nvidia", "/nvidia/current")
+    for plugins in ("", "/vdpau")
+)  # fmt: skip
+_PROGRAM_FOLDERS: Final = ("/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/bin", "/sbin")
+_PROGRAMS: Final = (
+    "nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server",
+    "nvidia-imex", "nvidia-imex-ctl",
+)  # fmt: skip
+_SOCKETS: Final = (
+    ("/run/nvidia-persistenced/socket", "/var/run/nvidia-persistenced/socket"),
+    ("/run/nvidia-fabricmanager/socket", "/var/run/nvidia-fabricmanager/socket"),
+    ("/tmp/nvidia-mps",),  # noqa: S108 - a path of the host, not ours
+)
+"""Of each row the first that is there."""
+_OWN_VERSION: Final = ("libnvidia-egl-gbm.so.*.*", "libnvidia-egl-wayland.so.*.*", "libnvidia-nvvm70.so.*")
+"""Libraries whose version is not the driver's."""
+_XORG_FOLDERS: Final = tuple(
+    f"{folder}/modules{updates}/{kind}"
+    for folder in ("/usr/lib/xorg", "/usr/lib64/xorg", "/usr/X11R6/lib", "/usr/X11R6/lib64")
+    for updates in ("", "/updates")
+    for kind in ("drivers", "extensions")
+)
+_XORG_BELOW: Final = (
+    "nvidia/xorg", "xorg/modules/drivers", "xorg/modules/extensions", "xorg/modules/updates/drivers",
+    "xorg/modules/updates/extensions",
+)  # fmt: skip
+"""Below a folder of libraries."""
+_CONFIG_FOLDERS: Final = ("/etc", "/usr/local/share", "/usr/share")
+_CONFIGS: Final = (
+    "glvnd/egl_vendor.d/10_nvidia.json", "egl/egl_external_platform.d/15_nvidia_gbm.json",
+    "egl/egl_external_platform.d/10_nvidia_wayland.json", "nvidia/nvoptix.bin", "X11/xorg.conf.d/10-nvidia.conf",
+    "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
+)  # fmt: skip
+_VULKAN: Final = (
+    "vulkan/icd.d/nvidia_icd.json", "vulkan/icd.d/nvidia_layers.json", "vulkan/implicit_layer.d/nvidia_layers.json",
+    f"vulkan/icd.d/nvidia_icd.{os.uname().machine}.json",
+)  # fmt: skip
+"""Containers find them below /etc, wherever they are on the node."""
+_LINKS: Final = {
+    "libcuda.so": ("libcuda.so", "libcuda.so.1"),
+    "libGLX_nvidia.so": ("libGLX_indirect.so.0", ""),
+    "libnvidia-opticalflow.so": ("libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
+    "libnvidia-allocator.so": ("gbm/nvidia-drm_gbm.so", "../libnvidia-allocator.so.1"),
+    "libnvidia-vulkan-producer.so": ("libnvidia-vulkan-producer.so", ""),
+    "libglxserver_nvidia.so": ("libglxserver_nvidia.so", ""),
+}
+"""Links that programs look for and that the loader's cache doesn't make: by library, the link and what it leads to ('': the
+library itself)."""
+_NODES: Final = {
+    Extra.GDRCOPY: (("/dev", "gdrdrv"),),
+    Extra.GDS: (("/dev", "nvidia-fs*"),),
+    Extra.MOFED: (("/dev/infiniband", "uverbs*"), ("/dev/infiniband", "rdma_cm")),
+}
+_MOUNTS: Final = {Extra.GDS: ("/run/udev", "/etc/cufile.json")}
+_MAX_ENTRIES: Final = 20_000
+_MAX_LINKS: Final = 40
+"""As many as Linux follows in one path."""
+
+
+class DriverFilesError(Exception):
+    """The driver's libraries aren't there. The message says where they were looked for, and what to do."""
+
+
+def find(policy: Policy, version: str, root: str = "", dev_root: str = "/") -> DriverFiles:
+    """Look for the files of the driver of this version, and for the device nodes of the extras. It blocks: for a thread.
+
+    Args:
+        policy: where the driver's root is on the host (``driver_root``).
+        version: the driver's, such as 550.54.15.
+        root: where this process sees that root; '' for ``policy.container_driver_root``.
+        dev_root: below which this process sees the host's /dev.
+
+    Raises:
+        DriverFilesError: there are no such libraries, or the version is none.
+    """
+    tree = _Tree(root or policy.container_driver_root, policy.driver_root)
+    if not _VERSION.fullmatch(version):
+        raise DriverFilesError(
+            f"CDI needs the driver's libraries, which are known by its version, such as 550.54.15; got {version[:40]!r}: "
+            "load the driver, or choose a device list strategy without CDI"
+        )
+    libraries, found = _libraries(tree, version)
+    if not any(PurePosixPath(library.container_path).name == f"libcuda.so.{version}" for library in libraries):
+        raise DriverFilesError(
+            f"CDI needs the driver's libraries: expected libcuda.so.{version} in {_LIBRARY_FOLDERS[0]} or another library "
+            f"folder below {tree.root}, the host's {policy.driver_root}; there is none: let NVIDIA_DRIVER_ROOT say where the "
+            "driver is and mount that at CONTAINER_DRIVER_ROOT, or choose a device list strategy without CDI"
+        )
+    host = _Tree(dev_root, "/")
+    graphics = tuple(_graphics(tree, version, libraries))
+    made = {link.path: link for link in _links((*libraries, *graphics), version)}
+    return DriverFiles(
+        libraries=libraries,
+        links=(*made.values(), *(link for link in found if link.path not in made)),
+        others=(*graphics, *_others(tree, version)),
+        nodes={extra: tuple(_nodes(host, places)) for extra, places in _NODES.items()},
+        mounts={extra: tuple(_named(tree, paths)) for extra, paths in _MOUNTS.items()},
+    )
+
+
+class _Tree:
+    """A root, as this process sees it and as the host does; paths within begin with a slash."""
+
+    def __init__(self, root: str, host: str) -> None:
+        self.root = root.rstrip("/") or "/"
+        self._host = host.rstrip("/")
+
+    def resolve(self, path: str) -> str | None:
+        """Follow all links of a path, as a process with this root would; None where it leads nowhere."""
+        rest = [part for part in path.split("/") if part][::-1]
+        done: list[str] = []
+        links = 0
+        while rest:
+            part = rest.pop()
+            if part in {".", ".."}:
+                done = done[:-1] if part == ".." else done  # The root is its own parent.
+                continue
+            try:
+                target = str(Path(self.seen("/" + "/".join((*done, part)))).readlink())
+            except FileNotFoundError:
+                return None
+            except OSError:  # EINVAL: no link
+                done.append(part)
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                return None
+            if target.startswith("/"):
+                done = []
+            rest += [one for one in target.split("/") if one][::-1]
+        return "/" + "/".join(done)
+
+    def seen(self, path: str) -> str:
+        """Say where this process sees a path that has no links."""
+        return self.root.rstrip("/") + path
+
+    def mode(self, path: str) -> int:
+        """Give the mode of a path without links; 0 where it can't be had."""
+        try:
+            return os.lstat(self.seen(path)).st_mode
+        except OSError:
+            return 0
+
+    def entries(self, folder: str) -> list[str]:
+        """List a folder without links; empty where it can't be listed."""
+        try:
+            with os.scandir(self.seen(folder)) as entries:
+                return sorted(entry.name for entry in islice(entries, _MAX_ENTRIES))
+        except OSError:
+            return []
+
+    def mount(self, resolved: str, container: str = "") -> Mount:
+        """Mount a path without links, at the same place or at ``container``."""
+        return Mount(container or resolved, self._host + resolved, read_only=True)
+
+
+def _libraries(tree: _Tree, version: str) -> tuple[tuple[Mount, ...], tuple[Link, ...]]:
+    libraries: dict[str, Mount] = {}
+    links: dict[str, Link] = {}
+    for folder in dict.fromkeys(tree.resolve(folder) for folder in _LIBRARY_FOLDERS):
+        entries = [] if folder is None else [one for one in tree.entries(folder) if fnmatchcase(one, "lib*.so*")]
+        for name in entries:
+            path = f"{folder}/{name}"
+            end = tree.resolve(path)
+            if end is None or not end.endswith(f".so.{version}") or not stat.S_ISREG(tree.mode(end)):
+                continue
+            libraries[end] = tree.mount(end)
+            if end != path:
+                links[path] = Link(path, PurePosixPath(end).name)
+    # A link that leads into another folder isn't made: there, the loader finds the library by itself.
+    beside = (link for link in links.values() if str(PurePosixPath(link.path).with_name(link.target)) in libraries)
+    return tuple(libraries.values()), tuple(beside)
+
+
+def _others(tree: _Tree, version: str) -> Iterator[Mount]:
+    for program in _PROGRAMS:
+        found = (tree.resolve(f"{folder}/{program}") for folder in _PROGRAM_FOLDERS)
+        yield from (tree.mount(path) for path in islice((one for one in found if one and tree.mode(one) & 0o111), 1))
+    release = os.uname().release
+    for folder in (f"/lib/firmware/updates/{release}", "/lib/firmware/updates", f"/lib/firmware/{release}", "/lib/firmware"):  # fmt: skip
+        there = tree.resolve(f"{folder}/nvidia/{version}")
+        names = [] if there is None else [one for one in tree.entries(there) if fnmatchcase(one, "gsp*.bin")]
+        if names:
+            yield from _named(tree, [f"{there}/{name}" for name in names])
+            break
+    for places in _SOCKETS:
+        yield from (replace(mount, read_only=False) for mount in islice(_named(tree, places), 1))
+
+
+def _graphics(tree: _Tree, version: str, libraries: Iterable[Mount]) -> Iterator[Mount]:
+    """Find what EGL, Vulkan, OptiX and the X server need besides the libraries of the driver's version."""
+    own = list(dict.fromkeys(str(PurePosixPath(library.container_path).parent) for library in libraries))
+    mounts: dict[str, Mount] = {}
+    for folder in own:
+        for pattern in _OWN_VERSION:
+            ends = (tree.resolve(f"{folder}/{name}") for name in tree.entries(folder) if fnmatchcase(name, pattern))
+            mounts |= {end: tree.mount(end) for end in ends if end and stat.S_ISREG(tree.mode(end))}
+    xorg = (*(f"{folder}/{below}" for folder in own for below in _XORG_BELOW), *_XORG_FOLDERS)
+    for name in ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}"):
+        for mount in islice(_named(tree, [f"{folder}/{name}" for folder in xorg]), 1):
+            mounts[mount.container_path] = mount
+    yield from mounts.values()
+    for config in _CONFIGS:
+        yield from _named(tree, [f"{folder}/{config}" for folder in _CONFIG_FOLDERS])
+    for config in _VULKAN:
+        # Google's nodes have them in the driver's own root.
+        for mount in islice(_named(tree, [f"{folder}/{config}" for folder in (*_CONFIG_FOLDERS, "")]), 1):
+            yield replace(mount, container_path=f"/etc/{config}")
+
+
+def _links(libraries: Iterable[Mount], version: str) -> Iterator[Link]:
+    for library in libraries:
+        path = PurePosixPath(library.container_path)
+        if link := _LINKS.get(path.name.removesuffix(f".{version}")):
+            yield Link(f"{path.parent}/{link[0]}", link[1] or path.name)
+
+
+def _named(tree: _Tree, paths: Iterable[str]) -> Iterator[Mount]:
+    for path in paths:
+        found = tree.resolve(path)
+        if found is not None and tree.mode(found):
+            yield tree.mount(found, path)
+
+
+def _nodes(tree: _Tree, places: Iterable[tuple[str, str]]) -> Iterator[str]:
+    for folder, pattern in places:
+        for name in tree.entries(folder):
+            if fnmatchcase(name, pattern) and stat.S_ISCHR(tree.mode(f"{folder}/{name}")):
+                yield f"{folder}/{name}"

@@ -1,0 +1,383 @@
+"""NVML, NVIDIA's library, as plain values: what its calls return and why they fail, and nothing of ctypes.
+
+Every call can block for as long as the driver likes, so none belongs on an event loop. What a driver doesn't support is
+None; strings that come from it are checked and bounded, because they end up in device IDs, paths and logs. Facts about
+calls are NVML's API reference (nvml.h); MIG profiles are named as NVIDIA/go-nvlib names them (pkg/nvlib/device/mig_profile.go).
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import contextlib
+import ctypes
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pynvml
+from msgspec import Struct
+
+from devices.gpu.model import Way
+from devices.gpu.nvidia.health import Event
+
+_NONE: Final = 0xFFFFFFFF
+"""What an event says where it is no instance's."""
+_MOST_GPUS: Final = 256
+_MOST_INSTANCES: Final = 64
+# It becomes a name in paths: a slash is in a MIG device's of drivers before 470 alone, MIG-GPU-<UUID>/<GPU instance>/<compute instance>.
+_UUID: Final = re.compile(r"(GPU|MIG)-(?!.*\.\.)[0-9A-Za-z.-]{1,80}(/[0-9]{1,3}/[0-9]{1,3})?")
+_WAYS: Final = {0: Way.PIX, 10: Way.PIX, 20: Way.PXB, 30: Way.PHB, 40: Way.NODE, 50: Way.SYS}
+"""By nvmlGpuTopologyLevel_t; two GPUs on one board (0) have a switch in common."""
+_SUFFIXES: Final = (
+    dict.fromkeys((7, 8), "+me")
+    | dict.fromkeys((15, 16), "+me.all")
+    | dict.fromkeys((10, 11, 12, 17), "+gfx")
+    | dict.fromkeys((13, 14), "-me")
+)
+"""By NVML_GPU_INSTANCE_PROFILE_…, the number of a profile."""
+
+
+class NvmlError(Exception):
+    """A call failed, in a way that says nothing of the driver as a whole."""
+
+
+class SessionError(NvmlError):
+    """NVML can't be used any more, or not yet: it must be closed, and opened again later."""
+
+
+class NotLoadedError(SessionError):
+    """The driver isn't loaded."""
+
+
+class MismatchError(SessionError):
+    """The library is of another release than the loaded driver: one of them was upgraded."""
+
+
+class LostError(NvmlError):
+    """The GPU doesn't answer any more, and won't until it is reset."""
+
+
+class UnsupportedError(NvmlError):
+    """The driver or the GPU doesn't know this question."""
+
+
+class GoneError(NvmlError):
+    """There is no such thing, or no longer: a handle of it is refused."""
+
+
+class Board(Struct, frozen=True):
+    """What doesn't change of a physical GPU. ``pci`` is as in sysfs, ``0000:07:00.0``."""
+
+    uuid: str
+    minor: int
+    pci: str
+    product: str
+
+
+class Instance(Struct, frozen=True):
+    """A MIG device: its place on its GPU, its GPU and compute instance, its profile (``1c.2g.20gb``, ``1g.10gb+me``)."""
+
+    uuid: str
+    place: int
+    gpu_instance: int
+    compute_instance: int
+    profile: str
+
+
+class Vitals(Struct, frozen=True):
+    """How a GPU is; None where the driver doesn't say. ``action`` is a value of nvmlDeviceGpuRecoveryAction_t."""
+
+    mig: bool
+    remap_pending: bool | None
+    remap_failed: bool | None
+    action: int | None
+
+
+class Nvml:
+    """The library, from ``open`` to ``close``; GPUs are known by their UUIDs.
+
+    At most one thread may call it, and one more ``wait``.
+
+    Args:
+        library: its name, or the path of one.
+    """
+
+    def __init__(self, library: str) -> None:
+        self._library = library
+        self._handles: dict[str, Any] = {}
+        self._uuids: dict[int, str] = {}
+        self._bus_ids: dict[str, str] = {}
+        self._events: Any = None
+        self._open = False
+
+    def open(self) -> None:
+        """Load the library and begin.
+
+        Raises:
+            NotLoadedError: there is no driver.
+            MismatchError: driver and library don't fit.
+            SessionError: there is no library.
+            NvmlError: it fails otherwise.
+        """
+        if pynvml.nvmlLib is None or pynvml.nvmlLib._name != self._library:  # noqa: SLF001 (pynvml has no other way in)
+            try:
+                library = ctypes.CDLL(self._library)
+            except OSError as error:
+                raise SessionError(f"{self._library} can't be loaded: {_said(str(error))}") from error
+            pynvml.nvmlLib = library
+            pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001
+        _ask("nvmlInit")
+        self._open = True
+
+    def close(self) -> None:
+        """Let go of everything: the events, all GPUs, the driver. Never raises."""
+        if self._events is not None:
+            with contextlib.suppress(NvmlError):
+                _ask("nvmlEventSetFree", self._events)
+        self._events = None
+        self._handles.clear()
+        self._uuids.clear()
+        if self._open:
+            with contextlib.suppress(NvmlError):
+                _ask("nvmlShutdown")
+        self._open = False
+
+    def unload(self) -> None:
+        """Let go of the library, too, once closed, so that ``open`` finds the one that is installed by then."""
+        library, pynvml.nvmlLib = pynvml.nvmlLib, None
+        pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001
+        if library is not None:
+            _ctypes.dlclose(library._handle)  # noqa: SLF001 (ctypes has no other way out)
+
+    def driver(self) -> str:
+        """The driver's version; '' where it isn't told."""
+        return _said(_optional("nvmlSystemGetDriverVersion") or "")
+
+    def count(self) -> int:
+        """Say how many GPUs there are; their indexes are those below."""
+        return min(int(_ask("nvmlDeviceGetCount")), _MOST_GPUS)
+
+    def at(self, index: int) -> str:
+        """Find a GPU by its index, and return its UUID."""
+        return self._found(_ask("nvmlDeviceGetHandleByIndex", index))
+
+    def at_address(self, pci: str) -> str:
+        """Find a GPU by its address, as ``Board`` had it, and touch no other; return its UUID."""
+        asked = self._bus_ids.get(pci, pci).encode()
+        return self._found(_ask("nvmlDeviceGetHandleByPciBusId", asked))
+
+    def board(self, uuid: str) -> Board:
+        """Say what doesn't change of a GPU."""
+        handle = self._handles[uuid]
+        minor = _ask("nvmlDeviceGetMinorNumber", handle)
+        info = _ask("nvmlDeviceGetPciInfo", handle)
+        product = _said(_optional("nvmlDeviceGetName", handle) or "")
+        self._bus_ids[_address(info)] = str(info.busId)
+        return Board(uuid, minor, _address(info), product)
+
+    def product(self, uuid: str) -> str:
+        """Say what a GPU is called; '' where it can't be told.
+
+        Raises:
+            SessionError: NVML can't be used any more.
+        """
+        try:
+            return _said(_optional("nvmlDeviceGetName", self._handles[uuid]) or "")
+        except SessionError:
+            raise
+        except NvmlError:
+            return ""
+
+    def vitals(self, uuid: str) -> Vitals:
+        """Say how a GPU is."""
+        handle = self._handles[uuid]
+        mode = _optional("nvmlDeviceGetMigMode", handle)
+        rows = _optional("nvmlDeviceGetRemappedRows", handle)
+        retired = None
+        if rows is None:  # before Ampere: pages instead of rows
+            retired = _optional("nvmlDeviceGetRetiredPagesPendingStatus", handle)
+        return Vitals(
+            mig=mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE,
+            remap_pending=bool(rows[2]) if rows is not None else None if retired is None else bool(retired),
+            remap_failed=None if rows is None else bool(rows[3]),
+            action=_field(handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
+        )
+
+    def instances(self, uuid: str) -> tuple[Instance, ...]:
+        """Find the MIG devices of a GPU. One that goes meanwhile is left out."""
+        handle = self._handles[uuid]
+        most = _ask("nvmlDeviceGetMaxMigDeviceCount", handle)
+        found = []
+        for place in range(min(most, _MOST_INSTANCES)):
+            try:
+                found.append(self._instance(handle, place))
+            except (GoneError, UnsupportedError):
+                continue
+        return tuple(found)
+
+    def lanes(self, uuid: str) -> Mapping[str, int]:
+        """Count a GPU's NVLinks that are up, by the address at their other end; '' is a switch."""
+        handle = self._handles[uuid]
+        lanes: dict[str, int] = {}
+        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+            try:
+                if not _ask("nvmlDeviceGetNvLinkState", handle, link):
+                    continue
+                to = _optional("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+                switched = to == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+                end = "" if switched else _address(_ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link))
+            except (SessionError, LostError):
+                raise
+            except NvmlError:  # no such link, or none at all
+                continue
+            lanes[end] = lanes.get(end, 0) + 1
+        return lanes
+
+    def way(self, uuid: str, other: str) -> Way | None:
+        """Say how two GPUs reach each other over PCIe; None where the driver doesn't."""
+        a, b = self._handles[uuid], self._handles[other]
+        level = _optional("nvmlDeviceGetTopologyCommonAncestor", a, b)
+        return None if level is None else _WAYS.get(level)
+
+    def listen(self, uuid: str) -> None:
+        """Have ``wait`` tell of a GPU's errors: of Xids, and of double bit ECC errors.
+
+        Raises:
+            UnsupportedError: it has no such events.
+        """
+        if self._events is None:
+            self._events = _ask("nvmlEventSetCreate")
+        handle = self._handles[uuid]
+        kinds = _ask("nvmlDeviceGetSupportedEventTypes", handle)
+        kinds &= pynvml.nvmlEventTypeXidCriticalError | pynvml.nvmlEventTypeDoubleBitEccError
+        if not kinds & pynvml.nvmlEventTypeXidCriticalError:
+            raise UnsupportedError("nvmlDeviceGetSupportedEventTypes: no Xids")
+        _ask("nvmlDeviceRegisterEvents", handle, kinds, self._events)
+
+    def wait(self, milliseconds: int) -> Event | None:
+        """Wait for an error of a GPU that is listened to; None: there was none, or nothing that counts as one.
+
+        Raises:
+            NvmlError: NVML doesn't wait any more, or doesn't say whose error it is.
+        """
+        try:
+            data = _ask("nvmlEventSetWait", self._events, milliseconds)
+        except _TimeoutError:
+            return None
+        uuid = self._uuids.get(_number(data.device))
+        if uuid is None:
+            uuid = _uuid(_ask("nvmlDeviceGetUUID", data.device))
+        if data.eventType == pynvml.nvmlEventTypeXidCriticalError:
+            xid = data.eventData
+        elif data.eventType == pynvml.nvmlEventTypeDoubleBitEccError:
+            xid = None
+        else:
+            return None
+        gpu, compute = (None if one == _NONE else one for one in (data.gpuInstanceId, data.computeInstanceId))
+        return Event(uuid, xid, gpu, compute)
+
+    def _found(self, handle: Any) -> str:
+        uuid = _uuid(_ask("nvmlDeviceGetUUID", handle))
+        self._handles[uuid] = handle
+        self._uuids[_number(handle)] = uuid
+        return uuid
+
+    def _instance(self, parent: Any, place: int) -> Instance:
+        handle = _ask("nvmlDeviceGetMigDeviceHandleByIndex", parent, place)
+        uuid = _uuid(_ask("nvmlDeviceGetUUID", handle))
+        instance = _ask("nvmlDeviceGetGpuInstanceId", handle)
+        compute = _ask("nvmlDeviceGetComputeInstanceId", handle)
+        has = _ask("nvmlDeviceGetAttributes", handle)
+        whole = _ask("nvmlDeviceGetMemoryInfo", parent).total
+        name = profile(has.computeInstanceSliceCount, has.gpuInstanceSliceCount, has.memorySizeMB, whole)
+        return Instance(uuid, place, instance, compute, name + _suffix(parent, instance))
+
+
+class _TimeoutError(NvmlError):
+    """Nothing happened in time."""
+
+
+def profile(compute: int, slices: int, megabytes: int, whole: int) -> str:
+    """Name a MIG profile: ``compute`` of ``slices`` slices, ``megabytes`` (MiB) of the ``whole`` GPU's bytes.
+
+    Memory is rounded up to eighths of the GPU's, which is rounded up to GiB: getMigMemorySizeGB of go-nvlib.
+    """
+    eighths = math.ceil(megabytes * 2**20 / max(whole, 1) * 8) / 8
+    gigabytes = math.floor(eighths * math.ceil(whole / 2**30) + 0.5)
+    return ("" if compute == slices else f"{compute}c.") + f"{slices}g.{gigabytes}gb"
+
+
+def _suffix(parent: Any, instance: int) -> str:
+    """What else a profile's name says: that it has the media engines, or none."""
+    with contextlib.suppress(UnsupportedError, GoneError):
+        gpu_instance = _ask("nvmlDeviceGetGpuInstanceById", parent, instance)
+        wanted = _ask("nvmlGpuInstanceGetInfo", gpu_instance).profileId
+        for number, suffix in _SUFFIXES.items():
+            with contextlib.suppress(UnsupportedError, GoneError):
+                # In its first form, which every driver with MIG has, as NVIDIA's plugin asks it.
+                info = _ask("nvmlDeviceGetGpuInstanceProfileInfo", parent, number, 1)
+                if info.id == wanted:
+                    return suffix
+    return ""
+
+
+def _field(handle: Any, field: int) -> int | None:
+    values = _optional("nvmlDeviceGetFieldValues", handle, [field])
+    if values is None or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    return int(values[0].value.uiVal)
+
+
+def _address(info: Any) -> str:
+    return f"{info.domain:04x}:{info.bus & 0xFF:02x}:{info.device & 0x1F:02x}.0"
+
+
+def _number(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _uuid(text: str) -> str:
+    if not _UUID.fullmatch(text):
+        raise NvmlError(f"nvmlDeviceGetUUID: expected a UUID, got {text[:100]!r}")
+    return text
+
+
+def _said(text: str) -> str:
+    """A string of the driver's, fit for people."""
+    return "".join(one if one.isprintable() else "?" for one in text[:200])
+
+
+def _optional(name: str, *args: Any) -> Any:
+    """Ask what not every driver and GPU knows; None where it doesn't."""
+    try:
+        return _ask(name, *args)
+    except UnsupportedError:
+        return None
+
+
+def _ask(name: str, *args: Any) -> Any:
+    """Call a function of NVML's, and say in our words why it fails."""
+    try:
+        return getattr(pynvml, name)(*args)
+    except UnicodeDecodeError as error:
+        raise NvmlError(f"{name}: a string that isn't text") from error
+    except pynvml.NVMLError as error:
+        kind = _ERRORS.get(error.value, NvmlError)
+        raise kind(f"{name}: {_said(str(error)).rstrip('.')} (NVML error {error.value})") from error
+
+
+_ERRORS: Final[Mapping[int, type[NvmlError]]] = {
+    pynvml.NVML_ERROR_UNINITIALIZED: SessionError,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: GoneError,
+    pynvml.NVML_ERROR_NOT_SUPPORTED: UnsupportedError,
+    pynvml.NVML_ERROR_NO_PERMISSION: UnsupportedError,
+    pynvml.NVML_ERROR_NOT_FOUND: GoneError,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: UnsupportedError,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: NotLoadedError,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: SessionError,
+    pynvml.NVML_ERROR_TIMEOUT: _TimeoutError,
+    pynvml.NVML_ERROR_GPU_IS_LOST: LostError,
+    pynvml.NVML_ERROR_RESET_REQUIRED: LostError,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: MismatchError,
+}

@@ -1,0 +1,1 @@
+"""Simulated GPUs, written in a profile."""

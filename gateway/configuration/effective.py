@@ -1,0 +1,66 @@
+"""The configuration in force: each setting, its value, and who said it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from devices.policy import Policy
+from gateway.configuration.flags import FLAGS, Kind
+
+if TYPE_CHECKING:
+    from gateway.configuration.settings import Given, Settings
+
+DEFAULT: Final = "default"
+_FILE_ALONE: Final = ("slices", "fail_requests_greater_than_one", "gpu_names", "mig_names", "globbed")
+"""Fields of the policy that only the configuration file sets."""
+
+
+class Setting(Struct, frozen=True, rename={"source": "from"}):
+    """One setting: its flag or key, its value as in JSON, and what said it: a flag, a variable, a line of the file."""
+
+    name: str
+    value: Any
+    source: str
+
+
+def of_devices(settings: Settings, said: Mapping[str, Given]) -> Iterable[Setting]:
+    """Say what of devices is in force; ``said`` is what flags, variables and file said, by flag name, each the one that wins.
+
+    Flags without an effect are left out, but where somebody said one.
+    """
+    for flag in FLAGS:
+        given = said.get(flag.name)
+        if flag.field:
+            value = getattr(settings.policy, flag.field)
+        elif given is not None:
+            value = given.value
+        elif flag.inert:
+            continue
+        else:
+            value = False if flag.kind is Kind.SWITCH else flag.default if flag.default != "none" else None
+        yield Setting(flag.name, plain(value), DEFAULT if given is None else given.source)
+    for name in _FILE_ALONE:
+        value = getattr(settings.policy, name)
+        unsaid = value == getattr(Policy(), name)
+        yield Setting(name.replace("_", "-"), plain(value), DEFAULT if unsaid else str(settings.config_file))
+
+
+def logged(found: Iterable[Setting]) -> dict[str, Any]:
+    """Give the settings as two fields of a line of the log: all values, and who said those that are no defaults."""
+    found = list(found)
+    return {
+        "settings": {one.name: one.value for one in found},
+        "said_by": {one.name: one.source for one in found if one.source != DEFAULT},
+    }
+
+
+def plain(value: Any) -> Any:
+    """Turn a value into what JSON has; sets in order, so that equal ones look alike."""
+    found = msgspec.to_builtins(value, enc_hook=str)
+    if isinstance(value, frozenset):
+        return sorted(found)
+    return list(found) if isinstance(found, tuple) else found

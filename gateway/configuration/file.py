@@ -1,0 +1,431 @@
+"""The configuration file of NVIDIA's device plugin, with our own keys under ``gateway:``.
+
+What 0.20 accepts starts here too, with the same meaning (its api/config/v1, decoded by sigs.k8s.io/yaml and encoding/json):
+keys of structures are matched whatever their case, those of ``sharing.timeSlicing`` exactly, null means not given, types
+are strict. What it would ignore is ignored, but said. What it can do and this can't is refused, with the line. Pure but for
+``read``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from devices.filewatch import NotPlainError, read_plain
+from devices.naming import resource_name_error
+from devices.policy import Globbed, Policy, Portion, Slices
+from gateway.configuration import document, flags
+from gateway.configuration.document import Node
+from gateway.configuration.flags import FLAGS, Flag, Kind
+from gateway.configuration.settings import ConfigError, Given
+
+MAX_REPLICAS: Final = 10_000
+_MAX_WARNINGS: Final = 20
+_LONGEST_KEY: Final = 64
+_NVIDIA: Final = "nvidia.com/"
+_SHARED: Final = ".shared"
+
+_Path = tuple[str, ...]
+
+
+class UnreadableError(ConfigError):
+    """The file can't be read now; what is wrong may be elsewhere (no descriptor left), so it may well be later."""
+
+    lasting = False
+
+
+class File(Struct, frozen=True):
+    """What a configuration file says. ``given`` is by flag name; ``warnings`` are sentences for its author.
+
+    ``gpu_names`` and ``mig_names`` are pairs of a pattern (``*`` is anything) for products or MIG profiles and the resource
+    name for those that it matches; there are none unless ``honourResourceNames`` is set.
+    """
+
+    given: Mapping[str, Given] = field(default_factory=dict)
+    slices: Mapping[str, Slices] = field(default_factory=dict)
+    fail_requests_greater_than_one: bool = False
+    globbed: tuple[Globbed, ...] = ()
+    gpu_names: tuple[tuple[str, str], ...] = ()
+    mig_names: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def read(path: Path) -> bytes:
+    """Read the file's text, as much of it as may be.
+
+    Raises:
+        UnreadableError: it can't be read now.
+        ConfigError: it isn't a plain file.
+    """
+    try:
+        return read_plain(path, document.MAX_BYTES)
+    except NotPlainError:
+        raise ConfigError(f"{path}: expected a plain file, got something else: put the configuration there") from None
+    except OSError as error:
+        raise UnreadableError(
+            f"{path}: the configuration file can't be read ({error.strerror}): write it, or correct its mode"
+        ) from error
+
+
+def parse(content: bytes, name: str, *, strict: bool = False) -> File:
+    """Turn a configuration's text into what it says; ``name`` is what its errors call it.
+
+    Args:
+        content: the text.
+        name: the file's name.
+        strict: whether unknown keys are an error.
+
+    Raises:
+        ConfigError: it is nothing to go by; the message names line and key.
+    """
+    return _Reading(name, strict=strict).file(document.read(content, name))
+
+
+def policy(file: File, said: Mapping[str, Given], backend: str) -> Policy:
+    """Make the policy of a file and of what command line and environment ``said``, which beat it.
+
+    Raises:
+        ConfigError: one of the settings that win can't be gone by.
+    """
+    return replace(
+        flags.settle({**file.given, **said}, backend),
+        slices=file.slices,
+        fail_requests_greater_than_one=file.fail_requests_greater_than_one,
+        globbed=file.globbed,
+        gpu_names=file.gpu_names,
+        mig_names=file.mig_names,
+    )
+
+
+_TOP: Final = ("version", "flags", "resources", "sharing", "imex", "gateway")
+_NAME_IT: Final = "is it the configuration file? Name that one with --config-file or CONFIG_FILE"
+
+
+class _Reading:
+    """One file being read: finds known keys, gives values their types, and remembers what is to be said."""
+
+    def __init__(self, name: str, *, strict: bool) -> None:
+        self._name, self._strict = name, strict
+        self._given: dict[str, Given] = {}
+        self._warnings: list[str] = []
+        self._more = 0
+
+    def file(self, root: Node) -> File:
+        top = self._members(self._configuration(root), (), _TOP)
+        self._version(top.get("version"))
+        ours = self._section(top.get("gateway"), ("gateway",), ("devices", "honourResourceNames"))
+        honour = self._switch(ours, ("gateway", "honourResourceNames"))
+        # useNodeFeatureAPI and all of gfd are GPU Feature Discovery's, which shares the file.
+        common = self._section(top.get("flags"), ("flags",), ("plugin", "gfd", "useNodeFeatureAPI"))
+        self._section(common.get("plugin"), ("flags", "plugin"), ("cdiFeatureFlags", "kubeletSocket"))
+        self._section(top.get("imex"), ("imex",))
+        gpu_names, mig_names = self._names(top.get("resources"), honour=honour)
+        slices, fail = self._sharing(top.get("sharing"), honour=honour)
+        globbed = self._devices(ours.get("devices"))
+        if self._more:
+            self._warnings.append(f"{self._name}: and {self._more} more of this kind")
+        return File(self._given, slices, fail, globbed, gpu_names, mig_names, tuple(self._warnings))
+
+    def _configuration(self, root: Node) -> Node:
+        """Judge whether it is a configuration at all before anything of it is quoted: it may be a file of secrets."""
+        if root.value is None:
+            return root
+        if not isinstance(root.value, Mapping):
+            raise self._fault(
+                root, (), f"expected a mapping with keys such as {', '.join(_TOP)}, got something else: {_NAME_IT}"
+            )
+        if root.value and not any(
+            key.casefold() in _TOP or _nearest((key,), _TOP) for key in islice(root.value, _MAX_WARNINGS)
+        ):
+            problem = f"expected keys such as {', '.join(_TOP)}, got unknown keys alone ({len(root.value)}): {_NAME_IT}"
+            if self._strict:
+                raise self._fault(root, (), problem)
+            self._warn(root.line, (), problem)
+            return replace(root, value=None)
+        return root
+
+    def _version(self, node: Node | None) -> None:
+        if node is not None and node.value not in (None, "", "v1"):
+            raise self._fault(node, ("version",), f"expected v1, got {_shown(node)}: write v1; there is no other")
+
+    def _section(self, node: Node | None, path: _Path, others: Iterable[str] = ()) -> Mapping[str, Node]:
+        """Take the flags of one level, and return what else of it is known."""
+        here = {flag.key[-1]: flag for flag in FLAGS if flag.key[:-1] == path and flag.key}
+        found = self._members(node, path, (*here, *others))
+        for key, flag in here.items():
+            if key in found and found[key].value is not None:
+                where = (*path, key)
+                source = f"{self._name}, line {found[key].line}: {'.'.join(where)}"
+                self._given[flag.name] = Given(self._typed(found[key], where, flag), source)
+        return found
+
+    def _typed(self, node: Node, path: _Path, flag: Flag) -> bool | str | tuple[str, ...] | tuple[int, ...]:
+        match flag.kind, node.value:
+            case (Kind.SWITCH, bool(value)):
+                return value
+            case (Kind.TEXT, str(value)):
+                return value
+            case (Kind.TEXT, False) if "off" in flag.values.split("|"):
+                return "off"  # which YAML 1.1 takes for false
+            case (Kind.LIST, str(value)):
+                return (value,)
+            case (Kind.LIST, tuple()):
+                return self._texts(node, path)
+            case (Kind.NUMBERS, tuple(items)):
+                return tuple(self._number(item, path) for item in items)
+            case _:
+                raise self._expected(node, path, flag.kind.value)
+
+    def _names(
+        self, node: Node | None, *, honour: bool
+    ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+        """Read ``resources``: names by product or MIG profile."""
+        if node is None or node.value is None:
+            return (), ()
+        if not honour:
+            if any(one.value for one in (node.value.values() if isinstance(node.value, Mapping) else (node,))):
+                self._ignored(node, ("resources",))
+            return (), ()
+        found = self._members(node, ("resources",), ("gpus", "mig"))
+        return self._patterns(found.get("gpus"), "gpus"), self._patterns(found.get("mig"), "mig")
+
+    def _patterns(self, node: Node | None, key: str) -> tuple[tuple[str, str], ...]:
+        pairs = []
+        for path, item in self._items(node, ("resources", key)):
+            found = self._members(item, path, ("pattern", "name"), fold=False)
+            pattern = self._required(found, item, path, "pattern")
+            name = self._required(found, item, path, "name")
+            pairs.append((self._text(pattern, (*path, "pattern")), self._resource(name, (*path, "name"))))
+        return tuple(pairs)
+
+    def _sharing(self, node: Node | None, *, honour: bool) -> tuple[Mapping[str, Slices], bool]:
+        found = self._members(node, ("sharing",), ("timeSlicing", "mps"))
+        mps, slicing = found.get("mps"), found.get("timeSlicing")
+        if mps is not None and mps.value is not None:
+            problem = "MPS is not supported here: use sharing.timeSlicing, or keep NVIDIA's plugin on this node"
+            raise self._fault(mps, ("sharing", "mps"), problem)
+        return ({}, False) if slicing is None else self._time_slicing(slicing, honour=honour)
+
+    def _time_slicing(self, node: Node, *, honour: bool) -> tuple[Mapping[str, Slices], bool]:
+        path = ("sharing", "timeSlicing")
+        keys = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
+        found = self._members(node, path, keys, fold=False)
+        renamed = self._switch(found, (*path, "renameByDefault"))
+        fail = self._switch(found, (*path, "failRequestsGreaterThanOne"))
+        items = self._items(found.get("resources"), (*path, "resources"))
+        if not items:
+            raise self._fault(
+                node, path, "expected 'resources:' with at least one, got none: write one, or leave it all out"
+            )
+        slices: dict[str, Slices] = {}
+        for here, item in items:
+            name, one = self._sliced(here, item, renamed=renamed, honour=honour)
+            before = slices.get(name, Slices(0, name))
+            if isinstance(one, Portion):
+                one = replace(before, portions=(*before.portions, one))
+            elif (
+                before.replicas
+            ):  # NVIDIA's plugin makes the replicas of both, which are the same ones as far as they go
+                self._warn(item.line, here, f"{name} is here twice: the larger number counts")
+                one = Slices(max(one.replicas, before.replicas), one.shown_as, before.portions)
+            else:
+                one = replace(one, portions=before.portions)
+            slices[name] = one
+        shown = [name for one in slices.values() for name in one.names]
+        if twice := next((name for name in shown if shown.count(name) > 1), None):
+            raise self._fault(node, path, f"expected a name for each resource, got {twice} for two: rename one of them")
+        return slices, fail
+
+    def _sliced(self, path: _Path, item: Node, *, renamed: bool, honour: bool) -> tuple[str, Slices | Portion]:
+        found = self._members(item, path, ("name", "replicas", "rename", "devices"), fold=False)
+        name = self._resource(self._required(found, item, path, "name"), (*path, "name"))
+        replicas = self._number(self._required(found, item, path, "replicas"), (*path, "replicas"))
+        if not 2 <= replicas <= MAX_REPLICAS:
+            problem = (
+                f"expected 2 to {MAX_REPLICAS} replicas, got {replicas}: leave the resource out to have it unshared"
+            )
+            raise self._fault(found["replicas"], (*path, "replicas"), problem)
+        shown = name + _SHARED if renamed else name
+        if (rename := found.get("rename")) is not None:
+            wanted = self._resource(rename, (*path, "rename"))
+            if honour:
+                shown = wanted
+            elif wanted != shown:
+                self._ignored(rename, (*path, "rename"))
+        if (why := resource_name_error(shown)) is not None:
+            raise self._fault(item, path, why)
+        devices = found.get("devices")
+        some = None if devices is None else self._some(devices, (*path, "devices"))
+        if devices is None or some is None:
+            return name, Slices(replicas, shown)
+        if not honour:
+            self._ignored(devices, (*path, "devices"))
+            return name, Slices(replicas, shown)
+        return name, Portion(some, replicas, shown)
+
+    def _some(self, node: Node, path: _Path) -> tuple[str, ...] | int | None:
+        """Read which ``devices`` are meant: some by index and UUID, the first so many, or all of them (None)."""
+        match node.value:
+            case "all":
+                return None
+            case bool():
+                pass
+            case int(count) if count > 0:
+                return count
+            case tuple(items) if all(isinstance(item.value, int | str) for item in items):
+                return tuple(str(item.value) for item in items)
+        raise self._expected(node, path, "all, a count, or a list of indexes and UUIDs")
+
+    def _devices(self, node: Node | None) -> tuple[Globbed, ...]:
+        """Read ``gateway.devices``: devices by path."""
+        items = self._items(node, ("gateway", "devices"))
+        if not items:
+            return ()
+        from devices.generic import rule_error  # noqa: PLC0415 - who has no such devices needn't pay for them
+
+        rules: dict[str, Globbed] = {}
+        for path, item in items:
+            found = self._members(item, path, ("resource", "paths", "shared", "count", "permissions"))
+            resource = self._text(self._required(found, item, path, "resource"), (*path, "resource"))
+            rule = Globbed(resource, self._texts(self._required(found, item, path, "paths"), (*path, "paths")))
+            if (shared := found.get("shared")) is not None:
+                rule = replace(rule, shared=self._texts(shared, (*path, "shared")))
+            if (count := found.get("count")) is not None:
+                rule = replace(rule, count=self._number(count, (*path, "count")))
+            if (permissions := found.get("permissions")) is not None:
+                rule = replace(rule, permissions=self._text(permissions, (*path, "permissions")))
+            if problem := rule_error(rule, rules):
+                raise self._fault(item, path, problem)
+            rules[resource] = rule
+        return tuple(rules.values())
+
+    # Keys and types.
+
+    def _members(
+        self, node: Node | None, path: _Path, known: Sequence[str], *, fold: bool = True
+    ) -> Mapping[str, Node]:
+        """Find known keys (of several spellings the last in the alphabet counts, as with Go); warn of the others."""
+        if node is None or node.value is None:
+            return {}
+        if not isinstance(node.value, Mapping):
+            raise self._expected(node, path, "a mapping")
+        names = {key.casefold() if fold else key: key for key in known}
+        found: dict[str, Node] = {}
+        for key in sorted(node.value):
+            name = names.get(key.casefold() if fold else key)
+            if name is None:
+                self._unknown(node.value[key].line, (*path, key), known)
+            else:
+                found[name] = node.value[key]
+        return found
+
+    def _items(self, node: Node | None, path: _Path) -> list[tuple[_Path, Node]]:
+        """Give each item of a list its own path."""
+        if node is None or node.value is None:
+            return []
+        if not isinstance(node.value, tuple):
+            raise self._expected(node, path, "a list")
+        return [((*path[:-1], f"{path[-1]}[{number}]"), item) for number, item in enumerate(node.value)]
+
+    def _required(self, found: Mapping[str, Node], item: Node, path: _Path, key: str) -> Node:
+        if key not in found:
+            raise self._fault(item, path, f"expected the key '{key}', got none: write it")
+        return found[key]
+
+    def _switch(self, found: Mapping[str, Node], path: _Path) -> bool:
+        node = found.get(path[-1])
+        if node is None or node.value is None:
+            return False
+        if not isinstance(node.value, bool):
+            raise self._expected(node, path, "true or false")
+        return node.value
+
+    def _text(self, node: Node, path: _Path) -> str:
+        if not isinstance(node.value, str):
+            raise self._expected(node, path, "text")
+        return node.value
+
+    def _texts(self, node: Node, path: _Path) -> tuple[str, ...]:
+        return tuple("" if item.value is None else self._text(item, at) for at, item in self._items(node, path))
+
+    def _number(self, node: Node, path: _Path) -> int:
+        value = node.value
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # JSON has one kind of number
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._expected(node, path, "a whole number")
+        return value
+
+    def _resource(self, node: Node, path: _Path) -> str:
+        name = self._text(node, path)
+        if "/" not in name:
+            name = _NVIDIA + name
+        if problem := resource_name_error(name):
+            raise self._fault(node, path, problem)
+        return name
+
+    # What is to be said.
+
+    def _unknown(self, line: int, path: _Path, known: Sequence[str]) -> None:
+        near = _nearest(path, known)
+        advice = f"; did you mean {near}?" if near else ""
+        if self._strict:
+            raise document.fault(self._name, line, f"{_dotted(path)}: unknown key{advice}")
+        self._warn(line, path, f"unknown key, ignored{advice}")
+
+    def _ignored(self, node: Node, path: _Path) -> None:
+        advice = "ignored, as by NVIDIA's plugin; gateway.honourResourceNames: true makes it count"
+        self._warn(node.line, path, advice)
+
+    def _warn(self, line: int, path: _Path, problem: str) -> None:
+        if len(self._warnings) < _MAX_WARNINGS:
+            self._warnings.append(f"{self._name}, line {line}: {_dotted(path) or 'the file'}: {problem}")
+        else:
+            self._more += 1
+
+    def _expected(self, node: Node, path: _Path, what: str) -> ConfigError:
+        return self._fault(node, path, f"expected {what}, got {_shown(node)}: write it so")
+
+    def _fault(self, node: Node, path: _Path, problem: str) -> ConfigError:
+        return document.fault(self._name, node.line, f"{_dotted(path) or 'the file'}: {problem}")
+
+
+def _dotted(path: _Path) -> str:
+    return ".".join(key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…" for key in path)
+
+
+def _nearest(path: _Path, known: Sequence[str]) -> str:
+    """Find the known key that a person may have meant: one of the same level, or a flag's of another level."""
+    from difflib import get_close_matches  # noqa: PLC0415 - needed where a key is wrong, and nowhere else
+
+    key = path[-1].casefold()
+    if len(key) > _LONGEST_KEY:
+        return ""
+    for candidates in ({name.casefold(): (*path[:-1], name) for name in known}, _PLACES):
+        if near := get_close_matches(key, candidates, 1):
+            return ".".join(candidates[near[0]])
+    return ""
+
+
+_PLACES: Final[Mapping[str, _Path]] = {flag.key[-1].casefold(): flag.key for flag in FLAGS if flag.key}
+
+
+def _shown(node: Node) -> str:
+    match node.value:
+        case None:
+            return "nothing"
+        case bool(value):
+            return str(value).lower()
+        case str(value):
+            return f"{value!r:.80}"
+        case int(value) | float(value):
+            return f"the number {value}"
+        case tuple():
+            return "a list"
+        case _:
+            return "a mapping"

@@ -1,0 +1,66 @@
+"""The gateway's settings: one frozen value, made by the command line from flags, variables and the configuration file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from devices.policy import Policy
+
+SOCKET_DIR = Path("/var/lib/kubelet/device-plugins")
+"""Where every kubelet has its registration socket; fixed in the kubelet, whatever its --root-dir (#120626)."""
+STATE_DIR = Path("/var/lib/device-plugin-gateway")
+BACKENDS = ("auto", "nvidia", "amd", "simulated")
+
+
+EX_CONFIG = 78
+"""The exit status for settings that can't be gone by (sysexits.h): starting again doesn't help."""
+
+
+class ConfigError(ValueError):
+    """Settings that can't be gone by. The message says where, what was expected, what came and what to do."""
+
+    lasting = True
+    """Whether it stays wrong until somebody corrects it."""
+
+
+class Given(Struct, frozen=True):
+    """What somebody said a flag to be, and where: ``--mig-strategy``, ``MIG_STRATEGY``, a line of the file."""
+
+    value: bool | str | tuple[str, ...] | tuple[int, ...]
+    source: str
+
+
+class Settings(Struct, frozen=True):
+    """All that the daemon can be told."""
+
+    api: str = "auto"
+    """One of ``gateway.registration.negotiate.CHOICES``."""
+    socket_dir: Path = SOCKET_DIR
+    state_dir: Path = STATE_DIR
+    pod_resources: Path | None = None
+    """The kubelet's pod-resources socket; None means beside the socket directory, where the kubelet has it."""
+    backend: str = "auto"
+    profile: str | None = None
+    """For the simulated backend: a file, or the name of a profile that is shipped."""
+    kubelet_minor: int | None = None
+    """The kubelet's minor version (28 for 1.28), where the operator vouches for it."""
+    startup_grace: float = 0.0
+    """Seconds after the start in which a device may still turn up; 0: no such grace (docs/adr/0004)."""
+    metrics_address: tuple[str, int] | None = None
+    """Host and port to tell metrics on; None: nowhere."""
+    metrics_device_ids: bool = False
+    probe_address: tuple[str, int] | None = None
+    """Host and port to answer probes on; None: nowhere."""
+    host_service: bool = False
+    """Whether this is the node's own service, which every gateway that isn't leaves the resources to."""
+    policy: Policy = Policy()
+    """What the operator decided about devices."""
+    config_file: Path | None = None
+    """What can be edited while the gateway runs (``gateway.configuration.reload``)."""
+    strict_config: bool = False
+    """Whether keys of it that nobody knows are an error."""
+    given: Mapping[str, Given] = field(default_factory=dict)
+    """What command line and environment said of devices, by flag name: it beats the file, however often that changes."""

@@ -1,0 +1,196 @@
+"""One gateway's place on the node: a folder with its sockets, and a lock that says it lives.
+
+Each gateway has a folder of its own below the socket directory, in which its servers are bound, once: no kubelet ever
+cleans a sub-folder (run on 1.8 to 1.37). The folder holds a file that its owner keeps locked as long as it lives; the
+kernel lets go of it however the owner ends, so a folder whose lock can be taken is nobody's and may be removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import stat
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gateway.configuration.settings import SOCKET_DIR
+from gateway.handover.machine import HOST_SERVICE_NS, Age, plausible
+from gateway.kubelet.watch import folder_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FOLDER = "gateway"
+"""The sub-folder of the socket directory that all gateways share."""
+_LOCK = "lock"
+_TOKEN = re.compile(r"[0-9a-f]{8}")
+_BORN = re.compile(rb"[0-9]{1,20}\n")
+_MAX_PEERS = 64
+
+
+def socket_name(resource: str) -> str:
+    """Name a resource's socket within an instance's folder: the same for every gateway, short for any resource name."""
+    return f"{hashlib.sha256(resource.encode()).hexdigest()[:8]}.sock"
+
+
+def make_folder(folder: Path) -> str:
+    """Make the socket directory, if it alone is missing and has a kubelet's name for it; say why it can't be used ('' if it can).
+
+    A service of the host may start before the node's first kubelet. Another name is a typing error, or that of a folder
+    which its kubelet makes: to a folder that we made of a typing error no kubelet would ever come.
+    """
+    if folder.name == SOCKET_DIR.name:
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o750, exist_ok=True)
+    if folder_id(folder) is None:
+        there = next(parent for parent in folder.absolute().parents if folder_id(parent) is not None)
+        return (
+            f"there is no folder {folder}, the nearest one is {there}: correct --socket-dir (kubelets have {SOCKET_DIR}), or, "
+            f"if a kubelet is to come there, start it or make the folder: mkdir -p {folder}"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"{folder} can't be written to by the user {os.geteuid()}: run the gateway as root, as the kubelet is"
+    return ""
+
+
+def begin(*, host_service: bool = False) -> Age:
+    """Give the age of a gateway that starts now, with a token of its own."""
+    rank = HOST_SERVICE_NS if host_service else 0
+    return Age(rank + time.clock_gettime_ns(time.CLOCK_BOOTTIME), secrets.token_hex(4))
+
+
+class Instance:
+    """This gateway's own folder and lock. Built unseen and published by one rename, with every socket in it."""
+
+    def __init__(self, socket_dir: Path, age: Age | None = None) -> None:
+        self.age = age or begin()
+        self._shared = socket_dir / FOLDER
+        self.folder = self._shared / f".{self.age.token}"
+        self._lock = -1
+
+    @property
+    def token(self) -> str:
+        """Eight hexadecimal digits that no other gateway on the node has."""
+        return self.age.token
+
+    def create(self) -> None:
+        """Make the folder, lock it and write our age into it.
+
+        Raises:
+            OSError: the socket directory is missing or not writable.
+        """
+        self._shared.mkdir(mode=0o750, exist_ok=True)
+        self.folder.mkdir(mode=0o750)
+        self._lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.write(self._lock, f"{self.age.born_ns}\n".encode())
+
+    def publish(self) -> None:
+        """Let the other gateways see this one, with the sockets that are bound by now."""
+        published = self._shared / self.token
+        self.folder.rename(published)
+        self.folder = published
+
+    def remove(self) -> None:
+        """Take the folder away and let go of the lock. Never raises: it happens at the end."""
+        _remove_folder(self.folder)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def peers(self) -> dict[Age, Path]:
+        """Return the other living gateways of this socket directory, with their folders.
+
+        Raises:
+            OSError: no descriptor is left to look with, so that nothing can be said.
+        """
+        return {age: folder for folder, age in _alive(self._shared) if age.token != self.token}
+
+
+def sweep(socket_dir: Path) -> list[str]:
+    """Remove what dead gateways left behind, folders and names; return what was removed."""
+    removed = []
+    for folder in _instances(socket_dir / FOLDER):
+        if _locked(folder) or _in_the_making(folder):
+            continue
+        token = folder.name.lstrip(".")
+        for name in socket_dir.glob(f"{token}-*.sock"):
+            with contextlib.suppress(OSError):
+                name.unlink()
+        _remove_folder(folder)
+        removed.append(folder.name)
+    return removed
+
+
+def _instances(shared: Path) -> Iterator[Path]:
+    try:
+        entries = sorted(os.scandir(shared), key=lambda entry: entry.name)[:_MAX_PEERS]
+    except OSError as error:
+        if error.errno in {errno.EMFILE, errno.ENFILE}:
+            raise
+        return
+    for entry in entries:
+        if _TOKEN.fullmatch(entry.name.lstrip(".")) and entry.is_dir(follow_symlinks=False):
+            yield Path(entry.path)
+
+
+def _alive(shared: Path) -> Iterator[tuple[Path, Age]]:
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    for folder in _instances(shared):
+        if folder.name.startswith(".") or not (_is_a_gateways(folder) and _locked(folder)):
+            continue
+        with contextlib.suppress(OSError):
+            with (folder / _LOCK).open("rb") as file:
+                said = file.read(32)
+            if _BORN.fullmatch(said) and plausible(age := Age(int(said), folder.name), now_ns):
+                yield folder, age
+
+
+def _is_a_gateways(folder: Path) -> bool:
+    """Whether only root or our own user can have put a folder and its lock there: a gateway is nobody else."""
+    try:
+        found = [folder.lstat(), (folder / _LOCK).lstat()]
+    except OSError:
+        return False
+    ours = all(one.st_uid in {0, os.geteuid()} and not one.st_mode & stat.S_IWOTH for one in found)
+    return ours and stat.S_ISREG(found[1].st_mode)
+
+
+def _locked(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _in_the_making(folder: Path) -> bool:
+    """Whether an unpublished folder may still be between its creation and its lock (microseconds; ten seconds here)."""
+    with contextlib.suppress(OSError):
+        return folder.name.startswith(".") and time.time() - folder.stat().st_mtime < 10
+    return True
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a folder of sockets and a lock, and nothing else: never follows links, never descends."""
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(folder)):
+            mode = entry.stat(follow_symlinks=False).st_mode
+            if stat.S_ISSOCK(mode) or entry.name == _LOCK:
+                Path(entry.path).unlink()
+        folder.rmdir()

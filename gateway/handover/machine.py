@@ -1,0 +1,577 @@
+"""Succession: several gateways on one node, and who of them serves a resource. Pure: events in, actions out.
+
+The younger of two living gateways serves, and the node's own service is younger than any pod (``Age``). (Two plugins that both answer a cut stream by registering would take turns for
+ever: kubelets 1.8 to 1.11 end the first stream at the second Register.) Every pod has PID 1 and a clock can jump, so age
+is the boot clock, then a random token. Where two gateways can talk, they hand each resource over, the *elder* to its
+*heir*:
+
+- Kubelets 1.25 to 1.36 disconnect whoever is registered when an *old* stream ends (#127803). So the elder ends its streams
+  first, says so, and then the heir registers. From 1.37 on (#135437) the heir registers first, and there is no gap at all.
+- No stream is ended while a Register is in flight for its resource: in 1.25 to 1.28.14 such an end, once the endpoint has
+  aged out, is a nil dereference in PluginDisconnected. So both sides wait for their own Register before they yield.
+- The heir reports the kubelet's ListAndWatch. One that doesn't in time is asked to give the resource back, and later, now
+  and then, whether it still serves. It answers for itself, so that the two never register against each other; only
+  silence is overruled.
+- An heir that failed asks again, ever more seldom, and an elder that took back is left in peace as long.
+- A connection that ends, ends its leases: of the dead one the other takes over, among the living age decides.
+- Nobody yields for ever to one that doesn't serve. A gateway that this kubelet refuses, or whose list fits no message, doesn't
+  ask; whoever stands by looks into the kubelet's own records, and takes back what they lack (``Unserved``, ``Doubt``).
+
+One pair of machines for each resource and two gateways; with several, each gateway stands by while any pair says so.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.registration.machine import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from adapters.dialect import Level
+
+REGISTER_FIRST = 37
+"""From kubelet 1.37 on, the end of an old stream leaves a newer registration alone (#135437)."""
+ANSWER_WAIT = 0.2
+"""Seconds that a partner is given to answer."""
+REPORT_WAIT = 2.0
+"""Seconds that the heir is given to be called by the kubelet."""
+BUSY_WAIT = 30.0
+"""Seconds that a partner may have a Register in flight: longer than its deadline and the wait for the call together."""
+CHECK_WAIT = 30.0
+"""Seconds after which an heir that serves is asked whether it still does: one that was stopped holds its lease, too."""
+REST = 5.0
+"""Seconds before a handover that failed is tried again, doubled for each failure in a row."""
+LOOK, LOOK_CLOSELY = 1.0, 0.25
+"""Seconds between two looks into the kubelet's records while they show what another gateway serves, and while they don't: doubled
+for each look in a row at which they can't be read."""
+LACKING, LACKING_EACH = 1.4, 0.001
+"""Seconds for which they may lack a resource, and more for each of its devices: a kubelet of 1.32 on a busy node takes 2.5 s
+for 5 000."""
+HOST_SERVICE_NS = 1 << 62
+"""Nanoseconds (146 years) by which the node's own service is younger than it is."""
+MOST_FAILURES = 7
+"""Failures in a row that are counted: the longest rest is 320 s."""
+
+
+class Age(Struct, frozen=True, order=True):
+    """When a gateway started (nanoseconds of the boot clock); the token breaks a tie. Younger is greater.
+
+    The node's own service says that it was born ``HOST_SERVICE_NS`` later than it was, so that it is the younger of any pod and
+    itself, whoever came first. An older release, which knows nothing of services, takes its word for it.
+    """
+
+    born_ns: int
+    token: str
+
+    @property
+    def host_service(self) -> bool:
+        """Whether this is the node's own service."""
+        return self.born_ns >= HOST_SERVICE_NS
+
+
+def plausible(age: Age, now_ns: int) -> bool:
+    """Whether a gateway can have started then: after the boot, and not after ``now_ns`` (boot clock)."""
+    return 0 <= age.born_ns - (HOST_SERVICE_NS if age.host_service else 0) <= now_ns
+
+
+def elder_should_wait(own: Age, peers: Iterable[Age], doubts: Mapping[Age, Doubt] = MappingProxyType({})) -> Age | None:
+    """Return the youngest of the living ``peers`` that is younger than we are: the one to stand by for.
+
+    The rule among gateways that can't talk: another state directory, an older release. One that we stood by for in vain
+    (``doubts``) doesn't count.
+    """
+    younger = [peer for peer in peers if peer > own and peer not in doubts]
+    return max(younger, default=None)
+
+
+class Doubt(Struct, frozen=True):
+    """What is known of a younger gateway that can't talk, and for which we stood by in vain. A new kubelet ends the doubt."""
+
+    cuts: int
+    """How often our streams had ended unasked until then."""
+    names: frozenset[str]
+    """Its names in the socket directory then."""
+
+    def over(self, cuts: int, names: frozenset[str]) -> bool:
+        """Whether it registers after all: kubelets up to 1.11 end our stream for it, and each Register has a new name."""
+        return cuts > self.cuts or not names <= self.names
+
+
+class Records(Struct, frozen=True):
+    """What the kubelet's own records showed of a resource that we stand by for. Times are in monotonic seconds."""
+
+    lacking_since: float | None = None
+    """Since when every look found no device; None: the last look found some, or nothing is known."""
+    seen: bool = False
+    """Whether any look since the kubelet's start, or since we stand by, found some."""
+    told: float = 0.0
+    """When that was told last."""
+    unknown: int = 0
+    """How many looks in a row showed nothing at all."""
+
+    def look(self, now: float, *, shown: bool | None) -> Records:
+        """Take what one look showed; None: nothing could be known."""
+        if shown is None:
+            return replace(self, unknown=min(self.unknown + 1, MOST_FAILURES))
+        if shown:
+            return Records(seen=True)
+        return replace(self, lacking_since=now if self.lacking_since is None else self.lacking_since, unknown=0)
+
+    def unserved(self, now: float, devices: int) -> bool:
+        """Whether a resource of so many devices was lacking for too long for a Register that is under way."""
+        if self.lacking_since is None:
+            return False
+        return now - max(self.lacking_since, self.told) >= LACKING + LACKING_EACH * devices
+
+    def again(self, *, talks: bool) -> float | None:
+        """Return in how many seconds to look again; None: not before the kubelet starts anew.
+
+        Of one that talks we hear at once when it can't serve any more.
+        """
+        if self.seen and self.lacking_since is None:
+            return None if talks else LOOK
+        return LOOK_CLOSELY * 2.0**self.unknown
+
+
+class Standing(Enum):
+    """Where a resource's own registration stands, as far as another gateway is concerned."""
+
+    IDLE = "idle"
+    BUSY = "busy"
+    """A Register is in flight, or was accepted and the kubelet hasn't called yet."""
+    SERVING = "serving"
+    LEAVING = "leaving"
+    """Held back or about to register anew, with a stream that isn't over yet."""
+    OUT = "out"
+    """It can't be offered (it has no devices, its list is too large), or the gateway ends."""
+    REFUSED = "refused"
+    """This kubelet refused our last Register; the next one may succeed."""
+
+
+_FREE = frozenset({Standing.IDLE, Standing.OUT, Standing.REFUSED})
+_UNABLE = frozenset({Standing.OUT, Standing.REFUSED})
+
+
+def standing(phase: Phase, *, streams: bool, refused: bool = False) -> Standing:
+    """Sum up a registration: its phase, whether ListAndWatch streams of ours are open, and whether the kubelet refused it."""
+    match phase:
+        case Phase.OFFERING | Phase.ACCEPTED:
+            return Standing.BUSY
+        case Phase.SERVING:
+            return Standing.SERVING
+        case _ if streams:
+            return Standing.LEAVING
+        case Phase.OUT | Phase.STOPPED:
+            return Standing.OUT
+        case Phase.WAITING if refused:
+            return Standing.REFUSED
+        case Phase.ABSENT | Phase.WAITING | Phase.STANDBY:
+            return Standing.IDLE
+
+
+class Say(Enum):
+    """What two gateways say to each other about a resource. The values are what goes over the socket."""
+
+    ASK = "ask"
+    """Heir: let me serve it; I wait for your answer until the time that the message names."""
+    GOING = "going"
+    """Heir: you did not answer in time; I register."""
+    SERVING = "serving"
+    """Heir: the kubelet has called ListAndWatch."""
+    BUSY = "busy"
+    """Heir, asked to give it back: a Register of mine is in flight; you will be told what became of it."""
+    RELEASED = "released"
+    """Heir: I have no stream and no Register in flight, and send none."""
+    WAIT = "wait"
+    """Elder: a Register of mine is in flight; you will be told."""
+    FIRST = "first"
+    """Elder: register; I end my streams when you serve."""
+    YOURS = "yours"
+    """Elder: my streams are over; register."""
+    REVOKE = "revoke"
+    """Elder: you did not report in time; how do you stand?"""
+    MINE = "mine"
+    """Elder: I serve it; stand by."""
+
+
+class Elder(Enum):
+    """Where a resource stands between us and a younger gateway."""
+
+    APART = "apart"
+    """Nothing was asked. We serve."""
+    ENDING = "ending our streams"
+    PROMISED = "lent, the heir registers first"
+    LENT = "lent"
+    CONFIRMED = "handed over"
+    REVOKING = "asked back"
+    CHECKING = "handed over, asked whether it still serves"
+    TAKEN = "taken back, not acknowledged"
+    RESTING = "taken back"
+
+
+class Heir(Enum):
+    """Where a resource stands between us and an older gateway."""
+
+    ASKING = "asking"
+    WAITING = "waiting for its Register"
+    TRYING = "registering"
+    SERVED = "serving"
+    GIVING = "asked back, registering"
+    RETURNING = "giving back"
+    RESTING = "given back"
+
+
+DEFERRING: frozenset[Elder | Heir] = frozenset(
+    {Elder.ENDING, Elder.LENT, Elder.CONFIRMED, Elder.CHECKING, Elder.REVOKING}
+    | {Heir.ASKING, Heir.WAITING, Heir.RETURNING, Heir.RESTING}
+)
+"""The stages in which our own registration stands by."""
+_SETTLED = frozenset({Elder.APART, Elder.CONFIRMED, Elder.CHECKING, Elder.RESTING, Heir.SERVED, Heir.RESTING})
+
+# Events.
+
+
+class Asked(Struct, frozen=True):
+    """The heir wants the resource. ``first``: it may register, or does, before our streams have ended."""
+
+    first: bool
+
+
+class Heard(Struct, frozen=True):
+    """The partner said something else."""
+
+    say: Say
+
+
+class Stood(Struct, frozen=True):
+    """Our own registration stands so now."""
+
+    standing: Standing
+
+
+class Fired(Struct, frozen=True):
+    """The wait is over. ``could_serve``: we could, were it not for this partner (``could_serve`` below)."""
+
+    could_serve: bool
+
+
+class Unserved(Struct, frozen=True):
+    """The kubelet's records have lacked the resource for a while, although the partner is to serve it and we could."""
+
+
+Event = Asked | Heard | Stood | Fired | Unserved
+
+
+# Actions.
+
+
+class Tell(Struct, frozen=True):
+    """Say it to the partner."""
+
+    say: Say
+
+
+class Wait(Struct, frozen=True):
+    """Send ``Fired`` after so many seconds; forget an earlier wait. None: don't."""
+
+    seconds: float | None
+
+
+class Outcome(Enum):
+    """How a handover of a resource went, to be counted. The values are what people read."""
+
+    DONE = "done"
+    """The heir serves, and has said so."""
+    ALONE = "no answer"
+    """Heir: the elder did not answer in time; we went on without."""
+    BACK = "back"
+    """The elder serves again: the heir was silent, failed or gave it up."""
+    LOST = "connection lost"
+    """The partner went, or broke off, before it was done."""
+
+
+class Note(Struct, frozen=True):
+    """Count and log it."""
+
+    outcome: Outcome
+
+
+Action = Tell | Wait | Note
+
+
+class State(Struct, frozen=True):
+    """One resource between us and one partner."""
+
+    stage: Elder | Heir
+    standing: Standing
+    failures: int = 0
+    """Handovers in a row that did not come to an end, or not for long."""
+    doubted: bool = False
+    """Whether the kubelet's records lacked it once already, while the heir says that it serves."""
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether a handover is under way."""
+        return self.stage not in _SETTLED
+
+
+Step = tuple[State, tuple[Action, ...]]
+
+
+def elder(own: Standing) -> State:
+    """Begin with a younger gateway, which may ask for the resource."""
+    return State(Elder.APART, own)
+
+
+def heir(own: Standing) -> Step:
+    """Begin with an older gateway: ask it for the resource, or say that it comes too late for that."""
+    state = State(Heir.ASKING, own)
+    match own:
+        case Standing.IDLE:
+            return _to(state, Heir.ASKING, Say.ASK)
+        case Standing.OUT | Standing.REFUSED:
+            return _to(state, Heir.RESTING)
+        case Standing.SERVING:
+            return _to(state, Heir.SERVED, Say.SERVING)
+        case Standing.BUSY | Standing.LEAVING:
+            return _to(state, Heir.TRYING, Say.GOING)
+
+
+def register_first(level: Level | None, *, late: bool) -> bool:
+    """Whether the heir registers before the elder's streams end: the kubelet is surely 1.37 or later, or it does anyway.
+
+    An ask that was read too late (a stalled elder) comes from an heir that has gone on: its Register may be in flight.
+    """
+    return late or (level is not None and level.reaches(REGISTER_FIRST) is True)
+
+
+def could_serve(own: State, others: Iterable[State], *, kubelet: bool) -> bool:
+    """Whether anything but this partner keeps us from serving.
+
+    As an elder we could unless another heir is known to serve, or we stand by for an elder of our own; as an heir, unless
+    a younger gateway has the resource from us. ``others``: the same resource between us and the other partners.
+    """
+    if not kubelet or own.standing in _UNABLE:
+        return False
+    if isinstance(own.stage, Heir):
+        return not any(isinstance(other.stage, Elder) and other.stage in DEFERRING for other in others)
+    return not any(
+        other.stage in {Elder.CONFIRMED, Elder.CHECKING} or (isinstance(other.stage, Heir) and other.stage in DEFERRING)
+        for other in others
+    )
+
+
+def step(state: State, event: Event) -> Step:
+    """Take one event. Total: every event is meaningful, or ignored, in every state."""
+    if isinstance(event, Stood):
+        state = replace(state, standing=event.standing)
+    if isinstance(state.stage, Elder):
+        return _elder(state, event)
+    return _heir(state, event)
+
+
+def _to(state: State, stage: Elder | Heir, *says: Say, note: Outcome | None = None) -> Step:
+    """Enter a stage: each has its own wait."""
+    if stage not in {Elder.CONFIRMED, Elder.CHECKING}:
+        state = replace(state, doubted=False)
+    if stage is Elder.CONFIRMED:
+        state = replace(state, failures=0)
+    elif stage in {Elder.TAKEN, Heir.RESTING} or (stage is Elder.RESTING and state.stage is not Elder.TAKEN):
+        state = replace(state, failures=min(state.failures + 1, MOST_FAILURES))
+    state = replace(state, stage=stage)
+    noted = (Note(note),) if note is not None else ()
+    return state, (Wait(_patience(state)), *(Tell(say) for say in says), *noted)
+
+
+def _patience(state: State) -> float | None:
+    match state.stage:
+        case Elder.CHECKING if state.doubted:
+            return ANSWER_WAIT
+        case Elder.ENDING | Elder.PROMISED | Elder.LENT | Elder.CHECKING | Elder.TAKEN:
+            return REPORT_WAIT
+        case Elder.CONFIRMED:
+            return CHECK_WAIT
+        case Heir.SERVED if state.failures:
+            return CHECK_WAIT
+        case Elder.REVOKING | Heir.ASKING:
+            return ANSWER_WAIT
+        case Heir.WAITING:
+            return BUSY_WAIT
+        case Elder.RESTING | Heir.RESTING:
+            # The elder's is the shorter one, so that the heir's next ask finds it over.
+            return (REST if state.stage is Heir.RESTING else 0.8 * REST) * 2.0 ** (state.failures - 1)
+        case _:
+            return None
+
+
+# The elder.
+
+
+def _elder(state: State, event: Event) -> Step:
+    match event:
+        case Asked(first):
+            return _asked(state, first=first)
+        case Heard(Say.GOING):
+            return _going(state)
+        case Heard(Say.SERVING):
+            if state.stage is Elder.CONFIRMED:
+                return state, ()
+            if state.stage in {Elder.TAKEN, Elder.RESTING}:
+                return _mine(state)
+            return _to(state, Elder.CONFIRMED, note=None if state.stage is Elder.CHECKING else Outcome.DONE)
+        case Heard(Say.RELEASED):
+            if state.stage in {Elder.APART, Elder.RESTING}:
+                return state, ()
+            return _to(state, Elder.RESTING, note=None if state.stage is Elder.TAKEN else Outcome.BACK)
+        case Heard(Say.BUSY):
+            return state, ((Wait(BUSY_WAIT),) if state.stage in {Elder.REVOKING, Elder.CHECKING} else ())
+        case Heard():
+            return state, ()
+        case Stood(now):
+            if state.stage is Elder.PROMISED and now not in {Standing.SERVING, Standing.BUSY}:
+                return _yield(state)  # Our stream is lost: nothing is gained by holding on.
+            if state.stage is Elder.ENDING and now in _FREE:
+                return _to(state, Elder.LENT, Say.YOURS)
+            return state, ()
+        case Fired():
+            return _elder_waited(state, could_serve=event.could_serve)
+        case Unserved():
+            if state.stage in {Elder.REVOKING, Elder.CHECKING}:  # It said that it registers: is it still at it?
+                return state, (Wait(ANSWER_WAIT), Tell(Say.REVOKE))
+            if state.stage is not Elder.CONFIRMED:
+                return state, ()
+            if state.doubted:  # It said that it serves, and the records say the same as before.
+                return _to(state, Elder.TAKEN, Say.MINE, note=Outcome.BACK)
+            return _to(replace(state, doubted=True), Elder.CHECKING, Say.REVOKE)
+
+
+def _asked(state: State, *, first: bool) -> Step:
+    if state.stage in {Elder.TAKEN, Elder.RESTING}:
+        return state, (Tell(Say.MINE),)
+    live = state.standing in {Standing.SERVING, Standing.BUSY}
+    if first and live and state.stage in {Elder.APART, Elder.PROMISED}:
+        return _to(state, Elder.PROMISED, Say.FIRST)
+    return _yield(state)
+
+
+def _yield(state: State) -> Step:
+    if state.standing in _FREE:
+        return _to(state, Elder.LENT, Say.YOURS)
+    return _to(state, Elder.ENDING, *((Say.WAIT,) if state.standing is Standing.BUSY else ()))
+
+
+def _going(state: State) -> Step:
+    """The heir registers already: what isn't ended by now stays until it serves."""
+    match state.stage:
+        case Elder.APART:
+            return _asked(state, first=True)
+        case Elder.ENDING if state.standing is Standing.BUSY:
+            return _to(state, Elder.PROMISED)
+        case Elder.TAKEN | Elder.RESTING:
+            return _mine(state)
+        case _:
+            return state, ()
+
+
+def _mine(state: State) -> Step:
+    """It was taken back, and the heir serves or registers all the same."""
+    if state.stage is Elder.TAKEN:
+        return state, (Tell(Say.MINE),)
+    return _to(state, Elder.TAKEN, Say.MINE)
+
+
+def _elder_waited(state: State, *, could_serve: bool) -> Step:
+    match state.stage:
+        case Elder.ENDING if state.standing is not Standing.BUSY:  # A stream that doesn't end: nobody reads it.
+            return _to(state, Elder.LENT, Say.YOURS)
+        case Elder.PROMISED if state.standing is not Standing.BUSY:
+            return _to(state, Elder.TAKEN, Say.MINE, note=Outcome.BACK)
+        case Elder.LENT if could_serve:
+            return _to(state, Elder.REVOKING, Say.REVOKE)
+        case Elder.CONFIRMED if could_serve:
+            return _to(replace(state, doubted=False), Elder.CHECKING, Say.REVOKE)
+        case Elder.ENDING | Elder.PROMISED | Elder.LENT | Elder.CONFIRMED:
+            return state, (Wait(_patience(state)),)
+        case Elder.REVOKING | Elder.CHECKING:
+            return _to(state, Elder.TAKEN, Say.MINE, note=Outcome.BACK)
+        case Elder.TAKEN:
+            # Once more, and no more: what a stopped heir doesn't read would end the connection some day.
+            return state, (Tell(Say.MINE), Wait(None))
+        case Elder.RESTING:
+            return _to(state, Elder.APART)
+        case _:
+            return state, ()
+
+
+# The heir.
+
+
+def _heir(state: State, event: Event) -> Step:
+    match event:
+        case Heard(say):
+            return _heir_heard(state, say)
+        case Stood(now):
+            return _heir_stood(state, now)
+        case Fired(could_serve):
+            if state.stage in {Heir.ASKING, Heir.WAITING}:
+                return _to(state, Heir.TRYING, Say.GOING, note=Outcome.ALONE)
+            if state.stage is Heir.SERVED:
+                return replace(state, failures=0), ()
+            if state.stage is not Heir.RESTING:
+                return state, ()
+            return _to(state, Heir.ASKING, Say.ASK) if could_serve else (state, (Wait(_patience(state)),))
+        case Unserved():
+            if state.stage is Heir.WAITING:  # Its Register is in flight, or it hangs: nothing is ended for ours.
+                return _to(state, Heir.TRYING, Say.GOING, note=Outcome.ALONE)
+            return _to(state, Heir.ASKING, Say.ASK) if state.stage is Heir.RESTING else (state, ())
+        case Asked():
+            return state, ()
+
+
+def _heir_heard(state: State, say: Say) -> Step:
+    asking = state.stage in {Heir.ASKING, Heir.WAITING}
+    match say:
+        case Say.WAIT if state.stage is Heir.ASKING:
+            return _to(state, Heir.WAITING)
+        case Say.FIRST | Say.YOURS if asking:
+            return _to(state, Heir.TRYING)
+        case Say.MINE | Say.REVOKE if state.stage is Heir.RESTING:
+            return state, (Tell(Say.RELEASED),)
+        case Say.MINE if state.stage is not Heir.RETURNING:
+            return _give_back(state)
+        case Say.REVOKE if asking:
+            return _give_back(state)
+        case Say.REVOKE if state.stage is Heir.RETURNING:
+            return state, (Tell(Say.BUSY),)
+        case Say.REVOKE:
+            if state.standing is Standing.SERVING:
+                return _to(state, Heir.SERVED, Say.SERVING)
+            return _give_back(state) if state.standing in _FREE else _to(state, Heir.GIVING, Say.BUSY)
+        case _:
+            return state, ()
+
+
+def _heir_stood(state: State, now: Standing) -> Step:
+    match state.stage:
+        case Heir.TRYING | Heir.GIVING if now is Standing.SERVING:
+            return _to(state, Heir.SERVED, Say.SERVING, note=Outcome.DONE)
+        case Heir.TRYING | Heir.SERVED if now in _UNABLE:
+            return _give_back(state)
+        case Heir.GIVING | Heir.RETURNING if now in _FREE:
+            return _to(state, Heir.RESTING, Say.RELEASED, note=Outcome.BACK)
+        case _:
+            return state, ()
+
+
+def _give_back(state: State) -> Step:
+    """Stand by, and say so when it is true."""
+    if state.standing in _FREE:
+        return _to(state, Heir.RESTING, Say.RELEASED, note=Outcome.BACK)
+    return _to(state, Heir.RETURNING)

@@ -1,0 +1,469 @@
+"""Handover: carries out what ``succession`` decides, over the control sockets of the gateways on a node.
+
+The heir connects to each older gateway's control socket, once, and both keep the connection as long as both live: it is
+the lease of every resource. What is said about one resource is a ``succession.Say``; a message names all resources it is
+said of:
+
+    {"v": 1, "op": "handover", "say": "ask", "resources": ["nvidia.com/gpu"], "until_ns": ...,
+     "from": {"born_ns": ..., "token": ...}}                                                    the heir, to begin with
+    {"v": 1, "op": "handover", "say": "yours", "resources": ["nvidia.com/gpu"]}                 either, from then on
+
+``until_ns`` (boot clock) is how long the heir waits: an elder that reads an ask later knows that the heir has gone on.
+Unknown fields and words are ignored, so that a later release can say more; what is malformed ends the connection. A
+partner of the same user may still be broken: whatever it says or doesn't, every wait here ends.
+
+Whether a resource stands by is decided in one place, the shell: ``Holder.look`` makes it ask ``defers_to`` first, and for
+peers that ``decides`` disowns (another state directory, an older release) go by age alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
+
+import structlog
+
+from gateway.handover import machine as succession
+from gateway.handover.machine import DEFERRING, Age, Elder, Heir, Outcome, Say, Standing, State
+from gateway.wires import control
+from gateway.wires.control import ControlError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from pathlib import Path
+    from types import UnionType
+
+    from adapters.dialect import Level
+    from gateway.wires.control import Connection
+
+OP: Final = "handover"
+CONNECT_TIME: Final = 1.0
+"""Seconds that an elder's socket is given to take our connection. The kernel does that for it, at once, so that what takes
+time is only ever our own loop."""
+ASK_TIME: Final = 0.15
+"""Seconds within which an ask must be read: the heir goes on after ``succession.ANSWER_WAIT``, and not a moment later
+may a stream still be ended for it."""
+GRACE: Final = 0.25
+"""Seconds that a younger gateway which has a control socket is given to ask, before age alone decides."""
+AGAIN: Final = 5.0
+"""Seconds before a gateway with which a conversation failed is spoken to again, doubled for each failure in a row."""
+AGAIN_MOST: Final = 320.0
+FAREWELL: Final = 0.2
+"""Seconds that the last words are given when the gateway ends."""
+MAX_PARTNERS: Final = 16
+MAX_RESOURCES: Final = 256
+"""In all, with one partner; kubelets take resource names of at most 317 characters."""
+_IN_ONE_MESSAGE: Final = 64
+_LONGEST_NAME: Final = 317
+_MAX_OUTBOX: Final = 256
+_MAX_REMEMBERED: Final = 64
+_TOKEN = re.compile(r"[0-9a-f]{8}")
+_SAYS = {say.value: say for say in Say}
+_log = structlog.get_logger()
+
+
+class Holder(Protocol):
+    """What a handover must know of this gateway's own registrations, and the one thing that it asks for."""
+
+    def resources(self) -> Collection[str]:
+        """The resources that this gateway has."""
+        ...
+
+    def standing(self, resource: str) -> Standing:
+        """Where the registration of one of them stands."""
+        ...
+
+    def level(self, resource: str) -> Level | None:
+        """The kubelets that fit the evidence of its live stream; None without one."""
+        ...
+
+    def kubelet_listens(self) -> bool:
+        """Whether a kubelet takes connections now."""
+        ...
+
+    def look(self) -> None:
+        """Let each resource stand by or resume, by ``Handover.defers_to`` and the peers it doesn't decide about."""
+        ...
+
+
+class _Partner:
+    """One other gateway, the conversation with it, and where each resource stands between us."""
+
+    def __init__(self, age: Age, connection: Connection) -> None:
+        self.age, self.connection = age, connection
+        self.states: dict[str, State] = {}
+        self.timers: dict[str, asyncio.TimerHandle] = {}
+        self.outbox: deque[tuple[Say, list[str]]] = deque()
+        self.ready = asyncio.Event()
+        self.quiet = asyncio.Event()
+        """Set while nothing is left to say."""
+        self.gone = False
+
+    def has_room_for(self, resources: Iterable[str]) -> bool:
+        """Whether no more than ``MAX_RESOURCES`` would be talked about."""
+        return len(self.states.keys() | set(resources)) <= MAX_RESOURCES
+
+    def say(self, say: Say, resource: str) -> None:
+        """Put it into the outbox; what is said of several resources at once goes as one message."""
+        if self.outbox and self.outbox[-1][0] is say and len(self.outbox[-1][1]) < _IN_ONE_MESSAGE:
+            self.outbox[-1][1].append(resource)
+        elif len(self.outbox) < _MAX_OUTBOX:
+            self.outbox.append((say, [resource]))
+        else:
+            self.connection.abort()  # It doesn't read. What reads from it ends, and with it the lease.
+        self.quiet.clear()
+        self.ready.set()
+
+
+class Handover:
+    """All handovers of this gateway, with older and with younger ones.
+
+    Args:
+        age: our own.
+        state_dir: where the control sockets of this node's gateways are.
+        holder: our own registrations.
+        count: takes the side ("elder" or "heir") and the outcome (a ``succession.Outcome`` in words) of each handover.
+    """
+
+    def __init__(self, age: Age, state_dir: Path, holder: Holder, count: Callable[[str, str], None]) -> None:
+        self._age, self._state_dir, self._holder, self._count = age, state_dir, holder, count
+        self._partners: dict[str, _Partner] = {}
+        self._first_seen: dict[str, float] = {}
+        self._not_before: dict[str, float] = {}
+        self._rests: dict[str, float] = {}
+        self._events: deque[Callable[[], None]] = deque()
+        self._deferring: dict[str, Age | None] = {}
+        self._running = self._closed = False
+        self._answered = asyncio.Event()
+        self._taking = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # For the shell.
+
+    async def take_over(self, peers: Iterable[Age]) -> bool:
+        """Ask the older gateways for each resource that they were not asked for yet; tell whether there was any.
+
+        Returns when each was answered, or ``succession.ANSWER_WAIT`` is over. What was handed over may be registered a
+        moment later (kubelets 1.25 to 1.36 disconnect whoever is registered right after a stream's end); the rest stands by (``defers_to``). Call it before this gateway is seen by the others, when one appears
+        that is older, and when a resource is new.
+        """
+        async with self._taking:
+            if not self._closed and self._holder.resources():
+                await asyncio.gather(*(self._meet(peer) for peer in list(self._strangers(peers))))
+            if not self._ask():
+                return False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2 * succession.ANSWER_WAIT):
+                    await self._answered.wait()
+            return True
+
+    async def serve(self, connection: Connection, request: Mapping[str, Any]) -> None:
+        """Hand over to a younger gateway: the control server's handler of ``OP``. Returns when the lease is over.
+
+        Raises:
+            ControlError: there is nothing to talk about with this one.
+        """
+        age = _age(request.get("from"))
+        if age is None or age <= self._age:
+            raise ControlError(
+                f"expected the age of a gateway younger than {self._age}, got {ascii(age or request)[:80]}"
+            )
+        if (before := self._partners.get(age.token)) is not None:
+            self._part(before)
+        if self._closed or len(self._partners) >= MAX_PARTNERS:
+            raise ControlError("this gateway can't talk to one more: go on without")
+        await self._converse(_Partner(age, connection), request)
+
+    def changed(self, resource: str) -> None:
+        """Take notice that a resource's standing may have changed: call it after each event of its registration."""
+        for partner in self._partners.values():
+            state = partner.states.get(resource)
+            if state is not None and state.standing is not self._standing(resource):
+                self._feed(partner, resource, succession.Stood(self._standing(resource)))
+
+    def unserved(self, resource: str) -> None:
+        """Take notice that the kubelet's records lack what a partner is to serve."""
+        for partner in list(self._partners.values()):
+            state = partner.states.get(resource)
+            # Whatever the other heirs say: none of them serves.
+            if state is not None and state.stage in DEFERRING and self._could_serve(partner, resource, Heir):
+                self._feed(partner, resource, succession.Unserved())
+
+    def defers_to(self, resource: str) -> Age | None:
+        """Return the gateway for which the resource is to stand by; None while its own Register is in flight, too."""
+        if self._standing(resource) is Standing.BUSY:
+            return None
+        leases = ((partner.age, partner.states.get(resource)) for partner in self._partners.values())
+        return max((age for age, state in leases if state is not None and state.stage in DEFERRING), default=None)
+
+    @property
+    def talks(self) -> bool:
+        """Whether there is a gateway that we talk to."""
+        return bool(self._partners)
+
+    def decides(self, peer: Age, resource: str) -> bool:
+        """Tell whether what ``peer`` serves is settled here, not by age alone.
+
+        It is while both talk. And a younger gateway that could, has ``GRACE`` seconds to begin, before a resource that
+        we serve is yielded without a word.
+        """
+        if peer.token in self._partners:
+            return True
+        both = (control.socket_path(self._state_dir, age.token) for age in (peer, self._age))
+        idle = self._standing(resource) in {Standing.IDLE, Standing.OUT, Standing.REFUSED}
+        if idle or self._closed or peer < self._age or not all(path.exists() for path in both):
+            return False
+        loop = asyncio.get_running_loop()
+        if peer.token not in self._first_seen:
+            self._remember(self._first_seen, peer, loop.time())
+            loop.call_later(GRACE, self._look)
+        return loop.time() < self._first_seen[peer.token] + GRACE
+
+    async def close(self) -> None:
+        """Say what is left to say, and end every lease. Call it when the registrations have ended. Never raises."""
+        self._closed = True
+        partners = list(self._partners.values())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL):
+                await asyncio.gather(*(partner.quiet.wait() for partner in partners))
+        for partner in partners:
+            self._part(partner)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Conversations.
+
+    def _strangers(self, peers: Iterable[Age]) -> Iterable[Age]:
+        """Choose the older gateways that are to be spoken to now."""
+        now, room = time.monotonic(), MAX_PARTNERS - len(self._partners)
+        for peer in sorted(peers, reverse=True):
+            if peer < self._age and peer.token not in self._partners and room > 0:
+                if self._not_before.get(peer.token, now) > now:
+                    continue
+                room -= 1
+                yield peer
+
+    async def _meet(self, elder: Age) -> None:
+        try:
+            connection = await control.connect(control.socket_path(self._state_dir, elder.token), CONNECT_TIME)
+        except ControlError as error:
+            self._rest(elder)
+            _log.info("an older gateway can't be spoken to: going by age alone", peer=elder.token, reason=str(error))
+            return
+        partner = self._partners[elder.token] = _Partner(elder, connection)
+        task = asyncio.ensure_future(self._converse(partner, None))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _converse(self, partner: _Partner, message: Mapping[str, Any] | None) -> None:
+        """Listen to a partner until it goes, or says what can't be; send what there is to say."""
+        self._partners[partner.age.token] = partner
+        self._remember(self._first_seen, partner.age, float("-inf"))
+        writing = asyncio.ensure_future(self._write(partner))
+        try:
+            if message is not None and not self._hear(partner, message):
+                return
+            while (message := await partner.connection.receive()) is not None:
+                if not self._hear(partner, message):
+                    return
+        finally:
+            writing.cancel()
+            self._part(partner)
+
+    async def _write(self, partner: _Partner) -> None:
+        with contextlib.suppress(ControlError):  # Then it is closed, and reading ends.
+            while True:
+                while partner.outbox:
+                    say, resources = partner.outbox.popleft()
+                    await partner.connection.send(self._message(say, resources))
+                partner.quiet.set()
+                await partner.ready.wait()
+                partner.ready.clear()
+        partner.connection.abort()
+
+    def _message(self, say: Say, resources: list[str]) -> dict[str, Any]:
+        message = {
+            "op": OP,
+            "say": say.value,
+            "resources": resources,
+            "from": {"born_ns": self._age.born_ns, "token": self._age.token},
+        }
+        return message | {"until_ns": _boot_ns() + int(ASK_TIME * 1e9)} if say is Say.ASK else message
+
+    def _hear(self, partner: _Partner, message: Mapping[str, Any]) -> bool:
+        """Take one message. False ends the conversation."""
+        if message.get("v") != control.VERSION or "error" in message:
+            _log.warning("the other gateway won't talk", peer=partner.age.token, said=ascii(message)[:200])
+            return False
+        word, resources = message.get("say"), message.get("resources")
+        say = _SAYS.get(word) if isinstance(word, str) else None
+        if message.get("op") != OP or say is None:
+            return True
+        if not _are_names(resources) or not partner.has_room_for(resources):
+            _log.warning("the other gateway talks nonsense", peer=partner.age.token, said=ascii(message)[:200])
+            return False
+        late = say is Say.ASK and not _in_time(message.get("until_ns"))
+        for resource in resources:
+            self._rests.pop(partner.age.token, None)  # It talks.
+            if resource not in partner.states:
+                if partner.age < self._age:  # An elder answers; it doesn't begin.
+                    continue
+                partner.states[resource] = succession.elder(self._standing(resource))
+            self._feed(partner, resource, self._event(resource, say, late=late))
+        return True
+
+    def _event(self, resource: str, say: Say, *, late: bool) -> succession.Event:
+        if say is not Say.ASK:
+            return succession.Heard(say)
+        level = self._holder.level(resource) if self._standing(resource) is Standing.SERVING else None
+        return succession.Asked(first=succession.register_first(level, late=late))
+
+    def _part(self, partner: _Partner) -> None:
+        """End the leases that hang on this connection. What serves now, and who, the shell looks at anew."""
+        if partner.gone:
+            return
+        partner.gone = True
+        partner.connection.close()
+        for timer in partner.timers.values():
+            timer.cancel()
+        if self._partners.get(partner.age.token) is partner:
+            del self._partners[partner.age.token]
+        self._rest(partner.age)
+        for resource, state in partner.states.items():
+            if state.unsettled:
+                self._note(partner, resource, Outcome.LOST)
+        self._events.append(self._look)
+        self._run()
+
+    def _rest(self, peer: Age) -> None:
+        """Leave a gateway in peace for a while, and look then whether it can be spoken to."""
+        seconds = self._rests.get(peer.token, AGAIN)
+        self._remember(self._rests, peer, min(2 * seconds, AGAIN_MOST))
+        self._remember(self._not_before, peer, time.monotonic() + seconds)
+        asyncio.get_running_loop().call_later(seconds + 0.1, self._look)
+
+    @staticmethod
+    def _remember(times: dict[str, float], peer: Age, when: float) -> None:
+        if len(times) >= _MAX_REMEMBERED:
+            times.clear()
+        times[peer.token] = when
+
+    # What the machines decide.
+
+    def _ask(self) -> bool:
+        """Begin with each elder for each resource that is new to it; tell whether there was any."""
+        asked = False
+        for partner in self._partners.values():
+            if partner.age > self._age:
+                continue
+            for resource in sorted(set(self._holder.resources()) - set(partner.states))[
+                : MAX_RESOURCES - len(partner.states)
+            ]:
+                partner.states[resource], actions = succession.heir(self._standing(resource))
+                self._act(partner, resource, actions)
+                asked = True
+        self._run()
+        return asked
+
+    def _standing(self, resource: str) -> Standing:
+        return self._holder.standing(resource) if resource in self._holder.resources() else Standing.IDLE
+
+    def _feed(self, partner: _Partner, resource: str, event: succession.Event) -> None:
+        """Let one machine take an event, after those that are waiting; what it causes may cause others."""
+        self._events.append(lambda: self._step(partner, resource, event))
+        self._run()
+
+    def _run(self) -> None:
+        if self._running:
+            return
+        self._running = True
+        try:
+            while True:
+                while self._events:
+                    self._events.popleft()()
+                deferring = {resource: self.defers_to(resource) for resource in self._holder.resources()}
+                if deferring == self._deferring:
+                    break
+                self._deferring = deferring
+                self._look()
+        finally:
+            self._running = False
+        states = (state for partner in self._partners.values() for state in partner.states.values())
+        if any(state.stage is Heir.ASKING for state in states):
+            self._answered.clear()
+        else:
+            self._answered.set()
+
+    def _look(self) -> None:
+        if not self._closed:
+            self._holder.look()
+
+    def _step(self, partner: _Partner, resource: str, event: succession.Event) -> None:
+        if not partner.gone:
+            partner.states[resource], actions = succession.step(partner.states[resource], event)
+            self._act(partner, resource, actions)
+
+    def _act(self, partner: _Partner, resource: str, actions: Iterable[succession.Action]) -> None:
+        for action in actions:
+            match action:
+                case succession.Tell(say):
+                    partner.say(say, resource)
+                case succession.Wait(seconds):
+                    if (timer := partner.timers.pop(resource, None)) is not None:
+                        timer.cancel()
+                    if seconds is not None:
+                        loop = asyncio.get_running_loop()
+                        partner.timers[resource] = loop.call_later(seconds, self._fire, partner, resource)
+                case succession.Note(outcome):
+                    self._note(partner, resource, outcome)
+
+    def _fire(self, partner: _Partner, resource: str) -> None:
+        self._feed(partner, resource, succession.Fired(self._could_serve(partner, resource)))
+
+    def _could_serve(
+        self, partner: _Partner, resource: str, sides: type[Elder | Heir] | UnionType = Elder | Heir
+    ) -> bool:
+        """Whether only this partner keeps us from serving; of the others those count that we are ``sides`` to."""
+        others = [
+            other.states[resource]
+            for other in self._partners.values()
+            if other is not partner and resource in other.states and isinstance(other.states[resource].stage, sides)
+        ]
+        kubelet = resource in self._holder.resources() and self._holder.kubelet_listens()
+        return succession.could_serve(partner.states[resource], others, kubelet=kubelet)
+
+    def _note(self, partner: _Partner, resource: str, outcome: Outcome) -> None:
+        side = "heir" if partner.age < self._age else "elder"
+        self._count(side, outcome.value)
+        _log.info("handover", side=side, outcome=outcome.value, resource=resource, peer=partner.age.token)
+
+
+def _age(said: object) -> Age | None:
+    """Read who is speaking."""
+    match said:
+        case {"born_ns": int(born_ns), "token": str(token)} if _TOKEN.fullmatch(token):
+            age = Age(born_ns, token)
+            return age if succession.plausible(age, _boot_ns()) else None
+    return None
+
+
+def _are_names(said: object) -> TypeGuard[list[str]]:
+    return (
+        isinstance(said, list)
+        and len(said) <= _IN_ONE_MESSAGE
+        and all(isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME for name in said)
+    )
+
+
+def _in_time(until_ns: object) -> bool:
+    """Whether an ask is read within the time that it names; one that names none waits for ever."""
+    return not isinstance(until_ns, int) or _boot_ns() <= until_ns
+
+
+def _boot_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

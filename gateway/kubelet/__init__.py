@@ -1,0 +1,1 @@
+"""What is known of the kubelet: where it is, what it speaks, and what its records say."""

@@ -1,0 +1,68 @@
+"""Which device plugin API a kubelet speaks, asked without harm: for ``gateway probe``, and before a gateway takes another's place.
+
+It registers under a version that doesn't exist. Every kubelet refuses that before it dials or changes anything, and its
+refusal tells the version (run on kubelets 1.8 to 1.37).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import grpc.aio
+
+from adapters.registry import DIALECTS
+from devices.model import Registration
+from gateway.kubelet.watch import target
+from gateway.registration.negotiate import SPOKEN_BY, Kind, classify
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BOGUS_VERSION: Final = "probe"
+PROBE_RESOURCE: Final = "gateway.invalid/probe"
+"""The resource name under which the kubelet counts the question."""
+DEADLINE: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a probe found. ``api`` is None where the kubelet's API is unknown; ``says`` holds its own words."""
+
+    api: str | None
+    kubelets: str
+    says: str
+    answered: bool = True
+    """Whether the kubelet said anything at all."""
+
+
+async def ask(socket: Path, deadline: float = DEADLINE) -> Finding:
+    """Probe the kubelet behind ``socket``: two Registers at most, each with a deadline in seconds."""
+    says: list[str] = []
+    answered = False
+    for dialect in DIALECTS[:2]:  # Both alpha dialects share one service.
+        request = dialect.encode_register(Registration(BOGUS_VERSION, "probe.sock", PROBE_RESOURCE)).data
+        code, details = await _register(socket, f"/{dialect.registration_service}/Register", request, deadline)
+        says.append(f"{dialect.registration_service}: {code} {details}".strip())
+        answer = classify(code, details)
+        answered = answer.kind is not Kind.NO_ANSWER
+        if answer.kind is Kind.OTHER_VERSION:
+            named = answer.supported or ("0.1",)  # Kubelet 1.8 alone refuses without naming what it speaks.
+            known = [name for name in named if name in SPOKEN_BY]
+            if known:
+                return Finding(known[0], SPOKEN_BY[known[0]], says[-1])
+            return Finding(None, f"newer than this gateway: it speaks {', '.join(named)}", says[-1])
+        if answer.kind is not Kind.NO_SERVICE:
+            break
+    return Finding(None, "unknown", "; ".join(says), answered)
+
+
+async def _register(socket: Path, method: str, request: bytes, deadline: float) -> tuple[str, str]:
+    options = (("grpc.use_local_subchannel_pool", 1),)  # Its connection is nobody else's.
+    try:
+        async with grpc.aio.insecure_channel(target(socket), options=options) as channel:
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+            await call(request, timeout=deadline)
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, error.details() or ""
+    return "OK", "accepted a version that does not exist"

@@ -1,0 +1,206 @@
+"""What the gateway makes of the kubelet's books: who holds what, and where they differ from ours.
+
+Looks into the books (``kubelet_view``) when something happened that they should show, and now and then while somebody
+waits for news; each costs about a millisecond. What a look shows is kept until the next one, compared with our lists
+(``drift``), and told once when it changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from msgspec import Struct
+
+from gateway.kubelet import view as kubelet_view
+from gateway.kubelet.drift import REBOOKED_AFTER, Drift
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from devices.model import Device
+    from gateway.kubelet.drift import Earlier, Finding
+
+CHECKPOINT: Final = "kubelet_internal_checkpoint"
+"""Its name in the socket directory (kubelet 1.8 and later)."""
+AFTER_ALLOCATE: Final = 2.0
+"""Seconds until the kubelet has written down what it asked for."""
+AFTER_DOUBLED: Final = 0.2
+"""The same in haste, where a device went out that an earlier pod may still use."""
+WHILE_FORGOTTEN: Final = 30.0
+"""Seconds between two looks whether pods that the kubelet forgot are gone."""
+AFTER_START: Final = REBOOKED_AFTER + 1.0
+"""Seconds from a kubelet's start until its books are its own work for certain."""
+
+_MOST_TOLD: Final = 16
+"""How many devices one line of the log names."""
+
+_log = structlog.get_logger()
+
+
+class Look(Struct, frozen=True):
+    """One look: what was seen, and when it began (monotonic and unix seconds)."""
+
+    view: kubelet_view.View
+    at: float
+    unix: float
+
+
+class Beliefs:
+    """The kubelet's books, as they were read last.
+
+    Args:
+        pod_resources: the socket of its pod-resources API.
+        checkpoint: its checkpoint.
+        looked: called after each look, on the event loop.
+        remember: called with whom the kubelet forgot, by device ID, when that has changed for a resource.
+    """
+
+    def __init__(
+        self,
+        pod_resources: Path,
+        checkpoint: Path,
+        looked: Callable[[Look], None],
+        remember: Callable[[str, Mapping[str, Sequence[Earlier]]], None] = lambda *_: None,
+    ) -> None:
+        self._pod_resources, self._checkpoint, self._looked = pod_resources, checkpoint, looked
+        self._remember = remember
+        self.last: Look | None = None
+        self._drifts: dict[str, Drift] = {}
+        self._told: dict[str, tuple[Finding, ...]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._allocated_at = -AFTER_ALLOCATE
+        """When the last Allocate was answered (monotonic seconds)."""
+
+    # When to look.
+
+    def look_within(self, seconds: float) -> None:
+        """Look ``seconds`` from now at the latest."""
+        due = asyncio.get_running_loop().time() + seconds
+        if self._timer is not None:
+            if self._timer.when() <= due:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(due, self._on_time)
+
+    async def look(self) -> None:
+        """Look now, or wait for the look that is under way. Bounded, as ``kubelet_view.look`` is."""
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(self._look())
+        await asyncio.shield(self._looking)
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(self._look())
+
+    async def _look(self) -> None:
+        try:
+            at, unix = time.monotonic(), time.time()
+            view = await kubelet_view.look(self._pod_resources, self._checkpoint)
+            self.last = Look(view, at, unix)
+            for drift in [*self._drifts.values()]:
+                self._become(drift.look(view, at, unix))
+            self._looked(self.last)
+            if at - self._allocated_at < AFTER_ALLOCATE:  # It was due for another reason, and too early for this one.
+                self.look_within(AFTER_ALLOCATE)
+            if any(drift.waits for drift in self._drifts.values()):
+                self.look_within(WHILE_FORGOTTEN)
+        finally:
+            self._looking = None
+
+    # What is known.
+
+    def holders(self, resource: str) -> dict[str, str] | None:
+        """Return who holds, or may hold, what, by device ID; None where the books could not be read."""
+        if self.last is None or self.last.view.held is None:
+            return None
+        return self.last.view.holders(resource)
+
+    def findings(self, resource: str) -> Sequence[Finding]:
+        """Return where the books differ from our list."""
+        drift = self._drifts.get(resource)
+        return drift.findings if drift is not None else ()
+
+    def avoid(self, resource: str) -> tuple[str, ...]:
+        """Return the devices to be given last, the least bad ones first."""
+        drift = self._drifts.get(resource)
+        return drift.avoid(time.monotonic()) if drift is not None else ()
+
+    # What happens.
+
+    def listed(self, resource: str, devices: Sequence[Device]) -> None:
+        """Take note of a list as it is sent."""
+        self._become(self._drift(resource).listed(devices, time.monotonic()))
+
+    def allocated(self, resource: str, device_ids: Sequence[str]) -> None:
+        """Take note of an Allocate that was answered."""
+        self._allocated_at = time.monotonic()
+        drift = self._drift(resource).allocated(device_ids, self._allocated_at, time.time())
+        self._become(drift)
+        self.look_within(AFTER_DOUBLED if drift.is_in_question(device_ids) else AFTER_ALLOCATE)
+
+    def restarted(self, resources: Iterable[str]) -> None:
+        """Take note of a new kubelet, which is to remember who holds what of these resources."""
+        now = time.monotonic()
+        self._drifts |= {resource: self._drift(resource).restarted(now) for resource in resources}
+        self.look_within(AFTER_START)
+
+    def recall(
+        self,
+        resource: str,
+        forgotten: Mapping[str, tuple[Earlier, ...]],
+        before: Mapping[str, Earlier],
+        *,
+        fresh: bool = False,
+    ) -> None:
+        """Take over what another process knew: whom a kubelet forgot, and who held what before a kubelet that it didn't see.
+
+        ``fresh``: in place of all that was known here, until the next list.
+        """
+        drift = Drift(resource) if fresh else self._drift(resource)
+        self._become(drift.recalled(forgotten, before))
+        if before:
+            self.look_within(AFTER_START)
+
+    def forget(self, device_id: str) -> None:
+        """Take note that an operator has looked after a device."""
+        for drift in [*self._drifts.values()]:
+            self._become(drift.forget(device_id))
+
+    def _drift(self, resource: str) -> Drift:
+        return self._drifts.get(resource) or Drift(resource)
+
+    def _become(self, drift: Drift) -> None:
+        """Take a resource's new drift; what is other than before is told, and remembered."""
+        resource = drift.resource
+        before = self._drift(resource).forgotten
+        self._drifts[resource] = drift
+        if drift.forgotten != before:
+            self._remember(resource, drift.forgotten)
+        self._tell(resource)
+
+    def _tell(self, resource: str) -> None:
+        findings = tuple(self._drifts[resource].findings)
+        before = self._told.get(resource, ())
+        self._told[resource] = findings
+        for finding in findings:
+            if finding not in before:
+                _log.warning("drift", resource=resource, kind=finding.kind.value, details=finding.words)
+        differing = {device_id for finding in findings for device_id in finding.device_ids}
+        for finding in before:
+            # What only differs in another way now isn't over.
+            if over := [device_id for device_id in finding.device_ids if device_id not in differing]:
+                _log.info("drift is over", resource=resource, kind=finding.kind.value, devices=over[:_MOST_TOLD])

@@ -1,0 +1,384 @@
+"""Drift: where the kubelet's books and ours differ, as a pure state machine of one resource.
+
+A kubelet that can't read its checkpoint (after some upgrades, a full disk, a deleted file) starts with empty books, and gives
+devices away that running containers use. Nothing here may fail a pod for that: it is said, and ``steer`` keeps such devices
+for last. What is noticed, each in words for a person:
+
+- forgotten: held before a kubelet's start, and by its books no more.
+- doubled: forgotten, and given to another pod since: it is perhaps in two. (Not a replica: pods share its GPU anyway.)
+- unlisted: held, and not in our list.
+- withheld, surplus: the kubelet would not give what we list as healthy; or would give what we don't.
+
+What was forgotten stays so until the pod that held it is known to be gone, the books say again that it holds it, or an operator
+says so: that another pod has the device now ends nothing. The other three end with their cause. Clocks are values here, in
+monotonic seconds, unless they are called unix.
+
+That a pod is gone shows in List, which names every pod that the kubelet knows, with devices or without. Absence alone proves
+nothing: a kubelet that has just started, or can't reach the API server, knows only its static pods. So a pod counts as gone
+``GONE_AFTER`` seconds after it was first found absent from a List that a kubelet made who had heard from the API server
+(``_heard``), or who had named the pod before. Without List nothing shows it, but the node's reboot, over which nothing is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from devices.boards import unshared
+from devices.model import Device, Health, PreferredRequest
+
+if TYPE_CHECKING:
+    from gateway.kubelet.view import View
+
+ILL_FOR = 600.0
+"""How long a device that was ill is kept for last once it is well again, in seconds: it may well be ill again soon."""
+BOOKED_AFTER = 1.0
+"""Seconds that a kubelet is given to book a list, or what Allocate gave, before its books are compared with it."""
+REBOOKED_AFTER = 5.0
+"""Seconds from a kubelet's start until its checkpoint is its own work: it writes it with the first list that it books."""
+GONE_AFTER = 30.0
+"""Seconds for which a pod must be absent from List to count as gone: the containers of one that was deleted by force run on for
+the grace period that is left to them."""
+MOST_EARLIER: Final = 8
+"""How many earlier holders of one device are told apart; of the others it is known that there are some."""
+
+
+class Kind(Enum):
+    """What differs. The values are what metrics and people call it."""
+
+    FORGOTTEN = "forgotten"
+    DOUBLED = "doubled"
+    UNLISTED = "unlisted"
+    WITHHELD = "withheld"
+    SURPLUS = "surplus"
+
+
+class Finding(Struct, frozen=True):
+    """Something that differs: which devices (sorted), and what a person should know."""
+
+    kind: Kind
+    device_ids: tuple[str, ...]
+    words: str
+
+
+class Earlier(Struct, frozen=True):
+    """Who held a device before a kubelet's start, by the names that are known (``View.names_of``), and when that was known last.
+
+    ``names`` is empty where the device had just been given, and no look had shown to whom. ``at`` is in unix seconds.
+    """
+
+    names: tuple[str, ...]
+    at: float
+
+    @property
+    def pods(self) -> frozenset[str]:
+        """Its pod, by each of its names: ``namespace/pod``, or the pod's UID."""
+        return frozenset(name.rpartition("/")[0] for name in self.names)
+
+    @property
+    def words(self) -> str:
+        """Its name for a person."""
+        if self.names:
+            return f"{self.names[0]!r:.160}"
+        return f"a pod that was given it at {time.strftime('%H:%M:%S', time.gmtime(self.at))} UTC"
+
+
+class Drift(Struct, frozen=True):
+    """All that is remembered of one resource between two looks, and what differed at the last."""
+
+    resource: str
+    forgotten: Mapping[str, tuple[Earlier, ...]] = field(default_factory=dict)
+    """Whom the kubelet forgot, by device ID: to be remembered for as long as the node isn't booted anew."""
+    _differs: tuple[Finding, ...] = ()
+    """What differed at the last look, beside what was forgotten."""
+    _listed: frozenset[str] = frozenset()
+    _unwell: frozenset[str] = frozenset()
+    """Those of the list that aren't healthy."""
+    _ill: Mapping[str, float] = field(default_factory=dict)
+    """When a device was last listed as unwell."""
+    _to_book: float = 0.0
+    """When a kubelet last got something to book: a list with other healthy devices, or, as a new kubelet, all of it."""
+    _seen: View | None = None
+    """The last look that knew who holds what."""
+    _seen_at: float = 0.0
+    """When it began (unix seconds)."""
+    _given: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """What this kubelet's Allocate gave and no look could show yet, and when (monotonic and unix seconds)."""
+    _before: Mapping[str, Earlier] = field(default_factory=dict)
+    """The holders before the kubelet's start, until its own books were seen."""
+    _started: float = 0.0
+    _named: frozenset[str] = frozenset()
+    """The pods in question that this kubelet's List has named."""
+    _absent: Mapping[str, float] = field(default_factory=dict)
+    """The pods in question that it doesn't name, though it should, and since when."""
+
+    # Events.
+
+    def listed(self, devices: Sequence[Device], now: float) -> Drift:
+        """Take note of the list, as it is sent; the first one before the first look."""
+        listed = frozenset(device.id for device in devices)
+        unwell = frozenset(device.id for device in devices if device.health is not Health.HEALTHY)
+        ill = {known: since for known, since in self._ill.items() if known in listed and now - since < ILL_FOR}
+        # Also those that were unwell until now: it counts from here.
+        ill |= dict.fromkeys((unwell | self._unwell) & listed, now)
+        return replace(
+            self,
+            _listed=listed,
+            _unwell=unwell,
+            _ill=ill,
+            _to_book=self._to_book if listed - unwell == self._listed - self._unwell else now,
+        )
+
+    def restarted(self, now: float) -> Drift:
+        """Take note of a new kubelet: what was held at the last look, or given since, is to be in its books, too."""
+        seen, held = self._seen, {}
+        if seen is not None:
+            held = {
+                device_id: Earlier(seen.names_of(self.resource, device_id), self._seen_at)
+                for device_id in (seen.held or {}).get(self.resource, {})
+            }
+        given = {
+            device_id: Earlier((), unix)
+            for device_id, (_, unix) in self._given.items()
+            if unix >= self._seen_at or device_id not in held
+        }
+        return replace(
+            self,
+            _before={**self._before, **held, **given},
+            _given={},
+            _started=now,
+            _to_book=now,
+            _named=frozenset(),
+            _absent={},
+        )
+
+    def recalled(self, forgotten: Mapping[str, tuple[Earlier, ...]], before: Mapping[str, Earlier]) -> Drift:
+        """Take over from another process, which knew this, and who held what before the kubelet that runs was started."""
+        return replace(self, forgotten=dict(forgotten), _before={**before, **self._before})
+
+    def allocated(self, device_ids: Iterable[str], now: float, unix: float) -> Drift:
+        """Take note of an Allocate that was answered: somebody holds these from now on, whatever the last look showed."""
+        return replace(self, _given={**self._given, **dict.fromkeys(device_ids, (now, unix))})
+
+    def look(self, view: View, now: float, unix: float = 0.0) -> Drift:
+        """Compare what was seen of the kubelet's books with ours.
+
+        Args:
+            view: the kubelet's books, seen while it served our list.
+            now: when the look began.
+            unix: the same by the wall clock.
+        """
+        return self._with_pods(view, now)._judged(view, now, unix)  # noqa: SLF001 - it is one of us
+
+    def forget(self, device_id: str) -> Drift:
+        """Take note that an operator has looked after a device: nothing uses it that the kubelet doesn't know of."""
+        return replace(
+            self,
+            forgotten={known: about for known, about in self.forgotten.items() if known != device_id},
+            _before={held: holder for held, holder in self._before.items() if held != device_id},
+        )
+
+    # What follows.
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What differs, one finding of a kind."""
+        if not self.forgotten:
+            return self._differs
+        holders = self._seen.holders(self.resource) if self._seen is not None else {}
+        lost: dict[str, str] = {}
+        doubled: dict[str, str] = {}
+        for device_id, earlier in self.forgotten.items():
+            who = _who(earlier)
+            if not _is_replica(device_id) and (device_id in holders or device_id in self._given):
+                now = f"{holders[device_id]!r:.160}" if device_id in holders else "a pod that was given it just now"
+                doubled[device_id] = f" ({who} before a kubelet's start, {now} since)"
+            else:
+                lost[device_id] = f" (then held by {who})"
+        about = ((Kind.DOUBLED, doubled), (Kind.FORGOTTEN, lost))
+        return (*(self._finding(kind, devices) for kind, devices in about if devices), *self._differs)
+
+    @property
+    def waits(self) -> bool:
+        """Whether later looks may show that a pod of an earlier kubelet is gone, or isn't."""
+        return bool(self.forgotten or self._before)
+
+    def is_in_question(self, device_ids: Iterable[str]) -> bool:
+        """Whether a pod of an earlier kubelet may still use one of these devices."""
+        return any(device_id in self.forgotten or device_id in self._before for device_id in device_ids)
+
+    def avoid(self, now: float) -> tuple[str, ...]:
+        """Name the devices to be given last, the least bad ones first: ill of late, forgotten, not well."""
+        bad = self._unwell.union(*(finding.device_ids for finding in self._differs if finding.kind is Kind.SURPLUS))
+        forgotten = self.forgotten.keys() - bad
+        ill = {device_id for device_id, since in self._ill.items() if now - since < ILL_FOR} - forgotten - bad
+        return (*sorted(ill), *sorted(forgotten), *sorted(bad))
+
+    # How looks are judged.
+
+    def _with_pods(self, view: View, now: float) -> Drift:
+        """Take note of which pods in question List names."""
+        if view.pods is None:
+            return self
+        question = frozenset(pod for one in self._before.values() for pod in one.pods).union(
+            *(one.pods for earlier in self.forgotten.values() for one in earlier)
+        )
+        named = question & (self._named | view.pods)
+        heard = _heard(view.pods)
+        absent = {
+            pod: self._absent.get(pod, now) for pod in question - view.pods if "/" in pod and (heard or pod in named)
+        }
+        return replace(self, _named=named, _absent=absent)
+
+    def _judged(self, view: View, now: float, unix: float) -> Drift:
+        before, forgotten = self._compared_with_before(view, now)
+        left = {device_id: self._left(device_id, earlier, view, now) for device_id, earlier in forgotten.items()}
+        known = view.held is not None
+        return replace(
+            self,
+            forgotten={device_id: earlier for device_id, earlier in left.items() if earlier},
+            _differs=tuple(self._compared(view, now)),
+            _seen=view if known else self._seen,
+            _seen_at=unix if known else self._seen_at,
+            _given={
+                device_id: at
+                for device_id, at in self._given.items()
+                if not known or now - at[0] < BOOKED_AFTER or device_id in before
+            },
+            _before=before,
+        )
+
+    def _compared_with_before(
+        self, view: View, now: float
+    ) -> tuple[Mapping[str, Earlier], Mapping[str, tuple[Earlier, ...]]]:
+        """Say whom of those before its start the kubelet may still show to remember, and whom it has forgotten."""
+        # Without the checkpoint a List says too little: after a start it has no pod that the kubelet hasn't heard of yet.
+        if not self._before or view.held is None or view.remembered is None:
+            return self._before, self.forgotten
+        left, forgotten = {}, dict(self.forgotten)
+        settled = now - self._started >= REBOOKED_AFTER
+        holders = view.holders(self.resource)
+        for device_id, earlier in self._before.items():
+            # What is held though no Allocate gave it since the start, the kubelet remembers: who held it at our last look
+            # has ended since.
+            if device_id in holders and (device_id not in self._given or self._is_held_by(device_id, earlier, view)):
+                if not settled:
+                    left[device_id] = earlier
+            # A pod that has ended, if it stays absent.
+            elif earlier.pods & self._absent.keys():
+                if not self._is_gone(earlier, view, now):
+                    left[device_id] = earlier
+            elif device_id in self._given and device_id not in holders:
+                left[device_id] = earlier  # It isn't booked yet.
+            else:
+                forgotten[device_id] = _and(forgotten.get(device_id, ()), earlier)
+        return left, forgotten
+
+    def _left(self, device_id: str, earlier: Sequence[Earlier], view: View, now: float) -> tuple[Earlier, ...]:
+        """Give those who may still use a device that the kubelet forgot them to hold."""
+        return tuple(
+            one for one in earlier if not self._is_held_by(device_id, one, view) and not self._is_gone(one, view, now)
+        )
+
+    def _is_held_by(self, device_id: str, earlier: Earlier, view: View) -> bool:
+        """Whether the books say that a device is held by an earlier holder's pod (a pod has several containers)."""
+        names = view.names_of(self.resource, device_id)
+        if _are_named(names) and _are_named(earlier.names):
+            names = names[:1]  # The checkpoint may be older than List.
+        return any(name.rpartition("/")[0] in earlier.pods for name in names)
+
+    def _is_gone(self, earlier: Earlier, view: View, now: float) -> bool:
+        return view.pods is not None and any(now - self._absent.get(pod, now) >= GONE_AFTER for pod in earlier.pods)
+
+    def _compared(self, view: View, now: float) -> Iterator[Finding]:
+        held = (view.held or {}).get(self.resource, {})
+        if unlisted := held.keys() - self._listed:
+            yield self._finding(
+                Kind.UNLISTED, {device_id: f" (held by {held[device_id]!r:.160})" for device_id in unlisted}
+            )
+        if view.allocatable is None or now - self._to_book < BOOKED_AFTER:
+            return
+        healthy, allocatable = self._listed - self._unwell, view.allocatable.get(self.resource, frozenset())
+        for kind, differing in ((Kind.WITHHELD, healthy - allocatable), (Kind.SURPLUS, allocatable - healthy)):
+            if differing:
+                yield self._finding(kind, dict.fromkeys(differing, ""))
+
+    def _finding(self, kind: Kind, about: Mapping[str, str]) -> Finding:
+        device_ids = tuple(sorted(about))
+        some = [f"{device_id!r:.80}{about[device_id]}" for device_id in device_ids[:3]]
+        rest = [f"{len(about) - 3} more"] if len(about) > 3 else []
+        return Finding(kind, device_ids, _WORDS[kind].format(resource=self.resource, devices=", ".join([*some, *rest])))
+
+
+_WORDS: Mapping[Kind, str] = {
+    Kind.FORGOTTEN: (
+        "the kubelet lost its memory of devices of {resource} that were held before its start: {devices}. A container that "
+        "ran through it may still use them: see to those pods, then say `gateway forget`"
+    ),
+    Kind.DOUBLED: (
+        "devices of {resource} are perhaps in two pods at once: {devices}. The kubelet lost its memory of who held them, and gave "
+        "them away again: end one of the pods, then say `gateway forget` for each device"
+    ),
+    Kind.UNLISTED: (
+        "pods hold devices of {resource} that aren't in the list: {devices}. Bring them back into the configuration, or end "
+        "those pods"
+    ),
+    Kind.WITHHELD: (
+        "the kubelet would not give devices of {resource} that are listed as healthy: {devices}. If that stays, another "
+        "plugin serves the resource, or the kubelet needs a restart"
+    ),
+    Kind.SURPLUS: (
+        "the kubelet would give devices of {resource} that aren't listed as healthy: {devices}. If that stays, another "
+        "plugin serves the resource, or the kubelet needs a restart"
+    ),
+}
+
+
+def _heard(pods: AbstractSet[str]) -> bool:
+    """Whether pods (``namespace/pod``) show that the kubelet has heard from the API server: not all of them can be static.
+
+    A static pod is called ``<name>-<node's name>`` (applyDefaults in pkg/kubelet/config/common.go), so all that a node has
+    end alike, from a dash on. The API server's pods come to the device manager together, at the first answer.
+    """
+    return len({pod.rpartition("/")[2].rpartition("-")[2] for pod in pods}) > 1
+
+
+def _are_named(names: Sequence[str]) -> bool:
+    """Whether the first of a holder's names is List's (``namespace/pod/container``)."""
+    return bool(names) and names[0].count("/") > 1
+
+
+def _is_replica(device_id: str) -> bool:
+    return unshared(device_id) != device_id
+
+
+def _and(earlier: tuple[Earlier, ...], one: Earlier) -> tuple[Earlier, ...]:
+    """Add an earlier holder, the latest last; one that is there already is known better now."""
+    others = tuple(known for known in earlier if not known.pods & one.pods)
+    return (*others, one) if len(others) < MOST_EARLIER else (*others[: MOST_EARLIER - 1], Earlier((), one.at))
+
+
+def _who(earlier: Sequence[Earlier]) -> str:
+    rest = [f"{len(earlier) - 2} more"] if len(earlier) > 2 else []
+    return " and ".join([*(one.words for one in earlier[:2]), *rest])
+
+
+def steer(request: PreferredRequest, avoid: Sequence[str]) -> PreferredRequest:
+    """Keep devices for last: offer a source those that are not to be avoided, and of the others no more than it takes.
+
+    ``avoid`` names the least bad ones first. The request can be met wherever it could be before: ``must_include`` stays,
+    and so do enough devices.
+    """
+    if not avoid:
+        return request
+    available, must = frozenset(request.available), frozenset(request.must_include)
+    kept = set(available.difference(avoid) | (available & must))
+    others = [device_id for device_id in avoid if device_id in available and device_id not in must]
+    kept.update(others[: max(0, request.size - len(kept))])
+    return replace(request, available=tuple(device_id for device_id in request.available if device_id in kept))

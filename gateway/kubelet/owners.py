@@ -1,0 +1,92 @@
+"""Whose hardware is whose: what is taken under IDs that this gateway doesn't offer, as claims that ``devices.boards`` judges by.
+
+Puts together what the ledger remembers, what the kubelet's books say and what the source sees. Nothing is kept here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from devices import boards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Mapping
+
+    from devices.boards import Claim, Place
+    from devices.model import Device
+    from devices.source import DeviceSource
+    from gateway.kubelet.beliefs import Beliefs
+    from gateway.memory.ledger import Ledger
+
+_UNSEEN = "a container that was given it a moment ago"
+
+
+class Owners:
+    """The claims on a node's hardware.
+
+    Args:
+        ledger: what was announced, under whichever resource.
+        beliefs: the kubelet's books.
+        source: sees where devices are.
+        held: what containers hold of a resource; None where nobody knows.
+    """
+
+    def __init__(
+        self, ledger: Ledger, beliefs: Beliefs, source: DeviceSource, held: Callable[[str], frozenset[str] | None]
+    ) -> None:
+        self._ledger, self._beliefs, self._source, self._held = ledger, beliefs, source, held
+
+    def claims(self, remaining: Mapping[str, Iterable[Device]], offered: Mapping[str, Container[str]]) -> list[Claim]:
+        """Give the claims of what is offered no longer and may be held, by resource of ours, and of what others have.
+
+        ``offered`` are the IDs of all that is on offer here, by resource.
+        """
+        ours = (claim for name, devices in remaining.items() for claim in self._of(name, devices))
+        return [*ours, *self.of_others(offered)]
+
+    def of_others(self, offered: Mapping[str, Container[str]]) -> list[Claim]:
+        """Give the claims of what others have, and had: another gateway, another plugin, this one before it lost its memory."""
+        return [*self._of_others(offered), *self._unheard_of(offered)]
+
+    def _of(self, resource: str, devices: Iterable[Device]) -> Iterable[Claim]:
+        holders = self._beliefs.holders(resource)
+        for device in devices:
+            holder = None if holders is None else holders.get(device.id, _UNSEEN)
+            yield boards.held(resource, device.id, self._place(device), holder)
+
+    def _of_others(self, ours: Mapping[str, object]) -> Iterable[Claim]:
+        """Claim what resources have that only another gateway serves: what is held, and what the kubelet gives out."""
+        offers = self._offers()
+        for name in self._ledger.resources():
+            if name in ours:
+                continue
+            devices, held = self._ledger.announced(name), self._held(name) or frozenset()
+            yield from self._of(name, (devices[one] for one in sorted(devices.keys() & held)))
+            for one in sorted(devices.keys() & offers.get(name, frozenset()) - held):
+                yield boards.offered_elsewhere(name, one, self._place(devices[one]))
+
+    def _unheard_of(self, offered: Mapping[str, Container[str]]) -> Iterable[Claim]:
+        """Claim what containers hold and may get by the kubelet's books, where it is seen here, though the ledger never heard of it."""
+        last = self._beliefs.last
+        for name in () if last is None else sorted({*(last.view.held or ()), *(last.view.remembered or ())}):
+            announced = self._ledger.announced(name)
+            for one, holder in (self._beliefs.holders(name) or {}).items():
+                if one in announced or one in offered.get(name, ()):
+                    continue
+                if (place := self._source.place(one)) is not None:
+                    yield boards.held(name, one, place, holder)
+        for name, ids in sorted(self._offers().items()):
+            for one in sorted(ids - self._ledger.announced(name).keys()) if name not in offered else ():
+                if (place := self._source.place(one)) is not None:
+                    yield boards.offered_elsewhere(name, one, place)
+
+    def _offers(self) -> Mapping[str, frozenset[str]]:
+        """What the kubelet gives out; before 1.23 it doesn't say it, but its checkpoint does."""
+        last = self._beliefs.last
+        if last is None:
+            return {}
+        return (last.view.registered or {}) if last.view.allocatable is None else last.view.allocatable
+
+    def _place(self, device: Device) -> Place:
+        """Say where a device is that isn't offered here. A partition that nobody sees may be anywhere on its GPU by now."""
+        return self._source.place(device.id) or boards.Place(boards.place_of(device).board)

@@ -1,0 +1,246 @@
+"""What the kubelet believes: a look into its own books, its checkpoint and its pod-resources API.
+
+``holds`` tells a registration that holds from one that only seems to. Kubelets 1.25 to 1.36 can be left with a live stream
+on an endpoint that they have stopped: allocatable looks right after the next list, and every Allocate fails (run on
+1.32.13). The stream can't show that; the kubelet's books can.
+
+``look`` tells who holds which device. Where neither source can be read (a socket that isn't mounted, a file that is being
+written), nothing is known and nothing is claimed. Every look is bounded in time and size, and none raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+import tenacity
+from msgspec import Struct
+
+from adapters import checkpoint, podresources
+from adapters.dialect import MalformedError
+from devices.model import Health
+from gateway.kubelet.watch import listens, target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from devices.model import Device
+
+    Holders = Mapping[str, Mapping[str, str]]
+
+_DEADLINE = 2.0
+"""Seconds for all that is asked of the kubelet in one look, and as many for its file."""
+_SHOWN_DEADLINE = 1.0
+"""Seconds for a look on which it depends who serves."""
+_OPTIONS = (
+    # What the kubelet's own clients receive at most; 10 000 devices in their longest form are 1.5 MiB.
+    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_Found = TypeVar("_Found")
+_decoding = threading.Lock()
+Source: TypeAlias = Literal["pod-resources", "checkpoint", "none"]
+
+
+class View(Struct, frozen=True):
+    """What was seen in one look; None where nothing could be known. Holders are texts, by resource name and device ID."""
+
+    held: Holders | None = None
+    """What containers hold, by List (``namespace/pod/container``), or by the checkpoint where there is no List
+    (``pod UID/container``)."""
+    remembered: Holders | None = None
+    """What only the checkpoint names, beside a List: None where it can't be read.
+
+    List wins where both know a device, because it is said now, and by name. It leaves out more than ended pods, though:
+    init containers in every version (what they hold beyond their pod's other containers stays taken until the pod ends),
+    and after a kubelet's start every pod that it hasn't heard of yet. In the checkpoint they are there, and so are pods
+    that ended long ago: a kubelet frees late and writes later. So this may be held, and is for those who must not err."""
+    allocatable: Mapping[str, frozenset[str]] | None = None
+    """The device IDs that the kubelet would give out, taken ones included: the healthy ones that it knows."""
+    source: Source = "none"
+    """Where ``held`` was read."""
+    pods: frozenset[str] | None = None
+    """The pods that List named (``namespace/pod``), with devices or without: None where there is no List."""
+    written: Holders | None = None
+    """All that the checkpoint names."""
+    registered: Mapping[str, frozenset[str]] | None = None
+    """The device IDs that were healthy when the checkpoint was written: None where it can't be read, or is of kubelet 1.8."""
+
+    def names_of(self, resource: str, device_id: str) -> tuple[str, ...]:
+        """Give the names of who holds, or may hold, one device, List's first; none where nobody does."""
+        found = ((books or {}).get(resource, {}).get(device_id) for books in (self.held, self.written))
+        return tuple(dict.fromkeys(name for name in found if name is not None))
+
+    def holders(self, resource: str) -> dict[str, str]:
+        """Give who holds, or may hold, the devices of a resource."""
+        return {**(self.remembered or {}).get(resource, {}), **(self.held or {}).get(resource, {})}
+
+
+async def look(pod_resources: Path, checkpoint_file: Path) -> View:
+    """Look into the kubelet's books: the socket of its pod-resources API, and its checkpoint.
+
+    The API is v1, or v1alpha1 on kubelets before 1.20. Note that List makes a kubelet free what ended pods held.
+    """
+    written: Holders | None = None
+    registered: Mapping[str, frozenset[str]] | None = None
+    listed: podresources.Listed | None = None
+    allocatable: dict[str, frozenset[str]] | None = None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DEADLINE):
+            written, registered = await asyncio.to_thread(_read, checkpoint_file)
+    if listens(pod_resources):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DEADLINE), _channel(pod_resources) as channel:
+                listed = await _list(channel)
+                allocatable = await _allocatable(channel)
+    if listed is None and written is None:
+        return View(allocatable=allocatable)
+    if listed is None:
+        return View(written, {}, allocatable, "checkpoint", written=written, registered=registered)
+    if written is None:
+        return View(listed.held, None, allocatable, "pod-resources", listed.pods)
+    only_written = {
+        resource: {
+            device_id: holder for device_id, holder in holders.items() if device_id not in listed.held.get(resource, ())
+        }
+        for resource, holders in written.items()
+    }
+    return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written, registered)
+
+
+async def shown(pod_resources: Path, checkpoint_file: Path, since_ns: int) -> frozenset[str] | None:
+    """Tell which resources the kubelet would give devices of, to whoever registered them; None: that can't be known now.
+
+    Where it doesn't say so itself (it is older than 1.23, or its socket isn't there), its checkpoint does, once it was written
+    after ``since_ns`` (unix time, nanoseconds): kubelets 1.9 and later write it for each list that they get. A file from before
+    shows nothing of what came since: none of the lists.
+    """
+    if listens(pod_resources):
+        try:
+            async with asyncio.timeout(_SHOWN_DEADLINE), _channel(pod_resources) as channel:
+                found = await _ask(channel, podresources.GET_ALLOCATABLE, podresources.decode_allocatable)
+        except (TimeoutError, MalformedError):
+            return None
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED and "disabled" not in (error.details() or ""):
+                return None
+        else:
+            return frozenset(resource for resource, ids in found.items() if ids)
+    try:
+        async with asyncio.timeout(_SHOWN_DEADLINE):
+            return await asyncio.to_thread(_registered, checkpoint_file, since_ns)
+    except TimeoutError:
+        return None
+
+
+async def holds(socket: Path, resource: str, devices: Sequence[Device], patience: float = 0.5) -> bool | None:
+    """Tell whether the kubelet behind ``socket`` would give out just the healthy ones of ``devices``.
+
+    A kubelet takes a while to book a list, so a difference counts only when it stays for ``patience`` seconds. None:
+    the kubelet could not be asked (it is older than 1.23, or its socket can't be reached).
+    """
+    expected = frozenset(device.id for device in devices if device.health is Health.HEALTHY)
+    differs = tenacity.retry_if_result(lambda found: found is not None and found.get(resource, frozenset()) != expected)
+    retrying = tenacity.AsyncRetrying(
+        retry=differs,
+        wait=tenacity.wait_exponential(0.05, max=0.5),
+        stop=tenacity.stop_after_delay(patience),
+        retry_error_callback=lambda state: state.outcome.result() if state.outcome is not None else None,
+    )
+    if not listens(socket):
+        return None
+    try:
+        async with asyncio.timeout(patience + _DEADLINE), _channel(socket) as channel:
+            found: dict[str, frozenset[str]] | None = await retrying(_allocatable, channel)
+    except TimeoutError:
+        return None
+    return None if found is None else found.get(resource, frozenset()) == expected
+
+
+def _channel(socket: Path) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(target(socket), options=_OPTIONS)
+
+
+async def _list(channel: grpc.aio.Channel) -> podresources.Listed | None:
+    try:
+        return await _ask(channel, podresources.LIST, podresources.decode_list)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+            return None
+    except MalformedError:
+        return None
+    with contextlib.suppress(grpc.aio.AioRpcError, MalformedError):
+        return await _ask(channel, podresources.LIST_V1ALPHA1, podresources.decode_list)
+    return None
+
+
+async def _allocatable(channel: grpc.aio.Channel) -> dict[str, frozenset[str]] | None:
+    with contextlib.suppress(grpc.aio.AioRpcError, MalformedError):
+        return await _ask(channel, podresources.GET_ALLOCATABLE, podresources.decode_allocatable)
+    return None
+
+
+def _too_often(error: BaseException) -> bool:
+    """Whether a kubelet (1.27 and later: 100 requests a second from all its clients) says to come again."""
+    return isinstance(error, grpc.aio.AioRpcError) and "rate limit" in (error.details() or "")
+
+
+@tenacity.retry(
+    retry=tenacity.retry_if_exception(_too_often),
+    wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.2),
+    stop=tenacity.stop_after_attempt(5),
+    reraise=True,
+)
+async def _ask(channel: grpc.aio.Channel, method: str, decode: Callable[[bytes], _Found]) -> _Found:
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+    answer = await call(b"", timeout=_DEADLINE)
+    return await asyncio.to_thread(_alone, decode, answer)  # 10 000 devices take 15 ms, which an Allocate would wait
+
+
+def _alone(decode: Callable[[bytes], _Found], data: bytes) -> _Found:
+    """Decode in a thread, one answer at a time: who isn't waited for any more would go on beside the next."""
+    if not _decoding.acquire(timeout=_DEADLINE):
+        raise MalformedError(f"expected the answer before to be decoded within {_DEADLINE:g} s")
+    try:
+        return decode(data)
+    finally:
+        _decoding.release()
+
+
+def _registered(path: Path, since_ns: int) -> frozenset[str] | None:
+    """Read which resources have healthy devices by a checkpoint; runs in a thread, because a disk may be slow."""
+    try:
+        with open(path, "rb", opener=_opener) as file:
+            written_ns = os.fstat(file.fileno()).st_mtime_ns
+            found = checkpoint.read(file.read(checkpoint.MAX_BYTES + 1))
+    except (OSError, MalformedError):
+        return None
+    if not found.registered:
+        return None  # 1.8 has no such list, and a file of 1.9 may be half written.
+    return frozenset(name for name, ids in found.registered.items() if ids) if written_ns >= since_ns else frozenset()
+
+
+def _opener(path: str, flags: int) -> int:
+    """Open a file as root may: without following a link, and without waiting where it is a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _read(path: Path) -> tuple[dict[str, dict[str, str]] | None, Mapping[str, frozenset[str]] | None]:
+    """Read who holds what by the checkpoint, and what was registered; runs in a thread, because a disk may be slow."""
+    try:
+        with open(path, "rb", opener=_opener) as file:
+            found = _alone(checkpoint.read, file.read(checkpoint.MAX_BYTES + 1))
+    except (OSError, MalformedError):
+        return None, None
+    holders: dict[str, dict[str, str]] = {}
+    for held in found.held:
+        for device_id in held.device_ids:
+            holders.setdefault(held.resource, {}).setdefault(device_id, f"{held.pod_uid}/{held.container}")
+    return holders, found.registered or None

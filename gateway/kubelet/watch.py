@@ -1,0 +1,284 @@
+"""Watching the socket directory: when a kubelet takes connections, when a name of ours goes, when the folder is replaced.
+
+inotify tells at once; a slow poll beneath it finds what inotify missed, and everything where inotify can't be had.
+
+A kubelet binds its socket before it listens: inotify fires in between, and a first connection by gRPC that is refused
+costs its one-second back-off. So a plain socket tries every millisecond until the kubelet listens, and only then is the
+kubelet reported. A kubelet.sock that nobody listens on (a stopped kubelet leaves it behind) is tried ever more rarely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import inotify_simple
+import structlog
+
+from gateway.registration.machine import KubeletId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+KUBELET_SOCKET = "kubelet.sock"
+POLL = 5.0
+"""Seconds between two polls while inotify works."""
+POLL_WITHOUT_INOTIFY = 0.25
+_TRY_AGAIN, _LISTEN_WITHIN = 0.001, 2.0
+"""Seconds between two tries of a socket that was just created, and for how long it is tried so often."""
+
+_log = structlog.get_logger()
+_flags = inotify_simple.flags
+_MASK = _flags.CREATE | _flags.MOVED_TO | _flags.DELETE | _flags.MOVED_FROM | _flags.DELETE_SELF | _flags.MOVE_SELF
+
+
+def kubelet_id(path: Path) -> KubeletId | None:
+    """Identify the kubelet.sock that is there now; None where there is none (or something that is no socket)."""
+    try:
+        found = path.stat(follow_symlinks=False)
+    except OSError:
+        return None
+    if not stat.S_ISSOCK(found.st_mode):
+        return None
+    return KubeletId(found.st_dev, found.st_ino, found.st_mtime_ns)
+
+
+def listens(path: Path) -> bool:
+    """Whether somebody takes connections on a Unix socket. Does not block: a full backlog counts as listening.
+
+    False where no descriptor is left to find out with: whoever asks will ask again.
+    """
+    try:
+        probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    except OSError:
+        return False
+    with probe:
+        probe.settimeout(0)
+        try:
+            probe.connect(os.fspath(path))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+
+def target(path: Path) -> str:
+    """Name a Unix socket as gRPC does, which takes it for a URI: ``%``, ``#`` and ``?`` mean something there."""
+    return f"unix:{quote(os.fsencode(path))}"
+
+
+def folder_id(folder: Path) -> tuple[int, int, bool] | None:
+    """Identify the folder that a path leads to now, and whether it is deleted (``is_pinned``); None where there is none."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_nlink == 0) if stat.S_ISDIR(found.st_mode) else None
+
+
+def is_pinned(folder: Path) -> bool:
+    """Whether the folder was deleted while a mount of ours still holds it: in a container, it can't come back."""
+    found = folder_id(folder)
+    return found is not None and found[2]
+
+
+def _names(folder: Path) -> frozenset[str]:
+    try:
+        return frozenset(entry.name for entry in folder.iterdir())
+    except OSError:
+        return frozenset()
+
+
+class Watch:
+    """Watches one socket directory and the gateways' folder in it, and calls back on the event loop.
+
+    Args:
+        folder: the kubelet's socket directory.
+        shared: the folder in it that all gateways share.
+        kubelet_up: a new kubelet takes connections; called once for each creation of its socket.
+        name_lost: a name was deleted from the folder.
+        peers_changed: an entry of ``shared`` came or went.
+        replaced: the folder is another one than before, or is there again.
+        late: told how late a poll was, and when it was (seconds, monotonic seconds): a look at the event loop for nothing.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shared: Path,
+        *,
+        kubelet_up: Callable[[KubeletId], None],
+        name_lost: Callable[[str], None],
+        peers_changed: Callable[[], None],
+        replaced: Callable[[], None],
+        late: Callable[[float, float], None] = lambda _late, _now: None,
+    ) -> None:
+        self._folder, self._shared = folder, shared
+        self._kubelet_up, self._name_lost = kubelet_up, name_lost
+        self._peers_changed, self._replaced, self._late = peers_changed, replaced, late
+        self._inotify: inotify_simple.INotify | None = None
+        self._watched: dict[int, Path] = {}
+        self._refused: set[Path] = set()
+        self._folder_id = folder_id(folder)
+        self._names = (_names(folder), _names(shared))
+        self._seen: KubeletId | None = None
+        self._created = True
+        """Whether a kubelet.sock may have been created since the one that was seen."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait, self._urgent_until = 0.0, 0.0
+
+    async def run(self) -> None:
+        """Watch for ever."""
+        try:
+            self._open_inotify()
+            self.look_now()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop watching, and free the descriptor."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._inotify is not None:
+            asyncio.get_running_loop().remove_reader(self._inotify.fileno())
+            self._inotify.close()
+            self._inotify = None
+
+    def look_now(self) -> None:
+        """Look here and now, because something was created: to wake a task for it takes a tenth of a millisecond."""
+        self._urgent_until = asyncio.get_running_loop().time() + _LISTEN_WITHIN
+        self._look()
+
+    def _on_time(self, due: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._late(now - due, now)
+        if self._wait >= POLL_WITHOUT_INOTIFY:
+            self._look_at_names()
+        self._look()
+
+    def _look(self) -> None:
+        """Look for a new kubelet, and set the time of the next look: also where what is told fails, so that it is told again."""
+        loop = asyncio.get_running_loop()
+        wait = self._poll
+        try:
+            self._check_folder()
+            wait = self._look_for_kubelet(loop.time())
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            due, self._wait = loop.time() + wait, wait
+            self._timer = loop.call_at(due, self._on_time, due)
+
+    def _look_for_kubelet(self, now: float) -> float:
+        """Tell of a new kubelet that takes connections; return the seconds until it is worth to look again."""
+        path = self._folder / KUBELET_SOCKET
+        found = kubelet_id(path)
+        if found is None or found == self._seen or self._touched(found):
+            self._created = self._created and found != self._seen
+            return self._poll
+        if listens(path) and kubelet_id(path) == found:
+            self._kubelet_up(found)
+            self._seen, self._created = found, False
+            return self._poll
+        return _TRY_AGAIN if now < self._urgent_until else min(max(0.05, self._wait * 2), self._poll)
+
+    def _touched(self, found: KubeletId) -> bool:
+        """Whether it is the socket that was seen, of which only the times changed: one that is created is told by inotify."""
+        seen = self._seen
+        if seen is None or self._created or self._folder not in self._watched.values():
+            return False
+        return (found.device, found.inode) == (seen.device, seen.inode)
+
+    @property
+    def _poll(self) -> float:
+        return POLL_WITHOUT_INOTIFY if self._unwatched else POLL
+
+    @property
+    def _unwatched(self) -> set[Path]:
+        return {self._folder, self._shared}.difference(self._watched.values())
+
+    def _look_at_names(self) -> None:
+        """Find what nobody told: names that went from the folder, gateways that came or went."""
+        before, self._names = self._names, (_names(self._folder), _names(self._shared))
+        for name in before[0] - self._names[0]:
+            self._name_lost(name)
+        if before[1] != self._names[1]:
+            self._peers_changed()
+
+    def _check_folder(self) -> None:
+        found = folder_id(self._folder)
+        if found is not None and found != self._folder_id:
+            self._folder_id = found
+            self._rewatch()
+            self._replaced()
+        elif found is None:
+            self._folder_id = None
+        else:  # A watch may have been refused, for a while, and the shared folder may come later.
+            for missing in self._unwatched:
+                self._add(missing, _MASK)
+
+    def _open_inotify(self) -> None:
+        try:
+            self._inotify = inotify_simple.INotify(nonblocking=True)
+        except OSError as error:
+            _log.warning(
+                "inotify is not to be had, polling instead",
+                error=str(error),
+                every_s=POLL_WITHOUT_INOTIFY,
+                advice="raise fs.inotify.max_user_instances",
+            )
+            return
+        asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._read)
+        self._rewatch()
+
+    def _rewatch(self) -> None:
+        """Watch the folder that is there now, and its parent, where a new one would appear."""
+        if self._inotify is None:
+            return
+        for descriptor in self._watched:
+            with contextlib.suppress(OSError):
+                self._inotify.rm_watch(descriptor)
+        self._watched.clear()
+        self._add(self._folder.parent, _flags.CREATE | _flags.MOVED_TO)
+        self._add(self._folder, _MASK)
+        self._add(self._shared, _MASK)
+
+    def _add(self, folder: Path, mask: int) -> None:
+        if self._inotify is None or not folder.is_dir():
+            return
+        try:
+            self._watched[self._inotify.add_watch(folder, mask | _flags.ONLYDIR)] = folder
+        except OSError as error:
+            if folder not in self._refused:
+                _log.warning("cannot watch a folder, polling it", folder=str(folder), error=str(error))
+            self._refused.add(folder)
+        else:
+            self._refused.discard(folder)
+
+    def _read(self) -> None:
+        if self._inotify is None:
+            return
+        came, peers = False, False
+        for event in self._inotify.read(timeout=0):
+            folder = self._watched.get(event.wd)
+            if event.mask & _flags.IGNORED:
+                self._watched.pop(event.wd, None)
+            if folder == self._shared:
+                peers = True
+            elif folder == self._folder and event.mask & (_flags.DELETE | _flags.MOVED_FROM):
+                self._name_lost(event.name)
+            else:
+                came = came or event.name in {"", KUBELET_SOCKET, self._folder.name}
+        self._created = self._created or came
+        if peers:
+            self._peers_changed()
+        if came:
+            self.look_now()

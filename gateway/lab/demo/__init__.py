@@ -1,0 +1,1 @@
+"""The demo: its story, its node and its picture."""

@@ -1,0 +1,1 @@
+"""Kubelets to run against, emulated and genuine."""

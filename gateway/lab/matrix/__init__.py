@@ -1,0 +1,1 @@
+"""The compatibility matrix, and its report."""

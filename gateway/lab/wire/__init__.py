@@ -1,0 +1,1 @@
+"""What was really said between a kubelet and a plugin."""

@@ -1,0 +1,189 @@
+"""The scribe: when the ledger is written, so that it is durable before it matters and costs nothing where it doesn't.
+
+Two promises. ``durable`` returns when all that was changed before the call is on disk; callers that come together share
+a write (group commit). ``soon`` has it written within 100 ms, with whatever else changes until then. The disk works in a
+thread of its own. One that fails is reported once for each reason and tried again, ever more slowly; one that doesn't
+answer holds nobody up for longer than ``PATIENCE``: devices are served without memory rather than not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+from msgspec import Struct
+
+from gateway.memory.ledger import Cordon, Ledger, LedgerError
+
+SOON = 0.075
+"""Seconds until a change is written that need not be durable at once."""
+PATIENCE = 2.0
+"""Seconds that ``durable`` waits for a disk: longer than the ledger waits for its lock."""
+RETRY_FIRST, RETRY_MAX = 0.1, 30.0
+"""Seconds until a failed write is tried again, at first and at most. They double: it is on disk after at most as long
+again as the disk was ill."""
+
+_MOST_TOLD = 16
+
+_log = structlog.get_logger()
+
+
+class State(Struct, frozen=True):
+    """How the ledger is, for people and metrics. ``last_written`` is in unix seconds, 0 for never.
+
+    ``pending`` counts changes that aren't known to be on disk, ``put_aside`` names the damaged file met last, ``exposed``
+    says who else could change the ledger; texts are empty where there is nothing to say.
+    """
+
+    path: Path
+    writable: bool
+    last_error: str
+    last_written: float
+    writes: int
+    put_aside: str
+    exposed: str
+    pending: int
+
+
+class Scribe:
+    """Writes one ledger, on the event loop that it is used on.
+
+    Args:
+        ledger: what is written; nobody else may save it.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._write: asyncio.Task[tuple[int, bool]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._retry = RETRY_FIRST
+        self._stuck = self._closed = False
+        self._error = ""
+        self._written_at = 0.0
+        self._writes = 0
+
+    @property
+    def state(self) -> State:
+        """How the ledger is now."""
+        return State(
+            path=self._ledger.path,
+            writable=not self._error,
+            last_error=self._error,
+            last_written=self._written_at,
+            writes=self._writes,
+            put_aside=self._ledger.aside,
+            exposed=self._ledger.exposure,
+            pending=self._ledger.pending,
+        )
+
+    def load(self) -> None:
+        """Read the ledger, at the start and before taking over from another gateway; what is wrong with it is logged."""
+        before = self._ledger.cordons
+        try:
+            self._ledger.load()
+        except LedgerError as error:
+            _log.error("state file not read in full", reason=str(error))
+            self.soon()
+        self._tell_lifted(before)
+        if self._ledger.exposure:
+            _log.warning("the state directory is not private", reason=self._ledger.exposure)
+
+    def _tell_lifted(self, before: Mapping[str, Cordon]) -> None:
+        """Say which cordons went by somebody else's file: an order to lift one comes to each gateway by itself."""
+        if lifted := sorted(before.keys() - self._ledger.cordons.keys()):
+            _log.warning(
+                "cordons lifted by a changed state file",
+                path=str(self._ledger.path),
+                devices=lifted[:_MOST_TOLD],
+                count=len(lifted),
+                advice="if nobody lifted them, the file was replaced (restored?): cordon these devices again",
+            )
+
+    async def durable(self) -> bool:
+        """Wait until all changes up to now are on disk; False where they may not be, which was reported then."""
+        wanted = self._ledger.revision
+        if self._stuck:
+            return self._ledger.written >= wanted
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while self._ledger.written < wanted:
+                    covered, on_disk = await asyncio.shield(self._write or self._begin())
+                    if covered >= wanted:
+                        return on_disk
+        except TimeoutError:
+            self._stuck = True
+            self._failed(f"{self._ledger.path} is not written after {PATIENCE:g} s: expected a disk that answers")
+            return False
+        return True
+
+    def soon(self) -> None:
+        """Have all changes up to now on disk within 100 ms; after a failure, with the next try."""
+        if self._timer is None and not self._closed:
+            self._timer = asyncio.get_running_loop().call_later(SOON, self._on_time)
+
+    async def close(self) -> None:
+        """Write what isn't on disk yet, once. Nothing is written by itself from now on."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.durable()
+
+    def _on_time(self) -> None:
+        self._timer = None
+        if self._write is None and self._ledger.pending:
+            _ = self._begin()
+
+    def _begin(self) -> asyncio.Task[tuple[int, bool]]:
+        self._write = asyncio.ensure_future(self._write_once())
+        return self._write
+
+    async def _write_once(self) -> tuple[int, bool]:
+        """Write; return which revision that covers, and whether it is on disk. A write that has begun is finished."""
+        ledger, covered, on_disk = self._ledger, self._ledger.revision, False
+        try:
+            snapshot = ledger.snapshot()
+            written = await asyncio.to_thread(ledger.save, snapshot)
+            before = ledger.cordons
+            ledger.settle(snapshot, written)
+            self._tell_lifted(before)
+        except LedgerError as error:
+            self._failed(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, devices are served and it is tried again
+            _log.exception("the state file could not be written, because of a defect in the gateway")
+            self._failed(repr(error))
+        else:
+            on_disk = True
+            self._succeeded()
+            if written.complaint:
+                _log.error("state file damaged by another program", reason=written.complaint, put_aside=written.aside)
+        finally:
+            self._write, self._stuck = None, False
+        self._go_on(on_disk=on_disk)
+        return covered, on_disk
+
+    def _succeeded(self) -> None:
+        if self._error:
+            _log.info("state file written again", path=str(self._ledger.path))
+        self._error, self._retry = "", RETRY_FIRST
+        self._written_at = time.time()
+        self._writes += 1
+
+    def _failed(self, reason: str) -> None:
+        if reason != self._error:
+            _log.error("state file not written", reason=reason)
+        self._error = reason
+
+    def _go_on(self, *, on_disk: bool) -> None:
+        """See to what is left: at once what came during the write, and later what failed."""
+        if self._closed or not self._ledger.pending:
+            return
+        if not on_disk:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(self._retry, self._on_time)
+            self._retry = min(self._retry * 2, RETRY_MAX)
+        elif self._timer is None:
+            _ = self._begin()

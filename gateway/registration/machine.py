@@ -1,0 +1,583 @@
+"""Registration of one resource, as a pure state machine: events in, the next state and actions out.
+
+Rules (each a row in the tests; the kubelet's behaviour behind it is cited where the rule is applied):
+
+- A kubelet is new, and of unknown version, each time kubelet.sock is created anew: negotiate again, always.
+- Exactly one accepted Register per kubelet start. Never register while a stream of ours is live on that kubelet.
+- A Register that answered OK proves nothing (kubelets up to 1.24 answer before they dial): only ListAndWatch does.
+- The kubelet never reconnects: when its stream ends unasked, wait a little (never register *at once*: kubelets 1.25 to
+  1.36 close the connection first and disconnect the resource by name afterwards), then register once.
+- A stream proves little too: if a look into the kubelet's own books shows that it doesn't hold us, begin again.
+- Anybody who reaches our socket may call ListAndWatch. The kubelet calls once for each Register, so that one who calls
+  besides is somebody else, whose call and end cost the kubelet's stream nothing.
+- Waiting is a state, not a sleep: the shell sets the timers that this module asks for, and tells when they fire.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gateway.registration import negotiate
+from gateway.registration.negotiate import Kind, Negotiation
+
+CUT_WAIT = 0.005
+"""Seconds between the end of a stream and the next Register, doubled for each cut in a row. (Run on 1.32.13: after
+0.3 ms 11 of 400 registrations stuck, after 1 ms 1 of 550, after 2 ms none of 400.)"""
+ERROR_WAIT = 0.05
+"""Seconds before a failed Register is tried again, doubled for each failure in a row."""
+REFUSED_WAIT = 15.0
+"""Seconds before a kubelet that speaks none of our versions is asked again. It will say the same until it restarts."""
+LONGEST_WAIT = 10.0
+CALL_WAIT = 11.0
+"""Seconds to wait for ListAndWatch after an accepted Register: longer than the kubelet's own dial time-out of 10 s, so
+that two of its connections never race."""
+UNLIKELY_WAIT = 0.05
+"""Seconds at least between the end of a stream that hardly was the kubelet's and the next Register: its own may still come."""
+SETTLED = 10.0
+"""Seconds that a stream must live until earlier cuts and errors are forgotten."""
+RENEW_WAIT = 1.0
+"""Seconds between two Registers for new options, at least: each takes the devices away for a moment."""
+VERIFY_AFTER = (0.1, 1.0, 330.0)
+"""Seconds after the stream opened at which the kubelet's own books are looked into. A registration that was disconnected
+between the kubelet's connect and our first list looks held at first: its resource vanishes after 5 minutes (read in 1.34.2)."""
+FIRST_LOOKS = 2
+"""How many of them show whether the registration took."""
+LOOK_AGAIN = 1.0
+"""Seconds until the books are looked into again where something speaks against an open stream."""
+HEAL_WAIT = 0.1
+"""Seconds between the end of a stream that the kubelet's books lack and the next Register, four times as long for each in a
+row, up to ``HEALS``: a kubelet that reports a gone resource late (1.25 to 1.36) takes the new one down with it."""
+HEALS = 3
+"""How often in a row that is done at once; from then on after ``LONGEST_WAIT``, twice as long each time up to ``MOST_HEALS``,
+and reported as an error."""
+MOST_HEALS = 8
+"""How many in a row are counted."""
+
+
+class KubeletId(Struct, frozen=True):
+    """One creation of kubelet.sock.
+
+    A new socket may get the old inode number, so that the time of its creation belongs to it: nothing modifies a socket
+    afterwards, and a change of its mode, owner, label or links is another time.
+    """
+
+    device: int
+    inode: int
+    mtime_ns: int
+
+
+class Phase(Enum):
+    """Where a resource stands. The values are what people read."""
+
+    ABSENT = "waiting for a kubelet"
+    OFFERING = "registering"
+    ACCEPTED = "accepted, waiting for the kubelet's call"
+    SERVING = "serving"
+    WAITING = "waiting to register again"
+    STANDBY = "standing by for another gateway"
+    OUT = "not offered"
+    STOPPED = "stopped"
+
+
+class Timer(Enum):
+    """The timers of a resource. Setting one again replaces it."""
+
+    RETRY = "retry"
+    CALL = "call"
+    SETTLED = "settled"
+    VERIFY = "verify"
+    RENEW = "renew"
+
+
+# Events.
+
+
+class KubeletUp(Struct, frozen=True):
+    """A kubelet.sock that takes connections was seen: a new one, or (after a poll) perhaps the known one."""
+
+    kubelet: KubeletId
+
+
+class Reached(Struct, frozen=True):
+    """The Register of ``attempt`` is about to be sent on the socket of ``kubelet``."""
+
+    attempt: int
+    kubelet: KubeletId
+
+
+class Replied(Struct, frozen=True):
+    """The Register of ``attempt`` ended, with gRPC's status name and text."""
+
+    attempt: int
+    code: str
+    details: str = ""
+
+
+class StreamOpened(Struct, frozen=True):
+    """Somebody called ListAndWatch. ``likely`` is whether the caller looks like a kubelet."""
+
+    stream: int
+    likely: bool = True
+
+
+class StreamEnded(Struct, frozen=True):
+    """A ListAndWatch stream is over, whoever ended it."""
+
+    stream: int
+
+
+class Fired(Struct, frozen=True):
+    """A timer that was set has run out."""
+
+    timer: Timer
+
+
+class NameLost(Struct, frozen=True):
+    """A name of ours in the socket directory was deleted by somebody."""
+
+    name: str
+
+
+class Verified(Struct, frozen=True):
+    """What the kubelet's own books say: it holds our list, or it doesn't."""
+
+    held: bool
+
+
+class Lacking(Struct, frozen=True):
+    """A look into the kubelet's books, made for another reason, found nothing of the resource."""
+
+
+class Withhold(Struct, frozen=True):
+    """This resource must not be offered now (its list is too large for the dialect): end it, say why."""
+
+    reason: str
+
+
+class Renew(Struct, frozen=True):
+    """What Register says of the resource has changed (its options): a kubelet that was told otherwise is told once more."""
+
+    reason: str
+
+
+class StandBy(Struct, frozen=True):
+    """Another gateway on this node serves the resource."""
+
+    peer: str
+
+
+class Resume(Struct, frozen=True):
+    """What held the resource back (another gateway, a list too large) is gone."""
+
+
+class Stop(Struct, frozen=True):
+    """The gateway ends."""
+
+
+Event = (
+    KubeletUp | Reached | Replied | StreamOpened | StreamEnded | Fired | NameLost | Verified | Lacking | Withhold
+    | StandBy | Renew | Resume | Stop
+)  # fmt: skip
+
+
+# Actions.
+
+
+class Offer(Struct, frozen=True):
+    """Make a fresh name for the socket and send one Register in ``dialect`` under it."""
+
+    attempt: int
+    dialect: str
+    name: str
+
+
+class CancelOffer(Struct, frozen=True):
+    """Give up the Register in flight: it was for a kubelet that is gone."""
+
+
+class SetTimer(Struct, frozen=True):
+    """Send ``Fired(timer)`` after ``seconds`` plus up to a quarter of it, by chance."""
+
+    timer: Timer
+    seconds: float
+
+
+class CancelTimer(Struct, frozen=True):
+    """Forget a timer."""
+
+    timer: Timer
+
+
+class Heed(Struct, frozen=True):
+    """Take this stream for the kubelet's: what its caller shows is the kubelet's."""
+
+    stream: int
+
+
+class EndStreams(Struct, frozen=True):
+    """End all ListAndWatch streams of the resource from our side."""
+
+
+class Link(Struct, frozen=True):
+    """Give the bound socket ``name`` in the socket directory (again)."""
+
+    name: str
+
+
+class Unlink(Struct, frozen=True):
+    """Take our ``name`` out of the socket directory."""
+
+    name: str
+
+
+class Verify(Struct, frozen=True):
+    """Look into the kubelet's books, where they can be reached, and send ``Verified``."""
+
+
+class Report(Struct, frozen=True):
+    """Tell people. ``level`` is one of info, warning, error."""
+
+    level: str
+    what: str
+    details: str = ""
+
+
+Action = Offer | CancelOffer | SetTimer | CancelTimer | Heed | EndStreams | Link | Unlink | Verify | Report
+
+
+class State(Struct, frozen=True):
+    """All that is remembered of one resource's registration. ``attempt`` numbers the Registers, from 1."""
+
+    token: str
+    """Part of each name that no other registration, instance or process has: 1.37 refuses a path it knows."""
+    negotiation: Negotiation
+    phase: Phase = Phase.ABSENT
+    kubelet: KubeletId | None = None
+    """The kubelet that was last reached or heard of."""
+    attempt: int = 0
+    name: str = ""
+    """Our name in the socket directory that the kubelet was told last."""
+    dialect: str = ""
+    """The dialect on offer, or accepted."""
+    accepted: str = ""
+    """The dialect that some kubelet last accepted."""
+    reached: bool = False
+    """Whether the Register on offer is on its way; before that, whoever calls means an earlier one."""
+    told: KubeletId | None = None
+    """The kubelet that a Register was last sent to."""
+    stream: int | None = None
+    """The stream that is taken for the kubelet's."""
+    likely: bool = True
+    """Whether its caller looks like a kubelet; one that does takes the place of one that doesn't."""
+    others: frozenset[int] = frozenset()
+    """The other open streams whose callers look like a kubelet: after an earlier Register, one may be the kubelet's, too."""
+    called: bool = False
+    """Whether the kubelet has called ListAndWatch since the last Offer."""
+    cuts: int = 0
+    errors: int = 0
+    heals: int = 0
+    verified: int = 0
+    """How many of the looks of ``VERIFY_AFTER`` are done for this stream."""
+    stale: str = ""
+    """Why what the last Register said is no longer true; empty where it is."""
+    renewed: bool = False
+    """Whether it was sent anew for that within ``RENEW_WAIT``."""
+    refused: bool = False
+    """Whether the kubelet refused the last Register (``succession`` gives the resource back then)."""
+
+
+def start(token: str, choice: str, last_accepted: str) -> State:
+    """Begin for one resource. ``token`` is random, for this process and resource; ``choice`` is one of ``CHOICES``."""
+    return State(token=token, negotiation=negotiate.begin(choice, last_accepted or None), accepted=last_accepted)
+
+
+Step = tuple[State, tuple[Action, ...]]
+
+_HELD_BACK = frozenset({Phase.STANDBY, Phase.OUT, Phase.STOPPED})
+_UNASKED = frozenset({Phase.WAITING, Phase.ABSENT})
+"""The phases in which no Register awaits a call: one who calls then was told of us by an earlier Register, or by nobody."""
+_NONE: frozenset[int] = frozenset()
+
+
+def step(state: State, event: Event) -> Step:
+    """Take one event. Total: every event is meaningful, or ignored, in every state."""
+    if state.phase is Phase.STOPPED:
+        return state, ()
+    match event:
+        case KubeletUp(kubelet):
+            return _kubelet_up(state, kubelet)
+        case Reached(attempt, kubelet):
+            return (_reached(state, kubelet) if attempt == state.attempt else state), ()
+        case Replied():
+            return _replied(state, event)
+        case StreamOpened(stream, likely):
+            return _stream_opened(state, stream, likely=likely)
+        case StreamEnded(stream):
+            return _stream_ended(state, stream)
+        case Fired(timer):
+            return _fired(state, timer)
+        case NameLost(name):
+            # The kubelet keeps its connection: no harm is done, and registering again would end it (facts, trap 4).
+            return state, ((Link(name),) if name == state.name and state.stream is not None else ())
+        case Verified(held):
+            return _verified(state, held=held)
+        case Lacking():
+            return _look_again(state)
+        case Withhold(reason):
+            return _hold_back(state, Phase.OUT, Report("error", "not offered", reason))
+        case Renew(reason):
+            state = replace(state, stale=reason)
+            return _renew(state) if state.phase is Phase.SERVING else (state, ())
+        case StandBy(peer):
+            return _hold_back(state, Phase.STANDBY, Report("info", "standing by", peer))
+        case Resume():
+            return _resume(state)
+        case Stop():
+            return _hold_back(state, Phase.STOPPED, None)
+
+
+def _kubelet_up(state: State, kubelet: KubeletId) -> Step:
+    if kubelet == state.kubelet and state.phase is not Phase.ABSENT:
+        return state, ()
+    state = replace(
+        state,
+        kubelet=kubelet,
+        negotiation=negotiate.begin(state.negotiation.choice, state.accepted or None),
+        errors=0,
+        cuts=0,
+        heals=0,
+    )
+    if state.phase is Phase.STANDBY:
+        return state, ()
+    gone: tuple[Action, ...] = (CancelOffer(),) if state.phase is Phase.OFFERING else ()
+    state, actions = _offer(state)
+    return state, (*gone, *actions)
+
+
+def _reached(state: State, kubelet: KubeletId) -> State:
+    """The Register meets this kubelet. One that nobody told us of yet has refused nothing: negotiate anew with it."""
+    state = replace(state, reached=True, told=kubelet, stale="")
+    if kubelet == state.kubelet:
+        return state
+    anew = negotiate.begin(state.negotiation.choice, state.dialect)
+    return replace(state, kubelet=kubelet, negotiation=anew, errors=0, cuts=0, heals=0)
+
+
+def _offer(state: State) -> Step:
+    """Send the next Register, or say that no dialect is left to offer."""
+    quiet = tuple(CancelTimer(timer) for timer in Timer if timer is not Timer.RENEW)
+    dialect = state.negotiation.offer
+    if dialect is None:
+        # Only a new kubelet can change this; ask again, slowly, in case that one was missed.
+        said, drop = negotiate.failure(state.negotiation), _drop(state)
+        unfit = any(answer.kind is Kind.UNFIT for _, answer in state.negotiation.refused)
+        fresh = negotiate.begin(state.negotiation.choice, state.accepted or None)
+        state = replace(state, phase=Phase.WAITING, negotiation=fresh)
+        if unfit:
+            return _hold_back(state, Phase.OUT, Report("error", "not offered", said))
+        report = Report("error", "no common version", said)
+        state = replace(state, stream=None, others=_NONE, name="", refused=True)
+        return state, (*quiet, *drop, report, SetTimer(Timer.RETRY, REFUSED_WAIT))
+    attempt = state.attempt + 1
+    name, drop = f"{state.token}-{attempt}.sock", _drop(state)
+    state = replace(
+        state,
+        phase=Phase.OFFERING,
+        attempt=attempt,
+        name=name,
+        dialect=dialect,
+        stream=None,
+        others=_NONE,
+        called=False,
+        reached=False,
+        refused=False,
+    )
+    return state, (*quiet, *drop, Offer(attempt, dialect, name))
+
+
+def _drop(state: State) -> tuple[Action, ...]:
+    """Let go of a stream (the kubelet's before, or of one that called and refused us: nobody's, either way) and a name."""
+    ends: tuple[Action, ...] = (EndStreams(),) if state.stream is not None or state.others else ()
+    return (*ends, Unlink(state.name)) if state.name else ends
+
+
+def _replied(state: State, reply: Replied) -> Step:
+    if state.phase is not Phase.OFFERING or reply.attempt != state.attempt:
+        return state, ()
+    answer = negotiate.classify(reply.code, reply.details)
+    match answer.kind:
+        case Kind.ACCEPTED:
+            state = replace(state, accepted=state.dialect)
+            report = Report("info", "registered")
+            if state.stream is not None:
+                state, actions = _serving(state)
+                return state, (report, *actions)
+            if state.called:
+                return _wait_after_cut(state, Report("info", "stream ended", "while it registered"))
+            return replace(state, phase=Phase.ACCEPTED), (report, SetTimer(Timer.CALL, CALL_WAIT))
+        case Kind.OTHER_VERSION | Kind.NO_SERVICE | Kind.UNFIT:
+            return _offer(replace(state, negotiation=negotiate.refuse(state.negotiation, answer)))
+        case Kind.NOBODY:
+            # The watch tells when one comes; the timer only mends what it misses.
+            seconds, errors = _after_error(state)
+            state = replace(state, phase=Phase.ABSENT, errors=errors)
+            return state, (Report("info", "waiting for a kubelet", answer.details), SetTimer(Timer.RETRY, seconds))
+        case Kind.NO_ANSWER:
+            if state.stream is not None:  # It never answered, but it called: what counts is the call.
+                return _serving(replace(state, accepted=state.dialect))
+            return _wait_after_error(state, Report("warning", "no answer to Register", answer.details))
+        case Kind.REPORTED:
+            if state.stream is not None:  # An earlier Register is answered by a call: that counts.
+                return _serving(state)
+            refused = replace(state, refused=True)
+            return _wait_after_error(refused, Report("error", "Register was refused", answer.details))
+
+
+def _wait_after_error(state: State, report: Report) -> Step:
+    seconds, errors = _after_error(state)
+    return replace(state, phase=Phase.WAITING, errors=errors), (report, SetTimer(Timer.RETRY, seconds))
+
+
+def _after_error(state: State) -> tuple[float, int]:
+    """How long to wait now, in seconds, and the count of errors that makes the next wait longer."""
+    return min(ERROR_WAIT * 2.0 ** min(state.errors, 20), LONGEST_WAIT), state.errors + 1
+
+
+def _stream_opened(state: State, stream: int, *, likely: bool) -> Step:
+    if state.phase in _HELD_BACK:
+        return state, (EndStreams(),)
+    early = state.phase is Phase.OFFERING and not state.reached
+    if not likely and (early or state.stream is not None or state.phase in _UNASKED):
+        return state, ()
+    if early and state.told != state.kubelet:  # The kubelet before calls late: it isn't the one on offer.
+        return state, (EndStreams(),)
+    if state.stream is not None and state.likely:
+        return replace(state, others=state.others | {stream}), ()
+    state = replace(state, stream=stream, likely=likely, called=state.called or likely, verified=0)
+    if state.phase is Phase.OFFERING and not early:  # 1.8 and 1.9 call before Register returns.
+        return state, (Heed(stream),)
+    state, actions = _serving(state)
+    # Where it is early, an earlier Register is answered after all.
+    return state, (Heed(stream), *((CancelOffer(),) if early else ()), *actions)
+
+
+def _serving(state: State) -> Step:
+    later = LONGEST_WAIT * 2.0 ** (state.heals - HEALS)
+    state = replace(state, phase=Phase.SERVING)
+    actions: tuple[Action, ...] = (
+        CancelTimer(Timer.CALL),
+        CancelTimer(Timer.RETRY),
+        SetTimer(Timer.SETTLED, SETTLED),
+        SetTimer(Timer.VERIFY, VERIFY_AFTER[0] if state.heals < HEALS else later),
+    )
+    if not state.stale:
+        return state, actions
+    state, renewal = _renew(state)
+    return state, (*actions, *renewal)
+
+
+def _renew(state: State) -> Step:
+    """Say the new options of a resource that is served; soon, where that was done a moment ago."""
+    if state.renewed:
+        return state, ()
+    cuts, report = state.cuts, Report("info", "registering anew", state.stale)
+    state, actions = _again(replace(state, renewed=True, cuts=0), report)
+    return replace(state, cuts=cuts), (*actions, SetTimer(Timer.RENEW, RENEW_WAIT))
+
+
+def _stream_ended(state: State, stream: int) -> Step:
+    if stream in state.others:  # Perhaps the kubelet's, and what it holds ended with it.
+        return _look_again(replace(state, others=state.others - {stream}))
+    if stream != state.stream:
+        return state, ()
+    ends: tuple[Action, ...] = (EndStreams(),) if state.others else ()
+    state = replace(state, stream=None, others=_NONE)
+    if state.phase is not Phase.SERVING:
+        return state, ends
+    state, actions = _wait_after_cut(state, Report("info", "stream ended"), 0.0 if state.likely else UNLIKELY_WAIT)
+    return state, (*ends, *actions)
+
+
+def _look_again(state: State) -> Step:
+    """Look into the books once more, unless the looks that a new stream gets are still to come."""
+    if state.phase is not Phase.SERVING or state.verified < FIRST_LOOKS:
+        return state, ()
+    return replace(state, verified=FIRST_LOOKS - 1), (SetTimer(Timer.VERIFY, LOOK_AGAIN),)
+
+
+def _wait_after_cut(state: State, report: Report, at_least: float = 0.0) -> Step:
+    seconds = max(at_least, min(CUT_WAIT * 2.0 ** min(state.cuts, 20), LONGEST_WAIT))
+    state = replace(state, phase=Phase.WAITING, cuts=state.cuts + 1)
+    return state, (
+        report,
+        CancelTimer(Timer.SETTLED),
+        CancelTimer(Timer.VERIFY),
+        SetTimer(Timer.RETRY, seconds),
+    )
+
+
+def _fired(state: State, timer: Timer) -> Step:
+    match timer:
+        case Timer.RETRY if state.phase in {Phase.WAITING, Phase.ABSENT}:
+            return _offer(state)
+        case Timer.CALL if state.phase is Phase.ACCEPTED:
+            report = Report("warning", "registered but never called", f"no ListAndWatch within {CALL_WAIT:g} s")
+            return _wait_after_error(state, report)
+        case Timer.SETTLED if state.phase is Phase.SERVING:
+            return replace(state, cuts=0, errors=0), ()
+        case Timer.VERIFY if state.phase is Phase.SERVING:
+            done = state.verified + 1
+            again = VERIFY_AFTER[done:]
+            later = (SetTimer(Timer.VERIFY, again[0] - VERIFY_AFTER[done - 1]),) if again else ()
+            return replace(state, verified=done), (Verify(), *later)
+        case Timer.RENEW:
+            state = replace(state, renewed=False)
+            return _renew(state) if state.stale and state.phase is Phase.SERVING else (state, ())
+        case _:
+            return state, ()
+
+
+def _verified(state: State, *, held: bool) -> Step:
+    if state.phase is not Phase.SERVING:
+        return state, ()
+    if held:
+        return (replace(state, heals=0) if state.verified >= FIRST_LOOKS else state), ()
+    level = "warning" if state.heals < HEALS else "error"
+    report = Report(level, "the kubelet doesn't hold this resource", "ending the stream and registering once more")
+    seconds = HEAL_WAIT * 4.0 ** min(state.heals, HEALS - 1)
+    return _again(replace(state, heals=min(state.heals + 1, MOST_HEALS)), report, seconds)
+
+
+def _again(state: State, report: Report, seconds: float = 0.0) -> Step:
+    """End the stream and register once more, after ``seconds`` or what a cut takes, whichever is longer."""
+    if state.phase is not Phase.SERVING:
+        return state, ()
+    state, actions = _wait_after_cut(replace(state, stream=None, others=_NONE), report, seconds)
+    return state, (EndStreams(), *actions)
+
+
+def _hold_back(state: State, phase: Phase, report: Report | None) -> Step:
+    if state.phase is phase:
+        return state, ()
+    actions: list[Action] = [CancelTimer(timer) for timer in Timer]
+    if state.phase is Phase.OFFERING:
+        actions.append(CancelOffer())
+    actions.append(EndStreams())
+    if state.name:
+        actions.append(Unlink(state.name))
+    if report is not None:
+        actions.append(report)
+    return replace(state, phase=phase, stream=None, others=_NONE, name="", renewed=False), tuple(actions)
+
+
+def _resume(state: State) -> Step:
+    if state.phase not in {Phase.STANDBY, Phase.OUT}:
+        return state, ()
+    if state.kubelet is None:
+        return replace(state, phase=Phase.ABSENT), ()
+    fresh = negotiate.begin(state.negotiation.choice, state.accepted or None)
+    state = replace(state, phase=Phase.WAITING, negotiation=fresh, refused=False)
+    return state, (SetTimer(Timer.RETRY, CUT_WAIT),)

@@ -1,0 +1,351 @@
+"""One resource on this node: its state machine, its device plugin, and what runs between them.
+
+Carries out what ``registration`` decides for the resource: it sends Registers, keeps timers, gives the bound socket its names
+and looks into the kubelet's books. What belongs to the node as a whole is the shell's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+import structlog
+from msgspec import Struct
+
+from adapters.dialect import UnsayableError
+from adapters.registry import by_name
+from devices.model import Health, Registration
+from gateway.kubelet import view as kubelet_view
+from gateway.kubelet.watch import kubelet_id, listens, target
+from gateway.registration import machine as registration
+from gateway.registration.machine import Phase, Timer
+from gateway.registration.negotiate import NOBODY, UNFIT
+from gateway.registration.serve import Resource
+from gateway.tally import Cause, Check, cause
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from pathlib import Path
+
+    from devices import life
+    from devices.source import Listing
+    from gateway.daemon import Gateway
+    from gateway.handover.machine import Age
+    from gateway.kubelet.beliefs import Look
+    from gateway.registration.machine import KubeletId
+
+REGISTER_DEADLINE = 15.0
+"""Seconds for one Register. Kubelets 1.25 and later dial back within it, for up to 10 s; 1.35 and later give that up
+when our deadline passes."""
+BOOKS_PATIENCE, BOOKS_PATIENCE_EACH = 1.0, 0.001
+"""Seconds that a kubelet may take to book a list, and more for each device of it (5 000 take a genuine 1.32 on a busy node
+2.5 s); four times as long each time that it was too short: a list that is sent again makes the kubelet only later."""
+BOOKED = 1.2
+"""Seconds after a stream opened at which the kubelet has booked the list for certain, and its books are read."""
+
+CALL_FIRST = 0.002
+"""Seconds after an accepted Register in which the kubelet's ListAndWatch goes first: it comes at the same time."""
+WARM_UP = 0.2
+"""Seconds that a first connection to the kubelet may take, before nothing depends on it."""
+
+# Without retries: gRPC would carry a Register that a dying kubelet cut off to the next one, behind our back.
+_CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
+_BETWEEN = frozenset({Phase.WAITING, Phase.ABSENT})
+_SERVED = frozenset({Phase.SERVING, Phase.STANDBY})
+"""The phases in which somebody serves the resource, this gateway or another."""
+_AT_REST = _SERVED | {Phase.OUT}
+"""The phases in which no Register is to be sent soon."""
+_LEVELS = logging.getLevelNamesMapping()
+_log = structlog.get_logger()
+
+
+def _channel(socket: Path) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(target(socket), options=_CHANNEL_OPTIONS)
+
+
+async def warm_up(socket: Path) -> None:
+    """Connect to the kubelet once for nothing: a process's first channel takes milliseconds more than those after it."""
+    channel = _channel(socket)
+    try:
+        async with asyncio.timeout(WARM_UP):
+            await channel.channel_ready()
+    except TimeoutError:
+        pass
+    finally:
+        await channel.close()
+
+
+class _Ahead(Struct, frozen=True):
+    """A channel that was made before it was needed, and the kubelet that it was connected to, if it was."""
+
+    channel: grpc.aio.Channel
+    kubelet: KubeletId | None = None
+
+
+class Plugin:
+    """One resource: its state machine, its device plugin, and what runs between them."""
+
+    def __init__(self, gateway: Gateway, name: str, last_accepted: str) -> None:
+        self._gateway = gateway
+        self._log = _log.bind(resource=name)
+        settings = gateway.settings
+        self.resource = Resource(
+            name,
+            gateway.source,
+            self.feed,
+            gateway.memory(name),
+            gateway.tally,
+            gateway.turns,
+            kubelet_minor=settings.kubelet_minor,
+            grace=settings.startup_grace > 0,
+        )
+        self.state = registration.start(f"{gateway.token}-{secrets.token_hex(2)}", settings.api, last_accepted)
+        self.standing_by_for: Age | None = None
+        """The gateway that serves the resource instead of this one."""
+        self.trouble = ""
+        """The last thing that went wrong with the registration."""
+        self.checked: Check | None = None
+        """What the last look into the kubelet's books told of the registration."""
+        self.stream_since: float | None = None
+        """When the open stream was opened (monotonic seconds)."""
+        self.unserved_since: float | None = time.monotonic()
+        """Since when the resource is neither served nor left to another gateway (monotonic seconds)."""
+        self.cuts = 0
+        """How often a stream that served ended unasked."""
+        self._why = Cause.FIRST
+        self._without_since: float | None = None
+        """When a kubelet was found, or a stream ended, that no stream followed yet."""
+        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._offer_task: asyncio.Task[None] | None = None
+        self._last_report: registration.Report | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ahead: _Ahead | None = None
+        """A channel for the next Register, made when a stream ended: to make one takes most of a millisecond, in which nobody
+        would serve. It connects when a kubelet is there (``approach``). (One that is there all the time keeps gRPC's threads
+        busy: twice the context switches of an idle gateway.)"""
+
+    @property
+    def entries(self) -> dict[str, life.Entry]:
+        """What is on its list, by device ID."""
+        return self.resource.entries
+
+    def publish(self, listing: Listing | None, entries: tuple[life.Entry, ...]) -> None:
+        """Put a new list before the kubelet, and register once more where what Register said is no longer true."""
+        asked = self.resource.options
+        self.resource.publish(listing, entries)
+        if self.resource.options != asked and self.resource.says_options:
+            self.feed(registration.Renew("the resource asks other options of the kubelet than before"))
+        if self.state.phase is Phase.OUT:  # The list may fit now.
+            self.feed(registration.Resume())
+
+    def approach(self, kubelet: KubeletId) -> None:
+        """Begin to connect to a kubelet that is there, while the Register to it is made ready."""
+        if self.state.phase is not Phase.STANDBY:
+            channel = self._channel_to(kubelet)
+            channel.get_state(try_to_connect=True)
+            self._ahead = _Ahead(channel, kubelet)
+
+    def _channel_to(self, kubelet: KubeletId | None) -> grpc.aio.Channel:
+        """Take the channel that was made ahead, unless it leads to another kubelet; then a new one."""
+        if self._ahead is not None and self._ahead.kubelet not in {None, kubelet}:
+            self._drop_ahead()
+        ahead, self._ahead = self._ahead, None
+        return ahead.channel if ahead is not None else _channel(self._gateway.kubelet_socket)
+
+    def _drop_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self._background(ahead.channel.close())
+
+    def feed(self, event: registration.Event) -> None:
+        """Let the state machine take an event, and do what it asks for."""
+        before, self._why = self.state, cause(self.state, event) or self._why
+        self.state, actions = registration.step(self.state, event)
+        if isinstance(event, registration.StreamEnded) and before.stream is not None and self.state.stream is None:
+            self.cuts += 1
+        if self.state.phase is not before.phase:
+            self._log.debug("phase", phase=self.state.phase.value)
+            if self.state.phase in _SERVED:
+                self.unserved_since = None
+            elif before.phase in _SERVED:
+                self.unserved_since = time.monotonic()
+            if self.state.phase is Phase.SERVING:
+                self._gateway.beliefs.look_within(BOOKED)
+        self._keep_time(before, event)
+        for action in actions:
+            self._act(action)
+        self._gateway.stood(self)
+        if before.stream is not None and self.state.phase in _BETWEEN and self._ahead is None:
+            self._ahead = _Ahead(_channel(self._gateway.kubelet_socket))
+        elif self.state.phase in _AT_REST:
+            self._drop_ahead()
+
+    def _keep_time(self, before: registration.State, event: registration.Event) -> None:
+        """Take note of how long the kubelet was without a stream of ours."""
+        now, state = time.monotonic(), self.state
+        if state.stream is None:
+            self.stream_since = None
+        elif state.stream != before.stream:
+            self.stream_since = now
+            if self._without_since is not None:
+                self._gateway.tally.restart_gap(self.resource.name, now - self._without_since)
+            self._without_since = None
+        found = isinstance(event, registration.KubeletUp) and state.kubelet != before.kubelet
+        resumed = before.phase is Phase.STANDBY and state.phase is not Phase.STANDBY  # Until then another one served.
+        if found or resumed or (before.stream is not None and state.stream is None):
+            self._without_since = now
+
+    def _act(self, action: registration.Action) -> None:
+        match action:
+            case registration.Offer():
+                self._offer_task = asyncio.ensure_future(self._offer(action))
+            case registration.CancelOffer():
+                if self._offer_task is not None:
+                    self._offer_task.cancel()
+            case registration.SetTimer(timer, seconds):
+                self._cancel(timer)
+                jittered = seconds * (1 + random.random() / 4)  # noqa: S311 - spreads retries, hides nothing
+                self._timers[timer] = asyncio.get_running_loop().call_later(
+                    jittered, self.feed, registration.Fired(timer)
+                )
+            case registration.CancelTimer(timer):
+                self._cancel(timer)
+            case registration.Heed(stream):
+                self.resource.heed(stream)
+            case registration.EndStreams():
+                self.resource.end_streams()
+            case registration.Link(name):
+                with contextlib.suppress(OSError):  # The folder itself may be gone; then the watch tells.
+                    os.link(self._gateway.own_socket(self.resource.name), self._gateway.settings.socket_dir / name)
+                    self._log.info("put our socket's name back", name=name)
+            case registration.Unlink(name):
+                with contextlib.suppress(OSError):
+                    (self._gateway.settings.socket_dir / name).unlink()
+            case registration.Verify():
+                self._background(self._verify())
+            case registration.Report():
+                self._report(action)
+
+    async def _offer(self, offer: registration.Offer) -> None:
+        """Send one Register, and feed back what became of it, whatever that is: the state machine waits for it."""
+        try:
+            code, details = await self._register(offer)
+        except Exception as error:  # noqa: BLE001 - see above
+            self._log.exception("unexpected while registering")
+            code, details = "INTERNAL", repr(error)
+        self.feed(registration.Replied(offer.attempt, code, details))
+        if code != "OK":
+            self._gateway.tally.register_error(self.resource.name, code)
+        else:
+            self._gateway.tally.registration(self.resource.name, self._why)
+            await self.resource.drop_earlier_servers()
+
+    async def _register(self, offer: registration.Offer) -> tuple[str, str]:
+        dialect = by_name(offer.dialect)
+        if reason := self.resource.too_large(dialect):
+            return UNFIT, reason
+        socket = self._gateway.kubelet_socket
+        kubelet = kubelet_id(socket)
+        if kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet:  # Else another one came in between.
+            return NOBODY, f"nobody takes connections on {socket}"
+        own = self._gateway.own_socket(self.resource.name)
+        if not own.is_socket():
+            return NOBODY, f"our own socket {own} is gone: the folder was replaced"
+        self.feed(registration.Reached(offer.attempt, kubelet))
+        endpoint = self._link(offer.name)
+        try:
+            wire = dialect.encode_register(
+                Registration(dialect.name, endpoint, self.resource.name, self.resource.options)
+            )
+        except UnsayableError as error:
+            return UNFIT, str(error)
+        self.resource.offer(dialect)
+        channel = self._channel_to(kubelet)
+        try:
+            register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                f"/{dialect.registration_service}/Register"
+            )
+            await register(wire.data, timeout=REGISTER_DEADLINE)
+            self._gateway.accepted(offer.dialect)
+            await asyncio.sleep(CALL_FIRST)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name, error.details() or ""
+        finally:
+            self._background(channel.close())
+        return "OK", ""
+
+    def _link(self, name: str) -> str:
+        """Give the bound socket a fresh name in the kubelet's folder; return the endpoint to register."""
+        own, folder = self._gateway.own_socket(self.resource.name), self._gateway.settings.socket_dir
+        try:
+            os.link(own, folder / name)
+        except OSError as error:
+            # No hard links here (another mount, SELinux): every kubelet joins the endpoint to its folder, so the path
+            # below it serves as well; only its name isn't new for each registration.
+            self._log.warning("cannot link our socket: registering its own path", error=str(error))
+            return str(own.relative_to(folder))
+        return name
+
+    async def _verify(self) -> None:
+        """Look into the kubelet's books, where they can be reached; again where the list changed meanwhile.
+
+        A stream that changes meanwhile proves nothing: the next one is looked for by itself.
+        """
+        stream, listed, held = self.state.stream, None, None
+        while listed != self.resource.devices:
+            listed = self.resource.devices
+            patience = (BOOKS_PATIENCE + len(listed) * BOOKS_PATIENCE_EACH) * 4.0**self.state.heals
+            held = await kubelet_view.holds(self._gateway.pod_resources, self.resource.name, listed, patience)
+            if self.state.stream != stream:
+                return
+        self.checked = Check.UNKNOWN if held is None else Check.HELD if held else Check.LACKING
+        self._gateway.tally.checked(self.resource.name, self.checked)
+        if held is not None:
+            self.feed(registration.Verified(held))
+
+    def looked(self, look: Look) -> None:
+        """Take in what a look into the kubelet's books shows that was made for the node."""
+        allocatable, since = look.view.allocatable, self.stream_since
+        if allocatable is None or since is None or look.at < since or allocatable.get(self.resource.name):
+            return
+        if any(device.health is Health.HEALTHY for device in self.resource.devices):
+            self.feed(registration.Lacking())
+
+    def _report(self, report: registration.Report) -> None:
+        """Say it; a trouble that repeats itself word for word is said once."""
+        state = self.state
+        told = {"api": state.dialect, "details": report.details} if report.details else {"api": state.dialect}
+        if report.what == "registered":
+            told["endpoint"] = state.name
+        if report.level != "info":
+            self.trouble = f"{report.what}: {report.details}" if report.details else report.what
+        repeated = report == self._last_report and report.what != "registered"
+        self._last_report = report
+        self._log.log(_LEVELS[("debug" if repeated else report.level).upper()], report.what, **told)
+
+    def _cancel(self, timer: Timer) -> None:
+        if handle := self._timers.pop(timer, None):
+            handle.cancel()
+
+    def _background(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End everything of this resource; its machine was told to stop."""
+        tasks = [*self._tasks, *([self._offer_task] if self._offer_task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._ahead is not None:
+            await self._ahead.channel.close()
+        await self.resource.close()

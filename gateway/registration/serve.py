@@ -1,0 +1,586 @@
+"""Serving one resource: the device plugin's gRPC calls, answered in whichever dialect is on offer.
+
+The server is bound once, in the instance's own folder; a registration only gives the bound socket a new name. Every call
+comes in as bytes and goes through the dialect on offer, so that nothing here knows a version. That dialect counts from
+the moment Register is *sent*: kubelets 1.8 and 1.9 call back before Register returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+import structlog
+from msgspec.structs import replace
+
+from adapters.dialect import MalformedError, UnsayableError, Verdict, sayable, span
+from adapters.levels import Evidence, level, may_be_kubelet
+from devices import life
+from devices.model import Fault, Field, Options, RefusedError
+from gateway.kubelet import drift
+from gateway.kubelet.watch import target
+from gateway.registration.machine import StreamEnded, StreamOpened, Withhold
+from gateway.registration.spelled import spell
+from gateway.telling.log import Seldom
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Container, Sequence
+    from pathlib import Path
+
+    from adapters.dialect import Dialect, Level, Wire
+    from devices.model import ContainerAnswer, ContainerRequest, Device
+    from devices.source import DeviceSource, Listing
+    from gateway.registration.machine import Event
+    from gateway.registration.spelled import Parts
+    from gateway.registration.turns import Turns
+    from gateway.tally import Tally
+
+    _Context = grpc.aio.ServicerContext[bytes, bytes]
+    _Answer = Callable[[Dialect, bytes, _Context], Awaitable[bytes]]
+
+REQUEST_LIMIT = 4 * 1024 * 1024
+"""The most bytes of a request, as gRPC has it by default, and so NVIDIA's plugin.
+
+The largest is GetPreferredAllocation: it names every free device, and those that the pod's init containers had once more. A
+name takes 2 bytes more than its ID, so 10 000 devices fit twice with IDs of 207 bytes, and 43 000 with those of MIG devices
+that are shared (46 bytes). Once, everything fits that does on a list (also 4 MiB), where a device takes 13 bytes more than its
+ID."""
+REQUEST_TIME = 5.0
+"""Seconds within which a request must have come, once its call began."""
+MAX_READ = 8
+"""How many requests are read at once: what isn't read stays with gRPC, but for 64 KiB. Each may take twice ``REQUEST_LIMIT``."""
+IN_LINE = 0.25
+"""Seconds that a request may take to come while others wait for their turn."""
+_TURNS = 4
+"""Turns of the event loop after which a request that gRPC has is known here: the loop was late then, not the request."""
+MAX_CALLS = 1024
+"""How many calls a server has at once, streams included; more are refused by gRPC."""
+REFUSALS_TOLD = 20
+"""How many refusals of one kind are logged in a minute; whoever calls without end fills no disk."""
+NOTED_AFTER = 0.005
+"""Seconds after an Allocate until it is noted, with those that came meanwhile: the next one needn't wait for that."""
+MOST_STREAMS = 32
+"""Open ListAndWatch streams of a resource. The kubelet has one, or two for a moment; all others are refused beyond it."""
+_MOST_AGENTS = 16
+_SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", REQUEST_LIMIT),
+    ("grpc.max_send_message_length", -1),
+    # For one connection. A kubelet has its stream and a call for each container that starts; metadata of 200 bytes.
+    ("grpc.max_concurrent_streams", 16),
+    ("grpc.max_metadata_size", 8 * 1024),
+    ("grpc.absolute_max_metadata_size", 16 * 1024),
+    # What comes unasked for isn't taken: the window of a stream doesn't grow.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.so_reuseport", 0),
+)
+
+_T = TypeVar("_T")
+_streams = itertools.count(1)
+_log = structlog.get_logger()
+
+_STATUS = {
+    Fault.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Fault.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    Fault.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
+    Fault.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
+}
+
+
+class Memory(Protocol):
+    """What is known of a resource's devices beyond the list, and remembered of them."""
+
+    @property
+    def handed_out(self) -> Container[str]:
+        """The devices that containers were ever given, as far as that is remembered."""
+
+    @property
+    def held(self) -> Container[str]:
+        """The devices that containers hold by the kubelet's own books, as far as they are known."""
+
+    def avoid(self) -> Sequence[str]:
+        """Return the devices that are to be given last, the least bad ones first."""
+
+    def hand_out(self, device_ids: Sequence[str], dialect: str) -> None:
+        """Take note that a container was given devices."""
+
+
+class _Stream:
+    """One ListAndWatch stream: who called it, and whether there is news for it."""
+
+    def __init__(self, user_agent: str | None, *, likely: bool) -> None:
+        self.user_agent, self.likely = user_agent, likely
+        self.changed, self.ending = asyncio.Event(), False
+
+    def end(self) -> None:
+        """Let it end as soon as what is being sent is sent."""
+        self.ending = True
+        self.changed.set()
+
+
+class Resource:
+    """The device plugin of one resource name.
+
+    Args:
+        name: the resource name.
+        source: where its devices come from.
+        emit: takes the registration events that calls cause (a stream opened, ended, a list too large).
+        memory: what else is known of its devices.
+        tally: counts the calls.
+        turns: whose turn it is, of all the resources of this node.
+        kubelet_minor: the kubelet's version, where an operator vouches for it.
+        grace: whether containers wait, by a PreStartContainer that is refused, for devices that nobody has looked for yet.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: DeviceSource,
+        emit: Callable[[Event], None],
+        memory: Memory,
+        tally: Tally,
+        turns: Turns,
+        *,
+        kubelet_minor: int | None = None,
+        grace: bool = False,
+    ) -> None:
+        self.name = name
+        self._source, self._emit, self._memory, self._tally, self._turns = source, emit, memory, tally, turns
+        self._kubelet_minor, self._grace = kubelet_minor, grace
+        self._log = _log.bind(resource=name)
+        self._dialect: Dialect | None = None
+        self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+        self._evidence = Evidence()
+        self._asked_options: set[str | None] = set()
+        """The user agents of those who asked for the options since the last Register."""
+        self._by_id: dict[str, life.Entry] = {}
+        self._listing: Listing | None = None
+        self._lists: dict[str, Wire] = {}
+        self._parts: dict[str, Parts] = {}
+        self._streams: dict[int, _Stream] = {}
+        self._heeded: int | None = None
+        """The stream that is taken for the kubelet's, or was taken for it last."""
+        self._lost_fields: set[tuple[str, Field]] = set()
+        self._notes: list[tuple[str, tuple[str, ...], Level]] = []
+        """What was handed out and isn't noted yet: the dialect, the devices, and what is known of the kubelet."""
+        self.given = 0
+        """How many containers were given devices."""
+        self._servers: list[grpc.aio.Server] = []
+        self._requests = _Requests()
+        self._seldom = Seldom(REFUSALS_TOLD)
+
+    # What is on the list.
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The list as the kubelet is to see it."""
+        return tuple(entry.device for entry in self._by_id.values())
+
+    @property
+    def entries(self) -> dict[str, life.Entry]:
+        """What is on the list, with each device's state, by device ID."""
+        return self._by_id
+
+    def publish(self, listing: Listing | None, entries: tuple[life.Entry, ...]) -> None:
+        """Put a new list before every open stream, if it says anything new. The caller has made its device IDs durable."""
+        before = self.devices
+        if listing is not None and not listing.devices and self._listing is not None:
+            # Nothing is offered any more: what containers hold still asks what it asked.
+            listing = replace(listing, options=self._listing.options)
+        self._listing = listing
+        self._by_id = {entry.device.id: entry for entry in entries}
+        if self.devices == before:
+            return
+        self._lists.clear()
+        for stream in self._streams.values():
+            stream.changed.set()
+
+    def forget(self, device_id: str) -> None:
+        """Judge a device anew with the next list, as if it had never been on one."""
+        self._by_id.pop(device_id, None)
+
+    def too_large(self, dialect: Dialect) -> str | None:
+        """Say why the list can't be sent in ``dialect``, and how many devices of it could; None where it can."""
+        size = len(self._list(dialect).data)
+        if dialect.message_limit is None or size <= dialect.message_limit:
+            return None
+        fits = _how_many_fit(dialect, self.devices, dialect.message_limit)
+        return (
+            f"the list of {len(self._by_id)} devices takes {size} bytes, and a kubelet of {dialect.name} receives at most "
+            f"{dialect.message_limit} in one message: {fits} devices would fit. Announce fewer devices (fewer replicas), or "
+            "shorten their IDs"
+        )
+
+    def _list(self, dialect: Dialect) -> Wire:
+        """Spell the list, once per dialect and change."""
+        wire = self._lists.get(dialect.name)
+        if wire is None:
+            wire, self._parts[dialect.name] = spell(dialect, self.devices, self._parts.get(dialect.name, ()))
+            self._lists[dialect.name] = wire
+            self._note_lost(dialect, wire)
+        return wire
+
+    # Being served.
+
+    @property
+    def level(self) -> Level | None:
+        """The kubelets that fit what was seen of this one; None while there is no dialect to speak of."""
+        return level(self._dialect, self._evidence) if self._dialect is not None else None
+
+    @property
+    def streaming(self) -> bool:
+        """Whether a ListAndWatch stream is open that may be the kubelet's."""
+        return any(stream.likely or number == self._heeded for number, stream in self._streams.items())
+
+    async def bind(self, path: Path) -> None:
+        """Bind one more server on ``path`` (at most 107 bytes) and start it; streams on earlier ones live on.
+
+        Raises:
+            RuntimeError: the path can't be bound.
+        """
+        server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
+        server.add_generic_rpc_handlers((_Calls(self._handler),))
+        server.add_insecure_port(target(path))
+        await server.start()
+        self._servers.append(server)
+
+    async def drop_earlier_servers(self) -> None:
+        """Stop all servers but the last one bound."""
+        *earlier, last = self._servers
+        self._servers = [last]
+        if earlier:
+            await asyncio.gather(*(server.stop(grace=0) for server in earlier))
+
+    async def close(self) -> None:
+        """End the streams, then the servers: a server waits out its grace while a stream is open."""
+        self.note_handed_out()
+        self.end_streams()
+        servers, self._servers = self._servers, []
+        await asyncio.gather(*(server.stop(grace=0.2) for server in servers))
+
+    def offer(self, dialect: Dialect) -> None:
+        """Speak ``dialect`` from now on, to a kubelet of which nothing more is known yet."""
+        self._dialect, self._handlers = dialect, self._calls(dialect)
+        self._evidence = Evidence(pinned=self._kubelet_minor)
+        self._asked_options.clear()
+
+    def heed(self, number: int) -> None:
+        """Take a stream for the kubelet's: what its caller showed is evidence of the kubelet, and of nobody else."""
+        self._heeded = number
+        agent = self._streams[number].user_agent
+        self._evidence = Evidence(agent, agent in self._asked_options, self._kubelet_minor)
+
+    def end_streams(self) -> None:
+        """End every ListAndWatch stream that is open now."""
+        for stream in self._streams.values():
+            stream.end()
+
+    # The calls. Each gets the dialect in force, so that a change of it in mid-call changes nothing.
+
+    def _handler(self, method: str) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        return self._handlers.get(method)
+
+    def _calls(self, dialect: Dialect) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
+        """Make the handlers of the calls that a dialect has, by full method path: what is missing is UNIMPLEMENTED."""
+        unary: dict[str, _Answer] = {"Allocate": self._allocate}
+        if dialect.rules[Field.GET_OPTIONS].verdict is Verdict.LOSSLESS:
+            unary["GetDevicePluginOptions"] = self._get_options
+        if dialect.rules[Field.PREFERRED_ALLOCATION].verdict is Verdict.LOSSLESS:
+            unary["GetPreferredAllocation"] = self._prefer
+        if dialect.rules[Field.PRE_START].verdict is Verdict.LOSSLESS:
+            unary["PreStartContainer"] = self._pre_start
+
+        async def watch(context: _Context) -> None:  # Its request is empty: it isn't waited for.
+            await self._list_and_watch(dialect, context)
+
+        calls: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            call: grpc.stream_unary_rpc_method_handler(_let_go(self._answered(call, answer, dialect)))
+            for call, answer in unary.items()
+        }
+        calls["ListAndWatch"] = grpc.stream_stream_rpc_method_handler(_let_go(watch))
+        return {f"/{dialect.plugin_service}/{call}": handler for call, handler in calls.items()}
+
+    def _answered(self, call: str, answer: _Answer, dialect: Dialect) -> Callable[[_Context], Awaitable[bytes]]:
+        """Count a call, and say what is wrong with it as gRPC does.
+
+        To gRPC it is one with a stream of requests, of which one is read: so it is ours to bound how long and how many wait.
+        """
+
+        async def answered(context: _Context) -> bytes:
+            began, status, text = time.perf_counter(), grpc.StatusCode.UNKNOWN, ""
+            try:
+                wire = await answer(dialect, await self._requests.read(context), context)
+                status = grpc.StatusCode.OK
+            except RefusedError as refused:
+                status, text = _STATUS[refused.fault], str(refused)
+            except UnsayableError as unsayable:
+                status, text = grpc.StatusCode.FAILED_PRECONDITION, str(unsayable)
+            except MalformedError as malformed:
+                status, text = grpc.StatusCode.INVALID_ARGUMENT, str(malformed)
+            else:
+                return wire
+            finally:
+                self._tally.call(self.name, call, time.perf_counter() - began, status.name)
+            if (left_out := self._seldom.tell(f"{call} {status.name}")) is not None:
+                untold = {"more_before": left_out} if left_out else {}
+                self._log.warning("refused", call=call, code=status.name, reason=text, **untold)
+            return await _abort(context, status, text)
+
+        return answered
+
+    async def _get_options(self, dialect: Dialect, _request: bytes, context: _Context) -> bytes:
+        if len(self._asked_options) < _MOST_AGENTS:
+            self._asked_options.add(_user_agent(context))
+        return dialect.encode_options(self.options).data
+
+    async def _list_and_watch(self, dialect: Dialect, context: _Context) -> None:
+        number, agent = next(_streams), _user_agent(context)
+        # A kubelet sets no deadline for its stream.
+        likely = may_be_kubelet(agent) and context.time_remaining() is None
+        if not self._has_room(likely=likely):
+            text = (
+                f"expected at most {MOST_STREAMS} clients that listen to {self.name}: end one of them, and call again"
+            )
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        stream = self._streams[number] = _Stream(agent, likely=likely)
+        self._emit(StreamOpened(number, likely))
+        try:
+            while True:
+                stream.changed.clear()
+                if dialect.spacing and number == self._heeded:
+                    await self._turns.take(dialect.spacing, writes=True)
+                if stream.ending:
+                    break
+                if reason := self.too_large(dialect):
+                    if number == self._heeded:
+                        self._emit(Withhold(reason))
+                    await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+                await _whole(context.write(self._list(dialect).data))
+                await stream.changed.wait()
+        finally:
+            del self._streams[number]
+            self._emit(StreamEnded(number))
+
+    def _has_room(self, *, likely: bool) -> bool:
+        """Whether one more stream is taken. One that may be the kubelet's is, where the oldest of the others ends instead."""
+        if len(self._streams) < MOST_STREAMS:
+            return True
+        if not likely:
+            return False
+        others = (number for number, stream in self._streams.items() if number != self._heeded and not stream.ending)
+        oldest = min(others, key=lambda number: (self._streams[number].likely, number), default=None)
+        if oldest is not None:
+            self._streams[oldest].end()
+        return oldest is not None
+
+    async def _allocate(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
+        containers = dialect.decode_allocate_request(request)
+        if not containers:
+            raise RefusedError(
+                Fault.INVALID_ARGUMENT,
+                f"expected at least one container in Allocate for {self.name}, got none: ask again with its device IDs",
+            )
+        known_level = level(dialect, self._evidence)
+        answers: list[ContainerAnswer] = []
+        listed = self._by_id
+        for container in containers:
+            self._check(dialect, container)
+            answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
+        if dialect.spacing:
+            await self._turns.take(dialect.spacing, writes=False)  # It writes when all of the container's are answered.
+        if self._by_id is not listed:  # The list changed while the source was asked: what was judged is no longer so.
+            for container in containers:
+                self._check(dialect, container)
+        wire = dialect.encode_allocate_answer(containers, answers, known_level)
+        self._note_lost(dialect, wire)
+        # When the answer is on its way: the kubelet starts no other pod until it has it (#117435).
+        if not self._notes:
+            asyncio.get_running_loop().call_later(NOTED_AFTER, self.note_handed_out)
+        self.given += len(containers)
+        self._notes += ((dialect.name, container.device_ids, known_level) for container in containers)
+        return wire.data
+
+    def note_handed_out(self) -> None:
+        """Take note of what was handed out, now: somebody asks who holds what."""
+        notes, self._notes = self._notes, []
+        for dialect, device_ids, known_level in notes:
+            self._memory.hand_out(device_ids, dialect)
+            self._log.info("allocated", devices=list(device_ids), kubelet=span(known_level))
+
+    def _check(self, dialect: Dialect, container: ContainerRequest) -> None:
+        """Raise RefusedError unless the life of each device allows it to be handed out now."""
+        if life.all_present(container.device_ids, self._by_id):
+            return
+        self.note_handed_out()  # It counts now.
+        warnings = life.judge(
+            self.name,
+            container.device_ids,
+            self._by_id,
+            now=time.monotonic(),
+            # 1.8 asks again at each start of a container, so that a refusal would end a pod that runs.
+            handed_out=self._memory.handed_out if dialect.name == "0.1" else frozenset(),
+            held=self._memory.held,
+        )
+        for warning in warnings:
+            self._log.warning("allocated a device that is not healthy", reason=warning)
+
+    async def _prefer(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
+        avoid = self._memory.avoid()
+        asked = [drift.steer(container, avoid) for container in dialect.decode_preferred_request(request)]
+        chosen = [await self._source.prefer(self.name, container) for container in asked]
+        return dialect.encode_preferred_answer(chosen).data
+
+    async def _pre_start(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
+        device_ids = dialect.decode_pre_start_request(request)
+        life.judge_pre_start(self.name, device_ids, self._by_id)
+        await self._source.prepare(self.name, device_ids)
+        return b""  # PreStartContainerResponse has no fields
+
+    @property
+    def options(self) -> Options:
+        """What is asked of the kubelet for this resource; nothing while the source has not looked yet."""
+        options = self._listing.options if self._listing is not None else Options()
+        if self._grace and life.awaits_pre_start(self._by_id.values()):
+            return replace(options, pre_start_required=True)
+        return options
+
+    @property
+    def says_options(self) -> bool:
+        """Whether the kubelet can be told of them: not by the alphas, which have no word for them."""
+        return self._dialect is not None and self._dialect.rules[Field.OPTIONS].verdict is Verdict.LOSSLESS
+
+    def _note_lost(self, dialect: Dialect, wire: Wire) -> None:
+        """Count what a dialect could not say, and tell it once per field."""
+        for field in wire.lost:
+            self._tally.lost_field(dialect.name, field)
+            if (dialect.name, field) not in self._lost_fields:
+                self._lost_fields.add((dialect.name, field))
+                self._log.info(
+                    "left out", field=field.value, api=dialect.name, why="this API cannot say it; pods work without"
+                )
+
+
+def _how_many_fit(dialect: Dialect, devices: Sequence[Device], limit: int) -> int:
+    """Count the first devices whose list takes at most ``limit`` bytes; a list's size is the sum of its parts'."""
+    fits, step = 0, 4096
+    while step:
+        part = len(dialect.encode_list(devices[fits : fits + step]).data)
+        if part <= limit and fits + step <= len(devices):
+            fits, limit = fits + step, limit - part
+        else:
+            step //= 2
+    return fits
+
+
+class _Requests:
+    """Reads the requests of calls: ``MAX_READ`` at once, the others in line; each within ``REQUEST_TIME``, ``IN_LINE`` with a line."""
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(MAX_READ)
+        self._reading: dict[asyncio.Timeout, float] = {}
+        """Since when (seconds of the event loop)."""
+        self._line = 0
+
+    async def read(self, context: _Context) -> bytes:
+        """Read a call's one request.
+
+        Raises:
+            MalformedError: there was none, or it took too long.
+        """
+        try:
+            if self._turns.locked():
+                await self._wait()
+            else:
+                await self._turns.acquire()
+            try:
+                request = await self._read(context)
+            finally:
+                self._turns.release()
+        except TimeoutError as error:
+            raise MalformedError(
+                f"expected a request within {REQUEST_TIME:g} s, or {IN_LINE:g} s while others wait: call again"
+            ) from error
+        if not isinstance(request, bytes):
+            raise MalformedError("expected a request, and the call ended without one: send it")
+        return request
+
+    async def _wait(self) -> None:
+        """Wait for a turn. Who is at it hurries from now on."""
+        now = asyncio.get_running_loop().time()
+        for limit, since in self._reading.items():
+            if not limit.expired():  # It ends already.
+                limit.reschedule(max(now, since + IN_LINE))
+        self._line += 1
+        try:
+            async with asyncio.timeout(REQUEST_TIME):
+                await self._turns.acquire()
+        finally:
+            self._line -= 1
+
+    async def _read(self, context: _Context) -> object:
+        reading = asyncio.ensure_future(context.read())
+        try:
+            async with asyncio.timeout(IN_LINE if self._line else REQUEST_TIME) as limit:
+                self._reading[limit] = asyncio.get_running_loop().time()
+                try:
+                    return await _whole(reading)
+                finally:
+                    del self._reading[limit]
+        except TimeoutError:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
+            if reading.done():
+                return await reading
+            raise
+
+
+class _Calls(grpc.GenericRpcHandler):
+    """Hands each call to the function that knows the dialect on offer."""
+
+    def __init__(self, find: Callable[[str], grpc.RpcMethodHandler[bytes, bytes] | None]) -> None:
+        self._find = find
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        return self._find(handler_call_details.method)
+
+
+async def _whole(batch: Awaitable[_T]) -> _T:
+    """Wait for what gRPC does for a call, and let it come to its end also where nobody waits any more: the call's end ends it.
+
+    A message that comes, or goes, for one that was cancelled is never freed (grpc/grpc#43360).
+    """
+    doing = asyncio.ensure_future(batch)
+    doing.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return await asyncio.shield(doing)
+
+
+def _let_go(handler: Callable[[_Context], Awaitable[_T]]) -> Callable[[object, _Context], Awaitable[_T]]:
+    """Let a call be freed as soon as it was refused.
+
+    gRPC keeps the error with the call, and the error's traceback would keep the functions that hold the call: until the
+    garbage collector comes, which knows nothing of the up to 4 MiB of a request that gRPC holds for each.
+    """
+
+    async def handled(_requests: object, context: _Context) -> _T:
+        try:
+            return await handler(context)
+        except grpc.aio.AbortError as error:
+            error.__traceback__ = None
+            raise
+
+    return handled
+
+
+async def _abort(context: _Context, status: grpc.StatusCode, text: str) -> NoReturn:
+    await context.abort(status, text)
+    raise AssertionError  # abort always raises
+
+
+def _user_agent(context: _Context) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == "user-agent" and isinstance(value, str):
+            return value
+    return None

@@ -1,0 +1,1 @@
+"""What the gateway tells: its status, metrics, readiness and log."""

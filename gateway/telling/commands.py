@@ -1,0 +1,250 @@
+"""What people ask of a running gateway, over its control socket: its status, and orders about one device.
+
+An order is in force, and on disk, before it is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import structlog
+
+from devices.boards import unshared
+from devices.life import State
+from gateway.kubelet.drift import Kind
+from gateway.memory.ledger import Cordon
+from gateway.wires import control
+from gateway.wires.control import ControlError, Found, Handled, Order, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from devices.source import Facts
+    from gateway.daemon import Gateway
+    from gateway.registration.registrar import Plugin
+    from gateway.telling import status
+    from gateway.wires.control import Connection, Handler
+
+FRESH = 1.0
+"""Seconds for which the last look into the kubelet's books is good enough for a person."""
+
+_MOST_TOLD = 16
+"""How many devices one line of the log names."""
+_log = structlog.get_logger()
+
+_HERE = frozenset({State.PRESENT, State.RELEASED, State.WITHHELD})
+
+
+class Commands:
+    """Answers for one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._build: status.Build | None = None
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Who meets which op."""
+        return {
+            "status": self._status,
+            "devices": self._devices,
+            **dict.fromkeys(control.ORDERS, self._order),
+            **dict.fromkeys(control.HANDLES, self._handle),
+        }
+
+    @property
+    def handlers_while_waiting(self) -> Mapping[str, Handler]:
+        """Who meets which op before there is a list."""
+        return {"status": self._status, "cordon": self._order, "uncordon": self._order}
+
+    def document(self, rows: bool) -> status.Status:  # noqa: FBT001 - the metrics' signature
+        """Say what is known now; ``rows``: of each device, too."""
+        from gateway.telling import status  # noqa: PLC0415 - only a gateway that is asked pays for it
+
+        gateway = self._gateway
+        self._build = self._build or status.build()
+        last = gateway.beliefs.last
+        node = status.Node(
+            pid=os.getpid(),
+            token=gateway.token,
+            host_service=gateway.settings.host_service,
+            started=gateway.started,
+            socket_dir=str(gateway.settings.socket_dir),
+            waits_for=gateway.waits_for,
+            ledger=gateway.scribe.state,
+            plugins=[self._plugin(plugin) for plugin in gateway.plugins],
+            kubelet_since=gateway.presence.since,
+            books=last.view.source if last is not None else "none",
+            books_read=last.at if last is not None else None,
+            config_file=str(gateway.settings.config_file or ""),
+            config_error=gateway.config.error,
+            config_accepted=gateway.config.accepted_at,
+            hindrances=[(one.source, one.reason) for one in gateway.hindrances()],
+        )
+        return status.document(node, gateway.tally, self._build, now=time.monotonic(), unix=time.time(), rows=rows)
+
+    def _plugin(self, plugin: Plugin) -> status.Plugin:
+        from gateway.telling import status  # noqa: PLC0415 - as above
+
+        name, other = plugin.resource.name, plugin.standing_by_for
+        return status.Plugin(
+            name=name,
+            state=plugin.state,
+            entries=plugin.entries,
+            level=plugin.resource.level,
+            stream_since=plugin.stream_since,
+            standing_by_for=other.token if other is not None else "",
+            standing_by_for_host_service=other is not None and other.host_service,
+            lacking_s=self._gateway.standby.lacking(name, time.monotonic()) or None,
+            trouble=plugin.trouble,
+            checked=plugin.checked,
+            holders=self._gateway.beliefs.holders(name),
+            drift=self._gateway.beliefs.findings(name) if other is None else (),
+        )
+
+    async def _status(self, connection: Connection, _request: dict[str, Any]) -> None:
+        await self._look()
+        await connection.send({"status": self.document(rows=True)})
+
+    async def _look(self) -> None:
+        """See that the kubelet's books were read just now."""
+        last = self._gateway.beliefs.last
+        if last is None or time.monotonic() - last.at > FRESH:
+            await self._gateway.beliefs.look()
+
+    async def _devices(self, connection: Connection, _request: dict[str, Any]) -> None:
+        """Say the status, and what is known of each device; of replicas once, by the ID of what they share."""
+        await self._look()
+        facts = {plugin.resource.name: self._facts(plugin) for plugin in self._gateway.plugins}
+        await connection.send({"status": self.document(rows=True), "facts": facts})
+
+    def _facts(self, plugin: Plugin) -> dict[str, Facts]:
+        one_each = {unshared(device_id): device_id for device_id in plugin.entries}
+        facts, name = self._gateway.source.facts, plugin.resource.name
+        return {shared: facts(name, device_id) for shared, device_id in one_each.items()}
+
+    async def _handle(self, connection: Connection, request: dict[str, Any]) -> None:
+        """Let go of hardware, or look at it again."""
+        source = self._gateway.source
+        device_ids = self._meant(control.handle_ids(request))
+        try:
+            async with asyncio.timeout(control.HANDLE_TIME):
+                handled = await (source.release if request["op"] == "release" else source.acquire)(device_ids)
+        except TimeoutError as error:
+            raise ControlError(
+                f"the driver did not answer within {control.HANDLE_TIME:g} s: the log says what hangs; try again, or restart "
+                "the gateway"
+            ) from error
+        await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
+        books = [self._gateway.beliefs.holders(plugin.resource.name) for plugin in self._gateway.plugins]
+        concerned = dict.fromkeys(handled)
+        _log.info("order", op=request["op"], devices=[*concerned][:_MOST_TOLD], count=len(concerned))
+        holders = {
+            device_id: who for book in books for device_id, who in (book or {}).items() if device_id in concerned
+        }
+        answer = Handled(tuple(concerned), None if None in books else holders)
+        await connection.send(msgspec.to_builtins(answer))
+
+    def _meant(self, ids: Sequence[str]) -> tuple[str, ...]:
+        """Return the devices that are meant: named themselves, by what they are replicas of, or by the GPU they are part of.
+
+        Raises:
+            ControlError: an ID means none.
+        """
+        meant: dict[str, list[str]] = {one: [] for one in ids}
+        for plugin in self._gateway.plugins if ids else ():
+            facts = self._facts(plugin)
+            for device_id in plugin.entries:
+                shared = unshared(device_id)
+                for name in {device_id, shared, facts[shared].parent} & meant.keys():
+                    meant[name].append(device_id)
+        if unknown := [one for one, found in meant.items() if not found]:
+            raise ControlError(f"no device here is called {unknown[0]!r}: `gateway devices` lists them")
+        return tuple(dict.fromkeys(device_id for found in meant.values() for device_id in found))
+
+    async def _order(self, connection: Connection, request: dict[str, Any]) -> None:
+        order = control.order(request)
+        before = {plugin.resource.name: plugin.entries.get(order.device_id) for plugin in self._gateway.plugins}
+        found = [(name, entry) for name, entry in before.items() if entry is not None]
+        cordoned = order.device_id in self._gateway.ledger.cordons
+        resources = [name for name, _ in found]
+        if order.op == "forget":
+            resources += [
+                name for name in before if name not in resources and self._is_forgotten(order.device_id, name)
+            ]
+        if not resources and not (cordoned and order.op == "uncordon") and not self._gateway.waits_for:
+            raise ControlError(f"no device here is called {order.device_id!r}: `gateway devices` lists them")
+        changed = self._carry_out(order, resources)
+        _log.info(
+            "order", op=order.op, device=order.device_id, resources=resources, reason=order.reason, changed=changed
+        )
+        if not self._gateway.waits_for:
+            await self._gateway.update()
+        if not await self._gateway.scribe.durable():  # Also what changes nothing now: it may have failed a moment ago.
+            raise ControlError(
+                f"done, but it will be forgotten when the gateway restarts: {self._gateway.scribe.state.last_error}"
+            )
+        now = {plugin.resource.name: plugin.entries.get(order.device_id) for plugin in self._gateway.plugins}
+        outcome = Outcome(
+            changed,
+            tuple(
+                Found(
+                    name,
+                    entry.state.value,
+                    one.state.value if (one := now.get(name)) is not None else "forgotten",
+                    (self._gateway.beliefs.holders(name) or {}).get(order.device_id),
+                )
+                for name, entry in found
+            ),
+        )
+        await connection.send(msgspec.to_builtins(outcome))
+
+    def _carry_out(self, order: Order, resources: list[str]) -> bool:
+        """Do what an order says; True where that changed anything."""
+        ledger = self._gateway.ledger
+        match order.op:
+            case "cordon":
+                cordon = ledger.cordons.get(order.device_id)
+                if cordon is not None and cordon.reason == order.reason:
+                    return False
+                ledger.cordon(order.device_id, Cordon(order.reason, time.time()))
+                return True
+            case "uncordon":
+                return ledger.uncordon(order.device_id)
+            case _:
+                return bool([resource for resource in resources if self._forget(order.device_id, resource)])
+
+    def _forget(self, device_id: str, resource: str) -> bool:
+        """Forget what is remembered of a device: its illness, its place on the list if it is gone, whom the kubelet forgot.
+
+        Raises:
+            ControlError: it is on the list because it is there, or because a container holds it.
+        """
+        gateway = self._gateway
+        plugin = next(plugin for plugin in gateway.plugins if plugin.resource.name == resource)
+        entry = plugin.entries.get(device_id)
+        state = None if entry is None else entry.state
+        if entry is not None and entry.state is State.CORDONED and entry.beneath is not None:
+            state = entry.beneath.state
+        sticky = dict(gateway.ledger.sticky(resource))
+        forgotten = self._is_forgotten(device_id, resource)
+        ill = sticky.pop(device_id, None) is not None
+        if not ill and not forgotten and state is not None and state in _HERE:
+            raise ControlError(f"{device_id} of {resource} is {state.value}: there is nothing to forget of it")
+        holder = (gateway.beliefs.holders(resource) or {}).get(device_id)
+        gone = state in {State.LOST, State.WITHDRAWN, State.NOT_LOOKED_YET}
+        if gone and holder is not None:
+            raise ControlError(f"{device_id} of {resource} is held by {holder}: end that pod first")
+        gateway.beliefs.forget(device_id)
+        plugin.resource.forget(device_id)
+        gateway.ledger.set_sticky(resource, sticky)
+        return (gone and gateway.ledger.withdraw(resource, [device_id])) or ill or forgotten
+
+    def _is_forgotten(self, device_id: str, resource: str) -> bool:
+        """Whether the kubelet forgot who held a device."""
+        findings = self._gateway.beliefs.findings(resource)
+        return any(device_id in one.device_ids for one in findings if one.kind in {Kind.FORGOTTEN, Kind.DOUBLED})

@@ -1,0 +1,312 @@
+"""The metrics: the status document and the tally, as Prometheus reads them. Imported only where ``--metrics-address`` is given.
+
+Each scrape asks for a new document, unless one came just before. Labels are bounded, because devices are counted by state; a sample
+for each device is opt-in (``--metrics-device-ids``). Counters that people alert on begin at 0, so that their first event is
+seen as an increase.
+
+``python -m gateway.telling.metrics`` prints the table of docs/observability.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from http import HTTPStatus
+from itertools import accumulate, product
+from typing import TYPE_CHECKING, Final, Literal
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from gateway import tally
+from gateway.kubelet import drift
+from gateway.registration.machine import Phase
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from gateway.telling.status import Status
+    from gateway.wires.http import Answer
+
+PREFIX: Final = "device_plugin_gateway_"
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+FRESH: Final = 1.0
+"""Seconds for which a text is given to all who ask."""
+CALLS: Final = ("Allocate", "GetPreferredAllocation", "PreStartContainer")
+CODES: Final = ("OK", "NOT_FOUND", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED", "UNKNOWN")
+_ELSEWHERE: Final = frozenset({Phase.STANDBY.value, Phase.STOPPED.value})
+"""Phases in which a resource isn't this gateway's to serve."""
+
+
+class Family(Struct, frozen=True):
+    """A metric as it is declared. ``name`` is without the prefix; a counter's ends in ``_total``."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    labels: tuple[str, ...]
+    help: str
+
+
+FAMILIES: Final[Mapping[str, Family]] = {
+    family.name: family
+    for family in (
+        Family(
+            "build_info",
+            "gauge",
+            ("version", "python", "grpcio", "protobuf"),
+            "Always 1; the labels say which versions run.",
+        ),
+        Family("kubelet_present", "gauge", (), "1 while a kubelet takes registrations."),
+        Family(
+            "serving",
+            "gauge",
+            ("resource",),
+            "1 while the kubelet's stream of the resource is open. Absent while another gateway serves it, by the kubelet's records.",
+        ),
+        Family(
+            "registration_phase",
+            "gauge",
+            ("resource", "phase"),
+            "1 for the phase of the resource's registration, else 0.",
+        ),
+        Family(
+            "registration_info",
+            "gauge",
+            ("resource", "api", "kubelets"),
+            "Always 1; the labels say which API the kubelet accepted, and which kubelet versions fit what it does.",
+        ),
+        Family("stream_age_seconds", "gauge", ("resource",), "Age of the kubelet's open stream; absent without one."),
+        Family("registrations_total", "counter", ("resource", "cause"), "Registrations that a kubelet accepted."),
+        Family("register_errors_total", "counter", ("resource", "code"), "Calls of Register that failed."),
+        Family(
+            "restart_gap_seconds",
+            "histogram",
+            ("resource",),
+            "From a kubelet found, or a stream ended, to the kubelet's next stream.",
+        ),
+        Family(
+            "registration_checks_total",
+            "counter",
+            ("resource", "result"),
+            "Looks into the kubelet's own books after a registration: held, lacking, or unknown (out of reach).",
+        ),
+        Family("calls_total", "counter", ("resource", "call", "code"), "Calls of the kubelet that were answered."),
+        Family(
+            "call_duration_seconds", "histogram", ("resource", "call"), "How long the answers took, errors included."
+        ),
+        Family(
+            "devices",
+            "gauge",
+            ("resource", "state", "kind"),
+            "Devices on the list, by state and by what their trouble asks for.",
+        ),
+        Family("healthy_devices", "gauge", ("resource",), "Devices that the list calls Healthy."),
+        Family(
+            "allocatable_devices", "gauge", ("resource",), "Devices that the kubelet can give out: healthy, and served."
+        ),
+        Family(
+            "held_devices",
+            "gauge",
+            ("resource",),
+            "Devices with a holder in the kubelet's books; absent where unknown.",
+        ),
+        Family(
+            "free_devices",
+            "gauge",
+            ("resource",),
+            "Allocatable devices that nobody holds by the kubelet's books; absent where unknown.",
+        ),
+        Family(
+            "device_info",
+            "gauge",
+            ("resource", "device", "state", "kind", "numa", "holder"),
+            "Always 1, for each device. Only with --metrics-device-ids.",
+        ),
+        Family(
+            "drift_devices",
+            "gauge",
+            ("resource", "kind"),
+            "Devices of which the kubelet's books say something else than ours.",
+        ),
+        Family("handovers_total", "counter", ("side", "outcome"), "Handovers between two gateways on the node."),
+        Family("ledger_writable", "gauge", (), "0 while the last write of the ledger failed, else 1."),
+        Family("ledger_pending_changes", "gauge", (), "Changes of the ledger that aren't known to be on disk."),
+        Family("ledger_writes_total", "counter", (), "Good writes of the ledger."),
+        Family("ledger_written_age_seconds", "gauge", (), "Since the last good write; absent before the first."),
+        Family(
+            "config_last_reload_successful",
+            "gauge",
+            (),
+            "0 while the configuration file is rejected and its last good text stays in force, else 1; absent without a file.",
+        ),
+        Family(
+            "config_last_reload_success_age_seconds", "gauge", (), "Since the configuration file was found good last."
+        ),
+        Family(
+            "books_info",
+            "gauge",
+            ("source",),
+            "Always 1; where the kubelet's books are read: pod-resources, checkpoint, none.",
+        ),
+        Family(
+            "lost_fields_total",
+            "counter",
+            ("api", "field"),
+            "Messages that left a field out because the kubelet's API cannot say it.",
+        ),
+        Family("loop_lag_seconds", "gauge", (), "Worst lateness of the event loop in the last minute or two."),
+    )
+}
+
+
+class Metrics(Collector):
+    """All metrics of one gateway.
+
+    Args:
+        document: gives the status document of now; with a row for each device where it is told True.
+        counted: the gateway's tally.
+        device_ids: whether each device gets a sample of its own.
+    """
+
+    def __init__(self, document: Callable[[bool], Status], counted: tally.Tally, *, device_ids: bool = False) -> None:
+        self._document, self._tally, self._device_ids = document, counted, device_ids
+        self._taken: tuple[Status, tally.Tally]
+        """What the text is made of, as it was when that began."""
+        self._text: asyncio.Future[bytes] | None = None
+        self._text_since = float("-inf")
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        # Memory, CPU time and descriptors, read from /proc at each scrape. Python's garbage collector helps nobody here.
+        ProcessCollector(registry=self._registry)
+
+    def take(self) -> None:
+        """Take what the next text is made of. Belongs to the event loop; all else may happen in a thread."""
+        self._taken = self._document(self._device_ids), copy.deepcopy(self._tally)
+
+    def exposition(self) -> bytes:
+        """Write what was taken in Prometheus' text format: with a sample for each of 10 000 devices it takes 0.2 s."""
+        return generate_latest(self._registry)
+
+    async def answer(self) -> Answer:
+        """Answer ``GET /metrics``. However many ask, one text is made at a time, and at most one a ``FRESH``."""
+        now = time.monotonic()
+        if self._text is None or (self._text.done() and (now - self._text_since >= FRESH or _failed(self._text))):
+            self.take()
+            self._text, self._text_since = asyncio.ensure_future(asyncio.to_thread(self.exposition)), now
+        return HTTPStatus.OK, CONTENT_TYPE, await asyncio.shield(self._text)
+
+    def collect(self) -> Iterable[Metric]:
+        """Give every family, also one without samples."""
+        status, counted = self._taken
+        gauges = _gauges(status, device_ids=self._device_ids)
+        counters, histograms = _counters(status, counted), _histograms(counted)
+        for name, family in FAMILIES.items():
+            match family.kind:
+                case "gauge":
+                    gauge = GaugeMetricFamily(PREFIX + name, family.help, labels=family.labels)
+                    for labels, value in gauges.get(name, {}).items():
+                        gauge.add_metric(labels, value)
+                    yield gauge
+                case "counter":
+                    counter = CounterMetricFamily(PREFIX + name, family.help, labels=family.labels)
+                    for labels, value in counters[name].items():
+                        counter.add_metric(labels, value)
+                    yield counter
+                case "histogram":
+                    histogram = HistogramMetricFamily(PREFIX + name, family.help, labels=family.labels)
+                    for labels, found in histograms[name].items():
+                        bounds = [*map(str, found.bounds), "+Inf"]
+                        histogram.add_metric(
+                            labels, list(zip(bounds, accumulate(found.counts), strict=True)), sum_value=found.sum
+                        )
+                    yield histogram
+
+
+def _failed(text: asyncio.Future[bytes]) -> bool:
+    return text.cancelled() or text.exception() is not None
+
+
+def _gauges(status: Status, *, device_ids: bool) -> dict[str, dict[tuple[str, ...], float]]:
+    """Read the gauges out of the document: samples by labels, by family. What isn't known has no sample."""
+    build = status.build
+    found: dict[str, dict[tuple[str, ...], float]] = {
+        "build_info": {(build.gateway, build.python, build.grpcio, build.protobuf): 1},
+        "kubelet_present": {(): status.kubelet.present},
+        "ledger_writable": {(): status.ledger.writable},
+        "ledger_pending_changes": {(): status.ledger.pending},
+        "books_info": {(status.books.source,): 1},
+        "loop_lag_seconds": {(): status.lag_s},
+    }
+    if status.ledger.written_s is not None:
+        found["ledger_written_age_seconds"] = {(): status.ledger.written_s}
+    if status.configuration is not None:
+        found["config_last_reload_successful"] = {(): not status.configuration.error}
+        if status.configuration.accepted_s is not None:
+            found["config_last_reload_success_age_seconds"] = {(): status.configuration.accepted_s}
+    for resource in status.resources:
+        name = (resource.name,)
+
+        def put(family: str, labels: tuple[str, ...], value: float | None) -> None:
+            if value is not None:
+                found.setdefault(family, {})[labels] = value
+
+        elsewhere = resource.phase in _ELSEWHERE and resource.lacking_s is None
+        put("serving", name, None if elsewhere else resource.phase == Phase.SERVING.value)
+        for phase in Phase:
+            put("registration_phase", (*name, phase.name.lower()), resource.phase == phase.value)
+        if resource.api:
+            put("registration_info", (*name, resource.api, resource.kubelets), 1)
+        put("stream_age_seconds", name, resource.stream_s)
+        for count in resource.states:
+            put("devices", (*name, count.state, count.kind), count.devices)
+        put("healthy_devices", name, resource.healthy)
+        put("allocatable_devices", name, resource.allocatable)
+        put("held_devices", name, resource.held)
+        put("free_devices", name, resource.free)
+        found.setdefault("drift_devices", {}).update({(*name, kind.value): 0 for kind in drift.Kind})
+        for finding in resource.drift:
+            put("drift_devices", (*name, finding.kind), finding.devices)
+        for device in resource.devices if device_ids else ():
+            numa = ",".join(map(str, device.numa))
+            put("device_info", (*name, device.id, device.state, device.kind, numa, device.holder or ""), 1)
+    return found
+
+
+def _counters(status: Status, counted: tally.Tally) -> dict[str, Mapping[tuple[str, ...], int]]:
+    """Read the counters out of the tally, each resource's from 0 on."""
+    names = [resource.name for resource in status.resources]
+    return {
+        "registrations_total": _from_zero(product(names, (why.value for why in tally.Cause)), counted.registrations),
+        "register_errors_total": counted.register_errors,
+        "registration_checks_total": _from_zero(product(names, (one.value for one in tally.Check)), counted.checks),
+        "calls_total": _from_zero(product(names, CALLS, CODES), counted.calls),
+        "handovers_total": counted.handovers,
+        "lost_fields_total": counted.lost_fields,
+        "ledger_writes_total": {(): status.ledger.writes},
+    }
+
+
+def _from_zero(labels: Iterable[tuple[str, ...]], counts: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
+    return {**dict.fromkeys(labels, 0), **counts}
+
+
+def _histograms(counted: tally.Tally) -> dict[str, tally.Histograms]:
+    return {"restart_gap_seconds": counted.restart_gaps, "call_duration_seconds": counted.call_seconds}
+
+
+def table() -> Iterator[str]:
+    """Write the lines of the table for people, in Markdown."""
+    yield "| metric | type | labels | |"
+    yield "|---|---|---|---|"
+    for family in FAMILIES.values():
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        yield f"| `{PREFIX}{family.name}` | {family.kind} | {labels} | {family.help} |"
+
+
+if __name__ == "__main__":
+    print(*table(), sep="\n")  # noqa: T201 - that is its job

@@ -1,0 +1,63 @@
+"""The probes of the kubelet that runs this gateway as a pod, or of anybody: ``/healthz`` and ``/readyz``.
+
+``/healthz`` is answered by the event loop, so that an answer at all says that it lives; no device and no kubelet counts
+there. ``/readyz`` says what ``readiness`` decides.
+"""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from gateway.telling import readiness
+from gateway.wires import http
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gateway.daemon import Gateway
+    from gateway.registration.registrar import Plugin
+
+
+def routes(gateway: Gateway) -> Mapping[str, http.Handler]:
+    """Answer for one gateway."""
+
+    async def healthz() -> http.Answer:
+        return HTTPStatus.OK, http.TEXT, b"alive\n"
+
+    async def readyz() -> http.Answer:
+        verdict = look(gateway)
+        status = HTTPStatus.OK if verdict.ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return status, http.TEXT, verdict.text.encode()
+
+    return {"/healthz": healthz, "/readyz": readyz}
+
+
+def look(gateway: Gateway) -> readiness.Verdict:
+    """Judge how a gateway stands now."""
+    now = time.monotonic()
+    since = gateway.presence.since if gateway.presence.since is not None else now
+    return readiness.judge(
+        [_standing(plugin, gateway, now) for plugin in gateway.plugins],
+        begun=gateway.begun,
+        kubelet_s=now - since if gateway.kubelet_listens() else None,
+        hindrances=gateway.hindrances(),
+        left=gateway.left(),
+    )
+
+
+def _standing(plugin: Plugin, gateway: Gateway, now: float) -> readiness.Standing:
+    own, other = gateway.age, plugin.standing_by_for
+    return readiness.Standing(
+        name=plugin.resource.name,
+        devices=len(plugin.entries),
+        phase=plugin.state.phase,
+        checked=plugin.checked,
+        stream_s=0.0 if plugin.stream_since is None else now - plugin.stream_since,
+        unserved_s=0.0 if plugin.unserved_since is None else now - plugin.unserved_since,
+        standing_by_for="" if other is None else readiness.HOST_SERVICE if other.host_service else other.token,
+        lacking_s=gateway.standby.lacking(plugin.resource.name, now),
+        to_take_over=other is not None and other < own,
+        trouble=plugin.trouble,
+    )

@@ -1,0 +1,127 @@
+"""Readiness: has this gateway done its part? Pure: what is known of each resource in, a verdict in words out.
+
+A gateway that isn't ready holds up a rolling update and alarms people, so only what is our own failure towards a kubelet
+that runs makes it so, or a configuration that it can't carry out: an update must not go on with that. No devices, ill devices,
+a backend that is down, no kubelet, another gateway that serves instead: nothing of that would be mended by another gateway in
+this one's place, and the verdict only says it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from gateway.registration.machine import Phase
+from gateway.tally import Check
+from gateway.telling.log import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from devices.source import Hindrance
+
+PATIENCE: Final = 10.0
+"""Seconds that a resource may be without a running kubelet's stream, once the kubelet's books had it: a kubelet may take ten
+to call back (1.25 and later dial for so long)."""
+LACKING: Final = 3.0
+"""Seconds for which the kubelet's records may lack what another gateway is to serve: until then it is taken back."""
+HOST_SERVICE: Final = "host service"
+_MOST_LINES: Final = 32
+_LONGEST: Final = 400
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """Where one resource stands. Times are ages in seconds, and mean what ``kubelet_s`` of ``judge`` does."""
+
+    name: str
+    devices: int
+    phase: Phase
+    checked: Check | None = None
+    """What the last look into the kubelet's books told, since the gateway's start; None: there was none."""
+    stream_s: float = 0.0
+    """The age of the kubelet's stream."""
+    unserved_s: float = 0.0
+    """How long it has been neither served nor left to another gateway."""
+    standing_by_for: str = ""
+    """Who serves it instead: ``HOST_SERVICE``, or a gateway's token."""
+    lacking_s: float = 0.0
+    """For how long the kubelet's records have lacked it, although that one is to serve it."""
+    to_take_over: bool = False
+    """That one is older: it serves because this gateway, which is to take over from it, didn't get to serve."""
+    trouble: str = ""
+    """What went wrong with its registration last."""
+
+
+class Verdict(Struct, frozen=True):
+    """Whether the gateway has done its part, and how each thing stands, in lines for people."""
+
+    ready: bool
+    lines: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The whole answer."""
+        return "\n".join(("ready" if self.ready else "not ready", *self.lines, ""))
+
+
+def judge(
+    resources: Sequence[Standing],
+    *,
+    begun: bool,
+    kubelet_s: float | None,
+    hindrances: Sequence[Hindrance] = (),
+    left: Sequence[str] = (),
+) -> Verdict:
+    """Decide, at one moment.
+
+    Args:
+        resources: all that the gateway has.
+        begun: whether it is done with its start.
+        kubelet_s: seconds since the kubelet that runs was found; None: none runs.
+        hindrances: what keeps the sources of devices from telling of them, or from offering some.
+        left: the resources that another gateway serves until their source has told of its devices.
+    """
+    lines = [] if kubelet_s is not None else ["no kubelet takes registrations: waiting for one"]
+    lines += [f"backend {one.source}: {one.reason}" for one in hindrances]
+    lines += [f"{name}: left to another gateway until its devices are found" for name in left]
+    held_up = bool(left) or any(one.held_up for one in hindrances)
+    if not begun:
+        troubles = [f"{one.name}: {one.trouble}" for one in resources if one.trouble]
+        return Verdict(kubelet_s is None and not held_up, tuple(_bounded([*lines, "starting", *troubles])))
+    if not any(one.devices for one in resources):
+        return Verdict(not held_up, tuple(_bounded([*lines, "no devices"])))
+    found = sorted(((*_resource(one, kubelet_s), one.name) for one in resources), key=lambda row: (row[0], row[2]))
+    told = [f"{name}: {words}" for _, words, name in found]
+    return Verdict(not held_up and all(ready for ready, *_ in found), tuple(_bounded([*lines, *told])))
+
+
+def _resource(it: Standing, kubelet_s: float | None) -> tuple[bool, str]:
+    # Or an update would end the one that serves, for one that can't.
+    if it.to_take_over and it.devices and kubelet_s is not None:
+        words = f"not taken over from {it.standing_by_for}, which is older"
+        return False, words + (f"; {it.trouble}" if it.trouble else "")
+    if it.phase is Phase.STANDBY or it.standing_by_for:
+        words = f"standby: {it.standing_by_for or 'another gateway'}"
+        if it.lacking_s < LACKING or not it.devices or kubelet_s is None:
+            return True, words
+        return False, f"{words}; but the kubelet's records have shown no device of it for {it.lacking_s:.1f} s"
+    if not it.devices:
+        return True, "no devices"
+    if kubelet_s is None:
+        return True, "not served: no kubelet"
+    if it.checked is Check.LACKING:
+        return False, "registered, but the kubelet's own books lack it: registering again"
+    if it.phase is Phase.SERVING:
+        if it.checked is None:
+            return it.stream_s >= PATIENCE, "served, not looked up in the kubelet's books yet"
+        return True, "served" if it.checked is Check.HELD else "served (the kubelet's books can't be read)"
+    waited = min(it.unserved_s, kubelet_s)
+    words = f"not served for {waited:.1f} s: {it.phase.value}" + (f"; {it.trouble}" if it.trouble else "")
+    return it.checked is not None and it.phase is not Phase.OUT and waited < PATIENCE, words
+
+
+def _bounded(lines: Sequence[str]) -> list[str]:
+    """Keep the answer short, and what others wrote (a kubelet's refusal) on its own line."""
+    shown = [printable(line[:_LONGEST]) for line in lines[:_MOST_LINES]]
+    return [*shown, f"{len(lines) - len(shown)} more"] if len(lines) > len(shown) else shown

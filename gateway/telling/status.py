@@ -1,0 +1,383 @@
+"""The status document: what one gateway knows of itself, its kubelet and its devices, at one moment.
+
+One source of truth: ``gateway status`` prints it, the metrics are read from it, and the control socket answers with it.
+Pure: the shell fills in ``Node`` and ``Plugin`` with what it holds anyway, and ``document`` says it in plain words and numbers.
+The format only grows. Times are ages in seconds (fields in ``_s``), by a clock that never jumps.
+
+``python -m gateway.telling.status`` prints the JSON schema of ``gateway status --json``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from adapters.dialect import Level, span
+from devices import life
+from devices.model import Health
+from gateway.registration import machine as registration
+from gateway.registration.machine import Phase
+from gateway.tally import Check, Tally
+
+if TYPE_CHECKING:
+    from gateway.kubelet.drift import Finding
+    from gateway.memory import scribe
+
+SCHEMA = 1
+"""Rises when a field changes its meaning or goes away."""
+
+
+# The document.
+
+
+class Build(msgspec.Struct, frozen=True, kw_only=True):
+    """The versions of the gateway and of what it stands on."""
+
+    gateway: str
+    python: str
+    grpcio: str
+    protobuf: str
+
+
+class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
+    """The kubelet: ``present`` where its socket is there, found ``age_s`` ago."""
+
+    present: bool
+    age_s: float | None = None
+
+
+class Books(msgspec.Struct, frozen=True, kw_only=True):
+    """The kubelet's own books, which say who holds which device: where they were last read, and ``age_s`` ago."""
+
+    source: Literal["pod-resources", "checkpoint", "none"] = "none"
+    age_s: float | None = None
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    """The gateway's memory on disk.
+
+    ``writable``: the last write did not fail; otherwise ``error`` says how it did. ``written_s`` is the age of the last good
+    write of this process (null: none yet), ``writes`` counts them, ``pending`` the changes that aren't known to be on disk.
+    ``put_aside`` names the damaged file met last, ``exposed`` says who else could change the ledger; both are mostly empty.
+    """
+
+    path: str
+    writable: bool = True
+    error: str = ""
+    written_s: float | None = None
+    writes: int = 0
+    pending: int = 0
+    put_aside: str = ""
+    exposed: str = ""
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """One device.
+
+    ``health`` is what the kubelet is told, ``state`` where the device is in its life, ``kind`` what it takes to end its
+    trouble, ``reason`` why it is in this state, in words. ``holder`` is who holds it by the kubelet's books (null: nobody, or
+    they can't be read), ``drift`` in what those books differ from ours.
+    """
+
+    id: str
+    health: str
+    state: str
+    kind: str = ""
+    reason: str = ""
+    numa: tuple[int, ...] = ()
+    holder: str | None = None
+    drift: tuple[str, ...] = ()
+
+
+class Count(msgspec.Struct, frozen=True, kw_only=True):
+    """How many devices of a resource are in one state, with one kind of trouble."""
+
+    state: str
+    kind: str
+    devices: int
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """In what the kubelet's books differ from ours: for how many devices, and what to do about it."""
+
+    kind: str
+    devices: int
+    words: str
+
+
+class Resource(msgspec.Struct, frozen=True, kw_only=True):
+    """One resource.
+
+    ``phase`` is where its registration stands; ``api`` and ``kubelets`` say what the kubelet speaks and which versions of
+    it fit the evidence. ``stream_s`` is the age of the kubelet's open stream, null without one. ``standing_by_for`` is the
+    token of the gateway that serves it instead of this one, ``standing_by_for_host_service`` whether that is the node's own
+    service, ``lacking_s`` for how long the kubelet's own records have lacked it all the same, null where they don't. ``trouble`` is the last thing that went wrong with its registration, while it doesn't serve.
+
+    ``registrations`` counts the accepted ones by cause, ``last_gap_s`` is the last restart gap, ``calls`` counts the answered
+    calls by name and status. ``checked`` is what the last look into the kubelet's books told of the registration: held, lacking,
+    unknown, or nothing yet.
+
+    ``listed`` devices are on the list, ``healthy`` ones said to be so, ``allocatable`` ones also served right now; ``held``
+    counts those with a holder, and ``free`` the allocatable ones without, null where nobody knows. ``devices`` is left out (empty) where nobody asked for the rows.
+    """
+
+    name: str
+    phase: str
+    api: str = ""
+    kubelets: str = ""
+    stream_s: float | None = None
+    standing_by_for: str = ""
+    standing_by_for_host_service: bool = False
+    lacking_s: float | None = None
+    trouble: str = ""
+    registrations: dict[str, int] = msgspec.field(default_factory=dict)
+    last_gap_s: float | None = None
+    calls: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
+    checked: str = ""
+    listed: int = 0
+    healthy: int = 0
+    allocatable: int = 0
+    held: int | None = None
+    free: int | None = None
+    states: tuple[Count, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    devices: tuple[Device, ...] = ()
+
+
+class Hindrance(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeps a source of devices from telling of them, or from offering some: its name, and the reason in words."""
+
+    source: str
+    reason: str
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration file.
+
+    It was found good last ``accepted_s`` ago (null: not yet); ``error`` says why it was rejected since, so that what it said
+    before stays in force, and is mostly empty.
+    """
+
+    path: str
+    error: str = ""
+    accepted_s: float | None = None
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """One gateway.
+
+    ``host_service``: it is the node's own service, not a pod. ``waits_for`` says what its start waits for, and is mostly empty.
+    ``lag_s`` is the worst lateness of its event loop in the last
+    minute or two.
+    """
+
+    schema: int = SCHEMA
+    build: Build
+    pid: int
+    token: str
+    host_service: bool = False
+    uptime_s: float
+    socket_dir: str
+    waits_for: str = ""
+    kubelet: Kubelet
+    books: Books
+    ledger: Ledger
+    lag_s: float = 0.0
+    hindrances: tuple[Hindrance, ...] = ()
+    configuration: Configuration | None = None
+    resources: tuple[Resource, ...] = ()
+
+
+class Gateways(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``gateway status --json`` prints: every gateway of this node's state directory that answered.
+
+    ``silent`` names those that live and did not answer, with the reason, by the path of their control socket.
+    """
+
+    gateways: tuple[Status, ...] = ()
+    silent: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+# What the shell knows. Moments are monotonic seconds.
+
+
+class Plugin(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one resource."""
+
+    name: str
+    state: registration.State
+    entries: Mapping[str, life.Entry]
+    level: Level | None = None
+    """Which kubelets fit the evidence, while there is a dialect to speak of."""
+    stream_since: float | None = None
+    standing_by_for: str = ""
+    standing_by_for_host_service: bool = False
+    lacking_s: float | None = None
+    trouble: str = ""
+    checked: Check | None = None
+    holders: Mapping[str, str] | None = None
+    """Who holds what, by device ID; None: nobody knows."""
+    drift: Sequence[Finding] = ()
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the node and the gateway as a whole."""
+
+    pid: int
+    token: str
+    host_service: bool = False
+    started: float
+    socket_dir: str
+    waits_for: str = ""
+    ledger: scribe.State
+    plugins: Sequence[Plugin] = ()
+    kubelet_since: float | None = None
+    """When the kubelet was found; None: there is none."""
+    books: Literal["pod-resources", "checkpoint", "none"] = "none"
+    books_read: float | None = None
+    hindrances: Sequence[tuple[str, str]] = ()
+    config_file: str = ""
+    """The configuration file; empty where there is none."""
+    config_error: str = ""
+    """Why it was rejected."""
+    config_accepted: float | None = None
+    """When it was found good last."""
+    """The sources of devices that are hindered, each with the reason."""
+
+
+def document(node: Node, tally: Tally, build: Build, *, now: float, unix: float, rows: bool = True) -> Status:
+    """Say what is known at ``now`` (monotonic seconds; ``unix``: the same by the wall clock); ``rows``: each device, too."""
+    ledger = node.ledger
+    return Status(
+        build=build,
+        pid=node.pid,
+        token=node.token,
+        host_service=node.host_service,
+        uptime_s=_age(node.started, now),
+        socket_dir=node.socket_dir,
+        waits_for=node.waits_for,
+        kubelet=Kubelet(present=node.kubelet_since is not None, age_s=_age_or_none(node.kubelet_since, now)),
+        books=Books(source=node.books, age_s=_age_or_none(node.books_read, now)),
+        ledger=Ledger(
+            path=str(ledger.path),
+            writable=ledger.writable,
+            error=ledger.last_error,
+            written_s=_age_or_none(ledger.last_written or None, unix),
+            writes=ledger.writes,
+            pending=ledger.pending,
+            put_aside=ledger.put_aside,
+            exposed=ledger.exposed,
+        ),
+        lag_s=round(tally.lag(now), 6),
+        hindrances=tuple(Hindrance(source=source, reason=reason) for source, reason in node.hindrances),
+        configuration=_configuration(node, now),
+        resources=tuple(_resource(plugin, tally, now, rows=rows) for plugin in node.plugins),
+    )
+
+
+def _configuration(node: Node, now: float) -> Configuration | None:
+    if not node.config_file:
+        return None
+    accepted_s = _age_or_none(node.config_accepted, now)
+    return Configuration(path=node.config_file, error=node.config_error, accepted_s=accepted_s)
+
+
+def build() -> Build:
+    """Look the versions up. They never change in a process: ask once."""
+    from importlib import metadata  # noqa: PLC0415 - 0.7 MiB that only a gateway which is asked should pay
+
+    return Build(
+        gateway=metadata.version("device-plugin-gateway"),
+        python=platform.python_version(),
+        grpcio=metadata.version("grpcio"),
+        protobuf=metadata.version("protobuf"),
+    )
+
+
+def _resource(plugin: Plugin, tally: Tally, now: float, *, rows: bool) -> Resource:
+    serving = plugin.state.phase is Phase.SERVING
+    entries = plugin.entries
+    states = Counter((entry.state.value, _kind(entry)) for entry in entries.values())
+    healthy = {device_id for device_id, entry in entries.items() if entry.device.health is Health.HEALTHY}
+    holders = plugin.holders
+    calls: dict[str, dict[str, int]] = {}
+    for (resource, call, code), count in tally.calls.items():
+        if resource == plugin.name:
+            calls.setdefault(call, {})[code] = count
+    return Resource(
+        name=plugin.name,
+        phase=plugin.state.phase.value,
+        api=plugin.state.dialect,
+        kubelets=span(plugin.level) if plugin.level is not None else "",
+        stream_s=_age_or_none(plugin.stream_since, now),
+        standing_by_for=plugin.standing_by_for,
+        standing_by_for_host_service=plugin.standing_by_for_host_service,
+        lacking_s=plugin.lacking_s,
+        trouble="" if serving else plugin.trouble,
+        registrations={why: count for (name, why), count in tally.registrations.items() if name == plugin.name},
+        last_gap_s=tally.last_gaps.get(plugin.name),
+        calls=calls,
+        checked=plugin.checked.value if plugin.checked is not None else "",
+        listed=len(entries),
+        healthy=len(healthy),
+        allocatable=len(healthy) if serving else 0,
+        held=None if holders is None else len(holders.keys() & entries.keys()),
+        free=None if holders is None else len(healthy - holders.keys()) if serving else 0,
+        states=tuple(Count(state=state, kind=kind, devices=count) for (state, kind), count in sorted(states.items())),
+        drift=tuple(
+            Drift(kind=finding.kind.value, devices=len(finding.device_ids), words=finding.words)
+            for finding in plugin.drift
+        ),
+        devices=_devices(plugin) if rows else (),
+    )
+
+
+def _devices(plugin: Plugin) -> tuple[Device, ...]:
+    drift: dict[str, tuple[str, ...]] = {}
+    for finding in plugin.drift:
+        for id_ in finding.device_ids:
+            drift[id_] = (*drift.get(id_, ()), finding.kind.value)
+    holders = plugin.holders or {}
+    return tuple(
+        Device(
+            id=id_,
+            health=entry.device.health.value,
+            state=entry.state.value,
+            kind=_kind(entry),
+            reason=entry.reason,
+            numa=entry.device.numa_nodes,
+            holder=holders.get(id_),
+            drift=drift.get(id_, ()),
+        )
+        for id_, entry in plugin.entries.items()
+    )
+
+
+def _kind(entry: life.Entry) -> str:
+    return "" if entry.kind is None else entry.kind.value
+
+
+def _age(moment: float, now: float) -> float:
+    return round(max(0.0, now - moment), 3)
+
+
+def _age_or_none(moment: float | None, now: float) -> float | None:
+    return None if moment is None else _age(moment, now)
+
+
+def schema() -> dict[str, Any]:
+    """Give the JSON schema (draft 2020-12) of ``gateway status --json``."""
+    found = msgspec.json.schema(Gateways)
+    for definition in found["$defs"].values():
+        definition["description"] = inspect.cleandoc(definition["description"])  # as Python 3.13 and later keep it
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+
+
+if __name__ == "__main__":
+    print(json.dumps(schema(), indent=1))  # noqa: T201 - that is its job

@@ -1,0 +1,454 @@
+"""The control socket: how a node's commands, and another gateway, talk to this one.
+
+A Unix socket in the state directory, ``<token>.sock``; JSON objects both ways, one a line: ``{"v": 1, "op": ...}``. The
+first message's ``op`` chooses a handler, which may answer at once or keep the connection and go on talking (a lease).
+The format only grows: unknown fields are ignored, an unknown op is answered with an error and nothing else happens.
+
+Only our own user and root are heard, by the kernel's word (SO_PEERCRED), whatever the file's mode. Whoever is heard is
+still not trusted with our memory or time: lines, connections, requests a second and waits are all bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import stat
+import struct
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from gateway.kubelet.watch import listens
+
+VERSION: Final = 1
+REQUEST_LIMIT: Final = 64 * 1024
+"""The most bytes of a line that a gateway reads."""
+REPLY_LIMIT: Final = 16 * 1024 * 1024
+"""The most bytes of a line that it sends: the status of 10 000 devices takes a third of it."""
+MAX_CONNECTIONS: Final = 16
+CONNECTION_RATE: Final = 50.0
+"""Messages a second that are taken from one connection; who is faster waits."""
+TOTAL_RATE: Final = 200.0
+"""Messages and new connections a second, of all together."""
+IDLE_TIME: Final = 5.0
+"""Seconds that a connection may be open without asking for anything."""
+WRITE_TIME: Final = 5.0
+"""Seconds within which a message must be taken by its reader."""
+LONGEST_PATH: Final = 107
+"""The most bytes of a Unix socket's path (Linux, unix(7))."""
+_MAX_SOCKETS: Final = 64
+_MAKING_TIME: Final = 10.0
+_NAME = re.compile(r"\.?[0-9a-f]{8}\.sock")
+_CREDENTIALS = struct.Struct("iII")
+
+_log = structlog.get_logger()
+
+
+class ControlError(Exception):
+    """A conversation that could not be had, or a request that can't be met. The message says what to do."""
+
+
+class Connection:
+    """One end of a conversation."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        turn: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._reader, self._writer, self._turn = reader, writer, turn
+
+    @property
+    def closed(self) -> bool:
+        """Whether this end was closed."""
+        return self._writer.is_closing()
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message; ``v`` is put in.
+
+        Raises:
+            ControlError: the partner is gone, or doesn't read (the connection is closed), or the message is too long.
+        """
+        line = msgspec.json.encode({**message, "v": VERSION}) + b"\n"
+        if len(line) > REPLY_LIMIT:
+            raise ControlError(f"expected an answer of at most {REPLY_LIMIT} bytes, it has {len(line)}: ask for less")
+        if self.closed:
+            raise ControlError("the control connection is closed")
+        try:
+            async with asyncio.timeout(WRITE_TIME):
+                self._writer.write(line)
+                await self._writer.drain()
+        except OSError as error:
+            self.abort()
+            raise ControlError(f"the partner did not take a message of {len(line)} bytes: {_why(error)}") from error
+
+    async def receive(self) -> dict[str, Any] | None:
+        """Return the next message; None when the partner is gone, or sent what is none (the connection is closed)."""
+        try:
+            line = await self._reader.readline()
+        except (OSError, ValueError):  # ValueError: longer than the limit.
+            line = b""
+        message = _decode(line)
+        if message is None:
+            self.close()
+        elif self._turn is not None:
+            await self._turn()
+        return message
+
+    def close(self) -> None:
+        """Close this end, after what was sent. Another task's ``receive`` returns None."""
+        self._writer.close()
+
+    async def finish(self) -> None:
+        """Close, and wait until what was sent is out, up to ``WRITE_TIME``."""
+        self.close()
+        try:
+            with contextlib.suppress(OSError):
+                async with asyncio.timeout(WRITE_TIME):
+                    await self._writer.wait_closed()
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close this end at once, whatever isn't sent yet."""
+        self._writer.transport.abort()
+
+
+Handler = Callable[[Connection, dict[str, Any]], Awaitable[None]]
+"""Meets one request. When it returns, the next one is read; a ControlError out of it is answered as ``{"error": ...}``."""
+
+
+class Server:
+    """The gateway's control socket.
+
+    Args:
+        path: where it is, in the state directory; named by ``socket_path``.
+        handlers: who meets which op.
+    """
+
+    def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
+        self.path = path
+        self._handlers = handlers
+        self._pace = Pace(TOTAL_RATE)
+        self._open: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Make the socket and answer on it. Nobody sees it before it is ours alone and listens.
+
+        Raises:
+            ControlError: it can't be had. The gateway works without; commands don't reach it.
+        """
+        hidden = self.path.with_name(f".{self.path.name}")
+        if (length := len(os.fsencode(hidden))) > LONGEST_PATH:
+            raise ControlError(
+                f"expected a control socket's path of at most {LONGEST_PATH} bytes, {hidden} has {length}: use a shorter "
+                "--state-dir; until then no command reaches this gateway, and it hands over without a word"
+            )
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _sweep(self.path.parent)
+            with contextlib.ExitStack() as undo:
+                listener = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                listener.bind(os.fspath(hidden))
+                undo.callback(hidden.unlink, missing_ok=True)
+                hidden.chmod(0o600)
+                server = await asyncio.start_unix_server(self._accept, sock=listener, limit=REQUEST_LIMIT)
+                undo.callback(server.close)
+                hidden.rename(self.path)
+                undo.pop_all()
+                self._server = server
+        except OSError as error:
+            raise ControlError(
+                f"expected to make the control socket {self.path}: {_why(error)}: make --state-dir writable; until then no "
+                "command reaches this gateway, and it hands over without a word"
+            ) from error
+
+    async def close(self) -> None:
+        """End every conversation and remove the socket. Never raises."""
+        if self._server is None:
+            return
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        self._server.close()
+        self._server = None
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Begin a conversation, in a task of our own: Python 3.11's streams report one of theirs that is cancelled."""
+        own = Pace(CONNECTION_RATE)
+
+        async def turn() -> None:
+            await own.turn()
+            await self._pace.turn()
+
+        connection = Connection(reader, writer, turn)
+        if self._server is None or not _may_talk(writer.get_extra_info("socket")):
+            connection.abort()
+            return
+        task = asyncio.ensure_future(self._serve(connection, full=len(self._open) >= MAX_CONNECTIONS))
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._open.discard(task)
+            connection.abort()
+
+        self._open.add(task)
+        task.add_done_callback(ended)
+
+    async def _serve(self, connection: Connection, *, full: bool) -> None:
+        """Meet the requests of one connection, one after the other."""
+        with contextlib.suppress(ControlError):  # It went while it was answered.
+            if full:
+                await connection.send({"error": f"{MAX_CONNECTIONS} connections are open already: try again later"})
+            else:
+                await self._pace.turn()
+                await self._talk(connection)
+        await connection.finish()
+
+    async def _talk(self, connection: Connection) -> None:
+        while not connection.closed:
+            try:
+                async with asyncio.timeout(IDLE_TIME):
+                    request = await connection.receive()
+            except TimeoutError:
+                return
+            if request is None:
+                return
+            try:
+                await self._handler(request)(connection, request)
+            except ControlError as error:
+                await connection.send({"error": str(error)})
+            except Exception:  # noqa: BLE001 - one request's defect is no other's
+                _log.exception("a control request failed", op=str(request.get("op"))[:64])
+                await connection.send({"error": "the gateway failed at this; its log says how"})
+
+    def _handler(self, request: Mapping[str, Any]) -> Handler:
+        version, op = request.get("v"), request.get("op")
+        if version != VERSION:
+            raise ControlError(f"expected a message of version {VERSION}, got {_shown(version)}")
+        handler = self._handlers.get(op) if isinstance(op, str) else None
+        if handler is None:
+            raise ControlError(
+                f"unknown op {_shown(op)}: this gateway is of another release than your command, and knows "
+                f"{', '.join(sorted(self._handlers))}: use the command of its own release"
+            )
+        return handler
+
+
+class Pace:
+    """A pace of ``rate`` a second: what comes sooner waits, but for a first second's worth at once."""
+
+    def __init__(self, rate: float) -> None:
+        self._step = 1 / rate
+        self._next = float("-inf")
+
+    def wait(self, now: float) -> float:
+        """Take a turn at ``now``; return how many seconds to wait for it."""
+        self._next = max(self._next, now - 1 + self._step) + self._step
+        return max(0.0, self._next - self._step - now)
+
+    async def turn(self) -> None:
+        """Wait for a turn."""
+        if seconds := self.wait(asyncio.get_running_loop().time()):
+            await asyncio.sleep(seconds)
+
+
+def socket_path(state_dir: Path, token: str) -> Path:
+    """Where the gateway ``token`` (eight hexadecimal digits) has its control socket."""
+    return state_dir / f"{token}.sock"
+
+
+def sockets(state_dir: Path) -> list[Path]:
+    """Return the control sockets on which a gateway listens now.
+
+    Raises:
+        ControlError: the folder can't be read.
+    """
+    try:
+        return [path for path in _named_as_ours(state_dir) if not path.name.startswith(".") and listens(path)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ControlError(
+            f"expected to read {state_dir}: {_why(error)}: run this as the gateway's own user (root), on its node"
+        ) from error
+
+
+async def connect(path: Path, seconds: float) -> Connection:
+    """Open a conversation with the gateway on ``path``.
+
+    Raises:
+        ControlError: nobody takes the connection within ``seconds``.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return Connection(*await asyncio.open_unix_connection(path, limit=REPLY_LIMIT))
+    except OSError as error:
+        raise ControlError(f"no gateway takes connections on {path}: {_why(error)}") from error
+
+
+async def ask(path: Path, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Send one request to the gateway on ``path`` and return its answer.
+
+    Raises:
+        ControlError: there is no answer within ``seconds``, or it is an error.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            connection = await connect(path, seconds)
+            try:
+                await connection.send(request)
+                answer = await connection.receive()
+            finally:
+                connection.abort()
+    except TimeoutError as error:
+        raise ControlError(
+            f"the gateway on {path} did not answer within {seconds:g} s: it is stopped, or hangs; its log may say why, a restart ends it"
+        ) from error
+    if answer is None:
+        raise ControlError(f"the gateway on {path} closed the connection without an answer: its log says why")
+    if "error" in answer:
+        raise ControlError(str(answer["error"]))
+    return answer
+
+
+# What commands ask of a device.
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What an operator wants for a device: ``op`` is one of ``ORDERS``; only ``cordon`` has a reason."""
+
+    op: str
+    device_id: str
+    reason: str = ""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A device in one resource: its state before and now (a ``devices.life.State`` in words), and who holds it."""
+
+    resource: str
+    before: str
+    now: str
+    holder: str | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What an order did: whether it changed anything, and in which resources the device was found."""
+
+    changed: bool
+    found: tuple[Found, ...] = ()
+
+
+class Handled(msgspec.Struct, frozen=True):
+    """What became of the hardware: the IDs of all devices on what was let go of, or is looked at again, and who holds which.
+
+    ``holders`` is null where the kubelet's books can't be read.
+    """
+
+    devices: tuple[str, ...]
+    holders: dict[str, str] | None = None
+
+
+ORDERS: Final = ("cordon", "uncordon", "forget")
+HANDLES: Final = ("release", "acquire")
+HANDLE_TIME: Final = 20.0
+"""Seconds that the driver is given for it."""
+_MAX_ID: Final = 256
+_MAX_IDS: Final = 128
+_MAX_REASON: Final = 256
+
+
+def order(request: Mapping[str, Any]) -> Order:
+    """Read ``{"op", "id", "reason"}``, from a command line or a socket.
+
+    Raises:
+        ControlError: it is none; the message says what was expected.
+    """
+    op = request.get("op")
+    if op not in ORDERS:
+        raise ControlError(f"expected one of {', '.join(ORDERS)}, got {_shown(op)}")
+    device_id = _one_line(request.get("id"), "a device ID", _MAX_ID)
+    return Order(op, device_id, _one_line(request.get("reason"), "a reason", _MAX_REASON) if op == "cordon" else "")
+
+
+def handle_ids(request: Mapping[str, Any]) -> tuple[str, ...]:
+    """Read ``{"ids"}`` of a request to release or acquire hardware; none means all.
+
+    Raises:
+        ControlError: they are none; the message says what was expected.
+    """
+    ids = request.get("ids")
+    if not isinstance(ids, list | tuple) or len(ids) > _MAX_IDS:
+        raise ControlError(
+            f"expected a list of at most {_MAX_IDS} device IDs, got {_shown(ids)}: leave them out for all"
+        )
+    return tuple(dict.fromkeys(_one_line(device_id, "a device ID", _MAX_ID) for device_id in ids))
+
+
+def _one_line(text: object, what: str, limit: int) -> str:
+    if isinstance(text, str) and text.strip() and text.isprintable() and len(text) <= limit:
+        return text
+    raise ControlError(f"expected {what} of at most {limit} printable characters, got {_shown(text)}")
+
+
+# Details.
+
+
+def _decode(line: bytes) -> dict[str, Any] | None:
+    """Read one whole line; None where it is no JSON object."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        message = msgspec.json.decode(line)
+    except (ValueError, RecursionError):  # msgspec.DecodeError is a ValueError.
+        return None
+    return message if isinstance(message, dict) else None
+
+
+def _may_talk(partner: Any) -> bool:
+    user = _user(partner)
+    if user in {0, os.geteuid()}:
+        return True
+    _log.warning("refused a control connection: expected our own user or root", user=user)
+    return False
+
+
+def _user(partner: Any) -> int:
+    """Who is at the other end of a Unix socket, by the kernel's word: a user ID."""
+    _, user, _ = _CREDENTIALS.unpack(partner.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(user)
+
+
+def _named_as_ours(state_dir: Path) -> list[Path]:
+    with os.scandir(state_dir) as entries:
+        names = sorted(entry.name for entry in entries if _NAME.fullmatch(entry.name))
+    return [state_dir / name for name in names[:_MAX_SOCKETS]]
+
+
+def _sweep(state_dir: Path) -> None:
+    """Remove the sockets of dead gateways. One that is being made is hidden, and doesn't listen for a moment."""
+    for path in _named_as_ours(state_dir):
+        with contextlib.suppress(OSError):
+            found = path.stat(follow_symlinks=False)
+            making = path.name.startswith(".") and time.time() - found.st_mtime < _MAKING_TIME
+            if stat.S_ISSOCK(found.st_mode) and not making and not listens(path):
+                path.unlink()
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error) or "not in time"
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -1,0 +1,320 @@
+"""A small HTTP listener, for those who ask a gateway over the network: GET and HEAD, a few fixed paths, nothing else.
+
+Whoever asks is a stranger: a request is at most ``REQUEST_LIMIT`` bytes, everything has ``SECONDS``, ``MAX_CONNECTIONS`` are
+open at most, and each carries one request. When one more comes, one ends that was answered or says nothing: whoever holds
+them all keeps no probe away, and no answer that is being made is lost. A turn of the event loop takes a bounded number of
+connections, and under a flood the listener rests for as long as it works: it starves before the kubelet's calls do.
+Nothing that comes in is kept, obeyed or said back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from enum import IntEnum
+from http import HTTPStatus
+from typing import Final
+
+import structlog
+
+from gateway.telling.log import Seldom
+
+REQUEST_LIMIT: Final = 8 * 1024
+"""The most bytes of a request's first line and headers, together."""
+SECONDS: Final = 5.0
+"""How long a request may take to come, its answer to be made, and the answer to be taken: for each of the three."""
+MAX_CONNECTIONS: Final = 256
+"""How many are open at once: at 10 000 a second each has 25 ms to say something before it makes room."""
+AT_ONCE: Final = 32
+"""How many are taken in one turn of the event loop."""
+ACCEPT_AGAIN: Final = 1.0
+"""Seconds until the next try, where the kernel gave no descriptor."""
+_BACKLOG: Final = 1024
+"""How many the kernel lets wait: those of 100 ms at 10 000 connections a second."""
+_LINGER: Final = 16
+"""How many times ``REQUEST_LIMIT`` bytes are read and dropped, of a request that was too large."""
+TEXT: Final = "text/plain; charset=utf-8"
+
+Answer = tuple[HTTPStatus, str, bytes]
+"""Status, content type, body."""
+Handler = Callable[[], Awaitable[Answer]]
+
+_REQUEST = re.compile(rb"(?P<method>[!#$%&'*+.^_`|~0-9A-Za-z-]+) (?P<target>[!-~]+) HTTP/1\.(?P<minor>[01])")
+"""RFC 9112, section 3. A target is a path (origin form), or a whole URL (absolute form)."""
+_HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t -~\x80-\xff]*")
+_ORIGIN = re.compile(r"(?i:https?://[^/?]*)?(?P<path>/[^?]*)?(?:\?.*)?")
+_ADDRESS = re.compile(r"(?:(?:(?P<host>[^\s:\[\]]*)|\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]):)?(?P<port>[0-9]{1,5})")
+_LOOPBACK: Final = "127.0.0.1"
+
+_seldom = Seldom()
+_log = structlog.get_logger()
+
+
+def address(text: str) -> tuple[str, int]:
+    """Read where to listen: ``HOST:PORT``, ``[IPV6]:PORT``, ``:PORT`` (every address), or ``PORT`` alone (this machine only).
+
+    Port 0 is any free one; the host of ``:PORT`` is empty.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
+        raise ValueError(
+            f"expected HOST:PORT or PORT, such as 10.1.2.3:9400, :9400 (every address) or 9400 (this machine only); got {text[:80]!r}"
+        )
+    host = match["host"] if match["host"] is not None else match["v6"]
+    return _LOOPBACK if host is None else host, int(match["port"])
+
+
+class _Stage(IntEnum):
+    """Where a connection stands. Of too many the first of the lowest stage goes."""
+
+    SERVED = 0
+    """Its answer is out; the other side is to end it."""
+    SILENT = 1
+    """Its request isn't there yet."""
+    TAKING = 2
+    """Its answer is being taken."""
+    ASKED = 3
+    """Its answer is being made."""
+
+
+class _Connection:
+    """One connection, and what is under way on it."""
+
+    __slots__ = ("read", "rest", "socket", "stage", "task", "timer")
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.stage = _Stage.SILENT
+        self.read = bytearray()
+        """The request so far."""
+        self.rest: list[memoryview] = []
+        """What is left of the answer."""
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Server:
+    """The listener.
+
+    Args:
+        host: the address to listen on, or a name of it; empty: every one that this machine has.
+        port: the port; 0 is any free one.
+        routes: who answers for which path. A handler that raises is answered for with 500, one that hangs with 503.
+    """
+
+    def __init__(self, host: str, port: int, routes: Mapping[str, Handler]) -> None:
+        self._host, self._port, self._routes = host, port, routes
+        self._loop: asyncio.AbstractEventLoop
+        self._listeners: list[socket.socket] = []
+        self._open: dict[_Connection, None] = {}
+
+    async def start(self) -> tuple[str, int]:
+        """Listen; return the address that was taken.
+
+        Raises:
+            OSError: it can't be had (it is taken, or is none of this machine).
+        """
+        self._loop = asyncio.get_running_loop()
+        bound = await self._loop.create_server(
+            asyncio.Protocol, self._host or None, self._port, start_serving=False
+        )  # for its names: asyncio's own way to accept is up to a hundred at once, whatever they cost
+        try:
+            self._listeners = [one.dup() for one in bound.sockets]
+        finally:
+            bound.close()
+        try:
+            for listener in self._listeners:
+                listener.settimeout(0)
+                with contextlib.suppress(OSError):  # Who says nothing stays with the kernel, as far as it has room.
+                    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1)
+                listener.listen(_BACKLOG)
+                self._loop.add_reader(listener, self._accept, listener)
+        except OSError:
+            await self.close()
+            raise
+        host, port, *_ = self._listeners[0].getsockname()
+        return host, port
+
+    async def close(self) -> None:
+        """End every connection and stop listening. Never raises."""
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            self._loop.remove_reader(listener)
+            listener.close()
+        tasks = [connection.task for connection in self._open if connection.task is not None]
+        for connection in list(self._open):
+            self._end(connection)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Each of these is one turn of the event loop, and short.
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Take those who wait, no more at once than may be open; after so many it rests as long as that took."""
+        began = self._loop.time()
+        for _ in range(AT_ONCE):
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # No descriptor is left, or no memory.
+                if (left_out := _seldom.tell("accept")) is not None:
+                    _log.warning("connections can't be taken", reason=str(error), more_of_them_before=left_out)
+                self._rest(listener, ACCEPT_AGAIN)
+                return
+            self._take(connection)
+        self._rest(listener, self._loop.time() - began)
+
+    def _rest(self, listener: socket.socket, seconds: float) -> None:
+        def again() -> None:
+            if listener in self._listeners:
+                self._loop.add_reader(listener, self._accept, listener)
+
+        self._loop.remove_reader(listener)
+        self._loop.call_later(seconds, again)
+
+    def _take(self, accepted: socket.socket) -> None:
+        """Take a connection, in place of the one that needs it least; who is being answered stays."""
+        if len(self._open) >= MAX_CONNECTIONS:
+            least = min(self._open, key=lambda connection: connection.stage)
+            if least.stage is _Stage.ASKED:
+                accepted.close()
+                return
+            self._end(least)
+        accepted.settimeout(0)
+        connection = _Connection(accepted)
+        self._open[connection] = None
+        self._loop.add_reader(accepted, self._readable, connection)
+        self._time(connection)
+        self._readable(connection)
+
+    def _time(self, connection: _Connection) -> None:
+        """Let what comes next have ``SECONDS``."""
+        self._untime(connection)
+        connection.timer = self._loop.call_later(SECONDS, self._end, connection)
+
+    @staticmethod
+    def _untime(connection: _Connection) -> None:
+        if connection.timer is not None:
+            connection.timer.cancel()
+
+    def _readable(self, connection: _Connection) -> None:
+        try:
+            data = connection.socket.recv(REQUEST_LIMIT)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end(connection)
+            return
+        connection.read += data
+        if connection.stage is _Stage.SERVED:
+            if len(connection.read) > _LINGER * REQUEST_LIMIT:
+                self._end(connection)
+            return
+        head, whole, _ = bytes(connection.read).partition(b"\r\n\r\n")
+        if whole or len(head) > REQUEST_LIMIT:
+            self._loop.remove_reader(connection.socket)
+            self._untime(connection)  # ``_answer`` has its own time.
+            connection.stage = _Stage.ASKED
+            connection.task = self._loop.create_task(
+                self._serve(connection, head if len(head) <= REQUEST_LIMIT else None)
+            )
+
+    async def _serve(self, connection: _Connection, request: bytes | None) -> None:
+        head, body = await self._answer(request)
+        connection.stage = _Stage.TAKING
+        connection.rest = [memoryview(head), memoryview(body)]
+        self._loop.add_writer(connection.socket, self._writable, connection)
+        self._time(connection)
+        self._writable(connection)
+
+    def _writable(self, connection: _Connection) -> None:
+        """Send on. Then wait until the other side ends: closed on unread bytes, a socket drops what it sent."""
+        rest = connection.rest
+        try:
+            sent = connection.socket.sendmsg(rest)
+            while rest and sent >= len(rest[0]):
+                sent -= len(rest.pop(0))
+            if rest:
+                rest[0] = rest[0][sent:]
+                return
+            connection.socket.shutdown(socket.SHUT_WR)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:  # Nobody waits for an answer.
+            self._end(connection)
+            return
+        self._loop.remove_writer(connection.socket)
+        connection.stage = _Stage.SERVED
+        self._time(connection)
+        self._loop.add_reader(connection.socket, self._readable, connection)
+
+    def _end(self, connection: _Connection) -> None:
+        """End a connection, wherever it stands."""
+        if connection not in self._open:
+            return
+        del self._open[connection]
+        self._untime(connection)
+        if connection.task is not None:
+            connection.task.cancel()
+        self._loop.remove_reader(connection.socket)
+        self._loop.remove_writer(connection.socket)
+        connection.socket.close()
+
+    async def _answer(self, request: bytes | None) -> tuple[bytes, bytes]:
+        """Make the answer to a request's head (None: it was too large): its own head, and its body."""
+        if request is None:
+            return _spell(*_plain(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+        found = parse(request)
+        if found is None:
+            return _spell(*_plain(HTTPStatus.BAD_REQUEST))
+        method, path = found
+        head = method == "HEAD"
+        if not head and method != "GET":
+            return _spell(*_plain(HTTPStatus.METHOD_NOT_ALLOWED))
+        handler = self._routes.get(path)
+        if handler is None:
+            return _spell(*_plain(HTTPStatus.NOT_FOUND), head=head)
+        try:
+            async with asyncio.timeout(SECONDS):
+                return _spell(*await handler(), head=head)
+        except TimeoutError:
+            return _spell(*_plain(HTTPStatus.SERVICE_UNAVAILABLE), head=head)
+        except Exception:  # noqa: BLE001 - one request's defect is no other's
+            _log.exception("a request failed", path=path)
+            return _spell(*_plain(HTTPStatus.INTERNAL_SERVER_ERROR), head=head)
+
+
+def parse(request: bytes) -> tuple[str, str] | None:
+    """Read a request's head, without the empty line: its method and path (undecoded). None: it is no HTTP/1 request."""
+    first, *headers = request.split(b"\r\n")
+    match = _REQUEST.fullmatch(first)
+    if match is None or not all(map(_HEADER.fullmatch, headers)):
+        return None
+    hosts = sum(line[:5].lower() == b"host:" for line in headers)
+    if hosts > 1 or (hosts == 0 and match["minor"] == b"1"):  # RFC 9112, section 3.2
+        return None
+    target = _ORIGIN.fullmatch(match["target"].decode("ascii"))
+    if target is None:
+        return None
+    return match["method"].decode("ascii"), target["path"] or "/"
+
+
+def _plain(status: HTTPStatus) -> Answer:
+    return status, TEXT, f"{status.value} {status.phrase}\n".encode()
+
+
+def _spell(status: HTTPStatus, content_type: str, body: bytes, *, head: bool = False) -> tuple[bytes, bytes]:
+    allow = "Allow: GET, HEAD\r\n" if status is HTTPStatus.METHOD_NOT_ALLOWED else ""
+    lines = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
+        f"{allow}Connection: close\r\n\r\n"
+    )
+    return lines.encode(), b"" if head else body

@@ -1,0 +1,135 @@
+"""Print docs/dialects.md out of what the dialects declare: ``python -m tools.dialects [--check] [FILE]``.
+
+With FILE it is written there, with --check compared with what is there (exit status 1 where they differ).
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from adapters.dialect import Dialect, Rule, span
+from adapters.levels import GRPC_GO, OPTIONS_FIRST, GrpcGo
+from adapters.registry import DIALECTS
+from devices.model import Field
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+INTRODUCTION = """\
+<!-- Generated from the adapters' declarations by `make docs`. Do not edit. -->
+# What each version of the device plugin API can say
+
+The kubelet has spoken three device plugin APIs, here called *dialects*: each has its own version string in Register and
+its own spelling on the wire. One model holds all that any of them can say, and each dialect declares what becomes of
+each part of it:
+
+- **lossless**: it is said as it is;
+- **degraded**: it is left out, because the pod works without it; counted, and logged once;
+- **impossible**: left out, the pod would start without its device. The request is refused, with a message that says so.
+"""
+
+LEVELS = f"""\
+## How the kubelet's version is known
+
+`v1beta1` only ever grew, and a kubelet drops what it doesn't know in silence. How much a kubelet knows comes from what
+it does on the live connection:
+
+- With Register, kubelet 1.{OPTIONS_FIRST} and later call GetDevicePluginOptions before ListAndWatch; earlier ones don't.
+- The `user-agent` of its calls names its grpc-go, as in the table below. A version between two rows means any kubelet of
+  its neighbours; a later one means the newest kubelet here or a later one. Other programs' agents mean nothing.
+
+Evidence that contradicts itself counts for the older kubelet, and where it leaves a part open, an answer must not rest
+on that part alone. `--kubelet-version` settles it; a vendor's kubelet, built with another grpc-go, needs it.
+"""
+
+
+def page() -> str:
+    """Write the whole page, in Markdown."""
+    oldest_first = DIALECTS[::-1]
+    parts = [
+        INTRODUCTION + "\n",
+        *_table(
+            ("", *(f"`{dialect.name}`" for dialect in oldest_first)),
+            [
+                ("spoken by kubelet", *(span(dialect.kubelets) for dialect in oldest_first)),
+                ("service of the kubelet", *(f"`{dialect.registration_service}`" for dialect in oldest_first)),
+                ("service of the plugin", *(f"`{dialect.plugin_service}`" for dialect in oldest_first)),
+                ("largest message to the kubelet", *(_limit(dialect) for dialect in oldest_first)),
+                ("between two lists or answers to it", *(_spacing(dialect) for dialect in oldest_first)),
+                *((field.value, *(_verdict(dialect.rules[field]) for dialect in oldest_first)) for field in Field),
+            ],
+        ),
+        "\n## Why\n\n`#` numbers are issues and pull requests of kubernetes/kubernetes; versions are the kubelet's.\n\n",
+        *_table(("", "dialect", "verdict", "because"), list(_reasons(oldest_first))),
+        "\n" + LEVELS + "\n",
+        *_table(("grpc-go", "kubelet"), list(_agents())),
+    ]
+    return "".join(parts)
+
+
+def main() -> None:
+    """Print, write or check the page; SystemExit 1 when the file isn't what the declarations say."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", nargs="?", type=Path, help="where the page is; without it, it is printed")
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    arguments = parser.parse_args()
+    if arguments.file is None:
+        sys.stdout.write(page())
+    elif not arguments.check:
+        arguments.file.write_text(page(), encoding="utf-8")
+    elif difference := _difference(arguments.file):
+        sys.exit(f"{difference}\n{arguments.file} is not what the adapters declare; run `make docs` and commit it")
+
+
+def _difference(file: Path) -> str:
+    found = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    lines = difflib.unified_diff(found, page().splitlines(), str(file), "declared", lineterm="")
+    return "\n".join(lines)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    for row in (head, ("---",) * len(head), *rows):
+        yield f"| {' | '.join(row)} |\n"
+
+
+def _limit(dialect: Dialect) -> str:
+    return "none" if dialect.message_limit is None else f"{dialect.message_limit // 2**20} MiB"
+
+
+def _spacing(dialect: Dialect) -> str:
+    return f"{dialect.spacing * 1000:g} ms" if dialect.spacing else "any time"
+
+
+def _verdict(rule: Rule) -> str:
+    if rule.since is None:
+        return rule.verdict.value
+    return f"{rule.verdict.value} from 1.{rule.since}; before, {rule.before.value}"
+
+
+def _reasons(dialects: Iterable[Dialect]) -> Iterator[tuple[str, ...]]:
+    """Give each field its reasons; dialects that share one share a row."""
+    for field in Field:
+        sharing: dict[Rule, list[str]] = {}
+        for dialect in dialects:
+            sharing.setdefault(dialect.rules[field], []).append(f"`{dialect.name}`")
+        for rule, names in sharing.items():
+            yield field.value, ", ".join(names), _verdict(rule), rule.source
+
+
+def _agents() -> Iterator[tuple[str, str]]:
+    """Give each known grpc-go its kubelets, oldest first."""
+    for versions, minors in groupby(GRPC_GO, lambda minor: GRPC_GO[minor]):
+        yield " to ".join(dict.fromkeys(map(_dotted, versions))), ", ".join(f"1.{minor}" for minor in minors)
+
+
+def _dotted(version: GrpcGo) -> str:
+    return ".".join(map(str, version))
+
+
+if __name__ == "__main__":
+    main()
