@@ -33,6 +33,7 @@ from tests.mutants import (
     choice,
     config,
     deploy,
+    dra,
     fakes,
     faults,
     generic,
@@ -53,7 +54,7 @@ from tests.mutants.table import Mutant
 ROOT = Path(__file__).parents[2]
 TABLES = (
     table, memory, life, boards, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
-    manifests, deploy, bounds, people, streams,
+    manifests, deploy, bounds, people, streams, dra,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]

@@ -1,0 +1,59 @@
+"""The DRAResourceHealth API, by which a kubelet hears how prepared devices do: v1alpha1 (1.34 and later) and v1 (1.37).
+
+Both have the same messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from adapters.dra.spelling import parse, serialize
+from adapters.pb.dra import health_pb2 as pb
+from devices.claims import DeviceHealth
+
+WATCH: Final = "NodeWatchResources"
+VERSIONS: Final = ("v1", "v1alpha1")
+LONGEST: Final = 1024
+"""Characters of a message; the kubelet cuts longer ones."""
+
+_WORDS: Final = {True: pb.HEALTHY, False: pb.UNHEALTHY, None: pb.UNKNOWN}
+_MEANINGS: Final = {word: well for well, word in _WORDS.items()}
+
+
+def service(version: str) -> str:
+    """Name the gRPC service on the driver's socket, which is also what the registration calls it."""
+    return f"{version}.DRAResourceHealth"
+
+
+def encode(devices: Iterable[DeviceHealth], valid_s: int) -> bytes:
+    """Spell the whole list; the kubelet takes what it doesn't hear again in ``valid_s`` seconds for unknown."""
+    message = pb.NodeWatchResourcesResponse()
+    for one in devices:
+        told = message.devices.add(
+            health=_WORDS[one.well],
+            last_updated_time=one.at,
+            health_check_timeout_seconds=valid_s,
+            message=one.words[:LONGEST],
+        )
+        told.device.pool_name, told.device.device_name = one.pool, one.device
+    return serialize(message)
+
+
+def decode(data: bytes) -> tuple[DeviceHealth, ...]:
+    """Read a list as a kubelet does; a word of a later version is unknown.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    message = parse(pb.NodeWatchResourcesResponse, data, service(VERSIONS[0]))
+    return tuple(
+        DeviceHealth(
+            one.device.pool_name,
+            one.device.device_name,
+            _MEANINGS.get(one.health),
+            one.last_updated_time,
+            one.message,
+        )
+        for one in message.devices
+    )

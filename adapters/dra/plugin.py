@@ -1,0 +1,155 @@
+"""The DRAPlugin API, by which a kubelet has claims prepared: v1 (1.34 and later) and v1beta1 (1.32 and later).
+
+They differ in one field, the share of a device, which v1 alone can say. Every kubelet from 1.32 takes a list of both services
+and picks the newest that it knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from adapters.dialect import MalformedError
+from adapters.dra.spelling import parse, serialize
+from adapters.pb.dra import v1_pb2, v1beta1_pb2
+from devices.claims import Answers, ClaimName, Prepared, Refused
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+MAX_CLAIMS: Final = 1024
+"""The most claims in one request: a pod has at most 64, and the kubelet asks pod by pod."""
+PREPARE: Final = "NodePrepareResources"
+UNPREPARE: Final = "NodeUnprepareResources"
+
+
+class UnsayableShareError(ValueError):
+    """A share of a device can't be said to this kubelet, and without it the claim would have the whole device."""
+
+
+class PluginApi(Struct, frozen=True):
+    """One version of the API. ``pb`` has its messages; ``says_share``: a device's share can be said."""
+
+    version: str
+    pb: Any
+    says_share: bool
+
+    @property
+    def service(self) -> str:
+        """The gRPC service on the driver's socket."""
+        return f"k8s.io.kubelet.pkg.apis.dra.{self.version}.DRAPlugin"
+
+    @property
+    def registered_as(self) -> str:
+        """What the registration calls it."""
+        return f"{self.version}.DRAPlugin"
+
+    def decode_prepare_request(self, data: bytes) -> tuple[ClaimName, ...]:
+        """Read which claims are to be prepared.
+
+        Raises:
+            MalformedError: it is no such request.
+        """
+        return self._claims(self.pb.NodePrepareResourcesRequest, data)
+
+    def decode_unprepare_request(self, data: bytes) -> tuple[ClaimName, ...]:
+        """Read which claims are to be unprepared.
+
+        Raises:
+            MalformedError: it is no such request.
+        """
+        return self._claims(self.pb.NodeUnprepareResourcesRequest, data)
+
+    def encode_prepare_request(self, claims: Iterable[ClaimName]) -> bytes:
+        """Spell a request as a kubelet does."""
+        return serialize(self.pb.NodePrepareResourcesRequest(claims=map(self._claim, claims)))
+
+    def encode_unprepare_request(self, claims: Iterable[ClaimName]) -> bytes:
+        """Spell a request as a kubelet does."""
+        return serialize(self.pb.NodeUnprepareResourcesRequest(claims=map(self._claim, claims)))
+
+    def encode_prepare_answer(self, answers: Answers) -> bytes:
+        """Spell what became of each claim; each is in it, refused or not.
+
+        Raises:
+            UnsayableShareError: a device is a share, and this version can't say so.
+        """
+        message = self.pb.NodePrepareResourcesResponse()
+        for uid, answer in answers.items():
+            one = message.claims[uid]
+            one.SetInParent()
+            if isinstance(answer, Refused):
+                one.error = answer.reason
+                continue
+            for prepared in answer:
+                self._fill(one.devices.add(), prepared)
+        return serialize(message)
+
+    def decode_prepare_answer(self, data: bytes) -> Answers:
+        """Read an answer as a kubelet does.
+
+        Raises:
+            MalformedError: it is none.
+        """
+        message = parse(self.pb.NodePrepareResourcesResponse, data, self.registered_as)
+        return {
+            uid: Refused(one.error) if one.error else tuple(map(self._prepared, one.devices))
+            for uid, one in message.claims.items()
+        }
+
+    def encode_unprepare_answer(self, answers: Mapping[str, Refused | None]) -> bytes:
+        """Spell what became of each claim (None: it is unprepared); each is in it."""
+        message = self.pb.NodeUnprepareResourcesResponse()
+        for uid, refused in answers.items():
+            message.claims[uid].SetInParent()
+            if refused is not None:
+                message.claims[uid].error = refused.reason
+        return serialize(message)
+
+    def decode_unprepare_answer(self, data: bytes) -> Mapping[str, Refused | None]:
+        """Read an answer as a kubelet does.
+
+        Raises:
+            MalformedError: it is none.
+        """
+        message = parse(self.pb.NodeUnprepareResourcesResponse, data, self.registered_as)
+        return {uid: Refused(one.error) if one.error else None for uid, one in message.claims.items()}
+
+    def _claims(self, kind: Any, data: bytes) -> tuple[ClaimName, ...]:
+        message = parse(kind, data, self.registered_as)
+        if len(message.claims) > MAX_CLAIMS:
+            raise MalformedError(f"expected at most {MAX_CLAIMS} claims in a request, got {len(message.claims)}")
+        return tuple(ClaimName(claim.namespace, claim.name, claim.uid) for claim in message.claims)
+
+    def _claim(self, claim: ClaimName) -> Message:
+        message: Message = self.pb.Claim(namespace=claim.namespace, name=claim.name, uid=claim.uid)
+        return message
+
+    def _fill(self, device: Any, prepared: Prepared) -> None:
+        device.request_names.extend(prepared.requests)
+        device.pool_name, device.device_name = prepared.pool, prepared.device
+        device.cdi_device_ids.extend(prepared.cdi_names)
+        if prepared.share:
+            if not self.says_share:
+                raise UnsayableShareError(
+                    f"expected a kubelet of 1.34 or later for a share of {prepared.device}, and this one speaks "
+                    f"{self.version}, which can't say shares: let the claim ask for the whole device"
+                )
+            device.share_id = prepared.share
+
+    def _prepared(self, device: Any) -> Prepared:
+        return Prepared(
+            tuple(device.request_names),
+            device.pool_name,
+            device.device_name,
+            tuple(device.cdi_device_ids),
+            device.share_id if self.says_share else "",
+        )
+
+
+V1: Final = PluginApi("v1", v1_pb2, says_share=True)
+V1BETA1: Final = PluginApi("v1beta1", v1beta1_pb2, says_share=False)
+APIS: Final = (V1, V1BETA1)
+"""The newest first. A new version is one line."""

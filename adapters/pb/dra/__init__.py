@@ -1,0 +1,1 @@
+"""Generated from protos/dra/ by `make generate`."""

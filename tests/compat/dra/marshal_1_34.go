@@ -1,0 +1,1 @@
+../kubelet/marshal_1_34.go

@@ -1,0 +1,1 @@
+../kubelet/marshal_1_8.go
