@@ -308,6 +308,8 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Ma
     nothing = Given("", "")
     strict = bool(said.pop("strict-config", nothing).value)
     file = str(said.pop("config-file", nothing).value)
+    options["kubeconfig"] = Path(known) if (known := str(said.pop("kubeconfig", nothing).value)) else None
+    options["node_name"] = str(said.pop("node-name", nothing).value)
     backend = options["backend"]
     if inert := flags.inert(said):
         _log.info("settings without an effect here", settings=inert)

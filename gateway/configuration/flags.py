@@ -336,6 +336,21 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("CONFIG_FILE",),
     ),
     Flag(
+        "kubeconfig",
+        Kind.TEXT,
+        "how to reach the API server, for what needs one: a token, its file, or a client certificate",
+        default="what every pod is told",
+        values="PATH",
+        variables=("KUBECONFIG",),
+    ),
+    Flag(
+        "node-name",
+        Kind.TEXT,
+        "this node's name at the API server, for what needs one",
+        values="NAME",
+        variables=("NODE_NAME",),
+    ),
+    Flag(
         "device-discovery-strategy",
         Kind.TEXT,
         "how NVIDIA's GPUs are found; tegra is refused",

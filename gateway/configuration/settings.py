@@ -54,6 +54,10 @@ class Settings(Struct, frozen=True):
     metrics_device_ids: bool = False
     probe_address: tuple[str, int] | None = None
     """Host and port to answer probes on; None: nowhere."""
+    kubeconfig: Path | None = None
+    """How to reach the API server; None: as a pod is told. Nobody is asked there unless a feature needs it."""
+    node_name: str = ""
+    """The node's name at the API server."""
     host_service: bool = False
     """Whether this is the node's own service, which every gateway that isn't leaves the resources to."""
     policy: Policy = Policy()

@@ -40,6 +40,7 @@ from tests.mutants import (
     gpus,
     handover,
     health,
+    kubernetes,
     life,
     manifests,
     memory,
@@ -54,7 +55,7 @@ from tests.mutants.table import Mutant
 ROOT = Path(__file__).parents[2]
 TABLES = (
     table, memory, life, boards, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
-    manifests, deploy, bounds, people, streams, dra,
+    manifests, deploy, bounds, people, streams, dra, kubernetes,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]

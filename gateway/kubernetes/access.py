@@ -1,0 +1,244 @@
+"""Where the API server is, whom to trust and who to be: as a pod is told, or as a kubeconfig says.
+
+What is in a file is read again when it is needed: tokens are renewed, and so are certificates.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct, field
+
+from devices.filewatch import NotPlainError, read_plain
+
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where a pod finds its token and the API server's CA."""
+_HOST: Final = "KUBERNETES_SERVICE_HOST"
+_PORT: Final = "KUBERNETES_SERVICE_PORT"
+_MOST: Final = 1024 * 1024
+"""Bytes of a file that is read."""
+
+
+class AccessError(Exception):
+    """There is no way to the API server. The message says what was looked for, what came and what to do."""
+
+
+class Access(Struct, frozen=True):
+    """How to reach an API server. A path is a file that is read again, bytes are what would be in it."""
+
+    host: str
+    port: int
+    ca: Path | bytes
+    base: str = ""
+    """What the paths of the API begin with."""
+    server_name: str = ""
+    """The name in the server's certificate; empty: the host."""
+    token: Path | bytes = b""
+    certificate: Path | bytes = b""
+    key: Path | bytes = b""
+
+    def authorization(self) -> str:
+        """Return the header's value of now; empty where the certificate says who we are.
+
+        Raises:
+            AccessError: there is no token to be read.
+        """
+        token = _content(self.token).strip()
+        if not token:
+            if isinstance(self.token, Path):
+                raise AccessError(
+                    f"{self.token}: expected a token, got nothing: is the service account's volume mounted?"
+                )
+            return ""
+        if not (token.isascii() and token.decode().isprintable()):
+            raise AccessError("expected a token of printable ASCII characters, got others: look at the token's file")
+        return f"Bearer {token.decode()}"
+
+
+class Trust:
+    """The TLS context of an access, made anew when one of its files changed."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._of: tuple[bytes, ...] = ()
+        self._context: ssl.SSLContext
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context to connect with now.
+
+        Raises:
+            AccessError: a file can't be read, or isn't what it should be.
+        """
+        access = self._access
+        found = tuple(_content(one) for one in (access.ca, access.certificate, access.key))
+        if found != self._of:
+            self._context, self._of = _tls(*found), found
+        return self._context
+
+
+def in_cluster(environ: Mapping[str, str] = os.environ, folder: Path = SERVICE_ACCOUNT) -> Access:
+    """Read how a pod reaches its API server.
+
+    Raises:
+        AccessError: this is no pod, or one without a service account's token.
+    """
+    host, port = environ.get(_HOST, ""), environ.get(_PORT, "")
+    if not host or not port.isdecimal():
+        raise AccessError(
+            f"expected the variables {_HOST} and {_PORT}, which every pod has, and they aren't there: say --kubeconfig FILE"
+        )
+    if not (folder / "token").exists():
+        raise AccessError(
+            f"expected a service account's token in {folder}, and there is none: give the pod one "
+            "(automountServiceAccountToken: true), or say --kubeconfig FILE"
+        )
+    return Access(host, int(port), folder / "ca.crt", token=folder / "token")
+
+
+class _Cluster(Struct, rename="kebab"):
+    server: str
+    certificate_authority: str = ""
+    certificate_authority_data: str = ""
+    tls_server_name: str = ""
+    insecure_skip_tls_verify: bool = False
+
+
+class _User(Struct):
+    token: str = ""
+    token_file: str = field(default="", name="tokenFile")
+    certificate: str = field(default="", name="client-certificate")
+    certificate_data: str = field(default="", name="client-certificate-data")
+    key: str = field(default="", name="client-key")
+    key_data: str = field(default="", name="client-key-data")
+
+
+class _Context(Struct):
+    cluster: str
+    user: str
+
+
+class _NamedCluster(Struct):
+    name: str
+    cluster: _Cluster
+
+
+class _NamedUser(Struct):
+    name: str
+    user: _User
+
+
+class _NamedContext(Struct):
+    name: str
+    context: _Context
+
+
+class _Kubeconfig(Struct, rename={"current": "current-context"}):
+    current: str
+    clusters: list[_NamedCluster]
+    users: list[_NamedUser]
+    contexts: list[_NamedContext]
+
+
+def kubeconfig(path: Path) -> Access:
+    """Read the current context of a kubeconfig: a token, a token's file or a client certificate; no programs that make one.
+
+    Raises:
+        AccessError: it can't be read, or isn't one that can be gone by.
+    """
+    import yaml  # noqa: PLC0415 - who is in a pod needn't pay for it
+
+    try:
+        found = msgspec.convert(yaml.safe_load(_content(path)), _Kubeconfig)
+        context = next(one.context for one in found.contexts if one.name == found.current)
+        cluster = next(one.cluster for one in found.clusters if one.name == context.cluster)
+        user = next(one.user for one in found.users if one.name == context.user)
+        at = urlsplit(cluster.server)
+        host, port = at.hostname, at.port or 443
+    except StopIteration:
+        raise AccessError(
+            f"{path}: expected current-context to name a context, a cluster and a user, got no such ones"
+        ) from None
+    except (yaml.YAMLError, msgspec.ValidationError, ValueError, RecursionError) as error:
+        raise AccessError(f"{path}: expected a kubeconfig, got something else ({error}): name another file") from error
+    if at.scheme != "https" or not host or cluster.insecure_skip_tls_verify:
+        raise AccessError(
+            f"{path}: expected a server by https whose certificate is verified, got {cluster.server!r:.100}"
+        )
+
+    def either(name: str, data: str) -> Path | bytes:
+        try:
+            return path.parent / name if name else base64.b64decode(data, validate=True)
+        except binascii.Error as error:
+            raise AccessError(f"{path}: expected base64, got something else ({error}): make the file anew") from error
+
+    access = Access(
+        host,
+        port,
+        either(cluster.certificate_authority, cluster.certificate_authority_data),
+        base=at.path.rstrip("/"),
+        server_name=cluster.tls_server_name,
+        token=path.parent / user.token_file if user.token_file else user.token.encode(),
+        certificate=either(user.certificate, user.certificate_data),
+        key=either(user.key, user.key_data),
+    )
+    if not access.token and not access.certificate:
+        raise AccessError(
+            f"{path}: expected a token, a tokenFile or a client-certificate, got none: write one (programs and plugins that "
+            "make one aren't run here)"
+        )
+    return access
+
+
+def find(kubeconfig_path: Path | None) -> Access:
+    """Take the kubeconfig where one is named, else what a pod is told.
+
+    Raises:
+        AccessError: as ``kubeconfig`` and ``in_cluster`` do.
+    """
+    return in_cluster() if kubeconfig_path is None else kubeconfig(kubeconfig_path)
+
+
+def _content(source: Path | bytes) -> bytes:
+    if isinstance(source, bytes):
+        return source
+    try:
+        found = read_plain(source, _MOST)
+    except (OSError, NotPlainError) as error:
+        raise AccessError(
+            f"{source}: expected a file that can be read, and it can't be ({error}): correct that"
+        ) from error
+    if len(found) > _MOST:
+        raise AccessError(f"{source}: expected at most {_MOST} bytes, got more: name another file")
+    return found
+
+
+def _tls(ca: bytes, certificate: bytes, key: bytes) -> ssl.SSLContext:
+    # Not create_default_context: from Python 3.13 on it refuses CAs without an Authority Key Identifier, which clusters have.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # As Go does: what is in the bundle is trusted, root or not.
+    try:
+        context.load_verify_locations(cadata=ca.decode())
+        if certificate:
+            _load_chain(context, certificate + b"\n" + key)
+    except (ssl.SSLError, ValueError, OSError) as error:
+        raise AccessError(
+            f"expected certificates and a key in PEM, got something else ({error}): look at these files"
+        ) from error
+    return context
+
+
+def _load_chain(context: ssl.SSLContext, pem: bytes) -> None:
+    """Load a certificate and its key, which OpenSSL wants to have in a file: one in memory that nobody else sees."""
+    with os.fdopen(os.memfd_create("client", os.MFD_CLOEXEC), "wb") as file:
+        file.write(pem)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")

@@ -1,0 +1,299 @@
+"""The API server's client: a request and its answer, bounded in bytes and time, and the errors that Kubernetes names.
+
+A connection is kept for half a minute for the next request. Nothing is tried again here but what an idle connection's end
+made fail: who asks knows whether it is still wanted. ``watch`` has the requests that don't end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+from msgspec import Struct
+
+from gateway.kubernetes.access import AccessError, Trust
+from gateway.kubernetes.wire import AwayError, Connection, NoAnswerError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import h11
+
+    from gateway.kubernetes.access import Access
+
+T = TypeVar("T")
+
+SECONDS: Final = 10.0
+"""How long a request may take, its connection and its whole answer with it."""
+CONNECT: Final = 3.0
+"""How long a connection may take of that."""
+MOST: Final = 4 * 1024 * 1024
+"""Bytes of an answer, or of one event of a watch: an object has at most 1.5 MiB (etcd), a page of a list fits."""
+PAGE: Final = 100
+"""Objects of one page of a list."""
+PAGES: Final = 200
+"""Pages of a list: what has more isn't read to its end, but refused."""
+AT_ONCE: Final = 8
+"""Requests under way; the next one waits. Watches aren't counted."""
+_KEEP: Final = 30.0
+_MOST_OF_AN_ERROR: Final = 400
+
+
+class Patch(Enum):
+    """How a patch is meant; the value is its content type."""
+
+    MERGE = "application/merge-patch+json"
+    STRATEGIC = "application/strategic-merge-patch+json"
+    APPLY = "application/apply-patch+yaml"
+
+
+class KubernetesError(Exception):
+    """A request that did not do what it should.
+
+    ``status`` is the answer's HTTP status, 0 where there was none. ``reason`` is Kubernetes' word for it (``Conflict``,
+    ``Expired``), ``retry_after`` the seconds for which the server wants to be left alone. ``away`` says that it was not reached.
+    """
+
+    def __init__(
+        self, what: str, status: int, message: str, reason: str = "", retry_after: float = 0.0, *, away: bool = False
+    ) -> None:
+        told = f"{status} {reason}".strip() if status else "no answer"
+        super().__init__(f"{what}: {told}: {message[:_MOST_OF_AN_ERROR]}")
+        self.status, self.reason, self.retry_after, self.away = status, reason, retry_after, away
+
+
+class _Status(Struct):
+    message: str = ""
+    reason: str = ""
+
+
+class _ListMeta(Struct):
+    resource_version: str = msgspec.field(default="", name="resourceVersion")
+    next: str = msgspec.field(default="", name="continue")
+
+
+class _Page(Struct, Generic[T]):
+    metadata: _ListMeta
+    items: list[T] | None = None
+
+
+_page: Final[Any] = _Page
+"""For msgspec, which takes types that are made at run time."""
+
+
+class Client:
+    """A client of one API server. Belongs to an event loop; several may use it at once.
+
+    Args:
+        access: where the server is and who we are.
+        manager: the field manager that our writes are owned by.
+        version: what the server's logs call us, behind the manager's name.
+    """
+
+    def __init__(self, access: Access, *, manager: str, version: str = "") -> None:
+        self.access, self._manager = access, manager
+        self._trust = Trust(access)
+        self._agent = f"{manager}/{version}" if version else manager
+        self._idle: Connection | None = None
+        self._forget: asyncio.TimerHandle | None = None
+        self._turn = asyncio.Semaphore(AT_ONCE)
+
+    def close(self) -> None:
+        """End the connection that is kept. What is under way ends with its task."""
+        if self._forget is not None:
+            self._forget.cancel()
+            self._forget = None
+        if self._idle is not None:
+            self._idle.close()
+            self._idle = None
+
+    async def get(self, path: str, kind: type[T], *, seconds: float = SECONDS) -> T:
+        """Get one object; ``kind`` is a msgspec type with what is wanted of it (or ``dict[str, Any]``).
+
+        Raises:
+            KubernetesError: as every method here: no answer, one that says no, or one that isn't what was asked for.
+        """
+        return decoded(await self._ask("GET", path, seconds=seconds), kind, f"GET {path}")
+
+    async def list(
+        self, path: str, kind: type[T], *, fields: str = "", labels: str = "", seconds: float = SECONDS
+    ) -> tuple[list[T], str]:
+        """Get all objects, page by page, and the resource version from which on a watch goes; ``seconds`` is for each page."""
+        found: list[T] = []
+        page = _page[kind]
+        query = selectors(fields, labels) | {"limit": str(PAGE)}
+        for _ in range(PAGES):
+            text = await self._ask("GET", target(path, query), seconds=seconds)
+            got: _Page[T] = decoded(text, page, f"GET {path}")
+            found += got.items or ()
+            if not got.metadata.next:
+                return found, got.metadata.resource_version
+            query["continue"] = got.metadata.next
+        raise KubernetesError(f"GET {path}", 0, f"expected at most {PAGES * PAGE} objects, got more")
+
+    async def create(self, path: str, body: Mapping[str, Any], *, seconds: float = SECONDS) -> None:
+        """Create an object; ``path`` is the collection's."""
+        query = {"fieldManager": self._manager}
+        await self._ask("POST", target(path, query), body, "application/json", seconds=seconds)
+
+    async def patch(self, path: str, body: Mapping[str, Any], how: Patch, *, seconds: float = SECONDS) -> None:
+        """Change an object, or with ``Patch.APPLY`` make it what ``body`` says of it (server-side apply, by force)."""
+        query = {"fieldManager": self._manager} | ({"force": "true"} if how is Patch.APPLY else {})
+        await self._ask("PATCH", target(path, query), body, how.value, seconds=seconds)
+
+    async def delete(self, path: str, *, seconds: float = SECONDS) -> bool:
+        """Delete an object; False where there was none."""
+        try:
+            await self._ask("DELETE", path, seconds=seconds)
+        except KubernetesError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    @asynccontextmanager
+    async def stream(self, path: str, *, seconds: float = SECONDS) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+        """Open an answer that goes on, for ``watch``; ``seconds`` are for its head. Its body is not bounded here."""
+        connection = None
+        try:
+            async with _within(seconds, f"GET {path}"):
+                connection = await self._connect(seconds)
+                answer = await self._send(connection, "GET", path, b"", "")
+                if answer.status_code != 200:
+                    raise _refusal(f"GET {path}", answer, await _whole(connection))
+            async with aclosing(connection.body()) as parts:
+                yield parts
+        except (NoAnswerError, AccessError) as error:
+            raise _unanswered(f"GET {path}", error) from error
+        finally:
+            if connection is not None:
+                connection.close()
+
+    # One request.
+
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, kind: str = "", *, seconds: float
+    ) -> bytes:
+        content = b"" if body is None else msgspec.json.encode(body)
+        what = f"{method} {path}"
+        try:
+            async with _within(seconds, what), self._turn:
+                # What was created a moment ago must not be created again because an old connection broke.
+                if method != "POST" and (kept := self._take_kept()) is not None:
+                    try:
+                        return await self._exchange(kept, method, path, content, kind)
+                    except NoAnswerError:
+                        pass
+                return await self._exchange(await self._connect(seconds), method, path, content, kind)
+        except (NoAnswerError, AccessError) as error:
+            raise _unanswered(what, error) from error
+
+    async def _exchange(self, connection: Connection, method: str, path: str, content: bytes, kind: str) -> bytes:
+        keep = False
+        try:
+            answer = await self._send(connection, method, path, content, kind)
+            found = await _whole(connection)
+            keep = connection.ready_again()
+        finally:
+            if keep:
+                self._keep(connection)
+            else:
+                connection.close()
+        if not 200 <= answer.status_code < 300:
+            raise _refusal(f"{method} {path}", answer, found)
+        return found
+
+    async def _connect(self, seconds: float) -> Connection:
+        try:
+            async with asyncio.timeout(min(CONNECT, seconds)):
+                return await Connection.open(self.access, self._trust.context())
+        except TimeoutError as error:
+            raise AwayError(f"no connection to {self.access.host}:{self.access.port} within {CONNECT:g} s") from error
+
+    async def _send(self, connection: Connection, method: str, path: str, content: bytes, kind: str) -> h11.Response:
+        headers = [
+            ("Host", f"{self.access.host}:{self.access.port}"),
+            ("Accept", "application/json"),
+            ("User-Agent", self._agent),
+        ]
+        if authorization := self.access.authorization():
+            headers.append(("Authorization", authorization))
+        if content:
+            headers += [("Content-Type", kind), ("Content-Length", str(len(content)))]
+        return await connection.ask(method, self.access.base + path, headers, content)
+
+    def _take_kept(self) -> Connection | None:
+        kept, self._idle = self._idle, None
+        if self._forget is not None:
+            self._forget.cancel()
+            self._forget = None
+        if kept is not None and not kept.fresh:
+            kept.close()
+            return None
+        return kept
+
+    def _keep(self, connection: Connection) -> None:
+        self.close()
+        self._idle = connection
+        self._forget = asyncio.get_running_loop().call_later(_KEEP, self.close)
+
+
+def target(path: str, query: Mapping[str, str]) -> str:
+    """Put a path and its query together."""
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def selectors(fields: str, labels: str) -> dict[str, str]:
+    """Give the query that selects objects."""
+    return ({"fieldSelector": fields} if fields else {}) | ({"labelSelector": labels} if labels else {})
+
+
+def decoded(text: bytes, kind: type[T], what: str) -> T:
+    """Read JSON as ``kind``.
+
+    Raises:
+        KubernetesError: it is something else.
+    """
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise KubernetesError(what, 0, f"expected JSON of Kubernetes, got something else: {error}") from error
+
+
+async def _whole(connection: Connection) -> bytes:
+    found = bytearray()
+    async with aclosing(connection.body()) as parts:
+        async for part in parts:
+            found += part
+            if len(found) > MOST:
+                raise NoAnswerError(f"expected an answer of at most {MOST} bytes, got more")
+    return bytes(found)
+
+
+@asynccontextmanager
+async def _within(seconds: float, what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise KubernetesError(what, 0, f"nothing whole came within {seconds:g} s") from error
+
+
+def _unanswered(what: str, error: Exception) -> KubernetesError:
+    return KubernetesError(what, 0, str(error), away=isinstance(error, AwayError | AccessError))
+
+
+def _refusal(what: str, answer: h11.Response, text: bytes) -> KubernetesError:
+    """Make the error of an answer that says no; it is Kubernetes' ``Status``, or what a proxy before it says."""
+    try:
+        status = msgspec.json.decode(text, type=_Status)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        status = _Status(text[:_MOST_OF_AN_ERROR].decode(errors="replace"))
+    after = dict(answer.headers).get(b"retry-after", b"")
+    seconds = float(after) if after.isdigit() and len(after) < 6 else 0.0
+    return KubernetesError(what, answer.status_code, status.message, status.reason, seconds)

@@ -1,0 +1,216 @@
+"""Watching objects: all there are, then each change, for ever, whatever becomes of the server meanwhile.
+
+A watch goes on from the last resource version that it knows of (changes and bookmarks tell). Where the server has forgotten
+that one (410 Gone), all is listed anew. Who reads slowly slows the server down, nothing is piled up here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncGenerator
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from gateway.kubernetes import client
+from gateway.kubernetes.client import KubernetesError
+
+if TYPE_CHECKING:
+    from gateway.kubernetes.client import Client
+
+T = TypeVar("T")
+
+FIRST, AWAY, BUSY = 0.2, 3.0, 30.0
+"""Seconds until the next try: at first, at most where nobody answers (a server that returns is found soon), and at most where
+one answers with an error (it has enough to do)."""
+LASTS = 300
+"""Seconds after which the server is to end a watch; another one goes on."""
+LATE = 30
+"""Seconds that it has for that, before it is left."""
+HEAD = client.SECONDS
+"""Seconds until a watch must have begun."""
+_GONE: Final = 410
+
+_log = structlog.get_logger()
+
+
+class Kind(Enum):
+    """What a change is."""
+
+    WHOLE = "WHOLE"
+    """All objects that there are now; what isn't among them is gone."""
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+
+
+class Change(Struct, Generic[T], frozen=True):
+    """One change: all objects for WHOLE, else one."""
+
+    kind: Kind
+    objects: tuple[T, ...]
+
+
+class _Metadata(Struct):
+    resource_version: str = msgspec.field(default="", name="resourceVersion")
+
+
+class _Versioned(Struct):
+    metadata: _Metadata
+
+
+class _Event(Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _Error(Struct):
+    code: int = 0
+    message: str = ""
+    reason: str = ""
+
+
+def pause(error: KubernetesError | None, failures: int, chance: float) -> float:
+    """Say how many seconds to wait after so many failures in a row; ``chance`` is from 0 to 1. Pure.
+
+    Whoever said when it wants to be asked again is asked a little later: not by all nodes at once.
+    """
+    if error is not None and error.retry_after:
+        return min(error.retry_after, BUSY) * (1 + chance / 2)
+    most = AWAY if error is None or error.away else BUSY
+    seconds: float = FIRST * 2 ** min(failures, 16)
+    return min(seconds, most) * (0.5 + chance / 2)
+
+
+class Watch(Generic[T]):
+    """A watch on a collection, or on one object of it.
+
+    Args:
+        api: the client.
+        path: the collection's path.
+        kind: a msgspec type with what is wanted of each object.
+        name: the one object; it is got by name, so that ``list`` isn't needed. Empty: all.
+        fields: a field selector.
+        labels: a label selector.
+    """
+
+    def __init__(
+        self, api: Client, path: str, kind: type[T], *, name: str = "", fields: str = "", labels: str = ""
+    ) -> None:
+        self._api, self._path, self._kind, self._name = api, path, kind, name
+        self._query = client.selectors(f"metadata.name={name}" if name else fields, labels)
+        self._version = ""
+        self._failures, self._away = 0, False
+        self.trouble = "not asked yet"
+        """Why nothing is known of what happens now; empty while the watch goes on."""
+
+    async def changes(self) -> AsyncGenerator[Change[T], None]:
+        """Give all objects, and then each change; after a gap all of them again."""
+        while True:
+            error: KubernetesError | None = None
+            try:
+                if not self._version:
+                    yield await self._everything()
+                async with contextlib.aclosing(self._events()) as events:
+                    async for change in events:
+                        yield change
+            except KubernetesError as caught:
+                error = caught
+                if error.status == _GONE:
+                    self._version = ""
+                if (
+                    error.away != self._away
+                ):  # A server that has just returned is busy: that is no reason to leave it alone for long.
+                    self._failures, self._away = 0, error.away
+                self._tell(error)
+            await asyncio.sleep(pause(error, self._failures, random.random()))  # noqa: S311 - no secret
+            self._failures += 1
+
+    async def _everything(self) -> Change[T]:
+        if not self._name:
+            found, self._version = await self._api.list(
+                self._path,
+                self._kind,
+                fields=self._query.get("fieldSelector", ""),
+                labels=self._query.get("labelSelector", ""),
+            )
+            return Change(Kind.WHOLE, tuple(found))
+        what = f"GET {self._path}/{self._name}"
+        text = await self._api.get(f"{self._path}/{self._name}", msgspec.Raw)
+        self._version = client.decoded(bytes(text), _Versioned, what).metadata.resource_version
+        return Change(Kind.WHOLE, (client.decoded(bytes(text), self._kind, what),))
+
+    async def _events(self) -> AsyncGenerator[Change[T], None]:
+        """Give changes until the server ends the watch."""
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(LASTS),
+            "resourceVersion": self._version,
+        }
+        path = client.target(self._path, self._query | query)
+        async with self._api.stream(path, seconds=HEAD) as parts:
+            self._well()
+            async with contextlib.aclosing(_lines(parts, LASTS + LATE)) as lines:
+                async for line in lines:
+                    change = self._change(client.decoded(line, _Event, f"GET {self._path}"))
+                    self._failures = 0
+                    if change is not None:
+                        yield change
+
+    def _change(self, event: _Event) -> Change[T] | None:
+        what = f"watch of {self._path}"
+        if event.type == "ERROR":
+            error = client.decoded(bytes(event.object), _Error, what)
+            raise KubernetesError(what, error.code or 500, error.message, error.reason)
+        seen = client.decoded(bytes(event.object), _Versioned, what).metadata.resource_version
+        self._version = seen or self._version
+        if event.type == "BOOKMARK":
+            return None
+        try:
+            kind = Kind(event.type)
+        except ValueError:
+            return None  # of a later Kubernetes
+        return Change(kind, (client.decoded(bytes(event.object), self._kind, what),))
+
+    def _well(self) -> None:
+        if self.trouble:
+            _log.info("watching the API server", path=self._path)
+        self.trouble = ""
+
+    def _tell(self, error: KubernetesError) -> None:
+        if not self.trouble or self._failures == 0:
+            advice = {
+                401: "the token isn't accepted: look at the service account, or at the kubeconfig",
+                403: "the service account lacks rights: apply the RBAC of deploy/kustomize/components/node-access",
+                404: "there is no such object or API: look at NODE_NAME",
+            }.get(error.status, "what serves the kubelet goes on; trying again")
+            _log.warning("the API server can't be watched", path=self._path, reason=str(error), advice=advice)
+        self.trouble = str(error)
+
+
+async def _lines(parts: AsyncGenerator[bytes, None], seconds: float) -> AsyncGenerator[bytes, None]:
+    """Cut what comes into lines, for so many seconds in all."""
+    rest, ends = bytearray(), asyncio.get_running_loop().time() + seconds
+    while True:
+        try:
+            async with asyncio.timeout_at(ends):
+                part = await anext(parts, b"")
+        except TimeoutError:
+            return
+        if not part:
+            return
+        *lines, last = part.split(b"\n")
+        for line in lines:
+            rest += line
+            if rest.strip():
+                yield bytes(rest)
+            rest.clear()
+        rest += last
+        if len(rest) > client.MOST:
+            raise KubernetesError("watch", 0, f"expected events of at most {client.MOST} bytes, got a longer one")

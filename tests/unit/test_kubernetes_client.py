@@ -1,0 +1,330 @@
+"""The API server's client, against a server that is well, and one that does what servers and networks do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import h11
+import pytest
+import trustme
+from msgspec import Struct
+
+from gateway.kubernetes import client
+from gateway.kubernetes.client import Client, KubernetesError, Patch
+from tests.fakes.apiserver import Answer, ApiServer, Fault, Request
+from tests.unit.kubernetes import api, authority, node, server, until
+
+__all__ = ["api", "authority", "server"]
+
+NODE = "/api/v1/nodes/n1"
+Anything = dict[str, Any]
+
+
+class Metadata(Struct):
+    labels: dict[str, str]
+
+
+class Node(Struct):
+    metadata: Metadata
+
+
+async def test_an_object_is_what_is_wanted_of_it(server: ApiServer, api: Client) -> None:
+    server.put(NODE, **node(a="b"), spec={"podCIDR": "10.0.0.0/24"})
+    assert (await api.get(NODE, Node)).metadata.labels == {"a": "b"}
+    assert server.requests[0].headers["user-agent"] == "test/1"
+    assert server.requests[0].headers["authorization"] == "Bearer token-1"
+
+
+async def test_a_renewed_token_counts_from_the_next_request_on(server: ApiServer, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("token-1\n")
+    api = Client(server.access(token), manager="test")
+    server.put(NODE, **node())
+    await api.get(NODE, Node)
+    server.tokens = {"token-2"}
+    with pytest.raises(KubernetesError, match="401 Unauthorized"):
+        await api.get(NODE, Node)
+    token.write_text("token-2")
+    await api.get(NODE, Node)
+    api.close()
+
+
+@pytest.mark.parametrize("content", ["", "\n", "two\nlines", "\u00e9"], ids=["nothing", "empty", "lines", "not ASCII"])
+async def test_a_token_that_is_none_is_sent_to_nobody(server: ApiServer, tmp_path: Path, content: str) -> None:
+    token = tmp_path / "token"
+    token.write_text(content)
+    with pytest.raises(KubernetesError, match="expected a token") as caught:
+        await Client(server.access(token), manager="test").get(NODE, Node)
+    assert caught.value.away
+    assert not server.requests
+
+
+async def test_a_renewed_ca_counts_from_the_next_connection_on(server: ApiServer, tmp_path: Path) -> None:
+    ca, other = tmp_path / "ca.crt", trustme.CA()
+    ca.write_bytes(other.cert_pem.bytes())
+    access = server.access()
+    api = Client(type(access)(access.host, access.port, ca, token=access.token), manager="test")
+    server.put(NODE, **node())
+    with pytest.raises(KubernetesError, match="CERTIFICATE_VERIFY_FAILED") as caught:
+        await api.get(NODE, Node)
+    assert caught.value.away
+    ca.write_bytes(other.cert_pem.bytes() + server.authority.cert_pem.bytes())
+    await api.get(NODE, Node)
+    api.close()
+
+
+async def test_a_certificate_of_another_name_is_refused(authority: trustme.CA) -> None:
+    server = ApiServer(authority)
+    await server.start("elsewhere.example")
+    try:
+        with pytest.raises(KubernetesError, match="CERTIFICATE_VERIFY_FAILED"):
+            await Client(server.access(), manager="test").get(NODE, Node)
+        assert not server.requests
+    finally:
+        await server.stop()
+
+
+# What goes wrong after the connection.
+
+
+async def _stall(answer: Answer, _: Request) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def _half(answer: Answer, _: Request) -> None:
+    await answer.raw(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+    await asyncio.get_running_loop().create_future()
+
+
+async def _broken(answer: Answer, _: Request) -> None:
+    await answer.raw(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+
+
+async def _nothing(answer: Answer, _: Request) -> None:
+    pass
+
+
+async def _half_closed(answer: Answer, _: Request) -> None:
+    await answer.raw(b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{"a":\r\n')
+
+
+async def _endless_body(answer: Answer, _: Request) -> None:
+    await answer.head(200, {"Transfer-Encoding": "chunked"})
+    while True:
+        await answer.send(h11.Data(data=b" " * 65536))
+
+
+async def _endless_head(answer: Answer, _: Request) -> None:
+    await answer.raw(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        await answer.raw(b"X-More: and more\r\n" * 1000)
+
+
+async def _endless_hints(answer: Answer, _: Request) -> None:
+    while True:
+        await answer.raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100)
+
+
+async def _no_http(answer: Answer, _: Request) -> None:
+    await answer.raw(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+
+async def _deep(answer: Answer, _: Request) -> None:
+    text = b"[" * 100_000
+    await answer.head(200, {"Content-Length": str(len(text))})
+    await answer.send(h11.Data(data=text), h11.EndOfMessage())
+
+
+async def _a_list(answer: Answer, _: Request) -> None:
+    await answer.json(200, [1])
+
+
+async def _a_page_of_a_proxy(answer: Answer, _: Request) -> None:
+    await answer.head(502, {"Content-Length": "5"})
+    await answer.send(h11.Data(data=b"<html"), h11.EndOfMessage())
+
+
+async def _elsewhere(answer: Answer, _: Request) -> None:
+    await answer.no(302, "Found", {"Location": "https://elsewhere.example/"})
+
+
+async def _too_many(answer: Answer, _: Request) -> None:
+    await answer.no(429, "TooManyRequests", {"Retry-After": "7"})
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (_stall, "no answer: nothing whole came within 0.2 s"),
+        (_half, "no answer: nothing whole came within 0.2 s"),
+        (_endless_hints, "no answer: nothing whole came within 0.2 s"),
+        (_broken, "no answer: the answer broke off"),
+        (_half_closed, "no answer: the answer broke off"),
+        (_nothing, "no answer: "),
+        (_endless_body, "no answer: expected an answer of at most 100000 bytes"),
+        (_endless_head, "no answer: "),
+        (_no_http, "no answer: "),
+        (_deep, "expected JSON of Kubernetes"),
+        (_a_list, "expected JSON of Kubernetes"),
+        (_a_page_of_a_proxy, "502: <html"),
+        (_elsewhere, "302 Found"),
+        (_too_many, "429 TooManyRequests"),
+    ],
+)
+async def test_every_fault_is_an_error_that_says_what_came(
+    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch, fault: Fault, told: str
+) -> None:
+    monkeypatch.setattr(client, "MOST", 100_000)
+    server.put(NODE, **node())
+    server.faults.append(fault)
+    with pytest.raises(KubernetesError) as caught:
+        await api.get(NODE, Node, seconds=0.2)
+    assert told in str(caught.value)
+    assert not caught.value.away, "a server that is there and busy is left alone for longer"
+    await api.get(NODE, Node)
+
+
+async def test_a_server_says_when_it_wants_to_be_asked_again(server: ApiServer, api: Client) -> None:
+    server.faults.append(_too_many)
+    with pytest.raises(KubernetesError) as caught:
+        await api.get(NODE, Node)
+    assert (caught.value.status, caught.value.reason, caught.value.retry_after) == (429, "TooManyRequests", 7)
+
+
+async def test_nobody_there_is_said_at_once(server: ApiServer, api: Client) -> None:
+    await server.stop()
+    with pytest.raises(KubernetesError, match=r"no connection to 127\.0\.0\.1") as caught:
+        await api.get(NODE, Node)
+    assert caught.value.away
+
+
+async def test_a_listener_that_says_nothing_is_nobody(authority: trustme.CA, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "CONNECT", 0.1)
+    ended = asyncio.Event()
+
+    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await ended.wait()
+        writer.close()
+
+    listener = await asyncio.start_server(silent, "127.0.0.1", 0)
+    server = ApiServer(authority, port=listener.sockets[0].getsockname()[1])
+    with pytest.raises(KubernetesError, match=r"within 0\.1 s") as caught:
+        await Client(server.access(), manager="test").get(NODE, Node)
+    assert caught.value.away
+    ended.set()
+    listener.close()
+    await listener.wait_closed()
+
+
+# Connections.
+
+
+async def test_one_connection_serves_one_request_after_the_other(server: ApiServer, api: Client) -> None:
+    server.put(NODE, **node())
+    for _ in range(3):
+        await api.get(NODE, Node)
+    assert server.connections == 1
+
+
+async def test_a_kept_connection_that_has_ended_is_no_failure(server: ApiServer, api: Client) -> None:
+    server.put(NODE, **node())
+    await api.get(NODE, Node)
+    server.faults.append(_nothing)  # The server ends it while the request is on its way.
+    await api.get(NODE, Node)
+    await server.stop()
+    await server.start()
+    await api.get(NODE, Node)
+    assert server.connections == 3
+
+
+async def test_what_is_created_is_created_on_a_connection_of_its_own(server: ApiServer, api: Client) -> None:
+    server.put(NODE, **node())
+    await api.get(NODE, Node)
+    server.faults.append(_nothing)
+    with pytest.raises(KubernetesError):
+        await api.create("/api/v1/nodes", {"metadata": {"name": "n2"}})
+    assert len(server.asked("POST")) == 1, "what may have been created must not be created again"
+
+
+async def test_so_many_requests_are_under_way_and_no_more(server: ApiServer, api: Client) -> None:
+    server.put(NODE, **node())
+    server.faults.extend([_stall] * client.AT_ONCE)
+    waiting = [asyncio.ensure_future(api.get(NODE, Node)) for _ in range(client.AT_ONCE)]
+    await until(lambda: len(server.requests) == client.AT_ONCE)
+    with pytest.raises(KubernetesError, match=r"within 0\.1 s"):
+        await api.get(NODE, Node, seconds=0.1)
+    assert len(server.requests) == client.AT_ONCE
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await api.get(NODE, Node)
+
+
+# Lists.
+
+
+async def test_a_list_is_read_page_by_page(server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PAGE", 2)
+    for number in range(5):
+        server.put(f"/api/v1/nodes/n{number}", **node(number=str(number)))
+    found, version = await api.list("/api/v1/nodes", Node)
+    assert [one.metadata.labels["number"] for one in found] == ["0", "1", "2", "3", "4"]
+    assert (len(server.requests), version) == (3, str(server.version))
+
+
+async def test_a_list_without_an_end_is_refused(
+    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def more(answer: Answer, _: Request) -> None:
+        await answer.json(200, {"metadata": {"continue": "x"}, "items": None})
+
+    monkeypatch.setattr(client, "PAGES", 3)
+    server.faults.extend([more] * 9)
+    with pytest.raises(KubernetesError, match="at most 300 objects"):
+        await api.list("/api/v1/nodes", Node)
+    assert len(server.requests) == 3
+
+
+async def test_selectors_are_sent(server: ApiServer, api: Client) -> None:
+    for name in ("n1", "n2"):
+        server.put(f"/api/v1/nodes/{name}", **node(name=name))
+    found, _ = await api.list("/api/v1/nodes", Node, fields="metadata.name=n2")
+    assert [one.metadata.labels["name"] for one in found] == ["n2"]
+
+
+# Writes.
+
+
+@pytest.mark.parametrize(
+    ("how", "query", "kind"),
+    [
+        (Patch.MERGE, {"fieldManager": "test"}, "application/merge-patch+json"),
+        (Patch.STRATEGIC, {"fieldManager": "test"}, "application/strategic-merge-patch+json"),
+        (Patch.APPLY, {"fieldManager": "test", "force": "true"}, "application/apply-patch+yaml"),
+    ],
+)
+async def test_a_patch_says_how_it_is_meant(
+    server: ApiServer, api: Client, how: Patch, query: Mapping[str, str], kind: str
+) -> None:
+    server.put(NODE, **node(a="b"))
+    await api.patch(NODE, {"spec": {"x": 1}}, how)
+    asked = server.requests[-1]
+    assert (asked.method, asked.query, asked.headers["content-type"]) == ("PATCH", query, kind)
+    assert server.objects[NODE]["spec"] == {"x": 1}
+
+
+async def test_a_patch_of_what_has_changed_meanwhile_is_a_conflict(server: ApiServer, api: Client) -> None:
+    server.put(NODE, **node())
+    with pytest.raises(KubernetesError, match="409 Conflict") as caught:
+        await api.patch(NODE, {"metadata": {"resourceVersion": "1"}}, Patch.MERGE)
+    assert caught.value.reason == "Conflict"
+
+
+async def test_what_is_gone_is_deleted(server: ApiServer, api: Client) -> None:
+    server.put(NODE, **node())
+    assert await api.delete(NODE)
+    assert not await api.delete(NODE)
+    assert NODE not in server.objects
