@@ -439,7 +439,7 @@ class Gateway:
             boot_id=self._boot_id,
             cordons={device_id: cordon.reason for device_id, cordon in self.ledger.cordons.items()},
             sticky=self.ledger.sticky(name),
-            held=self.held(name),
+            held=self._owners.held(name),
             fates={device_id: self.source.fate(name, device_id) for device_id in announced.keys() - listed},
             lost_since=self.ledger.lost_since(name),
         )
@@ -577,7 +577,7 @@ class Gateway:
 
     def _kubelet_named(self) -> str:
         """Name the kubelet that runs so that another process knows it again; empty where there is none."""
-        one = self._kubelet
+        one = self._kubelet or kubelet_id(self.kubelet_socket)
         return f"{self._boot_id} {one.device}:{one.inode}:{one.mtime_ns}" if one is not None else ""
 
     def _remember_forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> None:

@@ -134,6 +134,11 @@ class Beliefs:
         drift = self._drifts.get(resource)
         return drift.findings if drift is not None else ()
 
+    def earlier(self, resource: str) -> dict[str, str]:
+        """Return who held what before a kubelet's start and may still use it, in words, by device ID."""
+        drift = self._drifts.get(resource)
+        return drift.earlier if drift is not None else {}
+
     def avoid(self, resource: str) -> tuple[str, ...]:
         """Return the devices to be given last, the least bad ones first."""
         drift = self._drifts.get(resource)

@@ -213,6 +213,14 @@ class Drift(Struct, frozen=True):
         """Whether a pod of an earlier kubelet may still use one of these devices."""
         return any(device_id in self.forgotten or device_id in self._before for device_id in device_ids)
 
+    @property
+    def earlier(self) -> dict[str, str]:
+        """Who of an earlier kubelet's pods may still use which devices, in words, by device ID."""
+        return {
+            **{device_id: one.words for device_id, one in self._before.items()},
+            **{device_id: _who(earlier) for device_id, earlier in self.forgotten.items()},
+        }
+
     def avoid(self, now: float) -> tuple[str, ...]:
         """Name the devices to be given last, the least bad ones first: ill of late, forgotten, not well."""
         bad = self._unwell.union(*(finding.device_ids for finding in self._differs if finding.kind is Kind.SURPLUS))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gateway.memory.ledger import Ledger
 
 _UNSEEN = "a container that was given it a moment ago"
+_FORGOTTEN = "{:.80}, perhaps: the kubelet forgot who; when it has ended, say `gateway forget`"
 
 
 class Owners:
@@ -48,10 +49,17 @@ class Owners:
         """Give the claims of what others have, and had: another gateway, another plugin, this one before it lost its memory."""
         return [*self._of_others(offered), *self._unheard_of(offered)]
 
+    def held(self, resource: str) -> frozenset[str] | None:
+        """Return what containers hold, and what those may hold that the kubelet forgot; None where nobody knows."""
+        held = self._held(resource)
+        return None if held is None else held.union(self._beliefs.earlier(resource))
+
     def _of(self, resource: str, devices: Iterable[Device]) -> Iterable[Claim]:
-        holders = self._beliefs.holders(resource)
+        holders, earlier = self._beliefs.holders(resource), self._beliefs.earlier(resource)
         for device in devices:
             holder = None if holders is None else holders.get(device.id, _UNSEEN)
+            if holder is _UNSEEN and device.id in earlier:
+                holder = _FORGOTTEN.format(earlier[device.id])
             yield boards.held(resource, device.id, self._place(device), holder)
 
     def _of_others(self, ours: Mapping[str, object]) -> Iterable[Claim]:
@@ -60,7 +68,7 @@ class Owners:
         for name in self._ledger.resources():
             if name in ours:
                 continue
-            devices, held = self._ledger.announced(name), self._held(name) or frozenset()
+            devices, held = self._ledger.announced(name), self.held(name) or frozenset()
             yield from self._of(name, (devices[one] for one in sorted(devices.keys() & held)))
             for one in sorted(devices.keys() & offers.get(name, frozenset()) - held):
                 yield boards.offered_elsewhere(name, one, self._place(devices[one]))

@@ -23,6 +23,7 @@ from gateway.wires.control import ControlError, Found, Handled, Order, Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from devices.life import Entry
     from devices.source import Facts
     from gateway.daemon import Gateway
     from gateway.registration.registrar import Plugin
@@ -216,7 +217,9 @@ class Commands:
             case "uncordon":
                 return ledger.uncordon(order.device_id)
             case _:
-                return bool([resource for resource in resources if self._forget(order.device_id, resource)])
+                # It may be offered under one name, and be remembered under another.
+                concerned = [one for one in resources if not self._is_just_here(order.device_id, one)] or resources
+                return bool([resource for resource in concerned if self._forget(order.device_id, resource)])
 
     def _forget(self, device_id: str, resource: str) -> bool:
         """Forget what is remembered of a device: its illness, its place on the list if it is gone, whom the kubelet forgot.
@@ -226,15 +229,11 @@ class Commands:
         """
         gateway = self._gateway
         plugin = next(plugin for plugin in gateway.plugins if plugin.resource.name == resource)
-        entry = plugin.entries.get(device_id)
-        state = None if entry is None else entry.state
-        if entry is not None and entry.state is State.CORDONED and entry.beneath is not None:
-            state = entry.beneath.state
-        sticky = dict(gateway.ledger.sticky(resource))
-        forgotten = self._is_forgotten(device_id, resource)
-        ill = sticky.pop(device_id, None) is not None
-        if not ill and not forgotten and state is not None and state in _HERE:
+        state = _state(plugin.entries.get(device_id))
+        if state is not None and self._is_just_here(device_id, resource):
             raise ControlError(f"{device_id} of {resource} is {state.value}: there is nothing to forget of it")
+        sticky = dict(gateway.ledger.sticky(resource))
+        ill, forgotten = sticky.pop(device_id, None) is not None, self._is_forgotten(device_id, resource)
         holder = (gateway.beliefs.holders(resource) or {}).get(device_id)
         gone = state in {State.LOST, State.WITHDRAWN, State.NOT_LOOKED_YET}
         if gone and holder is not None:
@@ -244,7 +243,20 @@ class Commands:
         gateway.ledger.set_sticky(resource, sticky)
         return (gone and gateway.ledger.withdraw(resource, [device_id])) or ill or forgotten
 
+    def _is_just_here(self, device_id: str, resource: str) -> bool:
+        """Whether a device is on the list because it is there, and nothing of it is remembered that could be forgotten."""
+        entries = next(plugin.entries for plugin in self._gateway.plugins if plugin.resource.name == resource)
+        remembered = device_id in self._gateway.ledger.sticky(resource) or self._is_forgotten(device_id, resource)
+        return not remembered and _state(entries.get(device_id)) in _HERE
+
     def _is_forgotten(self, device_id: str, resource: str) -> bool:
         """Whether the kubelet forgot who held a device."""
         findings = self._gateway.beliefs.findings(resource)
         return any(device_id in one.device_ids for one in findings if one.kind in {Kind.FORGOTTEN, Kind.DOUBLED})
+
+
+def _state(entry: Entry | None) -> State | None:
+    """Return a device's state, or the one that a cordon covers; None where it isn't on the list."""
+    if entry is not None and entry.state is State.CORDONED and entry.beneath is not None:
+        return entry.beneath.state
+    return None if entry is None else entry.state

@@ -13,10 +13,12 @@ RULES = {
     "H6": "what is needed to judge outlives the process, and what only another gateway serves counts",
     "H7": "two pods on one GPU are seen by the lab, under whichever IDs",
     "H8": "what a container holds by the kubelet's books is claimed, whether the ledger ever heard of it or not",
+    "H10": "whom the kubelet forgot claims hardware as a holder does, until an operator says otherwise under any of its names",
     "H9": "of two that offer a GPU under different names one leaves it to the other, whoever's ledger knows of it",
 }
 
 _BOARDS = "tests/unit/test_boards.py"
+_FORGOT = f"{_BOARDS}::test_an_edit_gives_nobody_what_the_kubelet_forgot"
 _EDITS = f"{_BOARDS}::test_an_edit_gives_nobody_what_a_pod_holds"
 
 MUTANTS = (
@@ -331,5 +333,45 @@ MUTANTS = (
         "        if peers == {} and (last is None",
         "        if False and (last is None",
         f"{_BOARDS}::test_before_1_23_the_checkpoint_says_what_others_offer",
+    ),
+    Mutant(
+        "H10",
+        "whom the kubelet forgot holds nothing",
+        "gateway/kubelet/owners.py",
+        "held.union(self._beliefs.earlier(resource))",
+        "held",
+        _FORGOT,
+    ),
+    Mutant(
+        "H10",
+        "what was held before a kubelet's start counts only once it is known to be forgotten",
+        "gateway/kubelet/drift.py",
+        "            **{device_id: one.words for device_id, one in self._before.items()},\n",
+        "",
+        "tests/unit/test_drift.py::test_what_an_allocate_should_be_looked_at_for",
+    ),
+    Mutant(
+        "H10",
+        "what is forgotten is told as before",
+        "gateway/kubelet/owners.py",
+        "if holder is _UNSEEN and device.id in earlier:",
+        "if False:",
+        f"{_BOARDS}::test_a_claim_says_that_the_kubelet_forgot",
+    ),
+    Mutant(
+        "H10",
+        "the first list comes before it is known which kubelet runs",
+        "gateway/daemon.py",
+        "self._kubelet or kubelet_id(self.kubelet_socket)",
+        "self._kubelet",
+        f"{_BOARDS}::test_the_kubelet_forgot_while_no_gateway_ran_and_the_next_one_comes_with_an_edit",
+    ),
+    Mutant(
+        "H10",
+        "what is offered under another name can't be forgotten",
+        "gateway/telling/commands.py",
+        "[one for one in resources if not self._is_just_here(order.device_id, one)] or resources",
+        "resources",
+        _FORGOT,
     ),
 )

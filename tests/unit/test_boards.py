@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +30,9 @@ from gateway.handover.machine import Age
 from gateway.kubelet import beliefs
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import CHECKPOINT, Look
+from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.memory.ledger import Cordon, Ledger
+from gateway.telling.commands import Commands
 from tests.unit.answering import GUARD
 
 GPUS, AMD, RENAMED = "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/a100"
@@ -132,6 +135,12 @@ class Backend:
     async def acquire(self, uuids: Collection[str]) -> None: ...
 
 
+class Deaf:
+    """Who gave an order and doesn't wait for the answer."""
+
+    async def send(self, message: object) -> None: ...
+
+
 class Node:
     """A gateway and its kubelet's checkpoint. Nothing happens but what a test does."""
 
@@ -146,6 +155,7 @@ class Node:
         self.source = GPUSource(self.backend, self.policy)
         self.gateway = Gateway(Settings(socket_dir=self.folder / "dp", state_dir=self.folder / "state"), self.source)
         self.gateway.scribe.load()
+        self.gateway._recall(self.gateway.ledger.resources())
         self.gateway._instance.create()
         self.inventories: AsyncIterator[Inventory] = self.source.watch()
 
@@ -196,6 +206,16 @@ class Node:
         ]
         data = msgspec.json.encode({"PodDeviceEntries": entries, "RegisteredDevices": {}})
         (self.folder / "dp" / CHECKPOINT).write_bytes(data)
+
+    async def loses_memory(self) -> None:
+        """Another kubelet comes, and knows of nobody who holds anything."""
+        self.gateway.beliefs.restarted(self.gateway._plugins)
+        await self.pods()
+
+    async def forgets(self, *ids: str) -> None:
+        """An operator says that nothing uses these devices that the kubelet doesn't know of."""
+        for one in ids:
+            await Commands(self.gateway)._order(cast("Any", Deaf()), {"op": "forget", "id": one})
 
     def states(self, resource: str) -> dict[str, State]:
         plugin = self.gateway._plugins.get(resource)
@@ -711,3 +731,84 @@ async def test_what_another_gateway_served_is_taken_up_as_it_is_now(
     await node.gateway._take_up()
     assert node.states(GPUS) == {"U1": State.WITHDRAWN, "U2": State.LOST}
     assert node.free() == {"nvidia.com/gpu.shared": ["U0::0", "U0::1"]}
+
+
+# What the kubelet forgot.
+
+
+@pytest.mark.parametrize("again", ["", "restart", "restart with the edit"])
+@pytest.mark.parametrize("first", ["the memory", "the edit"])
+@pytest.mark.parametrize(
+    ("before", "after", "gpus", "held", "free"),
+    [
+        pytest.param(PLAIN, TWICE, WHOLE, {GPUS: ["U0"]}, {GPUS: ["U1::0", "U1::1"]}, id="shared"),
+        pytest.param(TWICE, PLAIN, WHOLE, {GPUS: ["U0::1"]}, {GPUS: ["U1"]}, id="shared no longer"),
+        pytest.param(PLAIN, NAMED, WHOLE, {GPUS: ["U0"]}, {RENAMED: ["U1"]}, id="renamed"),
+        pytest.param(PLAIN, MIXED, SPLIT, {GPUS: ["U0"]}, {GPUS: ["U1"]}, id="MIG none, then mixed"),
+        pytest.param(MIXED, PLAIN, SPLIT, {SMALL: ["MIG-00"]}, {GPUS: ["U1"]}, id="MIG mixed, then none"),
+    ],
+)
+async def test_an_edit_gives_nobody_what_the_kubelet_forgot(
+    folder: Path, before: Policy, after: Policy, gpus: Sequence[GPU], held: Ids, free: Ids, first: str, again: str
+) -> None:
+    """A kubelet that lost its checkpoint ends no pod: what that one may use is withheld until an operator says otherwise."""
+    node = Node(folder, before)
+    try:
+        await node.sees(*gpus)
+        await node.pods(a=held)
+        for what in (first, *{"the memory", "the edit"} - {first}):
+            if what == "the memory":
+                await node.loses_memory()
+            elif again == "restart with the edit":
+                await node.restarts(after)
+            else:
+                await node.edit(after)
+        if again == "restart":
+            await node.restarts()
+        assert node.free() == free
+        for ids in held.values():
+            await node.forgets(*ids)
+        assert State.WITHHELD not in [state for name in node.gateway._plugins for state in node.states(name).values()]
+    finally:
+        await node.close()
+
+
+@pytest.mark.parametrize(
+    ("same", "free"),
+    [
+        pytest.param(False, ["U1::0", "U1::1"], id="another kubelet: it forgot"),
+        pytest.param(True, ["U0::0", "U0::1", "U1::0", "U1::1"], id="the same one: the pod has ended"),
+    ],
+)
+async def test_the_kubelet_forgot_while_no_gateway_ran_and_the_next_one_comes_with_an_edit(
+    folder: Path, same: bool, free: Sequence[str]
+) -> None:
+    """The first list must not give away what the ledger says a pod held, though nobody has noticed the kubelet yet."""
+    node, kubelet = Node(folder), folder / "dp" / KUBELET_SOCKET
+    first, second = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    try:
+        first.bind(str(kubelet))
+        await node.sees(*WHOLE)
+        node.gateway.ledger.rebuild_handed_out(GPUS, {"U0": "ns/a/main"}, time.time() - 60)
+        node.gateway.ledger.compared_with(node.gateway._kubelet_named())
+        if not same:
+            kubelet.unlink()
+            second.bind(str(kubelet))
+        node.writes()
+        await node.restarts(TWICE)
+        assert node.free() == {GPUS: free}
+    finally:
+        first.close()
+        second.close()
+        await node.close()
+
+
+async def test_a_claim_says_that_the_kubelet_forgot(node: Node) -> None:
+    await node.sees(*WHOLE)
+    await node.pods(a={GPUS: ["U0"]})
+    await node.edit(TWICE)
+    await node.loses_memory()
+    assert (
+        node.gateway._plugins[GPUS].entries["U0::0"].reason
+        == "still held as nvidia.com/gpu U0 by 'a/main', perhaps: the kubelet forgot who; when it has ended, say `gateway forget`"
+    )
