@@ -1,1 +1,1 @@
-../kubelet/golden.go
+../../../gateway/lab/kubelets/driver/golden.go

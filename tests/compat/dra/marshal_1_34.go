@@ -1,1 +1,1 @@
-../kubelet/marshal_1_34.go
+../../../gateway/lab/kubelets/driver/marshal_1_34.go

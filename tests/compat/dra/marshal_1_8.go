@@ -1,1 +1,1 @@
-../kubelet/marshal_1_8.go
+../../../gateway/lab/kubelets/driver/marshal_1_8.go
