@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def routes(gateway: Gateway) -> Mapping[str, http.Handler]:
     """Answer for one gateway."""
 
-    async def healthz() -> http.Answer:
+    def healthz() -> http.Answer:
         return HTTPStatus.OK, http.TEXT, b"alive\n"
 
-    async def readyz() -> http.Answer:
+    def readyz() -> http.Answer:
         verdict = look(gateway)
         status = HTTPStatus.OK if verdict.ready else HTTPStatus.SERVICE_UNAVAILABLE
         return status, http.TEXT, verdict.text.encode()

@@ -37,12 +37,23 @@ async def _broken() -> Answer:
     raise ValueError("secret")
 
 
+def _broken_at_once() -> NoReturn:
+    raise ValueError("secret")
+
+
 async def _hangs() -> Answer:
     await asyncio.Event().wait()
     raise AssertionError
 
 
-ROUTES = {"/": _well, "/metrics": _well, "/readyz": _ill, "/broken": _broken, "/hangs": _hangs}
+ROUTES = {
+    "/": _well,
+    "/metrics": _well,
+    "/readyz": _ill,
+    "/broken": _broken,
+    "/broken-at-once": _broken_at_once,
+    "/hangs": _hangs,
+}
 
 
 @asynccontextmanager
@@ -93,6 +104,7 @@ def get(path: str, method: str = "GET") -> bytes:
         (get("/metrics", "POST"), 405),
         (get("/metrics", "OPTIONS"), 405),
         (get("/broken"), 500),
+        (get("/broken-at-once"), 500),
         (get("/metrics", "G\tT"), 400),
         (b"GET /metrics HTTP/1.1\r\n\r\n", 400),
         (b"GET /metrics HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
@@ -250,6 +262,38 @@ async def test_one_turn_of_the_loop_takes_no_more_than_so_many() -> None:
     await server.close()
 
 
+async def test_a_listener_rests_for_what_it_used_not_for_what_others_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy node a turn takes long by the clock: a listener that rests as long has a quarter of the processor for it."""
+    clock = iter(range(10**6))
+    monkeypatch.setattr(http.time, "thread_time", lambda: 0.25 * next(clock))
+    server = Server("127.0.0.1", 0, ROUTES)
+    where = await server.start()
+    with idle(where, http.AT_ONCE), patch.object(server, "_rest") as rest:
+        server._accept(server._listeners[0])
+        assert rest.call_args.args[1] == 0.25
+    await server.close()
+
+
+@pytest.mark.parametrize(("path", "tasks"), [("/at-once", 0), ("/metrics", 1)])
+async def test_an_answer_that_is_known_costs_no_task_and_nothing_stays_of_it(path: str, tasks: int) -> None:
+    """Nor is any socket spelled with its addresses, which is what a selector does with one that it doesn't know."""
+    server = Server("127.0.0.1", 0, {**ROUTES, "/at-once": lambda: (HTTPStatus.OK, TEXT, b"alive\n")})
+    where = await server.start()
+    loop = asyncio.get_running_loop()
+    with (
+        idle(where, 1) as [connection],
+        patch.object(loop, "create_task", wraps=loop.create_task) as created,
+        patch.object(socket.socket, "__repr__") as spelled,
+    ):
+        connection.sendall(get(path, "HEAD"))
+        server._accept(server._listeners[0])
+        await until(lambda: not server._open)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+        assert created.call_count == tasks
+        assert not spelled.called
+    await server.close()
+
+
 async def test_who_is_being_answered_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who were answered go first, then the silent, then those who don't take their answers."""
     go, asked = asyncio.Event(), asyncio.Semaphore(0)
@@ -294,7 +338,7 @@ async def test_which_one_goes(monkeypatch: pytest.MonkeyPatch, stages: list[str]
     for ours, _ in pairs[:-1]:
         server._take(ours)
     for connection, stage in zip(server._open, stages, strict=True):
-        connection.stage = http._Stage[stage]
+        server._enter(connection, http._Stage[stage])
     server._take(pairs[-1][0])
     stages.remove(ends)
     assert [connection.stage.name for connection in server._open] == [*stages, "SILENT"]
