@@ -265,7 +265,7 @@ async def test_one_turn_of_the_loop_takes_no_more_than_so_many() -> None:
 async def test_a_listener_rests_for_what_it_used_not_for_what_others_did(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy node a turn takes long by the clock: a listener that rests as long has a quarter of the processor for it."""
     clock = iter(range(10**6))
-    monkeypatch.setattr(http.time, "thread_time", lambda: 0.25 * next(clock))
+    monkeypatch.setattr("time.thread_time", lambda: 0.25 * next(clock))
     server = Server("127.0.0.1", 0, ROUTES)
     where = await server.start()
     with idle(where, http.AT_ONCE), patch.object(server, "_rest") as rest:
