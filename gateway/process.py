@@ -5,9 +5,12 @@ The soft limit of descriptors is low by default (1024) for programs that use sel
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import resource
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 LARGE: Final = 1024 * 1024
@@ -15,6 +18,10 @@ LARGE: Final = 1024 * 1024
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 """Of mallopt(3)."""
 _ARENAS: Final = 2
+TRIM_EVERY: Final = 5.0
+"""Seconds between two looks at the memory that is resident."""
+GROWN: Final = 12 * 1024 * 1024
+"""Bytes by which it has grown when what is free of it is given back: that takes the allocator 3 to 10 ms."""
 
 
 def allow_descriptors() -> int:
@@ -35,3 +42,34 @@ def give_memory_back() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(_MMAP_THRESHOLD, LARGE)
         libc.mallopt(_ARENA_MAX, _ARENAS)
+
+
+async def trim() -> None:
+    """Give back what calls have left scattered in the allocator's arenas, for ever, where that may be much.
+
+    glibc does so by itself only at an arena's end: small blocks of many large requests would keep twice of what is needed.
+    Another C library does as it likes.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        malloc_trim = ctypes.CDLL(None).malloc_trim
+        await trim_by(lambda: malloc_trim(0), resident)
+
+
+async def trim_by(give_back: Callable[[], object], measure: Callable[[], int]) -> None:
+    """Do it by ``give_back``, beside the event loop; ``measure`` tells how many bytes are resident."""
+    least = measure()
+    while True:
+        await asyncio.sleep(TRIM_EVERY)
+        least = min(least, now := measure())
+        if now - least >= GROWN:
+            await asyncio.to_thread(give_back)
+            least = measure()  # Also where nothing was free: then so much is in use.
+
+
+def resident() -> int:
+    """Return how many bytes of this process are in memory (proc(5)).
+
+    Raises:
+        OSError: there is no /proc.
+    """
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -381,7 +381,11 @@ def _serve(settings: Settings) -> int:
 
 async def _run(gateway: Gateway) -> NoReturn:
     """Serve, and end the process: a thread that waits for a disk that hangs would hold it for as long."""
+    from gateway import process
+
+    trimming = asyncio.ensure_future(process.trim())
     status = await gateway.run()
+    trimming.cancel()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -138,6 +138,14 @@ MUTANTS = (
     ),
     Mutant(
         "O3",
+        "what is in use counts as growth again and again",
+        "gateway/process.py",
+        "            least = measure()  # Also",
+        "            # Also",
+        "tests/unit/test_observe.py::test_memory_goes_back_when_it_has_grown",
+    ),
+    Mutant(
+        "O3",
         "each connection that can't be taken is told of",
         "gateway/wires/http.py",
         'if (left_out := _seldom.tell("accept")) is not None:',

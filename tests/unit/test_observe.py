@@ -8,6 +8,7 @@ import io
 import json
 import resource
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -111,3 +112,37 @@ def test_where_the_limit_may_not_be_raised_it_stays(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(resource, "setrlimit", forbidden)
     assert process.allow_descriptors() == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+@pytest.mark.parametrize(
+    ("resident", "gives"),
+    [
+        pytest.param([50, 55, 61, 50], 0, id="it has hardly grown"),
+        pytest.param([50, 62, 51, 60], 1, id="it has"),
+        pytest.param([50, 62, 62, 62, 70], 1, id="nothing was free: so much is in use"),
+        pytest.param([50, 62, 51, 63, 51], 2, id="again"),
+        pytest.param([50, 40, 52, 40], 1, id="it counts from the least that was needed"),
+    ],
+)
+async def test_memory_goes_back_when_it_has_grown(
+    monkeypatch: pytest.MonkeyPatch, resident: list[int], gives: int
+) -> None:
+    monkeypatch.setattr(process, "TRIM_EVERY", 0.0)
+    left, over, given = iter(resident), asyncio.Event(), []
+
+    def measure() -> int:
+        mib = next(left, None)
+        if mib is None:
+            over.set()
+        return (mib or 0) * 1024 * 1024
+
+    trimming = asyncio.ensure_future(process.trim_by(lambda: given.append(threading.current_thread()), measure))
+    async with asyncio.timeout(20):
+        await over.wait()
+    trimming.cancel()
+    assert len(given) == gives
+    assert threading.current_thread() not in given
+
+
+def test_what_is_resident_is_read() -> None:
+    assert 2**20 < process.resident() < 2**33
