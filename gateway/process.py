@@ -18,10 +18,12 @@ LARGE: Final = 1024 * 1024
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 """Of mallopt(3)."""
 _ARENAS: Final = 2
-TRIM_EVERY: Final = 5.0
-"""Seconds between two looks at the memory that is resident."""
+TRIM_EVERY, TRIM_SELDOM = 2.0, 128.0
+"""Seconds between two looks at the memory that is resident, doubled for each time in a row at which nothing of it was free."""
 GROWN: Final = 12 * 1024 * 1024
-"""Bytes by which it has grown when what is free of it is given back: that takes the allocator 3 to 10 ms."""
+"""Bytes by which it is more than the least so far when what is free is given back: that takes the allocator 3 to 10 ms."""
+GAINED: Final = 1024 * 1024
+"""Bytes from which on that was worth it."""
 
 
 def allow_descriptors() -> int:
@@ -57,13 +59,15 @@ async def trim() -> None:
 
 async def trim_by(give_back: Callable[[], object], measure: Callable[[], int]) -> None:
     """Do it by ``give_back``, beside the event loop; ``measure`` tells how many bytes are resident."""
-    least = measure()
+    least, wait = measure(), TRIM_EVERY
     while True:
-        await asyncio.sleep(TRIM_EVERY)
-        least = min(least, now := measure())
+        await asyncio.sleep(wait)
+        now = measure()
         if now - least >= GROWN:
             await asyncio.to_thread(give_back)
-            least = measure()  # Also where nothing was free: then so much is in use.
+            before, now = now, measure()
+            wait = TRIM_EVERY if before - now >= GAINED else min(2 * wait, TRIM_SELDOM)
+        least = min(least, now)
 
 
 def resident() -> int:

@@ -138,10 +138,10 @@ MUTANTS = (
     ),
     Mutant(
         "O3",
-        "what is in use counts as growth again and again",
+        "what is in use is tried to be given back again and again",
         "gateway/process.py",
-        "            least = measure()  # Also",
-        "            # Also",
+        "else min(2 * wait, TRIM_SELDOM)",
+        "else wait",
         "tests/unit/test_observe.py::test_memory_goes_back_when_it_has_grown",
     ),
     Mutant(

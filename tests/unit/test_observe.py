@@ -115,32 +115,32 @@ def test_where_the_limit_may_not_be_raised_it_stays(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("resident", "gives"),
+    ("resident", "gives", "waits"),
     [
-        pytest.param([50, 55, 61, 50], 0, id="it has hardly grown"),
-        pytest.param([50, 62, 51, 60], 1, id="it has"),
-        pytest.param([50, 62, 62, 62, 70], 1, id="nothing was free: so much is in use"),
-        pytest.param([50, 62, 51, 63, 51], 2, id="again"),
-        pytest.param([50, 40, 52, 40], 1, id="it counts from the least that was needed"),
+        pytest.param([50, 55, 61, 50], 0, [2, 2, 2, 2], id="it has hardly grown"),
+        pytest.param([50, 62, 51, 60], 1, [2, 2, 2], id="it has"),
+        pytest.param(
+            [50, 62, 62, 62, 62, 62, 61], 3, [2, 4, 8, 2], id="nothing was free: ever more seldom, until it is"
+        ),
+        pytest.param([50, *[70] * 20], 10, [2, 4, 8, 16, 32, 64, 128, 128, 128, 128, 128], id="but never not at all"),
+        pytest.param([50, 62, 51, 63, 51], 2, [2, 2, 2], id="again"),
+        pytest.param([50, 40, 52, 40], 1, [2, 2, 2], id="it counts from the least that was needed"),
     ],
 )
 async def test_memory_goes_back_when_it_has_grown(
-    monkeypatch: pytest.MonkeyPatch, resident: list[int], gives: int
+    monkeypatch: pytest.MonkeyPatch, resident: list[int], gives: int, waits: list[float]
 ) -> None:
-    monkeypatch.setattr(process, "TRIM_EVERY", 0.0)
-    left, over, given = iter(resident), asyncio.Event(), []
+    given: list[threading.Thread] = []
+    slept: list[float] = []
 
-    def measure() -> int:
-        mib = next(left, None)
-        if mib is None:
-            over.set()
-        return (mib or 0) * 1024 * 1024
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
 
-    trimming = asyncio.ensure_future(process.trim_by(lambda: given.append(threading.current_thread()), measure))
-    async with asyncio.timeout(20):
-        await over.wait()
-    trimming.cancel()
-    assert len(given) == gives
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    left = iter(resident)
+    with pytest.raises(RuntimeError):  # What StopIteration becomes: there is no more to measure.
+        await process.trim_by(lambda: given.append(threading.current_thread()), lambda: next(left) * 1024 * 1024)
+    assert (len(given), slept) == (gives, waits)
     assert threading.current_thread() not in given
 
 
