@@ -143,10 +143,12 @@ docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m tools.dialects docs/dialects.md
 	$(RUN)python -m gateway.lab.trials.faults docs/faults.md
 	$(RUN)python -m tools.flags docs/configuration.md
+	$(RUN)python -m tools.chart
 docs-check: $(VENV) ## are the tables of docs/ what the code declares?
 	$(RUN)python -m tools.dialects --check docs/dialects.md
 	$(RUN)python -m gateway.lab.trials.faults --check docs/faults.md
 	$(RUN)python -m tools.flags --check docs/configuration.md
+	$(RUN)python -m tools.chart --check
 
 .PHONY: generate generate-check
 generate: $(GEN) ## write adapters/pb from protos/

@@ -1,0 +1,302 @@
+"""What Helm makes of the chart: run by `.ci/chart`, which brings Helm and the schemas (HELM, SCHEMAS in the environment)."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tools import chart, manifests
+
+ROOT = Path(__file__).resolve().parents[2]
+VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
+FOREIGN = {"PodMonitor", "PrometheusRule", "SecurityContextConstraints"}
+"""Kinds that Kubernetes itself doesn't have."""
+Said = Path | Mapping[str, object]
+"""A values file, or values by their dotted keys."""
+EVERYTHING: dict[str, object] = {
+    "podMonitor.enabled": True,
+    "prometheusRule.enabled": True,
+    "networkPolicy.enabled": True,
+    "dashboard.enabled": True,
+    "openshift.scc": True,
+    "gfd.enabled": True,
+}
+
+
+def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    program = os.environ["HELM"]
+    return subprocess.run([program, *arguments], check=False, capture_output=True, text=True, timeout=60)
+
+
+def given(*said: Said) -> Iterator[str]:
+    for one in said:
+        if isinstance(one, Path):
+            yield f"--values={one}"
+        else:
+            yield from (f"--set-json={key}={json.dumps(value)}" for key, value in one.items())
+
+
+def rendered(*said: Said, version: str = "1.37", source: Path = chart.CHART) -> dict[tuple[str, str], dict[str, Any]]:
+    """Each object by its kind and component."""
+    done = helm("template", "gpu", source, "--namespace=gpu", f"--kube-version={version}.0", *given(*said))
+    assert not done.returncode, done.stderr
+    found = {}
+    for document in yaml.safe_load_all(done.stdout):
+        if document:
+            component = document.get("metadata", {}).get("labels", {}).get("app.kubernetes.io/component", "")
+            found[document["kind"], component] = document
+    return found
+
+
+def daemonset(*said: Said, component: str = "nvidia", version: str = "1.37") -> dict[str, Any]:
+    return rendered(*said, version=version)["DaemonSet", component]
+
+
+def pod(*said: Said, component: str = "nvidia") -> dict[str, Any]:
+    found: dict[str, Any] = daemonset(*said, component=component)["spec"]["template"]["spec"]
+    return found
+
+
+def env(*said: Said) -> dict[str, Any]:
+    return {row["name"]: row.get("value") for row in pod(*said)["containers"][0]["env"]}
+
+
+@pytest.fixture(scope="module")
+def noted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the chart that renders its notes as an object: Helm itself shows them beside a cluster only."""
+    copy = tmp_path_factory.mktemp("chart") / "device-plugin-gateway"
+    shutil.copytree(chart.CHART, copy)
+    text = (copy / "templates" / "NOTES.txt").read_text(encoding="utf-8")
+    shown = 'kind: Notes\nmetadata: {name: notes}\ntext: {{ include "notes" . | toJson }}\n'
+    (copy / "templates" / "notes.yaml").write_text(f'{{{{- define "notes" -}}}}{text}{{{{- end -}}}}\n{shown}')
+    return copy
+
+
+def notes(noted: Path, *said: Said) -> str:
+    text: str = rendered(*said, source=noted)["Notes", ""]["text"]
+    return text
+
+
+@functools.cache
+def swagger(version: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(os.environ["SCHEMAS"]) / f"{version}.json").read_text())
+    return found
+
+
+JUDGES: dict[tuple[str, str, str], Callable[[Any], object]] = {}
+
+
+def judge(document: Mapping[str, Any], version: str) -> None:
+    key = version, document["apiVersion"], document["kind"]
+    if key not in JUDGES:
+        JUDGES[key] = manifests.strict(swagger(version), document)
+    JUDGES[key](document)
+
+
+@pytest.mark.parametrize("version", manifests.CURRENT)
+@pytest.mark.parametrize("path", VALUES, ids=lambda path: path.stem)
+def test_peoples_values_render_unchanged_into_what_kubernetes_knows(path: Path, version: str) -> None:
+    for document in rendered(path, version=version).values():
+        judge(document, version)
+
+
+@pytest.mark.parametrize("version", manifests.CURRENT)
+@pytest.mark.parametrize("backend", ["nvidia", "amd", "simulated"])
+def test_everything_that_is_opt_in_renders(backend: str, version: str) -> None:
+    found = rendered({"gateway.backend": backend}, EVERYTHING, version=version)
+    assert {kind for kind, _ in found} >= FOREIGN | {"NetworkPolicy", "ServiceAccount", "ConfigMap", "DaemonSet"}
+    for (kind, _), document in found.items():
+        if kind not in FOREIGN:
+            judge(document, version)
+
+
+@pytest.mark.parametrize("version", manifests.LEGACY)
+def test_old_control_planes_know_what_they_get(version: str) -> None:
+    judge(daemonset(version=version), version)
+
+
+def test_every_value_of_theirs_is_accounted_for(noted: Path) -> None:
+    """Ten files, of which one has all values of NVIDIA's chart; `unknown` is what the chart says of the others."""
+    for path in VALUES:
+        assert "no value of this chart" not in notes(noted, path), path.stem
+
+
+IGNORED = {
+    "per-node": ["nfd.*"],
+    "mig-cdi": ["cdi.featureFlags"],
+    "mps-left-over": ["configManager.*", "logVerbosity", "mps.*"],
+    "labels-only": ["gfd.enableNodeFeatureApi", "nfd.*"],
+    "whole-0.17": ["componentSelectorLabels.enabled", "mps.*", "nfd.*"],
+}
+
+
+@pytest.mark.parametrize("path", VALUES, ids=lambda path: path.stem)
+def test_what_is_ignored_is_said(noted: Path, path: Path) -> None:
+    said = notes(noted, path).partition("Ignored:\n")[2].partition("\n\n")[0]
+    assert sorted(line.partition(": ")[0] for line in said.splitlines()) == IGNORED.get(path.stem, [])
+
+
+def test_a_wrong_word_is_said(noted: Path) -> None:
+    said = notes(noted, {"migStrategi": "none", "config.mapp": {}, "global": {"a": 1}})
+    assert "migStrategi: no value" in said
+    assert "config.mapp: no value" in said
+    assert "global" not in said
+
+
+REFUSED: dict[str, tuple[dict[str, object], str]] = {
+    "tegra": ({"deviceDiscoveryStrategy": "tegra"}, "deviceDiscoveryStrategy: `auto` and `nvml`"),
+    "namespace": ({"namespace": "gpu"}, "namespace: say `helm --namespace`"),
+    "name-and-map": ({"config.name": "a", "config.map": {"a": "version: v1"}}, "name and map exclude each other"),
+    "no-default": ({"config.map": {"a": "version: v1", "b": "version: v1"}}, "no configuration is the default"),
+    "wrong-default": ({"config.map": {"a": "version: v1"}, "config.default": "b"}, "b is no key of config.map"),
+    "mps": ({"config.map": {"a": "sharing: {mps: {resources: []}}"}}, "config.map.a: sharing.mps is refused"),
+    "no-yaml": ({"config.map": {"a": "a: [1"}}, "config.map.a: is no YAML"),
+    "rocm": ({"dp.resources": {"limits": {}}, "node_selector": {"a": "b"}}, "dp.resources: a value of ROCm's chart"),
+    "wrong-type": ({"migStrategy": 3}, "migStrategy"),
+    "wrong-backend": ({"gateway.backend": "intel"}, "backend"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_done_is_refused_with_the_reason(name: str) -> None:
+    values, reason = REFUSED[name]
+    done = helm("template", "gpu", chart.CHART, "--namespace=gpu", *given(values))
+    assert done.returncode
+    assert reason in done.stderr
+
+
+def test_the_default_namespace_is_refused_unless_it_is_allowed() -> None:
+    assert "allowDefaultNamespace" in helm("template", "gpu", chart.CHART).stderr
+    assert not helm("template", "gpu", chart.CHART, "--set", "allowDefaultNamespace=true").returncode
+
+
+EQUAL: dict[str, tuple[dict[str, object], str]] = {
+    "nvidia": ({}, "1.37"),
+    "nvidia-cdi": ({"deviceListStrategy": "cdi-annotations,cdi-cri"}, "1.37"),
+    "amd": ({"gateway.backend": "amd"}, "1.37"),
+    "simulated": ({"gateway.backend": "simulated"}, "1.37"),
+    "legacy-nvidia": ({}, "1.24"),
+    "legacy-amd": ({"gateway.backend": "amd"}, "1.24"),
+    "legacy-simulated": ({"gateway.backend": "simulated"}, "1.24"),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_chart_and_kustomize_say_the_same(name: str) -> None:
+    values, version = EQUAL[name]
+    text = (manifests.RENDERED / f"{name}.yaml").read_text(encoding="utf-8")
+    theirs = {document["kind"]: document for document in yaml.safe_load_all(text)}
+    ours = {kind: document for (kind, _), document in rendered(values, version=version).items()}
+    assert _same(ours["DaemonSet"]) == _same(theirs["DaemonSet"])
+    assert ours.get("ConfigMap", {}).get("data") == theirs.get("ConfigMap", {}).get("data")
+    assert set(ours) - {"ServiceAccount"} == set(theirs) - {"Namespace"}
+
+
+def _same(document: dict[str, Any]) -> dict[str, Any]:
+    """Without names, labels and the order of what has a name: they differ, and nothing else may."""
+    spec = document["spec"]
+    pod = spec["template"]["spec"]
+    del spec["selector"], spec["template"]["metadata"]["labels"]
+    pod.pop("serviceAccountName", None)
+    pod["volumes"].sort(key=lambda volume: str(volume["name"]))
+    for volume in pod["volumes"]:
+        if "configMap" in volume:
+            volume["configMap"]["name"] = "any"
+    (gateway,) = pod["containers"]
+    gateway["env"].sort(key=lambda row: str(row["name"]))
+    gateway["volumeMounts"].sort(key=lambda mount: str(mount["name"]))
+    return spec if spec["template"]["metadata"] else {**spec, "template": {"spec": pod}}
+
+
+ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
+    "mig": ({"migStrategy": "mixed"}, {"MIG_STRATEGY": "mixed", "NVIDIA_MIG_MONITOR_DEVICES": "all"}),
+    "no-mig": ({"migStrategy": "none"}, {"MIG_STRATEGY": "none", "NVIDIA_MIG_MONITOR_DEVICES": None}),
+    "mig-in-map": ({"config.map": {"a": "flags: {migStrategy: single}"}}, {"NVIDIA_MIG_MONITOR_DEVICES": "all"}),
+    "switches": (
+        {"failOnInitError": False, "compatWithCPUManager": True, "gdsEnabled": True},
+        {"FAIL_ON_INIT_ERROR": "false", "PASS_DEVICE_SPECS": "true", "GDS_ENABLED": "true", "MOFED_ENABLED": None},
+    ),
+    "list": ({"deviceListStrategy": ["envvar", "cdi-cri"]}, {"DEVICE_LIST_STRATEGY": "envvar,cdi-cri"}),
+    "driver-root": ({"nvidiaDriverRoot": "/run/nvidia/driver"}, {"NVIDIA_DRIVER_ROOT": "/run/nvidia/driver"}),
+    "more": (
+        {"devicePlugin.containers": {"main": {"env": [{"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "all"}]}}},
+        {"NVIDIA_DRIVER_CAPABILITIES": "all"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_values_become_the_variables_that_they_are_in_their_chart(name: str) -> None:
+    values, wanted = ROWS[name]
+    found = env(values)
+    assert {key: found.get(key) for key in wanted} == wanted
+
+
+IMAGES: dict[str, tuple[dict[str, object], str]] = {
+    "none": ({}, "device-plugin-gateway:0.1.0"),
+    "theirs": (
+        {"image.repository": "nvcr.io/nvidia/k8s-device-plugin", "image.tag": "v0.17.1"},
+        "device-plugin-gateway:0.1.0",
+    ),
+    "a-mirror-of-theirs": ({"image.repository": "a.b/k8s-device-plugin"}, "device-plugin-gateway:0.1.0"),
+    "ours": ({"image.repository": "a.b/gateway", "image.tag": "1"}, "a.b/gateway:1"),
+    "ours-without-a-tag": ({"image.repository": "a.b/gateway"}, "a.b/gateway:0.1.0"),
+    "whole": ({"image.repository": "a.b/gateway", "gateway.image": "c.d/gateway@sha256:0"}, "c.d/gateway@sha256:0"),
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_their_image_is_not_run_as_ours(name: str) -> None:
+    values, wanted = IMAGES[name]
+    assert pod(values)["containers"][0]["image"] == wanted
+
+
+def test_an_affinity_of_theirs_leaves_the_nodes_of_the_host_service_out() -> None:
+    host = {"key": "device-plugin-gateway/host-service", "operator": "NotIn", "values": ["true"]}
+    for path in VALUES:
+        if path.stem != "labels-only":
+            spec = pod(path)
+            terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+            assert all(host in term["matchExpressions"] for term in terms["nodeSelectorTerms"]), path.stem
+    preferred: dict[str, object] = {
+        "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}
+    }
+    spec = pod(preferred)
+    terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms == [{"matchExpressions": [host]}]
+
+
+def test_on_the_hosts_network_there_is_no_surge() -> None:
+    rolling = daemonset({"devicePlugin.enableHostNetwork": True})["spec"]["updateStrategy"]["rollingUpdate"]
+    assert rolling == {"maxUnavailable": 1}
+
+
+def test_a_kubelet_elsewhere_moves_its_pod_resources_and_nothing_else() -> None:
+    spec = pod({"gateway.kubeletRootDir": "/var/lib/k0s/kubelet"})
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
+    assert paths["pod-resources"] == "/var/lib/k0s/kubelet/pod-resources"
+    assert paths["device-plugins"] == "/var/lib/kubelet/device-plugins"
+
+
+def test_there_is_no_token_where_no_feature_needs_one() -> None:
+    found = rendered()
+    assert found["DaemonSet", "nvidia"]["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    assert not {kind for kind, _ in found} & {"ClusterRole", "ClusterRoleBinding"}
+
+
+def test_gpu_feature_discovery_runs_theirs() -> None:
+    spec = daemonset(ROOT / "tests/chart/values/private-registry.yaml", component="gpu-feature-discovery")["spec"][
+        "template"
+    ]["spec"]
+    (one,) = spec["containers"]
+    assert one["image"] == "registry.example.com/mirror/nvidia/k8s-device-plugin:v0.17.1"
+    assert {row["name"]: row.get("value") for row in one["env"]}["GFD_SLEEP_INTERVAL"] == "120s"
