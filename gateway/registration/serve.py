@@ -24,6 +24,7 @@ from devices.model import Fault, Field, Options, RefusedError
 from gateway.kubelet import drift
 from gateway.kubelet.watch import target
 from gateway.registration.machine import StreamEnded, StreamOpened, Withhold
+from gateway.registration.requests import Requests, whole
 from gateway.registration.spelled import spell
 from gateway.telling.log import Seldom
 
@@ -49,14 +50,6 @@ The largest is GetPreferredAllocation: it names every free device, and those tha
 name takes 2 bytes more than its ID, so 10 000 devices fit twice with IDs of 207 bytes, and 43 000 with those of MIG devices
 that are shared (46 bytes). Once, everything fits that does on a list (also 4 MiB), where a device takes 13 bytes more than its
 ID."""
-REQUEST_TIME = 5.0
-"""Seconds within which a request must have come, once its call began."""
-MAX_READ = 8
-"""How many requests are read at once: what isn't read stays with gRPC, but for 64 KiB. Each may take twice ``REQUEST_LIMIT``."""
-IN_LINE = 0.25
-"""Seconds that a request may take to come while others wait for their turn."""
-_TURNS = 4
-"""Turns of the event loop after which a request that gRPC has is known here: the loop was late then, not the request."""
 MAX_CALLS = 1024
 """How many calls a server has at once, streams included; more are refused by gRPC."""
 REFUSALS_TOLD = 20
@@ -169,7 +162,7 @@ class Resource:
         self.given = 0
         """How many containers were given devices."""
         self._servers: list[grpc.aio.Server] = []
-        self._requests = _Requests()
+        self._requests = Requests()
         self._seldom = Seldom(REFUSALS_TOLD)
 
     # What is on the list.
@@ -358,7 +351,7 @@ class Resource:
                     if number == self._heeded:
                         self._emit(Withhold(reason))
                     await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
-                await _whole(context.write(self._list(dialect).data))
+                await whole(context.write(self._list(dialect).data))
                 await stream.changed.wait()
         finally:
             del self._streams[number]
@@ -475,68 +468,6 @@ def _how_many_fit(dialect: Dialect, devices: Sequence[Device], limit: int) -> in
     return fits
 
 
-class _Requests:
-    """Reads the requests of calls: ``MAX_READ`` at once, the others in line; each within ``REQUEST_TIME``, ``IN_LINE`` with a line."""
-
-    def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(MAX_READ)
-        self._reading: dict[asyncio.Timeout, float] = {}
-        """Since when (seconds of the event loop)."""
-        self._line = 0
-
-    async def read(self, context: _Context) -> bytes:
-        """Read a call's one request.
-
-        Raises:
-            MalformedError: there was none, or it took too long.
-        """
-        try:
-            if self._turns.locked():
-                await self._wait()
-            else:
-                await self._turns.acquire()
-            try:
-                request = await self._read(context)
-            finally:
-                self._turns.release()
-        except TimeoutError as error:
-            raise MalformedError(
-                f"expected a request within {REQUEST_TIME:g} s, or {IN_LINE:g} s while others wait: call again"
-            ) from error
-        if not isinstance(request, bytes):
-            raise MalformedError("expected a request, and the call ended without one: send it")
-        return request
-
-    async def _wait(self) -> None:
-        """Wait for a turn. Who is at it hurries from now on."""
-        now = asyncio.get_running_loop().time()
-        for limit, since in self._reading.items():
-            if not limit.expired():  # It ends already.
-                limit.reschedule(max(now, since + IN_LINE))
-        self._line += 1
-        try:
-            async with asyncio.timeout(REQUEST_TIME):
-                await self._turns.acquire()
-        finally:
-            self._line -= 1
-
-    async def _read(self, context: _Context) -> object:
-        reading = asyncio.ensure_future(context.read())
-        try:
-            async with asyncio.timeout(IN_LINE if self._line else REQUEST_TIME) as limit:
-                self._reading[limit] = asyncio.get_running_loop().time()
-                try:
-                    return await _whole(reading)
-                finally:
-                    del self._reading[limit]
-        except TimeoutError:
-            for _ in range(_TURNS):
-                await asyncio.sleep(0)
-            if reading.done():
-                return await reading
-            raise
-
-
 class _Calls(grpc.GenericRpcHandler):
     """Hands each call to the function that knows the dialect on offer."""
 
@@ -545,16 +476,6 @@ class _Calls(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         return self._find(handler_call_details.method)
-
-
-async def _whole(batch: Awaitable[_T]) -> _T:
-    """Wait for what gRPC does for a call, and let it come to its end also where nobody waits any more: the call's end ends it.
-
-    A message that comes, or goes, for one that was cancelled is never freed (grpc/grpc#43360).
-    """
-    doing = asyncio.ensure_future(batch)
-    doing.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return await asyncio.shield(doing)
 
 
 def _let_go(handler: Callable[[_Context], Awaitable[_T]]) -> Callable[[object, _Context], Awaitable[_T]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -27,7 +28,7 @@ from devices.source import Listing
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import target
 from gateway.registration import registrar as plugin
-from gateway.registration import serve
+from gateway.registration import requests, serve
 from gateway.registration.serve import REQUEST_LIMIT, Resource
 from gateway.registration.turns import Turns
 from gateway.tally import Tally
@@ -71,7 +72,7 @@ async def calling(folder: Path) -> AsyncIterator[grpc.aio.Channel]:
 
 def _large(frame: types.FrameType) -> bool:
     """Whether a frame of ours that has ended, or waits, holds a large text by a name."""
-    ours = frame.f_code.co_filename.endswith("gateway/registration/serve.py")
+    ours = frame.f_code.co_filename.endswith(("registration/serve.py", "registration/requests.py"))
     return ours and any(isinstance(one, bytes) and len(one) > REQUEST_LIMIT // 2 for one in frame.f_locals.values())
 
 
@@ -192,11 +193,11 @@ def test_devices_are_counted_before_they_are_decoded(monkeypatch: pytest.MonkeyP
 
 async def test_who_asks_for_nothing_keeps_nobody_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of calls whose request doesn't come, those that are read make room for those in line; the last ones have more time."""
-    monkeypatch.setattr(serve, "IN_LINE", 0.01)
-    monkeypatch.setattr(serve, "REQUEST_TIME", 60.0)
-    monkeypatch.setattr(serve, "MAX_READ", 3)  # A connection has few calls at once.
+    monkeypatch.setattr(requests, "IN_LINE", 0.01)
+    monkeypatch.setattr(requests, "REQUEST_TIME", 60.0)
+    monkeypatch.setattr(requests, "MAX_READ", 3)  # A connection has few calls at once.
     async with calling(folder) as channel:
-        calls = [silent(channel) for _ in range(2 * serve.MAX_READ)]
+        calls = [silent(channel) for _ in range(2 * requests.MAX_READ)]
         assert await allocates(channel)
         assert await allocates(channel)
         for one in calls:
@@ -204,17 +205,17 @@ async def test_who_asks_for_nothing_keeps_nobody_away(folder: Path, monkeypatch:
 
 
 async def test_so_many_requests_are_read_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "IN_LINE", 60.0)
-    monkeypatch.setattr(serve, "MAX_READ", 3)
-    begun, read = asyncio.Semaphore(0), serve._Requests._read
+    monkeypatch.setattr(requests, "IN_LINE", 60.0)
+    monkeypatch.setattr(requests, "MAX_READ", 3)
+    begun, read = asyncio.Semaphore(0), requests.Requests._read
 
-    async def begins(requests: serve._Requests, context: Any) -> object:
+    async def begins(reads: requests.Requests, context: Any) -> object:
         begun.release()
-        return await read(requests, context)
+        return await read(reads, context)
 
-    monkeypatch.setattr(serve._Requests, "_read", begins)
+    monkeypatch.setattr(requests.Requests, "_read", begins)
     async with calling(folder) as channel:
-        calls = [silent(channel) for _ in range(serve.MAX_READ)]
+        calls = [silent(channel) for _ in range(requests.MAX_READ)]
         for _ in calls:
             await begun.acquire()
         waiting = asyncio.ensure_future(allocates(channel))
@@ -227,7 +228,7 @@ async def test_so_many_requests_are_read_at_once(folder: Path, monkeypatch: pyte
 
 
 async def test_a_request_has_its_time_and_no_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "REQUEST_TIME", 0.05)
+    monkeypatch.setattr(requests, "REQUEST_TIME", 0.05)
     async with calling(folder) as channel:
         async with asyncio.timeout(20):
             assert (await silent(channel).code()).name == "INVALID_ARGUMENT"
@@ -266,6 +267,7 @@ class _Slow:
             await self.comes.wait()
         except asyncio.CancelledError:
             self.gone = True
+            self.ended.set()
             raise
         self.ended.set()
         return b"a request"
@@ -306,7 +308,7 @@ async def test_a_call_that_was_refused_is_freed_at_once(
     def calls() -> int:
         return sum(type(one).__name__ == "_ServicerContext" for one in gc.get_objects())
 
-    monkeypatch.setattr(serve, "REQUEST_TIME", 0.05)
+    monkeypatch.setattr(requests, "REQUEST_TIME", 0.05)
     monkeypatch.setattr(serve, "MOST_STREAMS", 0)
     gc.collect()
     gc.disable()
@@ -323,10 +325,10 @@ async def test_a_call_that_was_refused_is_freed_at_once(
 
 async def test_a_read_that_nobody_waits_for_comes_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """gRPC never frees the message of one that was cancelled."""
-    monkeypatch.setattr(serve, "REQUEST_TIME", 0.01)
+    monkeypatch.setattr(requests, "REQUEST_TIME", 0.01)
     slow: Any = _Slow()
     with pytest.raises(MalformedError, match="expected a request within"):
-        await serve._Requests().read(slow)
+        await requests.Requests().read(slow)
     slow.comes.set()
     await asyncio.wait_for(slow.ended.wait(), 20)
     assert not slow.gone
@@ -347,11 +349,11 @@ async def test_a_write_that_nobody_waits_for_comes_to_its_end(folder: Path) -> N
 
 
 async def test_a_request_that_is_here_counts_where_the_loop_was_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "REQUEST_TIME", 0)
+    monkeypatch.setattr(requests, "REQUEST_TIME", 0)
     slow: Any = _Slow()
     slow.comes.set()
     slow.read = _turns_later(slow.read)
-    assert await serve._Requests().read(slow) == b"a request"
+    assert await requests.Requests().read(slow) == b"a request"
 
 
 def _turns_later(read: Callable[[], Awaitable[bytes]]) -> Callable[[], Awaitable[bytes]]:
@@ -363,23 +365,56 @@ def _turns_later(read: Callable[[], Awaitable[bytes]]) -> Callable[[], Awaitable
     return later
 
 
-async def test_who_waits_may_come_while_another_ends() -> None:
-    """Its time is over, and it hasn't noticed yet: it can't be told to hurry any more."""
-    requests = serve._Requests()
-    slow: Any = _Slow()
-    readers = [asyncio.ensure_future(requests.read(slow)) for _ in range(serve.MAX_READ)]
+async def test_who_waits_may_come_while_others_end() -> None:
+    """Their time is over, and they haven't noticed yet."""
+    reads, slow, last = requests.Requests(), cast("Any", _Slow()), cast("Any", _Slow())
+    readers = [asyncio.ensure_future(reads.read(slow)) for _ in range(requests.MAX_READ)]
     await asyncio.sleep(0)
-    for limit in requests._reading:
-        limit.reschedule(0)
-    last: Any = _Slow()
+    reads._end_late(math.inf, 0)
     last.comes.set()
-    await asyncio.sleep(0)
-    assert all(limit.expired() for limit in requests._reading)
-    assert len(requests._reading) == serve.MAX_READ
-    assert await requests.read(last) == b"a request"
+    assert await reads.read(last) == b"a request"
     ended = await asyncio.gather(*readers, return_exceptions=True)
     assert {type(one) for one in ended} == {MalformedError}
     slow.comes.set()
+
+
+async def test_a_request_that_has_come_is_not_late() -> None:
+    """It came before the look at who is late, and its reader hasn't run yet."""
+    reads, slow = requests.Requests(), cast("Any", _Slow())
+    reader = asyncio.ensure_future(reads.read(slow))
+    await asyncio.sleep(0)
+    [reading] = reads._reading
+    reading.set_result(b"a request")
+    reads._end_late(math.inf, 0)
+    assert await reader == b"a request"
+    slow.comes.set()
+
+
+async def test_each_request_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one timer: it goes on to the next when the one that it was set for is read."""
+    monkeypatch.setattr(requests, "REQUEST_TIME", 0.02)
+    reads, quick, slow = requests.Requests(), cast("Any", _Slow()), cast("Any", _Slow())
+    quick.comes.set()
+    assert await reads.read(quick) == b"a request"
+    with pytest.raises(MalformedError, match="expected a request within"):
+        await asyncio.wait_for(reads.read(slow), 20)
+    with pytest.raises(MalformedError, match="expected a request within"):
+        await asyncio.wait_for(reads.read(slow), 20)
+    slow.comes.set()
+
+
+async def test_what_goes_wrong_is_told() -> None:
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise OSError
+
+    async def is_cancelled() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(OSError):
+        await requests.whole(fails())
+    with pytest.raises(asyncio.CancelledError):
+        await requests.whole(is_cancelled())
 
 
 async def test_a_stream_needs_no_request(folder: Path) -> None:

@@ -1,0 +1,150 @@
+"""Reading the requests of calls: so many at once, and each within its time.
+
+To gRPC each call has a stream of requests, of which one is read: so it is ours to bound how long that takes, and how many wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from adapters.dialect import MalformedError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    import grpc.aio
+
+    _Context = grpc.aio.ServicerContext[bytes, bytes]
+
+REQUEST_TIME = 5.0
+"""Seconds within which a request must have come, once its call began."""
+MAX_READ = 8
+"""How many requests are read at once: what isn't read stays with gRPC, but for 64 KiB. Each may take twice what it may have."""
+IN_LINE = 0.25
+"""Seconds that a request may take to come while others wait for their turn."""
+_TURNS = 4
+"""Turns of the event loop after which a request that gRPC has is known here: the loop was late then, not the request."""
+
+_T = TypeVar("_T")
+
+
+class Requests:
+    """Reads the requests of calls: ``MAX_READ`` at once, the others in line; each within ``REQUEST_TIME``, ``IN_LINE`` with a line."""
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(MAX_READ)
+        self._reading: dict[asyncio.Future[Any], float] = {}
+        """Since when (seconds of the event loop)."""
+        self._line = 0
+        self._timer: asyncio.TimerHandle | None = None
+        """One for all, and left as it is when a read ends: a call needn't pay for a timer."""
+
+    async def read(self, context: _Context) -> bytes:
+        """Read a call's one request.
+
+        Raises:
+            MalformedError: there was none, or it took too long.
+        """
+        if not self._turns.locked():
+            await self._turns.acquire()
+        elif not await self._wait():
+            raise _late()
+        try:
+            request = await self._read(context)
+        finally:
+            self._turns.release()
+        if request is None:
+            raise _late()
+        if not isinstance(request, bytes):
+            raise MalformedError("expected a request, and the call ended without one: send it")
+        return request
+
+    async def _wait(self) -> bool:
+        """Wait for a turn; False where none came in time. Who is at it hurries from now on."""
+        self._line += 1
+        self._set_timer()
+        try:
+            async with asyncio.timeout(REQUEST_TIME):
+                await self._turns.acquire()
+        except TimeoutError:
+            return False
+        finally:
+            self._line -= 1
+        return True
+
+    async def _read(self, context: _Context) -> object:
+        """Read; None where nothing came in time."""
+        reading: asyncio.Future[Any] = whole(context.read())
+        self._reading[reading] = asyncio.get_running_loop().time()
+        if self._timer is None:
+            self._set_timer()
+        try:
+            return await reading
+        finally:
+            del self._reading[reading]
+
+    def _set_timer(self) -> None:
+        """Have the first look at those that are read when the time of the oldest is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if since := [since for reading, since in self._reading.items() if not reading.done()]:
+            self._timer = asyncio.get_running_loop().call_at(self._due(min(since)), self._on_time)
+
+    def _due(self, since: float) -> float:
+        return since + (IN_LINE if self._line else REQUEST_TIME)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self._end_late(asyncio.get_running_loop().time(), _TURNS)
+
+    def _end_late(self, now: float, turns: int) -> None:
+        """End the reads whose time was over at ``now``, after ``turns`` turns of the event loop."""
+        if turns:
+            asyncio.get_running_loop().call_soon(self._end_late, now, turns - 1)
+            return
+        for reading, since in self._reading.items():
+            if not reading.done() and self._due(since) <= now:
+                reading.set_result(None)
+        self._set_timer()
+
+
+def _late() -> MalformedError:
+    return MalformedError(
+        f"expected a request within {REQUEST_TIME:g} s, or {IN_LINE:g} s while others wait: call again"
+    )
+
+
+def whole(batch: Awaitable[_T]) -> asyncio.Future[_T]:
+    """Have gRPC do something for a call, and come to its end also where nobody waits for it any more: the call's end ends it.
+
+    A message that comes, or goes, for one that was cancelled is never freed (grpc/grpc#43360).
+    """
+    return _Driven(batch).end
+
+
+class _Driven(Generic[_T]):
+    """Goes from one future that an awaitable waits for to the next. A task would cost each call two more turns of the loop."""
+
+    def __init__(self, batch: Awaitable[_T]) -> None:
+        self._steps = batch.__await__()
+        self.end: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._go_on()
+
+    def _go_on(self, _: object = None) -> None:
+        try:
+            waits_for = next(self._steps)
+        except StopIteration as done:
+            if not self.end.done():
+                self.end.set_result(done.value)
+        except asyncio.CancelledError:
+            self.end.cancel()
+        except Exception as error:  # noqa: BLE001 - whatever it is, who waits is told
+            if not self.end.done():
+                self.end.set_exception(error)
+        else:
+            if waits_for is None:  # For its next turn alone.
+                asyncio.get_running_loop().call_soon(self._go_on)
+            else:
+                waits_for.add_done_callback(self._go_on)
