@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from devices.model import Device
+from devices.replicas import unshared
 
 _OLD_MIG: Final = "MIG-GPU-"
 """How the IDs of MIG instances began in drivers before R470: ``MIG-GPU-<the GPU's UUID>/<gi>/<ci>``."""
@@ -57,12 +58,6 @@ def offered_elsewhere(resource: str, device_id: str, place: Place) -> Claim:
     return Claim(
         resource, device_id, place, f"offered as {resource} {device_id} by another gateway or plugin", offer=True
     )
-
-
-def unshared(device_id: str) -> str:
-    """Return the ID of what a device is a replica of (``<id>::<n>``), or its own."""
-    shared, _, number = device_id.rpartition("::")
-    return shared if shared and number.isdecimal() else device_id
 
 
 def place_of(device: Device) -> Place:

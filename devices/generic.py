@@ -20,6 +20,7 @@ from typing import Final
 
 import structlog
 
+from devices import replicas
 from devices.model import (
     ContainerAnswer,
     ContainerRequest,
@@ -35,6 +36,7 @@ from devices.model import (
 )
 from devices.naming import resource_name_error
 from devices.policy import Globbed, Policy
+from devices.replicas import MARK, unshared
 from devices.source import CHOSEN_AT_ONCE, Facts, Fate, Hindrance, Inventory, Listing
 
 POLL_S: Final = 5.0
@@ -49,7 +51,6 @@ MOST_DEVICES: Final = 10_000
 LONGEST_PATH: Final = 240
 
 _DEV: Final = "/dev/"
-_SEVERAL: Final = "::"
 _OPTIONS: Final = Options(preferred_allocation=True)
 _MOST_NUMA_NODES: Final = 1024  # CONFIG_NODES_SHIFT is at most 10
 
@@ -146,7 +147,7 @@ class GenericSource:
                 f"{resource} reaches a container by {Field.DEVICE_NODES.value}, which can't be said for certain to this "
                 "kubelet, so the container would start without its device; use a kubelet or an API version that can be told",
             )
-        own = sorted({_path(device_id) for device_id in request.device_ids})
+        own = sorted({unshared(device_id) for device_id in request.device_ids})
         shared = await asyncio.to_thread(_files, rule.shared, self._root) if rule.shared else []
         nodes = dict.fromkeys((*own, *shared))
         return ContainerAnswer(device_nodes=tuple(DeviceNode(path, path, rule.permissions) for path in nodes))
@@ -186,7 +187,7 @@ class GenericSource:
     def facts(self, resource: str, device_id: str) -> Facts:
         """Tell the device's file."""
         rule = self._rules.get(resource)
-        return Facts(nodes=(_path(device_id),)) if rule is not None and _describes(rule, device_id) else Facts()
+        return Facts(nodes=(unshared(device_id),)) if rule is not None and _describes(rule, device_id) else Facts()
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - the protocol's
         """Let go of nothing: files are looked at, and never held open."""
@@ -197,13 +198,9 @@ class GenericSource:
         return ()
 
 
-def _path(device_id: str) -> str:
-    return device_id.partition(_SEVERAL)[0]
-
-
 def _describes(rule: Globbed, device_id: str) -> bool:
     """Whether the rule offers a device of this ID where its file is there."""
-    path, several, number = device_id.partition(_SEVERAL)
+    path, several, number = device_id.partition(MARK)
     if rule.count == 1:
         fits = not several
     else:
@@ -229,7 +226,7 @@ def _listing(rule: Globbed, root: Path) -> Listing:
     devices = []
     for path in paths[: _most(rule)]:
         numa_nodes = _numa_nodes(path, root)
-        ids = [path] if rule.count == 1 else [f"{path}{_SEVERAL}{number}" for number in range(rule.count)]
+        ids = replicas.ids(path, 0 if rule.count == 1 else rule.count)
         devices += [Device(device_id, numa_nodes=numa_nodes) for device_id in ids]
     missing = [pattern for pattern in rule.shared if not _files([pattern], root)]
     trouble = Trouble(f"every container with it needs {missing[0]}, which isn't there") if missing else None
@@ -254,7 +251,7 @@ def _files(patterns: Iterable[str], root: Path) -> list[str]:
 
 def _fits(path: str, root: Path, *, folder: bool) -> bool:
     """Whether a path can be an ID, and is that of a device node or, if wanted, of a folder."""
-    if len(path) > LONGEST_PATH or not path.isprintable() or _SEVERAL in path:
+    if len(path) > LONGEST_PATH or not path.isprintable() or MARK in path:
         return False
     try:
         mode = (root / path[1:]).stat().st_mode
@@ -295,10 +292,10 @@ def _preferred(request: PreferredRequest, seen: Listing | None) -> tuple[str, ..
         best = min(enough, key=room.__getitem__) if enough else max(fresh, key=room.__getitem__)
         opened.add(best)
         lacking -= room[best]
-    left, taken = Counter(map(_path, free)), Counter(map(_path, must))
+    left, taken = Counter(map(unshared, free)), Counter(map(unshared, must))
     ranks = {}
     for device_id in sorted(free, key=_in_order):
-        path = _path(device_id)
+        path = unshared(device_id)
         far = 2 if device_id not in known else known[device_id].numa_nodes not in opened
         ranks[device_id] = (far, taken[path], -left[path], path)
         taken[path] += 1
@@ -307,4 +304,4 @@ def _preferred(request: PreferredRequest, seen: Listing | None) -> tuple[str, ..
 
 def _in_order(device_id: str) -> tuple[str, int, str]:
     """Sort by path, then by number: of two, the longer one is the higher one."""
-    return _path(device_id), len(device_id), device_id
+    return unshared(device_id), len(device_id), device_id

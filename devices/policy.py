@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -39,6 +40,10 @@ class ListStrategy(Enum):
     VOLUME_MOUNTS = "volume-mounts"
     CDI_ANNOTATIONS = "cdi-annotations"
     CDI_CRI = "cdi-cri"
+
+
+CDI_STRATEGIES: Final = frozenset({ListStrategy.CDI_ANNOTATIONS, ListStrategy.CDI_CRI})
+"""The strategies that name devices of a CDI specification."""
 
 
 class IdStrategy(Enum):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from devices.gpu.asked import Surroundings
+    from devices.gpu.backend import Sight
+    from devices.gpu.nvidia.cdi import DriverFiles
+    from devices.policy import Policy
     from devices.source import DeviceSource
     from gateway.configuration.settings import Settings
 
@@ -80,14 +85,23 @@ def _gpus(backend: str, settings: Settings) -> DeviceSource:
     policy = settings.policy
     if backend == "simulated":
         from devices.gpu.nvidia.cdi import DriverFiles
-        from devices.gpu.simulated.backend import SimulatedBackend
+        from devices.gpu.simulated.backend import VENDORS, SimulatedBackend
 
-        return GPUSource(SimulatedBackend(settings.profile or "default"), policy, DriverFiles(()))
+        simulated = SimulatedBackend(settings.profile or "default")
+        return GPUSource(simulated, policy, VENDORS, partial(_survey, driver=DriverFiles(())))
     if backend == "amd":
         from devices.gpu.amd.backend import AmdBackend
+        from devices.gpu.amd.vendor import AMD
 
-        return GPUSource(AmdBackend(), policy)
+        return GPUSource(AmdBackend(), policy, (AMD,))
     from devices.gpu.nvidia.backend import NvidiaBackend
+    from devices.gpu.nvidia.vendor import NVIDIA
 
     nvidia = NvidiaBackend(policy, library=nvml(policy.container_driver_root))
-    return GPUSource(nvidia, policy, tell=nvidia.judge_by)
+    return GPUSource(nvidia, policy, (NVIDIA,), _survey, tell=nvidia.judge_by)
+
+
+def _survey(sight: Sight, policy: Policy, driver: DriverFiles | None = None) -> Surroundings:
+    from devices.gpu.nvidia.survey import keep  # Paid only where an operator chose CDI.
+
+    return keep(sight, policy, driver=driver)

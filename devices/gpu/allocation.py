@@ -18,6 +18,7 @@ from devices.gpu.model import GPU, found, in_order
 from devices.gpu.selection import select
 from devices.model import Fault, Health, PreferredRequest, RefusedError
 from devices.policy import Sharing
+from devices.replicas import unshared
 
 
 def preferred(
@@ -52,12 +53,7 @@ def _by_gpu(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> dict[str, lis
     """Sort device IDs by the UUID that they mean, as ``found`` finds it; an ID that means none stands for itself."""
     there: defaultdict[str, list[str]] = defaultdict(list)
     for device_id in device_ids:
-        if device_id not in gpus:
-            uuid, _, number = device_id.rpartition("::")
-            if number.isdigit():
-                there[uuid].append(device_id)
-                continue
-        there[device_id].append(device_id)
+        there[unshared(device_id, gpus)].append(device_id)
     return there
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from devices.model import Health, Kind, Trouble
+from devices.replicas import unshared
 
 
 class Way(Enum):
@@ -103,11 +104,7 @@ class GPU(Struct, frozen=True):
 
 def found(device_id: str, gpus: Mapping[str, GPU]) -> GPU | None:
     """Find the GPU in ``gpus`` (by UUID) that a device ID means: by its UUID, or as one of its replicas, ``<uuid>::<n>``."""
-    gpu = gpus.get(device_id)
-    if gpu is not None:
-        return gpu
-    shared, _, number = device_id.rpartition("::")
-    return gpus.get(shared) if number.isdigit() else None
+    return gpus.get(unshared(device_id, gpus))
 
 
 def in_order(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> list[str]:

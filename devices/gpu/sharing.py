@@ -16,6 +16,7 @@ from devices.gpu.model import GPU
 from devices.gpu.naming import NamingError
 from devices.model import Device, Health, Options, Trouble
 from devices.policy import Policy, Portion, Slices
+from devices.replicas import ids
 from devices.source import Listing
 
 _KEPT: Final = 128
@@ -113,9 +114,7 @@ def listing(offer: Offer, recovered: frozenset[str], released: frozenset[str]) -
     )
 
 
-@lru_cache(maxsize=_KEPT)
-def _ids(uuid: str, replicas: int) -> tuple[str, ...]:
-    return tuple(f"{uuid}::{number}" for number in range(replicas)) if replicas else (uuid,)
+_ids = lru_cache(maxsize=_KEPT)(ids)
 
 
 @lru_cache(maxsize=_KEPT)

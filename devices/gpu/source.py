@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from operator import is_not
-from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
 import structlog
 from msgspec.structs import replace
 
-from devices.boards import Place, unshared
+from devices.boards import Place
 from devices.gpu import answers, naming, sharing
 from devices.gpu.allocation import preferred
-from devices.gpu.answers import Surroundings
+from devices.gpu.asked import Asked, Surroundings
 from devices.gpu.backend import Backend, Sight
 from devices.gpu.model import GPU, found
 from devices.gpu.naming import NamingError
-from devices.gpu.nvidia.cdi import DriverFiles
 from devices.gpu.sharing import Offer
+from devices.gpu.vendor import Vendor
 from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sayable
-from devices.policy import ListStrategy, Policy, Slices
+from devices.policy import CDI_STRATEGIES, ListStrategy, Policy, Slices
+from devices.replicas import unshared
 from devices.source import CHOSEN_AT_ONCE, Facts, Fate, GiveUpError, Hindrance, Inventory, unclaimed
 
 _CDI_RETRY: Final = 30.0
@@ -50,7 +50,8 @@ class GPUSource:
     Args:
         backend: what finds the GPUs.
         policy: what the operator decided; ``adopt`` changes it.
-        driver: the driver's files, where it is known that there are no others (a simulated node); None: to be looked for.
+        vendors: whose GPUs the backend finds.
+        survey: finds out, in a thread, what answers by CDI rest on besides the GPUs, and writes it.
         tell: takes each policy that is adopted, for a backend that goes by it, too.
     """
 
@@ -58,11 +59,13 @@ class GPUSource:
         self,
         backend: Backend,
         policy: Policy,
-        driver: DriverFiles | None = None,
+        vendors: Sequence[Vendor] = (),
+        survey: Callable[[Sight, Policy], Surroundings] | None = None,
         tell: Callable[[Policy], None] = lambda _: None,
     ) -> None:
         self.name = backend.name
-        self._backend, self._policy, self._driver, self._tell = backend, policy, driver, tell
+        self._backend, self._policy, self._vendors = backend, policy, vendors
+        self._survey_cdi, self._tell = survey, tell
         self._around = Surroundings()
         self._news = asyncio.Event()
         self._sight: Sight | None = None
@@ -108,22 +111,23 @@ class GPUSource:
             RefusedError: this kubelet can't be told that, a partition lacks what a container needs, or NOT_FOUND: neither the
                 resource nor a device is of this source.
         """
-        if not (self.claims(resource) or any(one.partition("::")[0] in self._known for one in request.device_ids)):
+        if not (self.claims(resource) or any(self._uuid(one) in self._known for one in request.device_ids)):
             raise unclaimed(resource)
         rests_on = (self._offers, self._policy, self._around)
         if any(map(is_not, rests_on, self._answered_from)) or len(self._answered) >= _ANSWERS:
             self._answered_from = rests_on
             self._answered.clear()
-        asked = (resource, request.device_ids, sayable)
-        said = self._answered.get(asked)
+        key = (resource, request.device_ids, sayable)
+        said = self._answered.get(key)
         if said is None:
-            gpus = self._offers.get(resource, Offer({})).gpus
+            gpus = self._offers.get(resource, Offer(self._known)).gpus  # A kubelet 1.8 asks under names of before, too.
             _check_complete(request.device_ids, gpus)
             once = ListStrategy.CDI_ANNOTATIONS in self._policy.list_strategies
             token = str(uuid4()) if once else ""
-            said = answers.answer(resource, request.device_ids, gpus, self._policy, sayable, self._around, token)
+            asked = Asked(resource, request.device_ids, gpus, self._policy, sayable, self._around, token)
+            said = answers.answer(asked, request.device_ids, self._vendors)
             if not once:
-                self._answered[asked] = said
+                self._answered[key] = said
         return said
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
@@ -157,7 +161,7 @@ class GPUSource:
         sight = self._sight
         if sight is None:
             return Fate.UNKNOWN
-        uuid = device_id.partition("::")[0]
+        uuid = self._uuid(device_id)
         there = {gpu.uuid for gpu in sight.gpus}
         offer = self._offers.get(resource)
         if offer is not None and uuid in offer.gpus and device_id in offer.ids(uuid):
@@ -166,7 +170,11 @@ class GPUSource:
             return Fate.WITHDRAWN
         known = self._known.get(uuid)
         if known is None:  # From before this process.
-            return Fate.WITHDRAWN if _was_repartitioned(uuid, sight.gpus) else Fate.UNKNOWN
+            return (
+                Fate.WITHDRAWN
+                if any(one.was_repartitioned(uuid, sight.gpus) for one in self._vendors)
+                else Fate.UNKNOWN
+            )
         replaced = bool(known.pci) and any(gpu.pci == known.pci and gpu.board != known.board for gpu in sight.gpus)
         if replaced or known.parent in there or self._differently(resource, device_id, known):
             return Fate.WITHDRAWN
@@ -174,7 +182,7 @@ class GPUSource:
 
     def place(self, device_id: str) -> Place | None:
         """Say where a GPU or partition is. What was a partition and is none any more may be anywhere on its GPU by now."""
-        uuid = unshared(device_id)
+        uuid = self._uuid(device_id)
         gpu = next((gpu for gpu in (self._sight or Sight(())).gpus if gpu.uuid == uuid), None)
         if gpu is not None:
             return Place(gpu.board, gpu.uuid if gpu.parent else "")
@@ -187,7 +195,7 @@ class GPUSource:
             return True
         if self._sight is not None and self._sight.resources:
             return False
-        return naming.claimed(resource, self.name, self._policy)
+        return naming.claimed(resource, self.name, self._policy, self._vendors)
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Say why the devices of the node can't be named."""
@@ -258,7 +266,7 @@ class GPUSource:
         if sight is None:
             return
         try:
-            named = dict.fromkeys(sight.resources, ()) | naming.named(sight.gpus, self._policy)
+            named = dict.fromkeys(sight.resources, ()) | naming.named(sight.gpus, self._policy, self._vendors)
             self._offers = sharing.offered(named, self._policy)
         except NamingError as error:
             if str(error) != self._unnamed:
@@ -279,10 +287,10 @@ class GPUSource:
         sight, policy = self._sight, self._policy
         if sight is None:
             return
-        if not policy.list_strategies & answers.CDI:
+        if self._survey_cdi is None or not policy.list_strategies & CDI_STRATEGIES:
             self._around = Surroundings(sight.control_nodes)
             return
-        around = await asyncio.to_thread(_specified, sight, policy, self._driver)
+        around = await asyncio.to_thread(self._survey_cdi, sight, policy)
         if around.without_cdi:
             if policy.fail_on_init_error and not self._around.specifications:
                 raise GiveUpError(around.without_cdi)
@@ -293,9 +301,13 @@ class GPUSource:
 
     def _differently(self, resource: str, device_id: str, gpu: GPU) -> bool:
         """Whether this GPU, if it were there, would not be offered as ``device_id`` of ``resource``."""
-        name = naming.name_of(gpu, self._policy) or ""
+        name = naming.name_of(gpu, self._policy, self._vendors) or ""
         slices = self._policy.slices.get(name, Slices(0, name))
         return not sharing.could_be(gpu, device_id, resource, slices)
+
+    def _uuid(self, device_id: str) -> str:
+        """Return the UUID of the GPU or partition that a device ID means."""
+        return unshared(device_id, self._known)
 
     def _boards(self, device_ids: Collection[str]) -> frozenset[str]:
         """The UUIDs of the physical GPUs beneath these devices; of all where there is none."""
@@ -306,17 +318,6 @@ class GPUSource:
         return [
             device_id for offer in self._offers.values() for device_id, gpu in _devices(offer) if gpu.board in boards
         ]
-
-
-def _specified(sight: Sight, policy: Policy, driver: DriverFiles | None) -> Surroundings:
-    """Write the CDI specifications. It blocks: for a thread."""
-    from devices.gpu.nvidia import cdi_files  # noqa: PLC0415 - paid only where an operator chose CDI
-
-    sight = replace(sight, gpus=tuple(gpu for gpu in sight.gpus if not gpu.lacks))
-    in_container = Path(
-        policy.container_driver_root
-    ).is_dir()  # Where the driver's root is mounted; a host service has none.
-    return cdi_files.keep(sight, policy, root="" if in_container else policy.driver_root, driver=driver)
 
 
 def _check_complete(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> None:
@@ -332,18 +333,6 @@ def _check_complete(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> None:
 def _regained(offer: Offer, sight: Sight) -> frozenset[str]:
     """The GPUs, offered whole, on which a partition was reset: what was wrong with it was wrong with the GPU."""
     return frozenset(gpu.parent for gpu in sight.gpus if gpu.uuid in sight.recovered and gpu.parent in offer.gpus)
-
-
-def _was_repartitioned(uuid: str, gpus: Collection[GPU]) -> bool:
-    """Whether a device that isn't there was a partition, and somebody made others or none; its ID alone is known.
-
-    An instance of MIG doesn't go by itself. AMD's partitions, which are named ``amdgpu_xcp_<n>``, go with their GPU, too; but
-    not where all GPUs that are there are well, and none is partitioned any more.
-    """
-    if uuid.startswith("MIG-"):
-        return True
-    whole = all(not gpu.parent and gpu.profile.partition("_")[0] in {"", "spx"} for gpu in gpus)
-    return uuid.startswith("amdgpu_xcp") and whole and bool(gpus) and all(gpu.trouble is None for gpu in gpus)
 
 
 def _devices(offer: Offer) -> Iterable[tuple[str, GPU]]:

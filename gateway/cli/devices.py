@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 import click
 import msgspec
 
-from devices.boards import unshared
+from devices.replicas import unshared
 from devices.source import Facts
 from gateway.cli import named
 from gateway.cli.status import _clean, _colour, _remarks

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from devices.boards import unshared
 from devices.model import Device, Health, PreferredRequest
+from devices.replicas import is_replica
 
 if TYPE_CHECKING:
     from gateway.kubelet.view import View
@@ -196,7 +196,7 @@ class Drift(Struct, frozen=True):
         doubled: dict[str, str] = {}
         for device_id, earlier in self.forgotten.items():
             who = _who(earlier)
-            if not _is_replica(device_id) and (device_id in holders or device_id in self._given):
+            if not is_replica(device_id) and (device_id in holders or device_id in self._given):
                 now = f"{holders[device_id]!r:.160}" if device_id in holders else "a pod that was given it just now"
                 doubled[device_id] = f" ({who} before a kubelet's start, {now} since)"
             else:
@@ -360,10 +360,6 @@ def _heard(pods: AbstractSet[str]) -> bool:
 def _are_named(names: Sequence[str]) -> bool:
     """Whether the first of a holder's names is List's (``namespace/pod/container``)."""
     return bool(names) and names[0].count("/") > 1
-
-
-def _is_replica(device_id: str) -> bool:
-    return unshared(device_id) != device_id
 
 
 def _and(earlier: tuple[Earlier, ...], one: Earlier) -> tuple[Earlier, ...]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from devices.boards import unshared
 from devices.life import State
+from devices.replicas import unshared
 from gateway.kubelet.drift import Kind
 from gateway.memory.ledger import Cordon
 from gateway.wires import control

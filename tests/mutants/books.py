@@ -161,7 +161,7 @@ MUTANTS = (
         "K6",
         "replicas count as doubled",
         "gateway/kubelet/drift.py",
-        "if not _is_replica(device_id) and",
+        "if not is_replica(device_id) and",
         "if",
         f"{_DRIFT}::test_pods_share_replicas_anyway",
     ),

@@ -197,9 +197,9 @@ MUTANTS = (
     Mutant(
         "A5",
         "what has no number is a replica",
-        "devices/gpu/allocation.py",
-        "            if number.isdigit():\n",
-        "            if True:\n",
+        "devices/replicas.py",
+        "shared if shared and number.isascii() and number.isdecimal() else device_id",
+        "shared if shared else device_id",
         f"{_ALLOCATION}::test_replicas_of_what_is_ill_or_unknown_come_last",
     ),
     Mutant(

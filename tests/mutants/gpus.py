@@ -29,7 +29,7 @@ MUTANTS = (
     Mutant(
         "U1",
         "GPUs in MIG mode are offered whole beside their instances",
-        "devices/gpu/naming.py",
+        "devices/gpu/nvidia/vendor.py",
         "whole = not gpu.partitioned or mig is MigStrategy.NONE",
         "whole = True",
         f"{_NAMES}::test_names_by_mig_strategy",
@@ -37,7 +37,7 @@ MUTANTS = (
     Mutant(
         "U1",
         "a plus stays in a resource name",
-        "devices/gpu/naming.py",
+        "devices/gpu/nvidia/vendor.py",
         "{gpu.profile.replace('+', '.')}",
         "{gpu.profile}",
         f"{_NAMES}::test_names_by_mig_strategy",
@@ -45,7 +45,7 @@ MUTANTS = (
     Mutant(
         "U1",
         "single takes what comes",
-        "devices/gpu/naming.py",
+        "devices/gpu/nvidia/vendor.py",
         "    elif len(profiles) > 1:",
         "    elif False:",
         f"{_NAMES}::test_what_single_can_not_mean_is_said",
@@ -69,7 +69,7 @@ MUTANTS = (
     Mutant(
         "U1",
         "a pattern matches a part of a name",
-        "devices/gpu/naming.py",
+        "devices/gpu/nvidia/vendor.py",
         "re.fullmatch(",
         "re.search(",
         f"{_NAMES}::test_names_by_pattern",
@@ -77,9 +77,9 @@ MUTANTS = (
     Mutant(
         "U2",
         "one replica too few",
-        "devices/gpu/sharing.py",
-        "for number in range(replicas))",
-        "for number in range(replicas - 1))",
+        "devices/replicas.py",
+        "for number in range(count))",
+        "for number in range(count - 1))",
         f"{_NAMES}::test_how_often_a_gpu_is_offered",
     ),
     Mutant(
@@ -309,7 +309,7 @@ MUTANTS = (
     Mutant(
         "U3",
         "a partition of an ill GPU counts as taken away",
-        "devices/gpu/source.py",
+        "devices/gpu/amd/vendor.py",
         " and all(gpu.trouble is None for gpu in gpus)\n",
         "\n",
         f"{_SOURCE}::test_what_became_of_a_device",
@@ -317,7 +317,7 @@ MUTANTS = (
     Mutant(
         "U3",
         "a partition of before that nobody made again is a ghost",
-        "devices/gpu/source.py",
+        "devices/gpu/amd/vendor.py",
         'return uuid.startswith("amdgpu_xcp") and whole',
         "return False and whole",
         f"{_SOURCE}::test_what_became_of_a_device",

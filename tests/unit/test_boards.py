@@ -19,6 +19,7 @@ from devices.boards import Claim, Place, place_of
 from devices.generic import GenericSource
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU
+from devices.gpu.simulated.backend import VENDORS
 from devices.gpu.source import GPUSource
 from devices.life import State
 from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Health, RefusedError, Sayable
@@ -152,7 +153,7 @@ class Node:
 
     def _up(self) -> None:
         self.backend = Backend()
-        self.source = GPUSource(self.backend, self.policy)
+        self.source = GPUSource(self.backend, self.policy, VENDORS)
         self.gateway = Gateway(Settings(socket_dir=self.folder / "dp", state_dir=self.folder / "state"), self.source)
         self.gateway.scribe.load()
         self.gateway._recall(self.gateway.ledger.resources())

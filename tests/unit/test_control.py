@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from structlog.typing import EventDict
 
-from devices.boards import unshared
 from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable, Trouble
 from devices.policy import Policy
+from devices.replicas import unshared
 from devices.source import DeviceSource, Facts, Fate, Hindrance, Inventory, Listing
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway

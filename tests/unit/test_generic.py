@@ -25,6 +25,7 @@ from devices.combined import Combined
 from devices.generic import GenericSource, rule_error
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU
+from devices.gpu.simulated.backend import VENDORS
 from devices.gpu.source import GPUSource
 from devices.life import State
 from devices.model import ContainerRequest, Device, DeviceNode, Fault, Field, PreferredRequest, RefusedError, Sayable
@@ -469,7 +470,7 @@ async def test_files_beside_a_silent_nvml_are_given_as_files_and_gpus_as_gpus(
 
     def source(*, nvml: bool) -> tuple[Nvml, Combined]:
         backend, rules = Nvml(nvml), policy(RULE)
-        return backend, Combined([GPUSource(backend, rules), GenericSource(rules, root)])
+        return backend, Combined([GPUSource(backend, rules, VENDORS), GenericSource(rules, root)])
 
     async with await Kubelet.launch(version, folder / "dp") as kubelet:
         await kubelet.start()

@@ -27,6 +27,7 @@ from devices.gpu.allocation import preferred
 from devices.gpu.amd import backend as amd
 from devices.gpu.amd.backend import AbsentError, AmdBackend, Topology
 from devices.gpu.amd.exporter import Exporter, unhealthy
+from devices.gpu.amd.vendor import AMD
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.model import Kind, PreferredRequest
@@ -185,7 +186,7 @@ def test_which_are_preferred(shape: Shape, make: Maker, places: range, size: int
     ],
 )
 def test_the_names(shape: Shape, make: Maker, strategy: Naming, expected: dict[str, int]) -> None:
-    named = naming.named(shape(make), Policy(resource_naming=strategy))
+    named = naming.named(shape(make), Policy(resource_naming=strategy), (AMD,))
     assert {name: len(gpus) for name, gpus in named.items()} == expected
 
 

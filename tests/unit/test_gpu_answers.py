@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.gpu.answers import Surroundings, answer, reached, visible_devices
-from devices.gpu.model import GPU, in_order
+from devices.gpu.answers import answer
+from devices.gpu.asked import Asked, Surroundings
+from devices.gpu.model import GPU, found, in_order
 from devices.gpu.nvidia import cdi
 from devices.gpu.nvidia.cdi import DriverFiles
+from devices.gpu.simulated.backend import VENDORS
 from devices.model import (
     ContainerAnswer,
     DeviceNode,
@@ -66,7 +68,7 @@ ALL = Sayable(frozenset(Field))
     ],
 )
 def test_answer(resource: str, asked: tuple[str, ...], answer: ContainerAnswer) -> None:
-    assert visible_devices(resource, asked, GPUS, ALL) == answer
+    assert said(*asked, gpus=GPUS, resource=resource) == answer
 
 
 @pytest.mark.parametrize(
@@ -75,25 +77,25 @@ def test_answer(resource: str, asked: tuple[str, ...], answer: ContainerAnswer) 
         ("GPU-x", Sayable(frozenset()), "by environment variables, which"),
         ("GPU-x", Sayable(frozenset(), unsure=frozenset({Field.ENVS})), "by environment variables, which"),
         ("GPU-z", Sayable(frozenset({Field.ENVS})), "by device nodes, which"),
-        ("GPU-z", Sayable(frozenset()), "by device nodes, environment variables, which"),
+        ("GPU-z", Sayable(frozenset()), "by environment variables, which"),
     ],
 )
 def test_no_half_answer(asked: str, sayable: Sayable, says: str) -> None:
     with pytest.raises(RefusedError) as refused:
-        visible_devices("nvidia.com/gpu", (asked,), GPUS, sayable)
+        said(asked, gpus=GPUS, sayable=sayable)
     assert refused.value.fault is Fault.FAILED_PRECONDITION
     assert says in str(refused.value)
 
 
 def test_what_cannot_be_said_but_is_not_needed_does_not_matter() -> None:
-    visible_devices("nvidia.com/gpu", ("GPU-x",), GPUS, Sayable(frozenset({Field.ENVS})))
+    said("GPU-x", gpus=GPUS, sayable=Sayable(frozenset({Field.ENVS})))
 
 
 NAMED = {name: GPU(name, index, index, cdi_name=f"v.com/gpu={name}") for index, name in enumerate(("GPU-b", "GPU-a"))}
 
 
 @pytest.mark.parametrize(
-    ("said", "unsure", "answer"),
+    ("sure", "unsure", "answer"),
     [
         ({Field.ENVS, Field.CDI_DEVICES}, set(), ContainerAnswer(cdi_devices=("v.com/gpu=GPU-b", "v.com/gpu=GPU-a"))),
         (
@@ -106,22 +108,21 @@ NAMED = {name: GPU(name, index, index, cdi_name=f"v.com/gpu={name}") for index, 
     ],
 )
 def test_cdi_names_stand_alone_only_where_they_arrive(
-    said: set[Field], unsure: set[Field], answer: ContainerAnswer
+    sure: set[Field], unsure: set[Field], answer: ContainerAnswer
 ) -> None:
-    sayable = Sayable(frozenset(said), frozenset(unsure))
-    assert reached("nvidia.com/gpu", ("GPU-a", "GPU-b"), NAMED, sayable) == answer
+    sayable = Sayable(frozenset(sure), frozenset(unsure))
+    assert said("GPU-a", "GPU-b", gpus=NAMED, sayable=sayable) == answer
 
 
 def test_cdi_names_that_cannot_arrive_are_refused() -> None:
     with pytest.raises(RefusedError, match="by CDI device names, which") as refused:
-        reached("nvidia.com/gpu", ("GPU-a",), NAMED, Sayable(frozenset({Field.ENVS})))
+        said("GPU-a", gpus=NAMED, sayable=Sayable(frozenset({Field.ENVS})))
     assert refused.value.fault is Fault.FAILED_PRECONDITION
 
 
 @pytest.mark.parametrize("gpus", [{}, GPUS], ids=["not looked yet", "without CDI names"])
 def test_without_cdi_names_the_variable_speaks(gpus: dict[str, GPU]) -> None:
-    answer = reached("nvidia.com/gpu", ("GPU-x",), gpus, ALL)
-    assert answer == ContainerAnswer(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-x"})
+    assert said("GPU-x", gpus=gpus) == ContainerAnswer(envs={"NVIDIA_VISIBLE_DEVICES": "GPU-x"})
 
 
 def test_order_is_by_index_and_strangers_come_last() -> None:
@@ -154,7 +155,8 @@ def said(
     resource: str = "nvidia.com/gpu",
 ) -> ContainerAnswer:
     known = REAL if gpus is None else gpus
-    return answer(resource, device_ids, known, policy or Policy(), sayable, around or Surroundings(), "token")
+    asked = Asked(resource, device_ids, known, policy or Policy(), sayable, around or Surroundings(), "token")
+    return answer(asked, device_ids, VENDORS)
 
 
 def around(*, hooks: bool) -> Surroundings:
@@ -418,7 +420,46 @@ def test_an_answer_uses_what_can_be_said_and_something_is_sure_to_arrive(
 
 def test_beside_a_gpu_that_nobody_has_seen_no_name_of_its_own_counts() -> None:
     """Half an answer would start the container with one of its two GPUs."""
-    ids = ("GPU-a", "GPU-unseen")
-    by_policy = answer("nvidia.com/gpu", ids, NAMED, Policy(), ALL, Surroundings(), "")
-    for told in (reached("nvidia.com/gpu", ids, NAMED, ALL), by_policy):
-        assert (told.cdi_devices, told.envs) == ((), {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-unseen"})
+    told = said("GPU-a", "GPU-unseen", gpus=NAMED)
+    assert (told.cdi_devices, told.envs) == ((), {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-unseen"})
+
+
+# --- GPUs of a vendor that has no rules here ----------------------------------------------------------------------------
+
+OWN = {"SN0": GPU("SN0", 0, 0, device_nodes=("/dev/sn0",)), "SN1": GPU("SN1", 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        pytest.param(OWN, ContainerAnswer(device_nodes=(DeviceNode("/dev/sn0", "/dev/sn0"),)), id="its nodes"),
+        pytest.param(
+            {"SN0": GPU("SN0", 0, 0, device_nodes=("/dev/sn0",), cdi_name="v.com/sn=SN0")},
+            ContainerAnswer(cdi_devices=("v.com/sn=SN0",), device_nodes=(DeviceNode("/dev/sn0", "/dev/sn0"),)),
+            id="its CDI name, and its nodes where that may not arrive",
+        ),
+    ],
+)
+def test_a_vendor_without_rules_gets_its_device_nodes_and_never_a_variable(
+    gpus: dict[str, GPU], expected: ContainerAnswer
+) -> None:
+    assert said("SN0", gpus=gpus, resource="vendor.com/sn", sayable=PERHAPS_CDI) == expected
+
+
+def test_a_vendor_without_rules_and_without_nodes_is_refused() -> None:
+    with pytest.raises(RefusedError, match="expected device nodes of each GPU, but SN1 has none"):
+        said("SN0", "SN1", gpus=OWN, resource="vendor.com/sn")
+
+
+@pytest.mark.parametrize(
+    ("asked", "uuids"),
+    [
+        pytest.param("A::1", "A::1", id="an ID that looks like a replica's"),
+        pytest.param("A::1::0", "A::1", id="a replica of that"),
+        pytest.param("A::x", "A::x", id="no number, no replica"),
+    ],
+)
+def test_a_vendors_id_that_contains_colons_survives(asked: str, uuids: str) -> None:
+    gpus = {uuid: GPU(uuid, index, index) for index, uuid in enumerate(("A", "A::1", "A::x"))}
+    assert said(asked, gpus=gpus).envs == {VARIABLE: uuids}
+    assert found(asked, gpus) is gpus[uuids]

@@ -18,9 +18,11 @@ from msgspec.structs import replace
 
 from adapters.dialect import Dialect, Level, sayable
 from adapters.registry import by_name
-from devices.gpu.answers import Surroundings, answer
+from devices.gpu.answers import answer
+from devices.gpu.asked import Asked, Surroundings
 from devices.gpu.model import GPU
-from devices.gpu.nvidia.cdi import Extra
+from devices.gpu.nvidia.cdi import Extra, qualified
+from devices.gpu.simulated.backend import VENDORS
 from devices.model import (
     ContainerAnswer,
     ContainerRequest,
@@ -115,7 +117,8 @@ MEASURED = {
 def told(world: World, policy: Policy, to: str, resource: str = "") -> ContainerAnswer:
     gpus = {gpu.uuid: gpu for gpu in world.gpus}
     around = Surroundings(world.control)
-    return answer(resource or world.resource, world.asked, gpus, policy, sayable(*LEVELS[to]), around, UNIQUE)
+    asked = Asked(resource or world.resource, world.asked, gpus, policy, sayable(*LEVELS[to]), around, UNIQUE)
+    return answer(asked, world.asked, VENDORS)
 
 
 def plain(said: ContainerAnswer) -> dict[str, Any]:
@@ -271,8 +274,10 @@ def test_extras_are_named_after_the_gpus() -> None:
     world = WORLDS["none"]
     policy = Policy(list_strategies=ONLY[ListStrategy.CDI_CRI], gds=True, mofed=True)
     gpus = {gpu.uuid: gpu for gpu in world.gpus}
-    around = Surroundings(extras=(Extra.GDS, Extra.MOFED))
-    said = answer(world.resource, world.asked, gpus, policy, sayable(*LEVELS[MODERN]), around, UNIQUE)
+    around = Surroundings(extras=tuple(qualified("all", extra.value) for extra in (Extra.GDS, Extra.MOFED)))
+    said = answer(
+        Asked(world.resource, world.asked, gpus, policy, sayable(*LEVELS[MODERN]), around, UNIQUE), world.asked, VENDORS
+    )
     assert said.cdi_devices == (
         f"k8s.device-plugin.nvidia.com/gpu={U[1]}",
         f"k8s.device-plugin.nvidia.com/gpu={U[2]}",

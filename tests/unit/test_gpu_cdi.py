@@ -14,25 +14,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.gpu.answers import Surroundings
+from devices.gpu import cdi
+from devices.gpu.asked import Surroundings
 from devices.gpu.backend import Sight
+from devices.gpu.cdi import HookError, Specification, expanded, with_gone
+from devices.gpu.cdi_files import CDIFileError, path_of, write
 from devices.gpu.model import GPU
 from devices.gpu.nvidia import driverfiles
 from devices.gpu.nvidia.cdi import (
     DriverFiles,
     Extra,
-    HookError,
     Link,
-    Specification,
-    expanded,
     extras,
     name_of,
     qualified,
     specifications,
-    with_gone,
 )
-from devices.gpu.nvidia.cdi_files import CDIFileError, keep, path_of, write
 from devices.gpu.nvidia.driverfiles import DriverFilesError, find
+from devices.gpu.nvidia.survey import keep
 from devices.model import Mount
 from devices.policy import IdStrategy, ListStrategy, Policy
 
@@ -220,7 +219,7 @@ def test_names_that_cdi_does_not_allow(name: str) -> None:
 @pytest.mark.parametrize("kind", ["gpu", "a/b/c", "1a/b", "a/b.c", "a/", "/b"])
 def test_kinds_that_cdi_does_not_allow(kind: str) -> None:
     with pytest.raises(ValueError, match="expected a kind"):
-        qualified("a", kind)
+        cdi.qualified("a", kind)
 
 
 # The rules of pkg/parser (ValidateDeviceName) in their own words, character by character.
@@ -372,6 +371,13 @@ def test_amds_gpus_are_not_told_by_cdi(tmp_path: Path) -> None:
     policy = Policy(list_strategies=frozenset({ListStrategy.CDI_CRI}))
     assert keep(Sight((amd,)), policy, driver=DRIVER, folder=tmp_path) == Surroundings()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_specification_names_an_instance_that_lacks_its_nodes(tmp_path: Path) -> None:
+    lacking = GPU("MIG-d", 3, 1, parent="GPU-b", resource="nvidia.com/gpu", lacks="no nodes")
+    policy = Policy(list_strategies=frozenset({ListStrategy.CDI_CRI}))
+    (specification,) = keep(Sight((*GPUS, lacking)), policy, driver=DRIVER, folder=tmp_path).specifications
+    assert [one["name"] for one in specification["devices"]] == ["GPU-a", "GPU-b", "MIG-c", "all"]
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:

@@ -7,14 +7,28 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
+from devices.gpu import naming
 from devices.gpu.model import GPU
-from devices.gpu.naming import NamingError, claimed, name_of, named
+from devices.gpu.naming import NamingError
 from devices.gpu.sharing import Offer, could_be, listing, offered
+from devices.gpu.simulated.backend import VENDORS
 from devices.model import Device, Health, Kind, Options, Trouble
 from devices.policy import Globbed, MigStrategy, Naming, Policy, Portion, Slices
 
 NVIDIA = "nvidia.com/gpu"
 AMD = "amd.com/gpu"
+
+
+def named(gpus: Iterable[GPU], policy: Policy) -> dict[str, tuple[GPU, ...]]:
+    return naming.named(gpus, policy, VENDORS)
+
+
+def name_of(one: GPU, policy: Policy) -> str | None:
+    return naming.name_of(one, policy, VENDORS)
+
+
+def claimed(resource: str, backend: str, policy: Policy) -> bool:
+    return naming.claimed(resource, backend, policy, VENDORS)
 
 
 def gpu(uuid: str, *, split: bool = False, trouble: Trouble | None = None) -> GPU:

@@ -18,7 +18,7 @@ import structlog
 from devices import filewatch
 from devices.gpu.simulated import backend as simulated
 from devices.gpu.simulated import profile
-from devices.gpu.simulated.backend import SimulatedBackend
+from devices.gpu.simulated.backend import VENDORS, SimulatedBackend
 from devices.gpu.simulated.profile import ProfileError
 from devices.gpu.source import GPUSource
 from devices.model import ContainerRequest, Fault, Field, Health, PreferredRequest, RefusedError, Sayable, Trouble
@@ -99,7 +99,7 @@ async def watch(path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> AsyncI
 
 
 def over(profile: str = "default") -> GPUSource:
-    return GPUSource(SimulatedBackend(profile), Policy())
+    return GPUSource(SimulatedBackend(profile), Policy(), VENDORS)
 
 
 def opened(source: GPUSource) -> aclosing[Any]:

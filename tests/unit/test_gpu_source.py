@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, cast
@@ -16,13 +16,14 @@ from structlog.testing import capture_logs
 from devices.combined import Combined
 from devices.generic import GenericSource
 from devices.gpu import allocation, source
-from devices.gpu.answers import Surroundings
+from devices.gpu.asked import Surroundings
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
-from devices.gpu.nvidia import cdi_files
+from devices.gpu.nvidia.vendor import NVIDIA as NVIDIA_RULES
+from devices.gpu.simulated.backend import VENDORS
 from devices.gpu.source import GPUSource
 from devices.model import ContainerRequest, Fault, Field, Health, Kind, PreferredRequest, RefusedError, Sayable, Trouble
-from devices.policy import Globbed, IdStrategy, ListStrategy, MigStrategy, Policy, Sharing, Slices
+from devices.policy import CDI_STRATEGIES, Globbed, IdStrategy, ListStrategy, MigStrategy, Policy, Sharing, Slices
 from devices.source import Facts, Fate, GiveUpError, Inventory
 
 NVIDIA, AMD = "nvidia.com/gpu", "amd.com/gpu"
@@ -68,12 +69,18 @@ def ids(inventory: Inventory) -> dict[str, list[str]]:
     return {resource: [device.id for device in listing.devices] for resource, listing in inventory.items()}
 
 
+def surveyed(sight: Sight, policy: Policy) -> Surroundings:
+    """Stand in for what answers by CDI rest on: nothing but the nodes."""
+    assert policy.list_strategies & CDI_STRATEGIES
+    return Surroundings(sight.control_nodes)
+
+
 class Watched:
     """A source over a backend, with its watch open."""
 
-    def __init__(self, policy: Policy = Policy()) -> None:
+    def __init__(self, policy: Policy = Policy(), survey: Callable[[Sight, Policy], Surroundings] = surveyed) -> None:
         self.backend = Backend()
-        self.source = GPUSource(self.backend, policy)
+        self.source = GPUSource(self.backend, policy, VENDORS, survey)
         self.inventories: AsyncIterator[Inventory] = self.source.watch()
 
     async def next(self) -> Inventory:
@@ -166,6 +173,18 @@ async def test_a_node_that_can_not_be_named_any_more_ends_no_process() -> None:
     await one.close()
 
 
+@pytest.mark.parametrize("seen", [False, True])
+async def test_a_gpu_is_its_vendors_whatever_an_operator_calls_it(seen: bool) -> None:
+    policy = Policy(gpu_names=(("*", "example.com/big"),))
+    source = GPUSource(backend := Backend("nvidia"), policy, (NVIDIA_RULES,))
+    async with aclosing(cast("Any", source.watch())) as inventories:
+        if seen:
+            backend.sees(gpu(0))
+            await anext(inventories)
+        answer = await source.answer("example.com/big", ContainerRequest(("GPU-0",)), Sayable(frozenset(Field)))
+    assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": "GPU-0"}
+
+
 @pytest.mark.parametrize("looked", [False, True])
 async def test_a_resource_of_nobody_is_not_answered_for(watched: Watched, looked: bool) -> None:
     """It is remembered from another configuration, say: no path is a GPU."""
@@ -180,7 +199,7 @@ async def test_a_resource_of_nobody_is_not_answered_for(watched: Watched, looked
 
 async def test_a_gpu_that_is_here_is_answered_for_under_an_old_name() -> None:
     """A kubelet 1.8 asks at each start of a container, also after the name was changed."""
-    source = GPUSource(backend := Backend("nvidia"), Policy())
+    source = GPUSource(backend := Backend("nvidia"), Policy(), VENDORS)
     async with aclosing(cast("Any", source.watch())) as inventories:
         backend.sees(gpu(0))
         await anext(inventories)
@@ -329,20 +348,6 @@ async def test_an_instance_that_lacks_its_nodes_is_listed_as_ill_and_never_answe
     assert refused.value.fault is Fault.FAILED_PRECONDITION
 
 
-async def test_no_specification_names_an_instance_that_lacks_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[Sight] = []
-
-    def keep(sight: Sight, *_: Any, **__: Any) -> Surroundings:
-        kept.append(sight)
-        return Surroundings()
-
-    monkeypatch.setattr(cdi_files, "keep", keep)
-    one = Watched(replace(MIXED, list_strategies=frozenset({ListStrategy.CDI_CRI})))
-    await one.sees(gpu(0, partitioned=True), replace(mig(0, 0), lacks="no nodes"), mig(0, 1))
-    await one.close()
-    assert [gpu.uuid for gpu in kept[0].gpus] == ["GPU-0", "MIG-01"]
-
-
 async def test_facts(watched: Watched) -> None:
     link = Link("GPU-1", Way.NVLINK, 4)
     await watched.sees(gpu(0, product="H100", links=(link,), spec_nodes=("/dev/nvidia0",)), gpu(1))
@@ -403,7 +408,7 @@ async def test_a_backend_that_just_ends_is_a_defect(watched: Watched) -> None:
 
 async def test_two_sources_are_one_inventory() -> None:
     first, second = Backend("a"), Backend("b")
-    both = Combined([GPUSource(first, Policy()), GPUSource(second, Policy())])
+    both = Combined([GPUSource(first, Policy(), VENDORS), GPUSource(second, Policy(), VENDORS)])
     async with aclosing(cast("Any", both.watch())) as inventories:
         following = asyncio.ensure_future(anext(inventories))
         first.sees(gpu(0))
@@ -436,7 +441,7 @@ async def test_of_several_sources_those_count_that_can_tell(
 ) -> None:
     """As after a restart: no source listed the resource."""
     backend = Backend()
-    both = Combined([GPUSource(backend, Policy()), GenericSource(Policy(globbed=rules), tmp_path)])
+    both = Combined([GPUSource(backend, Policy(), VENDORS), GenericSource(Policy(globbed=rules), tmp_path)])
     async with aclosing(cast("Any", both.watch())) as inventories:
         backend.sees(gpu(0))
         await anext(inventories)
@@ -462,8 +467,7 @@ async def test_an_answer_follows_whatever_it_rests_on(watched: Watched) -> None:
     assert await said() == by_index | {"/dev/nvidiactl": "node"}
 
 
-async def test_each_annotation_has_a_key_of_its_own(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "_specified", lambda sight, _policy, _driver: Surroundings(sight.control_nodes))
+async def test_each_annotation_has_a_key_of_its_own(watched: Watched) -> None:
     watched.source.adopt(Policy(list_strategies=frozenset({ListStrategy.CDI_ANNOTATIONS})))
     await watched.sees(gpu(0))
     asked = ContainerRequest(("GPU-0",)), Sayable(frozenset(Field))
@@ -495,8 +499,7 @@ async def test_answers_that_are_remembered_are_bounded(watched: Watched, monkeyp
 async def test_a_specification_that_could_not_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = [Surroundings(without_cdi="no folder"), Surroundings(without_cdi="no folder"), Surroundings()]
     monkeypatch.setattr(source, "_CDI_RETRY", 0.01)
-    monkeypatch.setattr(source, "_specified", lambda *_: outcomes.pop(0))
-    one = Watched(Policy(list_strategies=frozenset({ListStrategy.CDI_CRI})))
+    one = Watched(Policy(list_strategies=frozenset({ListStrategy.CDI_CRI})), lambda *_: outcomes.pop(0))
     with capture_logs() as logs:
         await one.sees(gpu(0))
         while outcomes:

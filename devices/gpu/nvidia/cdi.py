@@ -2,38 +2,26 @@
 
 Kinds and names are those of NVIDIA's device plugin (internal/cdi/cdi.go of 0.20, which lets nvcdi of the NVIDIA Container
 Toolkit write them), because the kubelet goes on giving out answers that it was given before a swap. What is in them is
-nvcdi's too (pkg/nvcdi of 1.20, which that release is built with). Pure; ``cdi_files`` writes.
+nvcdi's too (pkg/nvcdi of 1.20, which that release is built with). Pure; ``survey`` has them written.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePosixPath
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from msgspec import Struct, field
 
+from devices.gpu import cdi
+from devices.gpu.cdi import ALL, Specification
 from devices.gpu.model import GPU
-from devices.model import ContainerAnswer, DeviceNode, Mount
+from devices.model import Mount
 from devices.policy import IdStrategy, Policy
-
-Specification: TypeAlias = dict[str, Any]
-"""A CDI specification as it stands in its JSON file."""
 
 VENDOR: Final = "k8s.device-plugin.nvidia.com"
 CLASS: Final = "gpu"
-GONE: Final = 256
-"""Devices that stay in a specification after they went: a node has no more pods than that."""
-ALL: Final = "all"
-"""The device that is all of a kind's devices."""
-
-# pkg/parser of the CDI project: a vendor begins with a letter and has dots, a class has none before 0.6.0; device names may
-# begin with a digit since 0.5.0.
-_KIND: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?")
-_DEVICE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
-_VERSION: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}")
 _READ_ONLY: Final = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _WRITABLE: Final = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
 """For sockets: a container in the container could not use them otherwise."""
@@ -71,29 +59,18 @@ class DriverFiles(Struct, frozen=True):
     mounts: Mapping[Extra, tuple[Mount, ...]] = field(default_factory=dict)
 
 
-class HookError(ValueError):
-    """A specification has a hook, which only a container runtime that reads it can run."""
-
-
 def name_of(gpu: GPU, strategy: IdStrategy) -> str:
     """Say how containers know a GPU: by its UUID, or by its place on the node (``2``; ``0:2`` for a MIG instance)."""
     return gpu.uuid if strategy is IdStrategy.UUID else gpu.place or str(gpu.index)
 
 
-def qualified(device: str, kind: str = f"{VENDOR}/{CLASS}") -> str:
-    """Give a device its fully qualified CDI name, such as ``k8s.device-plugin.nvidia.com/gpu=GPU-1``.
+def qualified(device: str, of: str = CLASS) -> str:
+    """Give a device of one of our classes its fully qualified CDI name.
 
     Raises:
-        ValueError: CDI allows no such name (pkg/parser of the CDI project).
+        ValueError: CDI allows no such name.
     """
-    if not _KIND.fullmatch(kind):
-        raise ValueError(f"expected a kind of CDI devices such as vendor.com/class; got {kind[:80]!r}")
-    if not _DEVICE.fullmatch(device):
-        raise ValueError(
-            "expected a CDI device name of letters, digits and '_', '.', ':', '-', a letter or digit first and last; got "
-            f"{device[:80]!r}: the driver is older than CDI, so say GPUs in the environment"
-        )
-    return f"{kind}={device}"
+    return cdi.qualified(device, f"{VENDOR}/{of}")
 
 
 def extras(policy: Policy, driver: DriverFiles) -> tuple[Extra, ...]:
@@ -112,7 +89,7 @@ def specifications(
     devices = {
         name: _edits(nodes=_own_nodes(gpu, policy)) or {"env": [_VOID]}
         for gpu in gpus
-        if _DEVICE.fullmatch(name := name_of(gpu, policy.id_strategy)) and name != ALL
+        if cdi.is_device_name(name := name_of(gpu, policy.id_strategy)) and name != ALL
     }
     written = []
     if devices:
@@ -130,52 +107,6 @@ def specifications(
         edits = _edits(nodes=[{"path": path} for path in driver.nodes[extra]], mounts=driver.mounts.get(extra, ()))
         written.append(_specification(extra.value, {ALL: edits}, {}))
     return tuple(written)
-
-
-def with_gone(new: Specification, old: object) -> Specification:
-    """Keep the devices of ``old`` that ``new`` lacks, the last ``GONE`` of them; ``old`` is whatever a file held.
-
-    A container that was given one, by this name, can start again only while the name means something; nobody else is told it.
-    """
-    if not isinstance(old, dict) or old.get("kind") != new["kind"] or not isinstance(old.get("devices"), list):
-        return new
-    there = {device["name"] for device in new["devices"]}
-    kept = [
-        device
-        for device in old["devices"]
-        if isinstance(device, dict)
-        and isinstance(device.get("containerEdits"), dict)
-        and isinstance(device.get("name"), str)
-        and device["name"] not in there
-    ][-GONE:]
-    if not kept:
-        return new
-    version = max(new["cdiVersion"], str(old.get("cdiVersion")), key=_ordered)
-    return {**new, "cdiVersion": version, "devices": [*new["devices"], *kept]}
-
-
-def expanded(names: Iterable[str], specs: Iterable[Specification]) -> ContainerAnswer:
-    """Say in nodes, mounts and variables what the specifications say of these devices (fully qualified names).
-
-    Raises:
-        HookError: one of them has a hook.
-        KeyError: a name is in no specification.
-    """
-    known = {spec["kind"]: spec for spec in specs}
-    chosen: list[Mapping[str, Any]] = []
-    for name in names:
-        kind, _, device = name.partition("=")
-        edits = {one["name"]: one["containerEdits"] for one in known[kind]["devices"]}
-        chosen += [known[kind].get("containerEdits", {}), edits[device]]
-    if any(edits.get("hooks") for edits in chosen):
-        raise HookError("a hook of the CDI specification is run by nobody but a container runtime that reads it")
-    nodes = {node["path"]: node for edits in chosen for node in edits.get("deviceNodes", ())}
-    mounts = {mount["containerPath"]: mount for edits in chosen for mount in edits.get("mounts", ())}
-    return ContainerAnswer(
-        envs=dict(env.partition("=")[::2] for edits in chosen for env in edits.get("env", ())),
-        mounts=tuple(Mount(path, one["hostPath"], "ro" in one.get("options", ())) for path, one in mounts.items()),
-        device_nodes=tuple(DeviceNode(path, one.get("hostPath", path)) for path, one in nodes.items()),
-    )
 
 
 def on_host(node: str, policy: Policy) -> str:
@@ -266,8 +197,3 @@ def _libcuda(driver: DriverFiles) -> list[str]:
 def _cuda(driver: DriverFiles) -> list[PurePosixPath]:
     paths = (PurePosixPath(library.container_path) for library in driver.libraries)
     return [path for path in paths if path.name.startswith(_CUDA)]
-
-
-def _ordered(version: str) -> tuple[int, ...]:
-    """Order versions; what is none comes before any."""
-    return tuple(map(int, version.split("."))) if _VERSION.fullmatch(version) else ()

@@ -6,13 +6,20 @@ It is how everything else can be tried without a GPU: users meet it first, tests
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from typing import Final
 
 import structlog
 
 from devices.filewatch import FileWatch
+from devices.gpu.amd.vendor import AMD
 from devices.gpu.backend import Sight
+from devices.gpu.nvidia.vendor import NVIDIA
 from devices.gpu.simulated.profile import Described, ProfileError, UnreadableError, find, parse, read
+from devices.gpu.vendor import Vendor
+
+VENDORS: Final[Sequence[Vendor]] = (NVIDIA, AMD)
+"""The vendors whose GPUs can be simulated as they are; others are given to containers by their device nodes alone."""
 
 _log = structlog.get_logger()
 

@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from devices.boards import Place, are_shared, place_of, unshared
+from devices.boards import Place, are_shared, place_of
 from devices.model import Device
+from devices.replicas import unshared
 from gateway.kubelet.api import PROBE_RESOURCE
 
 Pods = Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]

@@ -28,12 +28,13 @@ import grpc.aio
 from adapters import checkpoint
 from adapters.dialect import MalformedError
 from adapters.registry import by_name
-from devices.boards import unshared
 from devices.gpu import naming, sharing
 from devices.gpu.model import GPU
 from devices.gpu.simulated import profile
+from devices.gpu.simulated.backend import VENDORS
 from devices.model import ContainerAnswer, ContainerRequest
 from devices.policy import Policy
+from devices.replicas import unshared
 from devices.source import Listing
 from gateway.configuration import file as config
 from gateway.kubelet.watch import listens
@@ -415,7 +416,7 @@ def offered(described: Mapping[str, profile.Described], policy: Policy) -> Mappi
     """
     nothing: frozenset[str] = frozenset()
     gpus = [gpu for one in described.values() for gpu in one.gpus]
-    named: dict[str, tuple[GPU, ...]] = dict.fromkeys(described, ()) | naming.named(gpus, policy)
+    named: dict[str, tuple[GPU, ...]] = dict.fromkeys(described, ()) | naming.named(gpus, policy, VENDORS)
     return {name: sharing.listing(one, nothing, nothing) for name, one in sharing.offered(named, policy).items()}
 
 

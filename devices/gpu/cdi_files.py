@@ -15,11 +15,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from devices.gpu.answers import CDI, Surroundings
-from devices.gpu.backend import Sight
-from devices.gpu.nvidia.cdi import DriverFiles, Specification, extras, specifications, with_gone
-from devices.gpu.nvidia.driverfiles import DriverFilesError, find
-from devices.policy import Policy
+from devices.gpu.cdi import Specification, with_gone
 
 FOLDER: Final = Path("/var/run/cdi")
 _MOST_BYTES: Final = 8 * 2**20
@@ -33,38 +29,8 @@ class CDIFileError(Exception):
     """A specification can't be written. The message says what was expected, what came and what to do."""
 
 
-def keep(
-    sight: Sight,
-    policy: Policy,
-    *,
-    root: str = "",
-    driver: DriverFiles | None = None,
-    folder: Path = FOLDER,
-) -> Surroundings:
-    """Write what the policy needs of specifications, and say what answers can rest on. It blocks: for a thread.
-
-    Args:
-        sight: the GPUs. AMD's are not told by CDI, nor are those with a CDI name of their own: somebody else writes of these.
-        policy: without a CDI strategy nothing is written.
-        root: where this process sees the driver's root (``driverfiles.find``).
-        driver: the driver's files where it is known that there are no others (a simulated node); None to look for them.
-        folder: where the specifications are.
-    """
-    gpus = [gpu for gpu in sight.gpus if not gpu.cdi_name and not gpu.resource.startswith("amd.com/")]
-    if not gpus or not policy.list_strategies & CDI:
-        return Surroundings(sight.control_nodes)
-    try:
-        driver = driver or find(policy, sight.driver, root)
-        specs = specifications(gpus, sight.control_nodes, policy, driver)
-        for specification in specs:
-            write(specification, folder)
-    except (DriverFilesError, CDIFileError) as error:
-        return Surroundings(sight.control_nodes, without_cdi=str(error))
-    return Surroundings(sight.control_nodes, extras(policy, driver), specs)
-
-
 def path_of(specification: Specification, folder: Path = FOLDER) -> Path:
-    """Say where a specification is written: under the name that NVIDIA's plugin uses (GenerateNameForSpec of CDI)."""
+    """Say where a specification is written: under the name that CDI's own library gives it (GenerateNameForSpec)."""
     return folder / f"{specification['kind'].replace('/', '-')}.json"
 
 

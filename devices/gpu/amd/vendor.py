@@ -1,0 +1,63 @@
+"""AMD's own rules: names by partition, as its own device plugin has them (cmd/k8s-device-plugin/main.go), and device nodes.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from devices.gpu.asked import Asked, by_nodes, visible_devices
+from devices.gpu.model import GPU
+from devices.gpu.naming import NamingError
+from devices.gpu.vendor import Vendor
+from devices.model import ContainerAnswer
+from devices.policy import Naming, Policy
+
+PREFIX: Final = "amd.com/"
+# A variable of its own: with one for all, a container that has GPUs of two vendors would see only the ones that the kubelet
+# wrote last.
+_VARIABLE: Final = "AMD_VISIBLE_DEVICES"
+
+
+class _Amd:
+    name, prefix = "amd", PREFIX
+
+    def name_of(self, gpu: GPU, policy: Policy) -> str | None:
+        if gpu.partitioned:
+            return None
+        return f"{PREFIX}{gpu.profile}" if policy.resource_naming is Naming.MIXED and gpu.profile else gpu.resource
+
+    def check(self, gpus: Sequence[GPU], policy: Policy) -> None:
+        if policy.resource_naming is Naming.SINGLE:
+            _check_alike(gpus)
+
+    def given_names(self, policy: Policy) -> Collection[str]:  # noqa: ARG002 - the protocol's
+        return ()
+
+    def was_repartitioned(self, uuid: str, gpus: Collection[GPU]) -> bool:
+        # Partitions, which are named ``amdgpu_xcp_<n>``, go with their GPU, too; but not where all GPUs that are there are
+        # well, and none is partitioned any more.
+        whole = all(not gpu.parent and gpu.profile.partition("_")[0] in {"", "spx"} for gpu in gpus)
+        return uuid.startswith("amdgpu_xcp") and whole and bool(gpus) and all(gpu.trouble is None for gpu in gpus)
+
+    def answer(self, asked: Asked) -> ContainerAnswer:
+        """Give /dev/kfd and the GPUs' own nodes. Simulated ones have none, and are named in a variable."""
+        asked.require_known("device nodes")
+        return by_nodes(asked) if any(gpu.device_nodes for gpu in asked.known) else self.again(asked)
+
+    def again(self, asked: Asked) -> ContainerAnswer:
+        return visible_devices(asked, _VARIABLE)
+
+
+AMD: Final[Vendor] = _Amd()
+
+
+def _check_alike(gpus: Sequence[GPU]) -> None:
+    profiles: Mapping[str, None] = dict.fromkeys(gpu.profile for gpu in gpus if not gpu.partitioned and gpu.profile)
+    if len(profiles) > 1:
+        raise NamingError(
+            "the resource naming strategy 'single' expects GPUs that are all partitioned alike; got "
+            f"{', '.join(sorted(profiles)[:8])}: partition them alike, or use the strategy 'mixed'"
+        )

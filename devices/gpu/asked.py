@@ -1,0 +1,118 @@
+"""A request for GPUs, what it is answered from, and the answers that are the same for every vendor. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from devices.gpu.cdi import Specification
+from devices.gpu.model import GPU, in_order
+from devices.model import ContainerAnswer, DeviceNode, Fault, Field, RefusedError, Sayable
+from devices.policy import Policy
+from devices.replicas import unshared
+
+
+class Surroundings(Struct, frozen=True):
+    """What an answer needs to know of the node besides the GPUs.
+
+    ``control_nodes`` are those of ``Sight``. ``extras`` are the CDI names of what containers get beside GPUs.
+    ``specifications`` are what the CDI names stand for, and ``without_cdi`` why there are none ('' where there are).
+    """
+
+    control_nodes: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+    specifications: tuple[Specification, ...] = ()
+    without_cdi: str = ""
+
+
+class Asked:
+    """A request, and what it is answered from.
+
+    Args:
+        resource: under which name GPUs were asked for.
+        device_ids: UUIDs, or replicas of them.
+        gpus: what stands beneath the resource, by UUID. A device that isn't in it is named all the same where its name is all
+            that is needed: during the first discovery the gateway serves what it announced before the backend has seen it.
+        policy: what the operator decided.
+        sayable: what this kubelet can be told.
+        around: what else is on the node.
+        token: a new UUID (version 4), which makes the key of an annotation unique.
+    """
+
+    def __init__(
+        self,
+        resource: str,
+        device_ids: Iterable[str],
+        gpus: Mapping[str, GPU],
+        policy: Policy,
+        sayable: Sayable,
+        around: Surroundings,
+        token: str = "",
+    ) -> None:
+        self.resource, self.gpus, self.policy, self.sayable, self.around = resource, gpus, policy, sayable, around
+        self.token = token
+        self.uuids = tuple(dict.fromkeys(unshared(one, gpus) for one in in_order(device_ids, gpus)))
+        self.known = [gpus[uuid] for uuid in self.uuids if uuid in gpus]
+
+    def first_name(self) -> str:
+        """Return the name that these GPUs have before an operator's."""
+        return next((gpu.resource for gpu in self.known if gpu.resource), self.resource)
+
+    def require_known(self, what: str) -> None:
+        """Refuse where a GPU hasn't been seen yet, and more of it than its name must be said.
+
+        Raises:
+            RefusedError: FAILED_PRECONDITION.
+        """
+        unknown = [uuid for uuid in self.uuids if uuid not in self.gpus]
+        if unknown:
+            raise RefusedError(
+                Fault.FAILED_PRECONDITION,
+                f"{self.resource}: expected to know the {what} of {', '.join(unknown[:4])}, but nobody has looked at that GPU "
+                "yet: see in the log whether its driver is loaded, and start the container again",
+            )
+
+
+def visible_devices(asked: Asked, variable: str) -> ContainerAnswer:
+    """Name the GPUs in the variable that a vendor's runtime reads, in the order of their indices; and their device nodes.
+
+    Raises:
+        RefusedError: the kubelet can't be told what the container needs, so it would start without its GPUs.
+    """
+    nodes = dict.fromkeys(path for gpu in asked.known for path in gpu.device_nodes)
+    needed = {Field.ENVS} | ({Field.DEVICE_NODES} if nodes else set())
+    if missing := needed - asked.sayable.said:
+        raise unsaid(asked.resource, missing)
+    return ContainerAnswer(
+        envs={variable: ",".join(asked.uuids)}, device_nodes=tuple(DeviceNode(path, path) for path in nodes)
+    )
+
+
+def by_nodes(asked: Asked) -> ContainerAnswer:
+    """Give a container the device nodes of its GPUs, and those that each container with a GPU needs.
+
+    Raises:
+        RefusedError: a GPU has none, or the kubelet can't be told.
+    """
+    asked.require_known("device nodes")
+    if bare := [gpu.uuid for gpu in asked.known if not gpu.device_nodes]:
+        raise RefusedError(
+            Fault.FAILED_PRECONDITION,
+            f"{asked.resource}: expected device nodes of each GPU, but {', '.join(bare[:4])} has none: see whether its driver "
+            "is loaded",
+        )
+    if Field.DEVICE_NODES not in asked.sayable.said:
+        raise unsaid(asked.resource, [Field.DEVICE_NODES])
+    paths = dict.fromkeys((*asked.around.control_nodes, *(path for gpu in asked.known for path in gpu.device_nodes)))
+    return ContainerAnswer(device_nodes=tuple(DeviceNode(path, path) for path in paths))
+
+
+def unsaid(resource: str, fields: Iterable[Field]) -> RefusedError:
+    """Return the refusal for what the kubelet can't be told."""
+    return RefusedError(
+        Fault.FAILED_PRECONDITION,
+        f"{resource} reaches a container by {', '.join(sorted(field.value for field in fields))}, which can't be said for "
+        "certain to this kubelet, so the container would start without its GPU; use a kubelet or an API version that can be "
+        "told, or another backend",
+    )

@@ -1,0 +1,102 @@
+"""CDI (the Container Device Interface) as far as it is nobody's own: names, and what a specification says.
+
+Pure; ``cdi_files`` writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+from devices.model import ContainerAnswer, DeviceNode, Mount
+
+Specification: TypeAlias = dict[str, Any]
+"""A CDI specification as it stands in its JSON file."""
+
+GONE: Final = 256
+"""Devices that stay in a specification after they went: a node has no more pods than that."""
+ALL: Final = "all"
+"""The device that is all of a kind's devices."""
+
+# pkg/parser of the CDI project: a vendor begins with a letter and has dots, a class has none before 0.6.0; device names may
+# begin with a digit since 0.5.0.
+_KIND: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?")
+_DEVICE: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_VERSION: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}")
+
+
+class HookError(ValueError):
+    """A specification has a hook, which only a container runtime that reads it can run."""
+
+
+def is_device_name(name: str) -> bool:
+    """Whether CDI allows a device of this name."""
+    return _DEVICE.fullmatch(name) is not None
+
+
+def qualified(device: str, kind: str) -> str:
+    """Give a device its fully qualified CDI name, such as ``k8s.device-plugin.nvidia.com/gpu=GPU-1``.
+
+    Raises:
+        ValueError: CDI allows no such name (pkg/parser of the CDI project).
+    """
+    if not _KIND.fullmatch(kind):
+        raise ValueError(f"expected a kind of CDI devices such as vendor.com/class; got {kind[:80]!r}")
+    if not is_device_name(device):
+        raise ValueError(
+            "expected a CDI device name of letters, digits and '_', '.', ':', '-', a letter or digit first and last; got "
+            f"{device[:80]!r}: the driver is older than CDI, so say GPUs in the environment"
+        )
+    return f"{kind}={device}"
+
+
+def with_gone(new: Specification, old: object) -> Specification:
+    """Keep the devices of ``old`` that ``new`` lacks, the last ``GONE`` of them; ``old`` is whatever a file held.
+
+    A container that was given one, by this name, can start again only while the name means something; nobody else is told it.
+    """
+    if not isinstance(old, dict) or old.get("kind") != new["kind"] or not isinstance(old.get("devices"), list):
+        return new
+    there = {device["name"] for device in new["devices"]}
+    kept = [
+        device
+        for device in old["devices"]
+        if isinstance(device, dict)
+        and isinstance(device.get("containerEdits"), dict)
+        and isinstance(device.get("name"), str)
+        and device["name"] not in there
+    ][-GONE:]
+    if not kept:
+        return new
+    version = max(new["cdiVersion"], str(old.get("cdiVersion")), key=_ordered)
+    return {**new, "cdiVersion": version, "devices": [*new["devices"], *kept]}
+
+
+def expanded(names: Iterable[str], specs: Iterable[Specification]) -> ContainerAnswer:
+    """Say in nodes, mounts and variables what the specifications say of these devices (fully qualified names).
+
+    Raises:
+        HookError: one of them has a hook.
+        KeyError: a name is in no specification.
+    """
+    known = {spec["kind"]: spec for spec in specs}
+    chosen: list[Mapping[str, Any]] = []
+    for name in names:
+        kind, _, device = name.partition("=")
+        edits = {one["name"]: one["containerEdits"] for one in known[kind]["devices"]}
+        chosen += [known[kind].get("containerEdits", {}), edits[device]]
+    if any(edits.get("hooks") for edits in chosen):
+        raise HookError("a hook of the CDI specification is run by nobody but a container runtime that reads it")
+    nodes = {node["path"]: node for edits in chosen for node in edits.get("deviceNodes", ())}
+    mounts = {mount["containerPath"]: mount for edits in chosen for mount in edits.get("mounts", ())}
+    return ContainerAnswer(
+        envs=dict(env.partition("=")[::2] for edits in chosen for env in edits.get("env", ())),
+        mounts=tuple(Mount(path, one["hostPath"], "ro" in one.get("options", ())) for path, one in mounts.items()),
+        device_nodes=tuple(DeviceNode(path, one.get("hostPath", path)) for path, one in nodes.items()),
+    )
+
+
+def _ordered(version: str) -> tuple[int, ...]:
+    """Order versions; what is none comes before any."""
+    return tuple(map(int, version.split("."))) if _VERSION.fullmatch(version) else ()

@@ -1,0 +1,134 @@
+"""How a container gets NVIDIA's GPUs: as NVIDIA's own device plugin says it (internal/plugin/server.go of 0.20).
+
+By the strategies that an operator chose: in the environment, by mounts, in annotations, by CDI names. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+from msgspec.structs import replace
+
+from devices.gpu.asked import Asked, unsaid
+from devices.gpu.cdi import HookError, expanded
+from devices.gpu.nvidia import cdi
+from devices.model import ContainerAnswer, DeviceNode, Fault, Field, Mount, RefusedError, Sayable
+from devices.policy import CDI_STRATEGIES, CdiFallback, IdStrategy, ListStrategy, Policy
+
+VARIABLE: Final = "NVIDIA_VISIBLE_DEVICES"
+_MOUNTED: Final = "/var/run/nvidia-container-devices"
+_SAID_BY: Final[Mapping[ListStrategy, frozenset[Field]]] = {
+    ListStrategy.ENVVAR: frozenset({Field.ENVS}),
+    ListStrategy.VOLUME_MOUNTS: frozenset({Field.ENVS, Field.MOUNTS}),
+    ListStrategy.CDI_ANNOTATIONS: frozenset({Field.ANNOTATIONS}),
+    ListStrategy.CDI_CRI: frozenset({Field.CDI_DEVICES}),
+}
+_EXPANDED: Final = frozenset({Field.ENVS, Field.MOUNTS, Field.DEVICE_NODES})
+
+
+def by_strategies(asked: Asked) -> ContainerAnswer:
+    """Say NVIDIA's GPUs by each strategy that can be said; at least one must be sure to arrive."""
+    policy = asked.policy
+    certain, by_cdi = _ways(policy.list_strategies, asked.sayable, with_cdi=not asked.around.without_cdi)
+    if not certain:
+        said = _fallback(asked)
+    elif policy.list_strategies <= CDI_STRATEGIES:  # The specification has all the rest.
+        said = ContainerAnswer()
+    else:
+        said = _with_nodes(_with_modes(_in_environment(_names(asked), certain), policy), asked)
+    if not by_cdi:
+        return said
+    names = _cdi_names(asked)
+    if names and ListStrategy.CDI_ANNOTATIONS in by_cdi:
+        key = f"{policy.cdi_annotation_prefix}nvidia-device-plugin_{asked.token}"
+        said = replace(said, annotations={key: ",".join(names)})
+    return replace(said, cdi_devices=names) if ListStrategy.CDI_CRI in by_cdi else said
+
+
+@lru_cache(maxsize=64)
+def _ways(
+    strategies: frozenset[ListStrategy], sayable: Sayable, *, with_cdi: bool
+) -> tuple[frozenset[ListStrategy], frozenset[ListStrategy]]:
+    """Say which of these strategies are sure to arrive, and which of those with CDI names may arrive."""
+    chosen = strategies if with_cdi else strategies - CDI_STRATEGIES
+    certain = frozenset(one for one in chosen if _SAID_BY[one] <= sayable.said)
+    by_cdi = frozenset(one for one in chosen & CDI_STRATEGIES if _SAID_BY[one] <= sayable.said | sayable.unsure)
+    return certain, by_cdi
+
+
+def _fallback(asked: Asked) -> ContainerAnswer:
+    """Say GPUs in another way than by CDI, if the operator wants that.
+
+    Raises:
+        RefusedError: they don't, or that can't be said either.
+    """
+    policy, around, said = asked.policy, asked.around, asked.sayable.said
+    fields = {field for one in policy.list_strategies for field in _SAID_BY[one]} - said
+    why = f"{unsaid(asked.resource, fields)}, or another DEVICE_LIST_STRATEGY, or --cdi-fallback"
+    if around.without_cdi:
+        why = f"{asked.resource} reaches a container by CDI, and there is no specification: {around.without_cdi}"
+    if policy.cdi_fallback is CdiFallback.ENVVAR and Field.ENVS in said:
+        return _with_nodes(_with_modes(_in_environment(_names(asked), {ListStrategy.ENVVAR}), policy), asked)
+    if policy.cdi_fallback is CdiFallback.EXPAND and not around.without_cdi and said >= _EXPANDED:
+        try:
+            return expanded(_cdi_names(asked), around.specifications)
+        except HookError as error:
+            why += f"; nor can what it stands for be said (--cdi-fallback=expand): {error}"
+        except KeyError as error:
+            why += f"; nor can what it stands for be said (--cdi-fallback=expand): {error} is in no CDI specification"
+    raise RefusedError(Fault.FAILED_PRECONDITION, why)
+
+
+def _in_environment(names: Sequence[str], strategies: Collection[ListStrategy]) -> ContainerAnswer:
+    """Name GPUs in the variable or by mounts, which win: only an administrator can mount (NVIDIA's accept-…-as-volume-mounts)."""
+    if ListStrategy.VOLUME_MOUNTS in strategies:
+        mounts = tuple(Mount(f"{_MOUNTED}/{name}", "/dev/null") for name in names)
+        return ContainerAnswer(envs={VARIABLE: _MOUNTED}, mounts=mounts)
+    if ListStrategy.ENVVAR in strategies:
+        return ContainerAnswer(envs={VARIABLE: ",".join(names)})
+    return ContainerAnswer()
+
+
+def _with_modes(said: ContainerAnswer, policy: Policy) -> ContainerAnswer:
+    """Ask the NVIDIA runtime, where it is told of GPUs, for what an operator wants beside them."""
+    if not (said.envs and (policy.gdrcopy or policy.gds or policy.mofed)):
+        return said
+    wanted = {"NVIDIA_GDRCOPY": policy.gdrcopy, "NVIDIA_GDS": policy.gds, "NVIDIA_MOFED": policy.mofed}
+    return replace(said, envs={**said.envs, **{name: "enabled" for name, is_wanted in wanted.items() if is_wanted}})
+
+
+def _with_nodes(said: ContainerAnswer, asked: Asked) -> ContainerAnswer:
+    """Pass the device nodes that a GPU always needs, and those that an operator wants passed."""
+    policy = asked.policy
+    always = [DeviceNode(path, path) for gpu in asked.known for path in gpu.device_nodes]
+    if not always and not policy.pass_device_specs:
+        return said
+    if always and Field.DEVICE_NODES not in asked.sayable.said:
+        raise unsaid(asked.resource, [Field.DEVICE_NODES])
+    if not policy.pass_device_specs or Field.DEVICE_NODES not in asked.sayable.said:
+        return replace(said, device_nodes=tuple(dict.fromkeys(always)))
+    asked.require_known("device nodes")
+    paths = (*(path for gpu in asked.known for path in gpu.spec_nodes), *asked.around.control_nodes)
+    passed = [DeviceNode(path, cdi.on_host(path, policy)) for path in paths]
+    return replace(said, device_nodes=tuple(dict.fromkeys((*always, *passed))))
+
+
+def _names(asked: Asked) -> tuple[str, ...]:
+    """Name the GPUs as the operator wants containers to know them."""
+    if asked.policy.id_strategy is IdStrategy.UUID:
+        return asked.uuids
+    asked.require_known("index")
+    return tuple(cdi.name_of(gpu, asked.policy.id_strategy) for gpu in asked.known)
+
+
+def _cdi_names(asked: Asked) -> tuple[str, ...]:
+    """Name the GPUs and extras in CDI."""
+    try:
+        names = [cdi.qualified(name) for name in _names(asked)]
+    except ValueError as error:
+        raise RefusedError(
+            Fault.FAILED_PRECONDITION, f"{asked.resource} reaches a container by CDI: {error}"
+        ) from error
+    return (*names, *asked.around.extras)

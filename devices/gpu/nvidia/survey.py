@@ -1,0 +1,53 @@
+"""What answers for NVIDIA's GPUs rest on besides the GPUs: the CDI specifications, which are written here.
+
+Imported only where an operator chose CDI.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from devices.gpu.asked import Surroundings
+from devices.gpu.backend import Sight
+from devices.gpu.cdi import ALL
+from devices.gpu.cdi_files import FOLDER, CDIFileError, write
+from devices.gpu.nvidia import cdi
+from devices.gpu.nvidia.cdi import DriverFiles, extras, specifications
+from devices.gpu.nvidia.driverfiles import DriverFilesError, find
+from devices.gpu.nvidia.vendor import PREFIX
+from devices.policy import CDI_STRATEGIES, Policy
+
+
+def keep(
+    sight: Sight,
+    policy: Policy,
+    *,
+    root: str | None = None,
+    driver: DriverFiles | None = None,
+    folder: Path = FOLDER,
+) -> Surroundings:
+    """Write what the policy needs of specifications, and say what answers can rest on. It blocks: for a thread.
+
+    Args:
+        sight: the GPUs. Left out are those of others, those that lack what a container needs, and those with a CDI name of their
+            own: somebody else writes of these.
+        policy: without a CDI strategy nothing is written.
+        root: where this process sees the driver's root (``driverfiles.find``); None: where it is mounted in the container, else
+            where it is on the host (a host service has no mount).
+        driver: the driver's files where it is known that there are no others (a simulated node); None to look for them.
+        folder: where the specifications are.
+    """
+    gpus = [one for one in sight.gpus if one.resource.startswith(PREFIX) and not one.cdi_name and not one.lacks]
+    if not gpus or not policy.list_strategies & CDI_STRATEGIES:
+        return Surroundings(sight.control_nodes)
+    if root is None:
+        root = "" if Path(policy.container_driver_root).is_dir() else policy.driver_root
+    try:
+        driver = driver or find(policy, sight.driver, root)
+        specs = specifications(gpus, sight.control_nodes, policy, driver)
+        for specification in specs:
+            write(specification, folder)
+    except (DriverFilesError, CDIFileError) as error:
+        return Surroundings(sight.control_nodes, without_cdi=str(error))
+    names = tuple(cdi.qualified(ALL, extra.value) for extra in extras(policy, driver))
+    return Surroundings(sight.control_nodes, names, specs)

@@ -1,0 +1,91 @@
+"""NVIDIA's own rules: the MIG strategy, as its device plugin has it (internal/rm/device_map.go of 0.17 to 0.20), and names.
+
+A GPU in MIG mode is offered whole, by its instances under the GPUs' name (``single``), or by its instances under a name for each
+profile (``mixed``). Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+from devices.gpu.asked import Asked, visible_devices
+from devices.gpu.model import GPU
+from devices.gpu.naming import NamingError
+from devices.gpu.nvidia.answers import VARIABLE, by_strategies
+from devices.gpu.vendor import Vendor
+from devices.model import ContainerAnswer
+from devices.policy import MigStrategy, Policy
+
+PREFIX: Final = "nvidia.com/"
+
+
+class _Nvidia:
+    name, prefix = "nvidia", PREFIX
+
+    def name_of(self, gpu: GPU, policy: Policy) -> str | None:
+        mig = policy.mig_strategy
+        if not (gpu.parent and gpu.profile):  # no MIG instance
+            whole = not gpu.partitioned or mig is MigStrategy.NONE
+            return _by_pattern(gpu.product, policy.gpu_names, gpu.resource) if whole else None
+        if mig is MigStrategy.MIXED:
+            return _by_pattern(gpu.profile, policy.mig_names, f"{PREFIX}mig-{gpu.profile.replace('+', '.')}")
+        return _by_pattern(gpu.profile, policy.mig_names, gpu.resource) if mig is MigStrategy.SINGLE else None
+
+    def check(self, gpus: Sequence[GPU], policy: Policy) -> None:
+        if policy.mig_strategy is MigStrategy.SINGLE:
+            _check_mig(gpus)
+
+    def given_names(self, policy: Policy) -> Collection[str]:
+        return {name for _, name in (*policy.gpu_names, *policy.mig_names)}
+
+    def was_repartitioned(self, uuid: str, gpus: Collection[GPU]) -> bool:  # noqa: ARG002 - the protocol's
+        return uuid.startswith("MIG-")  # An instance doesn't go by itself.
+
+    def answer(self, asked: Asked) -> ContainerAnswer:
+        return by_strategies(asked)
+
+    def again(self, asked: Asked) -> ContainerAnswer:
+        return visible_devices(asked, VARIABLE)
+
+
+NVIDIA: Final[Vendor] = _Nvidia()
+
+
+def _by_pattern(word: str, names: Sequence[tuple[str, str]], usual: str) -> str | None:
+    """Find the name of the first pattern that matches; ``usual`` where there are no patterns."""
+    if not names:
+        return usual
+    return next((name for pattern, name in names if _matches(word, pattern)), None)
+
+
+def _matches(word: str, pattern: str) -> bool:
+    """Whether ``pattern``, in which ``*`` is anything and all else itself, is all of ``word``."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), word) is not None
+
+
+def _check_mig(gpus: Sequence[GPU]) -> None:
+    """Refuse what ``single`` can't mean: GPUs with MIG beside others, MIG without instances, or with several profiles."""
+    split = {gpu.uuid: gpu for gpu in gpus if gpu.partitioned}
+    if not split:
+        return
+    whole = [gpu for gpu in gpus if not gpu.parent and not gpu.partitioned]
+    empty = split.keys() - {gpu.parent for gpu in gpus}
+    profiles = sorted({gpu.profile for gpu in gpus if gpu.parent in split})
+    if whole:
+        problem = f"{len(split)} GPUs in MIG mode and {len(whole)} that aren't ({_places(whole)})"
+    elif empty:
+        problem = f"no MIG instance on GPU {_places([split[uuid] for uuid in empty])}"
+    elif len(profiles) > 1:
+        problem = f"instances of several profiles ({', '.join(profiles[:8])})"
+    else:
+        return
+    raise NamingError(
+        "the MIG strategy 'single' expects every GPU of the node in MIG mode, all with instances of one profile; got "
+        f"{problem}: configure them alike, or use the strategy 'mixed'"
+    )
+
+
+def _places(gpus: Iterable[GPU]) -> str:
+    return ", ".join(str(gpu.index) for gpu in sorted(gpus, key=lambda gpu: gpu.index)[:8])

@@ -1,0 +1,93 @@
+"""What a vendor has of its own: how its GPUs are named, how a container gets them, and which partitions went on purpose.
+
+A vendor's folder brings one ``Vendor``. GPUs that none of a source's vendors knows are ``PLAIN``: they are offered under the
+name that their backend gives them, and a container gets their device nodes and never a variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, Protocol
+
+from devices.gpu.asked import Asked, by_nodes
+from devices.gpu.model import GPU
+from devices.model import ContainerAnswer
+from devices.policy import Policy
+
+
+class Vendor(Protocol):
+    """One vendor's own rules. Pure.
+
+    ``name`` is what its backend is called, ``prefix`` how the resource names of its GPUs begin (``nvidia.com/``).
+    """
+
+    name: str
+    prefix: str
+
+    def name_of(self, gpu: GPU, policy: Policy) -> str | None:
+        """Say under which name a GPU or partition is offered; None where it isn't."""
+        ...
+
+    def check(self, gpus: Sequence[GPU], policy: Policy) -> None:
+        """Refuse the vendor's GPUs of a node that the policy can't name.
+
+        Raises:
+            NamingError: with what was expected, what came and what to do.
+        """
+        ...
+
+    def given_names(self, policy: Policy) -> Collection[str]:
+        """Return the names that an operator gave GPUs of this vendor."""
+        ...
+
+    def was_repartitioned(self, uuid: str, gpus: Collection[GPU]) -> bool:
+        """Whether a device that isn't there was a partition, and somebody made others or none; its ID alone is known."""
+        ...
+
+    def answer(self, asked: Asked) -> ContainerAnswer:
+        """Say how a container gets these GPUs.
+
+        Raises:
+            RefusedError: it would start without a GPU.
+        """
+        ...
+
+    def again(self, asked: Asked) -> ContainerAnswer:
+        """Say once more, without CDI, which GPUs a container gets whose CDI names may not arrive.
+
+        Raises:
+            RefusedError: that can't be said.
+        """
+        ...
+
+
+class _Plain:
+    """GPUs of a vendor that has no rules here."""
+
+    name = prefix = ""
+
+    def name_of(self, gpu: GPU, policy: Policy) -> str | None:  # noqa: ARG002 - the protocol's
+        return None if gpu.partitioned else gpu.resource
+
+    def check(self, gpus: Sequence[GPU], policy: Policy) -> None:
+        """Take them as they are."""
+
+    def given_names(self, policy: Policy) -> Collection[str]:  # noqa: ARG002 - the protocol's
+        return ()
+
+    def was_repartitioned(self, uuid: str, gpus: Collection[GPU]) -> bool:  # noqa: ARG002 - the protocol's
+        return False
+
+    def answer(self, asked: Asked) -> ContainerAnswer:
+        return by_nodes(asked)
+
+    def again(self, asked: Asked) -> ContainerAnswer:
+        return by_nodes(asked)
+
+
+PLAIN: Final[Vendor] = _Plain()
+
+
+def vendor_of(resource: str, vendors: Iterable[Vendor]) -> Vendor:
+    """Return whose GPUs are offered under a name that their backend gave them."""
+    return next((one for one in vendors if resource.startswith(one.prefix)), PLAIN)
