@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Given, Settings
 
 DEFAULT: Final = "default"
-_FILE_ALONE: Final = ("slices", "fail_requests_greater_than_one", "gpu_names", "mig_names", "globbed")
+_FILE_ALONE: Final = ("slices", "fail_requests_greater_than_one", "gpu_names", "mig_names", "globbed", "bridging")
 """Fields of the policy that only the configuration file sets."""
 
 
@@ -60,7 +60,5 @@ def logged(found: Iterable[Setting]) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Turn a value into what JSON has; sets in order, so that equal ones look alike."""
-    found = msgspec.to_builtins(value, enc_hook=str)
-    if isinstance(value, frozenset):
-        return sorted(found)
-    return list(found) if isinstance(found, tuple) else found
+    found = msgspec.json.decode(msgspec.json.encode(value, enc_hook=str))
+    return sorted(found) if isinstance(value, frozenset) else found
