@@ -143,12 +143,27 @@ class Sayable(Struct, frozen=True):
 
 
 class Fault(Enum):
-    """Why a request was refused: the gRPC status that says it. The values are gRPC's names."""
+    """Why a request was refused: the gRPC status that says it. The values are gRPC's names.
+
+    The gateway itself refuses by the first four; a plugin behind the bridge by any.
+    """
 
     NOT_FOUND = "NOT_FOUND"
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     FAILED_PRECONDITION = "FAILED_PRECONDITION"
     UNIMPLEMENTED = "UNIMPLEMENTED"
+    CANCELLED = "CANCELLED"
+    UNKNOWN = "UNKNOWN"
+    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+    ALREADY_EXISTS = "ALREADY_EXISTS"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
+    ABORTED = "ABORTED"
+    OUT_OF_RANGE = "OUT_OF_RANGE"
+    INTERNAL = "INTERNAL"
+    UNAVAILABLE = "UNAVAILABLE"
+    DATA_LOSS = "DATA_LOSS"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
 
 
 class RefusedError(Exception):

@@ -123,6 +123,20 @@ class Globbed(Struct, frozen=True):
     permissions: str = "rw"
 
 
+class Bridging(Struct, frozen=True):
+    """What holds for single resources of other vendors' plugins (``--bridge``), by patterns of their names (``*`` is anything).
+
+    ``allow`` says which may register (none: all), ``repeat`` for which an Allocate may be answered as an identical earlier one was
+    while the plugin is away, ``deadlines`` how many seconds an Allocate may take (the first pattern that matches).
+    ``renames`` gives resources other names than their plugins do.
+    """
+
+    allow: tuple[str, ...] = ()
+    repeat: tuple[str, ...] = ()
+    renames: Mapping[str, str] = field(default_factory=dict)
+    deadlines: tuple[tuple[str, float], ...] = ()
+
+
 class Policy(Struct, frozen=True):
     """All that an operator decides about devices. Paths are of the host, without a slash at the end (but ``/``).
 
@@ -132,6 +146,8 @@ class Policy(Struct, frozen=True):
     ``cdi_disabled_hooks`` are names of hooks that the CDI specification is to lack; ``all`` means all.
     ``gpu_names`` and ``mig_names`` are pairs of a pattern (``*`` is anything) for NVIDIA's products or MIG profiles and the
     resource name for those that it matches, the first that does; what none matches isn't offered. Empty: the usual names.
+    ``bridge`` is the folder in which other vendors' plugins register ('': nowhere); for ``bridge_grace`` seconds the devices of one
+    that is away stay as they are, for ``bridge_withdraw`` seconds they stay on the list.
     """
 
     mig_strategy: MigStrategy = MigStrategy.NONE
@@ -159,3 +175,7 @@ class Policy(Struct, frozen=True):
     enabled_health_checks: str = ""
     health_recovery: Recovery = Recovery.SAFE
     globbed: tuple[Globbed, ...] = ()
+    bridge: str = ""
+    bridge_grace: float = 60.0
+    bridge_withdraw: float = 3600.0
+    bridging: Bridging = Bridging()

@@ -33,13 +33,25 @@ def source(settings: Settings, sys: Path = _SYS) -> DeviceSource:
         NoBackendError: nothing was found (``auto`` takes real hardware only, never a simulation).
         ValueError: the profile is not usable; the message names file, line and what was expected.
     """
-    wanted = [settings.backend] if settings.backend != "auto" else hardware(sys)
+    wanted = hardware(sys) if settings.backend == "auto" else [settings.backend] if settings.backend != "none" else []
     sources = [_gpus(name, settings) for name in wanted]
     # Also without a rule, where rules may come: the configuration file can be edited.
     if settings.policy.globbed or (sources and settings.config_file is not None):
         from devices.generic import GenericSource
 
         sources.append(GenericSource(settings.policy))
+    if settings.policy.bridge:
+        from gateway.bridge.source import Bridge
+
+        ours = tuple(sources)
+        sources.append(
+            Bridge(
+                Path(settings.policy.bridge),
+                settings.state_dir,
+                settings.policy,
+                taken=lambda name: any(one.claims(name) for one in ours),
+            )
+        )
     if not sources:
         raise NoBackendError(
             f"expected a GPU of NVIDIA or AMD among the PCI devices below {sys}, and there is none, nor are devices described "

@@ -188,7 +188,7 @@ class _Address(click.ParamType[tuple[str, int]]):
     "--backend",
     type=click.Choice(BACKENDS),
     default="auto",
-    help="Where the devices come from. auto takes the hardware that is found, never a simulation.",
+    help="Where the devices come from. auto takes the hardware that is found, never a simulation; none: no GPUs.",
 )
 @click.option(
     "--simulate",

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from devices.filewatch import NotPlainError, read_plain
 from devices.naming import resource_name_error
-from devices.policy import Globbed, Policy, Portion, Slices
+from devices.policy import Bridging, Globbed, Policy, Portion, Slices
 from gateway.configuration import document, flags
 from gateway.configuration.document import Node
 from gateway.configuration.flags import FLAGS, Flag, Kind
@@ -27,6 +27,7 @@ from gateway.configuration.settings import ConfigError, Given
 MAX_REPLICAS: Final = 10_000
 _MAX_WARNINGS: Final = 20
 _LONGEST_KEY: Final = 64
+_LONGEST_DEADLINE: Final = 600
 _NVIDIA: Final = "nvidia.com/"
 _SHARED: Final = ".shared"
 
@@ -50,6 +51,7 @@ class File(Struct, frozen=True):
     slices: Mapping[str, Slices] = field(default_factory=dict)
     fail_requests_greater_than_one: bool = False
     globbed: tuple[Globbed, ...] = ()
+    bridging: Bridging = Bridging()
     gpu_names: tuple[tuple[str, str], ...] = ()
     mig_names: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
@@ -97,6 +99,7 @@ def policy(file: File, said: Mapping[str, Given], backend: str) -> Policy:
         slices=file.slices,
         fail_requests_greater_than_one=file.fail_requests_greater_than_one,
         globbed=file.globbed,
+        bridging=file.bridging,
         gpu_names=file.gpu_names,
         mig_names=file.mig_names,
     )
@@ -118,7 +121,7 @@ class _Reading:
     def file(self, root: Node) -> File:
         top = self._members(self._configuration(root), (), _TOP)
         self._version(top.get("version"))
-        ours = self._section(top.get("gateway"), ("gateway",), ("devices", "honourResourceNames"))
+        ours = self._section(top.get("gateway"), ("gateway",), ("devices", "honourResourceNames", "bridge"))
         honour = self._switch(ours, ("gateway", "honourResourceNames"))
         # useNodeFeatureAPI and all of gfd are GPU Feature Discovery's, which shares the file.
         common = self._section(top.get("flags"), ("flags",), ("plugin", "gfd", "useNodeFeatureAPI"))
@@ -127,9 +130,10 @@ class _Reading:
         gpu_names, mig_names = self._names(top.get("resources"), honour=honour)
         slices, fail = self._sharing(top.get("sharing"), honour=honour)
         globbed = self._devices(ours.get("devices"))
+        bridging = self._bridging(ours.get("bridge"))
         if self._more:
             self._warnings.append(f"{self._name}: and {self._more} more of this kind")
-        return File(self._given, slices, fail, globbed, gpu_names, mig_names, tuple(self._warnings))
+        return File(self._given, slices, fail, globbed, bridging, gpu_names, mig_names, tuple(self._warnings))
 
     def _configuration(self, root: Node) -> Node:
         """Judge whether it is a configuration at all before anything of it is quoted: it may be a file of secrets."""
@@ -170,6 +174,8 @@ class _Reading:
                 return value
             case (Kind.TEXT, str(value)):
                 return value
+            case (Kind.SECONDS, int(value) | float(value)) if not isinstance(value, bool):
+                return str(value)
             case (Kind.TEXT, False) if "off" in flag.values.split("|"):
                 return "off"  # which YAML 1.1 takes for false
             case (Kind.LIST, str(value)):
@@ -303,6 +309,33 @@ class _Reading:
                 raise self._fault(item, path, problem)
             rules[resource] = rule
         return tuple(rules.values())
+
+    def _bridging(self, node: Node | None) -> Bridging:
+        """Read ``gateway.bridge``: what holds for single resources of other vendors' plugins."""
+        path = ("gateway", "bridge")
+        found = self._section(node, path, ("allow", "repeat", "rename", "deadlines"))
+        allow, repeat = (self._texts(found[key], (*path, key)) if key in found else () for key in ("allow", "repeat"))
+        renames: dict[str, str] = {}
+        for at, item in self._items(found.get("rename"), (*path, "rename")):
+            pair = self._members(item, at, ("resource", "name"))
+            plain = self._text(self._required(pair, item, at, "resource"), (*at, "resource"))
+            named = self._text(self._required(pair, item, at, "name"), (*at, "name"))
+            if problem := resource_name_error(named):
+                raise self._fault(item, at, problem)
+            if plain in renames or named in renames.values():
+                raise self._fault(
+                    item, at, f"expected a name for each resource, got {plain} as {named} besides: write one"
+                )
+            renames[plain] = named
+        deadlines = []
+        for at, item in self._items(found.get("deadlines"), (*path, "deadlines")):
+            pair = self._members(item, at, ("resource", "seconds"))
+            pattern = self._text(self._required(pair, item, at, "resource"), (*at, "resource"))
+            seconds = self._number(self._required(pair, item, at, "seconds"), (*at, "seconds"))
+            if not 1 <= seconds <= _LONGEST_DEADLINE:
+                raise self._fault(item, at, f"expected 1 to {_LONGEST_DEADLINE} seconds, got {seconds}: write so many")
+            deadlines.append((pattern, float(seconds)))
+        return Bridging(allow, repeat, renames, tuple(deadlines))
 
     # Keys and types.
 

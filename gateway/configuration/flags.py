@@ -30,6 +30,7 @@ _TRUTH: Final[Mapping[str, bool]] = dict.fromkeys(("1", "t", "T", "TRUE", "true"
 
 _PREFIX: Final = "GATEWAY_"
 _MAX_STRANGE: Final = 20
+_LONGEST: Final = 30 * 86_400
 _OF_A_SERVICE: Final = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
 """Variables that Kubernetes makes for Services ("Accessing the Service" of its documentation)."""
 
@@ -41,6 +42,7 @@ class Kind(Enum):
     TEXT = "text"
     LIST = "a list of texts"
     NUMBERS = "a list of whole numbers"
+    SECONDS = "a number of seconds"
 
 
 def _as_is(value: Any) -> Any:
@@ -80,7 +82,7 @@ class Flag(Struct, frozen=True):
         """
         parts = tuple(part.strip() for text in texts for part in text.split(","))
         match self.kind:
-            case Kind.TEXT:
+            case Kind.TEXT | Kind.SECONDS:
                 return Given(texts[-1], source)
             case Kind.LIST:
                 return Given(parts, source)
@@ -152,6 +154,22 @@ def _root_or_none(text: str) -> str:
 
 def _path_or_default(text: str) -> str:
     return _path(text) or Policy().cdi_hook_path
+
+
+def _folder_or_none(text: str) -> str:
+    if text and not text.startswith("/"):
+        raise ValueError(f"expected an absolute path, got {_path(text)!r:.80}: write it from the root on")
+    return posixpath.normpath(_path(text)) if text else ""
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _LONGEST:
+        raise ValueError(f"expected 0 to {_LONGEST} seconds, got {text!r:.80}: write a number without a unit")
+    return seconds
 
 
 def _named(texts: Sequence[str]) -> frozenset[str]:
@@ -428,6 +446,39 @@ FLAGS: Final[tuple[Flag, ...]] = (
         key=(_OURS, "cdiFallback"),
         field="cdi_fallback",
         take=_one_of(CdiFallback),
+    ),
+    Flag(
+        "bridge",
+        Kind.TEXT,
+        "a folder in which other vendors' device plugins register, to be served through the gateway: docs/bridge.md",
+        default="none",
+        values="DIR",
+        variables=("GATEWAY_BRIDGE",),
+        key=(_OURS, "bridge", "folder"),
+        field="bridge",
+        take=_folder_or_none,
+    ),
+    Flag(
+        "bridge-grace",
+        Kind.SECONDS,
+        "for how many seconds the devices of a bridged plugin that is away stay as they are",
+        default="60",
+        values="SECONDS",
+        variables=("GATEWAY_BRIDGE_GRACE",),
+        key=(_OURS, "bridge", "grace"),
+        field="bridge_grace",
+        take=_seconds,
+    ),
+    Flag(
+        "bridge-withdraw",
+        Kind.SECONDS,
+        "after how many seconds those that no container holds are offered no longer",
+        default="3600",
+        values="SECONDS",
+        variables=("GATEWAY_BRIDGE_WITHDRAW",),
+        key=(_OURS, "bridge", "withdraw"),
+        field="bridge_withdraw",
+        take=_seconds,
     ),
     Flag(
         "strict-config",

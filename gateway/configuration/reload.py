@@ -20,7 +20,7 @@ from devices.filewatch import FileWatch
 from devices.policy import Policy
 from gateway.configuration.settings import ConfigError, Settings
 
-_AT_START: Final = ("fail_on_init_error", "container_driver_root")
+_AT_START: Final = ("fail_on_init_error", "container_driver_root", "bridge")
 """What a backend goes by while it starts."""
 
 _log = structlog.get_logger()

@@ -75,12 +75,7 @@ _T = TypeVar("_T")
 _streams = itertools.count(1)
 _log = structlog.get_logger()
 
-_STATUS = {
-    Fault.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    Fault.INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
-    Fault.FAILED_PRECONDITION: grpc.StatusCode.FAILED_PRECONDITION,
-    Fault.UNIMPLEMENTED: grpc.StatusCode.UNIMPLEMENTED,
-}
+_STATUS = {fault: grpc.StatusCode[fault.value] for fault in Fault}
 
 
 class Memory(Protocol):

@@ -30,6 +30,7 @@ from tests.mutants import (
     boards,
     books,
     bounds,
+    bridge,
     choice,
     config,
     deploy,
@@ -55,7 +56,7 @@ from tests.mutants.table import Mutant
 ROOT = Path(__file__).parents[2]
 TABLES = (
     table, memory, life, boards, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
-    manifests, deploy, bounds, people, streams, dra, kubernetes,
+    manifests, deploy, bounds, people, streams, dra, kubernetes, bridge,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]

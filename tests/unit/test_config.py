@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devices.policy import (
+    Bridging,
     CdiFallback,
     Globbed,
     IdStrategy,
@@ -73,6 +75,7 @@ def test_the_example_in_the_documentation_is_one() -> None:
         "flags.migStrategy",
         "gateway.healthRecovery",
         "gateway.cdiFallback",
+        "gateway.bridge.folder",
     }
 
 
@@ -279,6 +282,50 @@ def test_names_by_pattern_where_they_are_honoured() -> None:
     text = "gateway: {honourResourceNames: true}\nresources: {gpus: [{pattern: A*, name: a}], mig: [{pattern: 1g*, name: x.io/b}]}"
     file = config.parse(text.encode(), "c.yaml")
     assert (file.gpu_names, file.mig_names) == ((("A*", "nvidia.com/a"),), (("1g*", "x.io/b"),))
+
+
+BRIDGE = """
+gateway:
+  bridge:
+    folder: /run/dp-bridge
+    grace: 90
+    withdraw: 7200.5
+    allow: [vendor.example/*, other.example/fpga]
+    repeat: [vendor.example/nic]
+    rename:
+      - {resource: vendor.example/nic, name: vendor.example/nic-old}
+    deadlines:
+      - {resource: vendor.example/fpga, seconds: 120}
+"""
+
+
+def test_the_bridge() -> None:
+    found = policy(BRIDGE)
+    assert (found.bridge, found.bridge_grace, found.bridge_withdraw) == ("/run/dp-bridge", 90.0, 7200.5)
+    assert found.bridging == Bridging(
+        ("vendor.example/*", "other.example/fpga"),
+        ("vendor.example/nic",),
+        {"vendor.example/nic": "vendor.example/nic-old"},
+        (("vendor.example/fpga", 120.0),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("folder: run", "expected an absolute path"),
+        ("grace: -1", "expected 0 to 2592000 seconds"),
+        ("grace: true", "expected a number of seconds"),
+        ("allow: vendor.example/*", "expected a list"),
+        ("rename: [{resource: a.example/b}]", "expected the key 'name'"),
+        ("rename: [{resource: a.example/b, name: b}]", "expected a resource name with a domain"),
+        ("rename: [{resource: a.e/b, name: a.e/c}, {resource: a.e/d, name: a.e/c}]", "expected a name for each"),
+        ("deadlines: [{resource: a.example/b, seconds: 0}]", "expected 1 to 600 seconds"),
+    ],
+)
+def test_what_is_wrong_of_the_bridge_is_refused(key: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        policy(f"gateway: {{bridge: {{{key}}}}}")
 
 
 def test_devices_by_path() -> None:

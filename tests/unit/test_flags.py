@@ -71,6 +71,9 @@ EFFECTS: list[tuple[str, str, str, Any]] = [
     ("resource-naming-strategy", "mixed", "resource_naming", Naming.MIXED),
     ("health-recovery", "off", "health_recovery", Recovery.OFF),
     ("cdi-fallback", "expand", "cdi_fallback", CdiFallback.EXPAND),
+    ("bridge", "/run/dp-bridge/", "bridge", "/run/dp-bridge"),
+    ("bridge-grace", "5.5", "bridge_grace", 5.5),
+    ("bridge-withdraw", "0", "bridge_withdraw", 0.0),
 ]
 NAMED = {flag.name: flag for flag in FLAGS}
 
@@ -101,6 +104,7 @@ def test_every_flag_with_an_effect_has_a_row() -> None:
         "slices",
         "fail_requests_greater_than_one",
         "globbed",
+        "bridging",
     }
 
 
@@ -329,7 +333,7 @@ def test_every_setting_is_shown_once_and_none_that_has_no_effect() -> None:
     assert {flag.name for flag in FLAGS if not flag.inert} <= {*names}
     assert not {flag.name for flag in FLAGS if flag.inert} & {*names}
     options = {option.name for option in main.gateway.params} & {field.name for field in fields(Settings)}
-    assert len(names) == len(options) + len([flag for flag in FLAGS if not flag.inert]) + 5
+    assert len(names) == len(options) + len([flag for flag in FLAGS if not flag.inert]) + 6
 
 
 def test_what_the_file_says_is_shown_with_its_line(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ def loaded() -> frozenset[str]:
     "module",
     [
         "gateway.lab",
+        "gateway.bridge",
+        "adapters.pluginregistration",
         "gateway.cli.demo",
         "gateway.cli.probe",
         "gateway.cli.status",

@@ -122,6 +122,8 @@ class Node:
     """The command of another device plugin that stands in the gateway's place; see ``plugin_command``."""
     patience: float = PATIENCE
     """How long to wait for what must come."""
+    behind: str = ""
+    """The API of a plugin that has the GPUs, behind gateways that only bridge; empty: the gateways have them."""
     exits: int = 0
     """How often the plugin ended by itself, and was started again."""
     kubelet_dir: Path = field(init=False)
@@ -144,6 +146,8 @@ class Node:
     """What their configuration makes of the GPUs, where ``options`` name one."""
     accepted: str = ""
     """The dialect that a kubelet of this node accepted last."""
+    bridged: GatewayProcess | None = None
+    """The plugin that is behind."""
     _keepers: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -199,16 +203,33 @@ class Node:
     async def start_gateway(self, api: str = "", *, host_service: bool = False) -> GatewayProcess:
         """Start a gateway, beside those that run; ``api`` where it isn't the node's; in a pod, or as the node's own service."""
         options = (*self.options, *(("--host-service",) if host_service else ()))
+        if self.behind:
+            await self._start_bridged()
+            options = (*options, "--backend", "none", "--bridge", str(self.bridge_dir))
+        profile_path = None if self.behind else self.profile_path
         command = (
             plugin_command(self.plugin, self.socket_dir, self.root / "state")
             if self.plugin
-            else gateway_command(self.socket_dir, self.root / "state", self.profile_path, api or self.api, options)
+            else gateway_command(self.socket_dir, self.root / "state", profile_path, api or self.api, options)
         )
         process = await GatewayProcess.launch(command)
         self.gateways.append(process)
         if self.plugin:
             self._keepers.append(asyncio.create_task(self._keep(len(self.gateways) - 1, command)))
         return process
+
+    @property
+    def bridge_dir(self) -> Path:
+        """Where plugins register with a gateway that bridges."""
+        return self.root / "b"
+
+    async def _start_bridged(self) -> None:
+        """Start the plugin that is behind, unless it runs: a gateway is as good a plugin as any, of each API."""
+        if self.bridged is None:
+            folder = self.bridge_dir / "device-plugins"
+            folder.mkdir(parents=True, mode=0o750, exist_ok=True)
+            command = gateway_command(folder, self.root / "behind", self.profile_path, self.behind, self.options)
+            self.bridged = await GatewayProcess.launch(command)
 
     async def _keep(self, at: int, command: Sequence[str]) -> None:
         """Start a plugin that ends by itself again, with a growing wait, as a DaemonSet does; ours is not to end.
@@ -296,7 +317,7 @@ class Node:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         async with AsyncExitStack() as stack:
-            for process in self.gateways:
+            for process in (*self.gateways, *([self.bridged] if self.bridged is not None else [])):
                 stack.push_async_callback(process.kill)
             if self.kubelet is not None:
                 stack.push_async_callback(self.kubelet.close)
@@ -453,6 +474,7 @@ async def node(
     options: Sequence[str] = (),
     plugin: Sequence[str] = (),
     patience: float = PATIENCE,
+    behind: str = "",
 ) -> AsyncIterator[Node]:
     """Set up a node in a directory of its own and take it down with all its processes; see ``Node`` for the arguments."""
     root = Path(tempfile.mkdtemp(prefix="dpg-"))  # short: a socket's path may have 107 bytes
@@ -472,6 +494,7 @@ async def node(
                 options,
                 plugin,
                 patience,
+                behind,
             )
             made.set_health({})
             stack.push_async_callback(made.close)

@@ -1,0 +1,348 @@
+"""The doors that plugins come in by: ``device-plugins/kubelet.sock``, and the sockets in ``plugins_registry/``.
+
+Both folders lie below ``--bridge DIR``, and whoever can write into them can register: so a folder that others than root (or
+this process's own user) can write into is not opened. The doors are opened as a kubelet opens its own: what earlier plugins
+left is removed, and kubelet.sock is unlinked and bound, in this order and never renamed, because some plugins wait to see it go.
+That makes every plugin register anew, so it is done once, at the start, and when the folder or the socket went.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import stat
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+import grpc
+import grpc.aio
+import structlog
+
+from adapters import pluginregistration
+from adapters.dialect import MalformedError
+from adapters.registry import DIALECTS
+from devices.model import Fault, Options, RefusedError
+from gateway.bridge import judge
+from gateway.bridge.peer import LIST_LIMIT, identity
+from gateway.kubelet.watch import listens, target
+from gateway.telling.log import Seldom
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from adapters.dialect import Dialect
+    from devices.model import Registration
+    from gateway.bridge.memory import Door
+
+    _Context = grpc.aio.ServicerContext[bytes, bytes]
+    _Call = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+
+REGISTRATION: Final[Door] = "device-plugins"
+REGISTRY: Final[Door] = "plugins_registry"
+LOOK_EVERY: Final = 1.0
+"""Seconds between two looks at the doors, as between two of the kubelet's at plugins_registry."""
+INFO_TIME: Final = 1.0
+NOTIFY_TIME: Final = 5.0
+"""Seconds that a kubelet waits for either answer of a plugin that it found."""
+MOST_SOCKETS: Final = 128
+"""Sockets in plugins_registry that are looked at."""
+ASK_AGAIN: Final = 30.0
+"""Seconds until a socket is asked again that gave no answer, or was refused."""
+MOST_CONNECTIONS: Final = 256
+MOST_CALLS: Final = 512
+_LIMITS: Final = (
+    ("grpc.max_receive_message_length", 64 * 1024),
+    ("grpc.max_allowed_incoming_connections", MOST_CONNECTIONS),
+    ("grpc.max_concurrent_streams", 8),
+    ("grpc.max_metadata_size", 8 * 1024),
+    ("grpc.absolute_max_metadata_size", 16 * 1024),
+    # Register is one call: a connection that stays makes room for others.
+    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.max_connection_age_ms", 120_000),
+    ("grpc.max_connection_age_grace_ms", 20_000),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.so_reuseport", 0),
+)
+_VERSIONS: Final = {
+    dialect.registration_service: tuple(
+        one for one in DIALECTS if one.registration_service == dialect.registration_service
+    )
+    for dialect in DIALECTS
+}
+
+_log = structlog.get_logger()
+
+
+class Host(Protocol):
+    """Who is told of plugins."""
+
+    async def register(self, path: Path, dialect: Dialect, resource: str, options: Options, door: Door) -> None:
+        """Take a plugin that is served on ``path``.
+
+        Raises:
+            RefusedError: it is not taken; the message is for the plugin's author.
+        """
+
+
+def folder_error(folder: Path) -> str:
+    """Make a door's folder where it is missing; say why it must not be opened (empty: it may)."""
+    try:
+        folder.mkdir(mode=0o750, exist_ok=True)
+        found = folder.stat(follow_symlinks=False)
+    except OSError as error:
+        return f"{folder} can't be used: {error.strerror}"
+    if not stat.S_ISDIR(found.st_mode):
+        return f"expected a folder at {folder}, got something else: remove it"
+    if found.st_uid not in {0, os.geteuid()} or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return (
+            f"{folder} can be written to by others than root (owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}), and "
+            f"whoever can may register devices: chown root {folder} && chmod 0750 {folder}"
+        )
+    return ""
+
+
+class Doors:
+    """Both doors of one folder. ``look`` opens them, and keeps them open.
+
+    Args:
+        folder: ``--bridge DIR``.
+        host: is told of plugins.
+    """
+
+    def __init__(self, folder: Path, host: Host) -> None:
+        self.folder = folder
+        self._host = host
+        self._lock = -1
+        self._server: grpc.aio.Server | None = None
+        self._bound: tuple[int, int, int] | None = None
+        self.registry = Registry(folder / REGISTRY, folder, host)
+        self._seldom = Seldom(times=10)
+
+    @property
+    def socket(self) -> Path:
+        """Where plugins register."""
+        return self.folder / REGISTRATION / judge.KUBELET_SOCKET
+
+    @property
+    def is_open(self) -> bool:
+        """Whether plugins can register."""
+        return self._server is not None
+
+    def hinders(self) -> str:
+        """Make the folders and take the lock; say why the doors can't be opened now (empty: they can). Blocks a moment."""
+        try:
+            self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as error:
+            return f"{self.folder} can't be made: {error.strerror}"
+        for folder in (self.folder, self.folder / REGISTRATION, self.folder / REGISTRY):
+            if reason := folder_error(folder):
+                return reason
+        return "" if self._locked() else "another gateway has this folder: this one takes over when that one ends"
+
+    def _locked(self) -> bool:
+        """Whether the folder is ours alone: two bridges would take kubelet.sock from each other for ever."""
+        if self._lock >= 0:
+            return True
+        lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            return False
+        self._lock = lock
+        return True
+
+    async def keep_open(self) -> None:
+        """Open kubelet.sock unless it is the one that was bound here; a socket or folder that went is made anew.
+
+        Raises:
+            OSError: the folder can't be used now.
+            RuntimeError: the socket can't be bound.
+        """
+        if self._server is not None and self._bound is not None and identity(self.socket) == self._bound:
+            return
+        await self._stop()
+        self.sweep()
+        with contextlib.suppress(FileNotFoundError):
+            self.socket.unlink()
+        server = grpc.aio.server(options=_LIMITS, maximum_concurrent_rpcs=MOST_CALLS)
+        server.add_generic_rpc_handlers((_Registrations(self._register),))
+        server.add_insecure_port(target(self.socket))
+        await server.start()
+        self.socket.chmod(0o755)  # A kubelet's, with the usual umask.
+        self._server, self._bound = server, identity(self.socket)
+        _log.info("open for device plugins", socket=str(self.socket), registry=str(self.folder / REGISTRY))
+
+    def sweep(self) -> None:
+        """Remove the sockets of earlier plugins, as a kubelet does at its start: some plugins take that for its restart."""
+        with os.scandir(self.folder / REGISTRATION) as entries:
+            found = [entry.path for entry in entries if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)]
+        for path in found:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108 - entries have paths
+
+    async def close(self) -> None:
+        """Close the doors, and leave the folder to others. The socket stays behind, as a kubelet's does."""
+        await self._stop()
+        await self.registry.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    async def _stop(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(grace=0)
+
+    async def _register(self, service: str, data: bytes, context: _Context) -> bytes:
+        try:
+            dialect, said = _understood(service, data)
+            path = _endpoint(self.socket.parent, said.endpoint)
+            await self._host.register(path, dialect, said.resource_name, said.options, REGISTRATION)
+        except (RefusedError, MalformedError) as error:
+            fault = error.fault if isinstance(error, RefusedError) else Fault.INVALID_ARGUMENT
+            if (more := self._seldom.tell(fault.value)) is not None:
+                _log.warning("a plugin was refused", code=fault.value, reason=str(error), more_before=more)
+            await context.abort(grpc.StatusCode[fault.value], str(error))
+        return b""
+
+
+def _understood(service: str, data: bytes) -> tuple[Dialect, Registration]:
+    """Tell which dialect a Register is in: both alphas have one service, and only the version tells them apart.
+
+    Raises:
+        MalformedError: it is no Register.
+        RefusedError: UNKNOWN, no such version here, in a kubelet's words, which plugins look for.
+    """
+    spoken = _VERSIONS[service]
+    said = spoken[0].decode_register(data)
+    for dialect in spoken:
+        if dialect.name == said.version:
+            return dialect, said
+    names = " ".join(f'"{dialect.name}"' for dialect in spoken)
+    raise RefusedError(
+        Fault.UNKNOWN,
+        f'requested API version "{said.version[:64]}" is not supported by kubelet. Supported versions are [{names}]',
+    )
+
+
+def _endpoint(folder: Path, name: str) -> Path:
+    if problem := judge.endpoint_error(name, str(folder)):
+        raise RefusedError(Fault.INVALID_ARGUMENT, problem)
+    return folder / name
+
+
+class _Registrations(grpc.GenericRpcHandler):
+    """Both Registration services that there ever were, on one socket."""
+
+    def __init__(self, register: Callable[[str, bytes, _Context], Awaitable[bytes]]) -> None:
+        self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+        for service in _VERSIONS:
+
+            async def registered(data: bytes, context: _Context, service: str = service) -> bytes:
+                return await register(service, data, context)
+
+            self._handlers[f"/{service}/Register"] = grpc.unary_unary_rpc_method_handler(registered)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        return self._handlers.get(handler_call_details.method)
+
+
+class Registry:
+    """Finds plugins by their sockets in plugins_registry, asks what they are, and tells them what became of it."""
+
+    def __init__(self, folder: Path, root: Path, host: Host) -> None:
+        self._folder, self._root, self._host = folder, root, host
+        self._seen: dict[str, tuple[int, int, int]] = {}
+        """The sockets that were asked, by name."""
+        self._ask_at: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._seldom = Seldom(times=10)
+
+    def look(self) -> None:
+        """Ask each socket that is new; none twice at once."""
+        now = asyncio.get_running_loop().time()
+        there = _sockets(self._folder)
+        for name in self._seen.keys() - there.keys():
+            del self._seen[name]
+            self._ask_at.pop(name, None)
+        for name, found in there.items():
+            again = self._seen.get(name) != found or now >= self._ask_at.get(name, float("inf"))
+            if again and name not in self._asking:
+                self._seen[name] = found
+                self._ask_at.pop(name, None)
+                task = self._asking[name] = asyncio.ensure_future(self._ask(name))
+                task.add_done_callback(partial(self._asked, name))
+
+    def _asked(self, name: str, _: object) -> None:
+        del self._asking[name]
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        tasks = [*self._asking.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask(self, name: str) -> None:
+        path = self._folder / name
+        if not listens(path):  # Left behind: whoever comes makes a new one, or binds this one.
+            self._again(name)
+            return
+        async with grpc.aio.insecure_channel(target(path), options=_ASKING) as channel:
+            try:
+                ask: _Call = channel.unary_unary(pluginregistration.GET_INFO)
+                data = await ask(b"", timeout=INFO_TIME)
+                error = await self._taken(name, pluginregistration.decode_info(data))
+            except grpc.aio.AioRpcError as failed:
+                self._again(name)
+                self._tell(name, f"expected an answer to GetInfo within {INFO_TIME:g} s: {failed.code().name}")
+                return
+            except MalformedError as malformed:
+                error = str(malformed)
+            if error:
+                self._again(name)
+                self._tell(name, error)
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                notify: _Call = channel.unary_unary(pluginregistration.NOTIFY)
+                await notify(pluginregistration.encode_status(error), timeout=NOTIFY_TIME)
+
+    async def _taken(self, name: str, info: pluginregistration.PluginInfo) -> str:
+        """Register what was found; return why not."""
+        if error := judge.info_error(info):
+            return error
+        folder, endpoint = judge.endpoint_of(info, name)
+        try:
+            path = _endpoint(self._root / folder, endpoint)
+            await self._host.register(path, DIALECTS[0], info.name, Options(), REGISTRY)
+        except RefusedError as refused:
+            return str(refused)
+        return ""
+
+    def _again(self, name: str) -> None:
+        self._ask_at[name] = asyncio.get_running_loop().time() + ASK_AGAIN
+
+    def _tell(self, name: str, reason: str) -> None:
+        if (more := self._seldom.tell("refused")) is not None:
+            _log.warning("a plugin in plugins_registry is not served", socket=name, reason=reason, more_before=more)
+
+
+_ASKING: Final = (
+    ("grpc.max_receive_message_length", min(LIST_LIMIT, pluginregistration.MAX_INFO)),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_retries", 0),
+)
+
+
+def _sockets(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Find the sockets in a folder, the first ones by name. Names that begin with a dot are in the making, as for a kubelet."""
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if not entry.name.startswith("."))[:MOST_SOCKETS]
+    except OSError:
+        return {}
+    return {name: found for name in names if (found := identity(folder / name)) is not None}

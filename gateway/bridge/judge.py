@@ -1,0 +1,136 @@
+"""What a plugin may say to the bridge, and what is refused: pure functions, each with a reason in words.
+
+A plugin's process may be broken or hostile. So everything that comes from it is bounded and judged before it is kept, and
+a refusal names what was seen, what it means and what to do. ``None`` means that there is nothing against it.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Final
+
+from adapters.pluginregistration import DEVICE_PLUGIN, PluginInfo
+from devices.model import ContainerAnswer, Device
+from devices.naming import resource_name_error
+from devices.replicas import unshared
+
+KUBELET_SOCKET: Final = "kubelet.sock"
+MOST_PLUGINS: Final = 128
+"""The most resources that are remembered at once; a node has a handful of plugins."""
+MOST_DEVICES: Final = 20_000
+"""The most devices of one plugin. The kubelet's own limit is 4 MiB for a list, which is 43 000 devices with IDs of 80 bytes."""
+MOST_IN_ALL: Final = 60_000
+LONGEST_ID: Final = 253
+"""Characters of a device ID: 63 is a comment in the API, and no kubelet checks it."""
+MOST_PARTS: Final = 4096
+"""The most variables, mounts, device nodes, annotations and CDI names, together, of one answer."""
+MOST_BYTES: Final = 1024 * 1024
+"""The most bytes of one answer to Allocate."""
+_LONGEST_PATH: Final = 107
+_MOST_NUMA_NODES: Final = 1024  # CONFIG_NODES_SHIFT is at most 10
+_OF_HARDWARE: Final = ("GPU-", "MIG-")
+_OURS: Final = ("device-plugins", "plugins_registry")
+
+
+def resource_error(name: str, allow: Sequence[str]) -> str | None:
+    """Say why a plugin can't register ``name``; ``allow`` are patterns (none: every name is allowed)."""
+    if problem := resource_name_error(name):
+        return problem
+    if allow and not any(fnmatchcase(name, pattern) for pattern in allow):
+        return (
+            f"{name} is not among the resources that may register here ({', '.join(allow)[:200]}): add it to bridge.allow in "
+            "the gateway's configuration file, or let the plugin register with the kubelet itself"
+        )
+    return None
+
+
+def endpoint_error(endpoint: str, folder: str) -> str | None:
+    """Say why a Register's endpoint can't be a socket's name in ``folder``."""
+    shown = f"{endpoint[:80]!r}"
+    if not endpoint or endpoint in {".", ".."} or "/" in endpoint or not endpoint.isprintable():
+        return (
+            f"expected the name of a socket in the folder of {KUBELET_SOCKET}, got {shown}: bind the plugin's socket there, "
+            "and register its bare name"
+        )
+    if endpoint == KUBELET_SOCKET:
+        return f"expected the plugin's own socket, got {shown}, which is this one: bind one under another name"
+    if len(posixpath.join(folder, endpoint).encode()) > _LONGEST_PATH:
+        return (
+            f"expected a path of at most {_LONGEST_PATH} bytes (Linux has no longer ones for sockets), got {shown} in {folder}: "
+            "use a shorter name, or a shorter folder for --bridge"
+        )
+    return None
+
+
+def info_error(info: PluginInfo) -> str | None:
+    """Say why a plugin that was found in plugins_registry can't be served."""
+    if info.kind != DEVICE_PLUGIN:
+        return f"expected a plugin of type {DEVICE_PLUGIN}, got {info.kind[:64]!r}: bind that one in the kubelet's own folder"
+    if "v1beta1" not in info.versions:
+        return (
+            f"expected a plugin that speaks v1beta1, got {', '.join(info.versions)[:80]!r}: the kubelet takes no other one from "
+            "plugins_registry; let an older plugin register on kubelet.sock"
+        )
+    return None
+
+
+def endpoint_of(info: PluginInfo, found: str) -> tuple[str, str]:
+    """Give the folder below the bridge's and the name in it where a found plugin is served.
+
+    ``GetInfo`` gives a path as the plugin sees it, ``/var/lib/kubelet/plugins_registry/x.sock`` mostly; what counts are its
+    last two parts. ``found`` is the name of the socket that was asked.
+    """
+    if not info.endpoint:
+        return _OURS[1], found
+    folder, name = posixpath.split(info.endpoint)
+    last = posixpath.basename(folder)
+    return (last if last in _OURS else _OURS[1]), name
+
+
+def list_error(devices: Sequence[Device]) -> str | None:
+    """Say why a list can't be taken, as a whole: half a list would take devices away that are there."""
+    if len(devices) > MOST_DEVICES:
+        return f"expected at most {MOST_DEVICES} devices on a list, got {len(devices)}: announce fewer"
+    if wrong := next((one.id for one in devices if not _is_id(one.id)), None):
+        return (
+            f"expected device IDs of 1 to {LONGEST_ID} printable characters, got {wrong[:80]!r} ({len(wrong)} characters): "
+            "give such a device another ID"
+        )
+    if not all(one.id for one in devices):
+        return "expected an ID for each device, got an empty one: give it one"
+    ids = {one.id for one in devices}
+    if len(ids) < len(devices):
+        twice, count = Counter(one.id for one in devices).most_common(1)[0]
+        return f"expected each device ID once on a list, got {twice[:80]!r} {count} times: give each device an ID of its own"
+    return None
+
+
+def _is_id(device_id: str) -> bool:
+    return not device_id or (len(device_id) <= LONGEST_ID and device_id.isprintable())
+
+
+def placed(resource: str, device: Device) -> Device:
+    """Say where a device is: IDs are a plugin's own, and ``0`` of one is not ``0`` of another. GPUs' are the hardware's."""
+    board = "" if device.id.startswith(_OF_HARDWARE) else f"{resource}/{unshared(device.id)}"
+    return Device(device.id, device.health, numa_nodes(device.numa_nodes), board)
+
+
+def numa_nodes(found: Iterable[int]) -> tuple[int, ...]:
+    """Keep the NUMA nodes that there can be: a wrong one would keep the kubelet from admitting a pod that is to be aligned."""
+    return tuple(node for node in found if 0 <= node < _MOST_NUMA_NODES)
+
+
+def answer_error(answers: Sequence[ContainerAnswer]) -> str | None:
+    """Say why an answer to an Allocate for one container can't be passed on."""
+    if len(answers) != 1:
+        return f"expected the answer for one container, got {len(answers)}"
+    [answer] = answers
+    parts = sum(
+        map(len, (answer.envs, answer.mounts, answer.device_nodes, answer.annotations, answer.cdi_devices)),
+    )
+    if parts > MOST_PARTS:
+        return f"expected at most {MOST_PARTS} variables, mounts, devices and names for a container, got {parts}"
+    return None

@@ -1,0 +1,104 @@
+"""What the bridge remembers of its plugins over its own restart: where each was served, and what it said last.
+
+One JSON file in the state directory. It is a convenience, never a truth: where it can't be read, the plugins register anew, and
+until they do the ledger keeps their devices' IDs. A damaged file is put aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from devices.filewatch import NotPlainError, read_plain
+from devices.model import ContainerAnswer
+from gateway.bridge.judge import MOST_DEVICES, MOST_PLUGINS
+
+NAME: Final = "bridge.json"
+FORMAT: Final = 1
+_MAX_BYTES: Final = 32 * 1024 * 1024
+Door = Literal["device-plugins", "plugins_registry"]
+Api = Literal["v1beta1", "v1alpha2", "0.1"]
+_Text = Annotated[str, Meta(max_length=4096)]
+_Name = Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class Row(Struct, frozen=True):
+    """One device: its ID, whether it was well, and its NUMA nodes."""
+
+    id: _Name
+    well: bool
+    numa: tuple[int, ...] = ()
+
+
+class Answer(Struct, frozen=True):
+    """What a container with these devices was given."""
+
+    devices: Annotated[tuple[str, ...], Meta(max_length=MOST_DEVICES)]
+    given: ContainerAnswer
+
+
+class Plugin(Struct, frozen=True):
+    """One resource: where its plugin was served (``door`` is the folder), what it spoke, asked and said.
+
+    ``away_since`` is in unix seconds, None where it was there.
+    """
+
+    resource: _Name
+    door: Door
+    endpoint: _Name
+    api: Api
+    devices: Annotated[tuple[Row, ...], Meta(max_length=MOST_DEVICES)]
+    pre_start: bool = False
+    preferred: bool = False
+    away_since: float | None = None
+    why: _Text = ""
+    answers: tuple[Answer, ...] = ()
+
+
+class Book(Struct, frozen=True):
+    """The whole file."""
+
+    format: Literal[1]
+    plugins: Annotated[tuple[Plugin, ...], Meta(max_length=MOST_PLUGINS)]
+
+
+def load(folder: Path) -> tuple[tuple[Plugin, ...], str]:
+    """Read what is remembered, and say what was wrong with it (empty: nothing). Blocks."""
+    path = folder / NAME
+    try:
+        content = read_plain(path, _MAX_BYTES)
+    except FileNotFoundError:
+        return (), ""
+    except (OSError, NotPlainError) as error:
+        return (), f"{path} can't be read ({error}): plugins are known again once they register"
+    try:
+        if len(content) > _MAX_BYTES:
+            raise ValueError("it is too large")  # noqa: TRY301 - one way out for all that is wrong with it
+        return msgspec.json.decode(content, type=Book).plugins, ""
+    except ValueError as error:
+        with contextlib.suppress(OSError):
+            path.replace(path.with_suffix(".damaged"))
+        return (), f"{path} is damaged ({error}) and put aside: plugins are known again once they register"
+
+
+def save(folder: Path, plugins: tuple[Plugin, ...]) -> None:
+    """Write it as a whole: a crash leaves the old file or the new one. Blocks.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    draft = folder / f".{NAME}.{os.getpid()}"
+    with open(draft, "wb", opener=_private) as file:
+        file.write(msgspec.json.encode(Book(FORMAT, plugins)))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(folder / NAME)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -1,0 +1,301 @@
+"""A plugin's own server, as the kubelet that it was made for would call it: in its dialect, each call bounded.
+
+One object is one registration: its connection, and its one ListAndWatch, which is never ended from here while the plugin
+lives. Of 20 plugins 15 read one channel in every handler: a second call would leave a handler behind that swallows the next
+health update.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import time
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+import grpc
+import grpc.aio
+
+from adapters.dialect import MalformedError
+from adapters.levels import GRPC_GO
+from adapters.spelling import require_bounded
+from devices.model import ContainerRequest, Fault, Options, RefusedError
+from gateway.bridge import judge
+from gateway.kubelet.watch import target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from adapters.dialect import Dialect
+    from devices.model import ContainerAnswer, Device, PreferredRequest
+
+DIAL_TIME: Final = 10.0
+"""Seconds to connect, as every kubelet from 1.10 on allows."""
+OPTIONS_TIME: Final = 5.0
+CHOICE_TIME: Final = 10.0
+"""Seconds for GetPreferredAllocation."""
+PREPARE_TIME: Final = 28.0
+"""Seconds for PreStartContainer: the kubelet waits for 30."""
+ENDED_WITHIN: Final = 0.25
+"""Seconds within which a stream is over when the connection broke under a call."""
+LIST_LIMIT: Final = 4 * 1024 * 1024
+"""The most bytes of a message from a plugin, as with every kubelet from 1.10 on."""
+LISTS_AT_ONCE: Final = 8
+LISTS_EVERY: Final = 0.2
+"""Seconds for each list, once ``LISTS_AT_ONCE`` came without a pause: who sends without end is read at this pace."""
+READ_RATE: Final = 20e6
+"""Bytes in a second that are read of lists."""
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", LIST_LIMIT),
+    ("grpc.max_metadata_size", 8 * 1024),
+    ("grpc.absolute_max_metadata_size", 16 * 1024),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    # A bare path, as kubelets before 1.26 have it, is refused by some HTTP/2 libraries.
+    ("grpc.default_authority", "localhost"),
+    # Some plugins judge by it who calls: only a kubelet's stream counts.
+    ("grpc.primary_user_agent", "grpc-go/{}.{}.{}".format(*GRPC_GO[max(GRPC_GO)][1])),
+)
+_EMPTY: Final = b""
+_CALLS: Final = {code.name: Fault(code.name) for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
+
+
+class AwayError(Exception):
+    """The plugin went, or (``hangs``) is there and doesn't answer. The message says how it shows."""
+
+    def __init__(self, message: str, *, hangs: bool = False) -> None:
+        super().__init__(message)
+        self.hangs = hangs
+
+
+class Lists(Protocol):
+    """Takes what a plugin says, in order."""
+
+    def is_old(self, peer: Peer, data: bytes) -> bool:
+        """Whether a message is the one that came last, of whichever registration: then nothing more is done with it."""
+
+    def listed(self, peer: Peer, devices: tuple[Device, ...]) -> None:
+        """A list, judged."""
+
+    def spoilt(self, peer: Peer, reason: str) -> None:
+        """A list that can't be taken: the last one stays."""
+
+
+class Peer:
+    """One registration of a plugin.
+
+    Args:
+        path: its socket, at most 107 bytes.
+        dialect: what it speaks.
+        options: what Register said.
+    """
+
+    def __init__(self, path: Path, dialect: Dialect, options: Options = Options()) -> None:
+        self.path, self.dialect, self.options = path, dialect, options
+        self.identity = identity(path)
+        self.ended = asyncio.Event()
+        """Set when its stream is over, or when it is given up."""
+        self.lists = 0
+        """How many lists came."""
+        self._channel = grpc.aio.insecure_channel(target(path), options=_OPTIONS)
+
+    async def dial(self, seconds: float | None = None) -> None:
+        """Connect.
+
+        Raises:
+            AwayError: nobody took the connection.
+        """
+        try:
+            async with asyncio.timeout(DIAL_TIME if seconds is None else seconds):
+                await self._channel.channel_ready()
+        except TimeoutError:
+            await self.close()
+            raise AwayError(f"nobody takes connections on {self.path.name}") from None
+
+    async def close(self) -> None:
+        """Let go of the connection, and so of all calls."""
+        self.ended.set()
+        await self._channel.close()
+
+    async def ask_options(self) -> None:
+        """Ask what it wants of a kubelet; one without the call wants what Register said, and so does one that fails.
+
+        What either says counts: kubelets before 1.25 go by Register, later ones by this call.
+        """
+        if self.dialect.plugin_service != "v1beta1.DevicePlugin":
+            return
+        try:
+            said = self.dialect.decode_options(await self._call("GetDevicePluginOptions", _EMPTY, OPTIONS_TIME))
+        except (RefusedError, AwayError, MalformedError):
+            return
+        self.options = Options(
+            self.options.pre_start_required or said.pre_start_required,
+            self.options.preferred_allocation or said.preferred_allocation,
+        )
+
+    async def answers(self, seconds: float = 1.0) -> bool:
+        """Whether its server says anything at all within so many seconds."""
+        try:
+            await self._call("GetDevicePluginOptions", _EMPTY, seconds)
+        except AwayError:
+            return False
+        except RefusedError as refused:  # Also that it has no such call.
+            return refused.fault is not Fault.DEADLINE_EXCEEDED
+        return True
+
+    async def follow(self, to: Lists) -> str:
+        """Hand its lists over until its stream ends; return how it ended, in words."""
+        calls: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
+            f"/{self.dialect.plugin_service}/ListAndWatch"
+        )
+        call, newest = calls(_EMPTY), _Newest()
+        reading = asyncio.create_task(newest.read(call))
+        try:
+            while (data := await newest.take()) is not None:
+                self.lists += 1
+                if to.is_old(self, data):
+                    continue
+                devices, problem = self._judged(data)
+                if problem:
+                    to.spoilt(self, problem)
+                else:
+                    to.listed(self, devices)
+            await reading
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                to.spoilt(self, f"expected a list of at most {LIST_LIMIT} bytes: {(error.details() or '')[:200]}")
+            return f"its stream broke: {error.code().name} {(error.details() or '')[:200]}".rstrip()
+        finally:
+            reading.cancel()
+            call.cancel()
+            self.ended.set()
+        return "it ended its stream"
+
+    def _judged(self, data: bytes) -> tuple[tuple[Device, ...], str | None]:
+        try:
+            require_bounded(data, containers=False)
+            devices = self.dialect.decode_list(data)
+        except MalformedError as error:
+            return (), str(error)
+        return devices, judge.list_error(devices)
+
+    async def allocate(self, request: ContainerRequest, seconds: float) -> ContainerAnswer:
+        """Call Allocate for one container.
+
+        Raises:
+            AwayError: the plugin went in mid-call, or didn't answer in time.
+            RefusedError: it refused, in its own words, or its answer can't be passed on.
+        """
+        wire = self.dialect.encode_allocate_request([request])
+        data = await self._call("Allocate", wire.data, seconds)
+        if len(data) > judge.MOST_BYTES:
+            raise _unfit(f"expected an answer of at most {judge.MOST_BYTES} bytes, got {len(data)}")
+        try:
+            require_bounded(data, containers=False)
+            answers = self.dialect.decode_allocate_answer(data)
+        except MalformedError as error:
+            raise _unfit(str(error)) from error
+        if problem := judge.answer_error(answers):
+            raise _unfit(problem)
+        return answers[0]
+
+    async def prefer(self, request: PreferredRequest) -> tuple[str, ...]:
+        """Call GetPreferredAllocation for one container; raises as ``allocate``."""
+        data = await self._call(
+            "GetPreferredAllocation", self.dialect.encode_preferred_request([request]).data, CHOICE_TIME
+        )
+        try:
+            require_bounded(data, containers=False)
+            chosen = self.dialect.decode_preferred_answer(data)
+        except MalformedError as error:
+            raise _unfit(str(error)) from error
+        return chosen[0] if chosen else ()
+
+    async def prepare(self, device_ids: tuple[str, ...], seconds: float = PREPARE_TIME) -> None:
+        """Call PreStartContainer; raises as ``allocate``."""
+        await self._call("PreStartContainer", self.dialect.encode_pre_start_request(device_ids).data, seconds)
+
+    async def _call(self, method: str, request: bytes, seconds: float) -> bytes:
+        calls: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
+            f"/{self.dialect.plugin_service}/{method}"
+        )
+        try:
+            return await calls(request, timeout=seconds)
+        except grpc.aio.AioRpcError as error:
+            code, details = error.code(), error.details() or ""
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise AwayError(f"it didn't answer {method} within {seconds:g} s", hangs=True) from None
+            if code in _BROKEN and await self._is_over():
+                raise AwayError(f"it went during {method}: {details[:200]}") from None
+            raise RefusedError(_CALLS[code.name], details[: judge.MOST_PARTS]) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise AwayError(f"the connection was closed during {method}") from None
+        except grpc.aio.UsageError:
+            raise AwayError("the connection is closed") from None
+
+    async def _is_over(self) -> bool:
+        """Whether it is the connection that broke, and not the plugin that says so."""
+        if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+            return True
+        try:
+            async with asyncio.timeout(ENDED_WITHIN):
+                await self.ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+_BROKEN: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+
+
+def identity(path: Path) -> tuple[int, int, int] | None:
+    """Tell the socket that has this name now from a later one; None where there is none, or something else."""
+    try:
+        found = path.stat(follow_symlinks=False)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
+
+
+def _unfit(what: str) -> RefusedError:
+    return RefusedError(Fault.INTERNAL, f"the plugin's answer can't be passed on: {what}")
+
+
+class _Newest:
+    """What a stream sent last. What nobody has taken yet is replaced by what comes: each list is a whole one."""
+
+    def __init__(self) -> None:
+        self._data: bytes | None = None
+        self._changed = asyncio.Event()
+        self._ended = False
+        self._room, self._at = float(LISTS_AT_ONCE), time.monotonic()
+
+    async def read(self, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> None:
+        """Read a stream to its end.
+
+        Raises:
+            AioRpcError: how it broke.
+        """
+        try:
+            while (data := await call.read()) is not grpc.aio.EOF:
+                self._data = cast("bytes", data)
+                self._changed.set()
+                await asyncio.sleep(len(self._data) / READ_RATE)
+        finally:
+            self._ended = True
+            self._changed.set()
+
+    async def take(self) -> bytes | None:
+        """Wait for the next list, at a pace that the node can bear; None at the end."""
+        await self._changed.wait()
+        now = time.monotonic()
+        self._room, self._at = min(LISTS_AT_ONCE, self._room + (now - self._at) / LISTS_EVERY) - 1, now
+        if self._room < 0 and not self._ended:
+            await asyncio.sleep(-self._room * LISTS_EVERY)
+        data, self._data = self._data, None
+        if not self._ended:
+            self._changed.clear()
+        return data

@@ -1,0 +1,362 @@
+"""One bridged resource: who serves it, what was said of it last, and the calls that go through to it.
+
+The rule of what is announced meanwhile is ``shield``'s. Here is what runs: the streams that are read, the connection that is
+tried again, and the calls, which wait for a plugin that is away as long as the shield holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, cast
+
+import structlog
+
+from adapters.registry import by_name
+from devices.model import ContainerAnswer, ContainerRequest, Fault, RefusedError
+from gateway.bridge import judge, shield
+from gateway.bridge.peer import PREPARE_TIME, AwayError, Peer, identity
+from gateway.telling.log import Seldom
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+    from typing import Any
+
+    from devices.model import Device, PreferredRequest
+    from gateway.bridge.memory import Api, Door
+    from gateway.bridge.shield import Limits, Word
+
+EMPTY_PATIENCE: Final = 1.0
+"""Seconds that an empty list after another one is held back: a plugin that stops may send one before it ends its stream."""
+CALL_TIME: Final = 1.0
+"""Seconds to connect to a plugin by its old name."""
+REDIAL_FIRST, REDIAL_MAX = 3.0, 30.0
+"""Seconds until a plugin whose stream ended, and that didn't register, is called again by its old name, at first and at most."""
+OLD_STREAMS: Final = 3
+"""Earlier registrations whose streams are left open."""
+PROBE_EVERY: Final = 5.0
+"""Seconds between two tries of a plugin that left a call unanswered."""
+MOST_ANSWERS: Final = 256
+"""Answers of a resource that are remembered, where an operator wants them repeated."""
+DEADLINE: Final = 30.0
+"""Seconds for one Allocate, unless an operator says otherwise."""
+
+_log = structlog.get_logger()
+
+
+class Bridged:
+    """One resource of a plugin.
+
+    Args:
+        resource: the name that the plugin registered.
+        changed: is told when there is something new to announce, or to remember.
+        limits: how long it may be away.
+    """
+
+    def __init__(self, resource: str, changed: Callable[[], None], limits: Limits) -> None:
+        self.resource, self._changed, self.limits = resource, changed, limits
+        self.word: Word = shield.Word()
+        self.peer: Peer | None = None
+        """The registration that calls go to; None while the plugin is away."""
+        self.path: Path | None = None
+        """Where it was served last."""
+        self.door: Door = "device-plugins"
+        self.api: Api = "v1beta1"
+        self.deadline = DEADLINE
+        """Seconds for one Allocate."""
+        self.repeats = False
+        """Whether an Allocate may be answered from an identical earlier answer while the plugin is away."""
+        self.answers: OrderedDict[frozenset[str], ContainerAnswer] = OrderedDict()
+        self.trouble = ""
+        """What was wrong with what it said last; empty where nothing was."""
+        self.registrations = self.returns = self.absences = self.repeated = 0
+        self.since = time.monotonic()
+        """When it came or went last (monotonic seconds)."""
+        self._turn = asyncio.Lock()
+        self._back = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._emptied: asyncio.TimerHandle | None = None
+        self._old: list[Peer] = []
+        self._hung: Peer | None = None
+        """A registration that left a call unanswered; its stream is open all the same."""
+        self._recovery: asyncio.Future[None] | None = None
+        """Tries to have the plugin back."""
+        self._log = _log.bind(resource=resource)
+        self._seldom = Seldom(times=5)
+        self._last = b""
+        """The digest of the last message, of whichever registration."""
+
+    # What it says.
+
+    def follow(self, peer: Peer) -> None:
+        """Go by a new registration from now on. The stream of the one before is left open as long as the plugin wants."""
+        self._stop_recovery()
+        for before in (self.peer, self._hung):
+            if before is not None and not before.ended.is_set():
+                self._old.append(before)
+        self.peer, self._hung = peer, None
+        while len(self._old) > OLD_STREAMS:
+            _ = self._spawn(self._old.pop(0).close())
+        self.path, self.api = peer.path, cast("Api", peer.dialect.name)
+        self.registrations += 1
+        self._back.set()
+        _ = self._spawn(self._read(peer))
+
+    async def _read(self, peer: Peer) -> None:
+        why = await peer.follow(self)
+        await peer.close()
+        if peer in self._old:
+            self._old.remove(peer)
+        if peer is self._hung:
+            self._hung = None
+        if peer is self.peer:
+            self.went(why)
+
+    def is_old(self, peer: Peer, data: bytes) -> bool:
+        """Whether it says what was said last, as some plugins do again and again, or comes from a server that was replaced."""
+        if peer is self._hung:
+            self._woke(peer)
+        if peer is not self.peer and (self.peer is None or peer.identity != self.peer.identity):
+            return True
+        before, self._last = self._last, blake2b(data, digest_size=16).digest()
+        return self._last == before and self.word.away_since is None and self._emptied is None
+
+    def listed(self, peer: Peer, devices: tuple[Device, ...]) -> None:
+        """Take a list, from the present registration or from an earlier one of the same server."""
+        self._cancel_emptied()
+        if not devices and self.word.devices:
+            self._emptied = asyncio.get_running_loop().call_later(EMPTY_PATIENCE, self._take, peer, devices)
+        else:
+            self._take(peer, tuple(judge.placed(self.resource, device) for device in devices))
+
+    def _take(self, peer: Peer, devices: tuple[Device, ...]) -> None:
+        self._emptied = None
+        self.trouble, now, away = "", time.monotonic(), self.word.away_since
+        self.word = shield.came(self.word, devices, peer.options, self.limits, now)
+        if away is not None:
+            self.returns, self.since = self.returns + 1, now
+            self._log.info("the plugin is there", endpoint=self.endpoint, api=self.api, away_s=round(now - away, 1))
+        self._changed()
+
+    def spoilt(self, peer: Peer, reason: str) -> None:
+        """Say that a list can't be taken; what it said before stays."""
+        self.trouble = f"a list was refused, and the last one stays: {reason}"
+        if (more := self._seldom.tell("spoilt")) is not None:
+            self._log.error("a plugin's list is refused", endpoint=peer.path.name, reason=reason, more_before=more)
+
+    def recall(self, word: Word, path: Path, door: Door, api: Api) -> None:
+        """Take over what was remembered of it, before it was heard of."""
+        self.word, self.path, self.door, self.api = word, path, door, api
+
+    @property
+    def endpoint(self) -> str:
+        """The name of its socket."""
+        return self.path.name if self.path is not None else ""
+
+    # That it is away, and what brings it back.
+
+    def went(self, why: str, hung: Peer | None = None) -> None:
+        """The plugin is away: shield its devices, and try to have it back."""
+        self._cancel_emptied()
+        self.peer, self._hung = None, hung
+        self._back.clear()
+        now = time.monotonic()
+        if self.word.away_since is None:
+            self.absences, self.since = self.absences + 1, now
+        self.word = shield.went(self.word, why, now)
+        self._log.warning("the plugin is away", endpoint=self.endpoint, why=why, grace_s=self.limits.grace)
+        self._changed()
+        self._stop_recovery()
+        self._recovery = self._spawn(self._recover())
+
+    def _woke(self, peer: Peer) -> None:
+        """One that hung answers again: its registration holds, and so does its last list."""
+        self._stop_recovery()
+        self.peer, self._hung = peer, None
+        self._back.set()
+        if self.word.devices is not None:
+            self._take(peer, self.word.devices)
+
+    def _stop_recovery(self) -> None:
+        if self._recovery is not None and self._recovery is not asyncio.current_task():
+            self._recovery.cancel()
+        self._recovery = None
+
+    def _cancel_emptied(self) -> None:
+        if self._emptied is not None:
+            self._emptied.cancel()
+            self._emptied = None
+
+    async def _recover(self) -> None:
+        """Try one that hangs, and call one that went by its old name, ever more rarely.
+
+        Kubelets never do the latter, and some plugins never register twice.
+        """
+        while (hung := self._hung) is not None:
+            await asyncio.sleep(PROBE_EVERY)
+            if hung is self._hung and await hung.answers():
+                self._woke(hung)
+                return
+        wait = REDIAL_FIRST
+        await asyncio.sleep(wait)
+        while not await self.call():
+            wait = min(2 * wait, REDIAL_MAX)
+            await asyncio.sleep(wait)
+
+    async def call(self) -> bool:
+        """Call the plugin by the name of the socket that it registered last; False where nobody answers there."""
+        path = self.path
+        if path is None or identity(path) is None:
+            return False
+        peer = Peer(path, by_name(self.api), self.word.options)
+        try:
+            await peer.dial(CALL_TIME)
+            await peer.ask_options()
+        except (AwayError, asyncio.CancelledError) as error:
+            await peer.close()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            return False
+        self.follow(peer)
+        return True
+
+    # The calls.
+
+    async def allocate(self, request: ContainerRequest) -> ContainerAnswer:
+        """Let the plugin answer, in the order of the calls and one at a time: some look for *the* pod that is waiting.
+
+        Raises:
+            RefusedError: in the plugin's words; UNAVAILABLE where it is away for too long, DEADLINE_EXCEEDED where it hangs.
+        """
+        async with self._turn:
+            while True:
+                peer = self.peer
+                if peer is None:
+                    earlier = self.answers.get(frozenset(request.device_ids)) if self.repeats else None
+                    if earlier is not None:
+                        self.repeated += 1
+                        self._log.warning(
+                            "the plugin is away: an earlier answer is repeated", devices=len(request.device_ids)
+                        )
+                        return earlier
+                    await self._returned(shield.left(self.word, self.limits, time.monotonic()))
+                    continue
+                try:
+                    answer = await peer.allocate(request, self.deadline)
+                except AwayError as error:
+                    await self._let_down(peer, error)
+                    continue
+                self._note(request, answer)
+                return answer
+
+    async def prefer(self, request: PreferredRequest) -> tuple[str, ...]:
+        """Let the plugin choose; where it is away, the first ones that are available are as good as any.
+
+        Raises:
+            RefusedError: in the plugin's words.
+        """
+        if self.peer is not None:
+            try:
+                return await self.peer.prefer(request)
+            except AwayError as error:
+                self._log.warning("the plugin made no choice", reason=str(error))
+        must = request.must_include
+        rest = [one for one in request.available if one not in frozenset(must)]
+        return (*must, *rest[: max(0, request.size - len(must))])
+
+    async def prepare(self, device_ids: tuple[str, ...]) -> None:
+        """Let the plugin make devices ready. The kubelet tries again what is refused.
+
+        Raises:
+            RefusedError: as ``allocate``.
+        """
+        if not self.word.options.pre_start_required:
+            return
+        ends = time.monotonic() + PREPARE_TIME
+        while True:
+            if self.peer is None:
+                await self._returned(
+                    min(shield.left(self.word, self.limits, time.monotonic()), ends - time.monotonic())
+                )
+                continue
+            peer = self.peer
+            try:
+                await peer.prepare(device_ids, max(0.1, ends - time.monotonic()))
+            except AwayError as error:
+                await self._let_down(peer, error)
+            else:
+                return
+
+    async def _returned(self, seconds: float) -> None:
+        """Wait for the plugin.
+
+        Raises:
+            RefusedError: it didn't come back.
+        """
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._back.wait()
+        except TimeoutError:
+            raise RefusedError(
+                Fault.UNAVAILABLE,
+                f"expected the plugin of {self.resource} to be there, and it is away ({self.word.why or 'never heard of'}): look "
+                f"at its pod; with bridge.repeat for {self.resource} it would have been answered as before",
+            ) from None
+
+    async def _let_down(self, peer: Peer, error: AwayError) -> None:
+        """A call was left without an answer: the connection broke, or the plugin hangs. Returns where to try again is right.
+
+        Raises:
+            RefusedError: it hangs.
+        """
+        if error.hangs and await peer.answers():
+            raise RefusedError(
+                Fault.DEADLINE_EXCEEDED,
+                f"the plugin of {self.resource} lives, but {error}: look at its log, or give it longer (bridge.deadlines)",
+            )
+        if peer is not self.peer:  # Another registration came meanwhile.
+            return
+        if not error.hangs:
+            self.went(str(error))
+            return
+        self.went(f"it hangs: {error}", peer)
+        if not self.repeats:
+            raise RefusedError(
+                Fault.DEADLINE_EXCEEDED, f"the plugin of {self.resource} hangs: {error}; look at its pod, or end it"
+            )
+
+    def _note(self, request: ContainerRequest, answer: ContainerAnswer) -> None:
+        if not self.repeats:
+            return
+        asked = frozenset(request.device_ids)
+        before = self.answers.pop(asked, None)
+        self.answers[asked] = answer
+        while len(self.answers) > MOST_ANSWERS:
+            self.answers.popitem(last=False)
+        if before != answer:
+            self._changed()
+
+    async def close(self) -> None:
+        """Let go of the plugin."""
+        self._cancel_emptied()
+        for task in [*self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for peer in (*self._old, self.peer, self._hung):
+            if peer is not None:
+                await peer.close()
+        self.peer, self._hung, self._old = None, None, []
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("unexpected, with a plugin", exc_info=error)

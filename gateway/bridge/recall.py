@@ -1,0 +1,61 @@
+"""What is remembered of a plugin, and what becomes of that when it is read again. The file has unix time, the shield another."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from devices.model import Device, Health, Options
+from gateway.bridge import judge, memory
+from gateway.bridge.shield import Word
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from devices.model import ContainerAnswer
+    from gateway.bridge.plugin import Bridged
+
+
+def remembered(one: Bridged) -> memory.Plugin | None:
+    """Say what to remember; None while it never told of its devices."""
+    word = one.word
+    if word.devices is None or one.path is None:
+        return None
+    since = None if word.away_since is None else time.time() - (time.monotonic() - word.away_since)
+    return memory.Plugin(
+        resource=one.resource,
+        door=one.door,
+        endpoint=one.path.name,
+        api=one.api,
+        devices=tuple(
+            memory.Row(device.id, device.health is Health.HEALTHY, device.numa_nodes) for device in word.devices
+        ),
+        pre_start=word.options.pre_start_required,
+        preferred=word.options.preferred_allocation,
+        away_since=since,
+        why=word.why[:4096],
+        answers=tuple(memory.Answer(tuple(sorted(asked)), given) for asked, given in one.answers.items()),
+    )
+
+
+def recalled(row: memory.Plugin) -> Word:
+    """Say what was remembered. Its plugin is away until it answers, and its time begins now.
+
+    While the bridge or the node was down, no plugin could come back. One that was away before that still is, since then.
+    """
+    devices = tuple(
+        judge.placed(
+            row.resource, Device(one.id, Health.HEALTHY if one.well else Health.UNHEALTHY, judge.numa_nodes(one.numa))
+        )
+        for one in row.devices
+    )
+    options = Options(row.pre_start, row.preferred)
+    since = time.monotonic()
+    if row.away_since is not None:
+        since -= max(0.0, time.time() - row.away_since)
+    return Word(devices, options, since, row.why or "the gateway was started anew")
+
+
+def answers_of(row: memory.Plugin) -> Mapping[frozenset[str], ContainerAnswer]:
+    """Give the answers that were remembered, by what was asked for."""
+    return {frozenset(one.devices): one.given for one in row.answers}

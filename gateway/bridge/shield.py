@@ -1,0 +1,106 @@
+"""What the kubelet is told of a plugin's devices while the plugin is away: the rule of the shield, pure.
+
+A plugin that restarts, crashes, is upgraded or hangs has not lost its devices. So for ``grace`` seconds they stay as they were
+said to be last. After that nobody can vouch for them: they are Unhealthy, never absent, because the kubelet would forget who
+holds what is absent. After ``withdraw`` seconds nobody expects the plugin back, and they are offered no longer; what a
+container holds stays on the list until it ends, as with any device that is withdrawn (``devices.life``).
+
+Times are seconds of one clock that never jumps.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from devices.model import Device, Health, Options, Trouble
+from devices.source import Listing
+
+RETURNED_S: Final = 10.0
+"""How long a plugin that came back counts as returned: what the shield called ill is then well at once."""
+
+
+class Cover(Enum):
+    """How a plugin's devices stand. The values are what people are told."""
+
+    LIVE = "live"
+    SHIELDED = "shielded"
+    UNHEALTHY = "unhealthy"
+    WITHDRAWN = "withdrawn"
+
+
+class Word(Struct, frozen=True):
+    """What a plugin said last, and whether it still stands behind it.
+
+    ``devices`` is None while it never said any. ``away_since`` is when it went (None: it is there), ``why`` in words how.
+    ``uncovered`` tells that it came back after the grace had passed, and when.
+    """
+
+    devices: tuple[Device, ...] | None = None
+    options: Options = Options()
+    away_since: float | None = None
+    why: str = ""
+    uncovered: float | None = None
+
+
+class Limits(Struct, frozen=True):
+    """How long, in seconds, a plugin may be away until its devices are Unhealthy, and until they are withdrawn."""
+
+    grace: float = 60.0
+    withdraw: float = 3600.0
+
+
+def cover(word: Word, limits: Limits, now: float) -> Cover:
+    """Say how a plugin's devices stand at ``now``."""
+    if word.away_since is None:
+        return Cover.LIVE
+    away = now - word.away_since
+    if away < limits.grace:
+        return Cover.SHIELDED
+    return Cover.UNHEALTHY if away < max(limits.withdraw, limits.grace) else Cover.WITHDRAWN
+
+
+def changes_at(word: Word, limits: Limits, now: float) -> float | None:
+    """Say when the answer of ``cover`` changes next by itself; None: never."""
+    if word.away_since is None:
+        return None
+    moments = (word.away_since + limits.grace, word.away_since + max(limits.withdraw, limits.grace))
+    return next((moment for moment in moments if moment > now), None)
+
+
+def left(word: Word, limits: Limits, now: float) -> float:
+    """Say for how many seconds a call may still wait for the plugin's return."""
+    return 0.0 if word.away_since is None else max(0.0, word.away_since + limits.grace - now)
+
+
+def went(word: Word, why: str, now: float) -> Word:
+    """The plugin is away from now on; one that was away already is away since then."""
+    since = now if word.away_since is None else word.away_since
+    return Word(word.devices, word.options, since, why)
+
+
+def came(word: Word, devices: tuple[Device, ...], options: Options, limits: Limits, now: float) -> Word:
+    """The plugin is there, and says this."""
+    late = cover(word, limits, now) not in {Cover.LIVE, Cover.SHIELDED}
+    uncovered = now if late else word.uncovered
+    if uncovered is not None and now - uncovered > RETURNED_S:
+        uncovered = None
+    return Word(devices, options, uncovered=uncovered)
+
+
+def listing(word: Word, limits: Limits, now: float) -> Listing | None:
+    """Say what is to be announced of a plugin's resource; None where nothing is."""
+    if word.devices is None:
+        return None
+    stands = cover(word, limits, now)
+    if stands is Cover.WITHDRAWN:
+        return None
+    if stands is Cover.UNHEALTHY:
+        gone = Trouble(f"its plugin is away ({word.why}), for longer than --bridge-grace: look at the plugin's pod")
+        return Listing(word.devices, word.options, dict.fromkeys((one.id for one in word.devices), gone))
+    ill = Trouble("its plugin says that it is Unhealthy")
+    troubles = {one.id: ill for one in word.devices if one.health is Health.UNHEALTHY}
+    recovered = frozenset(one.id for one in word.devices if one.id not in troubles) if word.uncovered else frozenset()
+    return Listing(word.devices, word.options, troubles, recovered)

@@ -1,0 +1,358 @@
+"""The bridge as a ``DeviceSource``: each plugin's resource beside the others, whichever API the plugin speaks.
+
+To a plugin it is a good kubelet (``door``, ``peer``), to the gateway a source that never loses a device because a plugin went
+(``shield``, ``plugin``). It is imported where ``--bridge`` is set, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Callable, Collection
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from adapters.dialect import Dialect
+from devices.model import (
+    ContainerAnswer,
+    ContainerRequest,
+    Fault,
+    Options,
+    PreferredRequest,
+    RefusedError,
+    Sayable,
+)
+from devices.policy import Policy
+from devices.source import Facts, Fate, Hindrance, Inventory, unclaimed
+from gateway.bridge import judge, memory, shield
+from gateway.bridge.door import LOOK_EVERY, REGISTRY, Doors
+from gateway.bridge.memory import Door
+from gateway.bridge.peer import AwayError, Peer, identity
+from gateway.bridge.plugin import DEADLINE, Bridged
+from gateway.bridge.recall import answers_of, recalled, remembered
+from gateway.telling.log import Seldom
+
+SAVE_WITHIN: Final = 1.0
+"""Seconds between two writes of what is remembered."""
+OPEN_AGAIN: Final = 5.0
+FIRST_CALLS: Final = 2.0
+"""Seconds that remembered plugins get to answer before the doors open, which makes every plugin register anew."""
+RIVAL_GOES: Final = 1.0
+"""Seconds that a plugin's stream is given to end before another plugin for its resource is refused."""
+MOST_REGISTERS: Final = 30
+"""Registers of one resource in a minute."""
+
+_log = structlog.get_logger()
+
+
+class Bridge:
+    """A ``DeviceSource`` over the plugins that register in a folder.
+
+    Args:
+        folder: ``--bridge DIR``.
+        state_dir: where it remembers them.
+        policy: what the operator decided.
+        taken: whether another source of this gateway has a resource.
+    """
+
+    name = "bridge"
+
+    def __init__(
+        self, folder: Path, state_dir: Path, policy: Policy, taken: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        self._doors = Doors(folder, self)
+        self._state_dir, self._taken = state_dir, taken
+        self.plugins: dict[str, Bridged] = {}
+        """By the name that the plugin registered."""
+        self._news = asyncio.Event()
+        self._unsaved = asyncio.Event()
+        self._hinders = ""
+        self._seldom = Seldom(times=MOST_REGISTERS)
+        self._closing: asyncio.Future[None] | None = None
+        self.adopt(policy)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether plugins can register."""
+        return self._doors.is_open
+
+    # What is announced.
+
+    async def watch(self) -> AsyncGenerator[Inventory]:
+        """Yield what is remembered, and the inventory again after each change."""
+        await self._recall()
+        tasks = [asyncio.ensure_future(self._keep_doors()), asyncio.ensure_future(self._keep_memory())]
+        try:
+            while True:
+                self._news.clear()
+                yield self._inventory()
+                waits = asyncio.ensure_future(self._news.wait())
+                await asyncio.wait({waits, *tasks}, timeout=self._until_change(), return_when=asyncio.FIRST_COMPLETED)
+                waits.cancel()
+                for task in tasks:
+                    if task.done():
+                        task.result()
+                        raise RuntimeError("a part of the bridge ended, which it must not")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(memory.save, self._state_dir, self._remembered())
+            await self._doors.close()
+            await asyncio.gather(*(one.close() for one in self.plugins.values()))
+
+    def _inventory(self) -> Inventory:
+        now = time.monotonic()
+        shown = ((self._shown(name), shield.listing(one.word, one.limits, now)) for name, one in self.plugins.items())
+        return {name: listing for name, listing in shown if listing is not None}
+
+    def _until_change(self) -> float | None:
+        """Seconds until the shield says something else by itself."""
+        now = time.monotonic()
+        moments = [shield.changes_at(one.word, one.limits, now) for one in self.plugins.values()]
+        first = min((moment for moment in moments if moment is not None), default=None)
+        return None if first is None else max(0.0, first - now) + 0.001
+
+    def _shown(self, resource: str) -> str:
+        return self._policy.bridging.renames.get(resource, resource)
+
+    def _of(self, shown: str) -> Bridged | None:
+        if shown in self.plugins and self._shown(shown) == shown:
+            return self.plugins[shown]
+        return next((one for name, one in self.plugins.items() if self._shown(name) == shown), None)
+
+    # The doors and the memory.
+
+    async def _recall(self) -> None:
+        plugins, problem = await asyncio.to_thread(memory.load, self._state_dir)
+        if problem:
+            _log.warning("what was remembered of plugins is lost", reason=problem)
+        for row in plugins:
+            if (
+                row.resource not in self.plugins
+                and judge.resource_error(row.resource, self._policy.bridging.allow) is None
+            ):
+                one = self.plugins[row.resource] = self._bridged(row.resource)
+                one.recall(recalled(row), self._doors.folder / row.door / row.endpoint, row.door, row.api)
+                one.answers.update(answers_of(row))
+
+    async def _keep_doors(self) -> None:
+        """Open the doors, and keep them open, for ever. Plugins that are remembered are called first."""
+        called = False
+        while True:
+            hinders = self._doors.hinders()
+            if not hinders and not called:
+                called = True
+                await self._call_remembered()
+            try:
+                if not hinders:
+                    await self._doors.keep_open()
+                    self._doors.registry.look()
+            except (OSError, RuntimeError) as error:
+                hinders = f"{self._doors.socket} can't be bound: {error}"
+            if hinders and hinders != self._hinders:
+                _log.error("no plugin can register", reason=hinders)
+            self._hinders = hinders
+            await asyncio.sleep(OPEN_AGAIN if hinders else LOOK_EVERY)
+
+    async def _call_remembered(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_CALLS):
+                await asyncio.gather(*(one.call() for one in self.plugins.values() if one.peer is None))
+        for one in self.plugins.values():
+            if one.peer is None:
+                one.went(one.word.why or "the gateway was started anew")
+
+    async def _keep_memory(self) -> None:
+        failed = ""
+        while True:
+            await self._unsaved.wait()
+            self._unsaved.clear()
+            try:
+                await asyncio.to_thread(memory.save, self._state_dir, self._remembered())
+                failed = ""
+            except OSError as error:
+                if str(error) != failed:
+                    _log.error("what plugins said isn't remembered over a restart", reason=str(error))
+                failed = str(error)
+            await asyncio.sleep(SAVE_WITHIN)
+
+    def _remembered(self) -> tuple[memory.Plugin, ...]:
+        return tuple(row for one in self.plugins.values() if (row := remembered(one)) is not None)
+
+    def _changed(self) -> None:
+        self._news.set()
+        self._unsaved.set()
+
+    def _bridged(self, resource: str) -> Bridged:
+        one = Bridged(resource, self._changed, self._limits)
+        self._settle(one)
+        return one
+
+    def _settle(self, one: Bridged) -> None:
+        bridging = self._policy.bridging
+        one.limits = self._limits
+        one.repeats = any(fnmatchcase(one.resource, pattern) for pattern in bridging.repeat)
+        found = (seconds for pattern, seconds in bridging.deadlines if fnmatchcase(one.resource, pattern))
+        one.deadline = next(found, DEADLINE)
+
+    # Registering (a ``door.Host``).
+
+    async def register(self, path: Path, dialect: Dialect, resource: str, options: Options, door: Door) -> None:
+        """Take a plugin, or say why not.
+
+        Raises:
+            RefusedError: see there.
+        """
+        if problem := judge.resource_error(resource, self._policy.bridging.allow):
+            raise RefusedError(Fault.INVALID_ARGUMENT, problem)
+        if self._seldom.tell(resource) is None:
+            raise RefusedError(
+                Fault.RESOURCE_EXHAUSTED,
+                f"expected at most {MOST_REGISTERS} Registers of {resource} in a minute: register once for each kubelet.sock",
+            )
+        self._require_socket(path, resource)
+        before = self.plugins.get(resource)
+        if before is not None and before.peer is not None:
+            if door == REGISTRY and before.path == path and before.peer.identity == identity(path):
+                return  # Found again, after a restart of the bridge: its stream is open.
+            await self._require_no_rival(before, path, resource)
+        if self._taken(self._shown(resource)):
+            raise RefusedError(
+                Fault.ALREADY_EXISTS,
+                f"{resource} is offered by this gateway itself: give one of them another name (bridge.rename), or end the plugin",
+            )
+        self._require_room(resource)
+        peer = Peer(path, dialect, options)
+        try:
+            await peer.dial()
+            await peer.ask_options()
+        except AwayError as error:
+            raise RefusedError(
+                Fault.UNAVAILABLE, f"failed to dial device plugin: {error}: serve the socket before registering it"
+            ) from error
+        except asyncio.CancelledError:
+            await peer.close()
+            raise
+        one = self.plugins.get(resource) or self._bridged(resource)
+        self.plugins[resource] = one
+        one.door = door
+        one.follow(peer)
+        _log.info("a plugin registered", resource=resource, endpoint=path.name, api=dialect.name, door=door)
+
+    def _require_socket(self, path: Path, resource: str) -> None:
+        """Refuse what is no plugin's own socket."""
+        found = identity(path)
+        if found is None:
+            raise RefusedError(
+                Fault.INVALID_ARGUMENT,
+                f"expected a socket at {path.parent.name}/{path.name}, and there is none (links aren't followed): bind it there "
+                "before registering it",
+            )
+        for name, one in self.plugins.items():
+            if name != resource and one.peer is not None and one.path == path and one.peer.identity == found:
+                raise RefusedError(
+                    Fault.ALREADY_EXISTS,
+                    f"expected a socket of {resource}'s own, got {path.name}, which serves {name}: bind one for each resource",
+                )
+
+    async def _require_no_rival(self, before: Bridged, path: Path, resource: str) -> None:
+        """Refuse a second plugin while the first lives. A plugin that serves anew, under the same name or after its end, is none."""
+        peer = before.peer
+        if peer is None or peer.path == path:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RIVAL_GOES):
+                await peer.ended.wait()
+        if peer is before.peer and not peer.ended.is_set() and await peer.answers():
+            raise RefusedError(
+                Fault.ALREADY_EXISTS,
+                f"{resource} is offered by the plugin on {peer.path.name}, which lives: end that one first, or give one of them "
+                "another resource name",
+            )
+
+    def _require_room(self, resource: str) -> None:
+        """Refuse one more resource where there are too many; one that never told of a device, and went, makes room."""
+        if resource in self.plugins or len(self.plugins) < judge.MOST_PLUGINS:
+            return
+        idle = next((name for name, one in self.plugins.items() if one.peer is None and not one.word.devices), None)
+        if idle is None:
+            raise RefusedError(
+                Fault.RESOURCE_EXHAUSTED,
+                f"expected at most {judge.MOST_PLUGINS} resources behind the bridge: end a plugin",
+            )
+        gone = self.plugins.pop(idle)
+        self._closing = asyncio.ensure_future(gone.close())
+
+    # The calls.
+
+    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:  # noqa: ARG002
+        """Let the plugin answer. What can't be said to this kubelet, its dialect leaves out or refuses."""
+        return await self._asked_of(resource).allocate(request)
+
+    async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
+        """Let the plugin choose."""
+        return await self._asked_of(resource).prefer(request)
+
+    async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
+        """Let the plugin make its devices ready."""
+        await self._asked_of(resource).prepare(device_ids)
+
+    def _asked_of(self, resource: str) -> Bridged:
+        one = self._of(resource)
+        if one is None:
+            raise unclaimed(resource)
+        return one
+
+    # What else a source is asked.
+
+    def fate(self, resource: str, device_id: str) -> Fate:  # noqa: ARG002 - the protocol's
+        """Of a plugin that is there, what it doesn't list it doesn't offer; so it is with one that never came back."""
+        one = self._of(resource)
+        if one is None or one.word.devices is None:
+            return Fate.UNKNOWN
+        return Fate.WITHDRAWN
+
+    def claims(self, resource: str) -> bool:
+        """Whether a plugin has registered it, in this process or before."""
+        return self._of(resource) is not None
+
+    def hindrances(self) -> tuple[Hindrance, ...]:
+        """Say what keeps plugins from registering, and what is wrong with each."""
+        found = [Hindrance(self.name, self._hinders)] if self._hinders else []
+        for name, one in self.plugins.items():
+            stands = shield.cover(one.word, one.limits, time.monotonic())
+            if stands is not shield.Cover.LIVE:
+                found.append(Hindrance(f"{self.name} {name}", f"its plugin is away ({one.word.why}): {stands.value}"))
+            if one.trouble:
+                found.append(Hindrance(f"{self.name} {name}", one.trouble))
+        return tuple(found)
+
+    def facts(self, resource: str, device_id: str) -> Facts:  # noqa: ARG002 - the protocol's
+        """Tell which plugin it is of."""
+        one = self._of(resource)
+        return Facts() if one is None else Facts(product=f"{one.resource} ({one.endpoint})")
+
+    def place(self, device_id: str) -> None:
+        """Leave it to what is known of the device: IDs are a plugin's own."""
+
+    def adopt(self, policy: Policy) -> None:
+        """Go by what an operator decides now."""
+        self._policy = policy
+        self._limits = shield.Limits(policy.bridge_grace, policy.bridge_withdraw)
+        for one in self.plugins.values():
+            self._settle(one)
+        self._news.set()
+
+    async def release(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - the protocol's
+        """Let go of nothing: the hardware is the plugin's."""
+        return ()
+
+    async def acquire(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - the protocol's
+        """Do nothing, as nothing was let go of."""
+        return ()

@@ -1,0 +1,1 @@
+"""Device plugins to try kubelets, and the bridge, with."""

@@ -1,0 +1,347 @@
+"""The bridge to plugins of every API version, over real sockets: what they say arrives, what is asked goes to them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+import grpc
+import pytest
+
+from devices.model import (
+    ContainerAnswer,
+    Device,
+    DeviceNode,
+    Fault,
+    Health,
+    Mount,
+    Options,
+    PreferredRequest,
+    RefusedError,
+)
+from devices.policy import Bridging, Policy
+from gateway.bridge.peer import identity
+from gateway.bridge.source import Bridge
+from gateway.lab.plugins.played import Habits, PlayedPlugin
+from tests.unit.bridging import GUARD_S, NIC, TWO, bridged, health, plugin
+
+APIS = ("0.1", "v1alpha2", "v1beta1")
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_a_plugins_list_health_and_answers_arrive(folder: Path, api: str) -> None:
+    full = ContainerAnswer({"K": "v"}, (Mount("/c", "/h", read_only=True),), (DeviceNode("/dev/c", "/dev/h", "r"),))
+    async with bridged(folder) as bridge, plugin(folder, api=api, answer=lambda _: full) as played:
+        assert health(await bridge.lists("a", "b")) == {"a": True, "b": True}
+        await played.change((Device("a", Health.UNHEALTHY), Device("c")))
+        assert health(await bridge.lists("a", "c")) == {"a": False, "c": True}
+        assert await bridge.allocate("c") == full
+        assert played.allocated == [("c",)]
+
+
+async def test_numa_nodes_that_there_cannot_be_are_left_out(folder: Path) -> None:
+    devices = (Device("a", numa_nodes=(0, 1)), Device("b", numa_nodes=(-1,)), Device("c", numa_nodes=(1 << 40, 2)))
+    async with bridged(folder) as bridge, plugin(folder, devices=devices):
+        listing = await bridge.lists("a", "b", "c")
+    assert [one.numa_nodes for one in listing.devices] == [(0, 1), (), (2,)]
+
+
+@pytest.mark.parametrize("said_by_call", [True, False], ids=["GetDevicePluginOptions", "Register alone"])
+async def test_options_count_whichever_way_a_plugin_says_them(folder: Path, *, said_by_call: bool) -> None:
+    options = Options(pre_start_required=True, preferred_allocation=True)
+    habits = Habits(no_options=not said_by_call)
+    async with bridged(folder) as bridge, plugin(folder, options=options, habits=habits) as played:
+        assert (await bridge.lists("a", "b")).options == options
+        await bridge.bridge.prepare(NIC, ("a",))
+        assert played.prepared == [("a",)]
+        assert await bridge.bridge.prefer(NIC, PreferredRequest(("a", "b"), (), 1)) == ("b",)
+
+
+async def test_a_plugin_that_asked_for_nothing_is_not_asked_to_prepare(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder) as played:
+        await bridge.lists("a", "b")
+        await bridge.bridge.prepare(NIC, ("a",))
+        assert played.prepared == []
+
+
+@pytest.mark.parametrize(
+    "code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED]
+)
+async def test_a_plugins_error_arrives_with_its_code_and_text(folder: Path, code: grpc.StatusCode) -> None:
+    async with bridged(folder) as bridge, plugin(folder, failing=(code, "no pod is pending")):
+        await bridge.lists("a", "b")
+        with pytest.raises(RefusedError, match=r"^no pod is pending$") as refused:
+            await bridge.allocate("a")
+        assert refused.value.fault.value == code.name
+
+
+async def test_allocates_reach_a_plugin_one_at_a_time_and_in_order(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder) as played:
+        await bridge.lists("a", "b")
+        played.free.clear()
+        calls = [asyncio.create_task(bridge.allocate(one)) for one in ("b", "a", "b")]
+        async with asyncio.timeout(GUARD_S):
+            while not played.allocated:  # noqa: ASYNC110 - the plugin tells nobody
+                await asyncio.sleep(0.005)
+        assert played.allocated == [("b",)]
+        played.free.set()
+        await asyncio.gather(*calls)
+        assert played.allocated == [("b",), ("a",), ("b",)]
+
+
+# A plugin's habits.
+
+
+async def test_equal_lists_are_told_once(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder, habits=Habits(repeats_s=0.01)):
+        await bridge.lists("a", "b")
+        count, peer = bridge.count, bridge.one().peer
+        assert peer is not None
+        async with asyncio.timeout(GUARD_S):
+            while peer.lists < 5:  # noqa: ASYNC110 - nobody is told: that is the promise
+                await asyncio.sleep(0.005)
+        assert bridge.count == count
+
+
+async def test_one_listandwatch_for_each_registration(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder, habits=Habits(shared_channel=True)) as played:
+        await bridge.lists("a", "b")
+        for devices in ((Device("c"),), TWO, (Device("d"),)):
+            await played.change(devices)
+            await bridge.lists(*(one.id for one in devices))
+        assert played.lists == 1
+
+
+async def test_what_an_earlier_handler_of_the_same_server_swallows_still_counts(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder, habits=Habits(shared_channel=True)) as played:
+        await bridge.lists("a", "b")
+        await played.register()
+        async with asyncio.timeout(GUARD_S):
+            while played.lists < 2:  # noqa: ASYNC110 - the plugin tells nobody
+                await asyncio.sleep(0.005)
+        for devices in ((Device("c"),), TWO, (Device("d"),)):
+            await played.change(devices)
+            await bridge.lists(*(one.id for one in devices))
+
+
+async def test_an_empty_list_before_the_end_is_a_stop(folder: Path) -> None:
+    async with bridged(folder) as bridge:
+        async with plugin(folder, habits=Habits(empties=True)):
+            await bridge.lists("a", "b")
+        await bridge.until(lambda _: bridge.one().peer is None)
+        await asyncio.sleep(1.1)  # As long as an empty list is held back.
+        assert health(bridge.told[NIC]) == {"a": True, "b": True}
+
+
+async def test_an_empty_list_of_a_plugin_that_stays_is_no_devices(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder) as played:
+        await bridge.lists("a", "b")
+        await played.change(())
+        await bridge.lists()
+
+
+async def test_a_socket_that_is_bound_again_under_its_name_is_a_new_plugin(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder) as old:
+        await bridge.lists("a", "b")
+        async with plugin(folder, devices=(Device("new"),)):
+            await bridge.lists("new")
+            await old.change((Device("stale"),))
+            await bridge.allocate("new")
+            assert health(bridge.told[NIC]) == {"new": True}
+
+
+# The shield.
+
+
+async def test_while_a_plugin_is_away_its_devices_stay_and_allocate_waits(folder: Path) -> None:
+    async with bridged(folder) as bridge:
+        async with plugin(folder):
+            await bridge.lists("a", "b")
+        await bridge.until(lambda _: bridge.one().peer is None)
+        assert health(bridge.told[NIC]) == {"a": True, "b": True}
+        call = asyncio.create_task(bridge.allocate("a"))
+        async with plugin(folder) as again:
+            async with asyncio.timeout(GUARD_S):
+                await call
+            assert again.allocated == [("a",)]
+            await bridge.until(lambda _: bridge.one().returns)
+            assert (bridge.one().absences, bridge.one().returns) == (1, 1)
+
+
+async def test_an_allocate_that_a_dying_plugin_had_goes_to_the_next_one(folder: Path) -> None:
+    async with bridged(folder) as bridge:
+        async with plugin(folder) as played:
+            await bridge.lists("a", "b")
+            played.free.clear()
+            call = asyncio.create_task(bridge.allocate("a"))
+            async with asyncio.timeout(GUARD_S):
+                while not played.allocated:  # noqa: ASYNC110 - the plugin tells nobody
+                    await asyncio.sleep(0.005)
+        async with plugin(folder) as again, asyncio.timeout(GUARD_S):
+            assert (await call).envs == {"DEVICES": "a"}
+            assert again.allocated == [("a",)]
+
+
+async def test_after_the_grace_devices_are_unhealthy_and_after_longer_withdrawn(folder: Path) -> None:
+    async with bridged(folder, grace=0.3, withdraw=0.8) as bridge:
+        async with plugin(folder):
+            await bridge.lists("a", "b")
+        await bridge.until(lambda told: NIC in told and health(told[NIC]) == {"a": False, "b": False})
+        with pytest.raises(RefusedError, match="it is away") as refused:
+            await bridge.allocate("a")
+        assert refused.value.fault is Fault.UNAVAILABLE
+        await bridge.until(lambda told: NIC not in told)
+        async with plugin(folder):
+            listing = await bridge.lists("a", "b")
+            assert health(listing) == {"a": True, "b": True}
+            assert listing.recovered == {"a", "b"}
+
+
+@pytest.mark.parametrize("repeat", [True, False], ids=["as before", "not without the operator's word"])
+async def test_an_earlier_answer_is_repeated_where_the_operator_says_so(folder: Path, *, repeat: bool) -> None:
+    bridging = Bridging(repeat=("vendor.example/*",) if repeat else ())
+    async with bridged(folder, bridging=bridging, grace=0.5) as bridge:
+        async with plugin(folder):
+            await bridge.lists("a", "b")
+            first = await bridge.allocate("a", "b")
+        await bridge.until(lambda _: bridge.one().peer is None)
+        if repeat:
+            assert await bridge.allocate("b", "a") == first
+        for ids in (["a"],) if repeat else (["a"], ["b", "a"]):
+            with pytest.raises(RefusedError, match="it is away"):
+                await bridge.allocate(*ids)
+
+
+async def test_a_plugin_that_hangs_is_away_until_it_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.bridge.plugin.PROBE_EVERY", 0.05)
+    async with bridged(folder) as bridge, plugin(folder) as played:
+        await bridge.lists("a", "b")
+        bridge.one().deadline = 0.1
+        played.free.clear()
+        played.stalls = True
+        with pytest.raises(RefusedError, match="hangs"):
+            await bridge.allocate("a")
+        assert bridge.one().word.away_since is not None
+        played.stalls = False
+        played.free.set()
+        await bridge.until(lambda _: bridge.one().word.away_since is None)
+        await bridge.allocate("a")
+        assert played.lists == 1  # It was not called a second time.
+
+
+async def test_a_plugin_that_is_slow_but_lives_is_not_away(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder) as played:
+        await bridge.lists("a", "b")
+        bridge.one().deadline = 0.1
+        played.free.clear()
+        with pytest.raises(RefusedError, match=r"lives, but it didn't answer Allocate within 0\.1 s"):
+            await bridge.allocate("a")
+        assert bridge.one().word.away_since is None
+
+
+async def test_a_choice_is_made_without_a_plugin_that_is_away(folder: Path) -> None:
+    async with bridged(folder) as bridge:
+        async with plugin(folder, options=Options(preferred_allocation=True)):
+            await bridge.lists("a", "b")
+        await bridge.until(lambda _: bridge.one().peer is None)
+        assert await bridge.bridge.prefer(NIC, PreferredRequest(("a", "b", "c"), ("c",), 2)) == ("c", "a")
+
+
+async def test_one_that_never_registers_again_is_called_by_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.bridge.plugin.REDIAL_FIRST", 0.05)
+    async with bridged(folder) as bridge:
+        async with plugin(folder):
+            await bridge.lists("a", "b")
+        async with plugin(folder, start=False, devices=(Device("c"),)) as again:
+            await again.serve()
+            await bridge.lists("c")
+
+
+# A new start of the bridge.
+
+
+async def test_a_bridge_that_starts_anew_knows_its_plugins_and_their_devices(folder: Path) -> None:
+    async with bridged(folder) as bridge:
+        async with plugin(
+            folder, devices=(Device("a", numa_nodes=(1,)), Device("b", Health.UNHEALTHY)), api="v1alpha2"
+        ):
+            before = await bridge.lists("a", "b")
+        await bridge.until(lambda _: bridge.one().peer is None)
+    async with bridged(folder) as again:
+        assert (await again.lists("a", "b")).devices == before.devices
+        assert (again.one().api, again.one().endpoint) == ("v1alpha2", "played.sock")
+
+
+async def test_a_bridge_that_starts_anew_calls_its_plugins_first_and_then_makes_them_register(folder: Path) -> None:
+    async with plugin(folder, start=False) as played:
+        async with bridged(folder) as bridge:
+            await played.start()
+            await bridge.lists("a", "b")
+        async with bridged(folder) as again:
+            assert again.one().peer is not None  # It was called before the door opened.
+            await again.allocate("a")
+            assert not played.path.exists()  # Some register anew when they see that.
+            await played.stop()
+            await played.start()
+            await again.allocate("b")
+
+
+async def test_a_damaged_memory_is_put_aside(folder: Path) -> None:
+    (folder / "state").mkdir(mode=0o700)
+    (folder / "state" / "bridge.json").write_text('{"format": 1, "plugins": [{"resource": 3}]}')
+    async with bridged(folder) as bridge, plugin(folder):
+        await bridge.lists("a", "b")
+        assert (folder / "state" / "bridge.damaged").exists()
+
+
+async def test_the_socket_goes_before_it_comes_again(folder: Path) -> None:
+    async with bridged(folder) as bridge:
+        socket = folder / "device-plugins" / "kubelet.sock"
+        before = identity(socket)
+        socket.unlink()
+        async with asyncio.timeout(GUARD_S):
+            while identity(socket) in {None, before}:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+        async with plugin(folder):
+            await bridge.lists("a", "b")
+
+
+async def test_a_second_gateway_leaves_the_folder_to_the_first(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder):
+        await bridge.lists("a", "b")
+        other = Bridge(folder, folder / "state", Policy(bridge=str(folder)))
+        async with aclosing(other.watch()) as inventories:
+            await anext(inventories)
+            async with asyncio.timeout(GUARD_S):
+                while not any("another gateway has" in one.reason for one in other.hindrances()):  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.01)
+        await bridge.allocate("a")
+
+
+# The other door.
+
+
+async def test_a_plugin_in_plugins_registry_is_found_and_told(folder: Path) -> None:
+    async with bridged(folder) as bridge:
+        registry = folder / "plugins_registry"
+        async with plugin(folder, start=False) as played:
+            played.folder = registry
+            await played.serve()
+            await bridge.lists("a", "b")
+            await bridge.allocate("a")
+            await told(played)
+            assert played.told == [""]
+        async with plugin(folder, start=False, resource="nodomain") as wrong:
+            wrong.folder = registry
+            await wrong.serve()
+            await told(wrong)
+            assert "expected a resource name with a domain" in wrong.told[0]
+
+
+async def told(played: PlayedPlugin) -> None:
+    async with asyncio.timeout(GUARD_S):
+        while not played.told:  # noqa: ASYNC110 - the plugin tells nobody
+            await asyncio.sleep(0.005)

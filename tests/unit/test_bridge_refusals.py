@@ -1,0 +1,221 @@
+"""What the bridge refuses, by name, while the stream of a plugin beside it goes on untouched."""
+
+from __future__ import annotations
+
+import asyncio
+import socket as sockets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from adapters.dialect import Level
+from adapters.registry import by_name
+from devices.model import ContainerAnswer, ContainerRequest, Device, RefusedError
+from devices.policy import Bridging
+from gateway.bridge import judge
+from gateway.bridge.source import MOST_REGISTERS
+from gateway.kubelet.watch import target
+from gateway.lab.plugins.played import PlayedPlugin
+from tests.unit.bridging import GUARD_S, NIC, Watched, bridged, health, plugin
+
+V1BETA1 = by_name("v1beta1")
+OTHER = "other.example/fpga"
+MANY = [Device(str(number)) for number in range(judge.MOST_DEVICES + 1)]
+TOO_LARGE = Device("x" * 200)
+
+
+@asynccontextmanager
+async def beside(folder: Path, **kind: object) -> AsyncIterator[tuple[Watched, PlayedPlugin]]:
+    """A bridge, with a good plugin that must not notice anything."""
+    async with bridged(folder, **kind) as bridge, plugin(folder, resource=OTHER, endpoint="good.sock") as good:  # type: ignore[arg-type]
+        await bridge.lists("a", "b", resource=OTHER)
+        yield bridge, good
+        assert good.lists == 1
+        assert health(bridge.told[OTHER]) == {"a": True, "b": True}
+        assert await bridge.allocate("a", resource=OTHER) == ContainerAnswer({"DEVICES": "a"})
+
+
+def _link(folder: Path) -> None:
+    (folder / "good.sock").rename(folder / "there.sock")
+    (folder / "link.sock").symlink_to("there.sock")
+
+
+def _listening_no_more(folder: Path) -> None:
+    with sockets.socket(sockets.AF_UNIX) as left:
+        left.bind(str(folder / "left.sock"))
+
+
+@pytest.mark.parametrize(
+    ("resource", "endpoint", "version", "words"),
+    [
+        pytest.param("nic", None, None, "expected a resource name with a domain", id="a name without a domain"),
+        pytest.param("", None, None, "expected a resource name with a domain", id="no name"),
+        pytest.param("kubernetes.io/nic", None, None, "belongs to Kubernetes", id="a domain of Kubernetes"),
+        pytest.param("requests.example/nic", None, None, "can't start with", id="a name for quotas"),
+        pytest.param(f"vendor.example/{'n' * 64}", None, None, "1 to 63", id="a long name"),
+        pytest.param("evil.example/nic", None, None, "bridge.allow", id="a name that isn't allowed"),
+        pytest.param(NIC, "", None, "the name of a socket", id="no endpoint"),
+        pytest.param(NIC, "..", None, "the name of a socket", id="an endpoint that is the folder above"),
+        pytest.param(NIC, "../x.sock", None, "the name of a socket", id="an endpoint in the folder above"),
+        pytest.param(NIC, "/run/x.sock", None, "the name of a socket", id="an endpoint elsewhere"),
+        pytest.param(NIC, "a\nb.sock", None, "the name of a socket", id="an endpoint of two lines"),
+        pytest.param(NIC, "kubelet.sock", None, "the plugin's own socket", id="the bridge's own socket"),
+        pytest.param(NIC, "x" * 108, None, "at most 107 bytes", id="a long endpoint"),
+        pytest.param(NIC, "none.sock", None, "there is none", id="no socket"),
+        pytest.param(NIC, "link.sock", None, "there is none", id="a link"),
+        pytest.param(NIC, "plain.sock", None, "there is none", id="a plain file"),
+        pytest.param(NIC, "left.sock", None, "failed to dial", id="a socket that nobody listens on"),
+        pytest.param(NIC, "good.sock", None, "which serves other.example/fpga", id="another plugin's socket"),
+        pytest.param(OTHER, None, None, "on good.sock, which lives", id="another plugin's resource"),
+        pytest.param("ours.example/gpu", None, None, "by this gateway itself", id="the gateway's own resource"),
+        pytest.param(NIC, None, "v1", "is not supported by kubelet", id="a version that nobody knows"),
+    ],
+)
+async def test_a_register_is_refused_by_name(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    resource: str,
+    endpoint: str | None,
+    version: str | None,
+    words: str,
+) -> None:
+    monkeypatch.setattr("gateway.bridge.source.RIVAL_GOES", 0.05)
+    monkeypatch.setattr("gateway.bridge.peer.DIAL_TIME", 0.1)
+    bridging = Bridging(
+        allow=("*vendor.example/*", "other.example/*", "nic", "", "kubernetes.io/*", "requests.*", "ours.*")
+    )
+    async with beside(folder, bridging=bridging, taken=lambda name: name.startswith("ours.")) as (_, good):
+        (good.folder / "link.sock").symlink_to("good.sock")
+        (good.folder / "plain.sock").touch()
+        _listening_no_more(good.folder)
+        async with plugin(folder, start=False, resource=resource) as bad:
+            await bad.serve()
+            with pytest.raises(grpc.aio.AioRpcError, match=words):
+                await bad.register(endpoint=endpoint, version=version)
+
+
+async def test_what_is_no_register_is_refused(folder: Path) -> None:
+    path = folder / "device-plugins" / "kubelet.sock"
+    async with beside(folder), grpc.aio.insecure_channel(target(path)) as channel:
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/v1beta1.Registration/Register")
+        with pytest.raises(grpc.aio.AioRpcError, match="expected a RegisterRequest"):
+            await call(b"\x0a\xff")
+
+
+async def test_registers_without_end_are_refused(folder: Path) -> None:
+    async with beside(folder) as (bridge, _), plugin(folder) as bad:
+        for _ in range(MOST_REGISTERS - 1):
+            await bad.register()
+        with pytest.raises(grpc.aio.AioRpcError, match=r"at most 30 Registers of vendor\.example/nic in a minute"):
+            await bad.register()
+        await bridge.lists("a", "b")
+
+
+async def test_resources_without_end_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.bridge.judge.MOST_PLUGINS", 2)
+    async with beside(folder), plugin(folder), plugin(folder, start=False, resource="x.example/y", endpoint="y") as bad:
+        await bad.serve()
+        with pytest.raises(grpc.aio.AioRpcError, match="at most 2 resources"):
+            await bad.register()
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        pytest.param(V1BETA1.encode_list(MANY).data, "at most 20000 devices", id="too many devices"),
+        pytest.param(V1BETA1.encode_list([Device("d"), Device("d")]).data, "each device ID once", id="an ID twice"),
+        pytest.param(V1BETA1.encode_list([Device("")]).data, "expected an ID", id="an empty ID"),
+        pytest.param(V1BETA1.encode_list([Device("x" * 254)]).data, "1 to 253", id="a long ID"),
+        pytest.param(V1BETA1.encode_list([Device("x\x1b[2J")]).data, "printable", id="an ID that steers a screen"),
+        pytest.param(b"\x0a\xff\xff", "that are none", id="no message"),
+        pytest.param(b"\x0a\x00" * 1_000_000, "at most 200000", id="a million empty devices"),
+        pytest.param(b"\x0a" + b"\xff" * 5_000_000, "at most 4194304 bytes", id="5 MB"),
+    ],
+)
+async def test_a_list_is_refused_by_name_and_the_last_one_stays(folder: Path, bad: bytes, words: str) -> None:
+    async with beside(folder) as (bridge, _), plugin(folder) as played:
+        before = await bridge.lists("a", "b")
+        played.raw_list = bad
+        await played.change(())
+        async with asyncio.timeout(GUARD_S):
+            while not bridge.one().trouble:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.005)
+        assert words in bridge.one().trouble
+        assert bridge.told[NIC].devices == before.devices
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        pytest.param(b"", "for one container, got 0", id="for no container"),
+        pytest.param(b"\x0a\x00\x0a\x00", "for one container, got 2", id="for two"),
+        pytest.param(b"\xff\xff", "that are none", id="no message"),
+        pytest.param(b"\x0a\x00" * 150_000, "for one container", id="for 150 000"),
+        pytest.param(b"\x0a\x00" * 300_000, "at most", id="for 300 000"),
+        pytest.param(
+            V1BETA1.encode_allocate_answer(
+                [ContainerRequest(("a",))], [ContainerAnswer({str(number): "" for number in range(5000)})], Level(30)
+            ).data,
+            "at most 4096 variables",
+            id="5000 variables",
+        ),
+        pytest.param(
+            V1BETA1.encode_allocate_answer(
+                [ContainerRequest(("a",))], [ContainerAnswer({"K": "v" * 2_000_000})], Level(30)
+            ).data,
+            "at most 1048576 bytes",
+            id="2 MB",
+        ),
+    ],
+)
+async def test_an_answer_is_refused_by_name(folder: Path, bad: bytes, words: str) -> None:
+    async with beside(folder) as (bridge, _), plugin(folder, raw_answer=bad):
+        await bridge.lists("a", "b")
+        with pytest.raises(RefusedError, match="the plugin's answer can't be passed on") as refused:
+            await bridge.allocate("a")
+        assert words in str(refused.value)
+
+
+async def test_a_plugin_that_sends_lists_without_end_is_read_slowly(folder: Path) -> None:
+    async with beside(folder) as (bridge, _), plugin(folder) as played:
+        await bridge.lists("a", "b")
+        count = bridge.count
+        for number in range(200):
+            await played.change([Device(str(number))])
+            await asyncio.sleep(0.001)
+        assert bridge.count - count < 20
+        await bridge.lists("199")
+
+
+async def test_connections_without_end_leave_the_others_alone(folder: Path) -> None:
+    async with beside(folder) as (bridge, good):
+        path = str(good.folder / "kubelet.sock")
+        held = []
+        for _ in range(600):
+            one = sockets.socket(sockets.AF_UNIX)
+            one.setblocking(False)
+            try:
+                one.connect(path)
+            except BlockingIOError:
+                one.close()
+                await asyncio.sleep(0.01)
+            else:
+                held.append(one)
+        await bridge.allocate("b", resource=OTHER)
+        for one in held:
+            one.close()
+        async with plugin(folder):
+            await bridge.lists("a", "b")
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707], ids=["a group", "everybody"])
+async def test_a_folder_that_others_can_write_into_is_not_opened(folder: Path, mode: int) -> None:
+    (folder / "device-plugins").mkdir()
+    (folder / "device-plugins").chmod(mode)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3), bridged(folder):
+            pass
+    assert not (folder / "device-plugins" / "kubelet.sock").exists()
