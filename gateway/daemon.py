@@ -224,6 +224,8 @@ class Gateway:
         self._begun = True
         self._spawn("standby", self.standby.run())
         self.look()
+        if self._unremembered():  # It was left to another gateway, which went before this one asked for it.
+            await self._unless_ended(self.update())
         self._tell_kubelet(self.plugins)
         notify.tell(notify.READY)
         if (seconds := notify.watchdog()) is not None:
@@ -492,6 +494,11 @@ class Gateway:
             delay = min(max(min(moments) - time.monotonic(), 0.01), LONGEST_TIMER)
             self._again = asyncio.get_running_loop().call_later(delay, self._refresh)
 
+    def _unremembered(self) -> bool:
+        """Whether something is about to be sent that the ledger doesn't know."""
+        plugins = (self._plugins[name] for name in self._to_be_sent(self._plugins))
+        return any(one.entries.keys() - self.ledger.announced(one.resource.name).keys() for one in plugins)
+
     def _only_remembered(self) -> Collection[str]:
         """Return the resources that the ledger knows and nobody here serves."""
         return set(self.ledger.resources()) - self._plugins.keys()
@@ -747,6 +754,7 @@ class Gateway:
         peers = self._peers()
         if peers is None:
             return
+        self._yielding.clear()
         for name, plugin in self._plugins.items():
             other = self._handover.defers_to(name) or self._served_by(name, peers)
             if other is not None:
@@ -762,7 +770,6 @@ class Gateway:
 
     def _served_by(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
         """Return the younger gateway, of those that can't be talked to, to which a resource must be left."""
-        self._yielding.discard(resource)
         younger = self._younger(resource, peers)
         if younger is None:
             return None
@@ -933,6 +940,10 @@ class Gateway:
     def kubelet_listens(self) -> bool:
         """Tell whether a kubelet takes connections now."""
         return listens(self.kubelet_socket)
+
+    def renew(self, resource: str) -> None:
+        """Register a resource once more: the kubelet may hold another gateway's Register."""
+        self._plugins[resource].feed(registration.Renew("another gateway registered at the same time"))
 
     def look(self) -> None:
         """Let each resource stand by or resume; what only others served is taken up when nobody is left to."""

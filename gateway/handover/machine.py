@@ -9,6 +9,9 @@ is the boot clock, then a random token. Where two gateways can talk, they hand e
   first, says so, and then the heir registers. From 1.37 on (#135437) the heir registers first, and there is no gap at all.
 - No stream is ended while a Register is in flight for its resource: in 1.25 to 1.28.14 such an end, once the endpoint has
   aged out, is a nil dereference in PluginDisconnected. So both sides wait for their own Register before they yield.
+- Where both register all the same (the elder stood still, and a kubelet started meanwhile), the last one counts, and nobody
+  knows which that is. So the elder says when its streams are over, and the heir registers once more. (Kubelets 1.12 to 1.22
+  show it to nobody: the heir's stream goes on, and no pod gets a device.)
 - The heir reports the kubelet's ListAndWatch. One that doesn't in time is asked to give the resource back, and later, now
   and then, whether it still serves. It answers for itself, so that the two never register against each other; only
   silence is overruled.
@@ -199,6 +202,8 @@ class Say(Enum):
     """Elder: you did not report in time; how do you stand?"""
     MINE = "mine"
     """Elder: I serve it; stand by."""
+    ANEW = "anew"
+    """Elder: a Register of mine crossed yours, and my streams are over; register once more."""
 
 
 class Elder(Enum):
@@ -303,7 +308,11 @@ class Note(Struct, frozen=True):
     outcome: Outcome
 
 
-Action = Tell | Wait | Note
+class Renew(Struct, frozen=True):
+    """Register once more."""
+
+
+Action = Tell | Wait | Note | Renew
 
 
 class State(Struct, frozen=True):
@@ -315,6 +324,8 @@ class State(Struct, frozen=True):
     """Handovers in a row that did not come to an end, or not for long."""
     doubted: bool = False
     """Whether the kubelet's records lacked it once already, while the heir says that it serves."""
+    crossed: bool = False
+    """Whether a Register of ours was in flight, or was sent, after the heir was told to register."""
 
     @property
     def unsettled(self) -> bool:
@@ -372,15 +383,18 @@ def step(state: State, event: Event) -> Step:
     """Take one event. Total: every event is meaningful, or ignored, in every state."""
     if isinstance(event, Stood):
         state = replace(state, standing=event.standing)
-    if isinstance(state.stage, Elder):
-        return _elder(state, event)
-    return _heir(state, event)
+    if isinstance(state.stage, Heir):
+        return _heir(state, event)
+    state, actions = _elder(state, event)
+    if state.stage is Elder.PROMISED and state.standing is Standing.BUSY:
+        state = replace(state, crossed=True)
+    return state, actions
 
 
 def _to(state: State, stage: Elder | Heir, *says: Say, note: Outcome | None = None) -> Step:
     """Enter a stage: each has its own wait."""
     if stage not in {Elder.CONFIRMED, Elder.CHECKING}:
-        state = replace(state, doubted=False)
+        state = replace(state, doubted=False, crossed=state.crossed and stage is Elder.PROMISED)
     if stage is Elder.CONFIRMED:
         state = replace(state, failures=0)
     elif stage in {Elder.TAKEN, Heir.RESTING} or (stage is Elder.RESTING and state.stage is not Elder.TAKEN):
@@ -439,6 +453,8 @@ def _elder(state: State, event: Event) -> Step:
                 return _yield(state)  # Our stream is lost: nothing is gained by holding on.
             if state.stage is Elder.ENDING and now in _FREE:
                 return _to(state, Elder.LENT, Say.YOURS)
+            if state.crossed and state.stage is not Elder.PROMISED and now in _FREE:
+                return replace(state, crossed=False), (Tell(Say.ANEW),)
             return state, ()
         case Fired():
             return _elder_waited(state, could_serve=event.could_serve)
@@ -542,6 +558,8 @@ def _heir_heard(state: State, say: Say) -> Step:
             return _to(state, Heir.WAITING)
         case Say.FIRST | Say.YOURS if asking:
             return _to(state, Heir.TRYING)
+        case Say.ANEW if state.stage is Heir.SERVED:
+            return state, (Renew(),)
         case Say.MINE | Say.REVOKE if state.stage is Heir.RESTING:
             return state, (Tell(Say.RELEASED),)
         case Say.MINE if state.stage is not Heir.RETURNING:

@@ -85,6 +85,10 @@ class Holder(Protocol):
         """Whether a kubelet takes connections now."""
         ...
 
+    def renew(self, resource: str) -> None:
+        """Register one of them once more."""
+        ...
+
     def look(self) -> None:
         """Let each resource stand by or resume, by ``Handover.defers_to`` and the peers it doesn't decide about."""
         ...
@@ -421,6 +425,8 @@ class Handover:
                         partner.timers[resource] = loop.call_later(seconds, self._fire, partner, resource)
                 case succession.Note(outcome):
                     self._note(partner, resource, outcome)
+                case succession.Renew():
+                    self._holder.renew(resource)
 
     def _fire(self, partner: _Partner, resource: str) -> None:
         self._feed(partner, resource, succession.Fired(self._could_serve(partner, resource)))

@@ -12,6 +12,8 @@ RULES = {
     "S13": "a host service is younger than any pod, whoever came first, and a pod takes over when it is gone",
     "S14": "what knows no device leaves all to the gateway that serves",
     "S15": "a gateway asks only when it could serve, and nobody yields for long to one that the kubelet's records don't show",
+    "S17": "of two Registers that crossed, the heir's is sent once more when the elder's streams are over",
+    "S18": "what was left to another gateway at the start is remembered before it is sent, and yielded once",
     "S16": "the end waits for no disk that hangs, and a hangup ends nothing",
 }
 
@@ -20,6 +22,54 @@ _HANDOVER = "tests/unit/test_handover.py"
 _RIVALS = "tests/unit/test_rivals.py"
 
 MUTANTS = (
+    Mutant(
+        "S17",
+        "nobody notes that they crossed",
+        "gateway/handover/machine.py",
+        "    if state.stage is Elder.PROMISED and state.standing is Standing.BUSY:",
+        "    if False:",
+        f"{_SUCCESSION}::test_elder",
+    ),
+    Mutant(
+        "S17",
+        "the heir doesn't care",
+        "gateway/handover/machine.py",
+        "            return state, (Renew(),)",
+        "            return state, ()",
+        f"{_SUCCESSION}::test_an_heir_whose_register_was_crossed",
+    ),
+    Mutant(
+        "S17",
+        "nobody carries it out",
+        "gateway/handover/talk.py",
+        "                    self._holder.renew(resource)",
+        "                    pass",
+        f"{_HANDOVER}::test_an_heir_whose_register_was_crossed_registers_once_more",
+    ),
+    Mutant(
+        "S18",
+        "what was held back is sent unremembered",
+        "gateway/daemon.py",
+        "        if self._unremembered():  #",
+        "        if False:  #",
+        f"{_RIVALS}::test_what_was_held_back_is_remembered_before_it_is_sent",
+    ),
+    Mutant(
+        "S18",
+        "what it yields to one it yields for ever",
+        "gateway/daemon.py",
+        "        self._yielding.clear()\n",
+        "",
+        f"{_RIVALS}::test_one_that_talks_and_one_that_does_not_want_it_at_once",
+    ),
+    Mutant(
+        "S15",
+        "a kubelet that never wrote a file shows nothing",
+        "gateway/kubelet/view.py",
+        "        return missing",
+        "        return None",
+        "tests/unit/test_kubelet_view.py::test_what_the_records_show",
+    ),
     Mutant(
         "S9",
         "1.36 registers first, too",

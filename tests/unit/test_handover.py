@@ -176,6 +176,9 @@ class Gateway:
     def kubelet_listens(self) -> bool:
         return self.kubelet.up
 
+    def renew(self, resource: str) -> None:
+        self.feed(resource, registration.Renew("crossed"))
+
     def look(self) -> None:
         self.kubelet.pulse()
         if not self.published:
@@ -584,6 +587,16 @@ async def test_a_late_ask_ends_no_stream(node: Node) -> None:
         assert node.kubelet.serving() == ["g1"]
         await heir.say("serving")
         await node.kubelet.until(lambda: node.kubelet.serving() == [])
+
+
+async def test_an_heir_whose_register_was_crossed_registers_once_more(node: Node) -> None:
+    elder = await node.gateway(1)
+    heir = await node.gateway(2)
+    [partner] = elder.handover._partners.values()
+    before = heir.streams[GPU]
+    partner.say(Say.ANEW, GPU)
+    await node.kubelet.until(lambda: heir.streams.get(GPU, before) != before)
+    assert node.kubelet.serving() == ["g2"]
 
 
 async def test_an_heir_that_never_reports_loses_it(node: Node, hasty: None) -> None:

@@ -14,12 +14,19 @@ from typing import Any, cast
 
 import pytest
 
+from devices.generic import GenericSource
 from devices.model import Device
+from devices.policy import Policy
+from gateway.configuration.settings import Settings
+from gateway.daemon import Gateway
 from gateway.handover import standby
+from gateway.handover.machine import Age
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.kubelets.kubelet import Faults
 from gateway.lab.trials import rivals
 from gateway.lab.trials.scenarios import RESOURCE, node
 from gateway.registration.machine import Phase
+from gateway.registration.registrar import Plugin
 from tests.unit.test_probes import get
 
 
@@ -59,6 +66,39 @@ async def test_what_is_not_served_is_not_remembered() -> None:
             await asyncio.sleep(0.3)  # Longer than a write takes: it is the absence of one that is checked.
             ledger = json.loads((made.root / "state" / "ledger.json").read_bytes())
         assert len(ledger["resources"][RESOURCE]["announced"]) == 2
+
+
+async def test_what_was_held_back_is_remembered_before_it_is_sent() -> None:
+    """The older gateway ends while the younger one waits for a kubelet that doesn't answer: what that one remembers is news."""
+    async with node(gpus={RESOURCE: 2}) as made:
+        kubelet = await made.start_kubelet("1.28")
+        await made.start_gateway()
+        await made.served()
+        profile = made.root / "more.yaml"
+        profile.write_text(f"resources: {{{RESOURCE}: {{gpus: 6}}}}\n")
+        await kubelet.fault(Faults(register_hangs=True))
+        async with await GatewayProcess.launch(
+            gateway_command(made.socket_dir, made.root / "state", profile)
+        ) as younger:
+            await younger.wait_for("waiting: another gateway serves, and this one could not")
+            await made.gateway.terminate()
+            await kubelet.fault(Faults())
+            await younger.wait_for("registered", seconds=20)
+            ledger = json.loads((made.root / "state" / "ledger.json").read_bytes())
+        assert len(ledger["resources"][RESOURCE]["announced"]) == 6
+
+
+async def test_one_that_talks_and_one_that_does_not_want_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our Register was in flight for both: when it is over, we stand by, once."""
+    gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(Policy()))
+    gateway._begun, gateway._exit = True, asyncio.get_running_loop().create_future()
+    plugin = gateway._plugins[RESOURCE] = Plugin(gateway, RESOURCE, "")
+    monkeypatch.setattr(gateway._handover, "defers_to", lambda _: Age(1, "talks"))
+    gateway._yielding.add(RESOURCE)  # For one that doesn't talk.
+    gateway.stood(plugin)
+    assert plugin.state.phase is Phase.STANDBY
 
 
 async def test_one_that_could_not_serve_says_so() -> None:

@@ -235,6 +235,34 @@ TAKEN: list[s.Event] = [*ASKED_BACK, OVER]
         pytest.param(BUSY, [ASKED, heard(Say.GOING)], Elder.PROMISED, [], id="the heir has no patience: it goes first"),
         pytest.param(BUSY, [ASKED_LATE], Elder.PROMISED, [Say.FIRST], id="both register: nobody ends a stream"),
         pytest.param(BUSY, [ASKED_LATE, OVER], Elder.PROMISED, [], id="both register, and a kubelet hangs"),
+        pytest.param(
+            BUSY,
+            [ASKED_LATE, heard(Say.SERVING), stood(SERVING), stood(LEAVING), stood(IDLE)],
+            Elder.CONFIRMED,
+            [Say.ANEW],
+            id="both have registered: it does so once more when our streams are over",
+        ),
+        pytest.param(
+            SERVING,
+            [ASKED_LATE, stood(BUSY), stood(SERVING), heard(Say.SERVING), stood(LEAVING), stood(IDLE)],
+            Elder.CONFIRMED,
+            [Say.ANEW],
+            id="both have registered, with a kubelet that started meanwhile",
+        ),
+        pytest.param(
+            BUSY,
+            [ASKED_LATE, heard(Say.SERVING), stood(IDLE), stood(IDLE)],
+            Elder.CONFIRMED,
+            [],
+            id="both have registered: that is said once",
+        ),
+        pytest.param(
+            SERVING,
+            [ASKED_LATE, heard(Say.SERVING), stood(LEAVING), stood(IDLE)],
+            Elder.CONFIRMED,
+            [],
+            id="1.37: it registered, and we didn't",
+        ),
         pytest.param(SERVING, [ASKED, heard(Say.GOING)], Elder.ENDING, [], id="it goes while we end: we end"),
         pytest.param(SERVING, [ASKED, OVER], Elder.LENT, [Say.YOURS], id="a stream that nobody reads doesn't end"),
         pytest.param(SERVING, [heard(Say.GOING)], Elder.PROMISED, [Say.FIRST], id="it never asked: let it register"),
@@ -376,6 +404,17 @@ GIVEN_BACK: list[s.Event] = [*YOURS, heard(Say.REVOKE)]
 def test_heir(events: list[s.Event], stage: Heir, says: list[Say]) -> None:
     state, actions = play(s.heir(IDLE)[0], events)
     assert (state.stage, said(actions)) == (stage, says)
+
+
+@pytest.mark.parametrize(
+    ("now", "actions"),
+    [
+        pytest.param(SERVING, (s.Renew(),), id="it serves: by which Register, nobody knows"),
+        pytest.param(BUSY, (), id="its Register is still in flight"),
+    ],
+)
+def test_an_heir_whose_register_was_crossed(now: Standing, actions: tuple[s.Action, ...]) -> None:
+    assert play(s.heir(IDLE)[0], [*YOURS, stood(BUSY), stood(now), heard(Say.ANEW)])[1] == actions
 
 
 @pytest.mark.parametrize(
