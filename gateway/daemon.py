@@ -130,6 +130,11 @@ class Gateway:
         self.scribe = Scribe(self.ledger)
         self.tally = Tally()
         self.config = reload.Fate()
+        self._features = None
+        if settings.asks_api_server:
+            from gateway.kubernetes.features import Features  # noqa: PLC0415 - who needs none needn't pay for it
+
+            self._features = Features(settings)
         self.waits_for = ""
         """What the start waits for, and why; empty where it doesn't."""
         self.turns = Turns(settings.socket_dir / beliefs.CHECKPOINT)
@@ -197,7 +202,8 @@ class Gateway:
         self._instance.create()
         first = asyncio.Event()
         self._spawn("source", self._follow_source(first))
-        self._spawn("reload", reload.follow(self.settings, self.source.adopt, self.config))
+        label = None if self._features is None else self._features.label
+        self._spawn("reload", reload.follow(self.settings, self.source.adopt, self.config, label))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK):
                 await self._unless_ended(first.wait())
@@ -230,6 +236,8 @@ class Gateway:
         notify.tell(notify.READY)
         if (seconds := notify.watchdog()) is not None:
             self._spawn("watchdog", notify.keep_alive(seconds))
+        if self._features is not None:
+            self._spawn("kubernetes", self._features.run())
         gc.freeze()  # What is there now stays: a full collection of it takes 8 to 15 ms, in which nothing is answered.
         tell = partial(_log.info, "serving") if self.presence.since is not None else self.presence.wait
         tell(

@@ -313,6 +313,10 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Ma
     backend = options["backend"]
     if inert := flags.inert(said):
         _log.info("settings without an effect here", settings=inert)
+    if str(said.get("config-file-srcdir", nothing).value):
+        return _settings_by_label(Settings(**options, strict_config=strict, given=said), said, file, every)
+    for name in ("config-file-srcdir", "node-label", "default-config", "fallback-strategies"):
+        said.pop(name, None)
     if not file:
         return Settings(**options, policy=flags.settle(said, backend), strict_config=strict, given=said), every
     from gateway.configuration import file as config
@@ -324,6 +328,21 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Ma
     policy = config.policy(read, said, backend)
     settings = Settings(**options, policy=policy, config_file=path, strict_config=strict, given=said)
     return settings, {**read.given, **every}
+
+
+def _settings_by_label(
+    settings: Settings, said: dict[str, Given], file: str, every: Mapping[str, Given]
+) -> tuple[Settings, Mapping[str, Given]]:
+    """Take the configuration file that the node's label chooses; ``settings`` hold ``said``."""
+    from gateway.cli import nodeconfig
+
+    choice = nodeconfig.take(said)
+    if choice is None or file:
+        raise ConfigError(
+            f"--config-file {file} and --config-file-srcdir name one file and several: leave one of them out"
+        )
+    found, read = nodeconfig.start(settings, choice)
+    return found, {**read.given, **every}
 
 
 def _socket_dir(ctx: click.Context, folder: Path, socket: Given) -> Path:

@@ -28,6 +28,8 @@ _TRUTH: Final[Mapping[str, bool]] = dict.fromkeys(("1", "t", "T", "TRUE", "true"
 )
 
 
+NODE_LABEL: Final = "nvidia.com/device-plugin.config"
+"""The label by which NVIDIA's config-manager chooses a configuration."""
 _PREFIX: Final = "GATEWAY_"
 _MAX_STRANGE: Final = 20
 _LONGEST: Final = 30 * 86_400
@@ -352,6 +354,37 @@ FLAGS: Final[tuple[Flag, ...]] = (
         default="none",
         values="PATH",
         variables=("CONFIG_FILE",),
+    ),
+    Flag(
+        "config-file-srcdir",
+        Kind.TEXT,
+        "a folder of such files, of which the node's label names one: docs/configuration.md",
+        default="none",
+        values="PATH",
+        variables=("CONFIG_FILE_SRCDIR",),
+    ),
+    Flag(
+        "node-label",
+        Kind.TEXT,
+        "the label that names the file",
+        default=NODE_LABEL,
+        values="NAME",
+        variables=("NODE_LABEL",),
+    ),
+    Flag(
+        "default-config",
+        Kind.TEXT,
+        "the file for a node without the label",
+        default="none",
+        values="NAME",
+        variables=("DEFAULT_CONFIG",),
+    ),
+    Flag(
+        "fallback-strategies",
+        Kind.LIST,
+        "without the label and a default, in this order: the file named default, the only one, or an empty one",
+        values="named|single|empty",
+        variables=("FALLBACK_STRATEGIES",),
     ),
     Flag(
         "kubeconfig",

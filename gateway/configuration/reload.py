@@ -1,6 +1,6 @@
 """Follows the configuration file: an edit or SIGHUP brings a new policy, and nothing but the policy changes.
 
-A file that is wrong, or gone, leaves the last good one in force, and is complained of once. What is decided at start only (the
+Where the node's label chooses the file, another label is like an edit. A file that is wrong, or gone, leaves the last good one in force, and is complained of once. What is decided at start only (the
 backend, folders, addresses: flags and variables all) needs a restart anyway.
 """
 
@@ -10,8 +10,9 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from msgspec.structs import fields, replace
@@ -19,6 +20,10 @@ from msgspec.structs import fields, replace
 from devices.filewatch import FileWatch
 from devices.policy import Policy
 from gateway.configuration.settings import ConfigError, Settings
+
+if TYPE_CHECKING:
+    from gateway.configuration.choice import Label
+    from gateway.configuration.settings import Choice
 
 _AT_START: Final = ("fail_on_init_error", "container_driver_root", "bridge")
 """What a backend goes by while it starts."""
@@ -34,14 +39,31 @@ class Fate:
         """Why it was rejected, so that what it said before stays in force; empty where it wasn't."""
         self.accepted_at: float | None = None
         """When it was found good last (monotonic seconds)."""
+        self.path: Path | None = None
+        """The file, where it isn't the one of the start."""
 
 
-async def follow(settings: Settings, adopt: Callable[[Policy], None], fate: Fate) -> None:
-    """Call ``adopt`` with each new policy, for ever. Without a file, SIGHUP only gets an answer in the log."""
+async def follow(settings: Settings, adopt: Callable[[Policy], None], fate: Fate, label: Label | None = None) -> None:
+    """Call ``adopt`` with each new policy, for ever. Without a file, SIGHUP only gets an answer in the log.
+
+    Args:
+        settings: as at the start.
+        adopt: takes the policy.
+        fate: is told what became of the file.
+        label: the node's label, where that chooses the file.
+    """
     loop = asyncio.get_running_loop()
     hangup = asyncio.Event()
-    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+
+    def hung_up() -> None:
+        hangup.set()
+        if label is not None:
+            label.changed.set()
+
+    loop.add_signal_handler(signal.SIGHUP, hung_up)
     try:
+        if settings.choice is not None and label is not None:
+            await _follow_label(settings, settings.choice, label, _Current(settings, None, adopt, fate), hangup)
         if settings.config_file is None:
             while True:
                 await hangup.wait()
@@ -61,16 +83,61 @@ async def follow(settings: Settings, adopt: Callable[[Policy], None], fate: Fate
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # It would end the gateway that is ending in order.
 
 
-class _Current:
-    """The policy in force, and the text that it came from."""
+async def _follow_label(
+    settings: Settings, choice: Choice, label: Label, current: _Current, hangup: asyncio.Event
+) -> None:
+    """Go by the file that the label chooses, as the label, the folder and the file change."""
+    from gateway.configuration import choice as choosing  # noqa: PLC0415 - who has one file needn't pay for it
 
-    def __init__(self, settings: Settings, path: Path, adopt: Callable[[Policy], None], fate: Fate) -> None:
-        self._settings, self._path, self._adopt, self._fate = settings, path, adopt, fate
+    watch: FileWatch | None = None
+    watched: Path | None = None
+    with ExitStack() as stack:
+        while True:
+            value, asked = label.value, hangup.is_set()
+            label.changed.clear()
+            hangup.clear()
+            try:
+                current.path, fault = choosing.locate(choice, value), None
+            except ConfigError as error:
+                fault = error
+            place = choice.folder / choosing.NAMED if fault or current.path is None else current.path
+            if watch is None or place != watched:
+                stack.close()
+                watch, watched = stack.enter_context(FileWatch(place)), place
+            if fault is not None:
+                current.choose_nothing(fault, asked=asked)
+                watch.look_again()
+            elif not current.look(asked=asked):
+                watch.look_again()
+            elif not current.fault:
+                await _remember(choice, settings.state_dir, value)
+            await watch.changed_or(label.changed)
+
+
+async def _remember(choice: Choice, state_dir: Path, label: str) -> None:
+    from gateway.configuration import choice as choosing  # noqa: PLC0415 - see above
+
+    try:
+        await asyncio.to_thread(choosing.remember, choice, state_dir, label)
+    except OSError as error:
+        _log.warning("the node's label can't be remembered for the next start", reason=str(error))
+
+
+class _Current:
+    """The policy in force, and the text that it came from: ``path``'s, or the empty one where that is None."""
+
+    def __init__(self, settings: Settings, path: Path | None, adopt: Callable[[Policy], None], fate: Fate) -> None:
+        self._settings, self.path, self._adopt, self._fate = settings, path, adopt, fate
         self._policy = settings.policy
         self._content: bytes | None = None
         self._missed = 0
-        self._fault = ""
+        self.fault = ""
         """What is wrong with the text."""
+
+    def choose_nothing(self, error: ConfigError, *, asked: bool) -> None:
+        """Stay with what counts, because no file is chosen; ``asked``: say so again."""
+        if asked or str(error) != self._fate.error:
+            self._reject(error)
 
     def look(self, *, asked: bool) -> bool:
         """Go by the file as it is now, if it is to be used; False where it could not be read. ``asked``: say what came of it."""
@@ -78,13 +145,13 @@ class _Current:
 
         settings, first = self._settings, self._content is None
         try:
-            content = config.read(self._path)
-            self._missed = 0
+            content = b"" if self.path is None else config.read(self.path)
+            self._missed, self._fate.path = 0, self.path
             if content == self._content and not asked:
-                self._fate.error = self._fault  # It may have been gone in between.
+                self._fate.error = self.fault  # It may have been gone in between.
                 return True
-            self._content, self._fault = content, ""
-            file = config.parse(content, str(self._path), strict=settings.strict_config)
+            self._content, self.fault = content, ""
+            file = config.parse(content, str(self.path), strict=settings.strict_config)
             policy = config.policy(file, settings.given, settings.backend)
         except config.UnreadableError as error:
             self._missed += 1
@@ -93,7 +160,7 @@ class _Current:
                 self._reject(error)
             return False
         except ConfigError as error:
-            self._fault = str(error)
+            self.fault = str(error)
             self._reject(error)
             return True
         self._fate.error, self._fate.accepted_at = "", time.monotonic()

@@ -33,6 +33,17 @@ class Given(Struct, frozen=True):
     source: str
 
 
+class Choice(Struct, frozen=True):
+    """How the node's label chooses one of several configuration files (``gateway.configuration.choice``)."""
+
+    folder: Path
+    label: str
+    """The label's name."""
+    default: str = ""
+    """The configuration of a node without the label; empty: the fallback strategies say."""
+    fallbacks: tuple[str, ...] = ()
+
+
 class Settings(Struct, frozen=True):
     """All that the daemon can be told."""
 
@@ -64,7 +75,16 @@ class Settings(Struct, frozen=True):
     """What the operator decided about devices."""
     config_file: Path | None = None
     """What can be edited while the gateway runs (``gateway.configuration.reload``)."""
+    choice: Choice | None = None
+    """How the configuration file is chosen; None: it is the one that was named."""
+    node_label: str = ""
+    """The label's value at the start."""
     strict_config: bool = False
     """Whether keys of it that nobody knows are an error."""
     given: Mapping[str, Given] = field(default_factory=dict)
     """What command line and environment said of devices, by flag name: it beats the file, however often that changes."""
+
+    @property
+    def asks_api_server(self) -> bool:
+        """Whether a feature is on that needs the API server."""
+        return self.choice is not None

@@ -81,7 +81,7 @@ class Commands:
             kubelet_since=gateway.presence.since,
             books=last.view.source if last is not None else "none",
             books_read=last.at if last is not None else None,
-            config_file=str(gateway.settings.config_file or ""),
+            config_file=str(gateway.config.path or gateway.settings.config_file or ""),
             config_error=gateway.config.error,
             config_accepted=gateway.config.accepted_at,
             hindrances=[(one.source, one.reason) for one in gateway.hindrances()],

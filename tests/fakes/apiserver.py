@@ -6,6 +6,7 @@ It says what Kubernetes' API conventions say. ``faults`` are played before it, o
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import copy
 import json
@@ -127,6 +128,19 @@ class ApiServer:
 
     def access(self, token: Path | bytes = TOKEN) -> Access:
         return Access("127.0.0.1", self.port, self.authority.cert_pem.bytes(), token=token)
+
+    def kubeconfig(self, path: Path) -> Path:
+        """Write how a process reaches it."""
+        authority = base64.b64encode(self.authority.cert_pem.bytes()).decode()
+        cluster = {"server": f"https://127.0.0.1:{self.port}", "certificate-authority-data": authority}
+        content = {
+            "current-context": "it",
+            "clusters": [{"name": "it", "cluster": cluster}],
+            "users": [{"name": "it", "user": {"token": TOKEN.decode()}}],
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        }
+        path.write_text(json.dumps(content))
+        return path
 
     # What happens there.
 

@@ -1,0 +1,93 @@
+"""Start with the configuration file that the node's label chooses, whether or not the API server is there to tell it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from msgspec.structs import replace
+
+from gateway.configuration import choice as choosing
+from gateway.configuration import file as config
+from gateway.configuration.flags import NODE_LABEL
+from gateway.configuration.settings import Choice, ConfigError, Given, Settings
+
+if TYPE_CHECKING:
+    from gateway.configuration.file import File
+
+PATIENCE: Final = 10.0
+"""Seconds for which the API server is asked for the label at the first start, when there is nothing else to go by."""
+IMPATIENCE: Final = 1.0
+"""The same, where the label of before is known: another one is adopted when the server is there again."""
+
+_log = structlog.get_logger()
+
+
+def take(said: MutableMapping[str, Given]) -> Choice | None:
+    """Take what was said of the choice out of all that was said; None where there is no folder to choose from.
+
+    Raises:
+        ConfigError: it can't be gone by.
+    """
+    nothing = Given("", "")
+    folder, label, default, fallbacks = (
+        said.pop(name, nothing)
+        for name in ("config-file-srcdir", "node-label", "default-config", "fallback-strategies")
+    )
+    if not folder.value:
+        return None
+    texts = fallbacks.value if isinstance(fallbacks.value, tuple) else ()
+    strategies = choosing.strategies([str(text) for text in texts], fallbacks.source)
+    return Choice(Path(str(folder.value)), str(label.value) or NODE_LABEL, str(default.value), strategies)
+
+
+def start(settings: Settings, choice: Choice) -> tuple[Settings, File]:
+    """Settle the settings by the file that the label of now chooses, or else the last one that was good.
+
+    Raises:
+        ConfigError: there is no file to start with, or nobody to ask for the label.
+    """
+    if not settings.node_name:
+        raise ConfigError(
+            "CONFIG_FILE_SRCDIR needs the node's name: expected NODE_NAME (spec.nodeName), got none: set it"
+        )
+    before = choosing.remembered(choice, settings.state_dir)
+    now = _asked(settings, choice, PATIENCE if before is None else IMPATIENCE)
+    candidates = [one for one in (now, before) if one is not None] or [""]
+    problem: ConfigError | None = None
+    for label in dict.fromkeys(candidates):
+        try:
+            return _settled(settings, choice, label)
+        except ConfigError as error:
+            problem = problem or error
+            _log.error("configuration rejected", label=label, reason=str(error))
+    raise choosing.ChoiceError(str(problem))
+
+
+def _asked(settings: Settings, choice: Choice, seconds: float) -> str | None:
+    """Ask for the label; None where nobody answers in time."""
+    from gateway.kubernetes import access, node
+
+    try:
+        return asyncio.run(node.label(settings, choice.label, seconds))
+    except access.AccessError as error:
+        raise ConfigError(f"CONFIG_FILE_SRCDIR needs the API server: {error}") from error
+    except node.KubernetesError as error:
+        advice = "the configuration of before counts, else that of a node without the label, until the server answers"
+        _log.warning("the node's label isn't known", reason=str(error), advice=advice)
+        return None
+
+
+def _settled(settings: Settings, choice: Choice, label: str) -> tuple[Settings, File]:
+    path = choosing.locate(choice, label)
+    content = b"" if path is None else config.read(path)
+    read = config.parse(content, str(path), strict=settings.strict_config)
+    policy = config.policy(read, settings.given, settings.backend)
+    for warning in read.warnings:
+        _log.warning("configuration", note=warning)
+    _log.info("configuration chosen", label=f"{choice.label}={label}", file=str(path or "none: the empty one"))
+    found = replace(settings, policy=policy, config_file=path or choice.folder, choice=choice, node_label=label)
+    return found, read

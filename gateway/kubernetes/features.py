@@ -1,0 +1,59 @@
+"""What a gateway does by the API server, each only where it was asked for; a failure in here is told, and begun again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from gateway.configuration.choice import Label
+from gateway.kubernetes import node
+from gateway.kubernetes.access import AccessError
+
+if TYPE_CHECKING:
+    from gateway.configuration.settings import Settings
+    from gateway.kubernetes.client import Client
+    from gateway.kubernetes.node import Node
+
+AGAIN: Final = 10.0
+"""Seconds until what failed is begun again."""
+
+_log = structlog.get_logger()
+
+
+class Features:
+    """All of them, for one gateway.
+
+    ``label`` is the node's label that chooses the configuration file; None where none does.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.label = None if settings.choice is None else Label(settings.node_label)
+
+    async def run(self) -> None:
+        """Do what the settings ask for, for ever. Nothing in here ends the gateway."""
+        while True:
+            try:
+                api = node.client(self._settings)
+                try:
+                    await self._together(api)
+                finally:
+                    api.close()
+            except AccessError as error:
+                _log.error("there is no way to the API server", reason=str(error), retry_s=AGAIN)
+            except Exception:  # noqa: BLE001 - what serves the kubelet goes on, whatever this is
+                _log.exception("what goes by the API server failed: beginning again", retry_s=AGAIN)
+            await asyncio.sleep(AGAIN)
+
+    async def _together(self, api: Client) -> None:
+        own = node.OwnNode(api, self._settings)
+        if self._settings.choice is not None:
+            own.told.append(self._take_label)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(own.run())
+
+    def _take_label(self, found: Node) -> None:
+        if self.label is not None and self._settings.choice is not None:
+            self.label.say(found.metadata.labels.get(self._settings.choice.label, ""))

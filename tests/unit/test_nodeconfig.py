@@ -1,0 +1,125 @@
+"""A gateway whose configuration the node's label chooses: real processes, a kubelet, and an API server that comes and goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+import trustme
+
+from gateway.configuration.flags import NODE_LABEL
+from gateway.lab.trials.scenarios import RESOURCE, Node, node
+from tests.fakes.apiserver import ApiServer
+from tests.unit.kubernetes import authority, server
+from tests.unit.kubernetes import node as labelled
+
+__all__ = ["authority", "server"]
+
+NODE = "/api/v1/nodes/n1"
+OTHER = "example.com/gpu"
+SHARED = "sharing: {timeSlicing: {resources: [{name: %s, replicas: %s}]}}"
+FILES = {"twice": SHARED % (RESOURCE, 2), "thrice": SHARED % (RESOURCE, 3), "default": "version: v1", "bad": "flags: ["}
+
+
+@asynccontextmanager
+async def chosen(server: ApiServer, files: Mapping[str, str] = FILES) -> AsyncIterator[Node]:
+    """A node with two resources of two GPUs, whose gateways have four files to choose from."""
+    async with node(gpus={RESOURCE: 2, OTHER: 2}) as made:
+        folder = made.root / "configs"
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        kubeconfig = server.kubeconfig(made.root / "kubeconfig")
+        made.options = (
+            *("--config-file-srcdir", str(folder), "--kubeconfig", str(kubeconfig), "--node-name", "n1"),
+            *("--fallback-strategies", "named,single"),
+        )
+        yield made
+
+
+def label(value: str) -> dict[str, object]:
+    return labelled({NODE_LABEL: value} if value else {})
+
+
+async def test_the_label_is_followed_on_the_streams_that_are(server: ApiServer) -> None:
+    server.put(NODE, **label("twice"))
+    async with chosen(server) as made:
+        kubelet = await made.start_kubelet("1.37")
+        gateway = await made.start_gateway()
+        await kubelet.wait(RESOURCE, 4)
+        await kubelet.wait(OTHER, 2)
+        registers = await kubelet.registers()
+        changed = time.monotonic_ns()
+        server.put(NODE, **label("thrice"))
+        seen = await kubelet.wait(RESOURCE, 6)
+        assert seen.monotonic_ns - changed < 2e9
+        await server.stop()
+        server.put(NODE, **label(""))
+        await server.start()
+        await kubelet.wait(RESOURCE, 2)
+        server.put(NODE, **label("bad"))
+        await gateway.wait_for("configuration rejected: the last good one stays in force")
+        await kubelet.wait(RESOURCE, 2)
+        assert await kubelet.registers() == registers, "no stream was ended for it"
+
+
+async def test_without_the_server_the_label_of_before_counts(server: ApiServer) -> None:
+    server.put(NODE, **label("thrice"))
+    async with chosen(server) as made:
+        kubelet = await made.start_kubelet("1.37")
+        await made.start_gateway()
+        await kubelet.wait(RESOURCE, 6)
+        await made.end_gateway()
+        await server.stop()
+        gateway = await made.start_gateway()
+        await gateway.wait_for("the node's label isn't known")
+        await kubelet.wait(RESOURCE, 6)
+        server.put(NODE, **label("twice"))
+        await server.start()
+        await kubelet.wait(RESOURCE, 4)
+
+
+async def test_where_the_label_has_no_file_the_one_of_before_counts(server: ApiServer) -> None:
+    server.put(NODE, **label("thrice"))
+    async with chosen(server) as made:
+        kubelet = await made.start_kubelet("1.37")
+        await made.start_gateway()
+        await kubelet.wait(RESOURCE, 6)
+        await made.end_gateway()
+        server.put(NODE, **label("nowhere"))
+        gateway = await made.start_gateway()
+        await gateway.wait_for("configuration rejected", label="nowhere")
+        await kubelet.wait(RESOURCE, 6)
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "told"),
+    [("nowhere", 1, "'nowhere'"), ("bad", 1, "expected YAML")],
+)
+async def test_a_first_start_without_a_good_file_ends_and_says_why(
+    server: ApiServer, value: str, status: int, told: str
+) -> None:
+    server.put(NODE, **label(value))
+    async with chosen(server) as made:
+        gateway = await made.start_gateway()
+        assert await gateway.wait() == status, "not 78: the label may be corrected"
+        assert told in gateway.log()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--config-file", "x"), "leave one of them out"),
+        (("--node-name", ""), "NODE_NAME"),
+        (("--kubeconfig", "/nowhere"), "/nowhere"),
+        (("--fallback-strategies", "first"), "expected named, single, empty"),
+    ],
+)
+async def test_settings_that_cant_be_gone_by_end_it(authority: trustme.CA, options: tuple[str, ...], told: str) -> None:
+    async with chosen(ApiServer(authority)) as made:
+        made.options = (*made.options, *options)
+        gateway = await made.start_gateway()
+        assert await gateway.wait() == 78
+        assert told in gateway.log()
