@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from adapters.dialect import Level, MalformedError, Rule, UnsayableError, Verdict, Wire
+from adapters.dialect import Level, MalformedError, Rule, Verdict, Wire, left_out
+from adapters.fields import of_allocate, of_list, of_options, of_preferred, of_registration
 from adapters.pb.v1alpha import v1alpha2_pb2 as pb
 from adapters.spelling import CDI_ADVICE, health, parse, require_answers, require_bounded, serialize
 from devices.model import ContainerAnswer, ContainerRequest, Device, Field, Options, PreferredRequest, Registration
@@ -18,6 +19,7 @@ from devices.model import ContainerAnswer, ContainerRequest, Device, Field, Opti
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from google.protobuf.descriptor import FileDescriptor
     from google.protobuf.message import Message
 
 _NO_CALL = "kubelet 1.8 and 1.9 call ListAndWatch and Allocate only"
@@ -28,15 +30,23 @@ _RULES: Mapping[Field, Rule] = {
     Field.GET_OPTIONS: Rule(Verdict.DEGRADED, source=_NO_CALL),
     Field.TOPOLOGY: Rule(Verdict.DEGRADED, source="came with kubelet 1.16; pods start, unaligned"),
     Field.SEVERAL_CONTAINERS: Rule(
-        Verdict.IMPOSSIBLE, source="one container in each call before kubelet 1.10 (#60318)"
+        Verdict.IMPOSSIBLE,
+        source="one container in each call before kubelet 1.10 (#60318)",
+        advice="expected one container; make one Allocate call for each",
     ),
     Field.ENVS: Rule(Verdict.LOSSLESS, source=_SAME),
     Field.MOUNTS: Rule(Verdict.LOSSLESS, source=_SAME),
     Field.DEVICE_NODES: Rule(Verdict.LOSSLESS, source=_SAME),
     Field.ANNOTATIONS: Rule(Verdict.DEGRADED, source="came with kubelet 1.10; in no released alpha"),
-    Field.CDI_DEVICES: Rule(Verdict.IMPOSSIBLE, source="came with kubelet 1.28; nothing else brings what CDI brings"),
+    Field.CDI_DEVICES: Rule(
+        Verdict.IMPOSSIBLE, source="came with kubelet 1.28; nothing else brings what CDI brings", advice=CDI_ADVICE
+    ),
     Field.PREFERRED_ALLOCATION: Rule(Verdict.DEGRADED, source="came with kubelet 1.19; the kubelet chooses by itself"),
-    Field.PRE_START: Rule(Verdict.IMPOSSIBLE, source="came with kubelet 1.10; containers would start unprepared"),
+    Field.PRE_START: Rule(
+        Verdict.IMPOSSIBLE,
+        source="came with kubelet 1.10; containers would start unprepared",
+        advice="its containers would start on devices that nobody made ready; run kubelet 1.10 or later",
+    ),
 }
 
 
@@ -49,6 +59,10 @@ class Alpha:
     spell_answer: Callable[[ContainerRequest, ContainerAnswer], Message]
     read_answer: Callable[[bytes], ContainerAnswer]
     """Raises MalformedError."""
+    schema: FileDescriptor
+    asks_again: bool = False
+    names_itself: bool = True
+    family: str = "v1alpha"
     registration_service: str = "deviceplugin.Registration"
     plugin_service: str = "deviceplugin.DevicePlugin"
     rules: Mapping[Field, Rule] = field(default_factory=lambda: _RULES)
@@ -59,14 +73,14 @@ class Alpha:
         message = pb.RegisterRequest(
             version=registration.version, endpoint=registration.endpoint, resource_name=registration.resource_name
         )
-        return Wire(serialize(message), self._lost(registration.options, Field.OPTIONS))
+        return Wire(serialize(message), left_out(self, of_registration(registration)))
 
     def decode_register(self, data: bytes) -> Registration:
         message = parse(pb.RegisterRequest, data, self.name)
         return Registration(message.version, message.endpoint, message.resource_name)
 
     def encode_options(self, options: Options) -> Wire:
-        return Wire(b"", self._lost(options, Field.GET_OPTIONS))
+        return Wire(b"", left_out(self, of_options(options)))
 
     def decode_options(self, data: bytes) -> Options:
         parse(pb.Empty, data, self.name)
@@ -76,16 +90,15 @@ class Alpha:
         message = pb.ListAndWatchResponse(
             devices=[pb.Device(ID=device.id, health=device.health.value) for device in devices]
         )
-        placed = any(device.numa_nodes for device in devices)
-        return Wire(serialize(message), frozenset({Field.TOPOLOGY} if placed else ()))
+        return Wire(serialize(message), left_out(self, of_list(devices)))
 
     def decode_list(self, data: bytes) -> tuple[Device, ...]:
         message = parse(pb.ListAndWatchResponse, data, self.name)
         return tuple(Device(device.ID, health(device.health)) for device in message.devices)
 
     def encode_allocate_request(self, containers: Sequence[ContainerRequest]) -> Wire:
-        self._require_one(len(containers))
-        return Wire(serialize(pb.AllocateRequest(devicesIDs=containers[0].device_ids)))
+        lost = left_out(self, of_allocate(containers))
+        return Wire(serialize(pb.AllocateRequest(devicesIDs=containers[0].device_ids)), lost)
 
     def decode_allocate_request(self, data: bytes) -> tuple[ContainerRequest, ...]:
         require_bounded(data, containers=False)
@@ -96,50 +109,33 @@ class Alpha:
         self,
         containers: Sequence[ContainerRequest],
         answers: Sequence[ContainerAnswer],
-        level: Level,  # noqa: ARG002  the contract's: an alpha dialect has no levels
+        level: Level,
     ) -> Wire:
         require_answers(containers, answers)
-        self._require_one(len(containers))
+        lost = left_out(self, of_allocate(containers, answers), level)
         [container], [answer] = containers, answers
-        if answer.cdi_devices:
-            raise UnsayableError(Field.CDI_DEVICES, self.name, CDI_ADVICE)
-        lost = frozenset({Field.ANNOTATIONS} if answer.annotations else ())
         return Wire(serialize(self.spell_answer(container, answer)), lost)
 
     def decode_allocate_answer(self, data: bytes) -> tuple[ContainerAnswer, ...]:
         return (self.read_answer(data),)
 
     def encode_preferred_request(self, containers: Sequence[PreferredRequest]) -> Wire:
-        return Wire(b"", frozenset({Field.PREFERRED_ALLOCATION} if containers else ()))
+        return Wire(b"", left_out(self, of_preferred(containers)))
 
     def decode_preferred_request(self, data: bytes) -> tuple[PreferredRequest, ...]:
         parse(pb.Empty, data, self.name)
         return ()
 
     def encode_preferred_answer(self, containers: Sequence[Sequence[str]]) -> Wire:
-        return Wire(b"", frozenset({Field.PREFERRED_ALLOCATION} if containers else ()))
+        return Wire(b"", left_out(self, of_preferred(containers)))
 
     def decode_preferred_answer(self, data: bytes) -> tuple[tuple[str, ...], ...]:
         parse(pb.Empty, data, self.name)
         return ()
 
     def encode_pre_start_request(self, device_ids: Sequence[str]) -> Wire:  # noqa: ARG002  nothing of it can be said
-        raise self._no_pre_start()
+        return Wire(b"", left_out(self, [Field.PRE_START]))
 
     def decode_pre_start_request(self, data: bytes) -> tuple[str, ...]:
         message = f"expected no PreStartContainerRequest: device plugin API {self.name} has none; got {len(data)} bytes"
         raise MalformedError(message)
-
-    def _lost(self, options: Options, said_in: Field) -> frozenset[Field]:
-        if options.pre_start_required:
-            raise self._no_pre_start()
-        return frozenset({said_in, Field.PREFERRED_ALLOCATION} if options.preferred_allocation else ())
-
-    def _no_pre_start(self) -> UnsayableError:
-        advice = "its containers would start on devices that nobody made ready; run kubelet 1.10 or later"
-        return UnsayableError(Field.PRE_START, self.name, advice)
-
-    def _require_one(self, containers: int) -> None:
-        if containers != 1:
-            advice = f"expected 1, got {containers}; make one Allocate call for each container"
-            raise UnsayableError(Field.SEVERAL_CONTAINERS, self.name, advice)

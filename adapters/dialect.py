@@ -26,7 +26,9 @@ from devices.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from google.protobuf.descriptor import FileDescriptor
 
 
 class Verdict(Enum):
@@ -48,6 +50,8 @@ class Rule(Struct, frozen=True):
     before: Verdict = Verdict.IMPOSSIBLE
     source: str = ""
     """Where the rule comes from: a Kubernetes issue, a feature gate, a kubelet version that was run."""
+    advice: str = ""
+    """What to do where it is impossible."""
 
 
 class Level(Struct, frozen=True):
@@ -100,6 +104,8 @@ class Dialect(Protocol):
 
     name: str
     """The version string of Register, which is also how people call the dialect: ``v1beta1``, ``v1alpha2``, ``0.1``."""
+    family: str
+    """What the versions are called together that differ in a message or two: ``v1alpha`` for both alphas."""
     registration_service: str
     """Full gRPC service name on kubelet.sock, such as ``v1beta1.Registration``."""
     plugin_service: str
@@ -113,6 +119,12 @@ class Dialect(Protocol):
     spacing: float
     """Seconds at least between two lists or answers to Allocate, of whichever resources; 0 where none need to. Where some do, the
     kubelet writes its checkpoint in place, under no lock, and the next list waits for the write of the one before, too."""
+    asks_again: bool
+    """Whether the kubelet calls Allocate again for the same devices each time a container of theirs starts (1.8 alone)."""
+    names_itself: bool
+    """Whether a kubelet that refuses another version says which one it speaks (all but 1.8)."""
+    schema: FileDescriptor
+    """Its messages and services as they were generated from ``protos/``."""
 
     def __hash__(self) -> int: ...
     def encode_register(self, registration: Registration) -> Wire: ...
@@ -147,6 +159,29 @@ def verdict(dialect: Dialect, field: Field, level: Level) -> Verdict | None:
     if reached is None:
         return None
     return rule.verdict if reached else rule.before
+
+
+def left_out(dialect: Dialect, used: Iterable[Field], level: Level | None = None) -> frozenset[Field]:
+    """Name those of the fields that a message uses which ``dialect`` leaves out, as it declares.
+
+    Args:
+        dialect: in which the message is spelled.
+        used: what the message uses (``adapters.fields``).
+        level: the kubelets that may be at the other end; None: the newest ones that speak it.
+
+    Raises:
+        UnsayableError: the message would be harmful without one of them.
+    """
+    lost = set()
+    for field in used:
+        rule = dialect.rules[field]
+        found = rule.verdict if level is None else verdict(dialect, field, level)
+        if found is Verdict.IMPOSSIBLE:
+            to = dialect.name if level is None or rule.since is None else f"{dialect.name} (kubelet {span(level)})"
+            raise UnsayableError(field, to, rule.advice)
+        if found is Verdict.DEGRADED and rule.since is None:  # A field that came later is always spelled.
+            lost.add(field)
+    return frozenset(lost)
 
 
 @lru_cache(maxsize=64)

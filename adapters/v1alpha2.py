@@ -29,4 +29,4 @@ def _read(data: bytes) -> ContainerAnswer:
 
 # At each list, and after each Allocate, 1.9 writes its checkpoint in place and under no lock: two at once leave it broken, and
 # what pods hold is given away after the next start. 1.8 writes after Allocate only, one pod at a time; 1.10 renames into place.
-V1ALPHA2: Dialect = Alpha(NAME, Level(9, 9), _spell, _read, spacing=0.02)
+V1ALPHA2: Dialect = Alpha(NAME, Level(9, 9), _spell, _read, pb.DESCRIPTOR, spacing=0.02)

@@ -6,9 +6,10 @@ kubelet that certainly drops them are refused: its container would start without
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from adapters.dialect import Level, Rule, UnsayableError, Verdict, Wire, span, verdict
+from adapters.dialect import Level, Rule, Verdict, Wire, left_out
+from adapters.fields import of_allocate, of_list, of_options, of_preferred, of_registration
 from adapters.pb.v1beta1 import v1beta1_pb2 as pb
 from adapters.spelling import (
     CDI_ADVICE,
@@ -26,11 +27,13 @@ from devices.model import ContainerAnswer, ContainerRequest, Device, Field, Opti
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from google.protobuf.descriptor import FileDescriptor
+
     from adapters.dialect import Dialect
 
 _ALWAYS = "since 1.10"
 
-_RULES: Mapping[Field, Rule] = {
+RULES: Mapping[Field, Rule] = {
     Field.OPTIONS: Rule(Verdict.LOSSLESS, source="heeded by 1.10 to 1.24; 1.25 and later ask GetDevicePluginOptions"),
     Field.GET_OPTIONS: Rule(
         Verdict.LOSSLESS, source="called by 1.25 and later; before, Register's options say the same"
@@ -51,6 +54,7 @@ _RULES: Mapping[Field, Rule] = {
         since=29,
         before=Verdict.IMPOSSIBLE,
         source="came with 1.28; its gate DevicePluginCDIDevices is on by default from 1.29",
+        advice=CDI_ADVICE,
     ),
     Field.PREFERRED_ALLOCATION: Rule(
         Verdict.LOSSLESS,
@@ -62,62 +66,76 @@ _RULES: Mapping[Field, Rule] = {
 }
 
 
-class V1Beta1:
-    """Kubelet 1.10 to today."""
+class Beta:
+    """v1beta1, or a later version that has its messages.
 
-    name = "v1beta1"
-    registration_service = "v1beta1.Registration"
-    plugin_service = "v1beta1.DevicePlugin"
-    kubelets = Level(10)
-    rules: Mapping[Field, Rule] = _RULES
+    Args:
+        name: the version, after which the kubelet names its services.
+        kubelets: those that speak it.
+        messages: its generated module (``adapters.pb``).
+        rules: what becomes of each field.
+    """
+
     message_limit: int | None = 4 * 1024 * 1024
     spacing = 0.0
+    asks_again = False
+    names_itself = True
+
+    def __init__(self, name: str, kubelets: Level, messages: Any, rules: Mapping[Field, Rule]) -> None:
+        self.name = self.family = name
+        self.kubelets, self.rules = kubelets, rules
+        self.registration_service, self.plugin_service = f"{name}.Registration", f"{name}.DevicePlugin"
+        self.schema: FileDescriptor = messages.DESCRIPTOR
+        self._messages = messages  # Of no type: the properties of tests/unit/test_adapters.py hold for each.
 
     def encode_register(self, registration: Registration) -> Wire:
-        message = pb.RegisterRequest(
+        message = self._messages.RegisterRequest(
             version=registration.version,
             endpoint=registration.endpoint,
             resource_name=registration.resource_name,
-            options=_options(registration.options),
+            options=self._options(registration.options),
         )
-        return Wire(serialize(message))
+        return Wire(serialize(message), left_out(self, of_registration(registration)))
 
     def decode_register(self, data: bytes) -> Registration:
-        message = parse(pb.RegisterRequest, data, self.name)
+        message = parse(self._messages.RegisterRequest, data, self.name)
         return Registration(message.version, message.endpoint, message.resource_name, _read_options(message.options))
 
     def encode_options(self, options: Options) -> Wire:
-        return Wire(serialize(_options(options)))
+        return Wire(serialize(self._options(options)), left_out(self, of_options(options)))
 
     def decode_options(self, data: bytes) -> Options:
-        return _read_options(parse(pb.DevicePluginOptions, data, self.name))
+        return _read_options(parse(self._messages.DevicePluginOptions, data, self.name))
 
     def encode_list(self, devices: Sequence[Device]) -> Wire:
-        return Wire(serialize(pb.ListAndWatchResponse(devices=[_device(device) for device in devices])))
+        message = self._messages.ListAndWatchResponse(devices=[self._device(device) for device in devices])
+        return Wire(serialize(message), left_out(self, of_list(devices)))
 
     def decode_list(self, data: bytes) -> tuple[Device, ...]:
-        message = parse(pb.ListAndWatchResponse, data, self.name)
+        message = parse(self._messages.ListAndWatchResponse, data, self.name)
         return tuple(
             Device(device.ID, health(device.health), tuple(node.ID for node in device.topology.nodes))
             for device in message.devices
         )
 
     def encode_allocate_request(self, containers: Sequence[ContainerRequest]) -> Wire:
-        requests = [pb.ContainerAllocateRequest(devicesIDs=container.device_ids) for container in containers]
-        return Wire(serialize(pb.AllocateRequest(container_requests=requests)))
+        requests = [
+            self._messages.ContainerAllocateRequest(devicesIDs=container.device_ids) for container in containers
+        ]
+        message = self._messages.AllocateRequest(container_requests=requests)
+        return Wire(serialize(message), left_out(self, of_allocate(containers)))
 
     def decode_allocate_request(self, data: bytes) -> tuple[ContainerRequest, ...]:
         require_bounded(data, containers=True)
-        message = parse(pb.AllocateRequest, data, self.name)
+        message = parse(self._messages.AllocateRequest, data, self.name)
         return tuple(ContainerRequest(tuple(request.devicesIDs)) for request in message.container_requests)
 
     def encode_allocate_answer(
         self, containers: Sequence[ContainerRequest], answers: Sequence[ContainerAnswer], level: Level
     ) -> Wire:
         require_answers(containers, answers)
-        if any(answer.cdi_devices for answer in answers):
-            self._require_cdi(level)
-        message = pb.AllocateResponse()
+        lost = left_out(self, of_allocate(containers, answers), level)
+        message = self._messages.AllocateResponse()
         for answer in answers:
             response = message.container_responses.add()
             fill(response, answer)
@@ -125,10 +143,10 @@ class V1Beta1:
                 response.annotations.update(answer.annotations)
             for name in answer.cdi_devices:
                 response.cdi_devices.add(name=name)
-        return Wire(serialize(message))
+        return Wire(serialize(message), lost)
 
     def decode_allocate_answer(self, data: bytes) -> tuple[ContainerAnswer, ...]:
-        message = parse(pb.AllocateResponse, data, self.name)
+        message = parse(self._messages.AllocateResponse, data, self.name)
         return tuple(
             ContainerAnswer(
                 dict(response.envs),
@@ -142,18 +160,19 @@ class V1Beta1:
 
     def encode_preferred_request(self, containers: Sequence[PreferredRequest]) -> Wire:
         requests = [
-            pb.ContainerPreferredAllocationRequest(
+            self._messages.ContainerPreferredAllocationRequest(
                 available_deviceIDs=container.available,
                 must_include_deviceIDs=container.must_include,
                 allocation_size=container.size,
             )
             for container in containers
         ]
-        return Wire(serialize(pb.PreferredAllocationRequest(container_requests=requests)))
+        message = self._messages.PreferredAllocationRequest(container_requests=requests)
+        return Wire(serialize(message), left_out(self, of_preferred(containers)))
 
     def decode_preferred_request(self, data: bytes) -> tuple[PreferredRequest, ...]:
         require_bounded(data, containers=True)
-        message = parse(pb.PreferredAllocationRequest, data, self.name)
+        message = parse(self._messages.PreferredAllocationRequest, data, self.name)
         return tuple(
             PreferredRequest(
                 tuple(request.available_deviceIDs), tuple(request.must_include_deviceIDs), request.allocation_size
@@ -162,42 +181,40 @@ class V1Beta1:
         )
 
     def encode_preferred_answer(self, containers: Sequence[Sequence[str]]) -> Wire:
-        responses = [pb.ContainerPreferredAllocationResponse(deviceIDs=device_ids) for device_ids in containers]
-        return Wire(serialize(pb.PreferredAllocationResponse(container_responses=responses)))
+        responses = [
+            self._messages.ContainerPreferredAllocationResponse(deviceIDs=device_ids) for device_ids in containers
+        ]
+        message = self._messages.PreferredAllocationResponse(container_responses=responses)
+        return Wire(serialize(message), left_out(self, of_preferred(containers)))
 
     def decode_preferred_answer(self, data: bytes) -> tuple[tuple[str, ...], ...]:
-        message = parse(pb.PreferredAllocationResponse, data, self.name)
+        message = parse(self._messages.PreferredAllocationResponse, data, self.name)
         return tuple(tuple(response.deviceIDs) for response in message.container_responses)
 
     def encode_pre_start_request(self, device_ids: Sequence[str]) -> Wire:
-        return Wire(serialize(pb.PreStartContainerRequest(devicesIDs=device_ids)))
+        message = self._messages.PreStartContainerRequest(devicesIDs=device_ids)
+        return Wire(serialize(message), left_out(self, [Field.PRE_START]))
 
     def decode_pre_start_request(self, data: bytes) -> tuple[str, ...]:
         require_bounded(data, containers=False)
-        return tuple(parse(pb.PreStartContainerRequest, data, self.name).devicesIDs)
+        return tuple(parse(self._messages.PreStartContainerRequest, data, self.name).devicesIDs)
 
-    def _require_cdi(self, level: Level) -> None:
-        if verdict(self, Field.CDI_DEVICES, level) is Verdict.IMPOSSIBLE:
-            raise UnsayableError(Field.CDI_DEVICES, f"{self.name} (kubelet {span(level)})", CDI_ADVICE)
+    def _options(self, options: Options) -> Any:
+        return self._messages.DevicePluginOptions(
+            pre_start_required=options.pre_start_required,
+            get_preferred_allocation_available=options.preferred_allocation,
+        )
+
+    def _device(self, device: Device) -> Any:
+        """Spell a device; one without a known place has no topology at all, which is not a topology with no nodes."""
+        message = self._messages.Device(ID=device.id, health=device.health.value)
+        for node in device.numa_nodes:
+            message.topology.nodes.add(ID=node)
+        return message
 
 
-def _options(options: Options) -> pb.DevicePluginOptions:
-    return pb.DevicePluginOptions(
-        pre_start_required=options.pre_start_required,
-        get_preferred_allocation_available=options.preferred_allocation,
-    )
-
-
-def _read_options(message: pb.DevicePluginOptions) -> Options:
+def _read_options(message: Any) -> Options:
     return Options(message.pre_start_required, message.get_preferred_allocation_available)
 
 
-def _device(device: Device) -> pb.Device:
-    """Spell a device; one without a known place has no topology at all, which is not a topology with no nodes."""
-    message = pb.Device(ID=device.id, health=device.health.value)
-    for node in device.numa_nodes:
-        message.topology.nodes.add(ID=node)
-    return message
-
-
-V1BETA1: Dialect = V1Beta1()
+V1BETA1: Dialect = Beta("v1beta1", Level(10), pb, RULES)

@@ -23,6 +23,7 @@ BOGUS_VERSION: Final = "probe"
 PROBE_RESOURCE: Final = "gateway.invalid/probe"
 """The resource name under which the kubelet counts the question."""
 DEADLINE: Final = 15.0
+_ONE_OF_EACH_SERVICE: Final = tuple({one.registration_service: one for one in reversed(DIALECTS)}.values())[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +38,17 @@ class Finding:
 
 
 async def ask(socket: Path, deadline: float = DEADLINE) -> Finding:
-    """Probe the kubelet behind ``socket``: two Registers at most, each with a deadline in seconds."""
+    """Probe the kubelet behind ``socket``: a Register for each service that there is, each with a deadline in seconds."""
     says: list[str] = []
     answered = False
-    for dialect in DIALECTS[:2]:  # Both alpha dialects share one service.
+    for dialect in _ONE_OF_EACH_SERVICE:
         request = dialect.encode_register(Registration(BOGUS_VERSION, "probe.sock", PROBE_RESOURCE)).data
         code, details = await _register(socket, f"/{dialect.registration_service}/Register", request, deadline)
         says.append(f"{dialect.registration_service}: {code} {details}".strip())
         answer = classify(code, details)
         answered = answer.kind is not Kind.NO_ANSWER
         if answer.kind is Kind.OTHER_VERSION:
-            named = answer.supported or ("0.1",)  # Kubelet 1.8 alone refuses without naming what it speaks.
+            named = answer.supported or _of_those_who_do_not_say(dialect.registration_service)
             known = [name for name in named if name in SPOKEN_BY]
             if known:
                 return Finding(known[0], SPOKEN_BY[known[0]], says[-1])
@@ -55,6 +56,11 @@ async def ask(socket: Path, deadline: float = DEADLINE) -> Finding:
         if answer.kind is not Kind.NO_SERVICE:
             break
     return Finding(None, "unknown", "; ".join(says), answered)
+
+
+def _of_those_who_do_not_say(service: str) -> tuple[str, ...]:
+    """Name the dialects of a service whose kubelets refuse without naming what they speak."""
+    return tuple(one.name for one in DIALECTS if one.registration_service == service and not one.names_itself)
 
 
 async def _register(socket: Path, method: str, request: bytes, deadline: float) -> tuple[str, str]:

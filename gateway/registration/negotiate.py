@@ -17,18 +17,19 @@ from enum import Enum
 from msgspec import Struct
 from msgspec.structs import replace
 
-NEWEST_FIRST = ("v1beta1", "v1alpha2", "0.1")
+from adapters.dialect import span
+from adapters.registry import DIALECTS
+
+NEWEST_FIRST = tuple(dialect.name for dialect in DIALECTS)
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "auto": NEWEST_FIRST,
-    "v1beta1": ("v1beta1",),
-    "v1alpha2": ("v1alpha2",),
-    "0.1": ("0.1",),
-    "v1alpha": ("v1alpha2", "0.1"),
+    **{name: (name,) for name in NEWEST_FIRST},
+    **{one.family: tuple(other.name for other in DIALECTS if other.family == one.family) for one in DIALECTS},
 }
 """What ``--api`` may say, and the dialects that it allows."""
 
-SPOKEN_BY = {"v1beta1": "kubelet 1.10 and later", "v1alpha2": "kubelet 1.9", "0.1": "kubelet 1.8"}
+SPOKEN_BY = {dialect.name: f"kubelet {span(dialect.kubelets)}" for dialect in DIALECTS}
 
 UNFIT = "UNFIT"
 """Our own code, beside gRPC's: the Register was not even sent, because the dialect can't carry what is to be offered."""

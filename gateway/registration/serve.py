@@ -409,7 +409,7 @@ class Resource:
             self._by_id,
             now=time.monotonic(),
             # 1.8 asks again at each start of a container, so that a refusal would end a pod that runs.
-            handed_out=self._memory.handed_out if dialect.name == "0.1" else frozenset(),
+            handed_out=self._memory.handed_out if dialect.asks_again else frozenset(),
             held=self._memory.held,
         )
         for warning in warnings:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from devices.model import (
     ContainerAnswer,
@@ -48,3 +51,15 @@ def containers(of: st.SearchStrategy[object], at_least: int = 0) -> st.SearchStr
 
 
 preferred_requests = st.builds(PreferredRequest, ids, ids, st.integers(-(2**31), 2**31 - 1))
+
+STRUCTS: dict[type[Struct], st.SearchStrategy[Any]] = {
+    Registration: registrations,
+    Options: options,
+    Device: devices,
+    ContainerRequest: requests,
+    ContainerAnswer: answers,
+    Mount: mounts,
+    DeviceNode: device_nodes,
+    PreferredRequest: preferred_requests,
+}
+"""How the structs are drawn that messages are made of."""

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.registry import DIALECTS
 from gateway.registration.negotiate import (
     CHOICES,
     NEWEST_FIRST,
@@ -109,9 +108,15 @@ def test_a_failure_names_both_sides_and_the_way_out(choice: str, answers: list[A
     assert [word for word in words if word not in text] == []
 
 
-def test_every_dialect_can_be_offered_and_the_newest_first() -> None:
-    assert tuple(dialect.name for dialect in DIALECTS) == NEWEST_FIRST
-    assert set(SPOKEN_BY) == set(NEWEST_FIRST)
+def test_what_can_be_chosen_and_who_speaks_it() -> None:
+    assert CHOICES == {
+        "auto": ("v1beta1", "v1alpha2", "0.1"),
+        "v1beta1": ("v1beta1",),
+        "v1alpha2": ("v1alpha2",),
+        "0.1": ("0.1",),
+        "v1alpha": ("v1alpha2", "0.1"),
+    }
+    assert SPOKEN_BY == {"v1beta1": "kubelet 1.10 and later", "v1alpha2": "kubelet 1.9", "0.1": "kubelet 1.8"}
 
 
 @given(

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from adapters.dialect import Dialect, Wire
+from adapters.dialect import Dialect, Level, Wire
+from adapters.pb.v1beta1 import v1beta1_pb2
 from adapters.registry import DIALECTS, by_name
-from adapters.v1beta1 import V1Beta1
+from adapters.v1beta1 import RULES, Beta
 from devices.model import Device, Health
 from gateway.registration.spelled import PART, spell
 
@@ -27,10 +28,13 @@ DEVICES = st.lists(
 MANY = tuple(Device(f"GPU-{number}", numa_nodes=(number % 2,)) for number in range(3 * PART))
 
 
-class Counting(V1Beta1):
+class Counting(Beta):
     """A dialect that counts the devices that it spells."""
 
     spelled = 0
+
+    def __init__(self) -> None:
+        super().__init__("v1beta1", Level(10), v1beta1_pb2, RULES)
 
     def encode_list(self, devices: Sequence[Device]) -> Wire:
         self.spelled += len(devices)

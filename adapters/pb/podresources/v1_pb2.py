@@ -24,31 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!adapters/pb/podresources/v1.proto\x12\x02v1\"\x1d\n\x1b\x41llocatableResourcesRequest\"E\n\x1c\x41llocatableResourcesResponse\x12%\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x14.v1.ContainerDevices\"\x19\n\x17ListPodResourcesRequest\"C\n\x18ListPodResourcesResponse\x12\'\n\rpod_resources\x18\x01 \x03(\x0b\x32\x10.v1.PodResources\"[\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12*\n\ncontainers\x18\x03 \x03(\x0b\x32\x16.v1.ContainerResources\"I\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12%\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32\x14.v1.ContainerDevices\"a\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\x12\"\n\x08topology\x18\x03 \x01(\x0b\x32\x10.v1.TopologyInfo\"+\n\x0cTopologyInfo\x12\x1b\n\x05nodes\x18\x01 \x03(\x0b\x32\x0c.v1.NUMANode\"\x16\n\x08NUMANode\x12\n\n\x02ID\x18\x01 \x01(\x03\x32\xb5\x01\n\x12PodResourcesLister\x12\x41\n\x04List\x12\x1b.v1.ListPodResourcesRequest\x1a\x1c.v1.ListPodResourcesResponse\x12\\\n\x17GetAllocatableResources\x12\x1f.v1.AllocatableResourcesRequest\x1a .v1.AllocatableResourcesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!adapters/pb/podresources/v1.proto\x12\x0fpodresources.v1\"\x1d\n\x1b\x41llocatableResourcesRequest\"R\n\x1c\x41llocatableResourcesResponse\x12\x32\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32!.podresources.v1.ContainerDevices\"\x19\n\x17ListPodResourcesRequest\"P\n\x18ListPodResourcesResponse\x12\x34\n\rpod_resources\x18\x01 \x03(\x0b\x32\x1d.podresources.v1.PodResources\"h\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x37\n\ncontainers\x18\x03 \x03(\x0b\x32#.podresources.v1.ContainerResources\"V\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x32\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32!.podresources.v1.ContainerDevices\"n\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\x12/\n\x08topology\x18\x03 \x01(\x0b\x32\x1d.podresources.v1.TopologyInfo\"8\n\x0cTopologyInfo\x12(\n\x05nodes\x18\x01 \x03(\x0b\x32\x19.podresources.v1.NUMANode\"\x16\n\x08NUMANode\x12\n\n\x02ID\x18\x01 \x01(\x03\x32\xe9\x01\n\x12PodResourcesLister\x12[\n\x04List\x12(.podresources.v1.ListPodResourcesRequest\x1a).podresources.v1.ListPodResourcesResponse\x12v\n\x17GetAllocatableResources\x12,.podresources.v1.AllocatableResourcesRequest\x1a-.podresources.v1.AllocatableResourcesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'adapters.pb.podresources.v1_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ALLOCATABLERESOURCESREQUEST']._serialized_start=41
-  _globals['_ALLOCATABLERESOURCESREQUEST']._serialized_end=70
-  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_start=72
-  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_end=141
-  _globals['_LISTPODRESOURCESREQUEST']._serialized_start=143
-  _globals['_LISTPODRESOURCESREQUEST']._serialized_end=168
-  _globals['_LISTPODRESOURCESRESPONSE']._serialized_start=170
-  _globals['_LISTPODRESOURCESRESPONSE']._serialized_end=237
-  _globals['_PODRESOURCES']._serialized_start=239
-  _globals['_PODRESOURCES']._serialized_end=330
-  _globals['_CONTAINERRESOURCES']._serialized_start=332
-  _globals['_CONTAINERRESOURCES']._serialized_end=405
-  _globals['_CONTAINERDEVICES']._serialized_start=407
-  _globals['_CONTAINERDEVICES']._serialized_end=504
-  _globals['_TOPOLOGYINFO']._serialized_start=506
-  _globals['_TOPOLOGYINFO']._serialized_end=549
-  _globals['_NUMANODE']._serialized_start=551
-  _globals['_NUMANODE']._serialized_end=573
-  _globals['_PODRESOURCESLISTER']._serialized_start=576
-  _globals['_PODRESOURCESLISTER']._serialized_end=757
+  _globals['_ALLOCATABLERESOURCESREQUEST']._serialized_start=54
+  _globals['_ALLOCATABLERESOURCESREQUEST']._serialized_end=83
+  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_start=85
+  _globals['_ALLOCATABLERESOURCESRESPONSE']._serialized_end=167
+  _globals['_LISTPODRESOURCESREQUEST']._serialized_start=169
+  _globals['_LISTPODRESOURCESREQUEST']._serialized_end=194
+  _globals['_LISTPODRESOURCESRESPONSE']._serialized_start=196
+  _globals['_LISTPODRESOURCESRESPONSE']._serialized_end=276
+  _globals['_PODRESOURCES']._serialized_start=278
+  _globals['_PODRESOURCES']._serialized_end=382
+  _globals['_CONTAINERRESOURCES']._serialized_start=384
+  _globals['_CONTAINERRESOURCES']._serialized_end=470
+  _globals['_CONTAINERDEVICES']._serialized_start=472
+  _globals['_CONTAINERDEVICES']._serialized_end=582
+  _globals['_TOPOLOGYINFO']._serialized_start=584
+  _globals['_TOPOLOGYINFO']._serialized_end=640
+  _globals['_NUMANODE']._serialized_start=642
+  _globals['_NUMANODE']._serialized_end=664
+  _globals['_PODRESOURCESLISTER']._serialized_start=667
+  _globals['_PODRESOURCESLISTER']._serialized_end=900
 # @@protoc_insertion_point(module_scope)

@@ -4,8 +4,8 @@ isort:skip_file
 The kubelet's account of who holds what: the pod-resources API v1, as much of it as tells about device plugins.
 
 List is there from kubelet 1.20, GetAllocatableResources from 1.21 (by default from 1.23). Field numbers and types
-are those of the kubelet (read: 1.20, 1.28, 1.37), and so is the package, which makes the service's path
-/v1.PodResourcesLister. Fields that nobody here reads (CPUs, dynamic resources) are left out: protobuf skips what it
+are those of the kubelet (read: 1.20, 1.28, 1.37). The package is ours, so that a device plugin API v1 can come beside it: what
+counts on the wire is the service's path, /v1.PodResourcesLister. Fields that nobody here reads (CPUs, dynamic resources) are left out: protobuf skips what it
 doesn't know. v1alpha1 (kubelet 1.13; by default from 1.15) is List alone, with a part of these fields under the same
 numbers: on the wire its answer is one of v1, so it has no file of its own.
 """

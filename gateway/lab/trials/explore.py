@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
+from adapters.registry import DIALECTS, by_name
 from gateway.registration import machine as registration
 from gateway.registration import negotiate
 from gateway.registration.machine import KubeletId, Phase, State, Timer
@@ -141,7 +142,7 @@ GONE: Final = KubeletId(0, 0, 1)
 """Any other that is gone. A machine knows one such kubelet at most: only the watch could tell it of the next."""
 
 _TOKEN: Final = "t"  # noqa: S105 - part of a socket's name
-_SERVICE: Final = {"v1beta1": "v1beta1", "v1alpha2": "deviceplugin", "0.1": "deviceplugin", "v2": "v1beta1"}
+_SERVICE: Final = {one.name: one.registration_service for one in DIALECTS} | {"v2": DIALECTS[0].registration_service}
 _DIALS: Final = 2
 """How many registrations of one resource a kubelet may have accepted and not called yet: the next has to wait."""
 _ENDS: Final = 2
@@ -571,7 +572,7 @@ def _held(it: Resource) -> bool:
 def _refusal(offered: str, speaks: str) -> tuple[str, str]:
     if _SERVICE[offered] != _SERVICE[speaks]:
         return "UNIMPLEMENTED", ""
-    if speaks == "0.1":
+    if speaks != "v2" and not by_name(speaks).names_itself:
         return "UNKNOWN", "unsupported API version by the Kubelet registry"
     return "UNKNOWN", f'requested API version "" is not supported by kubelet. Supported version is "{speaks}"'
 

@@ -27,7 +27,7 @@ import grpc.aio
 
 from adapters import checkpoint
 from adapters.dialect import MalformedError
-from adapters.registry import by_name
+from adapters.registry import by_kubelet, by_name
 from devices.gpu import naming, sharing
 from devices.gpu.model import GPU
 from devices.gpu.simulated import profile
@@ -70,7 +70,7 @@ def minor(version: str) -> int:
 
 def dialect(version: str) -> str:
     """Give the one version string that a kubelet's Register accepts."""
-    return {8: "0.1", 9: "v1alpha2"}.get(minor(version), "v1beta1")
+    return by_kubelet(minor(version)).name
 
 
 def counted(version: str, accepted_before: str) -> int:

@@ -27,12 +27,11 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from adapters.pb.v1alpha import v0_1_pb2, v1alpha2_pb2
 from adapters.pb.v1beta1 import v1beta1_pb2
+from adapters.registry import DIALECTS
 from gateway.lab.wire.calls import Call
 from gateway.lab.wire.tap import Connection
 
-_WIRES: Mapping[str, Any] = {"0.1": v0_1_pb2, "v1alpha2": v1alpha2_pb2, "v1beta1": v1beta1_pb2}
 _UNORDERED = frozenset({"devicesIDs", "available_deviceIDs", "must_include_deviceIDs"})
 """Repeated strings that are sets: the kubelet's choice among equals, in the order of a hash map."""
 
@@ -77,13 +76,13 @@ class _Writer:
 
     def _classes(self, connection: Connection, call: Call) -> tuple[type[Message] | None, type[Message] | None]:
         service, _, method = call.path.lstrip("/").partition("/")
-        package, _, service = service.rpartition(".")
         version = self._versions.get(connection.endpoint, "")
-        wire = _WIRES["v1beta1" if package == "v1beta1" else "0.1" if version == "0.1" else "v1alpha2"]
-        services: Mapping[str, ServiceDescriptor] = wire.DESCRIPTOR.services_by_name
-        if package not in {"v1beta1", "deviceplugin"} or service not in services:
+        speaking = [one for one in DIALECTS if service in {one.registration_service, one.plugin_service}]
+        if not speaking:
             return None, None
-        found = services[service].methods_by_name.get(method)
+        dialect = next((one for one in speaking if one.name == version), speaking[0])
+        services: Mapping[str, ServiceDescriptor] = dialect.schema.services_by_name
+        found = services[service.rpartition(".")[2]].methods_by_name.get(method)
         if found is None:
             return None, None
         return GetMessageClass(found.input_type), GetMessageClass(found.output_type)
