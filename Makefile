@@ -144,11 +144,13 @@ docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m gateway.lab.trials.faults docs/faults.md
 	$(RUN)python -m tools.flags docs/configuration.md
 	$(RUN)python -m tools.chart
+	$(RUN)python -m tools.doctor docs/doctor.md
 docs-check: $(VENV) ## are the tables of docs/ what the code declares?
 	$(RUN)python -m tools.dialects --check docs/dialects.md
 	$(RUN)python -m gateway.lab.trials.faults --check docs/faults.md
 	$(RUN)python -m tools.flags --check docs/configuration.md
 	$(RUN)python -m tools.chart --check
+	$(RUN)python -m tools.doctor --check docs/doctor.md
 
 .PHONY: generate generate-check
 generate: $(GEN) ## write adapters/pb from protos/

@@ -33,6 +33,7 @@ _COMMANDS = {
     "demo": ("gateway.cli.demo:demo", "A rolling kubelet upgrade on a simulated node, seen happen."),
     "dev": ("gateway.cli.dev:dev", "Tools for trying device plugins, such as an emulated kubelet."),
     "devices": ("gateway.cli.devices:devices", "This node's devices: how they do, and who holds them."),
+    "doctor": ("gateway.cli.doctor:doctor", "Look at this node, and name what keeps its GPUs from pods."),
     "forget": ("gateway.cli.cordon:forget", "Take a device that is gone for good off the list."),
     "plan": ("gateway.cli.plan:plan", "What a kubelet upgrade does to a GPU node, hop by hop."),
     "probe": ("gateway.cli.probe:probe", "Ask a kubelet which device plugin API it speaks."),
@@ -65,6 +66,7 @@ Examples:
   gateway --api v1beta1                          only this API; an older kubelet is told so and left alone
   gateway config show                            which settings count, and what said them
   gateway status                                 what it, its kubelet and its devices are up to
+  gateway doctor                                 what keeps this node's GPUs from pods?
   gateway devices --release 3                    close GPU 3 for a reset; --acquire opens it again
   gateway probe --json                           which API does this node's kubelet speak?
   gateway demo                                   the whole story, with no GPU and no cluster

@@ -113,6 +113,11 @@ class Instance:
         return {age: folder for folder, age in _alive(self._shared) if age.token != self.token}
 
 
+def alive(socket_dir: Path) -> frozenset[str]:
+    """Name the gateways that live, by their tokens."""
+    return frozenset(age.token for _, age in _alive(socket_dir / FOLDER))
+
+
 def sweep(socket_dir: Path) -> list[str]:
     """Remove what dead gateways left behind, folders and names; return what was removed."""
     removed = []

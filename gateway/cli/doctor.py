@@ -1,0 +1,156 @@
+"""``gateway doctor``: what keeps this node's GPUs from pods, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from gateway.cli import advice, main
+from gateway.cli.status import look as ask
+from gateway.configuration.settings import STATE_DIR, ConfigError
+from gateway.doctor import checks, collect
+from gateway.doctor.look import Places, Told, cluster, look
+from gateway.doctor.snapshot import Release, Snapshot
+from gateway.telling.log import escaped, printable
+from gateway.wires import control
+
+_EXAMPLES = """
+\b
+Examples:
+  gateway doctor
+  gateway doctor --json | jq -r '.checks[] | select(.outcome != "ok") | .code'
+  gateway doctor --ignore DPG0405 --ignore DPG0110
+  gateway doctor --host-root /host               in a container that has the host's file system there
+
+Exit status: 0 where nothing was found, 1 with warnings only, 2 with errors.
+"""
+
+_MARKS: Final = {"ok": ("✓", "green"), "unseen": ("-", None), "warning": ("!", "yellow"), "error": ("✗", "red")}
+_WIDEST: Final = 110
+_NARROWEST: Final = 50
+
+
+@click.command(epilog=_EXAMPLES)
+@click.option(
+    "--state-dir",
+    envvar="GATEWAY_STATE_DIR",
+    type=click.Path(path_type=Path),
+    default=STATE_DIR,
+    show_default=True,
+    help="The gateways' state directory.",
+)
+@click.option(
+    "--host-root",
+    type=click.Path(path_type=Path),
+    default=Path("/"),
+    show_default=True,
+    help="Where the host's file system is.",
+)
+@click.option("--ignore", multiple=True, metavar="CODE", help="Leave a check out. Can be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def doctor(ctx: click.Context, *, state_dir: Path, host_root: Path, ignore: Sequence[str], as_json: bool) -> None:
+    """Look at this node, and name what keeps its GPUs from pods.
+
+    It asks the gateways that run, and looks at the kubelet's folder, the driver, the container runtime and, where a token or
+    --kubeconfig (before the command) leads there, at the API server. It changes nothing, and works without a gateway, too. What
+    can't be seen from where it runs is no finding: on the node itself, as root, it sees most.
+    """
+    known = {check.code for category in checks.categories() for check in category.checks}
+    if wrong := sorted(set(ignore) - known):
+        raise click.UsageError(
+            f"expected codes such as DPG0101 with --ignore, got {', '.join(wrong)}: docs/doctor.md has all"
+        )
+    if not host_root.is_dir():
+        raise click.UsageError(f"expected the folder with the host's files with --host-root, and {host_root} isn't there")
+    results = list(checks.judged(_seen(ctx.find_root(), state_dir, host_root), ignore))
+    outcomes = Counter(result.outcome for result in results)
+    if as_json:
+        click.echo(escaped(msgspec.json.format(msgspec.json.encode({"schema": 1, "checks": results})).decode()))
+    else:
+        width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
+        click.echo("\n".join(render(results, width)))
+    sys.exit(2 if outcomes["error"] else 1 if outcomes["warning"] else 0)
+
+
+def render(results: Sequence[checks.Result], width: int) -> Iterator[str]:
+    """Write the results for a person: a line for each check, and what to do below each that found something."""
+    for heading, group in groupby(results, key=lambda result: result.category):
+        yield click.style(heading, bold=True)
+        for result in group:
+            mark, colour = _MARKS[result.outcome]
+            yield f"{click.style(mark, fg=colour)} {result.title}" + (f"  {result.code}" if result.seen else "")
+            for lead, text in (("seen", result.seen), ("means", result.means), ("do", result.do), ("see", result.page)):
+                if text:
+                    first = f"    {lead:<6}"
+                    yield from textwrap.wrap(
+                        printable(text), width, initial_indent=first, subsequent_indent=" " * len(first)
+                    )
+        yield ""
+    outcomes = Counter(result.outcome for result in results)
+    found = ", ".join(
+        f"{count} {word}{'s' if count > 1 else ''}" for word in ("error", "warning") if (count := outcomes[word])
+    )
+    yield f"{found or 'Nothing found'}; {outcomes['ok']} checks are well, {outcomes['unseen']} can't be judged from here (-)."
+
+
+def release(version: str) -> Release | None:
+    """Say what is known of a kubelet's version that matters to a node's GPUs."""
+    facts = advice.load()
+    try:
+        found = advice.kubelet(version, facts)
+    except advice.PlanError as error:
+        return Release(unknown=str(error))
+    unkept = ""
+    after = advice.Kubelet(found.minor + 1)
+    if after.minor <= int(facts.last.split(".")[1]) and not facts.keeps(found, after):
+        unkept = f"kubelet {found} has written it, and {after} can't read it"
+    mended = tuple(
+        f"kubelet {found}: {bug.title} ({bug.id}); mended in {later}"
+        for bug in facts.bugs
+        if found.patch is not None and bug.hits(found)
+        for later in bug.mended(found)
+        if later.startswith(f"1.{found.minor}.")
+    )
+    return Release(found.minor, unkept=unkept, mended=mended)
+
+
+def _seen(root: click.Context, state_dir: Path, host_root: Path) -> Snapshot:
+    """Ask and look; the daemon's own options, before the command, say where."""
+    options = dict(root.params)
+    for name in ("log_format", "log_level"):
+        options.pop(name)
+    told: dict[str, Any] = {"monitors_mig": "NVIDIA_MIG_MONITOR_DEVICES" in os.environ}
+    found: dict[str, Any] = {}
+    try:
+        found = {setting.name: setting.value for setting in main.effective_settings(root, options)}
+        told["strategies"] = frozenset(found["device-list-strategy"])
+    except ConfigError as error:
+        told["settings"] = str(error)
+    below = _below(host_root, state_dir)
+    socket_dir = _below(host_root, Path(found.get("socket-dir") or root.params["socket_dir"]))
+    # Where the folder isn't there, no gateway runs, and that has a check of its own.
+    with contextlib.suppress(control.ControlError):
+        answers = asyncio.run(ask(below))
+        told.update(statuses=tuple(answers.read), silent=answers.silent)
+    pod_resources = socket_dir.parent / "pod-resources" / "kubelet.sock"
+    places = Places(root=host_root, socket_dir=socket_dir, state_dir=below, pod_resources=pod_resources)
+    kubeconfig = found.get("kubeconfig")
+    seen = cluster(Path(kubeconfig) if kubeconfig else None, found.get("node-name") or os.uname().nodename)
+    return look(places, Told(**told), seen, release, collect.nvml if host_root == Path("/") else None)
+
+
+def _below(root: Path, path: Path) -> Path:
+    return root / path.absolute().relative_to("/")

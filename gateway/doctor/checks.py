@@ -1,0 +1,80 @@
+"""The checks of ``gateway doctor``: what each is called, and what it makes of a snapshot. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+import yaml
+from msgspec import Struct
+
+from gateway.doctor import cluster, drivers, gateways, kubelets, runtimes
+from gateway.doctor.snapshot import Snapshot
+
+PAGES: Final = "docs/"
+Outcome = Literal["ok", "unseen", "warning", "error"]
+JUDGES: Final[Mapping[str, Callable[[Snapshot], str]]] = {
+    **kubelets.CHECKS,
+    **gateways.CHECKS,
+    **drivers.CHECKS,
+    **runtimes.CHECKS,
+    **cluster.CHECKS,
+}
+"""Each says what it saw that is wrong; nothing where nothing is, or where it can't be seen from here."""
+
+
+class Check(Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of checks.yaml."""
+
+    code: str
+    level: Literal["warning", "error"]
+    title: str
+    means: str
+    do: str
+    page: str
+    needs: str = ""
+
+
+class Category(Struct, frozen=True, forbid_unknown_fields=True):
+    """Checks that stand under one heading."""
+
+    category: str
+    checks: tuple[Check, ...]
+
+
+class Result(Struct, frozen=True, omit_defaults=True):
+    """What became of one check. ``seen`` and what follows are empty where nothing was found, or what it needs can't be seen."""
+
+    code: str
+    category: str
+    outcome: Outcome
+    title: str
+    seen: str = ""
+    means: str = ""
+    do: str = ""
+    page: str = ""
+
+
+def categories() -> tuple[Category, ...]:
+    """Read the checks that come with the gateway."""
+    return msgspec.convert(yaml.safe_load((Path(__file__).parent / "checks.yaml").read_bytes()), tuple[Category, ...])
+
+
+def judged(snapshot: Snapshot, ignored: Iterable[str] = ()) -> Iterator[Result]:
+    """Judge a snapshot by every check that isn't ignored, in the order of the file."""
+    left_out = set(ignored)
+    for category in categories():
+        for check in category.checks:
+            if check.code in left_out:
+                continue
+            seen = JUDGES[check.code](snapshot)
+            said: dict[str, Any] = {"code": check.code, "category": category.category, "title": check.title}
+            if seen:
+                page = f"{PAGES}{check.page}"
+                yield Result(**said, outcome=check.level, seen=seen, means=check.means, do=check.do, page=page)
+            elif check.needs and getattr(snapshot, check.needs) in (None, (), {}):
+                yield Result(**said, outcome="unseen")
+            else:
+                yield Result(**said, outcome="ok")

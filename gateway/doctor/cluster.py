@@ -1,0 +1,66 @@
+"""Checks of what others make of the node: DRA drivers, and the API server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from gateway.doctor.snapshot import Snapshot
+
+_DRIVERS: Final = {"gpu.nvidia.com": "nvidia.com/", "gpu.amd.com": "amd.com/"}
+"""DRA drivers of GPUs, and what the names of their vendor's resources begin with."""
+_VENDORS: Final = ("nvidia.com/", "amd.com/")
+
+
+def _dra(seen: Snapshot) -> str:
+    offered = _offered(seen)
+    both = sorted(
+        driver
+        for driver, prefix in _DRIVERS.items()
+        if driver in (seen.drivers or ()) and any(name.startswith(prefix) for name in offered)
+    )
+    return f"{', '.join(both)} is registered with the kubelet, beside {', '.join(sorted(offered))}" if both else ""
+
+
+def _dead(seen: Snapshot) -> str:
+    if seen.node is None or not seen.statuses:
+        return ""
+    dead = sorted(
+        name
+        for name, count in seen.node.capacity.items()
+        if not count and name.startswith(_VENDORS) and name not in _offered(seen)
+    )
+    return f"the node has {', '.join(dead)} with 0, and no gateway offers that" if dead else ""
+
+
+def _unseen(seen: Snapshot) -> str:
+    if seen.node is None:
+        return ""
+    missing = [
+        f"{name}: {count} are offered, the API server shows {seen.node.allocatable.get(name, 0)}"
+        for name, count in _offered(seen).items()
+        if seen.node.allocatable.get(name, 0) < count
+    ]
+    return "; ".join(missing)
+
+
+def _no_class(seen: Snapshot) -> str:
+    runtime = seen.runtime
+    if seen.runtime_classes is None or runtime is None or not runtime.nvidia or runtime.default:
+        return ""
+    return "" if "nvidia" in seen.runtime_classes else "there is no RuntimeClass nvidia"
+
+
+def _offered(seen: Snapshot) -> dict[str, int]:
+    """What the serving gateways say that the kubelet can give out."""
+    return {
+        one.name: one.allocatable for status in seen.statuses for one in status.resources if not one.standing_by_for
+    }
+
+
+CHECKS: Final[Mapping[str, Callable[[Snapshot], str]]] = {
+    "DPG0501": _dra,
+    "DPG0502": _dead,
+    "DPG0503": _unseen,
+    "DPG0504": _no_class,
+}

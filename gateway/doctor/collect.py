@@ -1,0 +1,390 @@
+"""What ``gateway doctor`` looks at: files, sockets, processes, NVML and the API server. Bounded, and it changes nothing.
+
+``root`` is where the host's file system is: / on the host and in the gateway's own pod, /host in a debug container.
+What can't be seen from here is left out of the snapshot, and is no finding.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import threading
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from adapters import checkpoint
+from adapters.dialect import MalformedError
+from devices.filewatch import NotPlainError, read_plain
+from gateway.doctor.snapshot import (
+    Checkpoint,
+    Kubelet,
+    Node,
+    Nvml,
+    Pci,
+    Process,
+    Runtime,
+    SocketDir,
+    StateDir,
+)
+from gateway.kubelet.watch import listens
+
+_MOST_NAMES: Final = 512
+_MOST_PROCESSES: Final = 32_768
+_MOST_BYTES: Final = 1024 * 1024
+_KUBELETS: Final = frozenset({"kubelet", "kubelite", "k3s-agent", "k3s-server", "k3s", "rke2", "k0s"})
+_GATEWAYS: Final = frozenset({"gateway", "nvidia-device-plugin"})
+_VENDORS: Final = frozenset({"0x10de", "0x1002"})
+_CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
+"""Classes of the PCI bus: VGA, 3D and other display controllers, accelerators."""
+_NVML_WITHIN: Final = 10.0
+"""Seconds: a driver that is well answers within three, without persistence mode."""
+_MISMATCH: Final = 18
+"""NVML_ERROR_LIB_RM_VERSION_MISMATCH."""
+_WITHOUT_LIBRARY: Final = 12
+"""NVML_ERROR_LIBRARY_NOT_FOUND."""
+
+
+def socket_dir(path: Path) -> SocketDir:
+    """Look at the kubelet's folder for device plugins."""
+    try:
+        info = path.stat()
+    except OSError:
+        return SocketDir(str(path), "missing")
+    if not stat.S_ISDIR(info.st_mode):
+        return SocketDir(str(path), "missing")
+    if not info.st_nlink:
+        return SocketDir(str(path), "stale")
+    names = frozenset(_names(path))
+    sockets = [name for name in names if _is_socket(path / name)]
+    return SocketDir(str(path), listening=frozenset(n for n in sockets if listens(path / n)), names=names)
+
+
+def kubelet_checkpoint(path: Path) -> Checkpoint | None:
+    """Read the kubelet's checkpoint; None where there is none."""
+    try:
+        checkpoint.read(read_plain(path, checkpoint.MAX_BYTES))
+    except FileNotFoundError:
+        return None
+    except (OSError, NotPlainError, MalformedError) as error:
+        return Checkpoint(f"{path}: {str(error) or 'it is no plain file'}")
+    return Checkpoint()
+
+
+def kubelets(root: Path) -> tuple[Kubelet, ...]:
+    """Find the kubelets among the processes that can be seen."""
+    found = []
+    for folder in _processes(root):
+        name = _text(folder / "comm").strip()
+        if name in _KUBELETS:
+            arguments = tuple(part for part in _text(folder / "cmdline").split("\0") if part)
+            found.append(Kubelet(int(folder.name), arguments))
+    return tuple(found)
+
+
+def state_dir(path: Path) -> StateDir:
+    """Look at the gateways' state directory and its file, without touching either."""
+    try:
+        room = os.statvfs(path)
+    except OSError:
+        return StateDir(str(path), there=False)
+    written, complaint = None, ""
+    file = path / "ledger.json"
+    with suppress(FileNotFoundError):
+        try:
+            written = file.lstat().st_mtime
+            content = msgspec.json.decode(read_plain(file, _MOST_BYTES * 16))
+            if not isinstance(content, dict) or type(content.get("format")) is not int:
+                complaint = f"{file}: it holds no object with a format number"
+        except FileNotFoundError:
+            raise
+        except (OSError, NotPlainError, ValueError, RecursionError) as error:
+            complaint = f"{file}: {error}"
+    writable = os.access(path, os.W_OK | os.X_OK) and not room.f_flag & os.ST_RDONLY
+    return StateDir(
+        str(path),
+        writable=writable,
+        free_bytes=room.f_bavail * room.f_frsize,
+        free_inodes=room.f_favail if room.f_files else None,
+        complaint=complaint,
+        written=written,
+    )
+
+
+def process(root: Path, pid: int) -> Process | None:
+    """Look at what the kernel lets one gateway do, by the number that it has in its own name space; None where it isn't seen."""
+    found = next((folder for folder in _processes(root) if _is_gateway(folder, pid)), None)
+    return None if found is None else _process(root, found)
+
+
+def _is_gateway(folder: Path, pid: int) -> bool:
+    numbers = re.search(r"^NSpid:.*?(\d+)$", _text(folder / "status"), re.MULTILINE)
+    if (int(numbers[1]) if numbers else int(folder.name)) != pid:
+        return False
+    return any(part.rpartition("/")[2] in _GATEWAYS for part in _text(folder / "cmdline").split("\0")[:4])
+
+
+def _process(root: Path, folder: Path) -> Process:
+    capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)$", _text(folder / "status"), re.MULTILINE)
+    most = re.search(r"^Max open files\s+(\d+)", _text(folder / "limits"), re.MULTILINE)
+    files = list(_names(folder / "fd"))
+    throttled, killed = _cgroup(root, folder)
+    return Process(
+        int(folder.name),
+        open_files=len(files) or None,
+        most_files=int(most[1]) if most else None,
+        capabilities=int(capabilities[1], 16) if capabilities else None,
+        context=_text(folder / "attr" / "current").strip("\0\n"),
+        throttled=throttled,
+        killed=killed,
+        instances=_instances(root),
+    )
+
+
+def inotify_most(root: Path) -> int | None:
+    """How many inotify instances a user may have."""
+    return _number(root / "proc/sys/fs/inotify/max_user_instances")
+
+
+def gpus(root: Path) -> tuple[Pci, ...] | None:
+    """Find the GPUs on the bus; None where the bus can't be seen."""
+    bus = root / "sys/bus/pci/devices"
+    if not bus.is_dir():
+        return None
+    found = []
+    for name in sorted(_names(bus, 8192)):
+        vendor = _text(bus / name / "vendor").strip()
+        if vendor in _VENDORS and _text(bus / name / "class").startswith(_CLASSES):
+            found.append(Pci(name, vendor, _link(bus / name / "driver")))
+    return tuple(found)
+
+
+def modules(root: Path) -> frozenset[str] | None:
+    """Say which of the drivers' modules are loaded; None where that can't be seen."""
+    folder = root / "sys/module"
+    if not folder.is_dir():
+        return None
+    return frozenset(name for name in ("nvidia", "nouveau", "amdgpu") if (folder / name).is_dir())
+
+
+def nvml() -> Nvml:
+    """Ask NVIDIA's library, in a thread: it may hang, and then so may whoever asks."""
+    found: list[Nvml] = []
+    thread = threading.Thread(target=lambda: found.append(_nvml()), daemon=True, name="nvml")
+    thread.start()
+    thread.join(_NVML_WITHIN)
+    return found[0] if found else Nvml("silent", f"NVML has not answered for {_NVML_WITHIN:g} s")
+
+
+def nodes(root: Path, gpus_there: int, *, tried: bool) -> tuple[Node, ...] | None:
+    """Look at NVIDIA's device nodes, and (``tried``) open them as who uses them does; None where /dev can't be seen."""
+    dev = root / "dev"
+    if not dev.is_dir():
+        return None
+    numbers = [name for name in _names(dev, 4096) if re.fullmatch(r"nvidia\d+", name)]
+    wanted = ["nvidiactl", *(sorted(numbers) or [f"nvidia{number}" for number in range(gpus_there)])]
+    return tuple(_node(root, dev / name, tried=tried) for name in wanted)
+
+
+def kfd_gpus(root: Path) -> int | None:
+    """Count AMD's GPUs that the compute driver shows; None where it isn't there."""
+    folder = root / "sys/class/kfd/kfd/topology/nodes"
+    if not folder.is_dir():
+        return None
+    properties = (_text(folder / name / "properties") for name in _names(folder))
+    return sum(bool(re.search(r"^simd_count [1-9]", text, re.MULTILINE)) for text in properties)
+
+
+def runtime(root: Path) -> Runtime | None:
+    """Read containerd's configuration; None where it can't be found, or read."""
+    for name in (
+        "etc/containerd/config.toml",
+        "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+        "var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+        "run/k0s/containerd-cri.toml",
+    ):
+        path = root / name
+        with suppress(OSError, NotPlainError, ValueError):
+            content = tomllib.loads(read_plain(path, _MOST_BYTES).decode())
+            return _containerd(str(path), content)
+    return None
+
+
+def cdi_files(root: Path) -> dict[str, str]:
+    """Read the CDI specifications, and say what is wrong with each."""
+    found = {}
+    for folder in ("etc/cdi", "run/cdi"):
+        for name in sorted(_names(root / folder, 64)):
+            if name.endswith((".yaml", ".json")):
+                found[f"/{folder}/{name}"] = _unsound(root, root / folder / name)
+    return found
+
+
+def enforcing(root: Path) -> bool | None:
+    """Whether SELinux enforces its rules; None where that can't be seen."""
+    found = _number(root / "sys/fs/selinux/enforce")
+    return None if found is None else bool(found)
+
+
+def dra_drivers(kubelet_dir: Path) -> frozenset[str] | None:
+    """Name the DRA drivers that are registered with the kubelet; None where its folder can't be seen."""
+    folders = [kubelet_dir / "plugins_registry", kubelet_dir / "plugins"]
+    if not any(folder.is_dir() for folder in folders):
+        return None
+    names = {name.removesuffix("-reg.sock").removesuffix(".sock") for folder in folders for name in _names(folder)}
+    return frozenset(names)
+
+
+def _nvml() -> Nvml:
+    import pynvml  # noqa: PLC0415 - it is asked on nodes with NVIDIA GPUs alone
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            return Nvml("well", gpus=int(pynvml.nvmlDeviceGetCount()))
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        states: Mapping[int, Any] = {_MISMATCH: "mismatch", _WITHOUT_LIBRARY: "missing"}
+        return Nvml(states.get(error.value, "failed"), f"NVML: {error}")
+
+
+def _node(root: Path, path: Path, *, tried: bool) -> Node:
+    shown = f"/{path.relative_to(root)}"
+    try:
+        info = path.stat()
+    except OSError:
+        return Node(shown, there=False)
+    refused, linked = False, None
+    if stat.S_ISCHR(info.st_mode):
+        if (root / "dev/char").is_dir():
+            number = f"{os.major(info.st_rdev)}:{os.minor(info.st_rdev)}"
+            linked = os.path.lexists(root / "dev/char" / number)
+        try:
+            if tried:
+                os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
+        except OSError as error:
+            refused = error.errno in {errno.EPERM, errno.EACCES}
+    return Node(shown, refused=refused, linked=linked)
+
+
+def _containerd(path: str, content: Mapping[str, Any]) -> Runtime:
+    plugins = _table(content, "plugins")
+    modern = content.get("version", 2) >= 3
+    old = _table(plugins, "io.containerd.grpc.v1.cri")
+    images = _table(plugins, "io.containerd.cri.v1.runtime") if modern else old
+    containerd = _table(images, "containerd")
+    runtimes = {**_table(containerd, "runtimes")}
+    nvidia = {
+        name
+        for name, one in runtimes.items()
+        if "nvidia" in name or "nvidia" in str(_table(one, "options").get("BinaryName", ""))
+    }
+    directories = images.get("cdi_spec_dirs", ["/etc/cdi", "/var/run/cdi"])
+    return Runtime(
+        path,
+        nvidia=bool(nvidia),
+        default=containerd.get("default_runtime_name") in nvidia,
+        cdi=bool(images.get("enable_cdi", modern)),
+        cdi_dirs=tuple(str(one) for one in directories) if isinstance(directories, list) else (),
+    )
+
+
+def _table(content: Any, name: str) -> Mapping[str, Any]:
+    found = content.get(name) if isinstance(content, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _unsound(root: Path, path: Path) -> str:
+    try:
+        content = yaml.safe_load(read_plain(path, _MOST_BYTES))
+    except (OSError, NotPlainError, ValueError, yaml.YAMLError, RecursionError) as error:
+        return f"it can't be read: {str(error).splitlines()[0]}"
+    devices = content.get("devices") if isinstance(content, dict) else None
+    if not isinstance(devices, list) or not isinstance(content.get("kind"), str):
+        return "it is no CDI specification: it has no kind, or no devices"
+    missing = sorted(
+        {
+            str(node.get("hostPath") or node.get("path"))
+            for one in (content, *devices)
+            for node in _table(one, "containerEdits").get("deviceNodes") or ()
+            if isinstance(node, dict)
+            and not (root / str(node.get("hostPath") or node.get("path")).lstrip("/")).exists()
+        }
+    )
+    return f"it names {', '.join(missing[:3])}, which isn't there" if missing and (root / "dev").is_dir() else ""
+
+
+def _cgroup(root: Path, folder: Path) -> tuple[int | None, int]:
+    """Say how often a process's CPU limit held it (None: it has none), and how often its group was killed for memory."""
+    path = re.search(r"^0::/(.*)$", _text(folder / "cgroup"), re.MULTILINE)
+    if path is None:
+        return None, 0
+    group = root / "sys/fs/cgroup" / path[1]
+    killed = re.search(r"^oom_kill (\d+)$", _text(group / "memory.events"), re.MULTILINE)
+    held = re.search(r"^nr_throttled (\d+)$", _text(group / "cpu.stat"), re.MULTILINE)
+    limited = not _text(group / "cpu.max").startswith("max") and held is not None
+    return int(held[1]) if limited and held else None, int(killed[1]) if killed else 0
+
+
+def _instances(root: Path) -> int:
+    """Count root's inotify instances, as far as they can be seen."""
+    found = 0
+    for folder in _processes(root):
+        with suppress(OSError):
+            if folder.stat().st_uid == 0:
+                found += sum(_link_text(folder / "fd" / name) == "anon_inode:inotify" for name in _names(folder / "fd"))
+    return found
+
+
+def _processes(root: Path) -> Iterator[Path]:
+    for name in _names(root / "proc", _MOST_PROCESSES):
+        if name.isdecimal():
+            yield root / "proc" / name
+
+
+def _names(folder: Path, most: int = _MOST_NAMES) -> Iterable[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.name for entry, _ in zip(entries, range(most), strict=False)]
+    except OSError:
+        return ()
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _link(path: Path) -> str:
+    return _link_text(path).rpartition("/")[2]
+
+
+def _link_text(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    """Read a small file of the kernel's; empty where it can't be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(65_536).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,184 @@
+"""Checks of the gateways: what they say of themselves, their memory, and what the kernel lets them do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from devices.life import State
+from devices.model import Kind
+from gateway.doctor.snapshot import Snapshot
+from gateway.kubelet import drift
+from gateway.registration.machine import Phase
+from gateway.telling.status import Resource
+
+_LEAST_BYTES: Final = 16 * 1024 * 1024
+_LEAST_INODES: Final = 64
+_LEAST_FILES: Final = 4096
+_NEARLY: Final = 0.9
+_LATE: Final = 0.1
+"""Seconds: what decides after a kubelet's start whether the node is seen without devices."""
+_DOUBLED: Final = drift.Kind.DOUBLED.value
+_OLDEST: Final = 1_735_689_600.0
+"""2025: no clock that is right was ever before this program."""
+_AHEAD: Final = 86_400.0
+_HANDS: Final = (Kind.RESET_REQUIRED.value, Kind.UNKNOWN.value)
+
+
+def _none(seen: Snapshot) -> str:
+    if seen.statuses or seen.silent or seen.alive:
+        return ""
+    return f"none in {seen.state_dir.path}, and none in {seen.socket_dir.path}"
+
+
+def _hanging(seen: Snapshot) -> str:
+    return _joined(f"{path}: {why}" for path, why in seen.silent.items())
+
+
+def _unserved(seen: Snapshot) -> str:
+    served = {one.name for one in _resources(seen) if one.phase == Phase.SERVING.value}
+    return _joined(
+        f"{one.name}: {one.phase}{f': {one.trouble}' if one.trouble else ''}"
+        for one in _resources(seen)
+        if one.listed and one.name not in served
+    )
+
+
+def _unwritable(seen: Snapshot) -> str:
+    folder = seen.state_dir
+    return f"{folder.path} can't be written to" if folder.there and not folder.writable else ""
+
+
+def _full(seen: Snapshot) -> str:
+    folder = seen.state_dir
+    if folder.free_bytes is not None and folder.free_bytes < _LEAST_BYTES:
+        return f"{folder.path}: {folder.free_bytes // 1024} KiB are free"
+    if folder.free_inodes is not None and folder.free_inodes < _LEAST_INODES:
+        return f"{folder.path}: {folder.free_inodes} inodes are free"
+    return ""
+
+
+def _damaged(seen: Snapshot) -> str:
+    return seen.state_dir.complaint or _joined(
+        f"{one.ledger.put_aside} was put aside" for one in seen.statuses if one.ledger.put_aside
+    )
+
+
+def _apart(seen: Snapshot) -> str:
+    known = {one.token for one in seen.statuses} | {path.rpartition("/")[2][:8] for path in seen.silent}
+    apart = sorted(seen.alive - known)
+    if not apart or not known:
+        return ""
+    return (
+        f"gateway {', '.join(apart)} has no control socket in {seen.state_dir.path}, and {', '.join(sorted(known))} has"
+    )
+
+
+def _unsaved(seen: Snapshot) -> str:
+    return _joined(f"{one.ledger.path}: {one.ledger.error}" for one in seen.statuses if not one.ledger.writable)
+
+
+def _settings(seen: Snapshot) -> str:
+    return seen.settings
+
+
+def _rejected(seen: Snapshot) -> str:
+    return _joined(
+        f"{one.configuration.path}: {one.configuration.error}"
+        for one in seen.statuses
+        if one.configuration is not None and one.configuration.error
+    )
+
+
+def _doubled(seen: Snapshot) -> str:
+    return _joined(one.words for resource in _resources(seen) for one in resource.drift if one.kind == _DOUBLED)
+
+
+def _drifted(seen: Snapshot) -> str:
+    return _joined(one.words for resource in _resources(seen) for one in resource.drift if one.kind != _DOUBLED)
+
+
+def _ill(seen: Snapshot) -> str:
+    return _joined(
+        f"{device.id} ({one.name}) is {device.state}: {device.reason}"
+        for one in _resources(seen)
+        for device in one.devices
+        if device.state == State.LOST.value or (device.state == State.UNHEALTHY.value and device.kind in _HANDS)
+    )
+
+
+def _instances(seen: Snapshot) -> str:
+    used = sum(one.instances for one in seen.processes)
+    if seen.inotify_most is None or used < _NEARLY * seen.inotify_most:
+        return ""
+    return f"{used} of {seen.inotify_most} are in use (fs.inotify.max_user_instances)"
+
+
+def _files(seen: Snapshot) -> str:
+    for one in seen.processes:
+        if one.most_files is not None and one.most_files < _LEAST_FILES:
+            return f"process {one.pid} may open {one.most_files}"
+        if one.most_files and one.open_files and one.open_files > _NEARLY * one.most_files:
+            return f"process {one.pid} has {one.open_files} of {one.most_files} open"
+    return ""
+
+
+def _throttled(seen: Snapshot) -> str:
+    return _joined(f"process {one.pid} was held {one.throttled} times" for one in seen.processes if one.throttled)
+
+
+def _killed(seen: Snapshot) -> str:
+    return _joined(f"{one.killed} kills in the container of process {one.pid}" for one in seen.processes if one.killed)
+
+
+def _clock(seen: Snapshot) -> str:
+    if seen.now < _OLDEST:
+        return f"it says {seen.now:.0f} seconds since 1970, which is before this program was made"
+    written = seen.state_dir.written
+    if written is not None and written > seen.now + _AHEAD:
+        return f"the state file was written {(written - seen.now) / _AHEAD:.0f} days in the future"
+    return ""
+
+
+def _hindered(seen: Snapshot) -> str:
+    return _joined(f"{one.source}: {one.reason}" for status in seen.statuses for one in status.hindrances)
+
+
+def _late(seen: Snapshot) -> str:
+    return _joined(
+        f"gateway {one.token}: {one.lag_s * 1000:.0f} ms late" for one in seen.statuses if one.lag_s >= _LATE
+    )
+
+
+def _resources(seen: Snapshot) -> Iterator[Resource]:
+    """Those that a gateway serves, or should: who stands by for another knows less."""
+    for status in seen.statuses:
+        yield from (one for one in status.resources if not one.standing_by_for)
+
+
+def _joined(found: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(found))
+
+
+CHECKS: Final[Mapping[str, Callable[[Snapshot], str]]] = {
+    "DPG0201": _none,
+    "DPG0202": _hanging,
+    "DPG0203": _unserved,
+    "DPG0204": _unwritable,
+    "DPG0205": _full,
+    "DPG0206": _damaged,
+    "DPG0207": _apart,
+    "DPG0208": _unsaved,
+    "DPG0209": _settings,
+    "DPG0210": _rejected,
+    "DPG0211": _doubled,
+    "DPG0212": _drifted,
+    "DPG0213": _ill,
+    "DPG0214": _instances,
+    "DPG0215": _files,
+    "DPG0216": _throttled,
+    "DPG0217": _killed,
+    "DPG0218": _clock,
+    "DPG0219": _hindered,
+    "DPG0220": _late,
+}

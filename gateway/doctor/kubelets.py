@@ -1,0 +1,114 @@
+"""Checks of the kubelet: its folder, its socket, its records and its version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import Final
+
+from gateway.doctor.snapshot import Snapshot
+
+_KUBELET: Final = "kubelet.sock"
+_REGISTRAR: Final = "-reg.sock"
+_OTHERS: Final = ("nvidia", "amd.com_gpu", "amd_gpu", "nvidiaGPU", "gpu.sock")
+"""What the sockets of other GPU plugins begin with: NVIDIA's, AMD's, Google's, and those that are made after an example."""
+_ROOT: Final = "/var/lib/kubelet"
+_ON_BY_DEFAULT: Final = 10
+"""The minor version from which device plugins are on without a word."""
+_POD_RESOURCES: Final = 13
+
+
+def _missing(seen: Snapshot) -> str:
+    folder = seen.socket_dir
+    return f"there is no folder {folder.path}" if folder.state == "missing" else ""
+
+
+def _stale(seen: Snapshot) -> str:
+    folder = seen.socket_dir
+    return f"{folder.path} has been deleted: no name leads to it" if folder.state == "stale" else ""
+
+
+def _silent(seen: Snapshot) -> str:
+    folder = seen.socket_dir
+    if folder.state != "there" or _registry(seen) or _KUBELET in folder.listening:
+        return ""
+    there = "nobody listens on it" if _KUBELET in folder.names else "it isn't there"
+    return f"{folder.path}/{_KUBELET}: {there}"
+
+
+def _elsewhere(seen: Snapshot) -> str:
+    for kubelet in seen.kubelets:
+        root = _flag(kubelet.arguments, "root-dir")
+        if root and PurePosixPath(root) != PurePosixPath(_ROOT) and not seen.pod_resources:
+            return f"process {kubelet.pid} runs with --root-dir={root}"
+    return ""
+
+
+def _registry(seen: Snapshot) -> str:
+    folder = seen.socket_dir
+    foreign = sorted(name for name in folder.names if name.endswith(_REGISTRAR))
+    return f"{folder.path} has {foreign[0]} and no {_KUBELET}" if foreign and _KUBELET not in folder.names else ""
+
+
+def _other(seen: Snapshot) -> str:
+    others = sorted(name for name in seen.socket_dir.listening if name.startswith(_OTHERS))
+    return f"somebody listens on {', '.join(others)} in {seen.socket_dir.path}" if others else ""
+
+
+def _pod_resources(seen: Snapshot) -> str:
+    if seen.pod_resources is not False or _elsewhere(seen) or seen.socket_dir.state != "there":
+        return ""
+    return (
+        ""
+        if seen.release and 0 < seen.release.minor < _POD_RESOURCES
+        else "nobody listens on the socket in pod-resources"
+    )
+
+
+def _unreadable(seen: Snapshot) -> str:
+    return seen.checkpoint.complaint if seen.checkpoint else ""
+
+
+def _next(seen: Snapshot) -> str:
+    return seen.release.unkept if seen.release else ""
+
+
+def _bugs(seen: Snapshot) -> str:
+    return "; ".join(seen.release.mended) if seen.release else ""
+
+
+def _unknown(seen: Snapshot) -> str:
+    return seen.release.unknown if seen.release else ""
+
+
+def _switched_off(seen: Snapshot) -> str:
+    if not seen.release or not 0 < seen.release.minor < _ON_BY_DEFAULT:
+        return ""
+    for kubelet in seen.kubelets:
+        if "DevicePlugins=true" not in _flag(kubelet.arguments, "feature-gates"):
+            return f"kubelet 1.{seen.release.minor}, process {kubelet.pid}, has no --feature-gates=DevicePlugins=true"
+    return ""
+
+
+def _flag(arguments: tuple[str, ...], name: str) -> str:
+    for number, argument in enumerate(arguments):
+        found, equals, value = argument.lstrip("-").partition("=")
+        if found == name and argument.startswith("-"):
+            return value if equals else next(iter(arguments[number + 1 :]), "")
+    return ""
+
+
+CHECKS: Final[Mapping[str, Callable[[Snapshot], str]]] = {
+    "DPG0101": _missing,
+    "DPG0102": _stale,
+    "DPG0103": _silent,
+    "DPG0104": _elsewhere,
+    "DPG0105": _registry,
+    "DPG0106": _other,
+    "DPG0107": _pod_resources,
+    "DPG0108": _unreadable,
+    "DPG0109": _next,
+    "DPG0110": _bugs,
+    "DPG0111": _unknown,
+    "DPG0112": _switched_off,
+}

@@ -1,0 +1,154 @@
+"""What one look at a node saw: plain values, which the checks judge. None means that it can't be seen from here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec import Struct
+
+from gateway.telling.status import Status
+
+
+class SocketDir(Struct, frozen=True):
+    """The kubelet's folder for device plugins: what names of sockets it has, and on which of them somebody listens."""
+
+    path: str
+    state: Literal["there", "missing", "stale"] = "there"
+    listening: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+
+
+class Checkpoint(Struct, frozen=True):
+    """The kubelet's checkpoint; ``complaint`` says why it can't be read."""
+
+    complaint: str = ""
+
+
+class Kubelet(Struct, frozen=True):
+    """A process that is, or holds, a kubelet, with what it was started with."""
+
+    pid: int
+    arguments: tuple[str, ...]
+
+
+class Release(Struct, frozen=True):
+    """What is known of the kubelet's release: its minor version, and what of it matters here, in words."""
+
+    minor: int = 0
+    unknown: str = ""
+    """Why nothing is known of it."""
+    unkept: str = ""
+    """Why the next minor version can't read its checkpoint."""
+    mended: tuple[str, ...] = ()
+    """Bugs that a later patch release mends."""
+
+
+class StateDir(Struct, frozen=True):
+    """The gateways' state directory; sizes in bytes and inodes, ``complaint`` about its state file."""
+
+    path: str
+    there: bool = True
+    writable: bool = True
+    free_bytes: int | None = None
+    free_inodes: int | None = None
+    complaint: str = ""
+    written: float | None = None
+    """When the state file was written last, by the clock of then (unix seconds)."""
+
+
+class Process(Struct, frozen=True):
+    """What the kernel lets the gateway's process do. ``capabilities`` is a mask (capability.h)."""
+
+    pid: int
+    open_files: int | None = None
+    most_files: int | None = None
+    capabilities: int | None = None
+    context: str = ""
+    """SELinux' label of the process."""
+    throttled: int | None = None
+    """How often its CPU limit held it; None: it has no limit, or that can't be seen."""
+    killed: int = 0
+    """How often a process of its container was killed for memory."""
+    instances: int = 0
+    """inotify instances that its user has, as far as that can be seen."""
+
+
+class Pci(Struct, frozen=True):
+    """A display controller or accelerator on the bus; ``driver`` is the kernel's driver that has it."""
+
+    address: str
+    vendor: str
+    driver: str = ""
+
+
+class Nvml(Struct, frozen=True):
+    """What NVIDIA's library said."""
+
+    state: Literal["well", "missing", "mismatch", "failed", "silent"]
+    message: str = ""
+    gpus: int = 0
+
+
+class Node(Struct, frozen=True):
+    """A device node: whether it is there, how opening it failed, and whether /dev/char has a link to it."""
+
+    path: str
+    there: bool = True
+    refused: bool = False
+    linked: bool | None = None
+
+
+class Runtime(Struct, frozen=True):
+    """containerd's configuration."""
+
+    path: str
+    nvidia: bool = False
+    """Whether it has a runtime of NVIDIA's, and (``default``) whether that is the default one."""
+    default: bool = False
+    cdi: bool = True
+    cdi_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
+
+
+class ApiNode(Struct, frozen=True):
+    """The node as the API server has it: quantities of extended resources."""
+
+    kubelet: str = ""
+    capacity: Mapping[str, int] = {}
+    allocatable: Mapping[str, int] = {}
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """All that was seen. Times are unix seconds."""
+
+    now: float
+    socket_dir: SocketDir
+    checkpoint: Checkpoint | None = None
+    pod_resources: bool | None = None
+    kubelets: tuple[Kubelet, ...] = ()
+    release: Release | None = None
+    statuses: tuple[Status, ...] = ()
+    silent: Mapping[str, str] = {}
+    alive: frozenset[str] = frozenset()
+    """Tokens of the gateways that live, by their locks in the socket folder."""
+    state_dir: StateDir
+    settings: str = ""
+    """Why these settings can't be gone by."""
+    strategies: frozenset[str] = frozenset({"envvar"})
+    """How containers are told their GPUs."""
+    monitors_mig: bool = False
+    inotify_most: int | None = None
+    processes: tuple[Process, ...] = ()
+    gpus: tuple[Pci, ...] | None = None
+    modules: frozenset[str] | None = None
+    nvml: Nvml | None = None
+    nodes: tuple[Node, ...] | None = None
+    kfd_gpus: int | None = None
+    runtime: Runtime | None = None
+    cdi_files: Mapping[str, str] = {}
+    """CDI specifications, and what is wrong with each (mostly nothing)."""
+    enforcing: bool | None = None
+    drivers: frozenset[str] | None = None
+    """Names of DRA drivers that are registered with the kubelet."""
+    node: ApiNode | None = None
+    runtime_classes: frozenset[str] | None = None

@@ -1,0 +1,629 @@
+"""``gateway doctor``: each fault of a node is named by its own code and no other, and a node that is well by none."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from msgspec.structs import replace
+
+from gateway.cli.doctor import release
+from gateway.cli.main import gateway
+from gateway.doctor import checks, collect
+from gateway.doctor.look import Cluster, Places, Told, asked, look
+from gateway.doctor.snapshot import ApiNode, Node, Nvml, Release, Snapshot
+from gateway.handover.instance import Instance
+from gateway.telling.status import (
+    Books,
+    Build,
+    Configuration,
+    Device,
+    Drift,
+    Hindrance,
+    Kubelet,
+    Ledger,
+    Resource,
+    Status,
+)
+from tests.fakes.apiserver import ApiServer
+from tests.unit.answering import gateways
+from tests.unit.documents import SERVING, WAITING
+from tests.unit.kubernetes import authority, server
+from tools import doctor as page
+
+ROOT = Path(__file__).resolve().parents[2]
+CODES = {check.code: check for category in checks.categories() for check in category.checks}
+GPU = "nvidia.com/gpu"
+__all__ = ["authority", "server"]
+DEVICES = tuple(Device(id=f"GPU-{number}", health="Healthy", state="present") for number in range(2))
+SERVED = Resource(name=GPU, phase="serving", listed=2, healthy=2, allocatable=2, devices=DEVICES)
+STATUS = Status(
+    build=Build(gateway="0.1.0", python="3.11.7", grpcio="1.80", protobuf="6.30"),
+    pid=4711,
+    token=SERVING,
+    uptime_s=60.0,
+    socket_dir="/var/lib/kubelet/device-plugins",
+    kubelet=Kubelet(present=True, age_s=60.0),
+    books=Books(source="pod-resources", age_s=1.0),
+    ledger=Ledger(path="/var/lib/device-plugin-gateway/ledger.json"),
+    resources=(SERVED,),
+)
+CONTAINERD = """
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+enable_cdi = true
+[plugins."io.containerd.grpc.v1.cri".containerd]
+default_runtime_name = "nvidia"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+BinaryName = "/usr/bin/nvidia-container-runtime"
+"""
+CHECKPOINT = '{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{"nvidia.com/gpu":["GPU-0"]}},"Checksum":1}'
+CDI: dict[str, Any] = {
+    "cdiVersion": "0.6.0",
+    "kind": "nvidia.com/gpu",
+    "devices": [{"name": "0", "containerEdits": {}}],
+}
+
+
+@dataclass
+class Fake:
+    """A node with two NVIDIA GPUs: its file system below ``root``, and what others say."""
+
+    root: Path
+    stack: ExitStack
+    status: Status = STATUS
+    others: list[Status] = field(default_factory=list)
+    told: dict[str, Any] = field(default_factory=dict)
+    node: ApiNode = field(default_factory=lambda: ApiNode("v1.36.3", {GPU: 2}, {GPU: 2}))
+    classes: frozenset[str] = frozenset({"nvidia"})
+    nvml: Nvml = field(default_factory=lambda: Nvml("well", gpus=2))
+    changed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def sockets(self) -> Path:
+        return self.root / "var/lib/kubelet/device-plugins"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "var/lib/device-plugin-gateway"
+
+    def write(self, path: str, text: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def listen(self, path: str) -> None:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        listener = self.stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(os.fspath(file))
+        listener.listen()
+
+    def gpu(self, number: int, vendor: str = "0x10de", driver: str = "nvidia") -> None:
+        device = f"sys/bus/pci/devices/0000:0{number}:00.0"
+        self.write(f"{device}/vendor", f"{vendor}\n")
+        self.write(f"{device}/class", "0x030200\n")
+        link = self.root / device / "driver"
+        link.unlink(missing_ok=True)
+        if driver:
+            link.symlink_to(f"../../drivers/{driver}")
+
+    def resource(self, **changes: Any) -> None:
+        self.status = replace(self.status, resources=(replace(SERVED, **changes),))
+
+    def look(self) -> Snapshot:
+        places = Places(
+            root=self.root,
+            socket_dir=self.sockets,
+            state_dir=self.state,
+            pod_resources=self.sockets.parent / "pod-resources/kubelet.sock",
+        )
+        told = Told(**{"statuses": (self.status, *self.others)} | self.told)
+        seen = look(places, told, Cluster(self.node, self.classes), release, lambda: self.nvml)
+        return replace(seen, **self.changed)
+
+    def codes(self) -> set[str]:
+        return {result.code for result in checks.judged(self.look()) if result.seen}
+
+
+@pytest.fixture
+def well(folder: Path) -> Iterator[Fake]:
+    with ExitStack() as stack:
+        fake = Fake(folder, stack)
+        fake.listen("var/lib/kubelet/device-plugins/kubelet.sock")
+        fake.listen("var/lib/kubelet/pod-resources/kubelet.sock")
+        fake.write("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", CHECKPOINT)
+        (fake.root / "var/lib/kubelet/plugins_registry").mkdir()
+        fake.write("var/lib/device-plugin-gateway/ledger.json", '{"format":1}')
+        fake.write("proc/812/comm", "kubelet\n")
+        fake.write("proc/812/cmdline", "/usr/bin/kubelet\0--config=/etc/kubelet.yaml\0")
+        fake.write("proc/4711/cmdline", "/opt/venv/bin/python\0/opt/venv/bin/gateway\0")
+        fake.write("proc/1/cmdline", "/sbin/init\0")
+        fake.write("proc/4711/status", "NSpid:\t4711\nCapEff:\t0000000000000000\n")
+        fake.write("proc/4711/limits", "Max open files            65536                65536                files\n")
+        fake.write("proc/4711/cgroup", "0::/kubepods/gateway\n")
+        fake.write("proc/4711/attr/current", "system_u:system_r:spc_t:s0\n")
+        (fake.root / "proc/4711/fd").mkdir()
+        fake.write("sys/fs/cgroup/kubepods/gateway/cpu.max", "max 100000\n")
+        fake.write("sys/fs/cgroup/kubepods/gateway/cpu.stat", "usage_usec 1\nnr_throttled 0\n")
+        fake.write("sys/fs/cgroup/kubepods/gateway/memory.events", "oom 0\noom_kill 0\n")
+        fake.write("proc/sys/fs/inotify/max_user_instances", "128\n")
+        fake.write("sys/fs/selinux/enforce", "1")
+        for module in ("nvidia", "amdgpu"):
+            (fake.root / "sys/module" / module).mkdir(parents=True)
+        for name in ("nvidiactl", "nvidia0", "nvidia1"):
+            fake.write(f"dev/{name}", "")
+        fake.write("sys/class/kfd/kfd/topology/nodes/0/properties", "cpu_cores_count 8\nsimd_count 0\n")
+        fake.write("sys/class/kfd/kfd/topology/nodes/1/properties", "simd_count 256\n")
+        for number in (1, 2):
+            fake.gpu(number)
+        fake.write("etc/containerd/config.toml", CONTAINERD)
+        fake.write("etc/cdi/nvidia.yaml", yaml.safe_dump(CDI))
+        yield fake
+
+
+def node_of(**changes: Any) -> Callable[[Fake], None]:
+    def change(fake: Fake) -> None:
+        fake.node = replace(fake.node, **changes)
+
+    return change
+
+
+def status_of(**changes: Any) -> Callable[[Fake], None]:
+    def change(fake: Fake) -> None:
+        fake.status = replace(fake.status, **changes)
+
+    return change
+
+
+def seen_as(**changes: Any) -> Callable[[Fake], None]:
+    """What no file can be made to say here."""
+    return lambda fake: fake.changed.update(changes)
+
+
+def written(path: str, text: str) -> Callable[[Fake], None]:
+    return lambda fake: fake.write(path, text)
+
+
+def gone(path: str) -> Callable[[Fake], None]:
+    def change(fake: Fake) -> None:
+        found = fake.root / path
+        shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
+
+    return change
+
+
+def both(*faults: Callable[[Fake], None]) -> Callable[[Fake], None]:
+    def change(fake: Fake) -> None:
+        for fault in faults:
+            fault(fake)
+
+    return change
+
+
+def kubelet_with(*arguments: str) -> Callable[[Fake], None]:
+    return written("proc/812/cmdline", "\0".join(("/usr/bin/kubelet", *arguments, "")))
+
+
+def stale(fake: Fake) -> None:
+    shutil.rmtree(fake.sockets)
+    fake.sockets.mkdir()
+    descriptor = os.open(fake.sockets, os.O_RDONLY)
+    fake.stack.callback(os.close, descriptor)
+    fake.sockets.rmdir()
+    fake.sockets.symlink_to(f"/proc/self/fd/{descriptor}")
+
+
+def elsewhere(fake: Fake) -> None:
+    kubelet_with("--root-dir", "/var/lib/k0s/kubelet")(fake)
+    gone("var/lib/kubelet/pod-resources")(fake)
+
+
+def registry(fake: Fake) -> None:
+    gone("var/lib/kubelet/device-plugins")(fake)
+    fake.listen("var/lib/kubelet/device-plugins/csi.example.com-reg.sock")
+
+
+def switched_off(fake: Fake) -> None:
+    node_of(kubelet="v1.9.11")(fake)
+    fake.changed["release"] = Release(9)
+
+
+def nothing_runs(fake: Fake) -> None:
+    fake.told["statuses"] = ()
+
+
+def hangs(fake: Fake) -> None:
+    fake.told.update(statuses=(), silent={f"/state/{SERVING}.sock": "no answer within 5 s"})
+
+
+def apart(fake: Fake) -> None:
+    """Another gateway lives by its lock, and has no control socket here."""
+    other = Instance(fake.sockets)
+    other.create()
+    other.publish()
+    fake.stack.callback(other.remove)
+
+
+def throttled(fake: Fake) -> None:
+    fake.write("sys/fs/cgroup/kubepods/gateway/cpu.max", "20000 100000\n")
+    fake.write("sys/fs/cgroup/kubepods/gateway/cpu.stat", "nr_throttled 17\n")
+
+
+def from_the_future(fake: Fake) -> None:
+    later = time.time() + 10 * 86_400
+    os.utime(fake.state / "ledger.json", (later, later))
+
+
+def inotify_used_up(fake: Fake) -> None:
+    for number in range(120):
+        (fake.root / "proc/4711/fd" / str(number)).symlink_to("anon_inode:inotify")
+
+
+def descriptors_used_up(fake: Fake) -> None:
+    fake.write("proc/4711/limits", "Max open files            1024                 1024                 files\n")
+
+
+def unwatchable(fake: Fake) -> None:
+    fake.told["monitors_mig"] = True
+    fake.nvml = Nvml("missing", "NVML: Library Not Found")
+
+
+def unloaded(fake: Fake) -> None:
+    gone("sys/module/nvidia")(fake)
+    for number in (1, 2):
+        fake.gpu(number, driver="")
+
+
+def nouveau(fake: Fake) -> None:
+    gone("sys/module/nvidia")(fake)
+    for number in (1, 2):
+        fake.gpu(number, driver="nouveau")
+
+
+def amd_unloaded(fake: Fake) -> None:
+    fake.gpu(3, "0x1002", "")
+    gone("sys/module/amdgpu")(fake)
+
+
+def amd_hidden(fake: Fake) -> None:
+    fake.gpu(3, "0x1002", "amdgpu")
+    gone("sys/class/kfd/kfd/topology/nodes/1")(fake)
+
+
+def virtual(fake: Fake) -> None:
+    fake.gpu(2, driver="vfio-pci")
+    fake.nvml = Nvml("well", gpus=1)
+
+
+def nodes_of(**changes: bool) -> Callable[[Fake], None]:
+    def change(fake: Fake) -> None:
+        fake.changed["nodes"] = tuple(replace(one, **changes) for one in fake.look().nodes or ())
+
+    return change
+
+
+def nvml(state: Any, message: str) -> Callable[[Fake], None]:
+    def change(fake: Fake) -> None:
+        fake.nvml = Nvml(state, message)
+
+    return change
+
+
+def by_cdi(then: Callable[[Fake], None]) -> Callable[[Fake], None]:
+    def change(fake: Fake) -> None:
+        fake.told["strategies"] = frozenset({"cdi-cri"})
+        then(fake)
+
+    return change
+
+
+def no_default(fake: Fake) -> None:
+    fake.write("etc/containerd/config.toml", CONTAINERD.replace('default_runtime_name = "nvidia"', ""))
+    fake.classes = frozenset({"kata"})
+
+
+NO_CDI = CONTAINERD.replace("enable_cdi = true", "")
+OTHER_DIR = CONTAINERD.replace("enable_cdi = true", 'enable_cdi = true\ncdi_spec_dirs = ["/etc/cdi"]')
+NO_NVIDIA = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\n'
+GONE_NODE = CDI | {"containerEdits": {"deviceNodes": [{"path": "/dev/nvidia7"}]}}
+FAULTS: Mapping[str, Callable[[Fake], None]] = {
+    "DPG0101": gone("var/lib/kubelet/device-plugins"),
+    "DPG0102": stale,
+    "DPG0103": gone("var/lib/kubelet/device-plugins/kubelet.sock"),
+    "DPG0104": elsewhere,
+    "DPG0105": registry,
+    "DPG0106": lambda fake: fake.listen("var/lib/kubelet/device-plugins/nvidia-gpu.sock"),
+    "DPG0107": gone("var/lib/kubelet/pod-resources"),
+    "DPG0108": written("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", '{"Data": [1'),
+    "DPG0109": node_of(kubelet="v1.10.13"),
+    "DPG0110": node_of(kubelet="v1.27.3-gke.100"),
+    "DPG0111": node_of(kubelet="v1.99.0"),
+    "DPG0112": switched_off,
+    "DPG0201": nothing_runs,
+    "DPG0202": hangs,
+    "DPG0203": lambda fake: fake.resource(phase="waiting to register again", trouble="refused", allocatable=0),
+    "DPG0204": lambda fake: fake.changed.update(state_dir=replace(fake.look().state_dir, writable=False)),
+    "DPG0205": lambda fake: fake.changed.update(state_dir=replace(fake.look().state_dir, free_bytes=4096)),
+    "DPG0206": written("var/lib/device-plugin-gateway/ledger.json", '{"format": 1, "cord'),
+    "DPG0207": apart,
+    "DPG0208": status_of(ledger=Ledger(path="/l", writable=False, error="No space left on device")),
+    "DPG0209": lambda fake: fake.told.update(settings="MIG_STRATEGY: expected none, single or mixed, got 'both'"),
+    "DPG0210": status_of(configuration=Configuration(path="/c.yaml", error="line 3: no key migStrategi")),
+    "DPG0211": lambda fake: fake.resource(drift=(Drift(kind="doubled", devices=1, words="'GPU-0': a, then b"),)),
+    "DPG0212": lambda fake: fake.resource(drift=(Drift(kind="forgotten", devices=1, words="the kubelet lost"),)),
+    "DPG0213": lambda fake: fake.resource(devices=(replace(DEVICES[0], state="lost", reason="it is gone"),)),
+    "DPG0214": inotify_used_up,
+    "DPG0215": descriptors_used_up,
+    "DPG0216": throttled,
+    "DPG0217": written("sys/fs/cgroup/kubepods/gateway/memory.events", "oom 2\noom_kill 2\n"),
+    "DPG0218": from_the_future,
+    "DPG0219": status_of(hindrances=(Hindrance(source="nvidia", reason="NVML: Driver Not Loaded"),)),
+    "DPG0220": status_of(lag_s=0.4),
+    "DPG0301": unloaded,
+    "DPG0302": nvml("missing", "NVML: Library Not Found"),
+    "DPG0303": nvml("mismatch", "NVML: RM has detected an NVML/RM version mismatch"),
+    "DPG0304": unwatchable,
+    "DPG0305": nvml("silent", "NVML has not answered for 10 s"),
+    "DPG0306": gone("dev/nvidiactl"),
+    "DPG0307": nodes_of(refused=True),
+    "DPG0308": lambda fake: setattr(fake, "nvml", Nvml("well", gpus=1)),
+    "DPG0309": nouveau,
+    "DPG0310": amd_unloaded,
+    "DPG0311": amd_hidden,
+    "DPG0312": virtual,
+    "DPG0401": written("etc/containerd/config.toml", NO_NVIDIA),
+    "DPG0402": by_cdi(written("etc/containerd/config.toml", NO_CDI)),
+    "DPG0403": by_cdi(written("etc/containerd/config.toml", OTHER_DIR)),
+    "DPG0404": written("etc/cdi/nvidia.yaml", yaml.safe_dump(GONE_NODE)),
+    "DPG0405": nodes_of(linked=False),
+    "DPG0406": written("proc/4711/attr/current", "system_u:system_r:container_t:s0:c1,c2\n"),
+    "DPG0501": lambda fake: fake.listen("var/lib/kubelet/plugins_registry/gpu.nvidia.com-reg.sock"),
+    "DPG0502": node_of(capacity={GPU: 2, "nvidia.com/mig-1g.5gb": 0}),
+    "DPG0503": node_of(allocatable={GPU: 0}),
+    "DPG0504": no_default,
+}
+
+
+def test_a_node_that_is_well_has_no_finding_and_every_check_judges_it(well: Fake) -> None:
+    outcomes = {result.code: result.outcome for result in checks.judged(well.look())}
+    assert outcomes == dict.fromkeys(CODES, "ok")
+
+
+@pytest.mark.parametrize("code", FAULTS)
+def test_a_fault_is_named_by_its_own_code(code: str, well: Fake) -> None:
+    FAULTS[code](well)
+    assert well.codes() == {code}
+
+
+def test_there_is_a_fault_a_judge_and_a_row_for_each_code() -> None:
+    assert list(FAULTS) == list(CODES) == list(checks.JUDGES)
+
+
+MORE: Mapping[str, tuple[str, Callable[[Fake], None]]] = {
+    "a damaged specification": ("DPG0404", written("etc/cdi/other.json", "{")),
+    "no specification": ("DPG0404", written("etc/cdi/other.json", "{}")),
+    "a state file of another kind": ("DPG0206", written("var/lib/device-plugin-gateway/ledger.json", "[]")),
+    "a file put aside": ("DPG0206", status_of(ledger=Ledger(path="/l", put_aside="/l.broken"))),
+    "few inodes": (
+        "DPG0205",
+        lambda fake: fake.changed.update(state_dir=replace(fake.look().state_dir, free_inodes=3)),
+    ),
+    "many files open": (
+        "DPG0215",
+        lambda fake: fake.changed.update(
+            processes=tuple(replace(one, open_files=65_000) for one in fake.look().processes)
+        ),
+    ),
+    "a clock before the program": ("DPG0218", seen_as(now=1_000.0)),
+    "AMD's plugin": ("DPG0106", lambda fake: fake.listen("var/lib/kubelet/device-plugins/amd.com_gpu")),
+    "an illness that needs a reset": (
+        "DPG0213",
+        lambda fake: fake.resource(devices=(replace(DEVICES[0], state="unhealthy", kind="reset-required"),)),
+    ),
+    "a library that fails": ("DPG0305", nvml("failed", "NVML: Unknown Error")),
+    "a checkpoint that is no file": (
+        "DPG0108",
+        both(
+            gone("var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"),
+            lambda fake: (fake.sockets / "kubelet_internal_checkpoint").mkdir(),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_other_forms_of_a_fault_have_the_same_code(name: str, well: Fake) -> None:
+    code, fault = MORE[name]
+    fault(well)
+    assert well.codes() == {code}
+
+
+QUIET: Mapping[str, Callable[[Fake], None]] = {
+    "an application's failure ends by itself": lambda fake: fake.resource(
+        devices=(replace(DEVICES[0], state="unhealthy", kind="application"),)
+    ),
+    "who stands by says nothing of a resource": lambda fake: fake.others.append(
+        replace(STATUS, token=WAITING, resources=(replace(SERVED, phase="standing by", standing_by_for=SERVING),))
+    ),
+    "a resource without devices need not be served": lambda fake: fake.resource(
+        phase="waiting for a kubelet", listed=0, healthy=0, allocatable=0, devices=()
+    ),
+    "kubelets before 1.13 have no pod-resources": both(
+        node_of(kubelet="v1.12.10"), gone("var/lib/kubelet/pod-resources"), seen_as(release=Release(12))
+    ),
+    "another root directory that is mounted": kubelet_with("--root-dir=/var/lib/k0s/kubelet"),
+    "device nodes without links, by CDI": by_cdi(nodes_of(linked=False)),
+    "containerd 2 has CDI on": by_cdi(
+        written(
+            "etc/containerd/config.toml",
+            'version = 3\n[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n',
+        )
+    ),
+    "a limit that never held it": written("sys/fs/cgroup/kubepods/gateway/cpu.max", "20000 100000\n"),
+    "SELinux that only warns": both(
+        written("sys/fs/selinux/enforce", "0"), written("proc/4711/attr/current", "system_u:system_r:container_t:s0\n")
+    ),
+    "MIG watched with the right to": both(
+        lambda fake: fake.told.update(monitors_mig=True),
+        written("proc/4711/status", "NSpid:\t4711\nCapEff:\t0000000000200000\n"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_what_is_no_fault_is_not_named(name: str, well: Fake) -> None:
+    QUIET[name](well)
+    assert well.codes() == set()
+
+
+def test_what_cannot_be_seen_is_no_finding_and_is_not_called_well(folder: Path) -> None:
+    with ExitStack() as stack:
+        fake = Fake(folder, stack)
+        fake.told["statuses"] = ()
+        places = Places(root=folder, socket_dir=fake.sockets, state_dir=fake.state, pod_resources=folder / "none")
+        results = list(checks.judged(look(places, Told(), Cluster(), release)))
+    assert {result.code for result in results if result.seen} == {"DPG0101", "DPG0201"}
+    assert {result.code for result in results if result.outcome == "unseen"} >= {"DPG0110", "DPG0302", "DPG0504"}
+
+
+@pytest.mark.parametrize(("spaces", "found"), [("4711\t1", True), ("4711", False)])
+def test_a_gateway_in_a_pod_is_known_by_its_number_there(spaces: str, found: bool, well: Fake) -> None:
+    """Seen from the host its number is another, and that number there is the host's own first process."""
+    well.write("proc/4711/status", f"NSpid:\t{spaces}\nCapEff:\t0000000000000000\n")
+    well.status = replace(STATUS, pid=1)
+    assert [one.pid for one in well.look().processes] == ([4711] if found else [])
+
+
+def test_an_ignored_check_is_left_out(well: Fake) -> None:
+    FAULTS["DPG0103"](well)
+    assert "DPG0103" not in {result.code for result in checks.judged(well.look(), ["DPG0103"])}
+
+
+def call(folder: Path, *arguments: str) -> Result:
+    return CliRunner(env={"KUBECONFIG": None}).invoke(gateway, ["doctor", "--host-root", str(folder), *arguments])
+
+
+@pytest.fixture
+def alone(well: Fake, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+    """A node that the command line looks at: its gateway answers, and there is no API server."""
+    for name in ("KUBERNETES_SERVICE_HOST", "GATEWAY_STATE_DIR", "GATEWAY_SOCKET_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    with gateways(well.state, {SERVING: {"status": STATUS}}, "status"):
+        yield well
+
+
+EXITS = {"nothing": (None, 0), "an error": ("DPG0103", 2), "a warning": ("DPG0312", 1)}
+
+
+@pytest.mark.parametrize("name", EXITS)
+def test_the_exit_status_says_how_bad_it_is(name: str, alone: Fake) -> None:
+    code, status = EXITS[name]
+    if code:
+        FAULTS[code](alone)
+    done = call(alone.root, "--json")
+    assert done.exit_code == status, done.output
+    found = [one["code"] for one in json.loads(done.output)["checks"] if one["outcome"] in {"warning", "error"}]
+    assert found == ([code] if code else [])
+
+
+def test_a_person_sees_the_code_what_was_seen_what_follows_and_what_to_do(alone: Fake) -> None:
+    FAULTS["DPG0106"](alone)
+    text = call(alone.root).output
+    assert "✗ no other plugin serves the same GPUs  DPG0106" in text
+    assert re.search(r"seen +somebody listens on nvidia-gpu\.sock", text)
+    assert re.search(r"do +Take the other plugin off", text)
+    assert "docs/migration.md" in text
+    assert "1 error;" in text
+    assert "DPG0106" not in call(alone.root, "--ignore", "DPG0106").output
+
+
+def test_a_code_that_is_none_is_refused(alone: Fake) -> None:
+    done = call(alone.root, "--ignore", "DPG9999")
+    assert done.exit_code == 2
+    assert "got DPG9999" in done.output
+
+
+def test_settings_that_cannot_be_gone_by_are_a_finding(alone: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIG_STRATEGY", "both")
+    found = json.loads(call(alone.root, "--json").output)["checks"]
+    assert [one["code"] for one in found if one.get("seen")] == ["DPG0209"]
+
+
+def test_a_device_cgroup_that_refuses_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EPERM is what the kernel says where the cgroup lacks the device; root can't be refused otherwise."""
+    (tmp_path / "dev/char").mkdir(parents=True)
+    (tmp_path / "dev/nvidiactl").symlink_to("/dev/null")
+    assert collect.nodes(tmp_path, 0, tried=True) == (Node("/dev/nvidiactl", refused=False, linked=False),)
+
+    def refuse(*_: Any) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "open", refuse)
+    (node,) = collect.nodes(tmp_path, 0, tried=True) or ()
+    assert node.refused
+
+
+def test_a_library_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(collect, "_NVML_WITHIN", 0.01)
+    monkeypatch.setattr(collect, "_nvml", lambda: go_on.wait(20) and Nvml("well"))
+    assert collect.nvml().state == "silent"
+    go_on.set()
+
+
+def test_without_a_library_it_is_missing() -> None:
+    assert collect.nvml().state == "missing"
+
+
+async def test_the_api_server_is_asked_for_the_node_and_the_classes(server: ApiServer) -> None:
+    server.put("/api/v1/nodes/node-1", **NODE)
+    server.put("/apis/node.k8s.io/v1/runtimeclasses/nvidia")
+    found = await asked(server.access(), "node-1")
+    assert found == Cluster(ApiNode("v1.36.3", {GPU: 8}, {GPU: 7}), frozenset({"nvidia"}))
+
+
+async def test_an_api_server_that_does_not_know_the_node_is_no_end(server: ApiServer) -> None:
+    assert (await asked(server.access(), "node-2")).node is None
+
+
+NODE = {
+    "metadata": {"name": "node-1"},
+    "status": {
+        "capacity": {"cpu": "16", GPU: "8"},
+        "allocatable": {"cpu": "15", GPU: "7"},
+        "nodeInfo": {"kubeletVersion": "v1.36.3"},
+    },
+}
+
+
+@pytest.mark.parametrize("check", CODES.values(), ids=CODES)
+def test_a_check_leads_to_a_page_that_is_there(check: checks.Check) -> None:
+    name, _, anchor = check.page.partition("#")
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    headings = {
+        re.sub(r"[^\w -]", "", line.lstrip("# ")).strip().lower().replace(" ", "-")
+        for line in text.splitlines()
+        if line.startswith("#")
+    }
+    assert not anchor or anchor in headings
+    assert not check.needs or check.needs in Snapshot.__struct_fields__
+
+
+def test_the_page_is_what_the_checks_say() -> None:
+    text = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    assert page.page(text) == text
