@@ -74,7 +74,9 @@ def doctor(ctx: click.Context, *, state_dir: Path, host_root: Path, ignore: Sequ
             f"expected codes such as DPG0101 with --ignore, got {', '.join(wrong)}: docs/doctor.md has all"
         )
     if not host_root.is_dir():
-        raise click.UsageError(f"expected the folder with the host's files with --host-root, and {host_root} isn't there")
+        raise click.UsageError(
+            f"expected the folder with the host's files with --host-root, and {host_root} isn't there"
+        )
     results = list(checks.judged(_seen(ctx.find_root(), state_dir, host_root), ignore))
     outcomes = Counter(result.outcome for result in results)
     if as_json:
