@@ -47,6 +47,8 @@ REPORT_WAIT = 2.0
 """Seconds that the heir is given to be called by the kubelet."""
 BUSY_WAIT = 30.0
 """Seconds that a partner may have a Register in flight: longer than its deadline and the wait for the call together."""
+BUSY_AGAIN = 0.3
+"""Seconds after which an heir that says so is asked whether it still does: one that stands still says nothing any more."""
 CHECK_WAIT = 30.0
 """Seconds after which an heir that serves is asked whether it still does: one that was stopped holds its lease, too."""
 REST = 5.0
@@ -57,6 +59,8 @@ for each look in a row at which they can't be read."""
 LACKING, LACKING_EACH = 1.4, 0.001
 """Seconds for which they may lack a resource, and more for each of its devices: a kubelet of 1.32 on a busy node takes 2.5 s
 for 5 000."""
+LACKING_STILL = 0.6
+"""The same for the next time: whoever said meanwhile that it serves has been called by the kubelet already."""
 HOST_SERVICE_NS = 1 << 62
 """Nanoseconds (146 years) by which the node's own service is younger than it is."""
 MOST_FAILURES = 7
@@ -131,7 +135,9 @@ class Records(Struct, frozen=True):
         """Whether a resource of so many devices was lacking for too long for a Register that is under way."""
         if self.lacking_since is None:
             return False
-        return now - max(self.lacking_since, self.told) >= LACKING + LACKING_EACH * devices
+        if self.told > self.lacking_since:
+            return now - self.told >= LACKING_STILL + LACKING_EACH * devices
+        return now - self.lacking_since >= LACKING + LACKING_EACH * devices
 
     def again(self, *, talks: bool) -> float | None:
         """Return in how many seconds to look again; None: not before the kubelet starts anew.
@@ -326,6 +332,10 @@ class State(Struct, frozen=True):
     """Whether the kubelet's records lacked it once already, while the heir says that it serves."""
     crossed: bool = False
     """Whether a Register of ours was in flight, or was sent, after the heir was told to register."""
+    busy: bool = False
+    """Whether the heir's last word, when it was asked back, is that it registers."""
+    asked: int = 0
+    """How often it was asked whether it still does."""
 
     @property
     def unsettled(self) -> bool:
@@ -399,7 +409,7 @@ def _to(state: State, stage: Elder | Heir, *says: Say, note: Outcome | None = No
         state = replace(state, failures=0)
     elif stage in {Elder.TAKEN, Heir.RESTING} or (stage is Elder.RESTING and state.stage is not Elder.TAKEN):
         state = replace(state, failures=min(state.failures + 1, MOST_FAILURES))
-    state = replace(state, stage=stage)
+    state = replace(state, stage=stage, busy=False, asked=0)
     noted = (Note(note),) if note is not None else ()
     return state, (Wait(_patience(state)), *(Tell(say) for say in says), *noted)
 
@@ -444,8 +454,8 @@ def _elder(state: State, event: Event) -> Step:
             if state.stage in {Elder.APART, Elder.RESTING}:
                 return state, ()
             return _to(state, Elder.RESTING, note=None if state.stage is Elder.TAKEN else Outcome.BACK)
-        case Heard(Say.BUSY):
-            return state, ((Wait(BUSY_WAIT),) if state.stage in {Elder.REVOKING, Elder.CHECKING} else ())
+        case Heard(Say.BUSY) if state.stage in {Elder.REVOKING, Elder.CHECKING}:
+            return replace(state, busy=True), (Wait(BUSY_AGAIN),)
         case Heard():
             return state, ()
         case Stood(now):
@@ -459,8 +469,6 @@ def _elder(state: State, event: Event) -> Step:
         case Fired():
             return _elder_waited(state, could_serve=event.could_serve)
         case Unserved():
-            if state.stage in {Elder.REVOKING, Elder.CHECKING}:  # It said that it registers: is it still at it?
-                return state, (Wait(ANSWER_WAIT), Tell(Say.REVOKE))
             if state.stage is not Elder.CONFIRMED:
                 return state, ()
             if state.doubted:  # It said that it serves, and the records say the same as before.
@@ -515,6 +523,8 @@ def _elder_waited(state: State, *, could_serve: bool) -> Step:
             return _to(replace(state, doubted=False), Elder.CHECKING, Say.REVOKE)
         case Elder.ENDING | Elder.PROMISED | Elder.LENT | Elder.CONFIRMED:
             return state, (Wait(_patience(state)),)
+        case Elder.REVOKING | Elder.CHECKING if state.busy and state.asked * BUSY_AGAIN < BUSY_WAIT:
+            return replace(state, busy=False, asked=state.asked + 1), (Wait(ANSWER_WAIT), Tell(Say.REVOKE))
         case Elder.REVOKING | Elder.CHECKING:
             return _to(state, Elder.TAKEN, Say.MINE, note=Outcome.BACK)
         case Elder.TAKEN:
