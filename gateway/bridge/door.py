@@ -127,6 +127,11 @@ class Doors:
         return self.folder / REGISTRATION / judge.KUBELET_SOCKET
 
     @property
+    def is_ours(self) -> bool:
+        """Whether the folder is this gateway's."""
+        return self._lock >= 0
+
+    @property
     def is_open(self) -> bool:
         """Whether plugins can register."""
         return self._server is not None

@@ -7,6 +7,7 @@ tried again, and the calls, which wait for a plugin that is away as long as the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import OrderedDict
 from hashlib import blake2b
@@ -75,6 +76,8 @@ class Bridged:
         self.registrations = self.returns = self.absences = self.repeated = 0
         self.since = time.monotonic()
         """When it came or went last (monotonic seconds)."""
+        self.is_lent = False
+        """Whether its registration is another gateway's, so that only calls are made from here."""
         self._turn = asyncio.Lock()
         self._back = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -97,7 +100,9 @@ class Bridged:
         for before in (self.peer, self._hung):
             if before is not None and not before.ended.is_set():
                 self._old.append(before)
-        self.peer, self._hung = peer, None
+        if self.is_lent and self.peer is not None:
+            _ = self._spawn(self.peer.close())
+        self.peer, self._hung, self.is_lent = peer, None, False
         while len(self._old) > OLD_STREAMS:
             _ = self._spawn(self._old.pop(0).close())
         self.path, self.api = peer.path, cast("Api", peer.dialect.name)
@@ -156,11 +161,31 @@ class Bridged:
         """The name of its socket."""
         return self.path.name if self.path is not None else ""
 
+    async def borrow(self, word: Word, path: Path, door: Door, api: Api) -> None:
+        """Go by what the gateway remembers that has the plugin: its stream is the other's, and calls reach it from here, too."""
+        news = self.word != word
+        self.recall(word, path, door, api)
+        if self.peer is not None and (word.away_since is not None or self.peer.identity != identity(path)):
+            peer, self.peer = self.peer, None
+            await peer.close()
+        if self.peer is None and word.away_since is None and identity(path) is not None:
+            peer = Peer(path, by_name(api), word.options)
+            with contextlib.suppress(AwayError):
+                await peer.dial(CALL_TIME)
+                self.peer, self.is_lent = peer, True
+                self._back.set()
+        if news:
+            self._changed()
+
     # That it is away, and what brings it back.
 
     def went(self, why: str, hung: Peer | None = None) -> None:
         """The plugin is away: shield its devices, and try to have it back."""
         self._cancel_emptied()
+        if self.is_lent:
+            hung = None
+            if self.peer is not None:
+                _ = self._spawn(self.peer.close())
         self.peer, self._hung = None, hung
         self._back.clear()
         now = time.monotonic()
@@ -170,7 +195,8 @@ class Bridged:
         self._log.warning("the plugin is away", endpoint=self.endpoint, why=why, grace_s=self.limits.grace)
         self._changed()
         self._stop_recovery()
-        self._recovery = self._spawn(self._recover())
+        if not self.is_lent:
+            self._recovery = self._spawn(self._recover())
 
     def _woke(self, peer: Peer) -> None:
         """One that hung answers again: its registration holds, and so does its last list."""

@@ -38,8 +38,8 @@ def remembered(one: Bridged) -> memory.Plugin | None:
     )
 
 
-def recalled(row: memory.Plugin) -> Word:
-    """Say what was remembered. Its plugin is away until it answers, and its time begins now.
+def recalled(row: memory.Plugin, *, lent: bool = False) -> Word:
+    """Say what was remembered. Its plugin is away until it answers, and its time begins now, unless another gateway has it.
 
     While the bridge or the node was down, no plugin could come back. One that was away before that still is, since then.
     """
@@ -50,6 +50,8 @@ def recalled(row: memory.Plugin) -> Word:
         for one in row.devices
     )
     options = Options(row.pre_start, row.preferred)
+    if lent and row.away_since is None:
+        return Word(devices, options)
     since = time.monotonic()
     if row.away_since is not None:
         since -= max(0.0, time.time() - row.away_since)

@@ -38,7 +38,6 @@ from gateway.telling.log import Seldom
 
 SAVE_WITHIN: Final = 1.0
 """Seconds between two writes of what is remembered."""
-OPEN_AGAIN: Final = 5.0
 FIRST_CALLS: Final = 2.0
 """Seconds that remembered plugins get to answer before the doors open, which makes every plugin register anew."""
 RIVAL_GOES: Final = 1.0
@@ -68,6 +67,8 @@ class Bridge:
         self._state_dir, self._taken = state_dir, taken
         self.plugins: dict[str, Bridged] = {}
         """By the name that the plugin registered."""
+        self._lent: dict[str, memory.Plugin] = {}
+        """What another gateway remembers, where it has the folder."""
         self._news = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._hinders = ""
@@ -101,8 +102,9 @@ class Bridge:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            with contextlib.suppress(OSError):
-                await asyncio.to_thread(memory.save, self._state_dir, self._remembered())
+            if self._doors.is_ours:
+                with contextlib.suppress(OSError):
+                    await asyncio.to_thread(memory.save, self._state_dir, self._remembered())
             await self._doors.close()
             await asyncio.gather(*(one.close() for one in self.plugins.values()))
 
@@ -142,7 +144,10 @@ class Bridge:
                 one.answers.update(answers_of(row))
 
     async def _keep_doors(self) -> None:
-        """Open the doors, and keep them open, for ever. Plugins that are remembered are called first."""
+        """Open the doors, and keep them open, for ever. Plugins that are remembered are called first.
+
+        While another gateway has the folder, its plugins are called on its behalf.
+        """
         called = False
         while True:
             hinders = self._doors.hinders()
@@ -156,23 +161,39 @@ class Bridge:
             except (OSError, RuntimeError) as error:
                 hinders = f"{self._doors.socket} can't be bound: {error}"
             if hinders and hinders != self._hinders:
-                _log.error("no plugin can register", reason=hinders)
+                _log.warning("plugins can't register here", reason=hinders)
             self._hinders = hinders
-            await asyncio.sleep(OPEN_AGAIN if hinders else LOOK_EVERY)
+            if not self._doors.is_ours:
+                await self._borrow()
+            await asyncio.sleep(LOOK_EVERY)
 
     async def _call_remembered(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_CALLS):
-                await asyncio.gather(*(one.call() for one in self.plugins.values() if one.peer is None))
+                await asyncio.gather(*(one.call() for one in self.plugins.values() if one.peer is None or one.is_lent))
         for one in self.plugins.values():
-            if one.peer is None:
+            if one.peer is None or one.is_lent:
                 one.went(one.word.why or "the gateway was started anew")
+
+    async def _borrow(self) -> None:
+        """Serve what another gateway has, by what it remembers: it may be about to end, or to leave the resources to this one."""
+        plugins, _ = await asyncio.to_thread(memory.load, self._state_dir)
+        for row in plugins:
+            if judge.resource_error(row.resource, self._policy.bridging.allow) is None:
+                one = self.plugins.get(row.resource) or self._bridged(row.resource)
+                self.plugins[row.resource] = one
+                path = self._doors.folder / row.door / row.endpoint
+                word = one.word if self._lent.get(row.resource) == row else recalled(row, lent=True)
+                self._lent[row.resource] = row
+                await one.borrow(word, path, row.door, row.api)
 
     async def _keep_memory(self) -> None:
         failed = ""
         while True:
             await self._unsaved.wait()
             self._unsaved.clear()
+            if not self._doors.is_ours:
+                continue
             try:
                 await asyncio.to_thread(memory.save, self._state_dir, self._remembered())
                 failed = ""

@@ -34,7 +34,14 @@ class Watched:
         self.count = 0
         self._news = asyncio.Condition()
 
-    async def follow(self) -> None:
+    def begin(self) -> None:
+        self._following = asyncio.create_task(self._follow())
+
+    async def close(self) -> None:
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+
+    async def _follow(self) -> None:
         async with aclosing(self.bridge.watch()) as inventories:
             async for inventory in inventories:
                 async with self._news:
@@ -83,19 +90,20 @@ async def bridged(
     withdraw: float = 3600.0,
     bridging: Bridging = PLAIN,
     taken: Callable[[str], bool] = lambda _: False,
+    opens: bool = True,
 ) -> AsyncIterator[Watched]:
-    """A bridge in ``folder``, open."""
+    """A bridge in ``folder``; open, unless another one has it."""
     policy = Policy(bridge=str(folder), bridge_grace=grace, bridge_withdraw=withdraw, bridging=bridging)
     state = folder / "state"
     state.mkdir(exist_ok=True, mode=0o700)
     watched = Watched(Bridge(folder, state, policy, taken), folder)
-    following = asyncio.create_task(watched.follow())
+    watched.begin()
     try:
-        await watched.open()
+        if opens:
+            await watched.open()
         yield watched
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        await watched.close()
 
 
 @asynccontextmanager

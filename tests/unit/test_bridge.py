@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from pathlib import Path
 
 import grpc
@@ -20,9 +19,8 @@ from devices.model import (
     PreferredRequest,
     RefusedError,
 )
-from devices.policy import Bridging, Policy
+from devices.policy import Bridging
 from gateway.bridge.peer import identity
-from gateway.bridge.source import Bridge
 from gateway.lab.plugins.played import Habits, PlayedPlugin
 from tests.unit.bridging import GUARD_S, NIC, TWO, bridged, health, plugin
 
@@ -309,16 +307,22 @@ async def test_the_socket_goes_before_it_comes_again(folder: Path) -> None:
             await bridge.lists("a", "b")
 
 
-async def test_a_second_gateway_leaves_the_folder_to_the_first(folder: Path) -> None:
-    async with bridged(folder) as bridge, plugin(folder):
-        await bridge.lists("a", "b")
-        other = Bridge(folder, folder / "state", Policy(bridge=str(folder)))
-        async with aclosing(other.watch()) as inventories:
-            await anext(inventories)
-            async with asyncio.timeout(GUARD_S):
-                while not any("another gateway has" in one.reason for one in other.hindrances()):  # noqa: ASYNC110 - nobody tells
-                    await asyncio.sleep(0.01)
-        await bridge.allocate("a")
+async def test_a_second_gateway_calls_the_firsts_plugins_and_takes_them_over_when_it_ends(folder: Path) -> None:
+    async with plugin(folder, start=False) as played, bridged(folder) as first:
+        await played.start()
+        await first.lists("a", "b")
+        async with bridged(folder, opens=False) as second:
+            await second.lists("a", "b")
+            assert "another gateway has this folder" in second.bridge.hindrances()[0].reason
+            await second.allocate("a")
+            await played.change((Device("a", Health.UNHEALTHY), Device("c")))
+            await second.lists("a", "c")
+            assert health(second.told[NIC]) == {"a": False, "c": True}
+            assert (first.one().peer is not None, played.lists) == (True, 1)
+            await first.close()
+            await second.open()
+            await second.allocate("c")
+            assert played.lists == 2
 
 
 # The other door.

@@ -688,9 +688,10 @@ async def _lost(node: Node, version: str) -> None:
     await node.served()
     await node.admit(Demand("a", RESOURCE, node.gpus[RESOURCE] - 1))
     await kubelet.kill()
-    mark = gateway.seen
+    seer = node.bridged or gateway
+    mark = seer.seen
     node.set_health({}, gone={RESOURCE: [node.announced()[RESOURCE].index(node.held[0].device_ids[0])]})
-    await gateway.wait_for("profile read", since=mark)
+    await seer.wait_for("profile read", since=mark)
     await node.start_kubelet(version)
     await node.served()
     await node.check()
