@@ -301,7 +301,7 @@ MUTANTS = (
     Mutant(
         "U12",
         "a GPU for a display alone is offered",
-        "devices/gpu/nvidia/watch.py",
+        "devices/gpu/nvidia/scan.py",
         "        if product not in _DISPLAYS:\n",
         "        if True:\n",
         "tests/unit/test_gpu_nvidia.py::test_a_display_is_not_offered",

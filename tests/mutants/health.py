@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant(
         "X5",
         "a GPU that fails is dropped",
-        "devices/gpu/nvidia/watch.py",
+        "devices/gpu/nvidia/scan.py",
         "if uuid in self._known:  # else there is nothing to show",
         "if False:",
         f"{_NVIDIA}::test_a_call_that_fails_for_one_gpu_takes_no_other_along",
@@ -215,8 +215,8 @@ MUTANTS = (
     Mutant(
         "X8",
         "a released GPU is looked at",
-        "devices/gpu/nvidia/watch.py",
-        "            if gpu is not None and gpu.uuid in self._let.uuids:\n                continue\n",
+        "devices/gpu/nvidia/scan.py",
+        "            if gpu is not None and gpu.uuid in let.uuids:\n                continue\n",
         "",
         f"{_NVIDIA}::test_release_and_acquire_around_a_change_of_mig",
     ),

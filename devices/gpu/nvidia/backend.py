@@ -1,6 +1,6 @@
 """NVIDIA's GPUs and MIG instances: found and watched through NVML, and judged.
 
-Two threads (``nvidia_watch``) call NVML, and hand over what they find; here ``devices.gpu.nvidia.health`` judges it, on the event loop.
+Two threads (``watch``) call NVML, and hand over what they find; here ``devices.gpu.nvidia.health`` judges it, on the event loop.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from devices.gpu.backend import Sight
 from devices.gpu.model import GPU
 from devices.gpu.nvidia import health
 from devices.gpu.nvidia.health import Checks, Health
+from devices.gpu.nvidia.kernel import Node
 from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml
-from devices.gpu.nvidia.watch import Down, Happened, Let, Looker, News, Node, Pace, Scan
+from devices.gpu.nvidia.scan import Let, Scan
+from devices.gpu.nvidia.watch import Down, Happened, Looker, News, Pace
 from devices.model import Kind, Trouble
 from devices.policy import Policy
 from devices.source import GiveUpError

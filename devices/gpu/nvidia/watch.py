@@ -1,4 +1,4 @@
-"""The two threads that call NVML, which blocks, and sometimes hangs; and what the kernel tells besides it.
+"""The two threads that call NVML, which blocks, and sometimes hangs.
 
 One thread opens NVML, looks at all GPUs every few seconds, and closes it; the other waits for errors, which count at once. Both
 hand plain values to the event loop; neither holds up the other, the loop, or its end. An *open* NVML fixes what it knows (its
@@ -14,43 +14,23 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Final
 
-import structlog
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
-from devices.gpu.model import GPU, Link, Way
-from devices.gpu.nvidia.health import Event, Look
-from devices.gpu.nvidia.nvml import (
-    Board,
-    Instance,
-    LostError,
-    MismatchError,
-    NotLoadedError,
-    Nvml,
-    NvmlError,
-    SessionError,
-    UnsupportedError,
-)
-from devices.model import Kind, Trouble
+from devices.gpu.nvidia.health import Event
+from devices.gpu.nvidia.kernel import Node
+from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml, NvmlError, SessionError, UnsupportedError
+from devices.gpu.nvidia.scan import Busy, Let, Scan, Scanner, Session
 
-_RESOURCE: Final = "nvidia.com/gpu"
-_CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 _AFTER_S: Final = 0.05
 """Between an error and the look that it asks for, in seconds: the error itself is told first."""
 _SPACING_S: Final = 0.5
 """Between two looks, in seconds, however many errors ask for one."""
 _MOST_LEFT: Final = 256
 """Errors that are still handed on when NVML is to be closed: a storm must not keep it open."""
-_DISPLAYS: Final = frozenset({"DGX Display", "NVIDIA DGX Display"})
-"""The products that are there for a screen alone, and aren't offered: those that NVIDIA's plugin skips (New, pkg/nvlib/device of
-NVIDIA/go-nvlib)."""
-_UNSEEN: Final = "a GPU can't be looked at"
-
-_log = structlog.get_logger()
 
 
 class Pace(Struct, frozen=True):
@@ -73,21 +53,6 @@ class Pace(Struct, frozen=True):
     grace: float = 600.0
 
 
-class Scan(Struct, frozen=True):
-    """What one look found, begun at ``at``, of all GPUs but those ``let`` go of.
-
-    ``reloaded``: the driver was loaded anew since the look before, and NVML was closed then (None: it wasn't).
-    """
-
-    at: float
-    gpus: tuple[GPU, ...]
-    looks: Mapping[str, Look]
-    let: frozenset[str]
-    driver: str
-    control_nodes: tuple[str, ...]
-    reloaded: float | None
-
-
 class Down(Struct, frozen=True):
     """NVML can't be used now."""
 
@@ -106,76 +71,6 @@ News = Scan | Down | Happened | Exception
 """What the threads hand over; an exception is a defect."""
 
 
-class Let(Struct, frozen=True):
-    """Which GPUs mustn't be touched: these, or (``all``) NVML as a whole."""
-
-    uuids: frozenset[str] = frozenset()
-    all: bool = False
-
-
-class Node(Struct, frozen=True):
-    """What the kernel tells besides NVML."""
-
-    sys: Path
-    proc: Path
-    dev: Path
-
-    def numa_node(self, pci: str) -> int | None:
-        """The NUMA node that a PCI device is near; None where the kernel knows none."""
-        text = _read(self.sys / "bus/pci/devices" / pci / "numa_node", 64).strip()
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
-
-    def control_nodes(self) -> tuple[str, ...]:
-        """The device nodes that every GPU of NVIDIA needs, as far as they are there."""
-        return tuple(f"/dev/{name}" for name in _CONTROL if (self.dev / name).exists())
-
-    def load(self) -> int | None:
-        """What is another with each load of the driver: sysfs makes its folder anew; None where it can't be told."""
-        try:
-            return (self.sys / "module/nvidia").stat().st_ino
-        except OSError:
-            return None
-
-    def plugged(self) -> frozenset[str]:
-        """The GPUs that the driver has, as its folders in /proc."""
-        try:
-            return frozenset(entry.name for entry in (self.proc / "driver/nvidia/gpus").iterdir())
-        except OSError:
-            return frozenset()
-
-    def capabilities(self) -> Mapping[str, int]:
-        """The minors of MIG's capability nodes, by ``gpu0/gi1/access`` and ``gpu0/gi1/ci0/access`` (MIG user guide)."""
-        found: dict[str, int] = {}
-        for line in _read(self.proc / "driver/nvidia-caps/mig-minors", 1 << 20).splitlines():
-            path, _, minor = line.partition(" ")
-            if minor.isascii() and minor.isdigit() and len(minor) < 8:
-                found[path] = int(minor)
-        return found
-
-    def capability(self, path: str) -> int | None:
-        """The same of one, where there is no such table; ``path`` is as there."""
-        gpu, _, rest = path.partition("/")
-        for line in _read(self.proc / "driver/nvidia/capabilities" / gpu / "mig" / rest, 4096).splitlines():
-            name, _, minor = line.partition(":")
-            minor = minor.strip()
-            if name == "DeviceFileMinor" and minor.isascii() and minor.isdigit() and len(minor) < 8:
-                return int(minor)
-        return None
-
-
-class _Session(Struct):
-    """What is known while NVML is open. ``again``: something in it can only come right when it is opened anew."""
-
-    listener: threading.Thread | None = None
-    stop: threading.Event = field(default_factory=threading.Event)
-    plugged: frozenset[str] = frozenset()
-    boards: dict[str, Board] = field(default_factory=dict)
-    links: Mapping[str, tuple[Link, ...]] = field(default_factory=dict)
-    heard: frozenset[str] = frozenset()
-    again: bool = False
-    began: float = 0.0
-
-
 class _Command(Struct, frozen=True):
     """An order to the looking thread: end, let go (and say when it is done), open anew what is ``broken``, or just look."""
 
@@ -192,11 +87,11 @@ class Looker:
     def __init__(self, nvml: Nvml, node: Node, pace: Pace, let: Let) -> None:
         self._nvml, self._node, self._pace, self._let = nvml, node, pace, let
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._old: threading.Thread | None = None
-        self._busy: tuple[float, str] | None = None
+        self._busy = Busy()
+        self._scanner = Scanner(nvml, node, self._busy)
         self._waiting: float | None = None
-        self._known: dict[str, tuple[GPU, ...]] = {}
         self._load: int | None = None
         self._unloaded = False
         self._closed = 0.0
@@ -204,8 +99,6 @@ class Looker:
         self._posted: object = None
         self._pause, self._lost_pause = pace.again, pace.lost
         self._lost_at = 0.0
-        self._told: dict[tuple[str, str], str] = {}
-        self._capabilities: Mapping[str, int] = {}
 
     def start(self, loop: asyncio.AbstractEventLoop, take: Callable[[News], None]) -> None:
         """Begin; ``take`` is called on ``loop`` with each piece of news."""
@@ -240,7 +133,7 @@ class Looker:
 
     def stuck(self, now: float) -> str:
         """The UUID of the GPU, or the name of the step, at which a call hangs; '' where none does."""
-        busy, waiting = self._busy, self._waiting
+        busy, waiting = self._busy.at, self._waiting
         if busy is not None and now >= busy[0] + self._pace.hang:
             return busy[1]
         late = waiting is not None and now >= waiting + self._pace.wait + self._pace.hang
@@ -274,7 +167,9 @@ class Looker:
                 elif command.broken is not None:
                     if self._session is None or self._session.stop is not command.broken:
                         continue
-                    self._tell_once("any", "NVML doesn't wait for errors any more, and is opened anew", command.reason)
+                    self._scanner.tell_once(
+                        "any", "NVML doesn't wait for errors any more, and is opened anew", command.reason
+                    )
                     young = time.monotonic() < self._session.began + self._pace.again_max
                     self._close()
                     self._posted = None
@@ -301,10 +196,10 @@ class Looker:
         try:
             scan = self._look()
         except NvmlError as error:
-            self._busy = None
+            self._busy.off()
             self._down(error)
             return self._rest()
-        self._busy = None
+        self._busy.off()
         key = replace(scan, at=0.0, looks={uuid: replace(look, at=0.0) for uuid, look in scan.looks.items()})
         if key != self._posted:
             self._posted = key
@@ -340,34 +235,34 @@ class Looker:
             if self._old.is_alive():
                 return False
             self._old = None
-        self._busy = time.monotonic(), "nvmlShutdown"
+        self._busy.on("nvmlShutdown")
         self._nvml.close()
-        self._busy = None
+        self._busy.off()
         return True
 
-    def _open(self) -> _Session:
+    def _open(self) -> Session:
         """Open NVML and listen to all GPUs that may be touched."""
         if self._old is not None and not self._close():
             raise SessionError("nvmlEventSetWait: a call hangs, and must end before NVML can be opened again")
-        self._busy = time.monotonic(), "nvmlInit"
+        self._busy.on("nvmlInit")
         load, plugged = self._node.load(), self._node.plugged()
         self._nvml.open()
-        session = self._session = _Session(plugged=plugged, began=time.monotonic())
+        session = self._session = Session(plugged=plugged, began=time.monotonic())
         if self._unloaded or (None not in {load, self._load} and load != self._load):
             self._reloaded = self._closed
         self._load, self._unloaded = load if load is not None else self._load, False
         heard, told = set(), False
-        for uuid in self._seats().values():
+        for uuid in self._scanner.seats(self._let).values():
             if isinstance(uuid, NvmlError):
                 continue
-            self._busy = time.monotonic(), uuid
+            self._busy.on(uuid)
             try:
                 self._nvml.listen(uuid)
                 told = True
                 heard.add(uuid)
             except UnsupportedError as error:
                 heard.add(uuid)
-                self._tell_once(uuid, "no errors of this GPU are told", error)
+                self._scanner.tell_once(uuid, "no errors of this GPU are told", error)
             except SessionError:
                 raise
             except NvmlError:
@@ -403,223 +298,23 @@ class Looker:
             elif time.monotonic() < began + self._pace.wait / 2:
                 stop.wait(0.05)
 
-    def _seats(self) -> dict[int, str | NvmlError]:
-        """The UUIDs of all GPUs but displays by index, or why one can't be told; where some mustn't be touched, of known ones."""
-        seats: dict[int, str | NvmlError] = {}
-        there = {gpu.index: gpu for gpu, *_ in self._known.values()}
-        self._busy = time.monotonic(), "nvmlDeviceGetCount"
-        for index in sorted(there) if self._let.uuids else range(self._nvml.count()):
-            gpu = there.get(index)
-            if gpu is not None and gpu.uuid in self._let.uuids:
-                continue
-            self._busy = time.monotonic(), f"GPU {index}" if gpu is None else gpu.uuid
-            try:
-                uuid = self._nvml.at_address(gpu.pci) if gpu is not None and self._let.uuids else self._nvml.at(index)
-                if not self._is_display(uuid):
-                    seats[index] = uuid
-            except SessionError:
-                raise
-            except NvmlError as error:
-                seats[index] = error
-        return seats
-
-    def _is_display(self, uuid: str) -> bool:
-        if uuid in self._known:
-            return False
-        product = self._nvml.product(uuid)
-        if product not in _DISPLAYS:
-            return False
-        self._tell_once(uuid, "a GPU is not offered", f"it is for a display alone: {product}")
-        return True
-
     def _look(self) -> Scan:
         now = time.monotonic()
         session = self._session
-        if session is not None and (
-            self._node.plugged() != session.plugged or (session.again and now >= self._lost_at)
-        ):
-            self._lost_pause = min(2 * self._lost_pause, self._pace.lost_max) if session.again else self._pace.lost
+        if session is not None and (self._node.plugged() != session.plugged or (session.lost and now >= self._lost_at)):
+            self._lost_pause = min(2 * self._lost_pause, self._pace.lost_max) if session.lost else self._pace.lost
             self._close()
             session = None
         session = session or self._open()
-        at = time.monotonic()
-        seats = self._seats()
-        found: dict[str, tuple[int, NvmlError | None]] = {
-            uuid: (index, None) for index, uuid in seats.items() if not isinstance(uuid, NvmlError)
-        }
-        for index, error in seats.items():
-            if isinstance(error, NvmlError) and (uuid := self._whose(index, found)):
-                found[uuid] = (index, error)
-            elif isinstance(error, NvmlError):
-                self._tell_once(f"index {index}", _UNSEEN, error)
-        known: dict[str, tuple[GPU, ...]] = {}
-        looks: dict[str, Look] = {}
-        for uuid, (index, unseen) in sorted(found.items(), key=lambda item: item[1][0]):
-            self._busy = time.monotonic(), uuid
-            try:
-                if unseen is not None:
-                    raise unseen
-                known[uuid], looks[uuid] = self._look_at(session, uuid, index, at)
-                self._told.pop((uuid, _UNSEEN), None)
-            except SessionError:
-                raise
-            except NvmlError as failure:
-                self._tell_once(uuid, _UNSEEN, failure)
-                if uuid in self._known:  # else there is nothing to show
-                    known[uuid] = self._known[uuid]
-                    looks[uuid] = Look(at, *_failed(failure))
-        self._link(session)
-        known = {u: (replace(g, links=self._links(session, g, known)), *rest) for u, (g, *rest) in known.items()}
-        self._known = {uuid: gpus for uuid, gpus in self._known.items() if uuid in self._let.uuids} | known
-        lost = any(look.lost for look in looks.values()) or not session.heard >= set(seats.values())
-        if lost and not session.again:
+        before = session.lost
+        scan = self._scanner.scan(session, self._let, self._reloaded)
+        if session.lost and not before:
             self._lost_at = now + self._lost_pause
-        elif not lost:
+        elif not session.lost:
             self._lost_pause = self._pace.lost
-        session.again = lost
-        order = sorted(self._known.values(), key=lambda gpus: gpus[0].index)
-        return Scan(
-            at=at,
-            gpus=tuple(gpu for gpus in order for gpu in gpus),
-            looks=looks,
-            let=self._let.uuids,
-            driver=self._nvml.driver(),
-            control_nodes=self._node.control_nodes(),
-            reloaded=self._reloaded,
-        )
-
-    def _whose(self, index: int, found: Collection[str]) -> str:
-        """Which GPU it is that can't say so itself: the one that was there before, or the only one missing."""
-        missing = [uuid for uuid in self._known if uuid not in found and uuid not in self._let.uuids]
-        there = [uuid for uuid in missing if self._known[uuid][0].index == index]
-        return there[0] if there else missing[0] if len(missing) == 1 else ""
-
-    def _look_at(self, session: _Session, uuid: str, index: int, at: float) -> tuple[tuple[GPU, ...], Look]:
-        board = session.boards.get(uuid)
-        if board is None:
-            board = self._nvml.board(uuid)
-            session.boards[uuid] = board
-        vitals = self._nvml.vitals(uuid)
-        instances = self._nvml.instances(uuid) if vitals.mig else ()
-        gpu = GPU(
-            uuid=uuid,
-            index=index,
-            minor=board.minor,
-            numa_node=self._node.numa_node(board.pci),
-            links=session.links.get(uuid, ()),
-            spec_nodes=(f"/dev/nvidia{board.minor}",),
-            resource=_RESOURCE,
-            partitioned=vitals.mig,
-            product=board.product,
-            pci=board.pci,
-        )
-        look = Look(
-            at=at,
-            partitions={(one.gpu_instance, one.compute_instance): one.uuid for one in instances},
-            remap_pending=vitals.remap_pending,
-            remap_failed=vitals.remap_failed,
-            action=vitals.action,
-        )
-        return (gpu, *(self._partition(gpu, one) for one in instances)), look
-
-    def _partition(self, gpu: GPU, instance: Instance) -> GPU:
-        caps = (
-            f"gpu{gpu.minor}/gi{instance.gpu_instance}/access",
-            f"gpu{gpu.minor}/gi{instance.gpu_instance}/ci{instance.compute_instance}/access",
-        )
-        if not self._capabilities.keys() >= set(caps):
-            self._capabilities = self._node.capabilities()
-        minors = [self._capabilities[cap] if cap in self._capabilities else self._node.capability(cap) for cap in caps]
-        lacks = ""
-        if None in minors:
-            lacks = (
-                f"it has no capability device nodes ({caps[0]} and {caps[1]}), without which no container can use it: see that "
-                "the driver's nvidia-caps is there (/proc/driver/nvidia-caps/mig-minors)"
-            )
-            self._tell_once(instance.uuid, "a MIG instance is not offered", lacks)
-        return replace(
-            gpu,
-            uuid=instance.uuid,
-            parent=gpu.uuid,
-            profile=instance.profile,
-            place=f"{gpu.index}:{instance.place}",
-            partitioned=False,
-            lacks=lacks,
-            links=(),
-            spec_nodes=(*gpu.spec_nodes, *(f"/dev/nvidia-caps/nvidia-cap{one}" for one in minors if one is not None)),
-        )
-
-    def _links(self, session: _Session, gpu: GPU, known: Collection[str]) -> tuple[Link, ...]:
-        """Say how a GPU reaches those that are shown, in their order: also one that this session hasn't seen yet, as it was."""
-        before = self._known.get(gpu.uuid, (gpu,))[0].links
-        kept = {link.peer: link for link in before if link.peer not in session.links}
-        links = kept | {link.peer: link for link in session.links.get(gpu.uuid, gpu.links)}
-        return tuple(links[peer] for peer in known if peer in links)
-
-    def _link(self, session: _Session) -> None:
-        """Find how GPUs reach each other, once for each set of them."""
-        uuids = list(session.boards)
-        if session.links.keys() == set(uuids):
-            return
-        lanes: dict[str, Mapping[str, int]] = {}
-        for uuid in uuids:
-            self._busy = time.monotonic(), uuid
-            try:
-                lanes[uuid] = self._nvml.lanes(uuid)
-            except SessionError:
-                raise
-            except NvmlError:
-                lanes[uuid] = {}
-        links: dict[str, list[Link]] = {uuid: [] for uuid in uuids}
-        for place, uuid in enumerate(uuids):
-            for other in uuids[place + 1 :]:
-                if (way := self._way(session, lanes, uuid, other)) is not None:
-                    links[uuid].append(Link(other, *way))
-                    links[other].append(Link(uuid, *way))
-        session.links = {uuid: tuple(found) for uuid, found in links.items()}
-
-    def _way(
-        self, session: _Session, lanes: Mapping[str, Mapping[str, int]], uuid: str, other: str
-    ) -> tuple[Way, int] | None:
-        """By NVLinks from one to the other, directly or over switches, which reach every GPU on them; else over PCIe."""
-        direct = lanes[uuid].get(session.boards[other].pci, 0)
-        switched = min(lanes[uuid].get("", 0), lanes[other].get("", 0))
-        if direct or switched:
-            return Way.NVLINK, direct + switched
-        self._busy = time.monotonic(), uuid
-        try:
-            way = self._nvml.way(uuid, other)
-        except SessionError:
-            raise
-        except NvmlError:
-            return None
-        return None if way is None else (way, 1)
-
-    def _tell_once(self, what: str, event: str, reason: object) -> None:
-        """Log what is wrong with a GPU, once for each reason."""
-        if self._told.get((what, event)) != str(reason):
-            if len(self._told) >= 1024:
-                self._told.clear()
-            self._told[what, event] = str(reason)
-            _log.warning(event, gpu=what, reason=str(reason))
-
-
-def _failed(error: NvmlError) -> tuple[Trouble, bool]:
-    """What a failed look says of a GPU, and whether it is lost."""
-    if isinstance(error, LostError):
-        return Trouble(f"it doesn't answer any more: {error}", Kind.RESET_REQUIRED), True
-    return Trouble(f"it can't be looked at: {error}", Kind.RESTART_APP), False
+        return scan
 
 
 def _resolve(future: asyncio.Future[bool], *, value: bool) -> None:
     if not future.done():
         future.set_result(value)
-
-
-def _read(path: Path, most: int) -> str:
-    """Read a small file; '' where there is none, or it isn't text."""
-    try:
-        with path.open("rb") as file:
-            return file.read(most).decode("ascii")
-    except (OSError, UnicodeDecodeError):
-        return ""
