@@ -162,7 +162,7 @@ class Gateway:
         self.presence = Presence(self.kubelet_socket)
         self.source_trouble = NOT_TOLD
         """Why the source doesn't tell of devices; empty where it does."""
-        self._owners = Owners(self.ledger, self.beliefs, source, self.held)
+        self._owners = Owners(self.ledger, self.beliefs, source, self.held, self._elsewhere)
         self._claims: Sequence[Claim] = ()
         """What of the hardware is taken under IDs that aren't offered here."""
         self._again: asyncio.TimerHandle | None = None
@@ -756,6 +756,10 @@ class Gateway:
         except OSError as error:
             _log.warning("other gateways can't be looked for", reason=str(error))
             return None
+
+    def _elsewhere(self, resource: str) -> bool:
+        """Whether another gateway has a socket for a resource."""
+        return any(listens(folder / instance.socket_name(resource)) for folder in (self._peers() or {}).values())
 
     def _look_at_peers(self) -> None:
         """Stand by, resource by resource, for the gateway that serves it instead: by what was agreed, else by age."""

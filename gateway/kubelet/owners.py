@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from devices import boards
+from devices.model import Health
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
@@ -30,12 +31,19 @@ class Owners:
         beliefs: the kubelet's books.
         source: sees where devices are.
         held: what containers hold of a resource; None where nobody knows.
+        elsewhere: whether another gateway has a socket for a resource.
     """
 
     def __init__(
-        self, ledger: Ledger, beliefs: Beliefs, source: DeviceSource, held: Callable[[str], frozenset[str] | None]
+        self,
+        ledger: Ledger,
+        beliefs: Beliefs,
+        source: DeviceSource,
+        held: Callable[[str], frozenset[str] | None],
+        elsewhere: Callable[[str], bool],
     ) -> None:
         self._ledger, self._beliefs, self._source, self._held = ledger, beliefs, source, held
+        self._elsewhere = elsewhere
 
     def claims(self, remaining: Mapping[str, Iterable[Device]], offered: Mapping[str, Container[str]]) -> list[Claim]:
         """Give the claims of what is offered no longer and may be held, by resource of ours, and of what others have.
@@ -89,11 +97,18 @@ class Owners:
                     yield boards.offered_elsewhere(name, one, place)
 
     def _offers(self) -> Mapping[str, frozenset[str]]:
-        """What the kubelet gives out; before 1.23 it doesn't say it, but its checkpoint does."""
+        """What the kubelet gives out; before 1.23 it doesn't say it, but its checkpoint does, before 1.9 the other gateway's list."""
         last = self._beliefs.last
         if last is None:
             return {}
-        return (last.view.registered or {}) if last.view.allocatable is None else last.view.allocatable
+        said = last.view.registered if last.view.allocatable is None else last.view.allocatable
+        if said is not None:
+            return said
+        return {
+            name: frozenset(one.id for one in self._ledger.announced(name).values() if one.health is Health.HEALTHY)
+            for name in self._ledger.resources()
+            if self._elsewhere(name)
+        }
 
     def _place(self, device: Device) -> Place:
         """Say where a device is that isn't offered here. A partition that nobody sees may be anywhere on its GPU by now."""

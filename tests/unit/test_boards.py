@@ -27,6 +27,7 @@ from devices.policy import MigStrategy, Naming, Policy, Slices
 from devices.source import Inventory
 from gateway.configuration.settings import Settings
 from gateway.daemon import BOOKED_WITHIN, HOLDERS_AGAIN, Gateway
+from gateway.handover import instance
 from gateway.handover.machine import Age
 from gateway.kubelet import beliefs
 from gateway.kubelet import view as kubelet_view
@@ -708,6 +709,33 @@ async def test_before_1_23_the_checkpoint_says_what_others_offer(
     node.source.adopt(SHARED_AS)
     await node.sees(*WHOLE)
     assert node.free() == {"nvidia.com/gpu.shared": free}
+
+
+@pytest.mark.parametrize(
+    ("age", "serves", "free"),
+    [
+        pytest.param(ELDER, GPUS, ["U1::0", "U1::1"], id="an elder has a socket for it"),
+        pytest.param(ELDER, AMD, ["U0::0", "U0::1", "U1::0", "U1::1"], id="none for this one"),
+        pytest.param(YOUNGER, GPUS, ["U0::0", "U0::1", "U1::0", "U1::1"], id="the younger leaves it to us"),
+    ],
+)
+async def test_kubelet_1_8_does_not_say_what_others_offer(
+    node: Node, age: Age, serves: str, free: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state file and an older gateway's socket do; what is ill there the kubelet gives to nobody."""
+    (node.folder / "dp" / CHECKPOINT).write_text('{"Entries": []}')
+    await node.looks()
+    node.gateway.ledger.announce(GPUS, (Device("U0"), Device("U1", Health.UNHEALTHY)))
+    other = socket.socket(socket.AF_UNIX)
+    try:
+        other.bind(str(node.folder / instance.socket_name(serves)))
+        other.listen()
+        monkeypatch.setattr(node.gateway, "_peers", lambda: {age: node.folder})
+        node.source.adopt(SHARED_AS)
+        await node.sees(*WHOLE)
+        assert node.free() == {"nvidia.com/gpu.shared": free}
+    finally:
+        other.close()
 
 
 async def test_what_another_gateway_served_is_taken_up_as_it_is_now(
