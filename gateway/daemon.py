@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from adapters.registry import by_name
 from devices import boards, life
+from devices.model import Health
 from devices.source import NOT_TOLD, GiveUpError, Hindrance, Listing, Partial, listed
 from gateway.configuration import reload
 from gateway.handover import instance, standby
@@ -52,11 +53,12 @@ from gateway.wires.control import ControlError, Server, socket_path
 from gateway.wires.pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     from adapters.dialect import Level
     from devices.boards import Claim
+    from devices.model import Device
     from devices.source import DeviceSource, Inventory
     from gateway.configuration.settings import Settings
     from gateway.handover.machine import Age
@@ -230,7 +232,9 @@ class Gateway:
         self._begun = True
         self._spawn("standby", self.standby.run())
         self.look()
-        if self._unremembered():  # It was left to another gateway, which went before this one asked for it.
+        # It was left to another gateway, which went before this one asked for it; or another serves what is offered here
+        # under another name.
+        if self._unremembered() or any(plugin.standing_by_for is not None for plugin in self.plugins):
             await self._unless_ended(self.update())
         self._tell_kubelet(self.plugins)
         notify.tell(notify.READY)
@@ -419,27 +423,37 @@ class Gateway:
         return merged
 
     def _heeded(self, claims: Sequence[Claim], ours: Container[str]) -> Sequence[Claim]:
-        """Leave out what only younger gateways offer: they leave it to us. What others offer outlives a kubelet's restart.
+        """Leave out what younger gateways offer and we do, too: they leave it to us. What others offer outlives a kubelet's restart.
 
-        A checkpoint still names what nobody serves any more: it counts as long as an older gateway lives.
+        A checkpoint still names what nobody serves any more: it counts as long as another gateway lives.
         """
         if not any(claim.offer for claim in (*claims, *self._claims)):
             return claims
         peers = self._peers()
         if peers and all(peer > self._instance.age for peer in peers):
-            return [claim for claim in claims if not claim.offer]
+            claims = boards.not_beside(self._given_out(), claims)
         last, since = self.beliefs.last, self.presence.since
         if peers == {} and (last is None or last.view.allocatable is None):
             claims = [claim for claim in claims if not claim.offer]
         if last is not None and since is not None and last.at - since >= beliefs.AFTER_START:
             return claims
         found = {(claim.resource, claim.device_id) for claim in claims}
+        served = {plugin.resource.name for plugin in self.plugins if plugin.resource.streaming}
         kept = [
             claim
             for claim in self._claims
-            if claim.offer and claim.resource not in ours and (claim.resource, claim.device_id) not in found
+            if claim.offer
+            and claim.resource not in served
+            and (claim.resource not in ours or self._elsewhere(claim.resource))
+            and (claim.resource, claim.device_id) not in found
         ]
         return [*claims, *kept]
+
+    def _given_out(self) -> Iterator[Device]:
+        """Give the devices that the kubelet may give to a pod because of our lists."""
+        for plugin in self.plugins:
+            if plugin.resource.streaming:
+                yield from (device for device in plugin.resource.devices if device.health is Health.HEALTHY)
 
     def _known(self, name: str, listing: Listing | None) -> life.Known:
         announced = self.ledger.announced(name)
@@ -758,7 +772,10 @@ class Gateway:
             return None
 
     def _elsewhere(self, resource: str) -> bool:
-        """Whether another gateway has a socket for a resource."""
+        """Whether another gateway serves a resource."""
+        plugin = self._plugins.get(resource)
+        if plugin is not None and any(device.health is Health.HEALTHY for device in plugin.resource.devices):
+            return plugin.standing_by_for is not None or self._handover.defers_to(resource) is not None
         return any(listens(folder / instance.socket_name(resource)) for folder in (self._peers() or {}).values())
 
     def _look_at_peers(self) -> None:
@@ -772,6 +789,7 @@ class Gateway:
             if other is not None:
                 if plugin.standing_by_for != other:
                     self.standby.began(name)
+                    self.beliefs.look_within(0)  # It may offer, under this name too, what is offered here under others.
                 plugin.standing_by_for = other
                 plugin.feed(registration.StandBy(other.token))
             elif plugin.state.phase is Phase.STANDBY and name not in self._resuming:

@@ -11,7 +11,8 @@ from devices import boards
 from devices.model import Health
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from devices.boards import Claim, Place
     from devices.model import Device
@@ -31,7 +32,7 @@ class Owners:
         beliefs: the kubelet's books.
         source: sees where devices are.
         held: what containers hold of a resource; None where nobody knows.
-        elsewhere: whether another gateway has a socket for a resource.
+        elsewhere: whether another gateway serves a resource.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Owners:
         self._ledger, self._beliefs, self._source, self._held = ledger, beliefs, source, held
         self._elsewhere = elsewhere
 
-    def claims(self, remaining: Mapping[str, Iterable[Device]], offered: Mapping[str, Container[str]]) -> list[Claim]:
+    def claims(self, remaining: Mapping[str, Iterable[Device]], offered: Mapping[str, AbstractSet[str]]) -> list[Claim]:
         """Give the claims of what is offered no longer and may be held, by resource of ours, and of what others have.
 
         ``offered`` are the IDs of all that is on offer here, by resource.
@@ -53,9 +54,9 @@ class Owners:
         ours = (claim for name, devices in remaining.items() for claim in self._of(name, devices))
         return [*ours, *self.of_others(offered)]
 
-    def of_others(self, offered: Mapping[str, Container[str]]) -> list[Claim]:
+    def of_others(self, offered: Mapping[str, AbstractSet[str]]) -> list[Claim]:
         """Give the claims of what others have, and had: another gateway, another plugin, this one before it lost its memory."""
-        return [*self._of_others(offered), *self._unheard_of(offered)]
+        return [*self._of_others(offered), *self._unheard_of(offered), *self._offered_elsewhere(offered)]
 
     def held(self, resource: str) -> frozenset[str] | None:
         """Return what containers hold, and what those may hold that the kubelet forgot; None where nobody knows."""
@@ -71,18 +72,14 @@ class Owners:
             yield boards.held(resource, device.id, self._place(device), holder)
 
     def _of_others(self, ours: Mapping[str, object]) -> Iterable[Claim]:
-        """Claim what resources have that only another gateway serves: what is held, and what the kubelet gives out."""
-        offers = self._offers()
+        """Claim what is held of resources that only another gateway serves."""
         for name in self._ledger.resources():
-            if name in ours:
-                continue
-            devices, held = self._ledger.announced(name), self.held(name) or frozenset()
-            yield from self._of(name, (devices[one] for one in sorted(devices.keys() & held)))
-            for one in sorted(devices.keys() & offers.get(name, frozenset()) - held):
-                yield boards.offered_elsewhere(name, one, self._place(devices[one]))
+            if name not in ours:
+                devices, held = self._ledger.announced(name), self.held(name) or frozenset()
+                yield from self._of(name, (devices[one] for one in sorted(devices.keys() & held)))
 
-    def _unheard_of(self, offered: Mapping[str, Container[str]]) -> Iterable[Claim]:
-        """Claim what containers hold and may get by the kubelet's books, where it is seen here, though the ledger never heard of it."""
+    def _unheard_of(self, offered: Mapping[str, AbstractSet[str]]) -> Iterable[Claim]:
+        """Claim what containers hold by the kubelet's books, where it is seen here, though the ledger never heard of it."""
         last = self._beliefs.last
         for name in () if last is None else sorted({*(last.view.held or ()), *(last.view.remembered or ())}):
             announced = self._ledger.announced(name)
@@ -91,9 +88,16 @@ class Owners:
                     continue
                 if (place := self._source.place(one)) is not None:
                     yield boards.held(name, one, place, holder)
+
+    def _offered_elsewhere(self, offered: Mapping[str, AbstractSet[str]]) -> Iterable[Claim]:
+        """Claim what the kubelet gives out and this gateway doesn't offer: also under a name that both have, and the other serves."""
         for name, ids in sorted(self._offers().items()):
-            for one in sorted(ids - self._ledger.announced(name).keys()) if name not in offered else ():
-                if (place := self._source.place(one)) is not None:
+            if name in offered and not self._elsewhere(name):
+                continue
+            announced, held = self._ledger.announced(name), self.held(name) or frozenset()
+            for one in sorted(ids - offered.get(name, frozenset()) - held):
+                place = self._place(announced[one]) if one in announced else self._source.place(one)
+                if place is not None:
                     yield boards.offered_elsewhere(name, one, place)
 
     def _offers(self) -> Mapping[str, frozenset[str]]:

@@ -14,11 +14,14 @@ RULES = {
     "H7": "two pods on one GPU are seen by the lab, under whichever IDs",
     "H8": "what a container holds by the kubelet's books is claimed, whether the ledger ever heard of it or not",
     "H10": "whom the kubelet forgot claims hardware as a holder does, until an operator says otherwise under any of its names",
+    "H11": "what another gateway offers is claimed, also under a name that both have, or by a kubelet that doesn't say it",
     "H9": "of two that offer a GPU under different names one leaves it to the other, whoever's ledger knows of it",
 }
 
 _BOARDS = "tests/unit/test_boards.py"
 _FORGOT = f"{_BOARDS}::test_an_edit_gives_nobody_what_the_kubelet_forgot"
+_EIGHT = f"{_BOARDS}::test_kubelet_1_8_does_not_say_what_others_offer"
+_BOTH = f"{_BOARDS}::test_what_the_other_gateway_offers_under_a_name_that_both_have"
 _EDITS = f"{_BOARDS}::test_an_edit_gives_nobody_what_a_pod_holds"
 
 MUTANTS = (
@@ -218,8 +221,8 @@ MUTANTS = (
         "H6",
         "what another gateway gives out is free",
         "gateway/kubelet/owners.py",
-        "            for one in sorted(devices.keys() & offers",
-        "            for one in () and sorted(devices.keys() & offers",
+        "            for one in sorted(ids - offered",
+        "            for one in () and sorted(ids - offered",
         _BOARDS,
     ),
     Mutant(
@@ -258,8 +261,8 @@ MUTANTS = (
         "H8",
         "only what the ledger knows is held",
         "gateway/kubelet/owners.py",
-        "        return [*self._of_others(offered), *self._unheard_of(offered)]",
-        "        return [*self._of_others(offered)]",
+        "*self._unheard_of(offered), ",
+        "",
         f"{_BOARDS}::test_what_no_ledger_knows_of_is_held_all_the_same",
     ),
     Mutant(
@@ -314,16 +317,16 @@ MUTANTS = (
         "H9",
         "what no ledger knows of is on offer by nobody",
         "gateway/kubelet/owners.py",
-        "self._ledger.announced(name).keys()) if name not in offered else ():",
-        "self._ledger.announced(name).keys()) if False else ():",
+        "self._place(announced[one]) if one in announced else self._source.place(one)",
+        "self._place(announced[one]) if one in announced else None",
         f"{_BOARDS}::test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other",
     ),
     Mutant(
         "H9",
         "before 1.23 nobody offers anything",
         "gateway/kubelet/owners.py",
-        "return (last.view.registered or {}) if",
-        "return {} if",
+        "said = last.view.registered if last",
+        "said = {} if last",
         f"{_BOARDS}::test_before_1_23_the_checkpoint_says_what_others_offer",
     ),
     Mutant(
@@ -373,5 +376,77 @@ MUTANTS = (
         "[one for one in resources if not self._is_just_here(order.device_id, one)] or resources",
         "resources",
         _FORGOT,
+    ),
+    Mutant(
+        "H11",
+        "what a kubelet of 1.8 doesn't say is offered by nobody",
+        "gateway/kubelet/owners.py",
+        "            if self._elsewhere(name)\n        }",
+        "            if not name\n        }",
+        _EIGHT,
+    ),
+    Mutant(
+        "H11",
+        "what is in the state file is offered by somebody",
+        "gateway/daemon.py",
+        "        return any(listens(folder / instance.socket_name(resource)) for folder in (self._peers() or {}).values())",
+        "        return bool(self._peers())",
+        _EIGHT,
+    ),
+    Mutant(
+        "H11",
+        "what is ill elsewhere is given out there",
+        "gateway/kubelet/owners.py",
+        " if one.health is Health.HEALTHY)",
+        ")",
+        _EIGHT,
+    ),
+    Mutant(
+        "H11",
+        "under a name that we have, too, only we offer",
+        "gateway/kubelet/owners.py",
+        "if name in offered and not self._elsewhere(name):",
+        "if name in offered:",
+        _BOTH,
+    ),
+    Mutant(
+        "H11",
+        "what we offer ourselves is another's, too, under the same name",
+        "gateway/kubelet/owners.py",
+        "if name in offered and not self._elsewhere(name):",
+        "if False:",
+        _BOTH,
+    ),
+    Mutant(
+        "H11",
+        "under a name that both have it is free when the kubelet is restarted",
+        "gateway/daemon.py",
+        "(claim.resource not in ours or self._elsewhere(claim.resource))",
+        "claim.resource not in ours",
+        _BOTH,
+    ),
+    Mutant(
+        "H9",
+        "the younger leaves what it had first",
+        "gateway/daemon.py",
+        "            claims = boards.not_beside(self._given_out(), claims)",
+        "            claims = [claim for claim in claims if not claim.offer]",
+        f"{_BOARDS}::test_both_offer_a_gpu",
+    ),
+    Mutant(
+        "H9",
+        "neither keeps what both offer",
+        "gateway/daemon.py",
+        "            claims = boards.not_beside(self._given_out(), claims)",
+        "            pass",
+        f"{_BOARDS}::test_both_offer_a_gpu",
+    ),
+    Mutant(
+        "H9",
+        "what no stream offers is given out",
+        "gateway/daemon.py",
+        "            if plugin.resource.streaming:\n                yield from (",
+        "            if True:\n                yield from (",
+        f"{_BOARDS}::test_both_offer_a_gpu",
     ),
 )

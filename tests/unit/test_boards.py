@@ -34,6 +34,7 @@ from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import CHECKPOINT, Look
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.memory.ledger import Cordon, Ledger
+from gateway.registration.serve import Resource
 from gateway.telling.commands import Commands
 from tests.unit.answering import GUARD
 
@@ -663,7 +664,7 @@ async def test_what_only_another_gateway_serves(
     [
         pytest.param([ELDER], ["U1::0", "U1::1"], id="to the elder it is left"),
         pytest.param([], ["U1::0", "U1::1"], id="so it is to another plugin"),
-        pytest.param([YOUNGER], ["U0::0", "U0::1", "U1::0", "U1::1"], id="the younger leaves it to us"),
+        pytest.param([YOUNGER], ["U1::0", "U1::1"], id="to the younger, too, which was there first"),
         pytest.param([ELDER, YOUNGER], ["U1::0", "U1::1"], id="between two"),
     ],
 )
@@ -694,6 +695,29 @@ async def test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other(
 
 
 @pytest.mark.parametrize(
+    ("age", "streaming", "free"),
+    [
+        pytest.param(YOUNGER, True, ["U0::0", "U0::1", "U1::0", "U1::1"], id="the younger leaves it to us"),
+        pytest.param(YOUNGER, False, ["U1::0", "U1::1"], id="we have no stream: nobody got it from us"),
+        pytest.param(ELDER, True, ["U1::0", "U1::1"], id="to the elder it is left"),
+    ],
+)
+async def test_both_offer_a_gpu(
+    node: Node, age: Age, streaming: bool, free: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They came at the same time, so that each found nothing on offer: the age decides, on both sides alike."""
+    node.source.adopt(SHARED_AS)
+    await node.sees(*WHOLE)
+    monkeypatch.setattr(Resource, "streaming", streaming)
+    monkeypatch.setattr(node.gateway, "_peers", lambda: {age: node.folder})
+    data = msgspec.json.encode({"PodDeviceEntries": [], "RegisteredDevices": {GPUS: ["U0"]}})
+    (node.folder / "dp" / CHECKPOINT).write_bytes(data)
+    await node.looks()
+    await node.gateway.update()
+    assert node.free() == {"nvidia.com/gpu.shared": free}
+
+
+@pytest.mark.parametrize(
     ("peers", "free"),
     [
         pytest.param([ELDER], ["U1::0", "U1::1"], id="an elder lives"),
@@ -716,7 +740,7 @@ async def test_before_1_23_the_checkpoint_says_what_others_offer(
     [
         pytest.param(ELDER, GPUS, ["U1::0", "U1::1"], id="an elder has a socket for it"),
         pytest.param(ELDER, AMD, ["U0::0", "U0::1", "U1::0", "U1::1"], id="none for this one"),
-        pytest.param(YOUNGER, GPUS, ["U0::0", "U0::1", "U1::0", "U1::1"], id="the younger leaves it to us"),
+        pytest.param(YOUNGER, GPUS, ["U1::0", "U1::1"], id="a younger one, too, which was there first"),
     ],
 )
 async def test_kubelet_1_8_does_not_say_what_others_offer(
@@ -736,6 +760,34 @@ async def test_kubelet_1_8_does_not_say_what_others_offer(
         assert node.free() == {"nvidia.com/gpu.shared": free}
     finally:
         other.close()
+
+
+@pytest.mark.parametrize("known", [pytest.param(True, id="one ledger"), pytest.param(False, id="a ledger of each")])
+@pytest.mark.parametrize(
+    ("standing_by_for", "free"),
+    [pytest.param(ELDER, [], id="the elder serves it"), pytest.param(None, ["MIG-00", "MIG-01"], id="we do")],
+)
+async def test_what_the_other_gateway_offers_under_a_name_that_both_have(
+    node: Node, standing_by_for: Age | None, free: Sequence[str], known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another MIG strategy, for example: the elder offers a GPU whole, and this one its instances, under a name of their own."""
+    node.source.adopt(MIXED)
+    await node.sees(*SPLIT)
+    node.gateway._plugins[GPUS].standing_by_for = standing_by_for
+    if known:
+        node.gateway.ledger.announce(GPUS, (Device("U0"),))
+    monkeypatch.setattr(node.gateway, "_peers", lambda: {ELDER: node.folder})
+    monkeypatch.setattr(node.gateway.standby, "began", lambda _: None)
+    data = msgspec.json.encode({"PodDeviceEntries": [], "RegisteredDevices": {GPUS: ["U0", "U1"]}})
+    (node.folder / "dp" / CHECKPOINT).write_bytes(data)
+    await node.looks()
+    await node.gateway.update()
+    assert node.free().get(SMALL, []) == free
+    node.gateway.presence.since = time.monotonic()
+    (node.folder / "dp" / CHECKPOINT).write_text('{"PodDeviceEntries": [], "RegisteredDevices": {}}')
+    await node.looks()
+    await node.gateway.update()
+    assert node.free().get(SMALL, []) == free, "the kubelet was restarted just now"
 
 
 async def test_what_another_gateway_served_is_taken_up_as_it_is_now(
