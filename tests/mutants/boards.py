@@ -295,7 +295,7 @@ MUTANTS = (
         "gateway/daemon.py",
         "        if peers and all(peer > self._instance.age for peer in peers):",
         "        if False:",
-        f"{_BOARDS}::test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other",
+        f"{_BOARDS}::test_both_offer_a_gpu",
     ),
     Mutant(
         "H9",
