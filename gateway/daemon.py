@@ -194,7 +194,7 @@ class Gateway:
     # Start and end.
 
     async def _start(self) -> None:
-        self.scribe.load()
+        await self._unless_ended(self.scribe.load(patient=True))
         self._recall(self.ledger.resources())
         self._open_probes()
         await self._wait_for_folder()
@@ -543,6 +543,10 @@ class Gateway:
         """Bring every resource's list up to date, because something else than the source has news."""
         await self._update(self._inventory)
 
+    async def _refresh_remembered(self) -> None:
+        await self.scribe.load()
+        await self.update()
+
     def _refresh(self) -> None:
         self._background(self.update())
 
@@ -597,9 +601,10 @@ class Gateway:
         if not waiting and self._inventory is not None:  # What was offered until now by books of before, or by none.
             waiting = bool(self._heeded(self._owners.of_others(_offered(self._inventory)), self._plugins))
         if waiting:
-            if self._only_remembered():
-                self.scribe.load()  # What another gateway remembers may be over, too.
-            self._refresh()
+            if self._only_remembered():  # What another gateway remembers may be over, too.
+                self._background(self._refresh_remembered())
+            else:
+                self._refresh()
             self.beliefs.look_within(HOLDERS_AGAIN if self._claims else LOOK_AGAIN)
         elif self.settings.metrics_address is not None:
             self.beliefs.look_within(LOOK_FOR_METRICS)
@@ -923,7 +928,7 @@ class Gateway:
         asked = await self._handover.take_over(elders)
         if asked and self._kubelet is not None:
             self._approach(self._kubelet)
-        self.scribe.load()
+        await self.scribe.load()
         self._recall(self.ledger.resources(), fresh=True)
         await asyncio.gather(self.update(), asyncio.sleep(HANDED_OVER_WAIT if asked else 0))
 
@@ -931,7 +936,7 @@ class Gateway:
         """Serve a resource again that another gateway served, with what that one remembered of it."""
         try:
             plugin.standing_by_for = None
-            self.scribe.load()
+            await self.scribe.load()
             self._recall([plugin.resource.name], fresh=True)
             await self.update()
         except Exception:  # noqa: BLE001 - nobody else serves it, and the list of before is better than none
@@ -944,7 +949,7 @@ class Gateway:
 
     async def _take_up(self) -> None:
         """Serve what only another gateway served, with what that one remembered of it and by what is held now."""
-        self.scribe.load()
+        await self.scribe.load()
         await self.beliefs.look()
         await self.update()
 

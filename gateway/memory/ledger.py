@@ -144,7 +144,7 @@ class Written(msgspec.Struct, frozen=True):
     complaint: str = ""
 
 
-class _Found(msgspec.Struct, frozen=True):
+class Found(msgspec.Struct, frozen=True):
     """A file that is there: what is sound of it, and what is not."""
 
     identity: _Identity | None
@@ -187,17 +187,26 @@ class Ledger:
         Raises:
             LedgerError: it is unreadable, damaged or of a newer format; what is sound of it is in the ledger.
         """
+        self.take(self.look())
+
+    def look(self) -> Found | OSError | None:
+        """Read the file: the part of ``load`` that blocks, which may run in any thread. None: there is nothing new."""
         self.exposure = _close_to_others(self.path.parent)
         _sweep(self.path)
         try:
             if self._base is not None and self._base == _identity_of(self.path):
-                return
-            found = _look(self.path)
+                return None
+            return _look(self.path)
         except OSError as error:
+            return error
+
+    def take(self, found: Found | OSError | None) -> None:
+        """Take what ``look`` found: the other part of ``load``."""
+        if isinstance(found, OSError):
             self._revision += 1
             raise LedgerError(
-                f"could not read {self.path}: {error.strerror}. It stays, and is read again before the next write"
-            ) from error
+                f"could not read {self.path}: {found.strerror}. It stays, and is read again before the next write"
+            ) from found
         if found is None:
             return
         self._content = _combine(found, self._content, self._changes)
@@ -529,7 +538,7 @@ def _apply(content: _Content, changes: _Changes) -> _Content:
     return content
 
 
-def _combine(found: _Found, ours: _Content, changes: _Changes) -> _Content:
+def _combine(found: Found, ours: _Content, changes: _Changes) -> _Content:
     """Return what is to be remembered: a sound file and our changes; under a damaged one's remains lies all we know."""
     return _apply(_laid_over(found.content, ours) if found.complaint else found.content, changes)
 
@@ -685,7 +694,7 @@ def _identity_of(path: Path) -> _Identity | None:
         return None
 
 
-def _look(path: Path) -> _Found | None:
+def _look(path: Path) -> Found | None:
     """Read the file; None where there is none. Links are not followed, and a pipe isn't waited for.
 
     Raises:
@@ -696,7 +705,7 @@ def _look(path: Path) -> _Found | None:
         try:
             info = os.fstat(descriptor)
             if not stat.S_ISREG(info.st_mode):
-                return _Found(None, complaint="it is no regular file")
+                return Found(None, complaint="it is no regular file")
             if info.st_mode & 0o077:
                 with contextlib.suppress(OSError):
                     os.fchmod(descriptor, 0o600)
@@ -710,8 +719,8 @@ def _look(path: Path) -> _Found | None:
     except OSError as error:
         if error.errno in _NOT_NOW:
             raise
-        return _Found(None, complaint=error.strerror or str(error))
-    return _Found(_identity(info), content, complaint)
+        return Found(None, complaint=error.strerror or str(error))
+    return Found(_identity(info), content, complaint)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 from msgspec import Struct
 
-from gateway.memory.ledger import Cordon, Ledger, LedgerError
+from gateway.memory.ledger import Cordon, Found, Ledger, LedgerError
 
 SOON = 0.075
 """Seconds until a change is written that need not be durable at once."""
@@ -79,17 +79,35 @@ class Scribe:
             pending=self._ledger.pending,
         )
 
-    def load(self) -> None:
-        """Read the ledger, at the start and before taking over from another gateway; what is wrong with it is logged."""
-        before = self._ledger.cordons
+    async def load(self, *, patient: bool = False) -> None:
+        """Read the ledger, at the start and before taking over from another gateway; what is wrong with it is logged.
+
+        A disk that doesn't answer is waited for where that is ``patient``: nobody is to start without what was cordoned.
+        Otherwise what was known before has to do, after ``PATIENCE``.
+        """
+        looking = asyncio.ensure_future(self._look())
+        if not (await asyncio.wait({looking}, timeout=PATIENCE))[0]:
+            reason = f"{self._ledger.path} is not read after {PATIENCE:g} s: expected a disk that answers"
+            _log.error("state file not read", reason=reason, waits=patient)
+            if not patient:
+                return
+        before, found = self._ledger.cordons, await looking
         try:
-            self._ledger.load()
+            self._ledger.take(found)
         except LedgerError as error:
             _log.error("state file not read in full", reason=str(error))
             self.soon()
         self._tell_lifted(before)
         if self._ledger.exposure:
             _log.warning("the state directory is not private", reason=self._ledger.exposure)
+
+    async def _look(self) -> Found | OSError | None:
+        """Read the file in a thread, once more where this gateway has written it meanwhile: that is newer."""
+        while True:
+            writes = self._writes
+            found = await asyncio.to_thread(self._ledger.look)
+            if writes == self._writes:
+                return found
 
     def _tell_lifted(self, before: Mapping[str, Cordon]) -> None:
         """Say which cordons went by somebody else's file: an order to lift one comes to each gateway by itself."""

@@ -69,7 +69,7 @@ MUTANTS = (
         "G1",
         "the ledger is forgotten at the start",
         "gateway/daemon.py",
-        "    async def _start(self) -> None:\n        self.scribe.load()\n",
+        "    async def _start(self) -> None:\n        await self._unless_ended(self.scribe.load(patient=True))\n",
         "    async def _start(self) -> None:\n",
         f"{_FAULT}[gateway-absent-1.37-emulated]",
         says="expected capacity 8, found 7",

@@ -157,7 +157,7 @@ class Node:
         self.backend = Backend()
         self.source = GPUSource(self.backend, self.policy, VENDORS)
         self.gateway = Gateway(Settings(socket_dir=self.folder / "dp", state_dir=self.folder / "state"), self.source)
-        self.gateway.scribe.load()
+        self.gateway.ledger.load()
         self.gateway._recall(self.gateway.ledger.resources())
         self.gateway._instance.create()
         self.inventories: AsyncIterator[Inventory] = self.source.watch()

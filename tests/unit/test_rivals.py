@@ -181,6 +181,27 @@ gateway()
 """
 
 
+HANGS_WHEN_READ = """
+import time
+from gateway.cli.main import gateway
+from gateway.memory import ledger
+ledger._look = lambda _: time.sleep(60)
+gateway()
+"""
+
+
+async def test_the_end_does_not_wait_for_a_disk_that_hangs_at_the_start() -> None:
+    with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
+        root = Path(folder)
+        command = gateway_command(root / "device-plugins", root / "state")
+        (root / "device-plugins").mkdir()
+        async with await GatewayProcess.launch([command[0], "-c", HANGS_WHEN_READ, *command[3:]]) as gateway:
+            await gateway.wait_for("state file not read", seconds=20)
+            begin = time.monotonic()
+            assert await gateway.terminate() == 0
+            assert time.monotonic() - begin < 10, "it waited for the disk"
+
+
 async def test_the_end_does_not_wait_for_a_disk_that_hangs() -> None:
     with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
         root = Path(folder)

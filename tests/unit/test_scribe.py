@@ -337,7 +337,7 @@ async def test_a_damaged_ledger_is_said_and_replaced(shared: Path) -> None:
     disk = Disk(shared)
     scribe = Scribe(disk)
     with capture_logs() as logs:
-        scribe.load()
+        await scribe.load()
     assert [log["event"] for log in logs] == ["state file not read in full", "the state directory is not private"]
     await next_of(disk.ended)
     assert await scribe.durable()
@@ -372,7 +372,7 @@ async def test_cordons_that_go_by_a_replaced_file_are_told(disk: Disk, *, by_loa
     disk.path.write_text('{"format": 1}')
     with capture_logs() as logs:
         if by_load:
-            scribe.load()
+            await scribe.load()
         else:
             disk.accept("v1beta1")
             assert await scribe.durable()
