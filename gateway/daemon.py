@@ -1097,10 +1097,13 @@ class _Memory:
     def avoid(self) -> Sequence[str]:
         return self._gateway.beliefs.avoid(self._resource)
 
-    def hand_out(self, device_ids: Sequence[str], dialect: str) -> None:
-        self._gateway.ledger.hand_out(self._resource, device_ids, dialect, time.time())
+    def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
+        together: list[str] = []
+        for dialect, device_ids in given:
+            self._gateway.ledger.hand_out(self._resource, device_ids, dialect, time.time())
+            together += device_ids
         self._gateway.scribe.soon()
-        self._gateway.beliefs.allocated(self._resource, device_ids)
+        self._gateway.beliefs.allocated(self._resource, together)
 
 
 def _report_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

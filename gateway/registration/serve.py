@@ -29,7 +29,7 @@ from gateway.registration.spelled import spell
 from gateway.telling.log import Seldom
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Sequence
+    from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
     from pathlib import Path
 
     from adapters.dialect import Dialect, Level, Wire
@@ -92,8 +92,8 @@ class Memory(Protocol):
     def avoid(self) -> Sequence[str]:
         """Return the devices that are to be given last, the least bad ones first."""
 
-    def hand_out(self, device_ids: Sequence[str], dialect: str) -> None:
-        """Take note that a container was given devices."""
+    def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
+        """Take note that containers were given devices: by which dialect, and which, one container after another."""
 
 
 class _Stream:
@@ -394,8 +394,9 @@ class Resource:
     def note_handed_out(self) -> None:
         """Take note of what was handed out, now: somebody asks who holds what."""
         notes, self._notes = self._notes, []
-        for dialect, device_ids, known_level in notes:
-            self._memory.hand_out(device_ids, dialect)
+        if notes:
+            self._memory.hand_out((dialect, device_ids) for dialect, device_ids, _ in notes)
+        for _, device_ids, known_level in notes:
             self._log.info("allocated", devices=list(device_ids), kubelet=span(known_level))
 
     def _check(self, dialect: Dialect, container: ContainerRequest) -> None:

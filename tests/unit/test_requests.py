@@ -52,7 +52,7 @@ class _Memory:
     def avoid(self) -> tuple[str, ...]:
         return ()
 
-    def hand_out(self, device_ids: object, dialect: str) -> None:
+    def hand_out(self, given: object) -> None:
         pass
 
 
