@@ -38,6 +38,11 @@ class Backend(Protocol):
 
     name: str
 
+    @property
+    def rejected(self) -> str:
+        """Why what it is told by (a profile) isn't used as it is now; empty where it is. Must not block."""
+        ...
+
     def watch(self) -> AsyncGenerator[Sight]:
         """Yield what is there as soon as it is known, and again, whole, after each change; for ever.
 

@@ -198,10 +198,18 @@ class GPUSource:
         return naming.claimed(resource, self.name, self._policy, self._vendors)
 
     def hindrances(self) -> tuple[Hindrance, ...]:
-        """Say why the devices of the node can't be named."""
-        if not self._unnamed:
-            return ()
-        return (Hindrance(self.name, f"{_UNNAMED}: {self._unnamed}", held_up=self._inventory is None),)
+        """Say why the devices of the node can't be named, and why a profile isn't used."""
+        found = []
+        if self._unnamed:
+            found.append(Hindrance(self.name, f"{_UNNAMED}: {self._unnamed}", held_up=self._inventory is None))
+        if self._backend.rejected:
+            kept = (
+                "until it is mended the one before stays in force"
+                if self._sight is not None
+                else "there are no devices"
+            )
+            found.append(Hindrance(self.name, f"profile rejected, {kept}: {self._backend.rejected}"))
+        return tuple(found)
 
     def facts(self, resource: str, device_id: str) -> Facts:
         """Say what is known of a GPU for a person."""

@@ -139,6 +139,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
         Family("ledger_writes_total", "counter", (), "Good writes of the ledger."),
         Family("ledger_written_age_seconds", "gauge", (), "Since the last good write; absent before the first."),
         Family(
+            "source_hindrances",
+            "gauge",
+            ("source",),
+            "Reasons why a source tells of no devices, or not as it is told to; absent without any. gateway status has the words.",
+        ),
+        Family(
             "config_last_reload_successful",
             "gauge",
             (),
@@ -242,6 +248,8 @@ def _gauges(status: Status, *, device_ids: bool) -> dict[str, dict[tuple[str, ..
         "books_info": {(status.books.source,): 1},
         "loop_lag_seconds": {(): status.lag_s},
     }
+    for source in dict.fromkeys(one.source for one in status.hindrances):
+        found.setdefault("source_hindrances", {})[(source,)] = sum(one.source == source for one in status.hindrances)
     if status.ledger.written_s is not None:
         found["ledger_written_age_seconds"] = {(): status.ledger.written_s}
     if status.configuration is not None:

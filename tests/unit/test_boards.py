@@ -125,6 +125,7 @@ class Backend:
     """Shows what it is told to."""
 
     name = "test"
+    rejected = ""
 
     def __init__(self) -> None:
         self.sights: asyncio.Queue[Sight] = asyncio.Queue()

@@ -87,11 +87,18 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def watch(path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncIterator[Inventory]]:
+def source(path: Path) -> GPUSource:
+    return over(str(path))
+
+
+@pytest.fixture
+async def watch(
+    source: GPUSource, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[AsyncIterator[Inventory]]:
     """A watch that has seen two well GPUs, and hears of changes from inotify alone."""
     monkeypatch.setattr(filewatch, "_POLL_S", 3600.0)
     monkeypatch.setattr(filewatch, "_POLL_ALONE_S", 0.01)
-    async with opened(over(str(path))) as watch:
+    async with opened(source) as watch:
         assert await following(watch) == "oo"
         assert (await logged(log))["event"] == "profile read"
         yield watch
@@ -254,7 +261,7 @@ def test_before_the_first_look_nothing_is_withdrawn(path: Path) -> None:
     ],
 )
 async def test_a_wrong_edit_is_logged_and_changes_nothing(
-    content: str, reason: str, path: Path, watch: AsyncIterator[Inventory], log: Log
+    content: str, reason: str, path: Path, source: GPUSource, watch: AsyncIterator[Inventory], log: Log
 ) -> None:
     pending = asyncio.create_task(following(watch))
     in_place(path, content)
@@ -264,8 +271,15 @@ async def test_a_wrong_edit_is_logged_and_changes_nothing(
     assert reason in rejected["reason"]
     assert rejected["kept"] == {NAME: 2}
     assert not pending.done()
+    [hindrance] = source.hindrances()
+    assert hindrance.source == "simulated"
+    assert (
+        hindrance.reason == f"profile rejected, until it is mended the one before stays in force: {rejected['reason']}"
+    )
+    assert not hindrance.held_up
     in_place(path, text(1))
     assert await pending == "o"
+    assert source.hindrances() == ()
 
 
 async def test_a_deleted_profile_is_logged_and_its_return_is_seen(

@@ -34,6 +34,8 @@ TWICE = Policy(slices={NVIDIA: Slices(2, NVIDIA)})
 class Backend:
     """Shows what it is told to, and notes what it is asked to let go of."""
 
+    rejected = ""
+
     def __init__(self, name: str = "test") -> None:
         self.name = name
         self.sights: asyncio.Queue[Sight | Exception | None] = asyncio.Queue()

@@ -275,8 +275,11 @@ async def test_a_listener_rests_for_what_it_used_not_for_what_others_did(monkeyp
 
 
 @pytest.mark.parametrize(("path", "tasks"), [("/at-once", 0), ("/metrics", 1)])
-async def test_an_answer_that_is_known_costs_no_task_and_nothing_stays_of_it(path: str, tasks: int) -> None:
+async def test_an_answer_that_is_known_costs_no_task_and_nothing_stays_of_it(
+    monkeypatch: pytest.MonkeyPatch, path: str, tasks: int
+) -> None:
     """Nor is any socket spelled with its addresses, which is what a selector does with one that it doesn't know."""
+    monkeypatch.setattr(http, "SECONDS", 60.0)
     server = Server("127.0.0.1", 0, {**ROUTES, "/at-once": lambda: (HTTPStatus.OK, TEXT, b"alive\n")})
     where = await server.start()
     loop = asyncio.get_running_loop()

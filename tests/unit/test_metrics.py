@@ -26,7 +26,7 @@ from gateway.registration.machine import Phase
 from gateway.tally import Tally
 from gateway.telling import metrics
 from gateway.telling.metrics import FAMILIES, PREFIX, Metrics
-from gateway.telling.status import Plugin, Status
+from gateway.telling.status import Hindrance, Plugin, Status
 from gateway.wires import http
 from tests.unit import documents
 from tests.unit.documents import FULL, IDS, REFUSED, RESOURCE, STANDBY, TROUBLED, document, node
@@ -57,6 +57,9 @@ def samples(status: Status, tally: Tally | None = None, *, device_ids: bool = Fa
 def test_a_rejected_configuration_file_is_seen() -> None:
     assert samples(document(replace(node(), config_error="line 3")))[key("config_last_reload_successful")] == 0
     assert key("config_last_reload_successful") not in samples(document(replace(node(), config_file="")))
+
+
+HINDERED = replace(FULL, hindrances=(Hindrance(source="simulated", reason="profile rejected"),))
 
 
 def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
@@ -138,8 +141,13 @@ def test_what_another_gateway_is_to_serve_and_nobody_does_is_not_served() -> Non
     assert status.resources[0].lacking_s == 2.5
 
 
+def test_what_keeps_a_source_from_telling_is_counted() -> None:
+    assert samples(HINDERED)[key("source_hindrances", source="simulated")] == 1
+    assert "source_hindrances" not in {name for name, _ in samples(FULL)}
+
+
 def test_every_family_has_a_sample_when_all_is_filled_in() -> None:
-    found = {name for name, _ in samples(FULL, device_ids=True)}
+    found = {name for name, _ in samples(HINDERED, device_ids=True)}
     suffixes = {"histogram": ("_bucket", "_count", "_sum"), "gauge": ("",), "counter": ("",)}
     expected = {name + suffix for name, family in FAMILIES.items() for suffix in suffixes[family.kind]}
     assert expected == {name for name in found if not name.startswith("process_")}

@@ -101,6 +101,34 @@ async def test_one_that_talks_and_one_that_does_not_want_it_at_once(
     assert plugin.state.phase is Phase.STANDBY
 
 
+async def test_what_nobody_serves_calls_for_a_person_until_somebody_does() -> None:
+    """What the alert DevicesNotServed reads: served, absent while the other is to serve, 0 while nobody does, served again."""
+    seen: list[str] = []
+
+    async def told(port: int, sample: str) -> None:
+        async with asyncio.timeout(30):
+            while not seen or seen[-1] != sample:
+                lines = (await get(port, "/metrics"))[1]
+                said = [line.split()[1] for line in lines if line.startswith("device_plugin_gateway_serving{")]
+                seen.extend(one for one in said if seen[-1:] != [one])
+                await asyncio.sleep(0.05)
+
+    async with node(gpus={RESOURCE: 2}, options=("--metrics-address", "127.0.0.1:0")) as made:
+        kubelet = await made.start_kubelet("1.28")
+        elder = await made.start_gateway()
+        await made.served()
+        port = int((await elder.wait_for("listening", what="metrics"))["port"])
+        await told(port, "1.0")
+        seen[:] = ["1.0"]
+        await kubelet.fault(Faults(register_hangs=True))
+        async with rivals.RIVALS["planted, deaf"](made):
+            await elder.wait_for("taking it back: the kubelet's records show no device of it")
+            await told(port, "0.0")
+            await kubelet.fault(Faults())
+            await told(port, "1.0")
+    assert seen == ["1.0", "0.0", "1.0"]
+
+
 async def test_one_that_could_not_serve_says_so() -> None:
     async with node(gpus={RESOURCE: 2}) as made:
         await made.start_kubelet("1.28")

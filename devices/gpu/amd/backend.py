@@ -122,6 +122,7 @@ class AmdBackend:
     """
 
     name = "amd"
+    rejected = ""
 
     def __init__(self, sys: Path = Path("/sys"), exporter: Exporter | None = None) -> None:
         self._sys = sys

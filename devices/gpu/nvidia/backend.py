@@ -53,6 +53,7 @@ class NvidiaBackend:
     """
 
     name = "nvidia"
+    rejected = ""
 
     def __init__(
         self,

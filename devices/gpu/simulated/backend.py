@@ -27,7 +27,7 @@ _log = structlog.get_logger()
 class SimulatedBackend:
     """A ``Backend`` over a profile: a shipped one's name, which stays as it is, or the path of one to be edited.
 
-    A profile that is wrong, or gone, is logged as "profile rejected" with the reason, and what was known before stays
+    A profile that is wrong, or gone, is logged as "profile rejected" with the reason, which ``rejected`` keeps, and what was known before stays
     (at first: nothing).
 
     Raises:
@@ -39,7 +39,8 @@ class SimulatedBackend:
     def __init__(self, profile: str = "default") -> None:
         self._path, self._edited = find(profile)
         self._content: bytes | None = None
-        self._rejected = ""
+        self.rejected = ""
+        """Why the profile as it is now isn't used; empty where it is."""
         self._profile: Mapping[str, Described] | None = None
         self._released: frozenset[str] = frozenset()
         self._news = asyncio.Event()
@@ -94,11 +95,11 @@ class SimulatedBackend:
             self._profile = parse(content, str(self._path))
         except ProfileError as error:
             self._content = None
-            if str(error) != self._rejected:
+            if str(error) != self.rejected:
                 _log.warning("profile rejected", path=str(self._path), reason=str(error), kept=self._counts())
-            self._rejected = str(error)
+            self.rejected = str(error)
             return not isinstance(error, UnreadableError)
-        self._rejected = ""
+        self.rejected = ""
         _log.info("profile read", path=str(self._path), gpus=self._counts())
         return True
 
