@@ -31,6 +31,7 @@ Examples:
   gateway compat --kubelets 1.32 --only register --only kubelet-crash --no-hops
   gateway compat --kubelets 1.32,1.36 --simulate profile.yaml --api v1beta1
   gateway compat --kubelets 1.28,1.36 --config-file config.yaml --only your-profile
+  gateway compat --kubelets 1.8,1.37 --behind v1alpha2   through the bridge: a plugin of 2017 on today's kubelet
   gateway compat --only help                           which scenarios there are
   gateway compat --plugin './my-plugin --dir {socket_dir}' --kubelets 1.28,1.37
 
@@ -107,6 +108,12 @@ class _Versions(click.ParamType[tuple[str, ...]]):
     default=None,
     help="Your configuration: adds a scenario with the devices that it makes of those of --simulate (or of eight GPUs).",
 )
+@click.option(
+    "--behind",
+    type=click.Choice(("0.1", "v1alpha2", "v1beta1")),
+    default=None,
+    help="Run them through the bridge: a plugin that speaks this API has the GPUs, and the gateways only pass it on.",
+)
 @click.option("--hops/--no-hops", default=True, help="Upgrades and downgrades between the kubelets, with pods.")
 @click.option(
     "--out",
@@ -129,6 +136,7 @@ def compat(
     resource: str,
     cap: float,
     config_file: Path | None,
+    behind: str | None,
     hops: bool,
     out: Path,
     page: Path | None,
@@ -164,6 +172,7 @@ def compat(
         with_cluster=not only or CLUSTER in only,
         api=daemon["api"],
         options=() if pinned is None else ("--kubelet-version", f"1.{pinned}"),
+        behind=behind or "",
     )
     try:
         found = asyncio.run(matrix.run(job, _clocked()))

@@ -33,7 +33,17 @@ from gateway.lab.matrix.record import About, Cell, Cluster, Hop, Kind, KubeletFa
 from gateway.lab.matrix.report import counted
 from gateway.lab.trials import hops
 from gateway.lab.trials.invariants import Holding, holdings
-from gateway.lab.trials.scenarios import SCENARIOS, BrokenPromiseError, Node, Scenario, dialect, must, node, offered
+from gateway.lab.trials.scenarios import (
+    SCENARIOS,
+    BrokenPromiseError,
+    Node,
+    Scenario,
+    dialect,
+    must,
+    node,
+    offered,
+    unsaid,
+)
 from gateway.registration.negotiate import CHOICES
 
 CELL_SECONDS = 120
@@ -93,11 +103,13 @@ class Matrix:
     """What the gateways are told with ``--api``."""
     options: Sequence[str] = ()
     """What else they are told."""
+    behind: str = ""
+    """The API of a plugin that has the GPUs, behind gateways that only bridge; empty: the gateways have them."""
 
     @property
     def setting(self) -> dict[str, Any]:
         """What every node is told."""
-        return {"api": self.api, "options": self.options}
+        return {"api": self.api, "options": self.options, "behind": self.behind}
 
     def kind(self, version: str) -> Kind:
         """Say which kind of kubelet a version is here."""
@@ -111,7 +123,7 @@ class Matrix:
         """Say why a scenario doesn't apply to a kubelet; '' where it does."""
         if not self.served(version) and scenario.name not in FORCING:
             return f"--api {self.api} doesn't speak {dialect(version)}, the API of kubelet {version}"
-        return scenario.applies(version) or ""
+        return scenario.applies(version) or (unsaid(scenario, self.behind) if self.behind else "")
 
     def hoppable(self) -> list[str]:
         """Give the versions that hops go through."""
@@ -134,7 +146,11 @@ async def run(matrix: Matrix, say: Say = lambda _: None) -> Report:
         protobuf=installed("protobuf"),
         go=", ".join(sorted({one.runtime for one in kubelets if one.kind == "genuine"})),
         host=f"{platform.system()} {'.'.join(platform.release().split('.')[:2])} {platform.machine()}, {os.cpu_count()} processors",
-        options=(*(() if matrix.api == "auto" else ("--api", matrix.api)), *matrix.options),
+        options=(
+            *(() if matrix.api == "auto" else ("--api", matrix.api)),
+            *(("--behind", matrix.behind) if matrix.behind else ()),
+            *matrix.options,
+        ),
         kubelets=tuple(kubelets),
         notes=() if matrix.with_hops else ("without the hops",),
     )

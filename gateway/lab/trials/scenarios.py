@@ -26,13 +26,13 @@ import grpc
 import grpc.aio
 
 from adapters import checkpoint
-from adapters.dialect import MalformedError
+from adapters.dialect import MalformedError, Verdict
 from adapters.registry import by_kubelet, by_name
 from devices.gpu import naming, sharing
 from devices.gpu.model import GPU
 from devices.gpu.simulated import profile
 from devices.gpu.simulated.backend import VENDORS
-from devices.model import ContainerAnswer, ContainerRequest
+from devices.model import ContainerAnswer, ContainerRequest, Field
 from devices.policy import Policy
 from devices.replicas import unshared
 from devices.source import Listing
@@ -520,6 +520,19 @@ class Scenario:
     tappable: bool = True
     """Whether it may be watched through a tap. Not where it acts on names in the socket directory: a tap has two of them."""
     gpus: Mapping[str, int] = field(default_factory=lambda: {RESOURCE: 4})
+    says: frozenset[Field] = frozenset()
+    """What a plugin's API must be able to say for it."""
+    sees_books: bool = False
+    """Whether who has the GPUs must see the kubelet's books: a plugin behind the bridge doesn't."""
+
+
+def unsaid(scenario: Scenario, api: str) -> str:
+    """Say why a scenario can't be run with a plugin of this API behind the bridge; '' where it can."""
+    if scenario.sees_books:
+        return "the kubelet's books are not in the bridge's folder, so a plugin behind it can't see who holds what"
+    rules = by_name(api).rules
+    missing = sorted(one.value for one in scenario.says if rules[one].verdict is not Verdict.LOSSLESS)
+    return f"a plugin that speaks {api} can't say: {', '.join(missing)}" if missing else ""
 
 
 async def _register(node: Node, version: str) -> None:
@@ -1098,6 +1111,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             _preferred,
             _since(19, "GetPreferredAllocation came with kubelet 1.19: an older one chooses by itself"),
             gpus={RESOURCE: 8},
+            says=frozenset({Field.PREFERRED_ALLOCATION}),
         ),
         Scenario(
             "pre-start",
@@ -1105,17 +1119,20 @@ SCENARIOS: Mapping[str, Scenario] = {
             _pre_start,
             _since(10, "PreStartContainer came with kubelet 1.10"),
             needs=frozenset({"profile", "log"}),
+            says=frozenset({Field.PRE_START}),
         ),
         Scenario(
             "cdi-names",
             "CDI names arrive from 1.29 on; below, where they would be dropped in silence, the pod is refused with the reason",
             _cdi,
+            says=frozenset({Field.CDI_DEVICES}),
         ),
         Scenario(
             "topology",
             "the kubelet learns each device's NUMA node: it is in the kubelet's checkpoint",
             _topology,
             _since(20, "NUMA nodes came with 1.16 and are in the checkpoint since 1.20; before, nothing shows them"),
+            says=frozenset({Field.TOPOLOGY}),
         ),
         Scenario("health", "a device that falls ill is not given away, and is back when it is well", _health),
         Scenario(
@@ -1143,6 +1160,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             tappable=False,
             needs=frozenset({"profile", "log"}),
             gpus={RESOURCE: 8},
+            sees_books=True,
         ),
         Scenario(
             "gateway-crash",

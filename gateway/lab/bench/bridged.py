@@ -1,0 +1,196 @@
+"""What the bridge costs over a plugin that is called directly, and whether a bridged plugin's end is seen by anybody."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from devices.model import Device, Health
+from gateway.lab.bench.caller import Caller, CallError
+from gateway.lab.bench.calls import SERVICE, allocate_requests, in_turns
+from gateway.lab.bench.measure import Report, line, percentile, spread
+from gateway.lab.bench.node import Node, Unheard
+from gateway.lab.bench.presence import idle_cost
+from gateway.lab.gatewayproc import GatewayProcess
+from gateway.lab.kubelets.kubelet import Kubelet
+from gateway.lab.plugins.played import PlayedPlugin
+
+NIC: Final = "vendor.example/nic"
+COUNT: Final = 8
+ALLOCATE_MS: Final = 1.5
+LIST_MS: Final = 200.0
+RSS_MIB: Final = 75.0
+PLUGINS: Final = 30
+DEVICES: Final = 10_000
+RESTARTS, KILLS, UPGRADES = 100, 20, 10
+SECONDS: Final = 30.0
+LOOK_EVERY: Final = 0.02
+
+
+def _folder(node: Node) -> Path:
+    return node.root / "b" / "device-plugins"
+
+
+async def _bridge(node: Node) -> tuple[Unheard, Kubelet]:
+    """Start a gateway that only bridges, and a kubelet."""
+    kubelet = await node.kubelet()
+    await kubelet.start()
+    options = ("--backend", "none", "--bridge", str(node.root / "b"), "--log-level", "warning")
+    gateway = await node.unheard(node.gateway_command(options))
+    socket = _folder(node) / "kubelet.sock"
+    async with asyncio.timeout(SECONDS):
+        while not socket.exists():  # noqa: ASYNC110 - another process binds
+            await asyncio.sleep(0.01)
+    return gateway, kubelet
+
+
+def _command(node: Node, endpoint: str = "played.sock") -> list[str]:
+    return [str(node.python), "-P", "-m", "gateway.lab.plugins.played", str(_folder(node)), "--endpoint", endpoint]
+
+
+async def bridge(report: Report, python: Path, times: int) -> None:
+    """Measure the bridge: calls, a long list, many plugins, and plugins that end."""
+    async with Node.make(python) as node:
+        await _calls(report, node, times)
+    async with Node.make(python) as node:
+        await _long_list(report, node)
+    async with Node.make(python) as node:
+        await _many(report, node)
+    async with Node.make(python) as node:
+        await _ends(report, node)
+
+
+async def _calls(report: Report, node: Node, times: int) -> None:
+    _, kubelet = await _bridge(node)
+    await node.plugin(_command(node))
+    await kubelet.wait(NIC, COUNT, SECONDS)
+    requests = allocate_requests([f"dev-{number}" for number in range(COUNT)])
+    method = f"{SERVICE}/Allocate"
+    through = next(path for path in node.plugin_sockets() if path.is_relative_to(node.sockets))
+    with (
+        Caller(_folder(node) / "played.sock", method, requests) as direct,
+        Caller(through, method, requests) as bridged,
+    ):
+        taken = await asyncio.to_thread(in_turns, {"direct": direct, "bridged": bridged}, times)
+    figures = {name: spread(one) for name, one in taken.items()}
+    more = (percentile(taken["bridged"], 50) - percentile(taken["direct"], 50)) / 1000
+    report.figures["bridge: Allocate (µs)"] = figures
+    report.bar("bridge: Allocate's median over a direct call", more, ALLOCATE_MS, "ms", line(figures["bridged"]))
+
+
+async def _long_list(report: Report, node: Node) -> None:
+    _, kubelet = await _bridge(node)
+    well = [Device(f"dev-{number:05}") for number in range(DEVICES)]
+    played = PlayedPlugin(folder=_folder(node), devices=well)
+    await played.start()
+    await kubelet.wait(NIC, DEVICES, SECONDS)
+    taken = []
+    for turn in range(10):
+        ill = [Device(one.id, Health.UNHEALTHY) if number == turn else one for number, one in enumerate(well)]
+        for devices, count in ((ill, DEVICES - 1), (well, DEVICES)):
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            await played.change(devices)
+            await kubelet.wait(NIC, count, SECONDS)
+            taken.append((loop.time() - began) * 1000)
+        await asyncio.sleep(1)
+    await played.stop()
+    report.figures["bridge: a list of 10 000, plugin to the kubelet's books (ms)"] = spread(taken)
+    report.bar("bridge: a list of 10 000", percentile(taken, 50), LIST_MS, "ms", line(spread(taken)))
+
+
+async def _many(report: Report, node: Node) -> None:
+    gateway, kubelet = await _bridge(node)
+    async with AsyncExitStack() as stack:
+        for number in range(PLUGINS):
+            played = PlayedPlugin(
+                folder=_folder(node),
+                resource=f"vendor.example/nic-{number}",
+                endpoint=f"played-{number}.sock",
+                devices=[Device(f"dev-{one}") for one in range(COUNT)],
+            )
+            stack.push_async_callback(played.stop)
+            await played.start()
+        for number in range(PLUGINS):
+            await kubelet.wait(f"vendor.example/nic-{number}", COUNT, SECONDS)
+        cost = (await idle_cost({"bridge": gateway}))["bridge"]
+    figures = {
+        "RSS (MiB)": round(cost.rss, 1),
+        "PSS (MiB)": round(cost.pss, 1),
+        "CPU in 20 idle seconds (ms)": round(cost.cpu, 1),
+    }
+    report.figures[f"bridge: {PLUGINS} plugins"] = figures
+    report.bar(f"bridge: {PLUGINS} plugins at once", cost.rss, RSS_MIB, "MiB RSS", line(figures))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was seen while plugins came and went."""
+
+    allocatable: Counter[int] = field(default_factory=Counter)
+    answered: int = 0
+    failed: int = 0
+    slowest: float = 0.0
+
+
+async def _ends(report: Report, node: Node) -> None:
+    """Let a plugin restart, crash and be upgraded, under pods that come all the time."""
+    _, kubelet = await _bridge(node)
+    plugin = await node.plugin(_command(node))
+    await kubelet.wait(NIC, COUNT, SECONDS)
+    seen = _Seen()
+    watching = asyncio.create_task(_watch(kubelet, seen))
+    calling = asyncio.create_task(_call(node, seen))
+
+    async def again(end: Callable[[GatewayProcess], Awaitable[object]], endpoint: str) -> None:
+        nonlocal plugin
+        await end(plugin)
+        plugin = await node.plugin(_command(node, endpoint))
+        await plugin.wait_for("registered", seconds=SECONDS)
+
+    for _ in range(RESTARTS):
+        await again(lambda one: one.terminate(), "played.sock")
+    for _ in range(KILLS):
+        await again(lambda one: one.kill(), "played.sock")
+    for number in range(UPGRADES):
+        await again(lambda one: one.terminate(), f"played-{number}.sock")
+    calling.cancel()
+    watching.cancel()
+    await asyncio.gather(calling, watching, return_exceptions=True)
+    figures = {
+        "Allocates answered": seen.answered,
+        "slowest (s)": round(seen.slowest, 2),
+        "looks at allocatable": seen.allocatable.total(),
+    }
+    report.figures["bridge: a plugin that ends"] = figures
+    what = f"{RESTARTS} restarts, {KILLS} kills, {UPGRADES} upgrades"
+    worst = min(seen.allocatable, default=math.nan)
+    report.bar(f"bridge: fewest allocatable in {what}", worst, COUNT, "devices", line(figures), exact=True)
+    report.bar(f"bridge: Allocates that failed in {what}", seen.failed, 0, "", exact=True)
+
+
+async def _watch(kubelet: Kubelet, seen: _Seen) -> None:
+    while True:
+        seen.allocatable[(await kubelet.books()).allocatable.get(NIC, 0)] += 1
+        await asyncio.sleep(LOOK_EVERY)
+
+
+async def _call(node: Node, seen: _Seen) -> None:
+    requests = allocate_requests([f"dev-{number}" for number in range(COUNT)])
+    through = next(path for path in node.plugin_sockets() if path.is_relative_to(node.sockets))
+    with Caller(through, f"{SERVICE}/Allocate", requests) as caller:
+        while True:
+            try:
+                [taken] = await asyncio.to_thread(caller.call, 1)
+            except (CallError, OSError):
+                seen.failed += 1
+                return
+            seen.answered += 1
+            seen.slowest = max(seen.slowest, taken / 1e9)
+            await asyncio.sleep(0.005)
