@@ -19,6 +19,7 @@ from devices.model import ContainerAnswer, ContainerRequest, PreferredRequest, S
 from devices.policy import Policy
 from devices.source import (
     NOT_TOLD,
+    Behind,
     DeviceSource,
     Facts,
     Fate,
@@ -129,6 +130,11 @@ class Combined:
         """Say what the resource's own source knows."""
         owner = self._owner(resource)
         return Facts() if owner is None else owner.facts(resource, device_id)
+
+    def behind(self, resource: str) -> Behind | None:
+        """Ask the resource's own source."""
+        owner = self._owner(resource)
+        return None if owner is None else owner.behind(resource)
 
     def place(self, device_id: str) -> Place | None:
         """Ask every source: IDs are of one source only."""

@@ -173,6 +173,9 @@ class GenericSource:
         rule = self._rules.get(resource)
         return Fate.LOST if rule is not None and _describes(rule, device_id) else Fate.WITHDRAWN
 
+    def behind(self, resource: str) -> None:
+        """Say nothing: its devices are its own."""
+
     def place(self, device_id: str) -> None:
         """Leave it to the ID, which is the file's path."""
 

@@ -119,6 +119,26 @@ class Facts(Struct, frozen=True):
     nodes: tuple[str, ...] = ()
 
 
+class Behind(Struct, frozen=True):
+    """The other device plugin that a resource is of, where it is one behind the bridge.
+
+    ``resource`` is its own name for it, ``endpoint`` its socket's name in the folder ``door``, ``api`` what it speaks. ``state`` is
+    ``live``, ``shielded``, ``unhealthy`` or ``withdrawn``, since the moment ``since`` (monotonic seconds), and ``reason`` says why. It
+    registered ``registrations`` times and went ``absences`` times; ``repeated`` counts answers that were given for it.
+    """
+
+    resource: str
+    endpoint: str
+    door: str
+    api: str
+    state: str
+    since: float
+    reason: str = ""
+    registrations: int = 0
+    absences: int = 0
+    repeated: int = 0
+
+
 class GiveUpError(Exception):
     """The process can't go on with this source, and must end. The message says why and what to do.
 
@@ -184,6 +204,10 @@ class DeviceSource(Protocol):
 
     def facts(self, resource: str, device_id: str) -> Facts:
         """Say what is known of a device for a person; empty where it isn't known. Must not block, and never raises."""
+        ...
+
+    def behind(self, resource: str) -> Behind | None:
+        """Say which other plugin a resource is of; None: it is this source's own. Must not block, and never raises."""
         ...
 
     def place(self, device_id: str) -> Place | None:

@@ -180,6 +180,9 @@ class GPUSource:
             return Fate.WITHDRAWN
         return Fate.LOST
 
+    def behind(self, resource: str) -> None:
+        """Say nothing: its devices are its own."""
+
     def place(self, device_id: str) -> Place | None:
         """Say where a GPU or partition is. What was a partition and is none any more may be anywhere on its GPU by now."""
         uuid = self._uuid(device_id)

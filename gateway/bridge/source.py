@@ -27,7 +27,7 @@ from devices.model import (
     Sayable,
 )
 from devices.policy import Policy
-from devices.source import Facts, Fate, Hindrance, Inventory, unclaimed
+from devices.source import Behind, Facts, Fate, Hindrance, Inventory, unclaimed
 from gateway.bridge import judge, memory, shield
 from gateway.bridge.door import LOOK_EVERY, REGISTRY, Doors
 from gateway.bridge.memory import Door
@@ -348,7 +348,7 @@ class Bridge:
         found = [Hindrance(self.name, self._hinders)] if self._hinders else []
         for name, one in self.plugins.items():
             stands = shield.cover(one.word, one.limits, time.monotonic())
-            if stands is not shield.Cover.LIVE:
+            if stands not in {shield.Cover.LIVE, shield.Cover.SHIELDED}:
                 found.append(Hindrance(f"{self.name} {name}", f"its plugin is away ({one.word.why}): {stands.value}"))
             if one.trouble:
                 found.append(Hindrance(f"{self.name} {name}", one.trouble))
@@ -358,6 +358,16 @@ class Bridge:
         """Tell which plugin it is of."""
         one = self._of(resource)
         return Facts() if one is None else Facts(product=f"{one.resource} ({one.endpoint})")
+
+    def behind(self, resource: str) -> Behind | None:
+        """Say how its plugin is."""
+        one = self._of(resource)
+        if one is None:
+            return None
+        state = shield.cover(one.word, one.limits, time.monotonic()).value
+        reason = "; ".join(part for part in (one.word.why, one.trouble) if part)
+        counts = (one.registrations, one.absences, one.repeated)
+        return Behind(one.resource, one.endpoint, one.door, one.api, state, one.since, reason, *counts)
 
     def place(self, device_id: str) -> None:
         """Leave it to what is known of the device: IDs are a plugin's own."""

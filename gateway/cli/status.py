@@ -44,6 +44,7 @@ _LATE: Final = 0.05
 _MOST_DEVICES: Final = 32
 """Up to this many devices are all shown; of more, those with something to say."""
 _WELL: Final = "present"
+_LIVE: Final = "live"
 _COLOURS: Final = {
     "serving": "green",
     _WELL: "green",
@@ -229,6 +230,7 @@ class _Page:
         spoken = ", ".join(part for part in (one.api, one.kubelets and f"kubelet {one.kubelets}") if part)
         phase = click.style(_clean(one.phase), fg=_colour(one.phase))
         yield f"  {phase}{since}  {_clean(spoken)}".rstrip()
+        yield from self.text("  ", _chain(one), "yellow" if one.behind and one.behind.state != _LIVE else None)
         yield from self.text("  ", one.trouble, "red")
         yield from self.text("  ", _registered(one))
         yield from self.text("  ", ", ".join(_answered(call, codes) for call, codes in one.calls.items()))
@@ -257,6 +259,21 @@ class _Page:
                 )
         if hidden := len(one.devices) - len(shown):
             yield click.style(f"  {hidden} more of {len(one.devices)} devices: --json has them all", dim=True)
+
+
+def _chain(one: Resource) -> str:
+    """Say by whom a bridged resource comes to the kubelet, with the API on each side; nothing of the gateway's own."""
+    plugin = one.behind
+    if plugin is None:
+        return ""
+    renamed = "" if plugin.resource == one.name else f" ({plugin.resource})"
+    state = (
+        plugin.state if plugin.state == _LIVE else f"{plugin.state}, away for {age(plugin.state_s)}: {plugin.reason}"
+    )
+    went = f", went {plugin.absences} times" if plugin.absences else ""
+    return (
+        f"{plugin.door}/{plugin.endpoint}{renamed} -{plugin.api}-> gateway -{one.api or '?'}-> kubelet; {state}{went}"
+    )
 
 
 def _bar(one: Resource) -> str:

@@ -105,6 +105,7 @@ class Commands:
             checked=plugin.checked,
             holders=self._gateway.beliefs.holders(name),
             drift=self._gateway.beliefs.findings(name) if other is None else (),
+            behind=self._gateway.source.behind(name),
         )
 
     async def _status(self, connection: Connection, _request: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ FRESH: Final = 1.0
 """Seconds for which a text is given to all who ask."""
 CALLS: Final = ("Allocate", "GetPreferredAllocation", "PreStartContainer")
 CODES: Final = ("OK", "NOT_FOUND", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNIMPLEMENTED", "UNKNOWN")
+_LIVE: Final = "live"
 _ELSEWHERE: Final = frozenset({Phase.STANDBY.value, Phase.STOPPED.value})
 """Phases in which a resource isn't this gateway's to serve."""
 
@@ -132,6 +133,22 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "gauge",
             ("resource", "kind"),
             "Devices of which the kubelet's books say something else than ours.",
+        ),
+        Family(
+            "bridged_plugin_up", "gauge", ("resource",), "1 while the plugin of a bridged resource is there, else 0."
+        ),
+        Family("bridged_absences_total", "counter", ("resource",), "How often the plugin of a bridged resource went."),
+        Family(
+            "bridged_registrations_total",
+            "counter",
+            ("resource",),
+            "Registrations of the plugin of a bridged resource.",
+        ),
+        Family(
+            "bridged_repeated_answers_total",
+            "counter",
+            ("resource",),
+            "Allocates that were answered as an identical earlier one, while the plugin was away.",
         ),
         Family("handovers_total", "counter", ("side", "outcome"), "Handovers between two gateways on the node."),
         Family("ledger_writable", "gauge", (), "0 while the last write of the ledger failed, else 1."),
@@ -270,6 +287,8 @@ def _gauges(status: Status, *, device_ids: bool) -> dict[str, dict[tuple[str, ..
         if resource.api:
             put("registration_info", (*name, resource.api, resource.kubelets), 1)
         put("stream_age_seconds", name, resource.stream_s)
+        if resource.behind is not None:
+            put("bridged_plugin_up", name, resource.behind.state == _LIVE)
         for count in resource.states:
             put("devices", (*name, count.state, count.kind), count.devices)
         put("healthy_devices", name, resource.healthy)
@@ -288,7 +307,11 @@ def _gauges(status: Status, *, device_ids: bool) -> dict[str, dict[tuple[str, ..
 def _counters(status: Status, counted: tally.Tally) -> dict[str, Mapping[tuple[str, ...], int]]:
     """Read the counters out of the tally, each resource's from 0 on."""
     names = [resource.name for resource in status.resources]
+    bridged = {(resource.name,): resource.behind for resource in status.resources if resource.behind is not None}
     return {
+        "bridged_absences_total": {name: one.absences for name, one in bridged.items()},
+        "bridged_registrations_total": {name: one.registrations for name, one in bridged.items()},
+        "bridged_repeated_answers_total": {name: one.repeated for name, one in bridged.items()},
         "registrations_total": _from_zero(product(names, (why.value for why in tally.Cause)), counted.registrations),
         "register_errors_total": counted.register_errors,
         "registration_checks_total": _from_zero(product(names, (one.value for one in tally.Check)), counted.checks),

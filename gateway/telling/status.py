@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from adapters.dialect import Level, span
-from devices import life
+from devices import life, source
 from devices.model import Health
 from gateway.registration import machine as registration
 from gateway.registration.machine import Phase
@@ -111,8 +111,28 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     words: str
 
 
+class Behind(msgspec.Struct, frozen=True, kw_only=True):
+    """The other device plugin that a resource is of, behind the bridge.
+
+    ``resource`` is its own name for it, ``endpoint`` its socket in the folder ``door``, ``api`` what it speaks. ``state`` has been so
+    for ``state_s``: ``live``, or away and ``shielded``, ``unhealthy`` or ``withdrawn``, with the ``reason`` in words. It registered
+    ``registrations`` times and went ``absences`` times; ``repeated`` answers were given for it as before.
+    """
+
+    resource: str
+    endpoint: str
+    door: str
+    api: str
+    state: str
+    state_s: float
+    reason: str = ""
+    registrations: int = 0
+    absences: int = 0
+    repeated: int = 0
+
+
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """One resource.
+    """One resource. ``behind`` is the other plugin that it is of, null where it is the gateway's own.
 
     ``phase`` is where its registration stands; ``api`` and ``kubelets`` say what the kubelet speaks and which versions of
     it fit the evidence. ``stream_s`` is the age of the kubelet's open stream, null without one. ``standing_by_for`` is the
@@ -147,6 +167,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     free: int | None = None
     states: tuple[Count, ...] = ()
     drift: tuple[Drift, ...] = ()
+    behind: Behind | None = None
     devices: tuple[Device, ...] = ()
 
 
@@ -224,6 +245,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     holders: Mapping[str, str] | None = None
     """Who holds what, by device ID; None: nobody knows."""
     drift: Sequence[Finding] = ()
+    behind: source.Behind | None = None
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -334,7 +356,23 @@ def _resource(plugin: Plugin, tally: Tally, now: float, *, rows: bool) -> Resour
             Drift(kind=finding.kind.value, devices=len(finding.device_ids), words=finding.words)
             for finding in plugin.drift
         ),
+        behind=_behind(plugin.behind, now) if plugin.behind is not None else None,
         devices=_devices(plugin) if rows else (),
+    )
+
+
+def _behind(plugin: source.Behind, now: float) -> Behind:
+    return Behind(
+        resource=plugin.resource,
+        endpoint=plugin.endpoint,
+        door=plugin.door,
+        api=plugin.api,
+        state=plugin.state,
+        state_s=_age(plugin.since, now),
+        reason=plugin.reason,
+        registrations=plugin.registrations,
+        absences=plugin.absences,
+        repeated=plugin.repeated,
     )
 
 

@@ -15,7 +15,19 @@ from devices.boards import Place
 from devices.combined import Combined
 from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, PreferredRequest, RefusedError, Sayable
 from devices.policy import Policy
-from devices.source import NOT_TOLD, Facts, Fate, GiveUpError, Hindrance, Inventory, Listing, Partial, listed, unclaimed
+from devices.source import (
+    NOT_TOLD,
+    Behind,
+    Facts,
+    Fate,
+    GiveUpError,
+    Hindrance,
+    Inventory,
+    Listing,
+    Partial,
+    listed,
+    unclaimed,
+)
 
 GUARD_S = 10.0
 GPU, OTHER, FILE = "nvidia.com/gpu", "amd.com/gpu", "example.com/null"
@@ -76,6 +88,9 @@ class Source:
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         return self.hindered
+
+    def behind(self, resource: str) -> Behind | None:
+        return None
 
     def facts(self, resource: str, device_id: str) -> Facts:
         return Facts(product=self.name)

@@ -24,7 +24,7 @@ from structlog.typing import EventDict
 from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable, Trouble
 from devices.policy import Policy
 from devices.replicas import unshared
-from devices.source import DeviceSource, Facts, Fate, Hindrance, Inventory, Listing
+from devices.source import Behind, DeviceSource, Facts, Fate, Hindrance, Inventory, Listing
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.kubelet.beliefs import CHECKPOINT
@@ -606,6 +606,9 @@ class Hardware:
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         return ()
+
+    def behind(self, resource: str) -> Behind | None:
+        return None
 
     def facts(self, resource: str, device_id: str) -> Facts:
         return WHOLE if resource == GPU else PIECE

@@ -26,7 +26,7 @@ from gateway.registration.machine import Phase
 from gateway.tally import Tally
 from gateway.telling import metrics
 from gateway.telling.metrics import FAMILIES, PREFIX, Metrics
-from gateway.telling.status import Hindrance, Plugin, Status
+from gateway.telling.status import Behind, Hindrance, Plugin, Status
 from gateway.wires import http
 from tests.unit import documents
 from tests.unit.documents import FULL, IDS, REFUSED, RESOURCE, STANDBY, TROUBLED, document, node
@@ -36,6 +36,9 @@ PAGE = ROOT / "docs" / "observability.md"
 RULES = ROOT / "deploy" / "alerts" / "device-plugin-gateway.rules.yaml"
 
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+BEHIND = Behind(resource="a", endpoint="b", door="c", api="v1beta1", state="live", state_s=1)
 
 
 def text(status: Status, tally: Tally | None = None, *, device_ids: bool = False) -> str:
@@ -147,7 +150,8 @@ def test_what_keeps_a_source_from_telling_is_counted() -> None:
 
 
 def test_every_family_has_a_sample_when_all_is_filled_in() -> None:
-    found = {name for name, _ in samples(HINDERED, device_ids=True)}
+    full = replace(HINDERED, resources=(replace(FULL.resources[0], behind=BEHIND), *FULL.resources[1:]))
+    found = {name for name, _ in samples(full, device_ids=True)}
     suffixes = {"histogram": ("_bucket", "_count", "_sum"), "gauge": ("",), "counter": ("",)}
     expected = {name + suffix for name, family in FAMILIES.items() for suffix in suffixes[family.kind]}
     assert expected == {name for name in found if not name.startswith("process_")}

@@ -39,7 +39,7 @@ from devices.model import (
     Trouble,
 )
 from devices.policy import Policy
-from devices.source import NOT_TOLD, Facts, Fate, GiveUpError, Hindrance, Inventory, Listing, Partial
+from devices.source import NOT_TOLD, Behind, Facts, Fate, GiveUpError, Hindrance, Inventory, Listing, Partial
 from gateway import daemon as shell
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
@@ -107,6 +107,9 @@ class Source:
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         return self.hindered
+
+    def behind(self, resource: str) -> Behind | None:
+        return None
 
     def facts(self, resource: str, device_id: str) -> Facts:
         return Facts()
