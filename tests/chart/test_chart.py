@@ -293,6 +293,28 @@ def test_there_is_no_token_where_no_feature_needs_one() -> None:
     assert not {kind for kind, _ in found} & {"ClusterRole", "ClusterRoleBinding"}
 
 
+def test_the_nodes_label_chooses_among_configurations() -> None:
+    found = rendered(ROOT / "tests/chart/values/per-node.yaml")
+    spec = found["DaemonSet", "nvidia"]["spec"]["template"]["spec"]
+    (one,) = spec["containers"]
+    variables = {row["name"]: row.get("value", row.get("valueFrom")) for row in one["env"]}
+    assert variables["CONFIG_FILE_SRCDIR"] == "/available-configs"
+    assert variables["DEFAULT_CONFIG"] == "whole"
+    assert variables["FALLBACK_STRATEGIES"] == "named,single"
+    assert variables["NODE_NAME"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert {"name": "configs", "mountPath": "/available-configs", "readOnly": True} in one["volumeMounts"]
+    assert {"name": "configs", "configMap": {"name": "gpu-device-plugin-gateway-configs"}} in spec["volumes"]
+    assert spec["automountServiceAccountToken"] is True
+    assert found["ClusterRole", ""]["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "watch"]}]
+    assert found["ClusterRoleBinding", ""]["subjects"][0]["name"] == spec["serviceAccountName"]
+
+
+def test_the_rights_are_those_of_kustomize() -> None:
+    component = ROOT / "deploy/kustomize/components/api-server/account.yaml"
+    (role,) = [one for one in yaml.safe_load_all(component.read_text()) if one["kind"] == "ClusterRole"]
+    assert rendered({"config.name": "any"})["ClusterRole", ""]["rules"] == role["rules"]
+
+
 def test_gpu_feature_discovery_runs_theirs() -> None:
     spec = daemonset(ROOT / "tests/chart/values/private-registry.yaml", component="gpu-feature-discovery")["spec"][
         "template"

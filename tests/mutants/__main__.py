@@ -34,6 +34,7 @@ from tests.mutants import (
     choice,
     config,
     deploy,
+    doctor,
     dra,
     fakes,
     faults,
@@ -56,7 +57,7 @@ from tests.mutants.table import Mutant
 ROOT = Path(__file__).parents[2]
 TABLES = (
     table, memory, life, boards, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
-    manifests, deploy, bounds, people, streams, dra, kubernetes, bridge,
+    manifests, deploy, bounds, people, streams, dra, kubernetes, bridge, doctor,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]

@@ -267,15 +267,15 @@ readOnlyRootFilesystem: true
 {{- $found -}}
 {{- end -}}
 
+{{- /* Which of the configurations counts, the gateway asks the label of its node. */ -}}
 {{- define "gateway.configEnv" -}}
-{{- $default := include "gateway.defaultConfig" . -}}
-{{- if not $default -}}{{- $default = "default" -}}{{- end -}}
-{{- if eq $default "-" -}}[]
-{{- else -}}
-{{- toJson (list (dict "name" "CONFIG_FILE" "value" (printf "/available-configs/%s" $default))) -}}
-{{- end -}}
+{{- $env := list (dict "name" "CONFIG_FILE_SRCDIR" "value" "/available-configs") -}}
+{{- if .Values.config.default -}}{{- $env = append $env (dict "name" "DEFAULT_CONFIG" "value" .Values.config.default) -}}{{- end -}}
+{{- if .Values.config.fallbackStrategies -}}{{- $env = append $env (dict "name" "FALLBACK_STRATEGIES" "value" (join "," .Values.config.fallbackStrategies)) -}}{{- end -}}
+{{- toJson (append $env (dict "name" "NODE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "spec.nodeName")))) -}}
 {{- end -}}
 
 {{- /* Is there a feature on that asks the API server? */ -}}
 {{- define "gateway.asksApi" -}}
+{{- if include "gateway.configMap" . -}}true{{- end -}}
 {{- end -}}

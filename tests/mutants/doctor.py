@@ -1,0 +1,116 @@
+"""``gateway doctor``: what it names, and what it doesn't."""
+
+from __future__ import annotations
+
+from tests.mutants.table import Mutant
+
+RULES = {
+    "DR1": "what can't be seen from here is no finding, and isn't called well",
+    "DR2": "a fault is named by its own code, and by no other",
+    "DR3": "a gateway's process is told from whatever else has its number",
+    "DR4": "the driver is asked within bounds",
+    "DR5": "the exit status says how bad it is",
+}
+
+_CHECKS = "gateway/doctor/checks.py"
+_COLLECT = "gateway/doctor/collect.py"
+_DRIVERS = "gateway/doctor/drivers.py"
+_KUBELETS = "gateway/doctor/kubelets.py"
+_GATEWAYS = "gateway/doctor/gateways.py"
+_RUNTIMES = "gateway/doctor/runtimes.py"
+_CLUSTER = "gateway/doctor/cluster.py"
+_COMMAND = "gateway/cli/doctor.py"
+_TEST = "tests/unit/test_doctor.py"
+_OWN = f"{_TEST}::test_a_fault_is_named_by_its_own_code"
+_QUIET = f"{_TEST}::test_what_is_no_fault_is_not_named"
+
+MUTANTS = (
+    Mutant(
+        "DR1",
+        "unseen is well",
+        _CHECKS,
+        'yield Result(**said, outcome="unseen")',
+        'yield Result(**said, outcome="ok")',
+        f"{_TEST}::test_what_cannot_be_seen_is_no_finding_and_is_not_called_well",
+    ),
+    Mutant(
+        "DR2",
+        "a stale folder is there",
+        _COLLECT,
+        "if not info.st_nlink:",
+        "if info.st_nlink < 0:",
+        _OWN,
+    ),
+    Mutant(
+        "DR2",
+        "a library that lacks a right is missing, too",
+        _DRIVERS,
+        'nvml.state == "missing" and not _unwatchable(seen)',
+        'nvml.state == "missing"',
+        _OWN,
+    ),
+    Mutant(
+        "DR2",
+        "the registry has no kubelet, too",
+        _KUBELETS,
+        'folder.state != "there" or _registry(seen) or',
+        'folder.state != "there" or',
+        _OWN,
+    ),
+    Mutant(
+        "DR2",
+        "what another gateway serves counts against this one",
+        _GATEWAYS,
+        "yield from (one for one in status.resources if not one.standing_by_for)",
+        "yield from status.resources",
+        _QUIET,
+    ),
+    Mutant(
+        "DR2",
+        "an application's failure waits for hands",
+        _GATEWAYS,
+        "device.state == State.UNHEALTHY.value and device.kind in _HANDS",
+        "device.state == State.UNHEALTHY.value",
+        _QUIET,
+    ),
+    Mutant(
+        "DR2",
+        "links of device nodes matter with CDI",
+        _RUNTIMES,
+        '    if seen.strategies & _CDI:\n        return ""\n    unlinked',
+        "    unlinked",
+        _QUIET,
+    ),
+    Mutant(
+        "DR2",
+        "a DRA driver of whatever GPUs",
+        _CLUSTER,
+        "if not count and name.startswith(_VENDORS)",
+        "if name.startswith(_VENDORS)",
+        _OWN,
+    ),
+    Mutant(
+        "DR3",
+        "whatever has the number",
+        _COLLECT,
+        'return any(part.rpartition("/")[2] in _GATEWAYS for part in',
+        "return any(True for part in",
+        f"{_TEST}::test_a_gateway_in_a_pod_is_known_by_its_number_there",
+    ),
+    Mutant(
+        "DR4",
+        "a library that hangs is waited for",
+        _COLLECT,
+        "thread.join(_NVML_WITHIN)",
+        "thread.join()",
+        f"{_TEST}::test_a_library_that_hangs_is_not_waited_for",
+    ),
+    Mutant(
+        "DR5",
+        "a warning is an error",
+        _COMMAND,
+        'sys.exit(2 if outcomes["error"] else 1',
+        'sys.exit(2 if outcomes["error"] or outcomes["warning"] else 1',
+        f"{_TEST}::test_the_exit_status_says_how_bad_it_is",
+    ),
+)
