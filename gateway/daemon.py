@@ -19,7 +19,8 @@ import structlog
 from msgspec.structs import replace
 
 from adapters.registry import by_name
-from devices import boards, life
+from devices import boards
+from devices.life import merging, states
 from devices.model import Health
 from devices.source import NOT_TOLD, GiveUpError, Hindrance, Listing, Partial, listed
 from gateway.configuration import reload
@@ -104,7 +105,7 @@ LONGEST_TIMER = 3600.0
 EXIT_PINNED = 75
 """Exit status (EX_TEMPFAIL) for: the socket directory was replaced under a mount that can't follow. A restart helps."""
 
-_WAITING = frozenset({life.State.WITHDRAWN, life.State.LOST})
+_WAITING = frozenset({states.State.WITHDRAWN, states.State.LOST})
 _loop_errors = Seldom(times=5)
 _log = structlog.get_logger()
 
@@ -347,7 +348,7 @@ class Gateway:
         """
         async with self._update_lock:
             self._inventory, claimed = inventory, self._claimed()
-            clock = life.Clock(time.monotonic(), time.time(), self.started)
+            clock = merging.Clock(time.monotonic(), time.time(), self.started)
             known = self.ledger.resources()
             if self._only_remembered() and self._peers():
                 known = tuple(name for name in known if name in self._plugins)
@@ -402,7 +403,7 @@ class Gateway:
                 self._look_at_peers()
                 self._tell_kubelet([plugin for plugin in self._plugins.values() if plugin.state.kubelet is None])
 
-    def _merge(self, listings: Mapping[str, Listing | None], clock: life.Clock) -> dict[str, life.Merged]:
+    def _merge(self, listings: Mapping[str, Listing | None], clock: merging.Clock) -> dict[str, merging.Merged]:
         """Put what is remembered together with what is there, resource by resource; hardware that is held is given once."""
         known = {name: self._known(name, listing) for name, listing in listings.items()}
         before = {name: self._plugins[name].entries if name in self._plugins else {} for name in listings}
@@ -411,7 +412,7 @@ class Gateway:
             self._claims = []
         else:
             remaining = {
-                name: life.remaining(known[name], listing, before[name], clock, grace)
+                name: merging.remaining(known[name], listing, before[name], clock, grace)
                 for name, listing in listings.items()
                 if listing is not None
             }
@@ -419,7 +420,7 @@ class Gateway:
         for name, listing in listings.items():
             offered, held = () if listing is None else listing.devices, known[name].held or frozenset()
             one = replace(known[name], withheld=boards.withheld(self._claims, offered, held))
-            merged[name] = life.merge(one, listing, before[name], clock, grace)
+            merged[name] = merging.merge(one, listing, before[name], clock, grace)
         return merged
 
     def _heeded(self, claims: Sequence[Claim], ours: Container[str]) -> Sequence[Claim]:
@@ -455,10 +456,10 @@ class Gateway:
             if plugin.resource.streaming:
                 yield from (device for device in plugin.resource.devices if device.health is Health.HEALTHY)
 
-    def _known(self, name: str, listing: Listing | None) -> life.Known:
+    def _known(self, name: str, listing: Listing | None) -> merging.Known:
         announced = self.ledger.announced(name)
         listed = {device.id for device in listing.devices} if listing is not None else announced.keys()
-        return life.Known(
+        return merging.Known(
             announced,
             boot_id=self._boot_id,
             cordons={device_id: cordon.reason for device_id, cordon in self.ledger.cordons.items()},
@@ -484,7 +485,7 @@ class Gateway:
         if self._claims:
             self.beliefs.look_within(HOLDERS_AGAIN if self._claimed() <= known else 0)
 
-    def _remember(self, name: str, merged: life.Merged, illnesses: Mapping[str, life.Sticky]) -> bool:
+    def _remember(self, name: str, merged: merging.Merged, illnesses: Mapping[str, merging.Sticky]) -> bool:
         """Write into the ledger what follows from a list; True where that should be on disk at once, not only soon."""
         news = self.ledger.announce(name, tuple(entry.device for entry in merged.entries))
         self.ledger.withdraw(name, merged.dropped)  # Forgets their illnesses too, which outlive them.

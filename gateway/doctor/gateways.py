@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from devices.life import State
+from devices.life.states import State
 from devices.model import Kind
 from gateway.doctor.snapshot import Snapshot
 from gateway.kubelet import drift

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 import msgspec
 
 from devices import naming
-from devices.life import Sticky
+from devices.life.merging import Sticky
 from devices.model import Device, Health, Kind, Trouble
 from gateway.kubelet.drift import MOST_EARLIER, Earlier
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from pathlib import Path
 
-    from devices import life
+    from devices.life import states
     from devices.source import Listing
     from gateway.daemon import Gateway
     from gateway.handover.machine import Age
@@ -133,11 +133,11 @@ class Plugin:
         busy: twice the context switches of an idle gateway.)"""
 
     @property
-    def entries(self) -> dict[str, life.Entry]:
+    def entries(self) -> dict[str, states.Entry]:
         """What is on its list, by device ID."""
         return self.resource.entries
 
-    def publish(self, listing: Listing | None, entries: tuple[life.Entry, ...]) -> None:
+    def publish(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> None:
         """Put a new list before the kubelet, and register once more where what Register said is no longer true."""
         asked = self.resource.options
         self.resource.publish(listing, entries)

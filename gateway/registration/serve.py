@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from adapters.dialect import MalformedError, UnsayableError, Verdict, sayable, span
 from adapters.levels import Evidence, level, may_be_kubelet
-from devices import life
+from devices.life import admission, states
 from devices.model import Fault, Field, Options, RefusedError
 from gateway.kubelet import drift
 from gateway.kubelet.watch import target
@@ -144,7 +144,7 @@ class Resource:
         self._evidence = Evidence()
         self._asked_options: set[str | None] = set()
         """The user agents of those who asked for the options since the last Register."""
-        self._by_id: dict[str, life.Entry] = {}
+        self._by_id: dict[str, states.Entry] = {}
         self._listing: Listing | None = None
         self._lists: dict[str, Wire] = {}
         self._parts: dict[str, Parts] = {}
@@ -168,11 +168,11 @@ class Resource:
         return tuple(entry.device for entry in self._by_id.values())
 
     @property
-    def entries(self) -> dict[str, life.Entry]:
+    def entries(self) -> dict[str, states.Entry]:
         """What is on the list, with each device's state, by device ID."""
         return self._by_id
 
-    def publish(self, listing: Listing | None, entries: tuple[life.Entry, ...]) -> None:
+    def publish(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> None:
         """Put a new list before every open stream, if it says anything new. The caller has made its device IDs durable."""
         before = self.devices
         if listing is not None and not listing.devices and self._listing is not None:
@@ -401,10 +401,10 @@ class Resource:
 
     def _check(self, dialect: Dialect, container: ContainerRequest) -> None:
         """Raise RefusedError unless the life of each device allows it to be handed out now."""
-        if life.all_present(container.device_ids, self._by_id):
+        if admission.all_present(container.device_ids, self._by_id):
             return
         self.note_handed_out()  # It counts now.
-        warnings = life.judge(
+        warnings = admission.judge(
             self.name,
             container.device_ids,
             self._by_id,
@@ -424,7 +424,7 @@ class Resource:
 
     async def _pre_start(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
         device_ids = dialect.decode_pre_start_request(request)
-        life.judge_pre_start(self.name, device_ids, self._by_id)
+        admission.judge_pre_start(self.name, device_ids, self._by_id)
         await self._source.prepare(self.name, device_ids)
         return b""  # PreStartContainerResponse has no fields
 
@@ -432,7 +432,7 @@ class Resource:
     def options(self) -> Options:
         """What is asked of the kubelet for this resource; nothing while the source has not looked yet."""
         options = self._listing.options if self._listing is not None else Options()
-        if self._grace and life.awaits_pre_start(self._by_id.values()):
+        if self._grace and admission.awaits_pre_start(self._by_id.values()):
             return replace(options, pre_start_required=True)
         return options
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from devices.life import State
+from devices.life.states import State
 from devices.model import Health
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from devices.life import Entry
+    from devices.life.states import Entry
 
 MOST: Final = 16
 """How many lines one list may take."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from devices.life import State
+from devices.life.states import State
 from devices.replicas import unshared
 from gateway.kubelet.drift import Kind
 from gateway.memory.ledger import Cordon
@@ -23,7 +23,7 @@ from gateway.wires.control import ControlError, Found, Handled, Order, Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from devices.life import Entry
+    from devices.life.states import Entry
     from devices.source import Facts
     from gateway.daemon import Gateway
     from gateway.registration.registrar import Plugin

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from adapters.dialect import Level, span
-from devices import life, source
+from devices import source
+from devices.life import states
 from devices.model import Health
 from gateway.registration import machine as registration
 from gateway.registration.machine import Phase
@@ -233,7 +234,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     state: registration.State
-    entries: Mapping[str, life.Entry]
+    entries: Mapping[str, states.Entry]
     level: Level | None = None
     """Which kubelets fit the evidence, while there is a dialect to speak of."""
     stream_since: float | None = None
@@ -397,7 +398,7 @@ def _devices(plugin: Plugin) -> tuple[Device, ...]:
     )
 
 
-def _kind(entry: life.Entry) -> str:
+def _kind(entry: states.Entry) -> str:
     return "" if entry.kind is None else entry.kind.value
 
 

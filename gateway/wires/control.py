@@ -334,7 +334,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A device in one resource: its state before and now (a ``devices.life.State`` in words), and who holds it."""
+    """A device in one resource: its state before and now (a ``devices.life.states.State`` in words), and who holds it."""
 
     resource: str
     before: str

@@ -52,7 +52,7 @@ MUTANTS = (
     Mutant(
         "H1",
         "what is withheld is healthy",
-        "devices/life.py",
+        "devices/life/merging.py",
         '            (State.WITHHELD, "that", known.withheld),\n',
         "",
         _EDITS,
@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant(
         "H1",
         "what is withheld is given to whoever asks",
-        "devices/life.py",
+        "devices/life/states.py",
         "    State.WITHHELD: Row(\n        Health.UNHEALTHY,\n        Fault.FAILED_PRECONDITION,\n",
         "    State.WITHHELD: Row(\n        Health.UNHEALTHY,\n        None,\n",
         f"{_BOARDS}::test_what_is_withheld_says_why_and_is_refused",
@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "H1",
         "what was well is taken for well",
-        "devices/life.py",
+        "devices/life/merging.py",
         " | known.withheld.keys()",
         "",
         _EDITS,
@@ -140,7 +140,7 @@ MUTANTS = (
     Mutant(
         "H4",
         "what nobody holds is claimed",
-        "devices/life.py",
+        "devices/life/merging.py",
         "if sure or (miss.state is State.WITHDRAWN and not miss.free):",
         "if True:",
         _EDITS,
@@ -148,7 +148,7 @@ MUTANTS = (
     Mutant(
         "H4",
         "what nobody knows of is free",
-        "devices/life.py",
+        "devices/life/merging.py",
         "if sure or (miss.state is State.WITHDRAWN and not miss.free):",
         "if sure:",
         f"{_BOARDS}::test_who_holds_it_is_not_known",

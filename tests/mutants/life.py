@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         "L1",
         "a trouble outlives a reboot",
-        "devices/life.py",
+        "devices/life/merging.py",
         " if row.boot_id == known.boot_id}",
         "}",
         _LIFE,
@@ -30,7 +30,7 @@ MUTANTS = (
     Mutant(
         "L1",
         "a trouble ends when the backend has forgotten it",
-        "devices/life.py",
+        "devices/life/merging.py",
         "    if row is not None:\n        return _still(row, spells)\n    trouble =",
         "    trouble =",
         _LIFE,
@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant(
         "L2",
         "a held device is dropped with its configuration",
-        "devices/life.py",
+        "devices/life/merging.py",
         "    free = known.held is not None and device_id not in known.held\n",
         "    free = known.held is not None\n",
         _LIFE,
@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "L2",
         "a ghost stays for ever where nobody can tell who holds it",
-        "devices/life.py",
+        "devices/life/merging.py",
         "free=clock.now >= until)",
         "free=False)",
         _LIFE,
@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         "L3",
         "a lost device is forgotten though nobody knows who holds it",
-        "devices/life.py",
+        "devices/life/merging.py",
         "    if free and clock.unix - known",
         "    if device_id not in (known.held or ()) and clock.unix - known",
         _LIFE,
@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         "L3",
         "each restart begins the 30 days anew",
-        "devices/life.py",
+        "devices/life/merging.py",
         "lost_since[device_id] = known.lost_since.get(device_id, clock.unix)",
         "lost_since[device_id] = clock.unix",
         _LIFE,
@@ -70,7 +70,7 @@ MUTANTS = (
     Mutant(
         "L4",
         "a cordon takes a device from those who hold it",
-        "devices/life.py",
+        "devices/life/admission.py",
         "        elif entry.device.id in held and row.held:",
         "        elif False:",
         _LIFE,
@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "L4",
         "who holds a cordoned device is served, ill or not",
-        "devices/life.py",
+        "devices/life/admission.py",
         "        yield entry\n        entry = entry.beneath",
         "        yield entry\n        entry = None",
         _LIFE,
@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant(
         "L5",
         "a released device is judged by what nobody can see",
-        "devices/life.py",
+        "devices/life/merging.py",
         "if listing is not None and device_id in listing.released:",
         "if False and listing is not None:",
         _LIFE,
@@ -94,7 +94,7 @@ MUTANTS = (
     Mutant(
         "L5",
         "a released device may be given to a new container",
-        "devices/life.py",
+        "devices/life/states.py",
         "    State.RELEASED: Row(\n        Health.UNHEALTHY,\n        Fault.FAILED_PRECONDITION,\n",
         "    State.RELEASED: Row(\n        None,\n        None,\n",
         _LIFE,
@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant(
         "L6",
         "a program's failure makes the device ill",
-        "devices/life.py",
+        "devices/life/merging.py",
         "    ill = trouble is not None and trouble.kind is not Kind.APPLICATION\n",
         "    ill = trouble is not None\n",
         _LIFE,
@@ -110,7 +110,7 @@ MUTANTS = (
     Mutant(
         "L7",
         "whoever is well comes back at once",
-        "devices/life.py",
+        "devices/life/merging.py",
         "    if back is not None and now < back:",
         "    if False and back is not None:",
         _LIFE,
@@ -118,7 +118,7 @@ MUTANTS = (
     Mutant(
         "L8",
         "a backend that never reports is waited for",
-        "devices/life.py",
+        "devices/life/merging.py",
         "        if clock.now < limit:\n",
         "        if True:\n",
         _LIFE,
@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         "L8",
         "a container starts before its device is found",
-        "devices/life.py",
+        "devices/life/states.py",
         "State.NOT_LOOKED_YET: Row(None, pre_start=Fault.FAILED_PRECONDITION, ",
         "State.NOT_LOOKED_YET: Row(None, ",
         _LIFE,
@@ -134,7 +134,7 @@ MUTANTS = (
     Mutant(
         "L4",
         "what a present device covers is not judged",
-        "devices/life.py",
+        "devices/life/admission.py",
         " and entry.beneath is None for entry in found)",
         " for entry in found)",
         _LIFE,
@@ -142,7 +142,7 @@ MUTANTS = (
     Mutant(
         "L4",
         "a device that is asked for twice is not judged",
-        "devices/life.py",
+        "devices/life/admission.py",
         "present and 0 < len(found) == len(set(device_ids))",
         "present and 0 < len(found)",
         _LIFE,
@@ -150,7 +150,7 @@ MUTANTS = (
     Mutant(
         "L9",
         "an application's trouble that is over stays",
-        "devices/life.py",
+        "devices/life/merging.py",
         "    return shown.state is State.PRESENT and not shown.reason\n",
         "    return shown.state is State.PRESENT\n",
         f"{_LIFE}::test_what_is_listed_alike_but_is_not_alike_is_judged",
@@ -158,7 +158,7 @@ MUTANTS = (
     Mutant(
         "L9",
         "what is wrong is taken for what was wrong",
-        "devices/life.py",
+        "devices/life/merging.py",
         "        return shown.kind is row.trouble.kind and shown.reason == _lasting(row)\n",
         "        return shown.kind is row.trouble.kind\n",
         f"{_LIFE}::test_what_is_listed_alike_but_is_not_alike_is_judged",
@@ -166,7 +166,7 @@ MUTANTS = (
     Mutant(
         "L9",
         "a device that turned is taken for what it was",
-        "devices/life.py",
+        "devices/life/merging.py",
         "    if shown.device is not device and shown.device != device:\n        return False\n",
         "",
         _LIFE,
@@ -174,7 +174,7 @@ MUTANTS = (
     Mutant(
         "L9",
         "what is known besides of a device isn't looked at",
-        "devices/life.py",
+        "devices/life/merging.py",
         "        known.cordons.keys()\n        | known.withheld.keys()\n",
         "        known.withheld.keys()\n",
         _LIFE,
@@ -182,7 +182,7 @@ MUTANTS = (
     Mutant(
         "L9",
         "every device is judged again",
-        "devices/life.py",
+        "devices/life/merging.py",
         "            entries.append(shown)\n            continue\n",
         "            pass\n",
         f"{_LIFE}::test_what_stayed_is_not_judged_again",

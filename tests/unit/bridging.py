@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
-from devices.life import State
+from devices.life.states import State
 from devices.model import ContainerAnswer, ContainerRequest, Device, Field, Health, Sayable
 from devices.policy import Bridging, Policy
 from devices.source import Inventory, Listing

@@ -7,8 +7,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from adapters.dialect import Level
-from devices import life
-from devices.life import State
+from devices.life import states
+from devices.life.states import State
 from devices.model import Device, Field, Health, Kind
 from gateway.kubelet import drift
 from gateway.kubelet.drift import Finding
@@ -28,7 +28,7 @@ SERVING, WAITING = "3f9a2c1d", "8c2e11aa"
 IDS = [f"GPU-{number}f3a{number}c6e-77b0-4b1e-9d4a-0c5b8e21d9f{number}" for number in range(8)]
 
 
-def _entries() -> dict[str, life.Entry]:
+def _entries() -> dict[str, states.Entry]:
     """Eight GPUs, half of them in trouble."""
     troubles = {
         2: (
@@ -44,7 +44,7 @@ def _entries() -> dict[str, life.Entry]:
     for number, id_ in enumerate(IDS):
         state, reason, kind = troubles.get(number, (State.PRESENT, "", None))
         health = Health.HEALTHY if state is State.PRESENT else Health.UNHEALTHY
-        entries[id_] = life.Entry(Device(id_, health, (number // 4,)), state, reason, kind=kind)
+        entries[id_] = states.Entry(Device(id_, health, (number // 4,)), state, reason, kind=kind)
     return entries
 
 
@@ -73,7 +73,7 @@ TROUBLED = Plugin(
 REFUSED = Plugin(
     name="nvidia.com/mig-1g.10gb",
     state=state(Phase.WAITING),
-    entries={"MIG-1": life.Entry(Device("MIG-1"), State.PRESENT)},
+    entries={"MIG-1": states.Entry(Device("MIG-1"), State.PRESENT)},
     trouble="Register was refused: the ResourceName is invalid",
 )
 STANDBY = Plugin(name=RESOURCE, state=state(Phase.STANDBY), entries=_entries(), standing_by_for=SERVING)

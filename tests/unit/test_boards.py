@@ -21,7 +21,7 @@ from devices.gpu.backend import Sight
 from devices.gpu.model import GPU
 from devices.gpu.simulated.backend import VENDORS
 from devices.gpu.source import GPUSource
-from devices.life import State
+from devices.life.states import State
 from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Health, RefusedError, Sayable
 from devices.policy import MigStrategy, Naming, Policy, Slices
 from devices.source import Inventory
@@ -495,7 +495,7 @@ async def test_who_holds_it_is_not_known(node: Node, monkeypatch: pytest.MonkeyP
     await node.edit(TWICE)
     assert node.free() == {}
     assert "can't be seen now" in node.gateway._plugins[GPUS].entries["U0::0"].reason
-    monkeypatch.setattr("devices.life.HELD_UNKNOWN_S", 0.0)
+    monkeypatch.setattr("devices.life.merging.HELD_UNKNOWN_S", 0.0)
     await node.restarts()
     assert node.free() == {GPUS: ["U0::0", "U0::1", "U1::0", "U1::1"]}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from devices.life import Entry, State
+from devices.life.states import Entry, State
 from devices.model import Device, Health, Kind
 from gateway.telling.changes import MOST, tell
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from devices import life
-from devices.life import State
+from devices.life import states
+from devices.life.states import State
 from devices.model import Device, Health, Kind
 from devices.source import Facts
 from gateway.cli import devices as cli
@@ -42,7 +42,7 @@ Rows = Mapping[str, tuple[State, str, Kind | None, int | None]]
 
 def plugin(name: str, rows: Rows, holders: Mapping[str, str] | None = None, waits_for: str = "") -> Plugin:
     entries = {
-        device_id: life.Entry(
+        device_id: states.Entry(
             Device(
                 device_id,
                 Health.HEALTHY if where is State.PRESENT else Health.UNHEALTHY,

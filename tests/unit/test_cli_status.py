@@ -18,8 +18,8 @@ import structlog
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from devices import life
-from devices.life import State
+from devices.life import states
+from devices.life.states import State
 from devices.model import Device, Health
 from gateway.cli import status as cli
 from gateway.cli.main import gateway
@@ -293,7 +293,7 @@ def test_columns_are_aligned() -> None:
 
 def test_of_many_devices_those_with_something_to_say_are_shown() -> None:
     entries = {
-        f"GPU-{number}": life.Entry(
+        f"GPU-{number}": states.Entry(
             Device(f"GPU-{number}", Health.UNHEALTHY if number < 3 else Health.HEALTHY),
             State.UNHEALTHY if number < 3 else State.PRESENT,
         )

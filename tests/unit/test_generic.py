@@ -27,7 +27,7 @@ from devices.gpu.backend import Sight
 from devices.gpu.model import GPU
 from devices.gpu.simulated.backend import VENDORS
 from devices.gpu.source import GPUSource
-from devices.life import State
+from devices.life.states import State
 from devices.model import ContainerRequest, Device, DeviceNode, Fault, Field, PreferredRequest, RefusedError, Sayable
 from devices.policy import Globbed, Policy
 from devices.source import DeviceSource, Facts, Fate, Inventory, Listing

@@ -25,8 +25,10 @@ from structlog.testing import capture_logs
 from devices.gpu import naming
 from devices.gpu.allocation import preferred
 from devices.gpu.amd import backend as amd
-from devices.gpu.amd.backend import AbsentError, AmdBackend, Topology
+from devices.gpu.amd import sysfs
+from devices.gpu.amd.backend import AmdBackend
 from devices.gpu.amd.exporter import Exporter, unhealthy
+from devices.gpu.amd.sysfs import AbsentError, Topology
 from devices.gpu.amd.vendor import AMD
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
@@ -38,7 +40,7 @@ FIRST, SECOND = "0000:05:00.0", "0000:27:00.0"
 
 
 def seen(tree: Sysfs) -> tuple[GPU, ...]:
-    return amd.gpus(amd.read(tree.root, Topology()))
+    return amd.gpus(sysfs.read(tree.root, Topology()))
 
 
 def troubles(gpus: tuple[GPU, ...]) -> dict[str, str]:
@@ -323,7 +325,7 @@ def test_a_container_from_which_kfd_hides_is_told_so(tmp_path: Path, monkeypatch
     def hidden(path: Path) -> dict[str, int]:
         raise PermissionError(1, "Operation not permitted", str(path))
 
-    monkeypatch.setattr(amd, "_properties", hidden)
+    monkeypatch.setattr(sysfs, "_properties", hidden)
     wrong = troubles(seen(vega(tmp_path)))
     assert len(wrong) == 2
     assert all("let it run privileged" in reason for reason in wrong.values())
@@ -361,51 +363,51 @@ def test_without_the_driver_nothing_can_be_seen(tmp_path: Path, gone: str) -> No
 
 def test_the_topology_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
     tree = vega(tmp_path)
-    first = amd.read(tree.root, Topology())
+    first = sysfs.read(tree.root, Topology())
     shutil.rmtree(tree.kfd / f"nodes/{CPUS}")
-    assert amd.read(tree.root, first.topology) == first
+    assert sysfs.read(tree.root, first.topology) == first
     (tree.kfd / "generation_id").write_text("2\n")
-    assert len(amd.read(tree.root, first.topology).topology.nodes) == 1
+    assert len(sysfs.read(tree.root, first.topology).topology.nodes) == 1
 
 
 def test_a_topology_of_a_newly_loaded_driver_is_another_one(tmp_path: Path) -> None:
     tree = vega(tmp_path)
-    first = amd.read(tree.root, Topology())
+    first = sysfs.read(tree.root, Topology())
     (tree.kfd / "nodes").rename(tree.kfd / "old")
     (tree.kfd / "nodes").mkdir()
-    assert amd.read(tree.root, first.topology).topology.nodes == ()
+    assert sysfs.read(tree.root, first.topology).topology.nodes == ()
 
 
 def test_a_topology_without_a_generation_is_always_read(tmp_path: Path) -> None:
     tree = vega(tmp_path)
     (tree.kfd / "generation_id").unlink()
-    first = amd.read(tree.root, Topology())
+    first = sysfs.read(tree.root, Topology())
     shutil.rmtree(tree.kfd / f"nodes/{CPUS}")
-    assert len(amd.read(tree.root, first.topology).topology.nodes) == 1
+    assert len(sysfs.read(tree.root, first.topology).topology.nodes) == 1
 
 
 def test_a_topology_that_could_not_be_read_is_read_again(tmp_path: Path) -> None:
     tree = vega(tmp_path)
     node_is_a_link(tree)
-    first = amd.read(tree.root, Topology())
+    first = sysfs.read(tree.root, Topology())
     properties = tree.kfd / f"nodes/{CPUS}/properties"
     properties.unlink()
     (tree.root / "elsewhere").rename(properties)
-    assert len(amd.read(tree.root, first.topology).topology.nodes) == 2
+    assert len(sysfs.read(tree.root, first.topology).topology.nodes) == 2
 
 
 def test_a_tree_that_changed_while_it_was_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = spx(tmp_path)
-    nodes, changes = amd._nodes, iter([True, False])
+    nodes, changes = sysfs._nodes, iter([True, False])
 
-    def changing(folder: Path, renders: Collection[int | None]) -> tuple[tuple[amd.Node, ...], str]:
+    def changing(folder: Path, renders: Collection[int | None]) -> tuple[tuple[sysfs.Node, ...], str]:
         found = nodes(folder, renders)
         if next(changes):
             tree.boards = tree.boards[:2]
             tree.write()
         return found
 
-    monkeypatch.setattr(amd, "_nodes", changing)
+    monkeypatch.setattr(sysfs, "_nodes", changing)
     assert [gpu.uuid for gpu in seen(tree)] == [FIRST, SECOND]
 
 
@@ -440,10 +442,10 @@ def ids(sight: Sight) -> list[str]:
 async def test_nothing_is_said_before_the_driver_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = vega(tmp_path)
     (tmp_path / "class").rename(tmp_path / "not-yet")
-    looked, real = asyncio.Event(), amd.read
+    looked, real = asyncio.Event(), sysfs.read
     loop = asyncio.get_running_loop()
 
-    def looking(sys: Path, last: Topology) -> amd.Tree:
+    def looking(sys: Path, last: Topology) -> sysfs.Tree:
         try:
             return real(sys, last)
         finally:
@@ -544,9 +546,9 @@ async def test_other_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 async def test_a_look_that_finds_nothing_new_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = vega(tmp_path)
-    looks, still, real = threading.Semaphore(0), threading.Lock(), amd.read
+    looks, still, real = threading.Semaphore(0), threading.Lock(), sysfs.read
 
-    def counted(sys: Path, last: Topology) -> amd.Tree:
+    def counted(sys: Path, last: Topology) -> sysfs.Tree:
         looks.release()
         with still:
             return real(sys, last)
@@ -588,9 +590,9 @@ async def test_a_driver_that_hangs_is_a_trouble_and_costs_one_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = vega(tmp_path)
-    real, hung, calls = amd.read, threading.Event(), []
+    real, hung, calls = sysfs.read, threading.Event(), []
 
-    def hanging(sys: Path, last: Topology) -> amd.Tree:
+    def hanging(sys: Path, last: Topology) -> sysfs.Tree:
         calls.append(sys)
         hung.wait(30)
         return real(sys, last)
@@ -623,7 +625,7 @@ async def test_a_watch_that_is_closed_leaves_no_thread(tmp_path: Path, monkeypat
 
 
 async def test_a_defect_in_a_look_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(sys: Path, last: Topology) -> amd.Tree:
+    def broken(sys: Path, last: Topology) -> sysfs.Tree:
         raise ZeroDivisionError
 
     monkeypatch.setattr(amd, "read", broken)

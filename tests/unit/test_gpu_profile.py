@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.simulated import profile
-from devices.gpu.simulated.profile import Described, ProfileError, find, parse, read, shipped
+from devices.gpu.simulated.document import ProfileError
+from devices.gpu.simulated.profile import Described, find, parse, read, shipped
 from devices.model import Health, Kind, Trouble
 
 ALL_OF_64 = f"{{between: {list(range(64))}, by: pix}}"

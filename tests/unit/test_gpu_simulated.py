@@ -19,7 +19,7 @@ from devices import filewatch
 from devices.gpu.simulated import backend as simulated
 from devices.gpu.simulated import profile
 from devices.gpu.simulated.backend import VENDORS, SimulatedBackend
-from devices.gpu.simulated.profile import ProfileError
+from devices.gpu.simulated.document import ProfileError
 from devices.gpu.source import GPUSource
 from devices.model import ContainerRequest, Fault, Field, Health, PreferredRequest, RefusedError, Sayable, Trouble
 from devices.policy import Policy

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devices.life import Sticky
+from devices.life.merging import Sticky
 from devices.model import Device, Health, Kind, Trouble
 from gateway.kubelet.drift import Earlier
 from gateway.memory import ledger as ledger_module

@@ -11,24 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from devices import life
-from devices.life import (
+from devices.life import merging, states
+from devices.life.admission import all_present, awaits_pre_start, judge, judge_pre_start
+from devices.life.merging import (
     FIRST_DISCOVERY_S,
     HELD_UNKNOWN_S,
     LOST_FORGOTTEN_S,
     Clock,
-    Entry,
     Known,
     Merged,
-    Spells,
-    State,
     Sticky,
-    all_present,
-    awaits_pre_start,
-    judge,
-    judge_pre_start,
     merge,
 )
+from devices.life.states import Entry, Spells, State
 from devices.model import Device, Fault, Health, Kind, RefusedError, Trouble
 from devices.source import Fate, Listing
 
@@ -87,14 +82,14 @@ def test_row(
     listed: bool,
     kept: bool,
 ) -> None:
-    row = life.TABLE[state]
+    row = states.TABLE[state]
     assert (row.health, row.allocate, row.lenient, row.held) == (health, allocate, lenient, held)
     assert (row.pre_start, row.listed, row.kept) == (pre_start, listed, kept)
     assert bool(row.way_out) == (allocate is not None or pre_start is not None)
 
 
 def test_every_state_has_its_row() -> None:
-    assert set(life.TABLE) == set(State)
+    assert set(states.TABLE) == set(State)
 
 
 # What the backend sees.
@@ -221,7 +216,7 @@ def test_what_is_left_of_what_is_not_offered(
     held: Collection[str] | None, listing: Listing, left: Sequence[Device]
 ) -> None:
     known = replace(ANNOUNCED, held=None if held is None else frozenset(held))
-    assert life.remaining(known, listing, {}, at(NOW)) == left
+    assert merging.remaining(known, listing, {}, at(NOW)) == left
 
 
 # What the backend doesn't see.
@@ -664,7 +659,7 @@ def test_whatever_comes_there_is_one_answer_for_each_device(
     assert young.isdisjoint(merged.dropped), "what was lost only now is never dropped"
     assert merged.again_at is None or merged.again_at >= clock.now
     for entry in merged.entries:
-        says = life.TABLE[entry.state].health
+        says = states.TABLE[entry.state].health
         assert says is None or entry.device.health is says
         assert (entry.state is State.CORDONED) == (entry.device.id in known.cordons)
 
@@ -685,7 +680,7 @@ def test_what_stayed_is_what_judging_it_again_would_give(
 ) -> None:
     """Twice each step, because most that is drawn differs from the step before."""
     twice = [step for step in steps for _ in range(2)]
-    with patch.object(life, "_is_settled", return_value=False):
+    with patch.object(merging, "_is_settled", return_value=False):
         judged = played(twice, grace)
     assert played(twice, grace) == judged
 
@@ -750,7 +745,7 @@ def test_ten_thousand_devices() -> None:
 
 
 def entry(state: State, since: float | None = 0.0, health: Health = ILL, beneath: Entry | None = None) -> Entry:
-    return Entry(Device("g", life.TABLE[state].health or health), state, "because", since, beneath=beneath)
+    return Entry(Device("g", states.TABLE[state].health or health), state, "because", since, beneath=beneath)
 
 
 def over(state: State, beneath: State, since: float | None = 0.0) -> Entry:

@@ -19,8 +19,8 @@ import yaml
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from devices import life
-from devices.life import State
+from devices.life import states
+from devices.life.states import State
 from devices.model import Device, Field
 from gateway.registration.machine import Phase
 from gateway.tally import Tally
@@ -166,7 +166,7 @@ def test_a_family_is_named_as_prometheus_wants(family: metrics.Family) -> None:
 
 
 def _many(count: int) -> Plugin:
-    entries = {f"GPU-{number}": life.Entry(Device(f"GPU-{number}"), State.PRESENT) for number in range(count)}
+    entries = {f"GPU-{number}": states.Entry(Device(f"GPU-{number}"), State.PRESENT) for number in range(count)}
     return replace(TROUBLED, entries=entries, holders={f"GPU-{number}": f"a/b-{number}/c" for number in range(count)})
 
 

@@ -21,8 +21,8 @@ from adapters import spelling
 from adapters.dialect import MalformedError
 from adapters.registry import by_name
 from adapters.v1beta1 import V1BETA1
-from devices.life import Entry
-from devices.life import State as Life
+from devices.life.states import Entry
+from devices.life.states import State as Life
 from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable
 from devices.source import Listing
 from gateway.kubelet import view as kubelet_view

@@ -22,7 +22,8 @@ from structlog.typing import EventDict
 
 from adapters.dialect import Dialect, Level
 from adapters.registry import by_name
-from devices.life import Entry, Merged, State, Sticky
+from devices.life.merging import Merged, Sticky
+from devices.life.states import Entry, State
 from devices.model import (
     ContainerAnswer,
     ContainerRequest,
@@ -1045,7 +1046,7 @@ async def test_ten_thousand_devices_are_one_list(make: Make) -> None:
 async def test_a_wrong_request_is_refused_precisely(
     make: Make, monkeypatch: pytest.MonkeyPatch, api: str, asked: list[str], code: grpc.StatusCode, words: str
 ) -> None:
-    monkeypatch.setattr("devices.life.JUST_TURNED_S", 0.0)
+    monkeypatch.setattr("devices.life.admission.JUST_TURNED_S", 0.0)
     kubelet = (await make(inventory(A, B, ILL), api)).kubelet
     registration = await kubelet.registered()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -1054,7 +1055,7 @@ async def test_a_wrong_request_is_refused_precisely(
 
 
 async def test_each_of_several_containers_is_judged(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("devices.life.JUST_TURNED_S", 0.0)
+    monkeypatch.setattr("devices.life.admission.JUST_TURNED_S", 0.0)
     kubelet = (await make(inventory(A, B, ILL))).kubelet
     registration = await kubelet.registered()
     for wrong in ("ill", "never"):
@@ -1066,7 +1067,7 @@ async def test_each_of_several_containers_is_judged(make: Make, monkeypatch: pyt
 async def test_each_of_several_containers_is_judged_by_the_list_that_came_meanwhile(
     make: Make, monkeypatch: pytest.MonkeyPatch, turned: str
 ) -> None:
-    monkeypatch.setattr("devices.life.JUST_TURNED_S", 0.0)
+    monkeypatch.setattr("devices.life.admission.JUST_TURNED_S", 0.0)
     node = await make(inventory(A, B))
     now = inventory(*(replace(one, health=Health.UNHEALTHY) if one.id == turned else one for one in (A, B)))
     answer = node.source.answer
@@ -1113,7 +1114,7 @@ async def test_a_device_that_fell_ill_is_given_again_where_each_start_of_a_conta
     make: Make, monkeypatch: pytest.MonkeyPatch, api: str, served: bool
 ) -> None:
     """Kubelet 1.8 alone calls Allocate at each start: a refusal would end a pod that runs. What it never had stays refused."""
-    monkeypatch.setattr("devices.life.JUST_TURNED_S", 0.0)
+    monkeypatch.setattr("devices.life.admission.JUST_TURNED_S", 0.0)
     node = await make(inventory(A, B), api)
     registration = await node.kubelet.registered()
     lists = node.kubelet.lists(registration)

@@ -15,7 +15,8 @@ from devices.filewatch import FileWatch
 from devices.gpu.amd.vendor import AMD
 from devices.gpu.backend import Sight
 from devices.gpu.nvidia.vendor import NVIDIA
-from devices.gpu.simulated.profile import Described, ProfileError, UnreadableError, find, parse, read
+from devices.gpu.simulated.document import ProfileError
+from devices.gpu.simulated.profile import Described, UnreadableError, find, parse, read
 from devices.gpu.vendor import Vendor
 
 VENDORS: Final[Sequence[Vendor]] = (NVIDIA, AMD)

@@ -1,29 +1,21 @@
-"""The life of a device: what each of its states means, in one table.
-
-Healthy and Unhealthy are not enough. A device that isn't found yet after a reboot, one that fell ill, one that is gone
-and one that nobody offers any more all look "not Healthy", but the kubelet must be told different things: it fails pods
-for good where it is told Unhealthy too early, and gives a device away where it is told nothing at all. So a device has a
-state, the table says what follows from it, and nobody else decides that again.
+"""The life of a device over time: what a source sees now, put together with what was announced, ordered, held and ill before.
 
 Pure: clocks are values here, and what was promised, ordered and held comes from whoever remembers it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from enum import Enum
 from typing import Final, NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from devices.model import Device, Fault, Health, Kind, RefusedError, Trouble
+from devices.life.states import COVERS, TABLE, Entry, Spells, State
+from devices.model import Device, Health, Kind, Trouble
 from devices.source import Fate, Listing
 
-JUST_TURNED_S: Final = 1.0
-"""How long after a device turned Unhealthy a request for it may still be the answer to the list before that, in seconds."""
 FIRST_DISCOVERY_S: Final = 300.0
 """How long the first discovery may take, in seconds: long enough for a driver that is built while the node boots, and as long
 as the kubelet itself waits for the plugin of a resource it remembers (endpointStopGracePeriod, 1.10 and later)."""
@@ -33,149 +25,8 @@ replaced is back within minutes, and where its books can't be read at all a ghos
 LOST_FORGOTTEN_S: Final = 30 * 86_400.0
 """How long a lost device that nobody holds stays on the list, in seconds: a repair by the vendor takes weeks."""
 
-SPELLS: Final = 3
-"""From so many spells of illness in a row on, a device that is well again is held back. An error and its repetition are
-everyday; a third is a habit."""
-STEADY_S: Final = 600.0
-"""How long a device must have been well, in seconds, for its earlier spells to be forgotten: a job that makes it ill again
-has mostly done so by then."""
-HOLD_S: Final = 60.0
-"""How long it must first be well to be let back after that many spells, in seconds; each further spell doubles it."""
-HOLD_MAX_S: Final = 3600.0
-"""The most of it: a device that is well for an hour deserves another try."""
 
 _STICKY: Final = (Kind.RESET_REQUIRED, Kind.UNKNOWN)
-
-
-class State(Enum):
-    """Where a device is in its life. The values are what people are told."""
-
-    PRESENT = "present"
-    NOT_LOOKED_YET = "not looked yet"
-    UNHEALTHY = "unhealthy"
-    LOST = "lost"
-    WITHDRAWN = "withdrawn"
-    CORDONED = "cordoned"
-    RELEASED = "released"
-    WITHHELD = "withheld"
-
-
-_COVERS: Final = frozenset({State.CORDONED, State.WITHHELD})
-"""States that lie over another one."""
-
-
-class Row(Struct, frozen=True):
-    """What follows from a state.
-
-    ``health`` is what the list says (None: what it said last). ``allocate`` is how Allocate refuses the device (None: the
-    state doesn't), ``lenient`` whether it is served all the same, with a warning, where the kubelet couldn't know better,
-    and ``held`` whether it is where a container holds it already. ``pre_start`` is how PreStartContainer refuses it
-    (None: the backend decides). ``listed`` and ``kept`` are for a device that nobody holds: whether it is on the list, and
-    whether its ID stays remembered as announced, over restarts too. ``way_out`` tells a person what to do.
-    """
-
-    health: Health | None
-    allocate: Fault | None = None
-    lenient: bool = False
-    held: bool = False
-    pre_start: Fault | None = None
-    listed: bool = True
-    kept: bool = True
-    way_out: str = ""
-
-
-TABLE: Final[Mapping[State, Row]] = {
-    State.PRESENT: Row(Health.HEALTHY),
-    # Its ID comes from memory; the first discovery decides. Served: a refused admission would be final, where a refused
-    # pre-start is tried again.
-    State.NOT_LOOKED_YET: Row(None, pre_start=Fault.FAILED_PRECONDITION, way_out="the kubelet tries again"),
-    State.UNHEALTHY: Row(
-        Health.UNHEALTHY,
-        Fault.FAILED_PRECONDITION,
-        lenient=True,
-        way_out="start the pod anew so that it gets another device, and repair this one",
-    ),
-    # Listed, not dropped, while anything may still hold it: the kubelet would forget whose it is.
-    State.LOST: Row(
-        Health.UNHEALTHY,
-        Fault.FAILED_PRECONDITION,
-        way_out="start the pod anew so that it gets another device, and check this one's seat, power and driver",
-    ),
-    # Somebody wanted it gone, so nothing of it stays but what a container holds.
-    State.WITHDRAWN: Row(
-        Health.UNHEALTHY,
-        Fault.NOT_FOUND,
-        held=True,
-        listed=False,
-        kept=False,
-        way_out="start the pod anew so that it gets another device; this one is no longer offered under this name",
-    ),
-    # What it covers decides for those who hold the device.
-    State.CORDONED: Row(
-        Health.UNHEALTHY,
-        Fault.FAILED_PRECONDITION,
-        held=True,
-        way_out="start the pod anew so that it gets another device, or lift the cordon",
-    ),
-    # Its hardware is in use under another ID (``devices.boards``). What it covers decides for those who hold the device.
-    State.WITHHELD: Row(
-        Health.UNHEALTHY,
-        Fault.FAILED_PRECONDITION,
-        held=True,
-        way_out="it is offered again when that container has ended; or take the change of the configuration back",
-    ),
-    # Somebody is about to reset or partition it. Unhealthy also while a container holds it: the moment that one ends, the
-    # kubelet would give it to the next. What it covers stays as it was seen last, and decides for those who hold it.
-    State.RELEASED: Row(
-        Health.UNHEALTHY,
-        Fault.FAILED_PRECONDITION,
-        held=True,
-        way_out="start the pod anew so that it gets another device; after the reset say `gateway devices --acquire`",
-    ),
-}
-
-
-class Spells(Struct, frozen=True):
-    """How often in a row a device fell ill, and when the last time ended.
-
-    ``count`` is the number of spells between which it was never well for long; ``ended`` the moment from which it has been
-    well (monotonic seconds; None: it is ill, or never was). Of this process only: a restart forgets them.
-    """
-
-    count: int = 0
-    ended: float | None = None
-
-    def after(self, *, ill: bool, now: float) -> Spells:
-        """Count on, given what the backend says now."""
-        if ill == (self.count > 0 and self.ended is None):
-            return self
-        if not ill:
-            return Spells(self.count, now)
-        steady = self.ended is None or now >= self.ended + self.hold + STEADY_S
-        return Spells(1 if steady else self.count + 1)
-
-    @property
-    def hold(self) -> float:
-        """How long it must be well before it is let back, in seconds."""
-        return min(HOLD_MAX_S, HOLD_S * 2 ** min(self.count - SPELLS, 16)) if self.count >= SPELLS else 0.0
-
-
-class Entry(Struct, frozen=True):
-    """A device as the list shows it, with its state and the reason for it in words.
-
-    ``since`` is when its health in the list became what it is (monotonic seconds); None: before this process looked.
-    ``kind`` is what its trouble takes to end, if it has one. ``until`` is when its state ends by itself (monotonic seconds;
-    None: it doesn't). ``beneath`` is what a cordon, a release or another's claim covers.
-    """
-
-    device: Device
-    state: State
-    reason: str = ""
-    since: float | None = None
-    kind: Kind | None = None
-    until: float | None = None
-    spells: Spells = Spells()
-    beneath: Entry | None = None
 
 
 class Sticky(Struct, frozen=True):
@@ -326,7 +177,7 @@ def remaining(
 
 def _bare(entry: Entry | None) -> Entry | None:
     """An entry without what lies over it: a cordon, another's claim."""
-    while entry is not None and entry.state in _COVERS:
+    while entry is not None and entry.state in COVERS:
         entry = entry.beneath
     return entry
 
@@ -467,133 +318,3 @@ def _entry(
     elif last is None and told is not None and told.health is health:
         since = None
     return Entry(device, found.state, found.reason, since, found.kind, found.until, found.spells, beneath)
-
-
-def all_present(device_ids: Sequence[str], entries: Mapping[str, Entry]) -> bool:
-    """Whether nothing at all stands against one container's devices: ``judge`` has then neither an objection nor a warning."""
-    found = [entries.get(device_id) for device_id in device_ids]
-    present = all(entry is not None and entry.state is State.PRESENT and entry.beneath is None for entry in found)
-    return present and 0 < len(found) == len(set(device_ids))
-
-
-def judge(
-    resource: str,
-    device_ids: Sequence[str],
-    entries: Mapping[str, Entry],
-    *,
-    now: float,
-    handed_out: Container[str] = frozenset(),
-    held: Container[str] = frozenset(),
-) -> tuple[str, ...]:
-    """Decide whether one container may have the devices it asks for.
-
-    Never refuses because a device was handed out before: init and app containers share, and no release is ever told.
-
-    Args:
-        resource: the resource name, for the messages.
-        device_ids: what the container asks for.
-        entries: the list as it was last sent, by device ID.
-        now: the clock, in monotonic seconds.
-        handed_out: where the kubelet asks again at each start of a container (1.8 does), the devices that containers
-            were given before: a refusal would end a running pod. Empty for any other kubelet.
-        held: the devices that containers hold by the kubelet's own books, as far as they are known.
-
-    Returns:
-        Warnings, one for each reason not to serve a device that is served all the same.
-
-    Raises:
-        RefusedError: INVALID_ARGUMENT for no ID at all or one given twice, NOT_FOUND for one that isn't on the list, else
-            what the table says.
-    """
-    if not device_ids:
-        raise RefusedError(
-            Fault.INVALID_ARGUMENT,
-            f"expected at least one device ID of {resource} for a container, got none: ask for one, or don't call",
-        )
-    if len(frozenset(device_ids)) < len(device_ids):
-        twice = [device_id for device_id, count in Counter(device_ids).items() if count > 1]
-        raise RefusedError(
-            Fault.INVALID_ARGUMENT,
-            f"expected each device ID of {resource} once in a container's request, got {_some(twice)} more than once: "
-            "give each ID once",
-        )
-    warnings = []
-    for entry in _asked(resource, device_ids, entries):
-        row = TABLE[entry.state]
-        if row.allocate is None:
-            continue
-        known = _known(resource, entry)
-        if entry.device.id in handed_out and (row.lenient or row.held):
-            why = "the kubelet asks again for devices that a container was given before"
-        elif entry.device.id in held and row.held:
-            why = "a container holds it"
-        elif row.lenient and entry.since is not None and now - entry.since < JUST_TURNED_S:
-            why = "it turned just now and the kubelet may not know yet"
-        else:
-            raise RefusedError(row.allocate, f"expected a device that a container can use, but {known}: {row.way_out}")
-        warnings.append(f"{known}; served all the same, because {why}: {row.way_out}")
-    return tuple(warnings)
-
-
-def judge_pre_start(resource: str, device_ids: Sequence[str], entries: Mapping[str, Entry]) -> None:
-    """Decide whether the backend may be asked to make a container's devices ready (PreStartContainer).
-
-    The kubelet tries a refused pre-start again, with its restart back-off; a refused admission is final.
-
-    Args:
-        resource: the resource name, for the messages.
-        device_ids: what the container was given.
-        entries: the list as it was last sent, by device ID.
-
-    Raises:
-        RefusedError: NOT_FOUND for an ID that isn't on the list, else what the table says.
-    """
-    for entry in _asked(resource, device_ids, entries):
-        row = TABLE[entry.state]
-        if row.pre_start is not None:
-            raise RefusedError(
-                row.pre_start,
-                f"expected devices that the backend has found, but {_known(resource, entry)}: {row.way_out}",
-            )
-
-
-def awaits_pre_start(entries: Iterable[Entry]) -> bool:
-    """Whether PreStartContainer would be refused for any device of a list, so that the kubelet should be asked to call it."""
-    return any(TABLE[layer.state].pre_start is not None for entry in entries for layer in _layers(entry))
-
-
-def never_announced(resource: str, device_ids: Sequence[str]) -> RefusedError:
-    """The refusal, NOT_FOUND, of at least one device ID that isn't on the list of ``resource``."""
-    return RefusedError(
-        Fault.NOT_FOUND,
-        f"expected device IDs that are announced for {resource}, got {_some(device_ids)}, which never was or was withdrawn: "
-        "if the kubelet keeps asking for it, drain the node and restart the kubelet, so that it learns the devices anew",
-    )
-
-
-def _asked(resource: str, device_ids: Sequence[str], entries: Mapping[str, Entry]) -> Iterator[Entry]:
-    """The entries of these devices, each followed by what it covers."""
-    if unknown := [device_id for device_id in device_ids if device_id not in entries]:
-        raise never_announced(resource, unknown)
-    return (layer for device_id in device_ids for layer in _layers(entries[device_id]))
-
-
-def _layers(entry: Entry | None) -> Iterator[Entry]:
-    while entry is not None:
-        yield entry
-        entry = entry.beneath
-
-
-def _known(resource: str, entry: Entry) -> str:
-    known = f"device {_shown(entry.device.id)} of {resource} is {entry.state.value}"
-    return f"{known} ({entry.reason})" if entry.reason else known
-
-
-def _some(device_ids: Sequence[str]) -> str:
-    """Name some IDs, of any number and any length."""
-    first, *rest = device_ids
-    return _shown(first) + (f" and {len(rest)} more" if rest else "")
-
-
-def _shown(device_id: str) -> str:
-    return repr(device_id) if len(device_id) <= 80 else f"{device_id[:80]!r}…"

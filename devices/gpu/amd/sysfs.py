@@ -1,0 +1,269 @@
+"""AMD's GPUs in sysfs, as plain values: bounded, and read again where the tree changed meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+_TEXT: Final = 4096
+"""The most bytes of a file that count; the kernel gives a page at most."""
+
+
+ENTRIES: Final = 1024
+"""The most entries of a folder that count: 64 partitions have 65 nodes with 64 links each."""
+
+
+_TRIES: Final = 3
+
+
+_PCI: Final = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+
+
+# amdgpu_xcp_30 with AMD's own kernel module, amdgpu_xcp.30 with Linux's (ROCm/k8s-device-plugin#157).
+_PARTITION: Final = re.compile(r"amdgpu_xcp[._][0-9]{1,4}")
+
+
+_CARD: Final = re.compile(r"card([0-9]{1,5})")
+
+
+_RENDER: Final = re.compile(r"renderD([0-9]{1,5})")
+
+
+_NUMBER: Final = re.compile(r"[0-9]{1,5}")
+
+
+_MODE: Final = re.compile(r"[a-z0-9]{0,16}")
+
+
+_FILES: Final = ("current_compute_partition", "current_memory_partition", "numa_node")
+
+
+_PROPERTY: Final = re.compile(r"^([a-z0-9_]{1,40}) ([0-9]{1,20})$", re.MULTILINE)
+
+
+_MOST_LANES: Final = 64
+
+
+PCIE, XGMI = 2, 11
+"""Types of KFD's links (CRAT_IOLINK_TYPE_PCIEXPRESS, CRAT_IOLINK_TYPE_XGMI in kfd_crat.h)."""
+
+
+class AbsentError(Exception):
+    """AMD's GPUs can't be seen now. The message says why."""
+
+
+class Entry(Struct, frozen=True):
+    """What the driver has for a GPU (``id`` is its PCI address) or a partition (its platform device).
+
+    ``card`` and ``render`` are the numbers of its device nodes, None where it has none. ``compute`` and ``memory`` are the
+    partition modes of a GPU (``cpx``, ``nps4``), '' where it knows none. ``problem`` says what could not be read.
+    """
+
+    id: str
+    card: int | None = None
+    render: int | None = None
+    compute: str = ""
+    memory: str = ""
+    numa_node: int | None = None
+    product: str = ""
+    problem: str = ""
+
+
+class Wire(NamedTuple):
+    """A link of KFD's topology: to which node, of which type, over how many lanes."""
+
+    to: int
+    kind: int
+    lanes: int
+
+
+class Node(Struct, frozen=True):
+    """A node of KFD's topology that computes. ``location`` is bus << 8 | device << 3 | function, or partition."""
+
+    number: int
+    render: int
+    domain: int
+    location: int
+    wires: tuple[Wire, ...] = ()
+
+
+class Topology(Struct, frozen=True):
+    """KFD's nodes as they were at ``key``, which changes with them. ``problem`` says why some could not be read."""
+
+    key: tuple[object, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    problem: str = ""
+
+
+class Tree(Struct, frozen=True):
+    """Everything in sysfs that counts, as plain values."""
+
+    whole: tuple[Entry, ...] = ()
+    partitions: tuple[Entry, ...] = ()
+    topology: Topology = Topology()
+    driver: str = ""
+
+
+def read(sys: Path, last: Topology) -> Tree:
+    """Read the tree below ``sys``. Takes some milliseconds; most of it only where KFD's topology isn't that of ``last``.
+
+    Raises:
+        AbsentError: the driver or KFD isn't there.
+    """
+    try:
+        root = sys.resolve(strict=True)
+        kfd = _folder(root, root / "class/kfd/kfd/topology")
+        drivers = _folder(root, root / "module/amdgpu/drivers/pci:amdgpu")
+    except (OSError, ValueError) as error:
+        raise AbsentError(f"expected the amdgpu driver with KFD to be loaded: {error}") from None
+    tree = Tree()
+    for _ in range(_TRIES):  # until nothing changed while it was read
+        tree = _read(root, kfd, drivers, last)
+        if tree.topology.key == _key(kfd, tree.whole):
+            break
+    return tree
+
+
+def _read(root: Path, kfd: Path, drivers: Path, last: Topology) -> Tree:
+    platform = root / "devices/platform"
+    whole = tuple(_entry(root, drivers / name) for name in _names(drivers, _PCI))
+    partitions = tuple(_entry(root, platform / name) for name in _names(platform, _PARTITION))
+    key = _key(kfd, whole)
+    known = key and key == last.key and not last.problem
+    topology = last if known else Topology(key, *_nodes(kfd / "nodes", {entry.render for entry in whole}))
+    driver, _ = _optional(root / "module/amdgpu/version")
+    return Tree(whole, partitions, topology, driver)
+
+
+def _entry(root: Path, path: Path) -> Entry:
+    """Read the driver's folder of a GPU or partition."""
+    try:
+        folder = _folder(root, path)
+    except (OSError, ValueError) as error:
+        return Entry(path.name, problem=str(error))
+    said = {name: _optional(folder / name) for name in _FILES}
+    compute, memory, numa = (said[name][0].lower() for name in _FILES)
+    problems = [f"{name}: {problem}" for name, (_, problem) in said.items() if problem]
+    problems += [
+        f"expected a partition mode, got {one[:40]!r}" for one in (compute, memory) if not _MODE.fullmatch(one)
+    ]
+    product, _ = _optional(folder / "product_name")
+    names = _names(folder / "drm")
+    return Entry(
+        id=path.name,
+        card=_least(_CARD, names),
+        render=_least(_RENDER, names),
+        compute=compute,
+        memory=memory,
+        numa_node=int(numa) if _NUMBER.fullmatch(numa) else None,  # -1 where there is none
+        product="".join(filter(str.isprintable, product))[:64],
+        problem="; ".join(problems)[:400],
+    )
+
+
+def _key(kfd: Path, whole: Iterable[Entry]) -> tuple[object, ...]:
+    """What changes whenever KFD's topology does: its generation, and since that begins anew with the driver, its inode.
+
+    Empty where the kernel tells no generation.
+    """
+    generation, _ = _optional(kfd / "generation_id")
+    try:
+        inode = (kfd / "nodes").stat().st_ino
+    except OSError:
+        return ()
+    return (generation, inode, *(entry.render for entry in whole)) if generation else ()
+
+
+def _nodes(folder: Path, renders: Collection[int | None]) -> tuple[tuple[Node, ...], str]:
+    """Read the nodes that compute, with the links of those that have one of these render minors; and what hindered it."""
+    nodes: list[Node] = []
+    problem = ""
+    for name in _names(folder, _NUMBER):
+        try:
+            has = _properties(folder / name / "properties")
+        except (OSError, ValueError) as error:
+            if isinstance(error, PermissionError):  # the kernel asks the device cgroup (kfd_devcgroup_check_permission)
+                problem = "this container may not use the GPUs, so KFD hides them: let it run privileged"
+            problem = problem or str(error)
+            continue
+        if render := has.get("drm_render_minor", 0):  # a CPU has none
+            wires = tuple(_wires(folder / name)) if render in renders else ()
+            nodes.append(Node(int(name), render, has.get("domain", 0), has.get("location_id", 0), wires))
+    return tuple(nodes), problem
+
+
+def _wires(node: Path) -> Iterator[Wire]:
+    for kind in ("io_links", "p2p_links"):
+        for name in _names(node / kind, _NUMBER):
+            with contextlib.suppress(OSError, ValueError):
+                has = _properties(node / kind / name / "properties")
+                if has.get("type") in {PCIE, XGMI}:
+                    one = has.get("min_bandwidth", 0)  # of a single lane (amdgpu_amdkfd_get_xgmi_bandwidth_mbytes)
+                    lanes = has.get("max_bandwidth", 0) // one if one else 1
+                    yield Wire(has.get("node_to", -1), has["type"], min(max(lanes, 1), _MOST_LANES))
+
+
+def _properties(path: Path) -> dict[str, int]:
+    return {name: int(value) for name, value in _PROPERTY.findall(_text(path))}
+
+
+def _least(pattern: re.Pattern[str], names: Iterable[str]) -> int | None:
+    return min((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=None)
+
+
+def _names(folder: Path, pattern: re.Pattern[str] | None = None) -> list[str]:
+    """The names in a folder that have this form, sorted, of those that count; none where it can't be read."""
+    try:
+        with os.scandir(folder) as entries:
+            names = (entry.name for entry in entries)
+            fit = (name for name in names if pattern is None or pattern.fullmatch(name))
+            return sorted(itertools.islice(fit, ENTRIES))
+    except OSError:
+        return []
+
+
+def _folder(root: Path, path: Path) -> Path:
+    """Follow links to a folder, which must be in ``root``."""
+    folder = Path(os.path.realpath(path, strict=True))
+    if not folder.is_relative_to(root):
+        raise ValueError(f"{path} leads out of {root}")
+    return folder
+
+
+def _optional(path: Path) -> tuple[str, str]:
+    """Read a file that not every GPU has; return what it says ('' where there is none) and why it can't be read."""
+    try:
+        return _text(path).strip(), ""
+    except FileNotFoundError:
+        return "", ""
+    except OSError as error:
+        return "", error.strerror or str(error)
+    except ValueError as error:
+        return "", str(error)
+
+
+def _text(path: Path) -> str:
+    """Read a small file.
+
+    Raises:
+        ValueError: it is no plain file, or too big.
+        OSError: it can't be read.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise ValueError(f"expected {path} to be a plain file")
+        text = os.read(file, _TEXT + 1)
+    finally:
+        os.close(file)
+    if len(text) > _TEXT:
+        raise ValueError(f"expected at most {_TEXT} bytes in {path}")
+    return text.decode(errors="replace")

@@ -1,0 +1,166 @@
+"""The states that a device can be in, and what follows from each, in one table.
+
+Healthy and Unhealthy are not enough. A device that isn't found yet after a reboot, one that fell ill, one that is gone
+and one that nobody offers any more all look "not Healthy", but the kubelet must be told different things: it fails pods
+for good where it is told Unhealthy too early, and gives a device away where it is told nothing at all. So a device has a
+state, the table says what follows from it, and nobody else decides that again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from devices.model import Device, Fault, Health, Kind
+
+
+class State(Enum):
+    """Where a device is in its life. The values are what people are told."""
+
+    PRESENT = "present"
+    NOT_LOOKED_YET = "not looked yet"
+    UNHEALTHY = "unhealthy"
+    LOST = "lost"
+    WITHDRAWN = "withdrawn"
+    CORDONED = "cordoned"
+    RELEASED = "released"
+    WITHHELD = "withheld"
+
+
+COVERS: Final = frozenset({State.CORDONED, State.WITHHELD})
+"""States that lie over another one."""
+
+
+class Row(Struct, frozen=True):
+    """What follows from a state.
+
+    ``health`` is what the list says (None: what it said last). ``allocate`` is how Allocate refuses the device (None: the
+    state doesn't), ``lenient`` whether it is served all the same, with a warning, where the kubelet couldn't know better,
+    and ``held`` whether it is where a container holds it already. ``pre_start`` is how PreStartContainer refuses it
+    (None: the backend decides). ``listed`` and ``kept`` are for a device that nobody holds: whether it is on the list, and
+    whether its ID stays remembered as announced, over restarts too. ``way_out`` tells a person what to do.
+    """
+
+    health: Health | None
+    allocate: Fault | None = None
+    lenient: bool = False
+    held: bool = False
+    pre_start: Fault | None = None
+    listed: bool = True
+    kept: bool = True
+    way_out: str = ""
+
+
+TABLE: Final[Mapping[State, Row]] = {
+    State.PRESENT: Row(Health.HEALTHY),
+    # Its ID comes from memory; the first discovery decides. Served: a refused admission would be final, where a refused
+    # pre-start is tried again.
+    State.NOT_LOOKED_YET: Row(None, pre_start=Fault.FAILED_PRECONDITION, way_out="the kubelet tries again"),
+    State.UNHEALTHY: Row(
+        Health.UNHEALTHY,
+        Fault.FAILED_PRECONDITION,
+        lenient=True,
+        way_out="start the pod anew so that it gets another device, and repair this one",
+    ),
+    # Listed, not dropped, while anything may still hold it: the kubelet would forget whose it is.
+    State.LOST: Row(
+        Health.UNHEALTHY,
+        Fault.FAILED_PRECONDITION,
+        way_out="start the pod anew so that it gets another device, and check this one's seat, power and driver",
+    ),
+    # Somebody wanted it gone, so nothing of it stays but what a container holds.
+    State.WITHDRAWN: Row(
+        Health.UNHEALTHY,
+        Fault.NOT_FOUND,
+        held=True,
+        listed=False,
+        kept=False,
+        way_out="start the pod anew so that it gets another device; this one is no longer offered under this name",
+    ),
+    # What it covers decides for those who hold the device.
+    State.CORDONED: Row(
+        Health.UNHEALTHY,
+        Fault.FAILED_PRECONDITION,
+        held=True,
+        way_out="start the pod anew so that it gets another device, or lift the cordon",
+    ),
+    # Its hardware is in use under another ID (``devices.boards``). What it covers decides for those who hold the device.
+    State.WITHHELD: Row(
+        Health.UNHEALTHY,
+        Fault.FAILED_PRECONDITION,
+        held=True,
+        way_out="it is offered again when that container has ended; or take the change of the configuration back",
+    ),
+    # Somebody is about to reset or partition it. Unhealthy also while a container holds it: the moment that one ends, the
+    # kubelet would give it to the next. What it covers stays as it was seen last, and decides for those who hold it.
+    State.RELEASED: Row(
+        Health.UNHEALTHY,
+        Fault.FAILED_PRECONDITION,
+        held=True,
+        way_out="start the pod anew so that it gets another device; after the reset say `gateway devices --acquire`",
+    ),
+}
+
+
+SPELLS: Final = 3
+"""From so many spells of illness in a row on, a device that is well again is held back. An error and its repetition are
+everyday; a third is a habit."""
+
+
+STEADY_S: Final = 600.0
+"""How long a device must have been well, in seconds, for its earlier spells to be forgotten: a job that makes it ill again
+has mostly done so by then."""
+
+
+HOLD_S: Final = 60.0
+"""How long it must first be well to be let back after that many spells, in seconds; each further spell doubles it."""
+
+
+HOLD_MAX_S: Final = 3600.0
+"""The most of it: a device that is well for an hour deserves another try."""
+
+
+class Spells(Struct, frozen=True):
+    """How often in a row a device fell ill, and when the last time ended.
+
+    ``count`` is the number of spells between which it was never well for long; ``ended`` the moment from which it has been
+    well (monotonic seconds; None: it is ill, or never was). Of this process only: a restart forgets them.
+    """
+
+    count: int = 0
+    ended: float | None = None
+
+    def after(self, *, ill: bool, now: float) -> Spells:
+        """Count on, given what the backend says now."""
+        if ill == (self.count > 0 and self.ended is None):
+            return self
+        if not ill:
+            return Spells(self.count, now)
+        steady = self.ended is None or now >= self.ended + self.hold + STEADY_S
+        return Spells(1 if steady else self.count + 1)
+
+    @property
+    def hold(self) -> float:
+        """How long it must be well before it is let back, in seconds."""
+        return min(HOLD_MAX_S, HOLD_S * 2 ** min(self.count - SPELLS, 16)) if self.count >= SPELLS else 0.0
+
+
+class Entry(Struct, frozen=True):
+    """A device as the list shows it, with its state and the reason for it in words.
+
+    ``since`` is when its health in the list became what it is (monotonic seconds); None: before this process looked.
+    ``kind`` is what its trouble takes to end, if it has one. ``until`` is when its state ends by itself (monotonic seconds;
+    None: it doesn't). ``beneath`` is what a cordon, a release or another's claim covers.
+    """
+
+    device: Device
+    state: State
+    reason: str = ""
+    since: float | None = None
+    kind: Kind | None = None
+    until: float | None = None
+    spells: Spells = Spells()
+    beneath: Entry | None = None
