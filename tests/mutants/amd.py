@@ -18,13 +18,14 @@ RULES = {
 
 _TEST = "tests/unit/test_gpu_amd.py"
 _AMD = "devices/gpu/amd/backend.py"
+_SYSFS = "devices/gpu/amd/sysfs.py"
 _EXPORTER = "devices/gpu/amd/exporter.py"
 
 MUTANTS = (
     Mutant(
         "V1",
         "Linux's partitions are overlooked",
-        _AMD,
+        _SYSFS,
         'r"amdgpu_xcp[._][0-9]',
         'r"amdgpu_xcp_[0-9]',
         f"{_TEST}::test_where_partitions_belong",
@@ -63,7 +64,7 @@ MUTANTS = (
         "    if node is None:\n        return None\n    unread",
         f"{_TEST}::test_a_gpu_in_trouble_is_the_only_one",
     ),
-    Mutant("V3", "an odd mode is a name", _AMD, "if not _MODE.fullmatch(one)", "if not _MODE", _TEST),
+    Mutant("V3", "an odd mode is a name", _SYSFS, "if not _MODE.fullmatch(one)", "if not _MODE", _TEST),
     Mutant(
         "V3",
         "partitions go with a GPU that can't be read",
@@ -99,7 +100,7 @@ MUTANTS = (
     Mutant(
         "V5",
         "links out of sysfs are followed",
-        _AMD,
+        _SYSFS,
         "if not folder.is_relative_to(root):",
         "if not folder:",
         f"{_TEST}::test_a_gpu_in_trouble_is_the_only_one",
@@ -107,7 +108,7 @@ MUTANTS = (
     Mutant(
         "V5",
         "links in place of files are followed",
-        _AMD,
+        _SYSFS,
         "os.O_RDONLY | os.O_NOFOLLOW |",
         "os.O_RDONLY |",
         f"{_TEST}::test_a_gpu_in_trouble_is_the_only_one",
@@ -115,7 +116,7 @@ MUTANTS = (
     Mutant(
         "V5",
         "a pipe is read",
-        _AMD,
+        _SYSFS,
         "if not stat.S_ISREG(",
         "if stat.S_ISBLK(",
         f"{_TEST}::test_a_gpu_in_trouble_is_the_only_one",
@@ -123,7 +124,7 @@ MUTANTS = (
     Mutant(
         "V5",
         "a huge file is read",
-        _AMD,
+        _SYSFS,
         "if len(text) > _TEXT:",
         "if not _TEXT:",
         f"{_TEST}::test_a_gpu_in_trouble_is_the_only_one",
@@ -131,8 +132,8 @@ MUTANTS = (
     Mutant(
         "V5",
         "folders have no end",
-        _AMD,
-        "itertools.islice(fit, _ENTRIES)",
+        _SYSFS,
+        "itertools.islice(fit, ENTRIES)",
         "itertools.islice(fit, None)",
         f"{_TEST}::test_more_entries_than_any_node_has_are_not_read",
     ),
@@ -140,7 +141,7 @@ MUTANTS = (
         "V6",
         "PCIe is taken for XGMI",
         _AMD,
-        "Way.XGMI if wire.kind == _XGMI else",
+        "Way.XGMI if wire.kind == XGMI else",
         "Way.XGMI if wire.kind else",
         f"{_TEST}::test_how_two_gpus_reach_each_other",
     ),
@@ -163,7 +164,7 @@ MUTANTS = (
     Mutant(
         "V7",
         "a new generation is overlooked",
-        _AMD,
+        _SYSFS,
         "return (generation, inode, *(",
         "return (bool(generation), inode, *(",
         f"{_TEST}::test_the_topology_is_read_again_only_when_it_changed",
@@ -171,7 +172,7 @@ MUTANTS = (
     Mutant(
         "V7",
         "a newly loaded driver is overlooked",
-        _AMD,
+        _SYSFS,
         "return (generation, inode, *(",
         "return (generation, *(",
         f"{_TEST}::test_a_topology_of_a_newly_loaded_driver_is_another_one",
@@ -179,7 +180,7 @@ MUTANTS = (
     Mutant(
         "V7",
         "the topology is read each time",
-        _AMD,
+        _SYSFS,
         "topology = last if known else ",
         "topology = ",
         f"{_TEST}::test_the_topology_is_read_again_only_when_it_changed",
@@ -187,7 +188,7 @@ MUTANTS = (
     Mutant(
         "V7",
         "a topology that could not be read is kept",
-        _AMD,
+        _SYSFS,
         " and not last.problem",
         "",
         f"{_TEST}::test_a_topology_that_could_not_be_read_is_read_again",
@@ -195,7 +196,7 @@ MUTANTS = (
     Mutant(
         "V7",
         "half a change is believed",
-        _AMD,
+        _SYSFS,
         "if tree.topology.key == _key(kfd, tree.whole):",
         "if tree:",
         f"{_TEST}::test_a_tree_that_changed_while_it_was_read_is_read_again",

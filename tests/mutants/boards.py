@@ -76,9 +76,9 @@ MUTANTS = (
     Mutant(
         "H1",
         "a cordon hides that it is withheld",
-        "devices/life.py",
-        "    while entry is not None and entry.state in _COVERS:\n",
-        "    if entry is not None and entry.state in _COVERS:\n",
+        "devices/life/merging.py",
+        "    while entry is not None and entry.state in COVERS:\n",
+        "    if entry is not None and entry.state in COVERS:\n",
         "tests/unit/test_life.py::test_what_lies_over_a_device_hides_no_spell",
     ),
     Mutant(

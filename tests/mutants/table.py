@@ -382,7 +382,7 @@ MUTANTS = (
     Mutant(
         "T6",
         "what isn't looked at yet is called ill",
-        "devices/life.py",
+        "devices/life/states.py",
         "State.NOT_LOOKED_YET: Row(None,",
         "State.NOT_LOOKED_YET: Row(Health.UNHEALTHY,",
         "tests/unit/test_life.py",
@@ -414,7 +414,7 @@ MUTANTS = (
     Mutant(
         "T8",
         "a lost device is left out",
-        "devices/life.py",
+        "devices/life/merging.py",
         "        if found.free and not row.listed:\n",
         "        if (found.free and not row.listed) or found.state is State.LOST:\n",
         "tests/unit/test_life.py",
@@ -446,7 +446,7 @@ MUTANTS = (
     Mutant(
         "T11",
         "an unknown device is served",
-        "devices/life.py",
+        "devices/life/admission.py",
         "        raise never_announced(resource, unknown)",
         "        return ()",
         "tests/unit/test_life.py",
@@ -564,7 +564,7 @@ MUTANTS = (
     Mutant(
         "T8",
         "a lost device leaves the kubelet's books",
-        "devices/life.py",
+        "devices/life/merging.py",
         "        if found.free and not row.listed:\n",
         "        if (found.free and not row.listed) or found.state is State.LOST:\n",
         f"{_SCENARIO}[device-lost-emulated-1.37]",
@@ -580,7 +580,7 @@ MUTANTS = (
     Mutant(
         "D7",
         "ill devices are not listed",
-        "devices/life.py",
+        "devices/life/merging.py",
         "        if found.free and not row.listed:\n",
         "        if (found.free and not row.listed) or found.state is State.UNHEALTHY:\n",
         f"{_SCENARIO}[health-emulated-1.37]",
