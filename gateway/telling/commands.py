@@ -238,6 +238,9 @@ class Commands:
         holder = (gateway.beliefs.holders(resource) or {}).get(device_id)
         gone = state in {State.LOST, State.WITHDRAWN, State.NOT_LOOKED_YET}
         if gone and holder is not None:
+            if forgotten:  # Somebody had it before, and is gone: whoever has it now stays.
+                gateway.beliefs.forget(device_id)
+                return True
             raise ControlError(f"{device_id} of {resource} is held by {holder}: end that pod first")
         gateway.beliefs.forget(device_id)
         plugin.resource.forget(device_id)

@@ -26,6 +26,14 @@ _EDITS = f"{_BOARDS}::test_an_edit_gives_nobody_what_a_pod_holds"
 
 MUTANTS = (
     Mutant(
+        "H10",
+        "an operator's word on the first pod is refused as long as the second one runs",
+        "gateway/telling/commands.py",
+        "            if forgotten:  # Somebody",
+        "            if False:  # Somebody",
+        "tests/unit/test_boards.py::test_who_is_forgotten_leaves_the_other_pod_what_both_had",
+    ),
+    Mutant(
         "H1",
         "what is held under another ID is free",
         "devices/boards.py",

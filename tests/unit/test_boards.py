@@ -885,6 +885,20 @@ async def test_the_kubelet_forgot_while_no_gateway_ran_and_the_next_one_comes_wi
         await node.close()
 
 
+async def test_who_is_forgotten_leaves_the_other_pod_what_both_had(node: Node) -> None:
+    """A GPU perhaps in two pods: an operator says that the first is gone, and the second has it still."""
+    await node.sees(*WHOLE)
+    await node.pods(a={GPUS: ["U0"]})
+    await node.loses_memory()
+    await node.pods(b={GPUS: ["U0"]})
+    await node.edit(TWICE)
+    assert node.free() == {GPUS: ["U1::0", "U1::1"]}
+    await node.forgets("U0")
+    assert node.free() == {GPUS: ["U1::0", "U1::1"]}
+    await node.pods()
+    assert node.free() == {GPUS: ["U0::0", "U0::1", "U1::0", "U1::1"]}
+
+
 async def test_a_claim_says_that_the_kubelet_forgot(node: Node) -> None:
     await node.sees(*WHOLE)
     await node.pods(a={GPUS: ["U0"]})

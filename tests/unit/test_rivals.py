@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import grpc.aio
 import pytest
 
 from devices.generic import GenericSource
@@ -19,14 +21,16 @@ from devices.model import Device
 from devices.policy import Policy
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
-from gateway.handover import standby
+from gateway.handover import instance, standby
 from gateway.handover.machine import Age
+from gateway.kubelet.watch import target
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Faults
 from gateway.lab.trials import rivals
 from gateway.lab.trials.scenarios import RESOURCE, node
 from gateway.registration.machine import Phase
 from gateway.registration.registrar import Plugin
+from gateway.registration.serve import MOST_STREAMS
 from tests.unit.test_probes import get
 
 
@@ -99,6 +103,28 @@ async def test_one_that_talks_and_one_that_does_not_want_it_at_once(
     gateway._yielding.add(RESOURCE)  # For one that doesn't talk.
     gateway.stood(plugin)
     assert plugin.state.phase is Phase.STANDBY
+
+
+async def test_strangers_that_listen_over_a_restart_cost_the_kubelet_nothing() -> None:
+    """All the streams that others may have are taken, by callers that look like a kubelet."""
+    async with node(gpus={RESOURCE: 2}) as made, contextlib.AsyncExitStack() as opened:
+        await made.start_kubelet("1.28")
+        gateway = await made.start_gateway()
+        await made.served()
+        [plugin] = (made.socket_dir / instance.FOLDER).glob("*/*.sock")
+        for number in range(MOST_STREAMS - 1):  # The kubelet has one.
+            options = [("grpc.use_local_subchannel_pool", 1), ("grpc.primary_user_agent", f"grpc-go/1.{number}")]
+            channel = await opened.enter_async_context(grpc.aio.insecure_channel(target(plugin), options=options))
+            listen: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
+                "/v1beta1.DevicePlugin/ListAndWatch"
+            )
+            await listen(b"").read()
+        await made.served()
+        begin = time.monotonic()
+        await made.start_kubelet("1.28")
+        await made.served()
+        assert time.monotonic() - begin < rivals.MOST
+        assert not gateway.lines("stream cut")
 
 
 async def test_what_nobody_serves_calls_for_a_person_until_somebody_does() -> None:
