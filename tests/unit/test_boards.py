@@ -24,7 +24,7 @@ from devices.gpu.source import GPUSource
 from devices.life.states import State
 from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Health, RefusedError, Sayable
 from devices.policy import MigStrategy, Naming, Policy, Slices
-from devices.source import Inventory
+from devices.source import Inventory, Listing, Partial
 from gateway.configuration.settings import Settings
 from gateway.daemon import BOOKED_WITHIN, HOLDERS_AGAIN, Gateway
 from gateway.handover import instance
@@ -261,6 +261,7 @@ def cpx(number: int, **rest: Any) -> GPU:
 WHOLE = (gpu(0), gpu(1))
 SPLIT = (gpu(0, partitioned=True), mig(0, 0), mig(0, 1), gpu(1))
 SPLIT_ANEW = (gpu(0, partitioned=True), mig(0, 7), gpu(1))
+SPLIT_LESS = (gpu(0, partitioned=True), mig(0, 1), mig(0, 8), gpu(1))
 AMD_WHOLE = (GPU("A0", 0, 0, resource=AMD, profile="spx_nps1"),)
 AMD_SPLIT = (GPU("A0", 0, 0, resource=AMD, profile="cpx_nps4", partitioned=True), cpx(1), cpx(2))
 
@@ -339,6 +340,28 @@ AMD_SPLIT = (GPU("A0", 0, 0, resource=AMD, profile="cpx_nps4", partitioned=True)
         pytest.param(
             MIXED, MIXED, SPLIT, WHOLE, {SMALL: ["MIG-00"]}, {GPUS: ["U1"]}, id="MIG is off, and an instance is held"
         ),
+        pytest.param(MIXED, MIXED, WHOLE, SPLIT, {GPUS: ["U0"]}, {GPUS: ["U1"]}, id="MIG is on beneath a pod"),
+        pytest.param(
+            PLAIN, MIXED_TWICE, WHOLE, SPLIT, {GPUS: ["U0"]}, {GPUS: ["U1"]}, id="MIG is on, mixed and shared"
+        ),
+        pytest.param(
+            MIXED_TWICE,
+            MIXED,
+            SPLIT,
+            SPLIT_ANEW,
+            {SMALL: ["MIG-00::1"]},
+            {GPUS: ["U1"]},
+            id="a shared partition is no more",
+        ),
+        pytest.param(
+            MIXED,
+            MIXED,
+            SPLIT,
+            SPLIT_LESS,
+            {SMALL: ["MIG-00", "MIG-01"]},
+            {GPUS: ["U1"]},
+            id="one of two held partitions is no more: it may be anywhere",
+        ),
         pytest.param(
             PLAIN, PLAIN, AMD_SPLIT, AMD_WHOLE, {AMD: ["xcp_1"]}, {}, id="AMD: in one piece, and a partition is held"
         ),
@@ -381,18 +404,51 @@ async def test_an_edit_gives_nobody_what_a_pod_holds(
             node.sight = tuple(then)
             await node.restarts(after)
         else:
-            await (node.edit(after) if after != before else node.sees(*then))
+            if after != before:
+                await node.edit(after)
+            if then != gpus:
+                await node.sees(*then)
         if again == "restart":
             await node.restarts()
         assert node.free() == free
         for resource, ids in held.items():
-            assert all(node.states(resource)[one] in {State.WITHDRAWN, State.LOST, State.PRESENT} for one in ids)
+            kept = {State.WITHDRAWN, State.LOST, State.PRESENT, State.WITHHELD}
+            assert all(node.states(resource)[one] in kept for one in ids)
         await node.pods()
         assert State.WITHHELD not in [state for name in node.gateway._plugins for state in node.states(name).values()]
         node2 = {name: {device.id for device in one.devices} for name, one in (node.gateway._inventory or {}).items()}
         assert {name: set(ids) for name, ids in node.free().items()} == {
             name: ids for name, ids in node2.items() if ids
         }
+    finally:
+        await node.close()
+
+
+@pytest.mark.parametrize(
+    ("after", "held", "free"),
+    [
+        pytest.param(TWICE, {GPUS: ["U0"]}, {GPUS: ["U1::0", "U1::1"]}, id="shared"),
+        pytest.param(NAMED, {GPUS: ["U0"]}, {RENAMED: ["U1"]}, id="renamed"),
+        pytest.param(MIXED, {GPUS: ["U0"]}, {GPUS: ["U1"]}, id="partitions"),
+    ],
+)
+async def test_a_silent_source_gives_nobody_what_a_pod_holds(folder: Path, after: Policy, held: Ids, free: Ids) -> None:
+    """A gateway that comes again, whose driver doesn't answer while another source does, goes by what was listed last."""
+    node = Node(folder)
+    file = Partial({"a.b/file": Listing((Device("/dev/f"),))}, awaits=lambda name: name.startswith("nvidia.com/"))
+    try:
+        await node.sees(*SPLIT)
+        await node.pods(a=held)
+        await node.edit(after)
+        await node.close()
+        node._up()
+        for holders in ({"a": held}, {}):
+            node.writes(**holders)
+            await node.looks()
+            await node.gateway._update(file)
+            assert node.free() == {**free, "a.b/file": ["/dev/f"]}
+        await node.sees(*SPLIT)
+        assert State.WITHHELD not in [state for name in node.gateway._plugins for state in node.states(name).values()]
     finally:
         await node.close()
 
