@@ -242,7 +242,7 @@ class Gateway:
         if (seconds := notify.watchdog()) is not None:
             self._spawn("watchdog", notify.keep_alive(seconds))
         if self._features is not None:
-            self._spawn("kubernetes", self._features.run())
+            self._spawn("kubernetes", self._features.run(self))
         gc.freeze()  # What is there now stays: a full collection of it takes 8 to 15 ms, in which nothing is answered.
         tell = partial(_log.info, "serving") if self.presence.since is not None else self.presence.wait
         tell(

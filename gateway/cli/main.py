@@ -234,6 +234,20 @@ class _Address(click.ParamType[tuple[str, int]]):
     help="Answer probes on HOST:PORT, or on :PORT of every address: /healthz (it lives) and /readyz (it has done its part).",
 )
 @click.option(
+    "--startup-taint",
+    default="",
+    metavar="KEY",
+    help="Take taints of this key off the node when its GPUs are allocatable at the API server; needs NODE_NAME.",
+)
+@click.option(
+    "--node-condition",
+    is_flag=True,
+    help="Keep the node's condition nvidia.com/GPUReady: whether its GPUs are allocatable at the API server; needs NODE_NAME.",
+)
+@click.option(
+    "--node-events", is_flag=True, help="Tell of GPUs that fall ill or recover in events of the node; needs NODE_NAME."
+)
+@click.option(
     "--host-service",
     is_flag=True,
     help="This is the node's own service: gateways in pods leave the resources to it, and take over when it is gone.",
@@ -385,6 +399,10 @@ def _serve(settings: Settings) -> int:
         )
     if settings.profile is not None and settings.backend != "simulated":
         raise click.UsageError("--simulate needs --backend simulated: a simulation is never taken for real hardware")
+    if settings.writes_node and not settings.node_name:
+        raise click.UsageError(
+            "--startup-taint, --node-condition and --node-events need the node's name: expected NODE_NAME (spec.nodeName), got none"
+        )
     if (address := settings.probe_address) is not None and address[1] and address == settings.metrics_address:
         raise click.UsageError(
             "--probe-address is --metrics-address: expected two, because only one can listen on a port"

@@ -69,6 +69,12 @@ class Settings(Struct, frozen=True):
     """How to reach the API server; None: as a pod is told. Nobody is asked there unless a feature needs it."""
     node_name: str = ""
     """The node's name at the API server."""
+    startup_taint: str = ""
+    """The key of the taints that go when the node's GPUs are allocatable; empty: none."""
+    node_condition: bool = False
+    """Whether the node's condition says so."""
+    node_events: bool = False
+    """Whether the node's events tell what becomes of its GPUs."""
     host_service: bool = False
     """Whether this is the node's own service, which every gateway that isn't leaves the resources to."""
     policy: Policy = Policy()
@@ -87,4 +93,9 @@ class Settings(Struct, frozen=True):
     @property
     def asks_api_server(self) -> bool:
         """Whether a feature is on that needs the API server."""
-        return self.choice is not None
+        return self.choice is not None or self.writes_node
+
+    @property
+    def writes_node(self) -> bool:
+        """Whether a feature is on that writes the node at the API server, or events of it."""
+        return bool(self.startup_taint) or self.node_condition or self.node_events

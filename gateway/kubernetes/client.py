@@ -7,7 +7,7 @@ made fail: who asks knows whether it is still wanted. ``watch`` has the requests
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -20,13 +20,13 @@ from gateway.kubernetes.access import AccessError, Trust
 from gateway.kubernetes.wire import AwayError, Connection, NoAnswerError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import h11
 
     from gateway.kubernetes.access import Access
 
 T = TypeVar("T")
+Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""An object or a patch; a JSON patch is a list."""
 
 SECONDS: Final = 10.0
 """How long a request may take, its connection and its whole answer with it."""
@@ -50,6 +50,7 @@ class Patch(Enum):
     MERGE = "application/merge-patch+json"
     STRATEGIC = "application/strategic-merge-patch+json"
     APPLY = "application/apply-patch+yaml"
+    JSON = "application/json-patch+json"
 
 
 class KubernetesError(Exception):
@@ -141,7 +142,7 @@ class Client:
         query = {"fieldManager": self._manager}
         await self._ask("POST", target(path, query), body, "application/json", seconds=seconds)
 
-    async def patch(self, path: str, body: Mapping[str, Any], how: Patch, *, seconds: float = SECONDS) -> None:
+    async def patch(self, path: str, body: Body, how: Patch, *, seconds: float = SECONDS) -> None:
         """Change an object, or with ``Patch.APPLY`` make it what ``body`` says of it (server-side apply, by force)."""
         query = {"fieldManager": self._manager} | ({"force": "true"} if how is Patch.APPLY else {})
         await self._ask("PATCH", target(path, query), body, how.value, seconds=seconds)
@@ -176,9 +177,7 @@ class Client:
 
     # One request.
 
-    async def _ask(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, kind: str = "", *, seconds: float
-    ) -> bytes:
+    async def _ask(self, method: str, path: str, body: Body | None = None, kind: str = "", *, seconds: float) -> bytes:
         content = b"" if body is None else msgspec.json.encode(body)
         what = f"{method} {path}"
         try:

@@ -10,9 +10,11 @@ import structlog
 from gateway.configuration.choice import Label
 from gateway.kubernetes import node
 from gateway.kubernetes.access import AccessError
+from gateway.kubernetes.keeper import Keeper
 
 if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
+    from gateway.daemon import Gateway
     from gateway.kubernetes.client import Client
     from gateway.kubernetes.node import Node
 
@@ -32,13 +34,13 @@ class Features:
         self._settings = settings
         self.label = None if settings.choice is None else Label(settings.node_label)
 
-    async def run(self) -> None:
+    async def run(self, gateway: Gateway) -> None:
         """Do what the settings ask for, for ever. Nothing in here ends the gateway."""
         while True:
             try:
                 api = node.client(self._settings)
                 try:
-                    await self._together(api)
+                    await self._together(api, gateway)
                 finally:
                     api.close()
             except AccessError as error:
@@ -47,12 +49,14 @@ class Features:
                 _log.exception("what goes by the API server failed: beginning again", retry_s=AGAIN)
             await asyncio.sleep(AGAIN)
 
-    async def _together(self, api: Client) -> None:
+    async def _together(self, api: Client, gateway: Gateway) -> None:
         own = node.OwnNode(api, self._settings)
         if self._settings.choice is not None:
             own.told.append(self._take_label)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(own.run())
+            if self._settings.writes_node:
+                tasks.create_task(Keeper(gateway, api, own).run())
 
     def _take_label(self, found: Node) -> None:
         if self.label is not None and self._settings.choice is not None:

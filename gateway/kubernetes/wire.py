@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
     from gateway.kubernetes.access import Access
 
-_READ: Final = 64 * 1024
+_READ: Final = 16 * 1024
+"""Bytes that are read at once: what comes in small pieces costs the event loop a few milliseconds at a time, and no more."""
+_PIECES: Final = 64
+"""How many pieces of what was read are taken in one turn of the event loop."""
+_HINTS: Final = 8
+"""How many informational answers (1xx) may come before the answer."""
 _ADDRESSES: Final = 4
 """How many of a name's addresses are tried."""
 _KEEPALIVE: Final = (
@@ -46,6 +51,7 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._http = h11.Connection(h11.CLIENT)
+        self._pieces = 0
 
     @classmethod
     async def open(cls, access: Access, tls: ssl.SSLContext) -> Self:
@@ -84,12 +90,15 @@ class Connection:
                 self._send(h11.Data(data=body))
             self._send(h11.EndOfMessage())
             await self._writer.drain()
-            while not isinstance(event := await self._next(), h11.Response):
+            for _ in range(_HINTS):
+                event = await self._next()
+                if isinstance(event, h11.Response):
+                    return event
                 if not isinstance(event, h11.InformationalResponse):
                     raise NoAnswerError("the connection ended before an answer came")
         except (OSError, h11.ProtocolError) as error:
             raise NoAnswerError(f"no answer: {error!r}") from error
-        return event
+        raise NoAnswerError(f"expected an answer, got {_HINTS} hints that one will come")
 
     async def body(self) -> AsyncGenerator[bytes, None]:
         """Give the answer's body as it comes.
@@ -126,6 +135,9 @@ class Connection:
     async def _next(self) -> object:
         while (event := self._http.next_event()) is h11.NEED_DATA:
             self._http.receive_data(await self._reader.read(_READ))
+        self._pieces += 1
+        if self._pieces % _PIECES == 0:
+            await asyncio.sleep(0)
         return event
 
 

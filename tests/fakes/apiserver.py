@@ -211,7 +211,9 @@ class ApiServer:
             await self._get(answer, request)
         elif request.method == "POST":
             await self._create(answer, request)
-        elif request.path not in self.objects and "apply" not in request.headers.get("content-type", ""):
+        elif request.path.removesuffix("/status") not in self.objects and "apply" not in request.headers.get(
+            "content-type", ""
+        ):
             await answer.no(404, "NotFound")
         elif request.method == "DELETE":
             self.remove(request.path)
@@ -271,6 +273,12 @@ class ApiServer:
     async def _patch(self, answer: Answer, request: Request) -> None:
         path = request.path.removesuffix("/status")
         found = copy.deepcopy(self.objects.get(path, {}))
+        if isinstance(request.body, list):
+            if _operated(found, request.body):
+                await answer.json(200, self.put(path, **found))
+            else:
+                await answer.no(422, "Invalid")
+            return
         version = request.body.get("metadata", {}).get("resourceVersion")
         if version is not None and version != found["metadata"]["resourceVersion"]:
             await answer.no(409, "Conflict")
@@ -320,3 +328,19 @@ def _merged(found: Any, patch: Any, *, strategic: bool) -> Any:
         else:
             merged[key] = _merged(merged.get(key), value, strategic=strategic)
     return merged
+
+
+def _operated(found: Any, patch: list[dict[str, Any]]) -> bool:
+    """Carry out what a JSON patch says, as far as tests and removals from lists go; False where a test fails."""
+    for operation in patch:
+        *way, last = operation["path"].strip("/").split("/")
+        place = found
+        for key in way:
+            place = place[int(key)] if isinstance(place, list) else place[key]
+        if isinstance(place, list) and int(last) >= len(place):
+            return False
+        if operation["op"] == "remove":
+            del place[int(last)]
+        elif place[last] != operation["value"]:
+            return False
+    return True

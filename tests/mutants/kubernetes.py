@@ -11,6 +11,9 @@ RULES = {
     "KA4": "a server is left alone as it wants, and found soon when it returns",
     "KA5": "what may have been created isn't created again",
     "KA6": "the node's label chooses as with NVIDIA's config-manager, and is followed",
+    "KA8": "a node is ready when each resource is registered, verified and allocatable, and stays so over a kubelet's restart",
+    "KA9": "of a node only our condition and the taints of our key are written",
+    "KA10": "events are few, and each once",
     "KA7": "without the API server, and without a good file, the choice of before counts",
 }
 
@@ -24,6 +27,11 @@ _RELOAD = "gateway/configuration/reload.py"
 _NODECONFIG = "gateway/cli/nodeconfig.py"
 _TEST_CHOICE = "tests/unit/test_choice.py"
 _TEST_NODECONFIG = "tests/unit/test_nodeconfig.py"
+_READY = "gateway/kubernetes/ready.py"
+_KEEPER = "gateway/kubernetes/keeper.py"
+_EVENTS = "gateway/kubernetes/events.py"
+_TEST_READY = "tests/unit/test_kubernetes_ready.py"
+_TEST_KEEPER = "tests/unit/test_kubernetes_keeper.py"
 _TEST_WATCH = "tests/unit/test_kubernetes_watch.py"
 
 MUTANTS = (
@@ -58,6 +66,14 @@ MUTANTS = (
         "if len(found) > MOST:",
         "if False:",
         f"{_TEST_CLIENT}::test_every_fault_is_an_error_that_says_what_came",
+    ),
+    Mutant(
+        "KA2",
+        "an answer in crumbs holds up everything else",
+        "gateway/kubernetes/wire.py",
+        "if self._pieces % _PIECES == 0:",
+        "if False:",
+        f"{_TEST_CLIENT}::test_an_answer_in_crumbs_lets_others_work_meanwhile",
     ),
     Mutant(
         "KA2",
@@ -202,5 +218,117 @@ MUTANTS = (
         "for label in dict.fromkeys(candidates):",
         "for label in candidates[:1]:",
         f"{_TEST_NODECONFIG}::test_where_the_label_has_no_file_the_one_of_before_counts",
+    ),
+    Mutant(
+        "KA8",
+        "what the kubelet has is enough",
+        _READY,
+        "if unseen:",
+        "if False:",
+        f"{_TEST_READY}::test_a_node_is_ready_when_all_of_it_is",
+    ),
+    Mutant(
+        "KA8",
+        "one device is enough for a start",
+        _READY,
+        "(min(1, one.healthy) if was else one.healthy)",
+        "min(1, one.healthy)",
+        f"{_TEST_READY}::test_a_node_is_ready_when_all_of_it_is",
+    ),
+    Mutant(
+        "KA8",
+        "a kubelet's late news takes readiness away",
+        _READY,
+        "(min(1, one.healthy) if was else one.healthy)",
+        "one.healthy",
+        f"{_TEST_READY}::test_a_node_that_was_ready_waits_for_the_kubelets_late_news",
+    ),
+    Mutant(
+        "KA8",
+        "another gateway's resource counts as not registered",
+        _READY,
+        "not (one.served or one.elsewhere)",
+        "not one.served",
+        f"{_TEST_READY}::test_a_node_is_ready_when_all_of_it_is",
+    ),
+    Mutant(
+        "KA8",
+        "a kubelet's restart takes readiness away",
+        _KEEPER,
+        "return not was or now - self._unready_since >= PATIENCE",
+        "return True",
+        f"{_TEST_KEEPER}::test_readiness_is_taken_away_only_where_it_stays_away",
+    ),
+    Mutant(
+        "KA8",
+        "a spell of unreadiness is never forgotten",
+        _KEEPER,
+        "            self._unready_since = None\n            return True",
+        "            return True",
+        f"{_TEST_KEEPER}::test_readiness_is_taken_away_only_where_it_stays_away",
+    ),
+    Mutant(
+        "KA9",
+        "each look is a transition",
+        _READY,
+        "if before is None or before.status != status:",
+        "if True:",
+        f"{_TEST_READY}::test_other_words_are_no_transition",
+    ),
+    Mutant(
+        "KA9",
+        "the condition is written at each look",
+        _READY,
+        "        return None\n    at =",
+        "        pass\n    at =",
+        f"{_TEST_READY}::test_the_condition_is_written_where_it_says_something_else",
+    ),
+    Mutant(
+        "KA9",
+        "a taint is removed whatever it is by then",
+        _READY,
+        'patch += [{"op": "test", "path": f"{path}/key", "value": key}, {"op": "remove", "path": path}]',
+        'patch += [{"op": "remove", "path": path}]',
+        f"{_TEST_READY}::test_only_taints_of_the_key_go_the_last_first",
+    ),
+    Mutant(
+        "KA9",
+        "taints are removed from the first on",
+        _READY,
+        "reversed(list(enumerate(node.spec.taints)))",
+        "enumerate(node.spec.taints)",
+        f"{_TEST_READY}::test_only_taints_of_the_key_go_the_last_first",
+    ),
+    Mutant(
+        "KA10",
+        "each replica is an event",
+        _EVENTS,
+        "was, subject = before.get(device_id), unshared(device_id)",
+        "was, subject = before.get(device_id), device_id",
+        f"{_TEST_READY}::test_the_replicas_of_a_gpu_are_one_event",
+    ),
+    Mutant(
+        "KA10",
+        "a GPU that flaps is told each time",
+        _EVENTS,
+        'if now - self._told.get(key, float("-inf")) < AGAIN or self._tokens < 1:',
+        "if self._tokens < 1:",
+        f"{_TEST_READY}::test_a_gpu_that_flaps_is_told_once_in_a_while",
+    ),
+    Mutant(
+        "KA10",
+        "there is no end of events",
+        _EVENTS,
+        " or self._tokens < 1:",
+        ":",
+        f"{_TEST_READY}::test_many_events_at_once_are_bounded_and_more_come_with_time",
+    ),
+    Mutant(
+        "KA10",
+        "an event that couldn't be told is lost",
+        _KEEPER,
+        "            news = self._queue.waiting[0]\n",
+        "            news = self._queue.waiting.popleft()\n",
+        f"{_TEST_KEEPER}::test_a_gpu_that_falls_ill_and_recovers_is_told_and_the_server_may_be_away",
     ),
 )

@@ -73,6 +73,7 @@ def test_a_mounted_config_map_has_files_and_the_links_of_its_volume(tmp_path: Pa
     (tmp_path / "..2026_11_22" / "a100").write_text("version: v1")
     (tmp_path / "..data").symlink_to("..2026_11_22")
     (tmp_path / "a100").symlink_to("..data/a100")
+    (tmp_path / "..of the volume").touch()
     (tmp_path / "folder").mkdir()
     assert locate(rule("single", folder=tmp_path), "") == tmp_path / "a100"
 
@@ -187,18 +188,22 @@ async def test_a_label_that_is_taken_away_falls_back(folder: Path, said: Said) -
         assert (strategies(adopted), fate.path) == ([MigStrategy.NONE], None)
 
 
-async def test_only_a_label_with_a_good_file_is_remembered(folder: Path, said: Said) -> None:
+async def test_only_a_label_with_a_good_file_is_remembered(
+    folder: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[str] = []
+    monkeypatch.setattr(choosing, "remember", lambda _choice, _folder, value: kept.append(value))
     (folder / "bad").write_text("flags: [")
     label = Label("mixed")
     async with following(folder, label):
         label.say("bad")
         await said.until("configuration rejected")
-        assert remembered(rule(), folder.parent) != "bad"
         label.say("single")
         await said.until("configuration adopted")
-        async with asyncio.timeout(10):
-            while remembered(rule(), folder.parent) != "single":  # noqa: ASYNC110 - a disk tells nobody
-                await asyncio.sleep(0.005)
+        label.say("mixed")
+        await said.until("configuration adopted", 2)
+    assert "bad" not in kept
+    assert kept[:2] == ["mixed", "single"]
 
 
 async def test_a_state_directory_that_cant_be_written_doesnt_matter(folder: Path, said: Said) -> None:

@@ -39,6 +39,7 @@ FLAGS = [
     ("--startup-grace", "30", "startup_grace", 30.0),
     ("--metrics-address", "0.0.0.0:9400", "metrics_address", ("0.0.0.0", 9400)),  # noqa: S104 - data
     ("--probe-address", ":8081", "probe_address", ("", 8081)),
+    ("--startup-taint", "example.com/starting", "startup_taint", "example.com/starting"),
 ]
 
 
@@ -51,7 +52,12 @@ def test_flag_and_variable(given: list[Settings], flag: str, text: str, field: s
     assert [getattr(settings, field) for settings in given] == [value] * 3
 
 
-SWITCHES = [("--metrics-device-ids", "metrics_device_ids"), ("--host-service", "host_service")]
+SWITCHES = [
+    ("--metrics-device-ids", "metrics_device_ids"),
+    ("--host-service", "host_service"),
+    ("--node-condition", "node_condition"),
+    ("--node-events", "node_events"),
+]
 
 
 @pytest.mark.parametrize(("flag", "field"), SWITCHES)
@@ -83,6 +89,7 @@ def test_without_any_flag_the_defaults_are_a_nodes(given: list[Settings]) -> Non
         (["--socket-dir", "/a", "--state-dir", "/a/b"], ["inside --socket-dir", "/var/lib/device-plugin-gateway"]),
         (["--socket-dir", "/" + "x" * 80], ["too long", "107 bytes"]),
         (["--probe-address", ":81", "--metrics-address", ":81"], ["expected two", "only one can listen"]),
+        (["--node-condition"], ["NODE_NAME"]),
         (["--socket-dir", "x" * 60], ["too long", "107 bytes"]),
         (["dance"], ["No such command 'dance'"]),
     ],

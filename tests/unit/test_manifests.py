@@ -391,3 +391,47 @@ def test_a_schema_is_taken_by_the_letter(spec: str, says: str) -> None:
 def test_a_kind_that_a_version_has_not_is_told() -> None:
     text = "{apiVersion: g/v2, kind: Whole, metadata: {name: x}}"
     assert list(manifests.problems(text, SWAGGER)) == ["Whole x: expected the kind Whole in g/v2, and there is none"]
+
+
+# Components, which whoever needs them adds.
+
+
+def component(name: str) -> list[dict[str, Any]]:
+    folder = ROOT / "deploy" / "kustomize" / "components" / name
+    return [
+        document
+        for path in sorted(folder.glob("*.yaml"))
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+    ]
+
+
+def rights(name: str) -> list[tuple[str, list[str], list[str]]]:
+    return [
+        (document["kind"], rule["resources"], rule["verbs"])
+        for document in component(name)
+        for rule in document.get("rules", ())
+    ]
+
+
+def test_who_reads_the_nodes_label_may_read_nodes_and_nothing_else() -> None:
+    assert rights("api-server") == [("ClusterRole", ["nodes"], ["get", "watch"])]
+
+
+def test_who_writes_its_node_is_held_to_it() -> None:
+    assert rights("node-readiness") == [
+        ("ClusterRole", ["nodes", "nodes/status"], ["patch"]),
+        ("Role", ["events"], ["create"]),
+    ]
+    [policy] = [one for one in component("node-readiness") if one["kind"] == "ValidatingAdmissionPolicy"]
+    [binding] = [one for one in component("node-readiness") if one["kind"] == "ValidatingAdmissionPolicyBinding"]
+    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+    assert policy["spec"]["failurePolicy"] == "Fail"
+    covered = {
+        resource for rule in policy["spec"]["matchConstraints"]["resourceRules"] for resource in rule["resources"]
+    }
+    assert covered == {"nodes", "nodes/status", "events"}
+    [account] = [one for one in component("api-server") if one["kind"] == "ServiceAccount"]
+    name, namespace = account["metadata"]["name"], account["metadata"]["namespace"]
+    [condition] = policy["spec"]["matchConditions"]
+    assert condition["expression"] == f"request.userInfo.username == 'system:serviceaccount:{namespace}:{name}'"
+    assert policy["spec"]["validations"][0]["expression"] == "variables.own != ''"

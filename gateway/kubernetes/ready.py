@@ -1,0 +1,138 @@
+"""Is the node ready for GPU pods, and what is to be written at the API server about it? Pure.
+
+Ready means: each resource that has devices is registered, the kubelet's records have it, and the API server shows as many
+allocatable as are healthy. Autoscalers that wait for the condition, or for a start-up taint to go, add no second node for one
+that is nearly ready (NVIDIA/gpu-operator#2573, NVIDIA/k8s-device-plugin#1746).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Struct
+
+from gateway.telling.log import printable
+
+if TYPE_CHECKING:
+    from gateway.kubernetes.node import Condition, Node
+
+CONDITION: Final = "nvidia.com/GPUReady"
+"""The condition's type."""
+READY: Final = "Ready"
+"""The reason of a node that is."""
+_LONGEST: Final = 1024
+_QUANTITY: Final = re.compile(r"(\d{1,15})(k|M)?", re.ASCII)
+"""A count of devices as a Kubernetes quantity in its canonical form: 2000 is ``2k``."""
+_FACTORS: Final = {None: 1, "k": 1000, "M": 1_000_000}
+
+
+class Standing(Struct, frozen=True):
+    """Where a resource stands: its devices, how many of them are healthy, and the way to the kubelet.
+
+    ``elsewhere``: another gateway on the node serves it. ``served``: the kubelet's stream is open. ``lacking``: the kubelet's
+    records lack it; ``looked``: they were looked into since the start, if they can be.
+    """
+
+    name: str
+    devices: int
+    healthy: int
+    served: bool = False
+    looked: bool = False
+    lacking: bool = False
+    elsewhere: bool = False
+
+
+class Verdict(Struct, frozen=True):
+    """Whether the node is ready, and why: in a word, and in words for a person."""
+
+    reason: str
+    message: str
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is."""
+        return self.reason == READY
+
+
+def judge(resources: Sequence[Standing], node: Node, *, hindrance: str = "", was: bool) -> Verdict:
+    """Decide, at one moment.
+
+    Args:
+        resources: all that the gateway has.
+        node: as the API server has it.
+        hindrance: what keeps a source from telling of its devices; empty: nothing.
+        was: whether the node was ready. The kubelet tells the API server of a change up to ten seconds late, so a node that was
+            ready stays so while some of a resource's devices are allocatable.
+    """
+    there = [one for one in resources if one.devices]
+    if hindrance:
+        return Verdict("DevicesUnknown", hindrance)
+    if not there:
+        return Verdict("NoDevices", "no GPU was found")
+    if not any(one.healthy for one in there):
+        return Verdict("NoHealthyDevices", _each(there, "none is healthy"))
+    for reason, wrong, words in (
+        (
+            "NotRegistered",
+            [one for one in there if not (one.served or one.elsewhere)],
+            "isn't registered with the kubelet",
+        ),
+        ("NotVerified", [one for one in there if one.lacking], "the kubelet's records lack it"),
+        (
+            "NotVerified",
+            [one for one in there if not (one.looked or one.elsewhere)],
+            "the kubelet's records aren't read yet",
+        ),
+    ):
+        if wrong:
+            return Verdict(reason, _each(wrong, words))
+    unseen = [one for one in there if allocatable(node, one.name) < (min(1, one.healthy) if was else one.healthy)]
+    if unseen:
+        words = "; ".join(
+            f"{one.name}: {allocatable(node, one.name)} of {one.healthy} are allocatable" for one in unseen
+        )
+        return Verdict("NotAllocatable", words)
+    return Verdict(READY, "every resource is registered, verified and allocatable: " + _each(there, ""))
+
+
+def allocatable(node: Node, resource: str) -> int:
+    """Say how many devices of a resource the API server shows as allocatable."""
+    match = _QUANTITY.fullmatch(node.status.allocatable.get(resource, "0"))
+    return int(match[1]) * _FACTORS[match[2]] if match else 0
+
+
+def current(node: Node) -> Condition | None:
+    """Find our condition."""
+    return next((one for one in node.status.conditions if one.type == CONDITION), None)
+
+
+def condition(node: Node, verdict: Verdict, now: float) -> Mapping[str, Any] | None:
+    """Make the strategic merge patch of the node's status that says the verdict; None where it says so. ``now``: unix seconds."""
+    status, message = str(verdict.ready), printable(verdict.message)[:_LONGEST]
+    before = current(node)
+    if before is not None and (before.status, before.reason, before.message) == (status, verdict.reason, message):
+        return None
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+    said = {"type": CONDITION, "status": status, "reason": verdict.reason, "message": message, "lastHeartbeatTime": at}
+    if before is None or before.status != status:
+        said["lastTransitionTime"] = at
+    return {"status": {"conditions": [said]}}
+
+
+def untaint(node: Node, key: str) -> Sequence[Mapping[str, Any]]:
+    """Make the JSON patch that takes the taints of a key away, unless they are others by then; empty where there is none."""
+    patch: list[Mapping[str, Any]] = []
+    for index, taint in reversed(list(enumerate(node.spec.taints))):
+        if taint.key == key:
+            path = f"/spec/taints/{index}"
+            patch += [{"op": "test", "path": f"{path}/key", "value": key}, {"op": "remove", "path": path}]
+    return patch
+
+
+def _each(resources: Sequence[Standing], words: str) -> str:
+    if not words:
+        return ", ".join(f"{one.name} ({one.healthy})" for one in resources)
+    return "; ".join(f"{one.name}: {words}" for one in resources)
