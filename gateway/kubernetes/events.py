@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from devices.life import State
+from devices.life.states import State
 from devices.replicas import unshared
 from gateway.telling.log import printable
 
 if TYPE_CHECKING:
-    from devices.life import Entry
+    from devices.life.states import Entry
     from gateway.kubelet.drift import Finding
 
 PATH: Final = "/api/v1/namespaces/default/events"

@@ -22,7 +22,7 @@ from gateway.tally import Check
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from devices.life import Entry
+    from devices.life.states import Entry
     from gateway.daemon import Gateway
     from gateway.kubelet.drift import Finding
     from gateway.kubernetes.client import Client

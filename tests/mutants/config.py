@@ -293,8 +293,8 @@ MUTANTS = (
         "E12",
         "a bad file is parsed at each look",
         "gateway/configuration/reload.py",
-        'self._content, self._fault = content, ""',
-        'self._fault = ""',
+        'self._content, self.fault = content, ""',
+        'self.fault = ""',
         f"{_RELOAD}::test_a_bad_file_is_complained_of_once",
     ),
     Mutant(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from devices import life
-from devices.life import State
+from devices.life import states as life
+from devices.life.states import State
 from devices.model import Device, Health
 from gateway.kubelet.drift import Finding, Kind
 from gateway.kubernetes import events, ready
