@@ -40,8 +40,8 @@ from gateway.kubelet.watch import KUBELET_SOCKET, Watch, is_pinned, kubelet_id, 
 from gateway.memory import ledger
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
-from gateway.registration import machine as registration
-from gateway.registration.machine import Phase
+from gateway.registration import events
+from gateway.registration.events import Phase
 from gateway.registration.negotiate import CHOICES
 from gateway.registration.registrar import Plugin, warm_up
 from gateway.registration.turns import Turns
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource, Inventory
     from gateway.configuration.settings import Settings
     from gateway.handover.machine import Age
-    from gateway.registration.machine import KubeletId
+    from gateway.registration.events import KubeletId
     from gateway.wires import control
     from gateway.wires.http import Handler
 
@@ -286,7 +286,7 @@ class Gateway:
         """End the streams, then the servers, then what is left of us in the socket directory."""
         notify.tell(notify.STOPPING)
         for plugin in self._plugins.values():
-            plugin.feed(registration.Stop())
+            plugin.feed(events.Stop())
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -718,12 +718,12 @@ class Gateway:
         """Tell plugins of the kubelet that was found last."""
         if self._kubelet is not None:
             for plugin in plugins:
-                plugin.feed(registration.KubeletUp(self._kubelet))
+                plugin.feed(events.KubeletUp(self._kubelet))
 
     def _name_lost(self, name: str) -> None:
         if name.startswith(self.token):  # What the kubelet does to its own files is nothing to us.
             for plugin in self._plugins.values():
-                plugin.feed(registration.NameLost(name))
+                plugin.feed(events.NameLost(name))
         elif name == KUBELET_SOCKET:
             self.presence.check()
 
@@ -797,7 +797,7 @@ class Gateway:
                     self.standby.began(name)
                     self.beliefs.look_within(0)  # It may offer, under this name too, what is offered here under others.
                 plugin.standing_by_for = other
-                plugin.feed(registration.StandBy(other.token))
+                plugin.feed(events.StandBy(other.token))
             elif plugin.state.phase is Phase.STANDBY and name not in self._resuming:
                 self._resuming.add(name)
                 self._background(self._resume(plugin))
@@ -946,7 +946,7 @@ class Gateway:
         finally:
             self._resuming.discard(plugin.resource.name)
         if not plugin.standing_by_for:
-            plugin.feed(registration.Resume())
+            plugin.feed(events.Resume())
 
     async def _take_up(self) -> None:
         """Serve what only another gateway served, with what that one remembered of it and by what is held now."""
@@ -979,7 +979,7 @@ class Gateway:
 
     def renew(self, resource: str) -> None:
         """Register a resource once more: the kubelet may hold another gateway's Register."""
-        self._plugins[resource].feed(registration.Renew("another gateway registered at the same time"))
+        self._plugins[resource].feed(events.Renew("another gateway registered at the same time"))
 
     def look(self) -> None:
         """Let each resource stand by or resume; what only others served is taken up when nobody is left to."""

@@ -11,9 +11,9 @@ from bisect import bisect_left
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from gateway.registration import events, negotiate
 from gateway.registration import machine as registration
-from gateway.registration import negotiate
-from gateway.registration.machine import Phase, Timer
+from gateway.registration.events import Phase, Timer
 
 if TYPE_CHECKING:
     from devices.model import Field
@@ -55,17 +55,17 @@ class Check(Enum):
     """They could not be reached."""
 
 
-def cause(state: registration.State, event: registration.Event) -> Cause | None:
+def cause(state: registration.State, event: events.Event) -> Cause | None:
     """Say why the next Register will be sent, once ``event`` comes in ``state``; None: as before this event."""
     match event:
-        case registration.KubeletUp(kubelet):
+        case events.KubeletUp(kubelet):
             if state.phase is Phase.STANDBY or (kubelet == state.kubelet and state.phase is not Phase.ABSENT):
                 return None
             return Cause.KUBELET_START if state.attempt else Cause.FIRST
-        case registration.Reached(attempt, kubelet):
+        case events.Reached(attempt, kubelet):
             news = attempt == state.attempt > 1 and kubelet != state.kubelet
             return Cause.KUBELET_START if news else None
-        case registration.Replied(_, code, details):
+        case events.Replied(_, code, details):
             match negotiate.classify(code, details).kind:
                 case negotiate.Kind.REPORTED:
                     return Cause.ERROR
@@ -77,19 +77,19 @@ def cause(state: registration.State, event: registration.Event) -> Cause | None:
                     return Cause.OPTIONS
                 case _:
                     return None
-        case registration.StreamOpened(likely=True) if state.phase is Phase.ACCEPTED and state.stale:
+        case events.StreamOpened(likely=True) if state.phase is Phase.ACCEPTED and state.stale:
             return Cause.OPTIONS
-        case registration.StreamEnded(stream):
+        case events.StreamEnded(stream):
             return Cause.STREAM_ENDED if stream == state.stream and state.phase is Phase.SERVING else None
-        case registration.Fired(Timer.CALL):
+        case events.Fired(Timer.CALL):
             return Cause.NEVER_CALLED if state.phase is Phase.ACCEPTED else None
-        case registration.Verified(held=False):
+        case events.Verified(held=False):
             return Cause.BOOKS if state.phase is Phase.SERVING else None
-        case registration.Renew():
+        case events.Renew():
             return Cause.OPTIONS if state.phase is Phase.SERVING and not state.renewed else None
-        case registration.Fired(Timer.RENEW):
+        case events.Fired(Timer.RENEW):
             return Cause.OPTIONS if state.phase is Phase.SERVING and state.stale else None
-        case registration.Resume():
+        case events.Resume():
             return {Phase.STANDBY: Cause.HANDOVER, Phase.OUT: Cause.OFFERED}.get(state.phase)
         case _:
             return None

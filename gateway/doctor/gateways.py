@@ -9,7 +9,7 @@ from devices.life.states import State
 from devices.model import Kind
 from gateway.doctor.snapshot import Snapshot
 from gateway.kubelet import drift
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 from gateway.telling.status import Resource
 
 _LEAST_BYTES: Final = 16 * 1024 * 1024

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -19,7 +19,7 @@ from devices.model import Health
 from gateway.handover.machine import LOOK, Records
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import listens
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

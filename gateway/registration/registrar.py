@@ -25,8 +25,9 @@ from adapters.registry import by_name
 from devices.model import Health, Registration
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import kubelet_id, listens, target
+from gateway.registration import events
 from gateway.registration import machine as registration
-from gateway.registration.machine import Phase, Timer
+from gateway.registration.events import Phase, Timer
 from gateway.registration.negotiate import NOBODY, UNFIT
 from gateway.registration.serve import Resource
 from gateway.tally import Cause, Check, cause
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from gateway.daemon import Gateway
     from gateway.handover.machine import Age
     from gateway.kubelet.beliefs import Look
-    from gateway.registration.machine import KubeletId
+    from gateway.registration.events import KubeletId
 
 REGISTER_DEADLINE = 15.0
 """Seconds for one Register. Kubelets 1.25 and later dial back within it, for up to 10 s; 1.35 and later give that up
@@ -125,7 +126,7 @@ class Plugin:
         """When a kubelet was found, or a stream ended, that no stream followed yet."""
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._offer_task: asyncio.Task[None] | None = None
-        self._last_report: registration.Report | None = None
+        self._last_report: events.Report | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ahead: _Ahead | None = None
         """A channel for the next Register, made when a stream ended: to make one takes most of a millisecond, in which nobody
@@ -142,9 +143,9 @@ class Plugin:
         asked = self.resource.options
         self.resource.publish(listing, entries)
         if self.resource.options != asked and self.resource.says_options:
-            self.feed(registration.Renew("the resource asks other options of the kubelet than before"))
+            self.feed(events.Renew("the resource asks other options of the kubelet than before"))
         if self.state.phase is Phase.OUT:  # The list may fit now.
-            self.feed(registration.Resume())
+            self.feed(events.Resume())
 
     def approach(self, kubelet: KubeletId) -> None:
         """Begin to connect to a kubelet that is there, while the Register to it is made ready."""
@@ -165,11 +166,11 @@ class Plugin:
         if ahead is not None:
             self._background(ahead.channel.close())
 
-    def feed(self, event: registration.Event) -> None:
+    def feed(self, event: events.Event) -> None:
         """Let the state machine take an event, and do what it asks for."""
         before, self._why = self.state, cause(self.state, event) or self._why
         self.state, actions = registration.step(self.state, event)
-        if isinstance(event, registration.StreamEnded) and before.stream is not None and self.state.stream is None:
+        if isinstance(event, events.StreamEnded) and before.stream is not None and self.state.stream is None:
             self.cuts += 1
         if self.state.phase is not before.phase:
             self._log.debug("phase", phase=self.state.phase.value)
@@ -188,7 +189,7 @@ class Plugin:
         elif self.state.phase in _AT_REST:
             self._drop_ahead()
 
-    def _keep_time(self, before: registration.State, event: registration.Event) -> None:
+    def _keep_time(self, before: registration.State, event: events.Event) -> None:
         """Take note of how long the kubelet was without a stream of ours."""
         now, state = time.monotonic(), self.state
         if state.stream is None:
@@ -198,57 +199,55 @@ class Plugin:
             if self._without_since is not None:
                 self._gateway.tally.restart_gap(self.resource.name, now - self._without_since)
             self._without_since = None
-        found = isinstance(event, registration.KubeletUp) and state.kubelet != before.kubelet
+        found = isinstance(event, events.KubeletUp) and state.kubelet != before.kubelet
         resumed = before.phase is Phase.STANDBY and state.phase is not Phase.STANDBY  # Until then another one served.
         if found or resumed or (before.stream is not None and state.stream is None):
             self._without_since = now
 
-    def _act(self, action: registration.Action) -> None:
+    def _act(self, action: events.Action) -> None:
         match action:
-            case registration.Offer():
+            case events.Offer():
                 self._offer_task = asyncio.ensure_future(self._offer(action))
-            case registration.CancelOffer():
+            case events.CancelOffer():
                 if self._offer_task is not None:
                     self._offer_task.cancel()
-            case registration.SetTimer(timer, seconds):
+            case events.SetTimer(timer, seconds):
                 self._cancel(timer)
                 jittered = seconds * (1 + random.random() / 4)  # noqa: S311 - spreads retries, hides nothing
-                self._timers[timer] = asyncio.get_running_loop().call_later(
-                    jittered, self.feed, registration.Fired(timer)
-                )
-            case registration.CancelTimer(timer):
+                self._timers[timer] = asyncio.get_running_loop().call_later(jittered, self.feed, events.Fired(timer))
+            case events.CancelTimer(timer):
                 self._cancel(timer)
-            case registration.Heed(stream):
+            case events.Heed(stream):
                 self.resource.heed(stream)
-            case registration.EndStreams():
+            case events.EndStreams():
                 self.resource.end_streams()
-            case registration.Link(name):
+            case events.Link(name):
                 with contextlib.suppress(OSError):  # The folder itself may be gone; then the watch tells.
                     os.link(self._gateway.own_socket(self.resource.name), self._gateway.settings.socket_dir / name)
                     self._log.info("put our socket's name back", name=name)
-            case registration.Unlink(name):
+            case events.Unlink(name):
                 with contextlib.suppress(OSError):
                     (self._gateway.settings.socket_dir / name).unlink()
-            case registration.Verify():
+            case events.Verify():
                 self._background(self._verify())
-            case registration.Report():
+            case events.Report():
                 self._report(action)
 
-    async def _offer(self, offer: registration.Offer) -> None:
+    async def _offer(self, offer: events.Offer) -> None:
         """Send one Register, and feed back what became of it, whatever that is: the state machine waits for it."""
         try:
             code, details = await self._register(offer)
         except Exception as error:  # noqa: BLE001 - see above
             self._log.exception("unexpected while registering")
             code, details = "INTERNAL", repr(error)
-        self.feed(registration.Replied(offer.attempt, code, details))
+        self.feed(events.Replied(offer.attempt, code, details))
         if code != "OK":
             self._gateway.tally.register_error(self.resource.name, code)
         else:
             self._gateway.tally.registration(self.resource.name, self._why)
             await self.resource.drop_earlier_servers()
 
-    async def _register(self, offer: registration.Offer) -> tuple[str, str]:
+    async def _register(self, offer: events.Offer) -> tuple[str, str]:
         dialect = by_name(offer.dialect)
         if reason := self.resource.too_large(dialect):
             return UNFIT, reason
@@ -259,7 +258,7 @@ class Plugin:
         own = self._gateway.own_socket(self.resource.name)
         if not own.is_socket():
             return NOBODY, f"our own socket {own} is gone: the folder was replaced"
-        self.feed(registration.Reached(offer.attempt, kubelet))
+        self.feed(events.Reached(offer.attempt, kubelet))
         endpoint = self._link(offer.name)
         try:
             wire = dialect.encode_register(
@@ -309,7 +308,7 @@ class Plugin:
         self.checked = Check.UNKNOWN if held is None else Check.HELD if held else Check.LACKING
         self._gateway.tally.checked(self.resource.name, self.checked)
         if held is not None:
-            self.feed(registration.Verified(held))
+            self.feed(events.Verified(held))
 
     def looked(self, look: Look) -> None:
         """Take in what a look into the kubelet's books shows that was made for the node."""
@@ -317,9 +316,9 @@ class Plugin:
         if allocatable is None or since is None or look.at < since or allocatable.get(self.resource.name):
             return
         if any(device.health is Health.HEALTHY for device in self.resource.devices):
-            self.feed(registration.Lacking())
+            self.feed(events.Lacking())
 
-    def _report(self, report: registration.Report) -> None:
+    def _report(self, report: events.Report) -> None:
         """Say it; a trouble that repeats itself word for word is said once."""
         state = self.state
         told = {"api": state.dialect, "details": report.details} if report.details else {"api": state.dialect}

@@ -23,7 +23,7 @@ from devices.life import admission, states
 from devices.model import Fault, Field, Options, RefusedError
 from gateway.kubelet import drift
 from gateway.kubelet.watch import target
-from gateway.registration.machine import StreamEnded, StreamOpened, Withhold
+from gateway.registration.events import StreamEnded, StreamOpened, Withhold
 from gateway.registration.requests import Requests, whole
 from gateway.registration.spelled import spell
 from gateway.telling.log import Seldom
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from adapters.dialect import Dialect, Level, Wire
     from devices.model import ContainerAnswer, ContainerRequest, Device
     from devices.source import DeviceSource, Listing
-    from gateway.registration.machine import Event
+    from gateway.registration.events import Event
     from gateway.registration.spelled import Parts
     from gateway.registration.turns import Turns
     from gateway.tally import Tally

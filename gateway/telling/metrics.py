@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 from gateway import tally
 from gateway.kubelet import drift
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 from gateway.tally import Check
 from gateway.telling.log import printable
 

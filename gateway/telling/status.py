@@ -23,7 +23,7 @@ from devices import source
 from devices.life import states
 from devices.model import Health
 from gateway.registration import machine as registration
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 from gateway.tally import Check, Tally
 
 if TYPE_CHECKING:

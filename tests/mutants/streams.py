@@ -192,7 +192,7 @@ MUTANTS = (
         "J5",
         "a later look counts for nothing",
         "gateway/registration/registrar.py",
-        "            self.feed(registration.Lacking())\n",
+        "            self.feed(events.Lacking())\n",
         "            pass\n",
         f"{_SERVE}::test_a_later_look_that_lacks_a_resource_begins_a_look_for_it",
     ),

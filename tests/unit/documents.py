@@ -14,7 +14,7 @@ from gateway.kubelet import drift
 from gateway.kubelet.drift import Finding
 from gateway.memory import scribe
 from gateway.registration import machine as registration
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 from gateway.tally import Cause, Check, Tally
 from gateway.telling import status
 from gateway.telling.status import Build, Node, Plugin, Status

@@ -19,7 +19,7 @@ from devices.model import Device, Health, Kind
 from devices.source import Facts
 from gateway.cli import devices as cli
 from gateway.cli import named
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 from gateway.telling.status import Plugin, Status
 from gateway.wires import control
 from gateway.wires.control import ControlError, Handled

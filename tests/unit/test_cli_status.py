@@ -23,7 +23,7 @@ from devices.life.states import State
 from devices.model import Device, Health
 from gateway.cli import status as cli
 from gateway.cli.main import gateway
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 from gateway.telling import log as observe
 from gateway.telling.status import Configuration, Gateways, Plugin, Status
 from gateway.wires import control

@@ -15,8 +15,10 @@ from msgspec.structs import replace
 
 from gateway.lab.trials import explore
 from gateway.lab.trials.explore import ERAS, FULL, QUICK, Explored, Resource, Run, Surroundings
+from gateway.registration import events
 from gateway.registration import machine as registration
-from gateway.registration.machine import Action, KubeletId, Phase, State, Timer
+from gateway.registration.events import Action, KubeletId, Phase, Timer
+from gateway.registration.machine import State
 
 OLD, PLAIN, LATE = ERAS
 
@@ -106,7 +108,7 @@ def test_the_full_search_has_every_pair_of_faults_in_every_era() -> None:
 
 class TellsAgain(Surroundings):
     def told_again(self, it: Resource, kubelet: KubeletId) -> Resource:
-        return explore.feed(it, registration.KubeletUp(kubelet))
+        return explore.feed(it, events.KubeletUp(kubelet))
 
 
 class KeepsLooks(Surroundings):
@@ -171,13 +173,13 @@ def _no_drop(_: Callable[..., Any]) -> Callable[..., tuple[Action, ...]]:
 def _waits_on_errors(replied: Callable[..., Step]) -> Callable[..., Step]:
     """A Register that is refused counts for more than a stream that is open."""
 
-    def change(state: State, reply: registration.Replied) -> Step:
+    def change(state: State, reply: events.Replied) -> Step:
         step = replied(state, reply)
         refused = state.phase is Phase.OFFERING and (reply.attempt, reply.code) == (state.attempt, "UNKNOWN")
         if not refused or state.stream is None:
             return step
         waiting = replace(state, phase=Phase.WAITING)
-        return waiting, (registration.SetTimer(Timer.RETRY, registration.ERROR_WAIT),)
+        return waiting, (events.SetTimer(Timer.RETRY, registration.ERROR_WAIT),)
 
     return change
 
@@ -211,27 +213,27 @@ def _waits_on_errors(replied: Callable[..., Step]) -> Callable[..., Step]:
         ),
         pytest.param(
             "_wait_after_error",
-            _without(registration.SetTimer),
+            _without(events.SetTimer),
             Run(LATE, ("error",)),
             "no timer is set",
             id="no retry",
         ),
         pytest.param(
             "_replied",
-            _without(registration.SetTimer),
+            _without(events.SetTimer),
             Run(LATE, ("mute",)),
             "no timer is set",
             id="no wait for the call",
         ),
         pytest.param(
             "_hold_back",
-            _without(registration.EndStreams),
+            _without(events.EndStreams),
             Run(LATE),
             "stopped, and a stream goes on",
             id="no orderly stop",
         ),
         pytest.param(
-            "_hold_back", _without(registration.CancelOffer), Run(LATE), "a Register is in flight", id="no orderly end"
+            "_hold_back", _without(events.CancelOffer), Run(LATE), "a Register is in flight", id="no orderly end"
         ),
         pytest.param("_kubelet_up", _nothing, Run(LATE), "it stays waiting for a kubelet", id="a kubelet is missed"),
         pytest.param("_verified", _nothing, Run(LATE, ("books",)), "round for ever", id="stuck registrations stay"),

@@ -17,8 +17,9 @@ from gateway.handover import machine as succession
 from gateway.handover import talk as handover
 from gateway.handover.machine import Age, Say, Standing
 from gateway.handover.talk import Handover
+from gateway.registration import events
 from gateway.registration import machine as registration
-from gateway.registration.machine import Phase, Timer
+from gateway.registration.events import Phase, Timer
 from gateway.wires import control
 from gateway.wires.control import Connection, Server, socket_path
 
@@ -32,7 +33,7 @@ class Kubelet:
 
     def __init__(self, minor: int) -> None:
         self.minor = minor
-        self.id = registration.KubeletId(1, 1, 1)
+        self.id = events.KubeletId(1, 1, 1)
         self.up = True
         self.refuses: set[Gateway] = set()
         self.hangs = asyncio.Event()
@@ -77,7 +78,7 @@ class Kubelet:
                 gateway.cut(resource)
 
     def restart(self) -> None:
-        self.id = registration.KubeletId(1, 1, self.id.mtime_ns + 1)
+        self.id = events.KubeletId(1, 1, self.id.mtime_ns + 1)
         for gateway in self.alive:
             for resource in list(gateway.streams):
                 gateway.cut(resource)
@@ -123,12 +124,12 @@ class Gateway:
 
     def meet(self) -> None:
         for resource in self.states:
-            self.feed(resource, registration.KubeletUp(self.kubelet.id))
+            self.feed(resource, events.KubeletUp(self.kubelet.id))
 
     async def end(self) -> None:
         """End as on SIGTERM: the registrations, then the handovers, then the sockets."""
         for resource in self.states:
-            self.feed(resource, registration.Stop())
+            self.feed(resource, events.Stop())
         await self.handover.close()
         await self._vanish()
 
@@ -177,7 +178,7 @@ class Gateway:
         return self.kubelet.up
 
     def renew(self, resource: str) -> None:
-        self.feed(resource, registration.Renew("crossed"))
+        self.feed(resource, events.Renew("crossed"))
 
     def look(self) -> None:
         self.kubelet.pulse()
@@ -190,29 +191,27 @@ class Gateway:
             others = [peer for peer in peers if not self.handover.decides(peer, resource)]
             waits_for = self.handover.defers_to(resource) or succession.elder_should_wait(self.age, others)
             if waits_for is not None and self.standing(resource) is not Standing.BUSY:
-                self.feed(resource, registration.StandBy(waits_for.token))
+                self.feed(resource, events.StandBy(waits_for.token))
             elif waits_for is None and self.states[resource].phase is Phase.STANDBY:
-                self.feed(resource, registration.Resume())
+                self.feed(resource, events.Resume())
 
     # What the registrations ask for.
 
-    def feed(self, resource: str, event: registration.Event) -> None:
+    def feed(self, resource: str, event: events.Event) -> None:
         self.states[resource], actions = registration.step(self.states[resource], event)
         for action in actions:
             match action:
-                case registration.Offer(attempt):
+                case events.Offer(attempt):
                     self._spawn(self._offer(resource, attempt))
-                case registration.SetTimer(timer, seconds):
+                case events.SetTimer(timer, seconds):
                     self._cancel(resource, timer)
-                    handle = asyncio.get_running_loop().call_later(
-                        seconds, self.feed, resource, registration.Fired(timer)
-                    )
+                    handle = asyncio.get_running_loop().call_later(seconds, self.feed, resource, events.Fired(timer))
                     self._timers[resource, timer] = handle
-                case registration.CancelTimer(timer):
+                case events.CancelTimer(timer):
                     self._cancel(resource, timer)
-                case registration.CancelOffer():
+                case events.CancelOffer():
                     self.kubelet.troubles.append("a Register was given up")
-                case registration.EndStreams() if resource in self.streams:
+                case events.EndStreams() if resource in self.streams:
                     self.ending.add(resource)
                     asyncio.get_running_loop().call_soon(self.cut, resource, True)
                 case _:
@@ -222,17 +221,17 @@ class Gateway:
 
     async def _offer(self, resource: str, attempt: int) -> None:
         code = await self.kubelet.register(self, resource)
-        self.feed(resource, registration.Replied(attempt, code))
+        self.feed(resource, events.Replied(attempt, code))
         if code == "OK":
             self.streams[resource] = next(self._numbers)
-            self.feed(resource, registration.StreamOpened(self.streams[resource]))
+            self.feed(resource, events.StreamOpened(self.streams[resource]))
 
     def cut(self, resource: str, ours: bool = False) -> None:
         """A stream is over: ended by the kubelet, or by us."""
         self.ending.discard(resource)
         stream = self.streams.pop(resource, None)
         if stream is not None:
-            self.feed(resource, registration.StreamEnded(stream))
+            self.feed(resource, events.StreamEnded(stream))
             if ours:
                 self.kubelet.ended(resource)
 

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from devices.life import states
 from devices.life.states import State
 from devices.model import Device, Field
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 from gateway.tally import Tally
 from gateway.telling import metrics
 from gateway.telling.metrics import FAMILIES, PREFIX, Metrics

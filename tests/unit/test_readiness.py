@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.source import Hindrance
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 from gateway.tally import Check
 from gateway.telling import readiness
 from gateway.telling.readiness import HOST_SERVICE, PATIENCE, Standing, judge

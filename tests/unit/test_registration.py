@@ -9,272 +9,315 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gateway.registration import events as e
 from gateway.registration import machine as r
 from gateway.registration import registrar as plugin
-from gateway.registration.machine import Phase, Timer
+from gateway.registration.events import Phase, Timer
 
-K1 = r.KubeletId(1, 10, 100)
-K2 = r.KubeletId(1, 10, 200)  # a new socket, the old inode number again
+K1 = e.KubeletId(1, 10, 100)
+K2 = e.KubeletId(1, 10, 200)  # a new socket, the old inode number again
 WRONG_VERSION = 'requested API version "v1beta1" is not supported by kubelet. Supported version is "v1alpha2"'
 
 
-def play(events: Sequence[r.Event], choice: str = "auto", last: str = "v1beta1") -> tuple[r.State, list[r.Action]]:
+def play(events: Sequence[e.Event], choice: str = "auto", last: str = "v1beta1") -> tuple[r.State, list[e.Action]]:
     """Play ``events``; return the state and what the last of them caused."""
     state = r.start("token", choice, last)
-    actions: tuple[r.Action, ...] = ()
+    actions: tuple[e.Action, ...] = ()
     for event in events:
         state, actions = r.step(state, event)
     return state, list(actions)
 
 
-def offers(actions: Sequence[r.Action]) -> list[str]:
-    return [action.dialect for action in actions if isinstance(action, r.Offer)]
+def offers(actions: Sequence[e.Action]) -> list[str]:
+    return [action.dialect for action in actions if isinstance(action, e.Offer)]
 
 
-def timers(actions: Sequence[r.Action]) -> dict[Timer, float]:
-    return {action.timer: action.seconds for action in actions if isinstance(action, r.SetTimer)}
+def timers(actions: Sequence[e.Action]) -> dict[Timer, float]:
+    return {action.timer: action.seconds for action in actions if isinstance(action, e.SetTimer)}
 
 
-UP: list[r.Event] = [r.KubeletUp(K1), r.Reached(1, K1)]
-OK: list[r.Event] = [*UP, r.Replied(1, "OK")]
-SERVING: list[r.Event] = [*OK, r.StreamOpened(1)]
-CUT: list[r.Event] = [*SERVING, r.StreamEnded(1)]
-SERVING_2: list[r.Event] = [r.Reached(2, K2), r.Replied(2, "OK"), r.StreamOpened(2)]
-RENEWED: list[r.Event] = [
+UP: list[e.Event] = [e.KubeletUp(K1), e.Reached(1, K1)]
+OK: list[e.Event] = [*UP, e.Replied(1, "OK")]
+SERVING: list[e.Event] = [*OK, e.StreamOpened(1)]
+CUT: list[e.Event] = [*SERVING, e.StreamEnded(1)]
+SERVING_2: list[e.Event] = [e.Reached(2, K2), e.Replied(2, "OK"), e.StreamOpened(2)]
+RENEWED: list[e.Event] = [
     *SERVING,
-    r.Renew("options"),
-    r.StreamEnded(1),
-    r.Fired(Timer.RETRY),
-    r.Reached(2, K1),
-    r.Replied(2, "OK"),
-    r.StreamOpened(2),
+    e.Renew("options"),
+    e.StreamEnded(1),
+    e.Fired(Timer.RETRY),
+    e.Reached(2, K1),
+    e.Replied(2, "OK"),
+    e.StreamOpened(2),
 ]
-ERROR_AGAIN: list[r.Event] = [
-    r.StreamEnded(1),
-    r.Fired(Timer.RETRY),
-    r.Reached(3, K1),
-    r.Replied(3, "UNKNOWN", "x"),
+ERROR_AGAIN: list[e.Event] = [
+    e.StreamEnded(1),
+    e.Fired(Timer.RETRY),
+    e.Reached(3, K1),
+    e.Replied(3, "UNKNOWN", "x"),
 ]
-LOOK: list[r.Event] = [r.Fired(Timer.VERIFY), r.Verified(held=True)]
-LOOKED: list[r.Event] = [*SERVING, *LOOK * r.FIRST_LOOKS]
-REGISTERED_AGAIN: list[r.Event] = [*CUT, r.Fired(Timer.RETRY), r.Reached(2, K1), r.Replied(2, "OK"), r.StreamOpened(2)]
+LOOK: list[e.Event] = [e.Fired(Timer.VERIFY), e.Verified(held=True)]
+LOOKED: list[e.Event] = [*SERVING, *LOOK * r.FIRST_LOOKS]
+REGISTERED_AGAIN: list[e.Event] = [
+    *CUT,
+    e.Fired(Timer.RETRY),
+    e.Reached(2, K1),
+    e.Replied(2, "OK"),
+    e.StreamOpened(2),
+]
 
 
 @pytest.mark.parametrize(
     ("events", "phase", "offered"),
     [
-        pytest.param([r.KubeletUp(K1)], Phase.OFFERING, ["v1beta1"], id="a kubelet comes: register at once"),
-        pytest.param([*UP, r.KubeletUp(K1)], Phase.OFFERING, [], id="the same kubelet again: one Register"),
-        pytest.param([*SERVING, r.KubeletUp(K1)], Phase.SERVING, [], id="a poll finds the kubelet that holds us"),
+        pytest.param([e.KubeletUp(K1)], Phase.OFFERING, ["v1beta1"], id="a kubelet comes: register at once"),
+        pytest.param([*UP, e.KubeletUp(K1)], Phase.OFFERING, [], id="the same kubelet again: one Register"),
+        pytest.param([*SERVING, e.KubeletUp(K1)], Phase.SERVING, [], id="a poll finds the kubelet that holds us"),
         pytest.param(OK, Phase.ACCEPTED, [], id="OK proves nothing: wait for the call (1.24 and before)"),
         pytest.param(SERVING, Phase.SERVING, [], id="the kubelet calls: served"),
         pytest.param(
-            [*UP, r.StreamOpened(1), r.Replied(1, "OK")], Phase.SERVING, [], id="1.8 and 1.9 call before they answer"
+            [*UP, e.StreamOpened(1), e.Replied(1, "OK")],
+            Phase.SERVING,
+            [],
+            id="1.8 and 1.9 call before they answer",
         ),
         pytest.param(
-            [*UP, r.StreamOpened(1), r.StreamEnded(1), r.Replied(1, "OK")],
+            [*UP, e.StreamOpened(1), e.StreamEnded(1), e.Replied(1, "OK")],
             Phase.WAITING,
             [],
             id="called and cut before the answer: register again",
         ),
         pytest.param(
-            [*UP, r.StreamOpened(1), r.Replied(1, "DEADLINE_EXCEEDED")],
+            [*UP, e.StreamOpened(1), e.Replied(1, "DEADLINE_EXCEEDED")],
             Phase.SERVING,
             [],
             id="no answer, but called: what counts is the call",
         ),
         pytest.param(CUT, Phase.WAITING, [], id="stream cut: never register at once (1.25 to 1.36 disconnect by name)"),
         pytest.param(
-            [*CUT, r.Fired(Timer.RETRY)], Phase.OFFERING, ["v1beta1"], id="stream cut: register after the wait"
+            [*CUT, e.Fired(Timer.RETRY)], Phase.OFFERING, ["v1beta1"], id="stream cut: register after the wait"
         ),
         pytest.param(
-            [*CUT, r.KubeletUp(K2)], Phase.OFFERING, ["v1beta1"], id="a new kubelet: no wait, it has no old stream"
+            [*CUT, e.KubeletUp(K2)], Phase.OFFERING, ["v1beta1"], id="a new kubelet: no wait, it has no old stream"
         ),
         pytest.param(
-            [*CUT, r.Fired(Timer.RETRY), r.Reached(2, K2), r.KubeletUp(K2)],
+            [*CUT, e.Fired(Timer.RETRY), e.Reached(2, K2), e.KubeletUp(K2)],
             Phase.OFFERING,
             [],
             id="the wait ended on the new kubelet: still one Register for it",
         ),
-        pytest.param([*SERVING, r.StreamEnded(7)], Phase.SERVING, [], id="the end of an older stream is none of ours"),
+        pytest.param([*SERVING, e.StreamEnded(7)], Phase.SERVING, [], id="the end of an older stream is none of ours"),
         pytest.param(
-            [*OK, r.Fired(Timer.CALL)], Phase.WAITING, [], id="registered and never called: register again, later"
+            [*OK, e.Fired(Timer.CALL)], Phase.WAITING, [], id="registered and never called: register again, later"
         ),
-        pytest.param([*SERVING, r.Fired(Timer.CALL)], Phase.SERVING, [], id="a late timer changes nothing"),
+        pytest.param([*SERVING, e.Fired(Timer.CALL)], Phase.SERVING, [], id="a late timer changes nothing"),
         pytest.param(
-            [*UP, r.Replied(1, "UNIMPLEMENTED")], Phase.OFFERING, ["v1alpha2"], id="no such service: the next dialect"
+            [*UP, e.Replied(1, "UNIMPLEMENTED")],
+            Phase.OFFERING,
+            ["v1alpha2"],
+            id="no such service: the next dialect",
         ),
         pytest.param(
-            [*UP, r.Replied(1, "UNKNOWN", WRONG_VERSION)],
+            [*UP, e.Replied(1, "UNKNOWN", WRONG_VERSION)],
             Phase.OFFERING,
             ["v1alpha2"],
             id="refused by version: the one that it names",
         ),
-        pytest.param([*UP, r.Replied(1, "DEADLINE_EXCEEDED")], Phase.WAITING, [], id="a time-out is no answer"),
+        pytest.param([*UP, e.Replied(1, "DEADLINE_EXCEEDED")], Phase.WAITING, [], id="a time-out is no answer"),
         pytest.param(
-            [*UP, r.Replied(1, "DEADLINE_EXCEEDED"), r.Fired(Timer.RETRY)],
+            [*UP, e.Replied(1, "DEADLINE_EXCEEDED"), e.Fired(Timer.RETRY)],
             Phase.OFFERING,
             ["v1beta1"],
             id="after a time-out: the same dialect",
         ),
         pytest.param(
-            [*UP, r.Replied(1, "UNKNOWN", "strange")], Phase.WAITING, [], id="an unknown text isn't guessed at"
+            [*UP, e.Replied(1, "UNKNOWN", "strange")], Phase.WAITING, [], id="an unknown text isn't guessed at"
         ),
-        pytest.param([*UP, r.Replied(9, "OK")], Phase.OFFERING, [], id="the answer to an older Register is ignored"),
+        pytest.param([*UP, e.Replied(9, "OK")], Phase.OFFERING, [], id="the answer to an older Register is ignored"),
         pytest.param(
-            [*UP, r.Replied(1, "NOBODY"), r.KubeletUp(K1)], Phase.OFFERING, ["v1beta1"], id="gone, and there after all"
+            [*UP, e.Replied(1, "NOBODY"), e.KubeletUp(K1)],
+            Phase.OFFERING,
+            ["v1beta1"],
+            id="gone, and there after all",
         ),
-        pytest.param([*UP, r.KubeletUp(K2)], Phase.OFFERING, ["v1beta1"], id="a hanging Register, then a restart"),
-        pytest.param([*SERVING, r.Verified(held=True)], Phase.SERVING, [], id="the kubelet's books agree"),
+        pytest.param([*UP, e.KubeletUp(K2)], Phase.OFFERING, ["v1beta1"], id="a hanging Register, then a restart"),
+        pytest.param([*SERVING, e.Verified(held=True)], Phase.SERVING, [], id="the kubelet's books agree"),
         pytest.param(
-            [*SERVING, r.Verified(held=False)], Phase.WAITING, [], id="the kubelet's books lack us: begin again"
+            [*SERVING, e.Verified(held=False)], Phase.WAITING, [], id="the kubelet's books lack us: begin again"
         ),
         pytest.param(
-            [*SERVING, r.StreamOpened(8), r.StreamEnded(8)],
+            [*SERVING, e.StreamOpened(8), e.StreamEnded(8)],
             Phase.SERVING,
             [],
             id="somebody else calls, and ends: the kubelet's stream goes on",
         ),
         pytest.param(
-            [*SERVING, r.StreamOpened(8), r.StreamEnded(1)],
+            [*SERVING, e.StreamOpened(8), e.StreamEnded(1)],
             Phase.WAITING,
             [],
             id="the kubelet's stream ends, and somebody else's goes on: register again",
         ),
         pytest.param(
-            [*SERVING, r.StreamOpened(8), r.KubeletUp(K2)],
+            [*SERVING, e.StreamOpened(8), e.KubeletUp(K2)],
             Phase.OFFERING,
             ["v1beta1"],
             id="a new kubelet, and somebody else's stream goes on: register at once",
         ),
         pytest.param(
-            [*UP, r.StreamOpened(1), r.StreamOpened(2), r.Replied(1, "OK")],
+            [*UP, e.StreamOpened(1), e.StreamOpened(2), e.Replied(1, "OK")],
             Phase.SERVING,
             [],
             id="called twice while it registers: the first is the kubelet's",
         ),
         pytest.param(
-            [*UP, r.StreamOpened(1), r.StreamOpened(2), r.StreamEnded(1), r.Replied(1, "OK")],
+            [*UP, e.StreamOpened(1), e.StreamOpened(2), e.StreamEnded(1), e.Replied(1, "OK")],
             Phase.WAITING,
             [],
             id="called twice while it registers, and the first ends: begin again",
         ),
         pytest.param(
-            [*OK, r.StreamOpened(1, likely=False), r.StreamOpened(2), r.StreamEnded(1)],
+            [*OK, e.StreamOpened(1, likely=False), e.StreamOpened(2), e.StreamEnded(1)],
             Phase.SERVING,
             [],
             id="who looks like a kubelet takes the place of who doesn't",
         ),
         pytest.param(
-            [*OK, r.StreamOpened(1, likely=False), r.StreamOpened(2), r.StreamEnded(2)],
+            [*OK, e.StreamOpened(1, likely=False), e.StreamOpened(2), e.StreamEnded(2)],
             Phase.WAITING,
             [],
             id="and is the one whose end counts",
         ),
         pytest.param(
-            [*OK, r.StreamOpened(1, likely=False), r.StreamEnded(1), r.StreamOpened(2)],
+            [*OK, e.StreamOpened(1, likely=False), e.StreamEnded(1), e.StreamOpened(2)],
             Phase.SERVING,
             [],
             id="a stranger calls between Register and the kubelet's call: serve whom we asked",
         ),
         pytest.param(
-            [*CUT, r.StreamOpened(2, likely=False)], Phase.WAITING, [], id="a stranger's call answers no Register"
+            [*CUT, e.StreamOpened(2, likely=False)], Phase.WAITING, [], id="a stranger's call answers no Register"
         ),
         pytest.param(
-            [*CUT, r.Fired(Timer.RETRY), r.StreamOpened(2, likely=False)],
+            [*CUT, e.Fired(Timer.RETRY), e.StreamOpened(2, likely=False)],
             Phase.OFFERING,
             [],
             id="nor one that isn't sent yet",
         ),
         pytest.param(
-            [*UP, r.StreamOpened(1, likely=False), r.StreamEnded(1), r.Replied(1, "OK")],
+            [*UP, e.StreamOpened(1, likely=False), e.StreamEnded(1), e.Replied(1, "OK")],
             Phase.ACCEPTED,
             [],
             id="a stranger comes and goes while it registers: the kubelet's call is still to come",
         ),
         pytest.param(
-            [*CUT, r.Fired(Timer.RETRY), r.StreamOpened(9)],
+            [*CUT, e.Fired(Timer.RETRY), e.StreamOpened(9)],
             Phase.SERVING,
             [],
             id="an earlier Register is answered before the next is sent: serve",
         ),
         pytest.param(
-            [*SERVING, r.KubeletUp(K2), r.StreamOpened(9), r.Reached(2, K2), r.Replied(2, "OK")],
+            [*SERVING, e.KubeletUp(K2), e.StreamOpened(9), e.Reached(2, K2), e.Replied(2, "OK")],
             Phase.ACCEPTED,
             [],
             id="the kubelet before calls late: that isn't the new one's call",
         ),
-        pytest.param([*SERVING, r.NameLost("token-1.sock")], Phase.SERVING, [], id="own name deleted: do not register"),
-        pytest.param([*SERVING, r.Renew("options")], Phase.WAITING, [], id="other options: register anew"),
+        pytest.param([*SERVING, e.NameLost("token-1.sock")], Phase.SERVING, [], id="own name deleted: do not register"),
+        pytest.param([*SERVING, e.Renew("options")], Phase.WAITING, [], id="other options: register anew"),
         pytest.param(
-            [*UP, r.Renew("options"), r.Replied(1, "OK"), r.StreamOpened(1)],
+            [*UP, e.Renew("options"), e.Replied(1, "OK"), e.StreamOpened(1)],
             Phase.WAITING,
             [],
             id="other options while a Register is in flight: register anew when it took",
         ),
         pytest.param(
-            [*UP, r.StreamOpened(1), r.Renew("options"), r.Replied(1, "OK")],
+            [*UP, e.StreamOpened(1), e.Renew("options"), e.Replied(1, "OK")],
             Phase.WAITING,
             [],
             id="and where the call came first (1.8, 1.9)",
         ),
         pytest.param(
-            [*OK, r.Renew("options"), r.StreamOpened(1)],
+            [*OK, e.Renew("options"), e.StreamOpened(1)],
             Phase.WAITING,
             [],
             id="other options while the kubelet's call is waited for: register anew",
         ),
         pytest.param(
-            [*UP, r.Replied(1, "DEADLINE_EXCEEDED"), r.Renew("options"), r.StreamOpened(1)],
+            [*UP, e.Replied(1, "DEADLINE_EXCEEDED"), e.Renew("options"), e.StreamOpened(1)],
             Phase.WAITING,
             [],
             id="other options, then the call to a Register of before: register anew",
         ),
         pytest.param(
-            [r.KubeletUp(K1), r.Renew("options"), r.Reached(1, K1), r.Replied(1, "OK"), r.StreamOpened(1)],
+            [
+                e.KubeletUp(K1),
+                e.Renew("options"),
+                e.Reached(1, K1),
+                e.Replied(1, "OK"),
+                e.StreamOpened(1),
+            ],
             Phase.SERVING,
             [],
             id="other options before the Register is sent: it says them",
         ),
         pytest.param(
-            [*CUT, r.Renew("options"), r.Fired(Timer.RETRY), r.Reached(2, K1), r.Replied(2, "OK"), r.StreamOpened(2)],
+            [
+                *CUT,
+                e.Renew("options"),
+                e.Fired(Timer.RETRY),
+                e.Reached(2, K1),
+                e.Replied(2, "OK"),
+                e.StreamOpened(2),
+            ],
             Phase.SERVING,
             [],
             id="other options while it waits: the next Register says them",
         ),
-        pytest.param([*RENEWED, r.Renew("again")], Phase.SERVING, [], id="other options again at once: in a moment"),
+        pytest.param([*RENEWED, e.Renew("again")], Phase.SERVING, [], id="other options again at once: in a moment"),
         pytest.param(
-            [*RENEWED, r.Renew("again"), r.Fired(Timer.RENEW)], Phase.WAITING, [], id="the moment is over: once more"
+            [*RENEWED, e.Renew("again"), e.Fired(Timer.RENEW)],
+            Phase.WAITING,
+            [],
+            id="the moment is over: once more",
         ),
-        pytest.param([*RENEWED, r.Fired(Timer.RENEW)], Phase.SERVING, [], id="the moment is over, and nothing is new"),
+        pytest.param([*RENEWED, e.Fired(Timer.RENEW)], Phase.SERVING, [], id="the moment is over, and nothing is new"),
         pytest.param(
-            [*RENEWED, r.Fired(Timer.RENEW), r.Renew("again")], Phase.WAITING, [], id="other options after it: at once"
+            [*RENEWED, e.Fired(Timer.RENEW), e.Renew("again")],
+            Phase.WAITING,
+            [],
+            id="other options after it: at once",
         ),
-        pytest.param([*SERVING, r.StandBy("b")], Phase.STANDBY, [], id="a younger gateway: yield"),
+        pytest.param([*SERVING, e.StandBy("b")], Phase.STANDBY, [], id="a younger gateway: yield"),
         pytest.param(
-            [*SERVING, r.StandBy("b"), r.KubeletUp(K2)], Phase.STANDBY, [], id="yielded: not on a restart either"
+            [*SERVING, e.StandBy("b"), e.KubeletUp(K2)],
+            Phase.STANDBY,
+            [],
+            id="yielded: not on a restart either",
         ),
         pytest.param(
-            [*SERVING, r.StandBy("b"), r.Resume()], Phase.WAITING, [], id="the younger one is gone: take over"
+            [*SERVING, e.StandBy("b"), e.Resume()], Phase.WAITING, [], id="the younger one is gone: take over"
         ),
-        pytest.param([r.StandBy("b"), r.Resume()], Phase.ABSENT, [], id="no kubelet yet when it takes over"),
-        pytest.param([*SERVING, r.Withhold("too large")], Phase.OUT, [], id="the list grew too large: out"),
+        pytest.param([e.StandBy("b"), e.Resume()], Phase.ABSENT, [], id="no kubelet yet when it takes over"),
+        pytest.param([*SERVING, e.Withhold("too large")], Phase.OUT, [], id="the list grew too large: out"),
         pytest.param(
-            [*UP, r.Replied(1, "UNFIT", "x"), r.Replied(2, "UNIMPLEMENTED"), r.Replied(3, "UNIMPLEMENTED")],
+            [
+                *UP,
+                e.Replied(1, "UNFIT", "x"),
+                e.Replied(2, "UNIMPLEMENTED"),
+                e.Replied(3, "UNIMPLEMENTED"),
+            ],
             Phase.OUT,
             [],
             id="no dialect can carry it: out, and not registered",
         ),
         pytest.param(
-            [*SERVING, r.Withhold("too large"), r.KubeletUp(K2)],
+            [*SERVING, e.Withhold("too large"), e.KubeletUp(K2)],
             Phase.OFFERING,
             ["v1beta1"],
             id="out, but another kubelet may speak a roomier dialect",
         ),
-        pytest.param([*SERVING, r.Stop(), r.KubeletUp(K2)], Phase.STOPPED, [], id="stopped stays stopped"),
+        pytest.param([*SERVING, e.Stop(), e.KubeletUp(K2)], Phase.STOPPED, [], id="stopped stays stopped"),
     ],
 )
-def test_rule(events: list[r.Event], phase: Phase, offered: list[str]) -> None:
+def test_rule(events: list[e.Event], phase: Phase, offered: list[str]) -> None:
     state, actions = play(events)
     assert (state.phase, offers(actions)) == (phase, offered)
 
@@ -283,52 +326,72 @@ def test_rule(events: list[r.Event], phase: Phase, offered: list[str]) -> None:
     ("events", "expected"),
     [
         pytest.param(
-            [*SERVING, r.KubeletUp(K2)], r.EndStreams(), id="a new kubelet: the stream of the old one is ended"
+            [*SERVING, e.KubeletUp(K2)],
+            e.EndStreams(),
+            id="a new kubelet: the stream of the old one is ended",
         ),
-        pytest.param([*UP, r.KubeletUp(K2)], r.CancelOffer(), id="a new kubelet: the hanging Register is given up"),
+        pytest.param([*UP, e.KubeletUp(K2)], e.CancelOffer(), id="a new kubelet: the hanging Register is given up"),
         pytest.param(
-            [*CUT, r.Fired(Timer.RETRY), r.StreamOpened(9)],
-            r.CancelOffer(),
+            [*CUT, e.Fired(Timer.RETRY), e.StreamOpened(9)],
+            e.CancelOffer(),
             id="an earlier Register is answered: the next isn't sent",
         ),
-        pytest.param([*SERVING, r.KubeletUp(K2), r.StreamOpened(9)], r.EndStreams(), id="the kubelet before: end it"),
         pytest.param(
-            [*SERVING, r.NameLost("token-1.sock")], r.Link("token-1.sock"), id="own name deleted: put it back"
-        ),
-        pytest.param([*SERVING, r.Verified(held=False)], r.EndStreams(), id="not held: end the dead stream first"),
-        pytest.param([*CUT, r.Fired(Timer.RETRY)], r.Unlink("token-1.sock"), id="the name before is taken away"),
-        pytest.param(
-            [*CUT, r.Fired(Timer.RETRY)], r.Offer(2, "v1beta1", "token-2.sock"), id="each Register, a new name"
-        ),
-        pytest.param([*SERVING, r.Stop()], r.EndStreams(), id="stop: streams first"),
-        pytest.param([*SERVING, r.Stop()], r.Unlink("token-1.sock"), id="stop: own name removed"),
-        pytest.param([*UP, r.Stop()], r.CancelOffer(), id="stop while a Register hangs"),
-        pytest.param(
-            [*SERVING, r.StandBy("b"), r.StreamOpened(5)], r.EndStreams(), id="standing by: a late call is ended"
-        ),
-        pytest.param([*SERVING, r.Fired(Timer.VERIFY)], r.Verify(), id="a served resource is verified"),
-        pytest.param([*LOOKED, r.Lacking(), r.Fired(Timer.VERIFY)], r.Verify(), id="and again where a look lacks it"),
-        pytest.param(CUT, r.CancelTimer(Timer.SETTLED), id="a stream that is cut won't settle"),
-        pytest.param(CUT, r.CancelTimer(Timer.VERIFY), id="nor is looked for"),
-        pytest.param(SERVING, r.Heed(1), id="the stream after a Register is the kubelet's"),
-        pytest.param([*UP, r.StreamOpened(1)], r.Heed(1), id="also before the reply"),
-        pytest.param(
-            [*OK, r.StreamOpened(1, likely=False), r.StreamOpened(2)], r.Heed(2), id="who looks like a kubelet, rather"
+            [*SERVING, e.KubeletUp(K2), e.StreamOpened(9)],
+            e.EndStreams(),
+            id="the kubelet before: end it",
         ),
         pytest.param(
-            [*SERVING, r.StreamOpened(8), r.StreamEnded(1)], r.EndStreams(), id="who is left may be the kubelet's, too"
+            [*SERVING, e.NameLost("token-1.sock")], e.Link("token-1.sock"), id="own name deleted: put it back"
+        ),
+        pytest.param([*SERVING, e.Verified(held=False)], e.EndStreams(), id="not held: end the dead stream first"),
+        pytest.param([*CUT, e.Fired(Timer.RETRY)], e.Unlink("token-1.sock"), id="the name before is taken away"),
+        pytest.param(
+            [*CUT, e.Fired(Timer.RETRY)],
+            e.Offer(2, "v1beta1", "token-2.sock"),
+            id="each Register, a new name",
+        ),
+        pytest.param([*SERVING, e.Stop()], e.EndStreams(), id="stop: streams first"),
+        pytest.param([*SERVING, e.Stop()], e.Unlink("token-1.sock"), id="stop: own name removed"),
+        pytest.param([*UP, e.Stop()], e.CancelOffer(), id="stop while a Register hangs"),
+        pytest.param(
+            [*SERVING, e.StandBy("b"), e.StreamOpened(5)],
+            e.EndStreams(),
+            id="standing by: a late call is ended",
+        ),
+        pytest.param([*SERVING, e.Fired(Timer.VERIFY)], e.Verify(), id="a served resource is verified"),
+        pytest.param(
+            [*LOOKED, e.Lacking(), e.Fired(Timer.VERIFY)],
+            e.Verify(),
+            id="and again where a look lacks it",
+        ),
+        pytest.param(CUT, e.CancelTimer(Timer.SETTLED), id="a stream that is cut won't settle"),
+        pytest.param(CUT, e.CancelTimer(Timer.VERIFY), id="nor is looked for"),
+        pytest.param(SERVING, e.Heed(1), id="the stream after a Register is the kubelet's"),
+        pytest.param([*UP, e.StreamOpened(1)], e.Heed(1), id="also before the reply"),
+        pytest.param(
+            [*OK, e.StreamOpened(1, likely=False), e.StreamOpened(2)],
+            e.Heed(2),
+            id="who looks like a kubelet, rather",
         ),
         pytest.param(
-            [*UP, r.StreamOpened(1), r.StreamOpened(2), r.StreamEnded(1)], r.EndStreams(), id="also while it registers"
+            [*SERVING, e.StreamOpened(8), e.StreamEnded(1)],
+            e.EndStreams(),
+            id="who is left may be the kubelet's, too",
         ),
         pytest.param(
-            [*UP, r.StreamOpened(1, likely=False), r.StreamOpened(2), r.Replied(1, "UNIMPLEMENTED")],
-            r.EndStreams(),
+            [*UP, e.StreamOpened(1), e.StreamOpened(2), e.StreamEnded(1)],
+            e.EndStreams(),
+            id="also while it registers",
+        ),
+        pytest.param(
+            [*UP, e.StreamOpened(1, likely=False), e.StreamOpened(2), e.Replied(1, "UNIMPLEMENTED")],
+            e.EndStreams(),
             id="the next dialect: no stream is left over",
         ),
     ],
 )
-def test_action(events: list[r.Event], expected: r.Action) -> None:
+def test_action(events: list[e.Event], expected: e.Action) -> None:
     _, actions = play(events)
     assert expected in actions
 
@@ -336,29 +399,29 @@ def test_action(events: list[r.Event], expected: r.Action) -> None:
 @pytest.mark.parametrize(
     "events",
     [
-        pytest.param([*SERVING, r.StreamOpened(8)], id="somebody else calls"),
-        pytest.param([*SERVING, r.StreamOpened(8, likely=False)], id="a stranger calls"),
-        pytest.param([*SERVING, r.StreamOpened(8, likely=False), r.StreamEnded(8)], id="a stranger ends"),
-        pytest.param([*SERVING, r.StreamOpened(8), r.StreamEnded(8)], id="who ends before the looks of its stream"),
-        pytest.param([*CUT, r.StreamOpened(8, likely=False)], id="a stranger calls while we wait"),
-        pytest.param([*SERVING, r.Lacking()], id="a look lacks us, and the first looks are still to come"),
-        pytest.param([*LOOKED, r.Lacking(), r.Lacking()], id="it lacks us again, and the next look is still to come"),
-        pytest.param([*CUT, r.Lacking()], id="a look lacks us, and nobody serves"),
-        pytest.param([*RENEWED, r.Renew("again")], id="other options, a moment after others"),
+        pytest.param([*SERVING, e.StreamOpened(8)], id="somebody else calls"),
+        pytest.param([*SERVING, e.StreamOpened(8, likely=False)], id="a stranger calls"),
+        pytest.param([*SERVING, e.StreamOpened(8, likely=False), e.StreamEnded(8)], id="a stranger ends"),
+        pytest.param([*SERVING, e.StreamOpened(8), e.StreamEnded(8)], id="who ends before the looks of its stream"),
+        pytest.param([*CUT, e.StreamOpened(8, likely=False)], id="a stranger calls while we wait"),
+        pytest.param([*SERVING, e.Lacking()], id="a look lacks us, and the first looks are still to come"),
+        pytest.param([*LOOKED, e.Lacking(), e.Lacking()], id="it lacks us again, and the next look is still to come"),
+        pytest.param([*CUT, e.Lacking()], id="a look lacks us, and nobody serves"),
+        pytest.param([*RENEWED, e.Renew("again")], id="other options, a moment after others"),
     ],
 )
-def test_nothing_is_done(events: list[r.Event]) -> None:
+def test_nothing_is_done(events: list[e.Event]) -> None:
     assert play(events)[1] == []
 
 
 @pytest.mark.parametrize("name", ["token-9.sock", "kubelet.sock", "other.sock"])
 def test_a_name_that_is_not_in_use_is_not_put_back(name: str) -> None:
-    _, actions = play([*SERVING, r.NameLost(name)])
+    _, actions = play([*SERVING, e.NameLost(name)])
     assert actions == []
 
 
 def test_a_name_deleted_by_a_starting_kubelet_is_not_put_back() -> None:
-    _, actions = play([*CUT, r.NameLost("token-1.sock")])
+    _, actions = play([*CUT, e.NameLost("token-1.sock")])
     assert actions == []
 
 
@@ -366,20 +429,23 @@ def test_a_name_deleted_by_a_starting_kubelet_is_not_put_back() -> None:
     ("events", "timer", "seconds"),
     [
         pytest.param(CUT, Timer.RETRY, 0.005, id="after a cut: 5 ms"),
-        pytest.param([*REGISTERED_AGAIN, r.StreamEnded(2)], Timer.RETRY, 0.010, id="a second cut: longer"),
+        pytest.param([*REGISTERED_AGAIN, e.StreamEnded(2)], Timer.RETRY, 0.010, id="a second cut: longer"),
         pytest.param(
-            [*REGISTERED_AGAIN, r.Fired(Timer.SETTLED), r.StreamEnded(2)], Timer.RETRY, 0.005, id="settled: forgotten"
+            [*REGISTERED_AGAIN, e.Fired(Timer.SETTLED), e.StreamEnded(2)],
+            Timer.RETRY,
+            0.005,
+            id="settled: forgotten",
         ),
-        pytest.param([*UP, r.Replied(1, "UNKNOWN", "x")], Timer.RETRY, 0.05, id="a first error"),
+        pytest.param([*UP, e.Replied(1, "UNKNOWN", "x")], Timer.RETRY, 0.05, id="a first error"),
         pytest.param(
             [
                 *UP,
-                r.Replied(1, "UNKNOWN", "x"),
-                r.Fired(Timer.RETRY),
-                r.Reached(2, K1),
-                r.Replied(2, "OK"),
-                r.StreamOpened(1),
-                r.Fired(Timer.SETTLED),
+                e.Replied(1, "UNKNOWN", "x"),
+                e.Fired(Timer.RETRY),
+                e.Reached(2, K1),
+                e.Replied(2, "OK"),
+                e.StreamOpened(1),
+                e.Fired(Timer.SETTLED),
                 *ERROR_AGAIN,
             ],
             Timer.RETRY,
@@ -390,12 +456,12 @@ def test_a_name_deleted_by_a_starting_kubelet_is_not_put_back() -> None:
         pytest.param(
             [
                 *LOOKED,
-                r.StreamEnded(1),
-                r.Fired(Timer.RETRY),
-                r.Reached(2, K1),
-                r.Replied(2, "OK"),
-                r.StreamOpened(2),
-                r.Fired(Timer.VERIFY),
+                e.StreamEnded(1),
+                e.Fired(Timer.RETRY),
+                e.Reached(2, K1),
+                e.Replied(2, "OK"),
+                e.StreamOpened(2),
+                e.Fired(Timer.VERIFY),
             ],
             Timer.VERIFY,
             0.9,
@@ -403,78 +469,100 @@ def test_a_name_deleted_by_a_starting_kubelet_is_not_put_back() -> None:
         ),
         pytest.param(OK, Timer.CALL, 11.0, id="longer than the kubelet's own dial takes"),
         pytest.param(SERVING, Timer.VERIFY, 0.1, id="a first look into the kubelet's books"),
-        pytest.param([*SERVING, r.Fired(Timer.VERIFY)], Timer.VERIFY, 0.9, id="and a second, 1 s after the call"),
+        pytest.param([*SERVING, e.Fired(Timer.VERIFY)], Timer.VERIFY, 0.9, id="and a second, 1 s after the call"),
         pytest.param(
-            [*SERVING, *[r.Fired(Timer.VERIFY)] * 2], Timer.VERIFY, 329.0, id="and one after a stopped one is deleted"
+            [*SERVING, *[e.Fired(Timer.VERIFY)] * 2],
+            Timer.VERIFY,
+            329.0,
+            id="and one after a stopped one is deleted",
         ),
-        pytest.param([*LOOKED, r.Lacking()], Timer.VERIFY, 1.0, id="a look lacks us: another one, soon"),
+        pytest.param([*LOOKED, e.Lacking()], Timer.VERIFY, 1.0, id="a look lacks us: another one, soon"),
         pytest.param(
-            [*LOOKED, r.StreamOpened(8), r.StreamEnded(8)], Timer.VERIFY, 1.0, id="one ended that looks like a kubelet"
+            [*LOOKED, e.StreamOpened(8), e.StreamEnded(8)],
+            Timer.VERIFY,
+            1.0,
+            id="one ended that looks like a kubelet",
         ),
         pytest.param(
-            [*OK, r.StreamOpened(1, likely=False), r.StreamEnded(1)],
+            [*OK, e.StreamOpened(1, likely=False), e.StreamEnded(1)],
             Timer.RETRY,
             0.05,
             id="a stranger's end after a Register: the kubelet's own call may still come",
         ),
-        pytest.param([*SERVING, r.Renew("x")], Timer.RENEW, 1.0, id="other options: at most once a second"),
-        pytest.param([*REGISTERED_AGAIN, r.Renew("x")], Timer.RETRY, 0.005, id="other options are no cut"),
-        pytest.param([*RENEWED, r.StreamEnded(2)], Timer.RETRY, 0.005, id="nor count as one"),
+        pytest.param([*SERVING, e.Renew("x")], Timer.RENEW, 1.0, id="other options: at most once a second"),
+        pytest.param([*REGISTERED_AGAIN, e.Renew("x")], Timer.RETRY, 0.005, id="other options are no cut"),
+        pytest.param([*RENEWED, e.StreamEnded(2)], Timer.RETRY, 0.005, id="nor count as one"),
         pytest.param(
-            [*CUT, r.KubeletUp(K2), *SERVING_2, r.StreamEnded(2)], Timer.RETRY, 0.005, id="a new kubelet: no cut yet"
+            [*CUT, e.KubeletUp(K2), *SERVING_2, e.StreamEnded(2)],
+            Timer.RETRY,
+            0.005,
+            id="a new kubelet: no cut yet",
         ),
         pytest.param(
-            [*UP, r.Replied(1, "UNKNOWN", "x"), r.KubeletUp(K2), r.Replied(2, "UNKNOWN", "x")],
+            [*UP, e.Replied(1, "UNKNOWN", "x"), e.KubeletUp(K2), e.Replied(2, "UNKNOWN", "x")],
             Timer.RETRY,
             0.05,
             id="a new kubelet: no error yet",
         ),
         pytest.param(
-            [*UP, r.Replied(1, "UNKNOWN", "x"), r.Fired(Timer.RETRY), r.Reached(2, K2), r.Replied(2, "UNKNOWN", "x")],
+            [
+                *UP,
+                e.Replied(1, "UNKNOWN", "x"),
+                e.Fired(Timer.RETRY),
+                e.Reached(2, K2),
+                e.Replied(2, "UNKNOWN", "x"),
+            ],
             Timer.RETRY,
             0.05,
             id="also where the Register met it first",
         ),
         pytest.param(
-            [*CUT, r.Fired(Timer.RETRY), r.Reached(2, K2), r.Replied(2, "OK"), r.StreamOpened(2), r.StreamEnded(2)],
+            [
+                *CUT,
+                e.Fired(Timer.RETRY),
+                e.Reached(2, K2),
+                e.Replied(2, "OK"),
+                e.StreamOpened(2),
+                e.StreamEnded(2),
+            ],
             Timer.RETRY,
             0.005,
             id="no cut either",
         ),
         pytest.param(
-            [*SERVING, r.Verified(held=False), r.KubeletUp(K2), *SERVING_2, r.Verified(held=False)],
+            [*SERVING, e.Verified(held=False), e.KubeletUp(K2), *SERVING_2, e.Verified(held=False)],
             Timer.RETRY,
             0.1,
             id="a new kubelet: nothing was healed yet",
         ),
         pytest.param(
-            [*SERVING, r.Verified(held=False), r.Fired(Timer.RETRY), *SERVING_2, r.Verified(held=False)],
+            [*SERVING, e.Verified(held=False), e.Fired(Timer.RETRY), *SERVING_2, e.Verified(held=False)],
             Timer.RETRY,
             0.1,
             id="nor where the Register met it first",
         ),
     ],
 )
-def test_waiting(events: list[r.Event], timer: Timer, seconds: float) -> None:
+def test_waiting(events: list[e.Event], timer: Timer, seconds: float) -> None:
     _, actions = play(events)
     assert timers(actions)[timer] == pytest.approx(seconds)
 
 
-def _ends(state: r.State) -> list[r.Event]:
+def _ends(state: r.State) -> list[e.Event]:
     return [
-        r.Reached(state.attempt, K1),
-        r.StreamOpened(state.attempt),
-        r.Replied(state.attempt, "OK"),
-        r.StreamEnded(state.attempt),
+        e.Reached(state.attempt, K1),
+        e.StreamOpened(state.attempt),
+        e.Replied(state.attempt, "OK"),
+        e.StreamEnded(state.attempt),
     ]
 
 
-def _fails(state: r.State) -> list[r.Event]:
-    return [r.Replied(state.attempt, "UNKNOWN", "busy")]
+def _fails(state: r.State) -> list[e.Event]:
+    return [e.Replied(state.attempt, "UNKNOWN", "busy")]
 
 
-def _finds_nobody(state: r.State) -> list[r.Event]:
-    return [r.Replied(state.attempt, "NOBODY")]
+def _finds_nobody(state: r.State) -> list[e.Event]:
+    return [e.Replied(state.attempt, "NOBODY")]
 
 
 @pytest.mark.parametrize(
@@ -485,14 +573,14 @@ def _finds_nobody(state: r.State) -> list[r.Event]:
         pytest.param(_finds_nobody, r.ERROR_WAIT, id="no kubelet"),
     ],
 )
-def test_waits_double_up_to_ten_seconds(again: Callable[[r.State], list[r.Event]], first: float) -> None:
-    state, waits = play([r.KubeletUp(K1)])[0], []
+def test_waits_double_up_to_ten_seconds(again: Callable[[r.State], list[e.Event]], first: float) -> None:
+    state, waits = play([e.KubeletUp(K1)])[0], []
     for _ in range(1100):  # 2.0 ** 1024 is too large.
-        actions: tuple[r.Action, ...] = ()
+        actions: tuple[e.Action, ...] = ()
         for event in again(state):
             state, actions = r.step(state, event)
         waits.append(timers(actions)[Timer.RETRY])
-        state, _ = r.step(state, r.Fired(Timer.RETRY))
+        state, _ = r.step(state, e.Fired(Timer.RETRY))
     assert waits == [min(first * 2 ** min(number, 30), 10.0) for number in range(1100)]
 
 
@@ -504,27 +592,27 @@ def test_deadlines_outlast_the_kubelets_own() -> None:
 def test_three_errors_are_overcome_within_two_seconds() -> None:
     state, waited = play(UP)[0], 0.0
     for attempt in (1, 2, 3):
-        state, actions = r.step(state, r.Replied(attempt, "UNKNOWN", "busy"))
+        state, actions = r.step(state, e.Replied(attempt, "UNKNOWN", "busy"))
         waited += timers(actions)[Timer.RETRY] * 1.25
-        state, _ = r.step(state, r.Fired(Timer.RETRY))
+        state, _ = r.step(state, e.Fired(Timer.RETRY))
     assert state.phase is Phase.OFFERING
     assert waited < 2
 
 
 def test_a_refused_forced_version_is_retried_without_spinning() -> None:
-    state, actions = play([*UP, r.Replied(1, "UNIMPLEMENTED")], choice="v1beta1")
+    state, actions = play([*UP, e.Replied(1, "UNIMPLEMENTED")], choice="v1beta1")
     assert (state.phase, timers(actions)[Timer.RETRY]) == (Phase.WAITING, r.REFUSED_WAIT)
-    [report] = [action for action in actions if isinstance(action, r.Report)]
+    [report] = [action for action in actions if isinstance(action, e.Report)]
     assert "--api v1beta1" in report.details
 
 
 def test_healing_waits_ever_longer_and_never_gives_up() -> None:
     state, waits, looks = play(SERVING)[0], [], []
     for stream in range(2, 12):
-        state, actions = r.step(replace(state, cuts=0), r.Verified(held=False))
-        assert r.EndStreams() in actions
+        state, actions = r.step(replace(state, cuts=0), e.Verified(held=False))
+        assert e.EndStreams() in actions
         waits.append(timers(actions)[Timer.RETRY])
-        for event in (r.Fired(Timer.RETRY), r.Replied(state.attempt + 1, "OK"), r.StreamOpened(stream)):
+        for event in (e.Fired(Timer.RETRY), e.Replied(state.attempt + 1, "OK"), e.StreamOpened(stream)):
             state, actions = r.step(state, event)
         looks.append(timers(actions)[Timer.VERIFY])
     assert waits == pytest.approx([0.1, 0.4, *[1.6] * 8])
@@ -534,32 +622,51 @@ def test_healing_waits_ever_longer_and_never_gives_up() -> None:
 def test_what_is_healed_in_vain_is_an_error_in_the_end() -> None:
     state, levels = play(SERVING)[0], []
     for stream in range(2, 6):
-        state, actions = r.step(state, r.Verified(held=False))
-        levels += [action.level for action in actions if isinstance(action, r.Report)]
-        for event in (r.Fired(Timer.RETRY), r.Replied(state.attempt + 1, "OK"), r.StreamOpened(stream)):
+        state, actions = r.step(state, e.Verified(held=False))
+        levels += [action.level for action in actions if isinstance(action, e.Report)]
+        for event in (e.Fired(Timer.RETRY), e.Replied(state.attempt + 1, "OK"), e.StreamOpened(stream)):
             state, _ = r.step(state, event)
     assert levels == ["warning"] * r.HEALS + ["error"]
 
 
 def test_other_options_are_said_in_their_time_though_the_stream_was_cut_meanwhile() -> None:
     """A Register for another reason doesn't forget the timer, or nothing would say the next ones."""
-    _, actions = play([*RENEWED, r.Renew("again"), r.StreamEnded(2), r.Fired(Timer.RETRY)])
-    assert r.CancelTimer(Timer.RENEW) not in actions
+    _, actions = play([*RENEWED, e.Renew("again"), e.StreamEnded(2), e.Fired(Timer.RETRY)])
+    assert e.CancelTimer(Timer.RENEW) not in actions
 
 
-@pytest.mark.parametrize("away", [r.StandBy("b"), r.Withhold("too large")])
-def test_who_was_held_back_says_other_options_at_once(away: r.Event) -> None:
+@pytest.mark.parametrize("away", [e.StandBy("b"), e.Withhold("too large")])
+def test_who_was_held_back_says_other_options_at_once(away: e.Event) -> None:
     """Its timer is gone with all others."""
-    back: list[r.Event] = [r.Resume(), r.Fired(Timer.RETRY), r.Reached(3, K1), r.Replied(3, "OK"), r.StreamOpened(3)]
-    state, _ = play([*RENEWED, away, *back, r.Renew("again")])
+    back: list[e.Event] = [
+        e.Resume(),
+        e.Fired(Timer.RETRY),
+        e.Reached(3, K1),
+        e.Replied(3, "OK"),
+        e.StreamOpened(3),
+    ]
+    state, _ = play([*RENEWED, away, *back, e.Renew("again")])
     assert state.phase is Phase.WAITING
 
 
 def test_books_that_agree_in_the_end_make_the_next_healing_quick_again() -> None:
-    state, _ = play([*SERVING, r.Verified(held=False), r.Fired(Timer.RETRY), r.Replied(2, "OK"), r.StreamOpened(2)])
-    for event in (r.Fired(Timer.VERIFY), r.Verified(held=True), r.Fired(Timer.VERIFY), r.Verified(held=True)):
+    state, _ = play(
+        [
+            *SERVING,
+            e.Verified(held=False),
+            e.Fired(Timer.RETRY),
+            e.Replied(2, "OK"),
+            e.StreamOpened(2),
+        ]
+    )
+    for event in (
+        e.Fired(Timer.VERIFY),
+        e.Verified(held=True),
+        e.Fired(Timer.VERIFY),
+        e.Verified(held=True),
+    ):
         state, _ = r.step(state, event)
-    assert timers(r.step(state, r.Verified(held=False))[1])[Timer.RETRY] == pytest.approx(r.HEAL_WAIT)
+    assert timers(r.step(state, e.Verified(held=False))[1])[Timer.RETRY] == pytest.approx(r.HEAL_WAIT)
 
 
 @pytest.mark.parametrize(
@@ -574,19 +681,25 @@ def test_books_that_agree_in_the_end_make_the_next_healing_quick_again() -> None
     ],
 )
 def test_negotiation_with_each_kubelet(last: str, answers: set[str], order: list[str]) -> None:
-    state, first = play([r.KubeletUp(K1)], last=last)
+    state, first = play([e.KubeletUp(K1)], last=last)
     tried = offers(first)
     while tried[-1] not in answers:
-        state, actions = r.step(state, r.Replied(state.attempt, "UNIMPLEMENTED"))
+        state, actions = r.step(state, e.Replied(state.attempt, "UNIMPLEMENTED"))
         tried += offers(actions)
-    state, _ = r.step(state, r.Replied(state.attempt, "OK"))
+    state, _ = r.step(state, e.Replied(state.attempt, "OK"))
     assert (tried, state.accepted) == (order, order[-1])
 
 
 def test_a_new_kubelet_is_negotiated_with_anew() -> None:
     """It was refused nothing yet, whatever the kubelet before it refused."""
-    events = [*UP, r.Replied(1, "UNIMPLEMENTED"), r.Replied(2, "OK"), r.StreamOpened(1), r.KubeletUp(K2)]
-    state, actions = play([*events, r.Reached(3, K2), r.Replied(3, "UNIMPLEMENTED")], last="")
+    events = [
+        *UP,
+        e.Replied(1, "UNIMPLEMENTED"),
+        e.Replied(2, "OK"),
+        e.StreamOpened(1),
+        e.KubeletUp(K2),
+    ]
+    state, actions = play([*events, e.Reached(3, K2), e.Replied(3, "UNIMPLEMENTED")], last="")
     assert (state.accepted, offers(actions)) == ("v1alpha2", ["v1beta1"])
 
 
@@ -594,10 +707,22 @@ def test_a_new_kubelet_met_before_it_was_told_is_negotiated_with_anew() -> None:
     """The wait after a cut ended on the next kubelet: what the one before refused is no longer true."""
     told = 'requested API version "0.1" is not supported by kubelet. Supported version is "v1alpha2"'
     state, _ = play(
-        [*UP, r.Replied(1, "UNKNOWN", told), r.Replied(2, "OK"), r.StreamOpened(1), r.StreamEnded(1)], last="0.1"
+        [
+            *UP,
+            e.Replied(1, "UNKNOWN", told),
+            e.Replied(2, "OK"),
+            e.StreamOpened(1),
+            e.StreamEnded(1),
+        ],
+        last="0.1",
     )
     tried: list[str] = []
-    for event in (r.Fired(Timer.RETRY), r.Reached(3, K2), r.KubeletUp(K2), r.Replied(3, "UNIMPLEMENTED")):
+    for event in (
+        e.Fired(Timer.RETRY),
+        e.Reached(3, K2),
+        e.KubeletUp(K2),
+        e.Replied(3, "UNIMPLEMENTED"),
+    ):
         state, actions = r.step(state, event)
         tried += offers(actions)
     assert tried == ["v1alpha2", "v1beta1"]
@@ -606,51 +731,51 @@ def test_a_new_kubelet_met_before_it_was_told_is_negotiated_with_anew() -> None:
 EVENTS = st.one_of(
     st.sampled_from(
         [
-            r.KubeletUp(K1),
-            r.KubeletUp(K2),
-            r.Stop(),
-            r.Resume(),
-            r.StandBy("b"),
-            r.Withhold("x"),
-            r.Renew("x"),
-            r.Lacking(),
+            e.KubeletUp(K1),
+            e.KubeletUp(K2),
+            e.Stop(),
+            e.Resume(),
+            e.StandBy("b"),
+            e.Withhold("x"),
+            e.Renew("x"),
+            e.Lacking(),
         ]
     ),
-    st.builds(r.Reached, st.integers(1, 6), st.sampled_from([K1, K2])),
+    st.builds(e.Reached, st.integers(1, 6), st.sampled_from([K1, K2])),
     st.builds(
-        r.Replied, st.integers(1, 6), st.sampled_from(["OK", "UNIMPLEMENTED", "UNKNOWN", "UNAVAILABLE", "NOBODY"])
+        e.Replied, st.integers(1, 6), st.sampled_from(["OK", "UNIMPLEMENTED", "UNKNOWN", "UNAVAILABLE", "NOBODY"])
     ),
-    st.builds(r.StreamOpened, st.integers(1, 3), st.booleans()),
-    st.builds(r.StreamEnded, st.integers(1, 3)),
-    st.builds(r.Fired, st.sampled_from(Timer)),
-    st.builds(r.Verified, held=st.booleans()),
-    st.builds(r.NameLost, st.sampled_from(["token-1.sock", "x"])),
+    st.builds(e.StreamOpened, st.integers(1, 3), st.booleans()),
+    st.builds(e.StreamEnded, st.integers(1, 3)),
+    st.builds(e.Fired, st.sampled_from(Timer)),
+    st.builds(e.Verified, held=st.booleans()),
+    st.builds(e.NameLost, st.sampled_from(["token-1.sock", "x"])),
 )
 
 
 @settings(max_examples=1000)
 @given(st.lists(EVENTS, max_size=40))
-def test_whatever_happens(events: list[r.Event]) -> None:
+def test_whatever_happens(events: list[e.Event]) -> None:
     """No Register while a stream of ours is live; none when held back; always a way on."""
     state, live, waiting = r.start("token", "auto", ""), set[int](), set[Timer]()
     for event in events:
         state, actions = r.step(state, event)
-        if isinstance(event, r.StreamOpened) and event.likely:
+        if isinstance(event, e.StreamOpened) and event.likely:
             live.add(event.stream)
-        if isinstance(event, r.StreamEnded):
+        if isinstance(event, e.StreamEnded):
             live.discard(event.stream)
-        if isinstance(event, r.Fired):
+        if isinstance(event, e.Fired):
             waiting.discard(event.timer)
         for action in actions:
             match action:
-                case r.EndStreams():
+                case e.EndStreams():
                     live.clear()
-                case r.SetTimer(timer, seconds):
+                case e.SetTimer(timer, seconds):
                     assert 0 < seconds <= (330 if timer is Timer.VERIFY else 15)
                     waiting.add(timer)
-                case r.CancelTimer(timer):
+                case e.CancelTimer(timer):
                     waiting.discard(timer)
-                case r.Offer():
+                case e.Offer():
                     assert not live
                     assert state.phase is Phase.OFFERING
                 case _:

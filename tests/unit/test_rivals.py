@@ -28,7 +28,7 @@ from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Faults
 from gateway.lab.trials import rivals
 from gateway.lab.trials.scenarios import RESOURCE, node
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 from gateway.registration.registrar import Plugin
 from gateway.registration.serve import MOST_STREAMS
 from tests.unit.test_probes import get

@@ -54,7 +54,7 @@ from gateway.memory import scribe
 from gateway.memory.ledger import Ledger, LedgerError, Snapshot, Written
 from gateway.registration import registrar as plugin
 from gateway.registration import serve
-from gateway.registration.machine import Event, KubeletId, KubeletUp, Lacking, Phase, StandBy, Timer
+from gateway.registration.events import Event, KubeletId, KubeletUp, Lacking, Phase, StandBy, Timer
 from gateway.registration.serve import Resource
 from gateway.registration.turns import Turns
 from gateway.tally import Check

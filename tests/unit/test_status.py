@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 from gateway.telling import status
 from gateway.telling.status import Count, Gateways, Plugin, Resource, Status
 from tests.unit import documents

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from adapters.dialect import Level
 from gateway.handover import machine as s
 from gateway.handover.machine import Age, Elder, Heir, Outcome, Say, Standing, elder_should_wait
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from devices.model import Field
 from gateway import tally
 from gateway.registration import machine as registration
-from gateway.registration.machine import (
+from gateway.registration.events import (
     Event,
     Fired,
     KubeletId,

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from gateway.kubelet import watch
 from gateway.kubelet.watch import Watch, is_pinned, kubelet_id, listens
-from gateway.registration.machine import KubeletId
+from gateway.registration.events import KubeletId
 
 
 class Seen:

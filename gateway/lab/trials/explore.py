@@ -24,9 +24,10 @@ from typing import Final, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from adapters.registry import DIALECTS, by_name
+from gateway.registration import events, negotiate
 from gateway.registration import machine as registration
-from gateway.registration import negotiate
-from gateway.registration.machine import KubeletId, Phase, State, Timer
+from gateway.registration.events import KubeletId, Phase, Timer
+from gateway.registration.machine import State
 
 S = TypeVar("S", bound=Hashable)
 
@@ -238,7 +239,7 @@ class Move(NamedTuple):
 
     said: str
     around: Resource
-    event: registration.Event | None = None
+    event: events.Event | None = None
     calm: bool = True
 
 
@@ -259,7 +260,7 @@ class Surroundings:
         if sum(not (end.open and end.kept) for end in it.streams) >= _ENDS:
             return
         if it.lost:
-            yield Move("we hear that our name is gone", it._replace(lost=0), registration.NameLost(_name(it.lost)))
+            yield Move("we hear that our name is gone", it._replace(lost=0), events.NameLost(_name(it.lost)))
         if it.late is not None:
             yield from self._late(node, it, *it.late)
         if it.sent is not None:
@@ -268,18 +269,18 @@ class Surroundings:
         if it.look is not None:
             yield from self._look(node, it, *it.look)
         elif node.alive and it.machine.phase is Phase.SERVING and Timer.VERIFY not in it.timers and not _held(it):
-            yield Move("a look for another reason finds nothing of us", it, registration.Lacking())
+            yield Move("a look for another reason finds nothing of us", it, events.Lacking())
         for timer in Timer:
             if timer in it.timers and _may_fire(it, timer):
                 yield Move(
-                    f"the timer {timer.value} fires", it._replace(timers=it.timers - {timer}), registration.Fired(timer)
+                    f"the timer {timer.value} fires", it._replace(timers=it.timers - {timer}), events.Fired(timer)
                 )
         yield from self._faults(it)
 
     def _ends(self, it: Resource) -> Iterator[Move]:
         for end in it.streams:
             left = it._replace(streams=tuple(other for other in it.streams if other is not end))
-            ended = registration.StreamEnded(end.stream)
+            ended = events.StreamEnded(end.stream)
             if not end.open:
                 yield Move("we notice that a stream ended", left, ended)
             elif end.foreign:
@@ -320,18 +321,18 @@ class Surroundings:
     def _register(self, node: Node, it: Resource, sent: Sent) -> Iterator[Move]:
         if sent.answer is _NOT_SENT:
             if node.alive:
-                yield Move("the Register is sent", _send(it, sent), registration.Reached(sent.attempt, CURRENT))
+                yield Move("the Register is sent", _send(it, sent), events.Reached(sent.attempt, CURRENT))
             else:
-                nobody = registration.Replied(sent.attempt, negotiate.NOBODY)
+                nobody = events.Replied(sent.attempt, negotiate.NOBODY)
                 yield Move("nobody listens for the Register", it._replace(sent=None), nobody)
             if "unfit" in it.may:
-                unfit = registration.Replied(sent.attempt, negotiate.UNFIT)
+                unfit = events.Replied(sent.attempt, negotiate.UNFIT)
                 yield Move(
                     "the list is too large to register", self._wrong(it._replace(sent=None), "unfit"), unfit, calm=False
                 )
         elif sent.answer != _WITH_KUBELET:
             code, details = sent.answer
-            replied = registration.Replied(sent.attempt, code, details)
+            replied = events.Replied(sent.attempt, code, details)
             yield Move(f"the Register's answer comes: {code}", it._replace(sent=None), replied)
         elif sent.dialect != node.speaks:
             answer = _refusal(sent.dialect, node.speaks)
@@ -367,7 +368,7 @@ class Surroundings:
                 stream = _next_stream(it)
                 clients = (*it.clients[:number], client._replace(stream=stream), *it.clients[number + 1 :])
                 called = it._replace(clients=clients, streams=(*it.streams, End(stream)))
-                yield Move("the kubelet calls ListAndWatch", called, registration.StreamOpened(stream), calm=there)
+                yield Move("the kubelet calls ListAndWatch", called, events.StreamOpened(stream), calm=there)
             else:
                 yield Move("the kubelet's call isn't understood: another dialect is on offer", gone)
             if not there:
@@ -379,7 +380,7 @@ class Surroundings:
     def _look(node: Node, it: Resource, stream: int, *saw: bool | None) -> Iterator[Move]:
         [seen] = saw
         if seen is not None:
-            yield Move(f"the books said {seen}", it._replace(look=None), registration.Verified(held=seen))
+            yield Move(f"the books said {seen}", it._replace(look=None), events.Verified(held=seen))
         elif node.alive:
             yield Move("the kubelet's books are read", it._replace(look=(stream, _held(it))))
         else:
@@ -390,7 +391,7 @@ class Surroundings:
         if it.ghost:
             stream = _next_stream(it)
             here = it._replace(clean=False, ghost=False, streams=(*it.streams, End(stream, open=False)))
-            yield Move("the dead kubelet's call arrives", here, registration.StreamOpened(stream))
+            yield Move("the dead kubelet's call arrives", here, events.StreamOpened(stream))
         if "books" in it.may and _held(it):
             stuck = it._replace(clients=(*it.clients[:-1], it.clients[-1]._replace(held=False)))
             yield Move("the kubelet's books lose us", self._wrong(stuck, "books"), calm=False)
@@ -399,25 +400,23 @@ class Surroundings:
                 deleted = it._replace(names=it.names - {name}, lost=name)
                 yield Move("our name is deleted", self._wrong(deleted, "name"), calm=False)
         if phase is Phase.STANDBY:
-            yield Move("the younger gateway goes", it, registration.Resume())
+            yield Move("the younger gateway goes", it, events.Resume())
         elif "standby" in it.may:
-            yield Move(
-                "a younger gateway comes", self._wrong(it, "standby"), registration.StandBy("younger"), calm=False
-            )
+            yield Move("a younger gateway comes", self._wrong(it, "standby"), events.StandBy("younger"), calm=False)
         if phase is Phase.OUT:
-            yield Move("the list shrinks", it, registration.Resume())
+            yield Move("the list shrinks", it, events.Resume())
         elif "unfit" in it.may and any(end.open and end.kept for end in it.streams):
             grown = self._wrong(it, "unfit")
-            yield Move("the list grows too large for its stream", grown, registration.Withhold("too large"), calm=False)
+            yield Move("the list grows too large for its stream", grown, events.Withhold("too large"), calm=False)
         if "renew" in it.may:
             changed = self._wrong(it, "renew")._replace(stale=frozenset(_attempts(it) - _unsent(it)))
-            yield Move("the options change", changed, registration.Renew("options"), calm=False)
+            yield Move("the options change", changed, events.Renew("options"), calm=False)
         for fault, alike in (("stranger", False), ("mimic", True)):
             if fault in it.may:
                 end = End(_next_stream(it), foreign=True, alike=alike)
                 wrong = self._wrong(it, fault)
                 here = wrong._replace(streams=(*it.streams, end))
-                event = registration.StreamOpened(end.stream, alike)
+                event = events.StreamOpened(end.stream, alike)
                 yield Move(f"{FAULTS[fault]}", _told_by_another(here, end, it, event), calm=False)
 
     def _wrong(self, it: Resource, fault: str) -> Resource:
@@ -449,17 +448,17 @@ class Surroundings:
     @staticmethod
     def told(it: Resource) -> Resource:
         """The watch tells of the current kubelet."""
-        return feed(it._replace(machine=_known_as(it.machine, {TOLD: GONE})), registration.KubeletUp(CURRENT))
+        return feed(it._replace(machine=_known_as(it.machine, {TOLD: GONE})), events.KubeletUp(CURRENT))
 
     def told_again(self, it: Resource, kubelet: KubeletId) -> Resource:
         """The shell tells a resource that is new, or reached nobody, of the kubelet that it heard of last."""
         absent = it.machine.kubelet is None or it.machine.phase is Phase.ABSENT
-        return feed(it, registration.KubeletUp(kubelet)) if absent else it
+        return feed(it, events.KubeletUp(kubelet)) if absent else it
 
     @staticmethod
     def stopped(it: Resource) -> Resource:
         """Our own end; what the machine leaves then, is left."""
-        it = feed(it, registration.Stop())
+        it = feed(it, events.Stop())
         return it if it.machine.phase is Phase.STOPPED else it._replace(broken=f"stop ended {it.machine.phase.value}")
 
     def dropped(self, it: Resource) -> Resource:
@@ -467,34 +466,34 @@ class Surroundings:
         return it._replace(look=None) if it.look is not None and it.look[0] != it.machine.stream else it
 
 
-def feed(it: Resource, event: registration.Event) -> Resource:
+def feed(it: Resource, event: events.Event) -> Resource:
     """Let the state machine take an event, and do what it asks for, as the shell does."""
     machine, actions = registration.step(it.machine, event)
     it = it._replace(machine=machine)
     for action in actions:
         match action:
-            case registration.Offer(attempt, dialect):
+            case events.Offer(attempt, dialect):
                 broken = "two Registers of one resource are in flight" if it.sent is not None else it.broken
                 it = it._replace(sent=Sent(attempt, dialect), broken=broken)
-            case registration.CancelOffer():
+            case events.CancelOffer():
                 if it.sent is not None and it.sent.answer == _WITH_KUBELET and it.late is None:
                     it = it._replace(late=(it.sent.attempt, it.sent.dialect))
                 it = it._replace(sent=None)
-            case registration.SetTimer(timer, seconds):
+            case events.SetTimer(timer, seconds):
                 longest = registration.VERIFY_AFTER[-1] if timer is Timer.VERIFY else registration.REFUSED_WAIT
                 broken = it.broken if 0 < seconds <= longest else f"a timer is set to {seconds} s"
                 it = it._replace(timers=it.timers | {timer}, broken=broken)
-            case registration.CancelTimer(timer):
+            case events.CancelTimer(timer):
                 it = it._replace(timers=it.timers - {timer})
-            case registration.EndStreams():
+            case events.EndStreams():
                 it = it._replace(streams=tuple(end._replace(kept=False) for end in it.streams))
-            case registration.Link(name):
+            case events.Link(name):
                 it = it._replace(names=it.names | {_attempt(name)})
-            case registration.Unlink(name):
+            case events.Unlink(name):
                 it = it._replace(names=it.names - {_attempt(name)})
-            case registration.Verify():
+            case events.Verify():
                 it = it._replace(look=it.look or (machine.stream or 0, None))
-            case registration.Report() | registration.Heed():
+            case events.Report() | events.Heed():
                 pass
     return it
 
@@ -542,7 +541,7 @@ def _closed(it: Resource, streams: Iterable[int]) -> Resource:
     return it._replace(streams=tuple(end._replace(open=end.open and end.stream not in streams) for end in it.streams))
 
 
-def _told_by_another(around: Resource, end: End, before: Resource, event: registration.Event) -> Resource:
+def _told_by_another(around: Resource, end: End, before: Resource, event: events.Event) -> Resource:
     """The machine is told of somebody else's stream: where it knows the kubelet's, that one goes on."""
     after = feed(around, event)
     heeded = next((one for one in before.streams if one.stream == before.machine.stream), None)
