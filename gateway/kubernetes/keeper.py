@@ -16,7 +16,7 @@ from devices.model import Health
 from gateway.kubernetes import events, node, ready, watch
 from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.kubernetes.events import Queue
-from gateway.registration.machine import Phase
+from gateway.registration.events import Phase
 from gateway.tally import Check
 
 if TYPE_CHECKING:
