@@ -192,14 +192,14 @@ class _Page:
         else:
             yield from self.text("  kubelet  ", f"none in {one.socket_dir}", "red")
         if one.books.source == "none":
-            yield from self.text("  books    ", "the kubelet's own can't be read", "yellow")
+            yield from self.text("  records  ", "the kubelet's own can't be read", "yellow")
         else:
-            yield from self.text("  books    ", f"{one.books.source}, read {age(one.books.age_s or 0)} ago")
+            yield from self.text("  records  ", f"{one.books.source}, read {age(one.books.age_s or 0)} ago")
         if one.ledger.writable:
             written = "not written yet" if one.ledger.written_s is None else f"written {age(one.ledger.written_s)} ago"
-            yield from self.text("  ledger   ", f"{one.ledger.path}, {written}")
+            yield from self.text("  state    ", f"{one.ledger.path}, {written}")
         else:
-            yield from self.text("  ledger   ", f"{one.ledger.path} can't be written: {one.ledger.error}", "red")
+            yield from self.text("  state    ", f"{one.ledger.path} can't be written: {one.ledger.error}", "red")
         yield from self.text("           ", one.ledger.exposed, "yellow")
         if one.configuration is not None and one.configuration.error:
             rejected = f"rejected, so the last good one stays in force: {one.configuration.error}"
@@ -235,9 +235,9 @@ class _Page:
         yield from self.text("  ", _registered(one))
         yield from self.text("  ", ", ".join(_answered(call, codes) for call, codes in one.calls.items()))
         if one.checked == Check.LACKING.value:
-            yield from self.text("  ", "the kubelet's own books lack this registration", "red")
+            yield from self.text("  ", "the kubelet's own records lack this registration", "red")
         for finding in one.drift:
-            yield from self.text("  ", f"drift: {finding.words}", "yellow")
+            yield from self.text("  ", f"mismatch: {finding.words}", "yellow")
         yield from self._devices(one)
 
     def _devices(self, one: Resource) -> Iterator[str]:
@@ -307,7 +307,7 @@ def _remarks(device: Device) -> str:
     """All there is to say of one device; empty for one that is simply well."""
     parts = (
         ": ".join(part for part in (device.kind, device.reason) if part),
-        device.drift and f"drift: {', '.join(device.drift)}",
+        device.drift and f"mismatch: {', '.join(device.drift)}",
     )
     return "; ".join(part for part in parts if part)
 

@@ -94,7 +94,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "registration_checks_total",
             "counter",
             ("resource", "result"),
-            "Looks into the kubelet's own books after a registration: held, lacking, or unknown (out of reach).",
+            "Looks into the kubelet's own records after a registration: held, lacking, or unknown (out of reach).",
         ),
         Family("calls_total", "counter", ("resource", "call", "code"), "Calls of the kubelet that were answered."),
         Family(
@@ -114,13 +114,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "held_devices",
             "gauge",
             ("resource",),
-            "Devices with a holder in the kubelet's books; absent where unknown.",
+            "Devices with a holder in the kubelet's records; absent where unknown.",
         ),
         Family(
             "free_devices",
             "gauge",
             ("resource",),
-            "Allocatable devices that nobody holds by the kubelet's books; absent where unknown.",
+            "Allocatable devices that nobody holds by the kubelet's records; absent where unknown.",
         ),
         Family(
             "device_info",
@@ -132,7 +132,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "drift_devices",
             "gauge",
             ("resource", "kind"),
-            "Devices of which the kubelet's books say something else than ours.",
+            "Devices of which the kubelet's records say something else than ours.",
         ),
         Family(
             "bridged_plugin_up", "gauge", ("resource",), "1 while the plugin of a bridged resource is there, else 0."
@@ -151,9 +151,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "Allocates that were answered as an identical earlier one, while the plugin was away.",
         ),
         Family("handovers_total", "counter", ("side", "outcome"), "Handovers between two gateways on the node."),
-        Family("ledger_writable", "gauge", (), "0 while the last write of the ledger failed, else 1."),
-        Family("ledger_pending_changes", "gauge", (), "Changes of the ledger that aren't known to be on disk."),
-        Family("ledger_writes_total", "counter", (), "Good writes of the ledger."),
+        Family("ledger_writable", "gauge", (), "0 while the last write of the state file failed, else 1."),
+        Family("ledger_pending_changes", "gauge", (), "Changes of the state file that aren't known to be on disk."),
+        Family("ledger_writes_total", "counter", (), "Good writes of the state file."),
         Family("ledger_written_age_seconds", "gauge", (), "Since the last good write; absent before the first."),
         Family(
             "source_hindrances",
@@ -174,7 +174,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "books_info",
             "gauge",
             ("source",),
-            "Always 1; where the kubelet's books are read: pod-resources, checkpoint, none.",
+            "Always 1; where the kubelet's records are read: pod-resources, checkpoint, none.",
         ),
         Family(
             "lost_fields_total",

@@ -1,7 +1,7 @@
 """Readiness: has this gateway done its part? Pure: what is known of each resource in, a verdict in words out.
 
 A gateway that isn't ready holds up a rolling update and alarms people, so only what is our own failure towards a kubelet
-that runs makes it so, or a configuration that it can't carry out: an update must not go on with that. No devices, ill devices,
+that runs makes it so, or a configuration that it can't carry out: an update must not go on with that. No devices, unhealthy devices,
 a backend that is down, no kubelet, another gateway that serves instead: nothing of that would be mended by another gateway in
 this one's place, and the verdict only says it.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from devices.source import Hindrance
 
 PATIENCE: Final = 10.0
-"""Seconds that a resource may be without a running kubelet's stream, once the kubelet's books had it: a kubelet may take ten
+"""Seconds that a resource may be without a running kubelet's stream, once the kubelet's records had it: a kubelet may take ten
 to call back (1.25 and later dial for so long)."""
 LACKING: Final = 3.0
 """Seconds for which the kubelet's records may lack what another gateway is to serve: until then it is taken back."""
@@ -38,7 +38,7 @@ class Standing(Struct, frozen=True, kw_only=True):
     devices: int
     phase: Phase
     checked: Check | None = None
-    """What the last look into the kubelet's books told, since the gateway's start; None: there was none."""
+    """What the last look into the kubelet's records told, since the gateway's start; None: there was none."""
     stream_s: float = 0.0
     """The age of the kubelet's stream."""
     unserved_s: float = 0.0
@@ -111,11 +111,11 @@ def _resource(it: Standing, kubelet_s: float | None) -> tuple[bool, str]:
     if kubelet_s is None:
         return True, "not served: no kubelet"
     if it.checked is Check.LACKING:
-        return False, "registered, but the kubelet's own books lack it: registering again"
+        return False, "registered, but the kubelet's own records lack it: registering again"
     if it.phase is Phase.SERVING:
         if it.checked is None:
-            return it.stream_s >= PATIENCE, "served, not looked up in the kubelet's books yet"
-        return True, "served" if it.checked is Check.HELD else "served (the kubelet's books can't be read)"
+            return it.stream_s >= PATIENCE, "served, not looked up in the kubelet's records yet"
+        return True, "served" if it.checked is Check.HELD else "served (the kubelet's records can't be read)"
     waited = min(it.unserved_s, kubelet_s)
     words = f"not served for {waited:.1f} s: {it.phase.value}" + (f"; {it.trouble}" if it.trouble else "")
     return it.checked is not None and it.phase is not Phase.OUT and waited < PATIENCE, words

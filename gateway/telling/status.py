@@ -54,7 +54,7 @@ class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Books(msgspec.Struct, frozen=True, kw_only=True):
-    """The kubelet's own books, which say who holds which device: where they were last read, and ``age_s`` ago."""
+    """The kubelet's own records, which say who holds which device: where they were last read, and ``age_s`` ago."""
 
     source: Literal["pod-resources", "checkpoint", "none"] = "none"
     age_s: float | None = None
@@ -82,7 +82,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """One device.
 
     ``health`` is what the kubelet is told, ``state`` where the device is in its life, ``kind`` what it takes to end its
-    trouble, ``reason`` why it is in this state, in words. ``holder`` is who holds it by the kubelet's books (null: nobody, or
+    trouble, ``reason`` why it is in this state, in words. ``holder`` is who holds it by the kubelet's records (null: nobody, or
     they can't be read), ``drift`` in what those books differ from ours.
     """
 
@@ -105,7 +105,7 @@ class Count(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """In what the kubelet's books differ from ours: for how many devices, and what to do about it."""
+    """In what the kubelet's records differ from ours: for how many devices, and what to do about it."""
 
     kind: str
     devices: int
@@ -141,7 +141,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     service, ``lacking_s`` for how long the kubelet's own records have lacked it all the same, null where they don't. ``trouble`` is the last thing that went wrong with its registration, while it doesn't serve.
 
     ``registrations`` counts the accepted ones by cause, ``last_gap_s`` is the last restart gap, ``calls`` counts the answered
-    calls by name and status. ``checked`` is what the last look into the kubelet's books told of the registration: held, lacking,
+    calls by name and status. ``checked`` is what the last look into the kubelet's records told of the registration: held, lacking,
     unknown, or nothing yet.
 
     ``listed`` devices are on the list, ``healthy`` ones said to be so, ``allocatable`` ones also served right now; ``held``

@@ -220,10 +220,10 @@ def test_who_wants_no_colours_gets_none(
         "serving for 2 h 10 min v1beta1, kubelet 1.29 and later",
         "registered 3 times (1 first, 2 kubelet start); last gap 4.2 ms",
         "Allocate 412 (3 FAILED_PRECONDITION), GetPreferredAllocation 409",
-        "drift: the kubelet lost its memory",
+        "mismatch: the kubelet lost its memory",
         "reset-required: Xid 79: GPU has fallen off the bus",
         "swap the riser, ticket 4711",
-        "drift: forgotten",
+        "mismatch: forgotten",
         "default/training-0/main",
         "waiting to register again v1beta1",
         "Register was refused: the ResourceName is invalid",
@@ -263,7 +263,7 @@ def test_a_person_reads(sentence: str) -> None:
         ),
         (
             msgspec.structs.replace(FULL, resources=(msgspec.structs.replace(FULL.resources[0], checked="lacking"),)),
-            "the kubelet's own books lack this registration",
+            "the kubelet's own records lack this registration",
         ),
     ],
 )

@@ -26,7 +26,7 @@ def standing(phase: Phase, checked: Check | None = Check.HELD, **facts: object) 
     [
         pytest.param(standing(Phase.SERVING), 60.0, True, "served", id="registered and verified"),
         pytest.param(
-            standing(Phase.SERVING, Check.UNKNOWN), 60.0, True, "books can't be read", id="nothing to verify it with"
+            standing(Phase.SERVING, Check.UNKNOWN), 60.0, True, "records can't be read", id="nothing to verify it with"
         ),
         pytest.param(
             standing(Phase.SERVING, None, stream_s=0.5), 60.0, False, "not looked up", id="registered, not verified yet"
@@ -35,9 +35,11 @@ def standing(phase: Phase, checked: Check | None = Check.HELD, **facts: object) 
             standing(Phase.SERVING, None), 60.0, True, "not looked up", id="the list changes too often to verify it"
         ),
         pytest.param(
-            standing(Phase.SERVING, Check.LACKING), 60.0, False, "books lack it", id="the kubelet does not hold it"
+            standing(Phase.SERVING, Check.LACKING), 60.0, False, "records lack it", id="the kubelet does not hold it"
         ),
-        pytest.param(standing(Phase.WAITING, Check.LACKING), 60.0, False, "books lack it", id="and it registers again"),
+        pytest.param(
+            standing(Phase.WAITING, Check.LACKING), 60.0, False, "records lack it", id="and it registers again"
+        ),
         pytest.param(
             standing(Phase.OFFERING, None, unserved_s=0.1),
             60.0,
