@@ -471,6 +471,28 @@ def test_libraries_are_found_where_distributions_put_them(tmp_path: Path, folder
     }
 
 
+def test_a_link_may_lead_up_and_into_another_folder_which_needs_none_there(root: Path) -> None:
+    """As a process with this root would follow it; where it leads, the loader finds the library by itself."""
+    put(root, f"/usr/lib64/nvidia/libnvidia-ml.so.{VERSION}")
+    link(root, "/usr/lib64/libnvidia-ml.so.1", f"../../usr/lib64/nvidia/libnvidia-ml.so.{VERSION}")
+    found = look(root)
+    assert f"/usr/lib64/nvidia/libnvidia-ml.so.{VERSION}" in paths(found.libraries)
+    assert "/usr/lib64/libnvidia-ml.so.1" not in [one.path for one in found.links]
+
+
+def test_a_program_is_mounted_once_and_only_if_it_is_one(root: Path) -> None:
+    put(root, "/usr/bin/nvidia-smi", 0o755)
+    put(root, "/usr/sbin/nvidia-smi", 0o755)
+    put(root, "/usr/bin/nvidia-debugdump", 0o644)
+    found = [path for path in paths(look(root).others) if "nvidia-" in path]
+    assert found == ["/usr/bin/nvidia-smi"]
+
+
+def test_a_folder_that_is_called_like_a_library_is_none(root: Path) -> None:
+    (root / "usr" / "lib64" / "libnvidia-egl-gbm.so.1.1.0").mkdir(parents=True)
+    assert not [path for path in paths(look(root).others) if "egl-gbm" in path]
+
+
 def test_links_beside_a_library_are_made_again(root: Path) -> None:
     link(root, "/usr/lib64/libcuda.so.1", f"libcuda.so.{VERSION}")
     link(root, "/usr/lib64/libcuda.so", "libcuda.so.1")
@@ -627,7 +649,7 @@ def test_on_the_host_the_root_is_said(root: Path) -> None:
 
 @pytest.mark.parametrize("version", ["", "550", "../../etc", "550.54.15\n", "*", "550.54.15/x"])
 def test_a_version_that_is_none(root: Path, version: str) -> None:
-    with pytest.raises(DriverFilesError, match="CDI needs the driver's libraries"):
+    with pytest.raises(DriverFilesError, match="known by its version, such as"):
         find(Policy(container_driver_root=str(root)), version)
 
 

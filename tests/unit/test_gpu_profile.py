@@ -281,6 +281,10 @@ def test_of_a_file_that_is_no_profile_nothing_is_said_again(text: str) -> None:
             "links[0].between: expected each GPU once, got one twice, or two of its partitions: write 2 to 64",
         ),
         (
+            "resources: {a/b: {gpus: 4, partitions: 2, mig: {0: [1g.5gb]}}}",
+            "resources['a/b'].mig: expected either 'mig' or 'partitions', got both: remove one of them",
+        ),
+        (
             "resources: {a/b: {gpus: 4, partitions: 2, links: [{between: [2, 3], by: pix}]}}",
             "links[0].between: expected each GPU once, got one twice, or two of its partitions: write 2 to 64",
         ),
