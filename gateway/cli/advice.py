@@ -17,12 +17,16 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 import yaml
+from packaging.version import InvalidVersion, Version
 
 NEWEST: Final = 10**6
 """Stands for the newest patch release."""
 _MOST_SKEW: Final = 3
 """How many minor versions a kubelet may be older than its API server (Kubernetes' version skew policy)."""
-_VERSION: Final = re.compile(r"v?1\.(\d{1,3})(?:\.(\d{1,3}))?(?:[-+][0-9A-Za-z.+-]{0,64})?", re.ASCII)
+_SUFFIX: Final = re.compile(r"[-+]")
+"""What a vendor's words begin with: v1.27.3-gke.100, v1.28.3+k3s1."""
+_WORDS: Final = re.compile(r"[0-9A-Za-z.+-]{0,64}", re.ASCII)
+_PLAIN: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){1,2}", re.ASCII)
 
 
 class PlanError(ValueError):
@@ -241,10 +245,15 @@ def kubelet(text: str, facts: Facts) -> Kubelet:
     Raises:
         PlanError: it is no kubelet version, or one that nothing is known of.
     """
-    match = _VERSION.fullmatch(text)
-    if match is None:
+    number, *vendors = _SUFFIX.split(text.removeprefix("v"), maxsplit=1)
+    try:
+        said = Version(number)
+    except InvalidVersion:
+        said = None
+    plain = _PLAIN.fullmatch(number) is not None and all(_WORDS.fullmatch(words) for words in vendors)
+    if said is None or not plain or said.major != 1 or len(said.release) not in {2, 3}:
         raise PlanError(f"expected a kubelet version such as 1.28 or 1.28.15, got {text[:64]!r}")
-    found = Kubelet(int(match[1]), None if match[2] is None else int(match[2]))
+    found = Kubelet(said.minor, said.micro if len(said.release) == 3 else None)
     first, last = _release(facts.first)[0], _release(facts.last)[0]
     if not first <= found.minor <= last:
         raise PlanError(

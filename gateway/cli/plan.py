@@ -6,7 +6,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
@@ -20,6 +20,7 @@ Examples:
   gateway plan --from 1.27.3 --to 1.28           the bugs of the patch release that you run, too
   gateway plan --from 1.18 --to 1.32 --direct    in one jump: what is lost, and which stop would save it
   gateway plan --from 1.36 --to 1.28             the way back
+  kubectl get nodes -o json | gateway plan --nodes - --to 1.37
   gateway plan --from 1.24 --to 1.33 --json | jq '.hops[] | select(.drain != "not needed") | .new'
 """
 
@@ -34,12 +35,20 @@ _WHEN: Final = {
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option("--from", "start", required=True, metavar="VERSION", help="The kubelet that runs now: 1.24, or 1.24.17.")
+@click.option("--from", "start", metavar="VERSION", help="The kubelet that runs now: 1.24, or 1.24.17.")
+@click.option(
+    "--nodes",
+    type=click.File("rb"),
+    metavar="FILE",
+    help="All nodes: kubectl get nodes -o json (-: from standard input).",
+)
 @click.option("--to", "goal", required=True, metavar="VERSION", help="The kubelet to go to, newer or older.")
 @click.option("--direct", is_flag=True, help="In one jump, rather than one minor version at a time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with the source of each statement.")
-def plan(*, start: str, goal: str, direct: bool, as_json: bool) -> None:
+def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool, as_json: bool) -> None:
     """Say what a GPU node goes through when its kubelet becomes another version, hop by hop.
+
+    With --nodes: what each node of a cluster goes through, which must be drained, and in which order.
 
     For each hop: the device plugin API, whether the kubelet keeps its checkpoint (who holds which GPU), whether to drain,
     which patch release to go to at least, and the kubelet's own bugs that GPU pods meet, with the way out. Each statement
@@ -47,18 +56,32 @@ def plan(*, start: str, goal: str, direct: bool, as_json: bool) -> None:
     """
     import msgspec
 
-    from gateway.cli import advice
+    from gateway.cli import advice, fleet, fleettext
 
+    if (start is None) == (nodes is None):
+        raise click.UsageError("expected --from, for one node, or --nodes, for many: name one of them")
     facts = advice.load()
+    width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
     try:
-        made = advice.plan(facts, advice.kubelet(start, facts), advice.kubelet(goal, facts), direct=direct)
+        to = advice.kubelet(goal, facts)
+        if nodes is not None:
+            content = nodes.read(fleet.MOST_BYTES + 1)
+            if len(content) > fleet.MOST_BYTES:
+                raise click.UsageError(
+                    f"expected at most {fleet.MOST_BYTES} bytes of nodes, got more: name fewer nodes"
+                )
+            whole = fleet.plan(facts, fleet.read(content), to, direct=direct)
+            document: Any = whole
+            lines = fleettext.render(whole)
+        else:
+            document = advice.plan(facts, advice.kubelet(str(start), facts), to, direct=direct)
+            lines = render(document, width)
     except advice.PlanError as error:
         raise click.UsageError(str(error)) from error
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(made), indent=2))
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
     else:
-        width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
-        click.echo("\n".join(render(made, width)))
+        click.echo("\n".join(lines))
 
 
 def render(plan: Plan, width: int) -> Iterator[str]:
@@ -70,6 +93,7 @@ def render(plan: Plan, width: int) -> Iterator[str]:
     said = [phrase for phrase in drains if not phrase.startswith("0 ")] or ["no drain for the GPUs' sake"]
     hops = f"{len(plan.hops)} hop{'s' if len(plan.hops) > 1 else ''}"
     yield from page.text(f"Kubelet {plan.start} to {plan.goal} on a GPU node: {hops}, {', '.join(said)}.")
+    yield from _summary(page, plan)
     for heading, steps in (("Before the first hop", plan.first), ("At each hop", plan.each)):
         yield from ("", heading)
         for step in steps:
@@ -89,6 +113,19 @@ def render(plan: Plan, width: int) -> Iterator[str]:
     yield from page.text(
         "run: seen on genuine kubelets; read: in code, release notes and issues; inferred: never tried. --json has the sources."
     )
+
+
+def _summary(page: _Page, plan: Plan) -> Iterator[str]:
+    """Say in a few lines what a change board asks: where to drain, what is lost, how far to go at least."""
+    for words, hops in (
+        ("Drain before the hop to", [hop for hop in plan.hops if hop.drain == "required"]),
+        ("Better drain before the hop to", [hop for hop in plan.hops if hop.drain == "advised"]),
+        ("The checkpoint is lost at the hop to", [hop for hop in plan.hops if not hop.checkpoint_kept]),
+    ):
+        if hops:
+            yield from page.line(f"{words} {', '.join(_target(hop) for hop in hops)}.")
+    if early := [hop.at_least for hop in plan.hops if hop.at_least]:
+        yield from page.line(f"Not to be gone below: {', '.join(early)}.")
 
 
 def _hop(page: _Page, plan: Plan, hop: Hop, explained: set[str]) -> Iterator[str]:

@@ -1,0 +1,198 @@
+"""What an upgrade of many nodes goes through: the nodes as ``kubectl get nodes -o json`` has them in, steps out. Pure.
+
+Each version of the kubelet has its plan (``advice``). Here the plans of a fleet are put side by side: which nodes change at which
+step, which of them must be drained, and in which order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from gateway.cli import advice
+from gateway.cli.advice import Drain, Facts, Hop, Kubelet, Plan, PlanError
+
+MOST_BYTES: Final = 1024 * 1024 * 1024
+"""Of the nodes' JSON: 10 000 nodes with all their images are about 300 MB."""
+_NATIVE: Final = ("hugepages-", "attachable-volumes-")
+_STRICTEST: Final[tuple[Drain, ...]] = ("required", "advised", "not needed")
+
+
+class _NodeInfo(Struct, frozen=True):
+    kubelet: str = msgspec.field(default="", name="kubeletVersion")
+
+
+class _Status(Struct, frozen=True):
+    capacity: dict[str, str] = {}
+    info: _NodeInfo = msgspec.field(default=_NodeInfo(), name="nodeInfo")
+
+
+class _Meta(Struct, frozen=True):
+    name: str = ""
+
+
+class _Node(Struct, frozen=True):
+    metadata: _Meta = _Meta()
+    status: _Status = _Status()
+
+
+class _Nodes(Struct, frozen=True):
+    items: list[_Node]
+
+
+class Node(Struct, frozen=True):
+    """A node: its kubelet's version as it says it, and how many devices it has, by resource."""
+
+    name: str
+    version: str
+    devices: Mapping[str, int] = {}
+
+    @property
+    def count(self) -> int:
+        """All its devices. A GPU that is offered under two names counts twice."""
+        return sum(self.devices.values())
+
+
+class Group(Struct, frozen=True, kw_only=True):
+    """The nodes with one version of the kubelet. ``plan`` is null where they are at the goal already."""
+
+    version: str
+    nodes: tuple[str, ...]
+    devices: int
+    plan: Plan | None
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One hop, and the nodes that make it: those of one number may be done together, the numbers one after another."""
+
+    number: int
+    versions: tuple[str, ...]
+    """The versions that these nodes have today."""
+    nodes: int
+    devices: int
+    hop: Hop
+
+
+class Unknown(Struct, frozen=True):
+    """A node that nothing can be said of."""
+
+    node: str
+    version: str
+    why: str
+
+
+class Fleet(Struct, frozen=True, kw_only=True):
+    """What ``gateway plan --nodes`` says. ``without`` counts the nodes without devices: GPU pods are no concern there."""
+
+    schema: int = 1
+    goal: str
+    nodes: int
+    devices: int
+    without: int
+    drained: Mapping[str, int]
+    """How many nodes have a step that requires a drain, that advises one, and none such."""
+    first: tuple[str, ...]
+    """What to do before the first step."""
+    groups: tuple[Group, ...]
+    steps: tuple[Step, ...]
+    unknown: tuple[Unknown, ...]
+
+
+def read(content: bytes) -> tuple[Node, ...]:
+    """Read the nodes from the JSON of a list of them.
+
+    Raises:
+        PlanError: it is none.
+    """
+    try:
+        found = msgspec.json.decode(content, type=_Nodes)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise PlanError(f"expected a list of nodes (kubectl get nodes -o json), and it is none: {error}") from error
+    return tuple(Node(one.metadata.name, one.status.info.kubelet, _devices(one.status.capacity)) for one in found.items)
+
+
+def plan(facts: Facts, nodes: Iterable[Node], goal: Kubelet, *, direct: bool = False) -> Fleet:
+    """Make the plan of all nodes that have devices."""
+    everyone = list(nodes)
+    concerned = [node for node in everyone if node.devices]
+    by_version: dict[Kubelet, list[Node]] = defaultdict(list)
+    unknown = []
+    for node in concerned:
+        try:
+            by_version[advice.kubelet(node.version, facts)].append(node)
+        except PlanError as error:
+            unknown.append(Unknown(node.name, node.version[:64], str(error)))
+    groups = tuple(
+        Group(
+            version=str(version),
+            nodes=tuple(node.name for node in sorted(members, key=lambda node: (node.count, node.name))),
+            devices=sum(node.count for node in members),
+            plan=None if _is_there(version, goal) else advice.plan(facts, version, goal, direct=direct),
+        )
+        for version, members in sorted(by_version.items(), key=lambda item: item[0].release)
+    )
+    return Fleet(
+        goal=str(goal),
+        nodes=len(concerned),
+        devices=sum(node.count for node in concerned),
+        without=len(everyone) - len(concerned),
+        drained=_drained(groups),
+        first=next((group.plan.first for group in groups if group.plan), ()),
+        groups=groups,
+        steps=tuple(_steps(groups)),
+        unknown=tuple(unknown),
+    )
+
+
+def _is_there(version: Kubelet, goal: Kubelet) -> bool:
+    """Whether a node need not change: at the goal, or, where that is any patch release, at one of its minor version."""
+    return version == goal or (goal.patch is None and version.minor == goal.minor)
+
+
+def _steps(groups: Iterable[Group]) -> Iterator[Step]:
+    """Put the hops into an order: by the version that they lead to, so that the oldest nodes go first and all meet at the goal."""
+    plans = [(group, group.plan) for group in groups if group.plan]
+    for way in ("up", "down"):
+        hops = [(hop, group) for group, made in plans if made.way == way for hop in made.hops]
+        if way == "down":
+            hops.reverse()
+        targets = sorted({_minor(hop) for hop, _ in hops}, reverse=way == "down")
+        for number, target in enumerate(targets, 1):
+            alike: dict[bytes, list[tuple[Hop, Group]]] = defaultdict(list)
+            for hop, group in hops:
+                if _minor(hop) == target:
+                    alike[msgspec.json.encode(hop)].append((hop, group))
+            for same in alike.values():
+                yield Step(
+                    number=number,
+                    versions=tuple(group.version for _, group in same),
+                    nodes=sum(len(group.nodes) for _, group in same),
+                    devices=sum(group.devices for _, group in same),
+                    hop=same[0][0],
+                )
+
+
+def _minor(hop: Hop) -> int:
+    return int(hop.new.split(".")[1])
+
+
+def _drained(groups: Iterable[Group]) -> dict[str, int]:
+    found = dict.fromkeys(_STRICTEST, 0)
+    for group in groups:
+        if group.plan:
+            levels = {hop.drain for hop in group.plan.hops}
+            found[next(level for level in _STRICTEST if level in levels)] += len(group.nodes)
+    return {str(level): count for level, count in found.items()}
+
+
+def _devices(capacity: Mapping[str, str]) -> dict[str, int]:
+    """Take the extended resources: what has a domain and isn't Kubernetes' own."""
+    return {
+        name: int(count)
+        for name, count in capacity.items()
+        if "/" in name and not name.startswith(_NATIVE) and count.isdecimal() and len(count) < 10 and int(count)
+    }

@@ -1,0 +1,111 @@
+"""Write the plan of a fleet for people: a summary, a table of steps, and which nodes those are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from gateway.cli.fleet import Fleet, Group, Step
+from gateway.telling.log import printable
+
+_MOST_NAMES: Final = 8
+"""Nodes that are named of a group; --json has all."""
+_MOST_UNKNOWN: Final = 10
+_DRAINS: Final = {"required": "DRAIN", "advised": "advised", "not needed": "no"}
+
+
+def render(fleet: Fleet) -> Iterator[str]:
+    """Write it, a table in as many columns as it takes."""
+    yield f"{_count(fleet.nodes, 'node')} with {_count(fleet.devices, 'device')}, to kubelet {fleet.goal}."
+    for level, words in (
+        ("required", "must be drained at one step at least"),
+        ("advised", "are better drained at one step at least"),
+        ("not needed", "need no drain for their GPUs' sake"),
+    ):
+        if fleet.drained[level]:
+            yield f"  {_count(fleet.drained[level], 'node')} {words}."
+    if there := sum(len(group.nodes) for group in fleet.groups if group.plan is None):
+        yield f"  {_count(there, 'node')} need no change."
+    if fleet.without:
+        yield f"  {_count(fleet.without, 'node')} without devices left out."
+    if fleet.unknown:
+        yield f"  {_count(len(fleet.unknown), 'node')} can't be judged: see the end."
+    if fleet.first:
+        yield from ("", "First")
+        yield from (f"  - {line}" for line in fleet.first)
+    if fleet.steps:
+        yield from (
+            "",
+            "Steps. Those of one number may go together; finish one number before the next. One node first, each time.",
+            "",
+        )
+        yield from _table(
+            ("STEP", "FROM", "TO", "AT LEAST", "NODES", "DEVICES", "DRAIN", "CHECKPOINT"), map(_row, fleet.steps)
+        )
+        yield from _reasons(fleet.steps)
+    yield from _bugs(fleet.groups)
+    yield from ("", "Nodes, those with the fewest devices first", "")
+    yield from _table(("KUBELET", "NODES", "DEVICES", "NAMES"), map(_names, fleet.groups))
+    if fleet.unknown:
+        yield from ("", "Not judged")
+        yield from (f"  - {printable(one.node)}: {one.why}" for one in fleet.unknown[:_MOST_UNKNOWN])
+        if len(fleet.unknown) > _MOST_UNKNOWN:
+            yield f"  - and {len(fleet.unknown) - _MOST_UNKNOWN} more: --json has all"
+    yield from (
+        "",
+        "gateway plan --from VERSION --to VERSION says of one version what is known, and how. --json has all of it here.",
+    )
+
+
+def _row(step: Step) -> tuple[str, ...]:
+    hop = step.hop
+    kept = "kept" if hop.checkpoint_kept else f"LOST{f', stop at {hop.stop_at}' if hop.stop_at else ''}"
+    return (
+        str(step.number),
+        hop.old,
+        hop.new,
+        hop.at_least or "-",
+        str(step.nodes),
+        str(step.devices),
+        _DRAINS[hop.drain],
+        kept,
+    )
+
+
+def _reasons(steps: Sequence[Step]) -> Iterator[str]:
+    said = {f"{step.hop.old} -> {step.hop.new}: {reason}": None for step in steps for reason in step.hop.drain_because}
+    if said:
+        yield from ("", "Why to drain")
+        yield from (f"  - {line}" for line in said)
+
+
+def _bugs(groups: Iterable[Group]) -> Iterator[str]:
+    """Name the bugs of today's kubelets that a patch release of the same minor version mends."""
+    heading = "Today's kubelets, mended by a patch release"
+    for group in groups:
+        made = group.plan
+        minor = group.version.rsplit(".", 1)[0] if group.version.count(".") == 2 else group.version
+        for name, mended in (made.now if made else {}).items():
+            if made and (patch := next((one for one in mended if one.startswith(f"{minor}.")), None)):
+                if heading:
+                    yield from ("", heading)
+                    heading = ""
+                title = getattr(made.rows[name], "title", name)
+                yield f"  - {group.version} ({_count(len(group.nodes), 'node')}): {title}; mended in {patch}"
+
+
+def _names(group: Group) -> tuple[str, ...]:
+    shown = ", ".join(printable(name) for name in group.nodes[:_MOST_NAMES])
+    more = len(group.nodes) - _MOST_NAMES
+    return group.version, str(len(group.nodes)), str(group.devices), shown + (f", and {more} more" if more > 0 else "")
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    cells = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        yield ("  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True))).rstrip()
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
