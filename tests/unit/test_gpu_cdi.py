@@ -473,10 +473,10 @@ def test_libraries_are_found_where_distributions_put_them(tmp_path: Path, folder
 
 def test_a_link_may_lead_up_and_into_another_folder_which_needs_none_there(root: Path) -> None:
     """As a process with this root would follow it; where it leads, the loader finds the library by itself."""
-    put(root, f"/usr/lib64/nvidia/libnvidia-ml.so.{VERSION}")
-    link(root, "/usr/lib64/libnvidia-ml.so.1", f"../../usr/lib64/nvidia/libnvidia-ml.so.{VERSION}")
+    put(root, f"/opt/nvidia/libnvidia-ml.so.{VERSION}")
+    link(root, "/usr/lib64/libnvidia-ml.so.1", f"../../opt/nvidia/libnvidia-ml.so.{VERSION}")
     found = look(root)
-    assert f"/usr/lib64/nvidia/libnvidia-ml.so.{VERSION}" in paths(found.libraries)
+    assert f"/opt/nvidia/libnvidia-ml.so.{VERSION}" in paths(found.libraries)
     assert "/usr/lib64/libnvidia-ml.so.1" not in [one.path for one in found.links]
 
 
