@@ -45,7 +45,7 @@ from gateway.registration.events import Phase
 from gateway.registration.negotiate import CHOICES
 from gateway.registration.registrar import Plugin, warm_up
 from gateway.registration.turns import Turns
-from gateway.tally import Tally
+from gateway.tally import Check, Tally
 from gateway.telling import changes
 from gateway.telling.commands import Commands
 from gateway.telling.log import Seldom
@@ -150,6 +150,8 @@ class Gateway:
         self._control: Server | None = None
         self._handover = Handover(self._instance.age, settings.state_dir, self, self.tally.handover)
         self._resuming: set[str] = set()
+        self._silent: set[Age] = set()
+        """The other gateways that can't be talked to."""
         self._yielding: set[str] = set()
         """What another gateway is to serve as soon as no Register of ours is in flight for it."""
         self._plugins: dict[str, Plugin] = {}
@@ -790,6 +792,7 @@ class Gateway:
         if peers is None:
             return
         self._yielding.clear()
+        self._look_for_gone(peers)
         for name, plugin in self._plugins.items():
             other = self._handover.defers_to(name) or self._served_by(name, peers)
             if other is not None:
@@ -803,6 +806,16 @@ class Gateway:
                 self._background(self._resume(plugin))
         if any(peer < self._instance.age for peer in peers):
             self._background(self._ask_elders(peers))
+
+    def _look_for_gone(self, peers: Collection[Age]) -> None:
+        """Register once more where a gateway that couldn't talk has gone, and this kubelet doesn't tell whom it holds.
+
+        Kubelets 1.12 to 1.22 leave our stream open when another gateway registers, and give out nothing when that one ends.
+        """
+        gone, self._silent = self._silent - set(peers), {age for age in peers if not self._handover.talks_to(age)}
+        for plugin in self._plugins.values() if gone else ():
+            if plugin.checked is Check.UNKNOWN:
+                plugin.feed(registration.Renew("another gateway ended, and this kubelet doesn't tell whom it holds"))
 
     def _served_by(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
         """Return the younger gateway, of those that can't be talked to, to which a resource must be left."""

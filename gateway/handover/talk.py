@@ -209,6 +209,10 @@ class Handover:
         """Whether there is a gateway that we talk to."""
         return bool(self._partners)
 
+    def talks_to(self, peer: Age) -> bool:
+        """Whether a conversation with a gateway is open."""
+        return peer.token in self._partners
+
     def decides(self, peer: Age, resource: str) -> bool:
         """Tell whether what ``peer`` serves is settled here, not by age alone.
 

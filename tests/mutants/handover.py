@@ -63,6 +63,14 @@ MUTANTS = (
         f"{_RIVALS}::test_one_that_talks_and_one_that_does_not_want_it_at_once",
     ),
     Mutant(
+        "S17",
+        "one that couldn't talk ends, and nobody registers once more",
+        "gateway/daemon.py",
+        "            if plugin.checked is Check.UNKNOWN:",
+        "            if False:",
+        f"{_RIVALS}::test_one_that_could_not_talk_has_gone",
+    ),
+    Mutant(
         "S15",
         "a kubelet that never wrote a file shows nothing",
         "gateway/kubelet/view.py",

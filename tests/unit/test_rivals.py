@@ -31,6 +31,7 @@ from gateway.lab.trials.scenarios import RESOURCE, node
 from gateway.registration.events import Phase
 from gateway.registration.registrar import Plugin
 from gateway.registration.serve import MOST_STREAMS
+from gateway.tally import Check
 from tests.unit.test_probes import get
 
 
@@ -153,6 +154,30 @@ async def test_what_nobody_serves_calls_for_a_person_until_somebody_does() -> No
             await kubelet.fault(Faults())
             await told(port, "1.0")
     assert seen == ["1.0", "0.0", "1.0"]
+
+
+@pytest.mark.parametrize(
+    ("checked", "talks", "anew"),
+    [
+        pytest.param(Check.UNKNOWN, False, True, id="the kubelet doesn't tell whom it holds"),
+        pytest.param(Check.HELD, False, False, id="it does"),
+        pytest.param(Check.UNKNOWN, True, False, id="what it served was handed over"),
+    ],
+)
+async def test_one_that_could_not_talk_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Check, talks: bool, anew: bool
+) -> None:
+    gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(Policy()))
+    plugin = gateway._plugins[RESOURCE] = Plugin(gateway, RESOURCE, "")
+    plugin.checked = checked
+    peers = {Age(1, "other"): tmp_path}
+    monkeypatch.setattr(gateway, "_peers", lambda: peers)
+    monkeypatch.setattr(gateway._handover, "talks_to", lambda _: talks)
+    gateway._look_at_peers()
+    assert not plugin.state.stale
+    peers.clear()
+    gateway._look_at_peers()
+    assert bool(plugin.state.stale) is anew
 
 
 async def test_one_that_could_not_serve_says_so() -> None:
