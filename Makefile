@@ -134,6 +134,12 @@ GAUNTLET ?=
 rivals: $(VENV) ## what other gateways that don't serve cost the kubelet's records, on emulated and built genuine kubelets
 	@$(RUN)python -m gateway.lab.trials.rivals $(RIVALS)
 
+# SIMULATION: more options. "--schedules 20000" plays less, "--first 1000000" others, "--replay 42" tells all of one.
+SIMULATION ?=
+.PHONY: simulation
+simulation: $(VENV) ## a million schedules of kubelets, gateways, pods and disks under simulated time
+	@$(RUN)python -m gateway.lab.simulation.run $(SIMULATION)
+
 .PHONY: gauntlet
 gauntlet: $(VENV) ## every fault, alone and mixed by chance, on emulated kubelets and the genuine ones that are built
 	@$(RUN)python -m gateway.lab.trials.gauntlet $(GAUNTLET)

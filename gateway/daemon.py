@@ -815,7 +815,7 @@ class Gateway:
         gone, self._silent = self._silent - set(peers), {age for age in peers if not self._handover.talks_to(age)}
         for plugin in self._plugins.values() if gone else ():
             if plugin.checked is Check.UNKNOWN:
-                plugin.feed(registration.Renew("another gateway ended, and this kubelet doesn't tell whom it holds"))
+                plugin.feed(events.Renew("another gateway ended, and this kubelet doesn't tell whom it holds"))
 
     def _served_by(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
         """Return the younger gateway, of those that can't be talked to, to which a resource must be left."""

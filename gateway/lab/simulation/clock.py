@@ -1,0 +1,63 @@
+"""Simulated time, chance from one seed, and what must have been met."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+QUICK: Final = 0.0002
+"""Seconds that a message takes at least."""
+
+Timer = list[Any]
+"""A call that is due: its time, its number, the function and its arguments. ``stop`` takes the function out."""
+
+
+class Clock:
+    """The calls that are due, and the chance by which they are early or late. All times are in simulated seconds."""
+
+    def __init__(self, seed: int) -> None:
+        self.now = 0.0
+        self.met: Counter[str] = Counter()
+        """What was met in this schedule, by the names of ``sometimes.STATES``."""
+        self.trace: list[str] | None = None
+        """What happened, line by line, where somebody wants to read it."""
+        self.random = random.Random(seed).random
+        self._due: list[Timer] = []
+        self._count = 0
+
+    def after(self, seconds: float, call: Callable[..., None], *args: Any) -> Timer:
+        """Have ``call`` called ``seconds`` from now; of calls at one moment, in the order in which they were asked for."""
+        self._count += 1
+        timer = [self.now + seconds, self._count, call, args]
+        heapq.heappush(self._due, timer)
+        return timer
+
+    def run(self, until: float) -> None:
+        """Make all calls that are due, up to a moment."""
+        due = self._due
+        while due and due[0][0] <= until:
+            self.now, _, call, args = heapq.heappop(due)
+            if call is not None:
+                call(*args)
+        self.now = until
+
+    def latency(self) -> float:
+        """Return how long a message or a task takes: mostly half a millisecond, now and then a hundred."""
+        chance = self.random()
+        if chance < 0.97:
+            return QUICK + chance * 0.0006
+        return QUICK + (chance - 0.97) * 4.0
+
+    def tell(self, *words: object) -> None:
+        """Note what happened, where somebody wants to read it."""
+        if self.trace is not None:
+            self.trace.append(f"{self.now:10.4f}  {' '.join(map(str, words))}")
+
+
+def stop(timer: Timer | None) -> None:
+    """Forget a call that is due; one that was made, or none, is no trouble."""
+    if timer is not None:
+        timer[2] = None

@@ -1,0 +1,225 @@
+"""One resource's registration and what the kubelet calls, under simulated time: the daemon's own machine, carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from adapters.registry import by_name
+from devices.model import Health
+from gateway.handover import machine as succession
+from gateway.handover.machine import Standing
+from gateway.lab.simulation.clock import Timer as Due
+from gateway.lab.simulation.clock import stop
+from gateway.lab.simulation.kubelet import RESOURCE, SHOWS, Client, Kubelet, level_of
+from gateway.registration import events, negotiate
+from gateway.registration import machine as registration
+from gateway.registration.events import Timer
+
+if TYPE_CHECKING:
+    from adapters.dialect import Level
+    from gateway.lab.simulation.gateway import Gateway
+
+REGISTER_DEADLINE, CALL_FIRST = 15.0, 0.002
+"""As in ``gateway.registration.registrar``, in seconds."""
+BOOKS_PATIENCE: Final = 0.8
+"""Seconds that a kubelet is given to book a list."""
+
+
+class Plugin:
+    """The resource of one gateway."""
+
+    def __init__(self, gateway: Gateway, last_accepted: str) -> None:
+        self._gateway, self._node, self._clock = gateway, gateway.node, gateway.clock
+        self.machine = registration.start(gateway.age.token, gateway.api, last_accepted)
+        self.streams: dict[int, tuple[Client | None, Kubelet | None, bool]] = {}
+        """The open streams by number: who called, and whether it looks like a kubelet."""
+        self._ending: set[int] = set()
+        self._heeded: int | None = None
+        self._timers: dict[Timer, Due] = {}
+        self._sent = 0
+        self.cuts = 0
+        self.unchecked = False
+        """Whether the kubelet's records couldn't be asked."""
+
+    # The machine, and what it asks for.
+
+    def feed(self, event: events.Event) -> None:
+        """Let the registration take an event, and do what it asks for."""
+        before = self.machine
+        self.machine, actions = registration.step(before, event)
+        if isinstance(event, events.StreamEnded) and before.stream is not None and self.machine.stream is None:
+            self.cuts += 1
+        for action in actions:
+            self._act(action)
+        if self.machine.phase is not before.phase:
+            self._clock.tell(self._gateway.label, self.machine.phase.value)
+        self._gateway.stood()
+
+    def _act(self, action: events.Action) -> None:
+        match action:
+            case events.CancelTimer(timer):
+                if timer in self._timers:
+                    stop(self._timers.pop(timer))
+            case events.Offer():
+                self._sent = action.attempt
+                self._gateway.later(self._clock.latency() * 0.3, self._register, action)
+            case events.CancelOffer():
+                self._sent = 0
+            case events.SetTimer(timer, seconds):
+                stop(self._timers.get(timer))
+                jittered = seconds * (1 + self._clock.random() / 4)
+                self._timers[timer] = self._gateway.later(jittered, self.feed, events.Fired(timer))
+            case events.Heed(stream):
+                self._heeded = stream
+            case events.EndStreams():
+                for number in self.streams:
+                    if number not in self._ending:
+                        self._ending.add(number)
+                        self._gateway.later(self._clock.latency() * 0.2, self._end_stream, number)
+            case events.Link(name):
+                self._node.names[name] = self._gateway
+            case events.Unlink(name):
+                self._node.names.pop(name, None)
+            case events.Verify():
+                self._gateway.later(self._clock.latency(), self._verify, self.machine.stream, 0.0)
+            case events.Report(level, what):
+                if level == "error":
+                    self._clock.met[f"said: {what}"] += 1
+
+    def _register(self, offer: events.Offer) -> None:
+        if self._sent != offer.attempt:
+            return
+        kubelet = self._node.kubelet
+        if not kubelet.alive:
+            self._replied(offer, negotiate.NOBODY, "")
+            return
+        self.feed(events.Reached(offer.attempt, kubelet.id))
+        if self._sent != offer.attempt:
+            return
+        self._node.names[offer.name] = self._gateway
+        if any(one is kubelet and number not in self._ending for number, (_, one, _) in self.streams.items()):
+            self._node.broken(
+                f"{self._gateway.label} sends a Register while a stream of its own is live on that kubelet"
+            )
+        waiting = self._gateway.later(REGISTER_DEADLINE, self._replied, offer, "DEADLINE_EXCEEDED", "")
+
+        def reply(code: str, details: str) -> None:
+            if waiting[2] is not None and not given_up():
+                waiting[2] = None
+                self._gateway.later(self._clock.latency(), self._replied, offer, code, details)
+
+        def given_up() -> bool:
+            return self._sent != offer.attempt or not self._gateway.alive
+
+        def lost() -> None:
+            if not kubelet.alive:
+                reply("UNAVAILABLE", "")
+            elif waiting[2] is not None and not given_up():
+                self._gateway.later(0.5, lost)
+
+        self._gateway.later(0.5, lost)
+        self._clock.after(
+            self._clock.latency(), kubelet.register, self._gateway, offer.name, offer.dialect, reply, given_up
+        )
+
+    def _replied(self, offer: events.Offer, code: str, details: str) -> None:
+        if self._sent != offer.attempt:
+            return
+        if code == "OK":
+            self._gateway.later(CALL_FIRST, self._accepted, offer)
+        else:
+            self._sent = 0
+            self.feed(events.Replied(offer.attempt, code, details))
+
+    def _accepted(self, offer: events.Offer) -> None:
+        if self._sent == offer.attempt:
+            self._sent = 0
+            if self._gateway.scribe.ledger.accept(offer.dialect):
+                self._gateway.scribe.soon()
+            self.feed(events.Replied(offer.attempt, "OK"))
+
+    def _verify(self, stream: int | None, spent: float) -> None:
+        kubelet = self._node.kubelet
+        if self.machine.stream != stream or not kubelet.alive:
+            return
+        self.unchecked = kubelet.behaviour.minor < SHOWS
+        if self.unchecked:
+            return
+        expected = frozenset(device.id for device in self._gateway.devices if device.health is Health.HEALTHY)
+        held = (kubelet.allocatable() or frozenset()) == expected
+        if not held and spent < BOOKS_PATIENCE:
+            self._gateway.later(0.4, self._verify, stream, spent + 0.4)
+            return
+        if not held:
+            self._clock.met["the kubelet's records lack what a live stream serves"] += 1
+        self.feed(events.Verified(held))
+
+    # What the kubelet calls.
+
+    def called(self, number: int, client: Client | None, kubelet: Kubelet | None) -> None:
+        """Take a ListAndWatch. ``client`` is None where somebody else than a kubelet calls."""
+        if client is not None and not client.open:
+            return
+        likely = client is not None
+        self.streams[number] = (client, kubelet, likely)
+        self.feed(events.StreamOpened(number, likely))
+        if number in self.streams and client is not None and number not in self._ending:
+            self._gateway.later(self._clock.latency() * 0.3, self._send_list, number)
+
+    def send_lists(self) -> None:
+        """Send the list to whoever listens."""
+        for number in self.streams:
+            self._gateway.later(self._clock.latency() * 0.1, self._send_list, number)
+
+    def _send_list(self, number: int) -> None:
+        client, kubelet, _ = self.streams.get(number, (None, None, False))
+        if client is not None and kubelet is not None and number not in self._ending:
+            client.heard_by = max(client.heard_by, self._clock.now + self._clock.latency())
+            self._clock.after(client.heard_by - self._clock.now, kubelet.hear_list, client, self._gateway.devices)
+
+    def _end_stream(self, number: int) -> None:
+        client, kubelet, _ = self.streams.get(number, (None, None, False))
+        if client is not None and kubelet is not None:
+            self._clock.after(self._clock.latency(), kubelet.hear_end, client)
+        self.stream_over(number)
+
+    def stream_over(self, number: int) -> None:
+        """A stream is over, whoever ended it."""
+        if self.streams.pop(number, None) is not None:
+            self._ending.discard(number)
+            self.feed(events.StreamEnded(number))
+
+    def allocate(self, ids: frozenset[str], answered: Callable[[str], None]) -> None:
+        """Answer an Allocate."""
+        listed = {device.id: device for device in self._gateway.devices}
+        unknown = [one for one in ids if one not in listed]
+        if unknown:
+            answered("unknown device")
+            return
+        if any(listed[one].health is not Health.HEALTHY for one in ids):
+            answered("unhealthy device")
+            return
+        if any(one in self._gateway.scribe.ledger.cordons for one in ids):
+            answered("cordoned")
+            return
+        self._gateway.scribe.ledger.hand_out(RESOURCE, ids, "v1beta1", self._clock.now)
+        self._gateway.scribe.soon()
+        answered("")
+
+    @property
+    def standing(self) -> Standing:
+        """Where the registration stands, for another gateway."""
+        streaming = any(likely or number == self._heeded for number, (_, _, likely) in self.streams.items())
+        machine = self.machine
+        stands = succession.standing(machine.phase, streams=streaming, refused=machine.refused)
+        unfit = not self._gateway.devices or (self._gateway.kubelet_listens and not self._gateway.able)
+        return Standing.OUT if stands is Standing.IDLE and unfit else stands
+
+    @property
+    def level(self) -> Level | None:
+        """The kubelets that fit the evidence of the live stream."""
+        heeded = self.streams.get(self._heeded or 0)
+        if heeded is None or heeded[1] is None:
+            return None
+        return level_of(by_name(heeded[1].behaviour.dialect), heeded[1].behaviour)

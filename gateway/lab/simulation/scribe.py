@@ -1,0 +1,113 @@
+"""When the ledger is written, under simulated time: what ``gateway.memory.scribe`` does with the daemon's own ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.lab.simulation.clock import Timer
+from gateway.lab.simulation.disk import KilledError, Place, mounted
+from gateway.memory.ledger import Cordon, Ledger, LedgerError
+
+if TYPE_CHECKING:
+    from gateway.lab.simulation.gateway import Gateway
+
+SOON: Final = 0.075
+RETRY_FIRST, RETRY_MAX = 0.1, 30.0
+"""As in ``gateway.memory.scribe``, in seconds."""
+
+
+class Scribe:
+    """Writes one gateway's ledger on the disk of its state directory."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway, self._node, self._clock = gateway, gateway.node, gateway.clock
+        self._disk = gateway.node.disks[gateway.talks]
+        self.ledger = Ledger(Place(self._disk))  # type: ignore[arg-type]
+        self._writing = False
+        self._soon: Timer | None = None
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+        self._retry = RETRY_FIRST
+
+    def cordon(self, device_id: str, done: Callable[[], None]) -> None:
+        """Take an operator's order; ``done`` is called when it is on disk."""
+        self.ledger.cordon(device_id, Cordon("hums", self._clock.now))
+        self.durable(done)
+
+    def uncordon(self, device_id: str, done: Callable[[], None]) -> None:
+        """Lift a cordon."""
+        self.ledger.uncordon(device_id)
+        self.durable(done)
+
+    def load(self) -> None:
+        """Read the file."""
+        disk = self._disk
+        mounted.mount(disk)
+        spares, disk.spares = disk.spares, -1  # Only who writes is killed in the middle of it.
+        try:
+            self.ledger.load()
+        except LedgerError:
+            self._clock.met["a damaged state file is read as far as it is sound"] += 1
+            self._node.damaged(self._gateway)
+        disk.spares = spares
+
+    def durable(self, then: Callable[[], None]) -> None:
+        """Call ``then`` when all that was changed until now is on disk, or can't be got there."""
+        self._waiting.append((self.ledger.revision, then))
+        self._write()
+
+    def soon(self) -> None:
+        """Have it on disk within a moment."""
+        if self._soon is None:
+            self._soon = self._gateway.later(SOON, self._on_time)
+
+    def _on_time(self) -> None:
+        self._soon = None
+        self._write()
+
+    def _write(self) -> None:
+        if self._writing:
+            return
+        if not self.ledger.pending:
+            self._go_on()
+            return
+        self._writing = True
+        snapshot = self.ledger.snapshot()
+        self._gateway.later(self._clock.latency(), self._save, snapshot)
+
+    def _save(self, snapshot: Any) -> None:
+        mounted.mount(self._disk)
+        covered = snapshot.revision
+        try:
+            written = self.ledger.save(snapshot)
+        except KilledError:
+            self._clock.met["killed while it writes the state file"] += 1
+            self._disk.died()
+            self._gateway.die()
+            return
+        except LedgerError:
+            self._clock.met["the state file can't be written"] += 1
+            self._writing = False
+            waiting, self._waiting = self._waiting, []
+            for _, then in waiting:
+                self._gateway.later(0.0, then)  # Devices are served without memory rather than not at all.
+            self._retry = min(2 * self._retry, RETRY_MAX)
+            self._gateway.later(self._retry, self._write)
+            return
+        if written.content is not None:
+            self._clock.met["a write takes in what another gateway wrote"] += 1
+        self._gateway.later(self._clock.latency() * 0.1, self._saved, snapshot, written, covered)
+
+    def _saved(self, snapshot: Any, written: Any, covered: int) -> None:
+        self.ledger.settle(snapshot, written)
+        self._writing, self._retry = False, RETRY_FIRST
+        self._go_on(covered)
+        if self.ledger.pending:
+            self._write()
+
+    def _go_on(self, covered: int | None = None) -> None:
+        done = self.ledger.revision if covered is None else covered
+        ready = [then for revision, then in self._waiting if revision <= done]
+        self._waiting = [(revision, then) for revision, then in self._waiting if revision > done]
+        for then in ready:
+            then()

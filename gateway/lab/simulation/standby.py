@@ -1,0 +1,83 @@
+"""Standing by, and watching the kubelet's records, under simulated time: what ``gateway.handover.standby`` does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from devices.model import Health
+from gateway.handover import machine as succession
+from gateway.handover.machine import Age, Doubt, Outcome, Records
+from gateway.lab.simulation.clock import Timer, stop
+from gateway.lab.simulation.kubelet import SHOWS
+from gateway.registration.events import Phase
+
+if TYPE_CHECKING:
+    from gateway.lab.simulation.gateway import Gateway
+
+LISTS: Final = 13
+"""The first kubelet, 1.13, that has a pod-resources API."""
+
+
+class Standby:
+    """What the kubelet's records show of the resource while another gateway is to serve it."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway, self._node, self._clock = gateway, gateway.node, gateway.clock
+        self._records = Records()
+        self._timer: Timer | None = None
+        self._since = 0.0
+
+    def began(self) -> None:
+        """Take notice that another gateway is to serve from now on."""
+        self._records, self._since = Records(), self._clock.now
+
+    def kubelet_up(self, since: float) -> None:
+        """Take notice of a new kubelet."""
+        self._records, self._since = Records(), since
+
+    def look_again(self) -> None:
+        """Set when to look next."""
+        stop(self._timer)
+        self._timer = None
+        wait: float | None = succession.LOOK if self._gateway.doubts else None
+        if self._gateway.plugin.machine.phase is Phase.STANDBY or self._gateway.standing_by_for is not None:
+            wait = self._records.again(talks=self._gateway.handover.defers_to() is not None)
+        if wait is not None:
+            self._timer = self._gateway.later(wait, self._look_into_records)
+
+    def _look_into_records(self) -> None:
+        kubelet = self._node.kubelet
+        if not kubelet.alive:
+            self._timer = self._gateway.later(succession.LOOK, self._look_into_records)
+            return
+        if self._gateway.standing_by_for is None:
+            if self._gateway.doubts:
+                self._gateway.look()
+            self.look_again()
+            return
+        shown: bool | None = None
+        if any(device.health is Health.HEALTHY for device in self._gateway.devices):
+            if kubelet.behaviour.minor >= SHOWS:
+                shown = bool(kubelet.allocatable())
+            else:
+                shown = self._node.registered_since(self._since) if kubelet.behaviour.minor > 8 else None
+                if shown is None and kubelet.behaviour.minor >= LISTS:
+                    shown = False
+                elif shown is None and self._gateway.handover.defers_to() is None:
+                    shown = bool(self._node.names_of(self._gateway.standing_by_for))
+        self._records = self._records.look(self._clock.now, shown=shown)
+        if self._records.unserved(self._clock.now, len(self._gateway.devices)):
+            self._records = replace(self._records, told=self._clock.now)
+            self._clock.met["what another gateway is to serve is lacking in the kubelet's records"] += 1
+            self._unserved(self._gateway.standing_by_for)
+        self.look_again()
+
+    def _unserved(self, other: Age) -> None:
+        if self._gateway.handover.defers_to() is not None:
+            self._gateway.handover.unserved()
+            return
+        self._gateway.doubts[other] = Doubt(self._gateway.plugin.cuts, self._node.names_of(other))
+        self._gateway.count(Outcome.BACK)
+        self._gateway.look()

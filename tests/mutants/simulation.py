@@ -1,0 +1,96 @@
+"""The simulation finds what breaks a rule of the machines and of the ledger, in some hundred schedules."""
+
+from __future__ import annotations
+
+from tests.mutants.table import Mutant
+
+RULES = {
+    "X1": "a broken rule of registration breaks a promise in the simulation",
+    "X2": "a broken rule of the ledger loses something in a simulated power cut, or between two gateways",
+}
+
+_PLAYED = ("-m", "gateway.lab.simulation.run", "--schedules", "1000")
+_TEST = "tests/unit/test_simulation.py::test_schedules_keep_every_promise_and_meet_what_is_rare"
+
+MUTANTS = (
+    Mutant(
+        "X1",
+        "a stream's end isn't answered",
+        "gateway/registration/machine.py",
+        "    return state, (*ends, *actions)\n\n\ndef _look_again",
+        "    return state, ends\n\n\ndef _look_again",
+        _TEST,
+        command=_PLAYED,
+        says="the kubelet would give out []",
+    ),
+    Mutant(
+        "X1",
+        "it registers while it serves",
+        "gateway/registration/machine.py",
+        "            return replace(state, cuts=0, errors=0), ()",
+        "            return _offer(replace(state, stream=None))",
+        _TEST,
+        command=_PLAYED,
+        says="sends a Register while a stream of its own is live",
+    ),
+    Mutant(
+        "X1",
+        "a call that never comes is waited for",
+        "gateway/registration/machine.py",
+        "phase=Phase.ACCEPTED), (report, SetTimer(Timer.CALL, CALL_WAIT))",
+        "phase=Phase.ACCEPTED), (report,)",
+        _TEST,
+        command=_PLAYED,
+        says="breaks a promise",
+    ),
+    Mutant(
+        "X1",
+        "the call isn't waited for",
+        "gateway/registration/machine.py",
+        "CALL_WAIT = 11.0",
+        "CALL_WAIT = 0.001",
+        _TEST,
+        command=_PLAYED,
+        says="one kubelet accepted 2 Registers",
+    ),
+    Mutant(
+        "X1",
+        "who stands by registers with a new kubelet",
+        "gateway/registration/machine.py",
+        "    if state.phase is Phase.STANDBY:\n        return state, ()\n    gone",
+        "    gone",
+        _TEST,
+        command=_PLAYED,
+        says="breaks a promise",
+    ),
+    Mutant(
+        "X2",
+        "the file isn't flushed",
+        "gateway/memory/ledger.py",
+        "        os.fsync(descriptor)\n        os.replace",
+        "        os.replace",
+        _TEST,
+        command=_PLAYED,
+        says="finds a damaged state file",
+    ),
+    Mutant(
+        "X2",
+        "the folder isn't flushed",
+        "gateway/memory/ledger.py",
+        "        os.fsync(folder)\n",
+        "        pass\n",
+        _TEST,
+        command=_PLAYED,
+        says="that was acknowledged is lost",
+    ),
+    Mutant(
+        "X2",
+        "a write undoes the other gateway's",
+        "gateway/memory/ledger.py",
+        "        if _identity_of(self.path) not in {None, snapshot.base} and",
+        "        if False and",
+        _TEST,
+        command=_PLAYED,
+        says="that was acknowledged is lost",
+    ),
+)

@@ -1,0 +1,204 @@
+"""The simulation: its kubelets do what the emulated ones do, its disk loses what a disk may, and what breaks a rule is found.
+
+The emulated kubelets are held to the genuine ones by transcripts of the wire (``tests/compat/test_transcripts.py``), and by the
+tables that are used again here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from devices.model import Device
+from gateway.lab.kubelets.behaviour import SecondRegister, behaviour
+from gateway.lab.simulation import run
+from gateway.lab.simulation.disk import Disk, KilledError, Place
+from gateway.lab.simulation.kubelet import CLASSES, KUBELETS, RESOURCE, Kubelet, remembers
+from gateway.lab.simulation.node import Node
+from gateway.lab.simulation.run import SOMETIMES
+from gateway.lab.simulation.schedule import Player, Schedule, Step, schedule
+from tests.unit.test_emulated import HOPS, SECOND
+
+# Kubelets.
+
+
+class Listing:
+    """A plugin that serves ``ids`` and does nothing by itself."""
+
+    def __init__(self, node: Node, name: str, ids: str) -> None:
+        self.node, self.label, self.ids = node, name, ids
+        self.plugin, self.listens, self.alive, self.talks = self, True, True, True
+        self.open = False
+        self.client: Any = None
+        node.names[name] = self  # type: ignore[assignment]
+
+    def later(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
+        self.node.clock.after(seconds, call, *args)
+
+    def called(self, _: int, client: Any, kubelet: Kubelet) -> None:
+        self.open, self.client = True, client
+        self.show(self.ids, kubelet)
+
+    def show(self, ids: str, kubelet: Kubelet) -> None:
+        kubelet.hear_list(self.client, [Device(one) for one in ids])
+
+    def stream_over(self, _: int) -> None:
+        self.open = False
+
+    def ends(self, kubelet: Kubelet) -> None:
+        self.open = False
+        kubelet.hear_end(self.client)
+
+    def registers(self, kubelet: Kubelet) -> None:
+        kubelet.register(self, self.label, kubelet.behaviour.dialect, lambda *_: None, lambda: False)
+        self.node.clock.run(self.node.clock.now + 1)
+
+
+@pytest.mark.parametrize(("version", "row"), SECOND.items())
+def test_a_second_register(version: str, row: tuple[bool, int, int | None, int | None]) -> None:
+    stays_open, after_b, after_list, after_end = row
+    node = Node(1)
+    node.start_kubelet(behaviour(version))
+    kubelet, a = node.kubelet, Listing(node, "a", "abcd")
+    a.registers(kubelet)
+    b = Listing(node, "b", "xy")
+    b.registers(kubelet)
+    assert (a.open, b.open, count(kubelet)) == (stays_open, True, after_b)
+    if after_list is None:
+        return
+    a.show("abc", kubelet)
+    assert count(kubelet) == after_list
+    a.ends(kubelet)
+    node.clock.run(node.clock.now + 1)
+    assert count(kubelet) == after_end
+    assert b.open is (kubelet.behaviour.second_register is not SecondRegister.DISCONNECT_NEW)
+
+
+def count(kubelet: Kubelet) -> int:
+    return kubelet.books.totals().allocatable[RESOURCE]
+
+
+@pytest.mark.parametrize(("hop", "kept"), HOPS.items())
+def test_what_a_kubelet_remembers(hop: str, kept: bool) -> None:
+    before, after = (behaviour(version) for version in hop.split())
+    assert remembers(before, after) is kept
+
+
+def test_every_kind_of_registration_is_simulated() -> None:
+    assert {one.second_register for one in KUBELETS.values()} == {*SecondRegister}
+    assert {one.checkpoint for one in KUBELETS.values()} == {behaviour(f"1.{n}").checkpoint for n in range(8, 38)}
+    assert len(CLASSES) == 6
+
+
+# The disk.
+
+
+@pytest.fixture
+def disk() -> Disk:
+    chances = iter([0.9, 0.9, 0.1, 0.1, 0.4, 0.2] * 20)
+    return Disk(lambda: next(chances), lambda: 1.0)
+
+
+def write(disk: Disk, name: str, data: bytes, *, flush: bool) -> None:
+    descriptor = disk.open(Place(disk, name), os.O_WRONLY | os.O_CREAT)
+    disk.write(descriptor, data)
+    if flush:
+        disk.fsync(descriptor)
+    disk.close(descriptor)
+
+
+def flush_names(disk: Disk) -> None:
+    disk.fsync(disk.open(Place(disk), os.O_RDONLY))
+
+
+def content(disk: Disk, name: str) -> bytes | None:
+    if name not in disk.names():
+        return None
+    return disk.read(disk.open(Place(disk, name), os.O_RDONLY))
+
+
+@pytest.mark.parametrize(
+    ("flush", "named", "left"),
+    [
+        pytest.param(True, True, b"whole", id="flushed, and so is its name"),
+        pytest.param(True, False, None, id="flushed, but not its name"),
+        pytest.param(False, True, b"", id="its name alone: torn"),
+    ],
+)
+def test_a_power_cut(disk: Disk, flush: bool, named: bool, left: bytes | None) -> None:
+    write(disk, "a", b"whole", flush=flush)
+    if named:
+        flush_names(disk)
+    disk.power_cut()
+    assert content(disk, "a") == left
+
+
+def test_a_death_in_the_middle_leaves_what_was_written(disk: Disk) -> None:
+    disk.spares = 2
+    with pytest.raises(KilledError):
+        write(disk, "a", b"whole", flush=True)
+    disk.died()
+    assert content(disk, "a") == b"whole"
+
+
+# Schedules.
+
+
+@pytest.fixture(autouse=True)
+def installed() -> Iterator[None]:
+    """The simulated disk is beneath the ledger for a test only: others want a true one."""
+    yield
+    assert "gateway.lab.simulation.disk" not in str(importlib.import_module("gateway.memory.ledger").__dict__.get("os"))
+
+
+def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gateway.lab.simulation.run", "--jobs", "1", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_seed_makes_one_schedule() -> None:
+    assert schedule(7) == schedule(7)
+    assert schedule(7) != schedule(8)
+
+
+def test_schedules_keep_every_promise_and_meet_what_is_rare() -> None:
+    played = simulated("--schedules", "600")
+    assert played.returncode == 0, played.stdout
+    counts = {
+        line.split(maxsplit=1)[1]: int(line.split()[0])
+        for line in played.stdout.splitlines()
+        if line[:10].strip().isdigit()
+    }
+    assert sum(counts.get(state, 0) > 0 for state in SOMETIMES) > 0.7 * len(SOMETIMES)
+
+
+def test_a_schedule_is_played_again_to_the_letter() -> None:
+    one, other = simulated("--replay", "11"), simulated("--replay", "11")
+    assert (one.stdout, one.returncode) == (other.stdout, 0)
+    assert "kubelet" in one.stdout
+
+
+def test_what_breaks_is_made_shorter() -> None:
+    steps = tuple(Step(float(at), do, lasts=1.0) for at, do in enumerate(("cut", "kill", "new", "ill")))
+    shorter = run.shrink(Schedule(1, "1.28", steps), lambda one: any(step.do == "kill" for step in one.steps))
+    assert [(step.do, step.lasts) for step in shorter.steps] == [("kill", 0.0)]
+
+
+def test_a_broken_promise_is_told_with_a_script_that_shows_it() -> None:
+    script = msgspec.json.encode(Schedule(1, "1.28", (Step(2.0, "cut"),))).decode()
+    told = simulated("--script", script)
+    assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "every promise was kept")
+
+
+def test_two_pods_with_one_device_are_seen() -> None:
+    player = Player(schedule(1))
+    player.node.pods = {"a": frozenset({"GPU-0"}), "b": frozenset({"GPU-0"})}
+    with pytest.raises(Exception, match="GPU-0 is given to both a and b"):
+        player.node.judge_pods()
