@@ -56,20 +56,3 @@ class DeviceHealth(Struct, frozen=True):
     well: bool | None
     at: int
     words: str = ""
-
-
-class Driver(Struct, frozen=True):
-    """What a driver says of itself to the kubelet that found its registration socket.
-
-    ``endpoint`` is the path of its own socket as the kubelet sees it, ``services`` what it serves there (``v1.DRAPlugin``).
-    """
-
-    name: str
-    endpoint: str
-    services: tuple[str, ...]
-
-
-class Registered(Struct, frozen=True):
-    """What the kubelet made of it: ``reason`` is why not, '' where it did."""
-
-    reason: str = ""

@@ -107,7 +107,8 @@ class Facts(Struct, frozen=True):
     """What a person wants to know of a device besides its life; '' and empty where it isn't known or isn't so.
 
     ``index`` is its place on the node in the vendor's words, ``parent`` the ID of the device it is part of, ``profile`` what
-    part. ``links`` says how it reaches others, by their indexes (``{"1": "nvlink x4"}``).
+    part. ``links`` says how it reaches others, by their indexes (``{"1": "nvlink x4"}``). ``minor`` is the number of its GPU's
+    device node, ``driver`` the driver's version.
     """
 
     product: str = ""
@@ -117,6 +118,8 @@ class Facts(Struct, frozen=True):
     profile: str = ""
     links: Mapping[str, str] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
+    minor: int | None = None
+    driver: str = ""
 
 
 class Behind(Struct, frozen=True):

@@ -38,6 +38,7 @@ from gateway.kubelet.owners import Owners
 from gateway.kubelet.presence import Presence
 from gateway.kubelet.watch import KUBELET_SOCKET, Watch, is_pinned, kubelet_id, listens
 from gateway.memory import ledger
+from gateway.memory.claimed import on_hardware
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
 from gateway.registration import events
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from devices.model import Device
     from devices.source import DeviceSource, Inventory
     from gateway.configuration.settings import Settings
+    from gateway.dra.door import Door
     from gateway.handover.machine import Age
     from gateway.registration.events import KubeletId
     from gateway.wires import control
@@ -178,6 +180,8 @@ class Gateway:
         self._update_lock = asyncio.Lock()
         self._leases: dict[Path, asyncio.Task[None]] = {}
         self._watch: Watch
+        self.door: Door | None = None
+        """Where devices are offered by DRA, instead of by plugins."""
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT; return the exit status."""
@@ -205,6 +209,8 @@ class Gateway:
         if removed := instance.sweep(self.settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
         self._instance.create()
+        if self.settings.dra != "off":
+            self._open_door()
         first = asyncio.Event()
         self._spawn("source", self._follow_source(first))
         label = None if self._features is None else self._features.label
@@ -227,13 +233,15 @@ class Gateway:
         self._spawn("watch", self._watch.run())
         await self._unless_ended(self._know_devices(first))
         await self._unless_ended(self._be_able())
-        elders = self._instance.peers()
+        elders = self._instance.peers() if self.door is None else {}
         await self._unless_ended(self._take_over(elders))
         self._instance.publish()
         if any(peer < self._instance.age and not self._handover.decides(peer, "") for peer in elders):
             await self._unless_ended(asyncio.sleep(YIELD_TIME))
         self._begun = True
         self._spawn("standby", self.standby.run())
+        if self.door is not None:
+            self._spawn("dra", self.door.run())
         self.look()
         # It was left to another gateway, which went before this one asked for it; or another serves what is offered here
         # under another name.
@@ -253,6 +261,19 @@ class Gateway:
             socket_dir=str(self.settings.socket_dir),
             resources={name: len(plugin.resource.devices) for name, plugin in self._plugins.items()},
         )
+
+    def _open_door(self) -> None:
+        from gateway.dra import door  # noqa: PLC0415 - its imports are paid only where DRA is wanted
+        from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
+
+        inside = door.Inside(
+            self._instance.age, self.source, self.ledger, self.scribe, self.beliefs, self.held, lambda: self.plugins
+        )
+        try:
+            self.door = door.Door(self.settings, inside)
+        except AccessError as error:
+            _log.error("giving up: --dra needs the API server", reason=str(error))
+            raise _EndedError(1) from error
 
     async def _wait_for_folder(self) -> None:
         """Wait until the socket directory can be used, and say again and again why it can't."""
@@ -287,6 +308,8 @@ class Gateway:
     async def _close(self) -> None:
         """End the streams, then the servers, then what is left of us in the socket directory."""
         notify.tell(notify.STOPPING)
+        if self.door is not None:
+            await self.door.close()
         for plugin in self._plugins.values():
             plugin.feed(events.Stop())
         tasks = list(self._tasks)
@@ -371,6 +394,10 @@ class Gateway:
             again = []
             for name in merged.keys() - before:
                 plugin = Plugin(self, name, self.ledger.accepted)
+                if self.door is not None:  # Its devices are offered by DRA alone.
+                    self._plugins[name] = plugin
+                    plugin.feed(events.StandBy("DRA"))
+                    continue
                 try:
                     await plugin.resource.bind(self.own_socket(name))
                 except (OSError, RuntimeError) as error:  # No descriptor is left, or the folder went: the others go on.
@@ -385,6 +412,8 @@ class Gateway:
             shown = {name: self._plugins[name].entries for name in merged}
             for name, one in merged.items():
                 self._plugins[name].publish(listings[name], one.entries)
+            if self.door is not None:
+                self.door.update()
             try:
                 await asyncio.sleep(0)  # The streams come first: to note thousands of devices takes milliseconds.
             finally:
@@ -393,7 +422,7 @@ class Gateway:
                     self._background(self.scribe.durable())
                 for name in sent:
                     changes.tell(name, shown[name], self._plugins[name].entries)
-                for name in merged:
+                for name in merged if self.door is None else ():
                     self.beliefs.listed(name, self._plugins[name].resource.devices)
             self._update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
             self._look_for(claimed)
@@ -411,19 +440,25 @@ class Gateway:
         before = {name: self._plugins[name].entries if name in self._plugins else {} for name in listings}
         grace, merged = self.settings.startup_grace, {}
         if self._inventory is None:
-            self._claims = []
+            self._claims = list(self._prepared())
         else:
             remaining = {
                 name: merging.remaining(known[name], listing, before[name], clock, grace)
                 for name, listing in listings.items()
                 if listing is not None
             }
-            self._claims = self._heeded(self._owners.claims(remaining, _offered(listings)), listings)
+            heeded = self._heeded(self._owners.claims(remaining, _offered(listings)), listings)
+            self._claims = [*heeded, *self._prepared()]
         for name, listing in listings.items():
-            offered, held = () if listing is None else listing.devices, known[name].held or frozenset()
+            held = known[name].held or frozenset()
+            offered = known[name].announced.values() if listing is None else listing.devices
             one = replace(known[name], withheld=boards.withheld(self._claims, offered, held))
             merged[name] = merging.merge(one, listing, before[name], clock, grace)
         return merged
+
+    def _prepared(self) -> Iterable[Claim]:
+        """Claim what is prepared for ResourceClaims from before, when DRA was on; with it on, that is not offered otherwise."""
+        return on_hardware(self.ledger.claims) if self.settings.dra == "off" else ()
 
     def _heeded(self, claims: Sequence[Claim], ours: Container[str]) -> Sequence[Claim]:
         """Leave out what younger gateways offer and we do, too: they leave it to us. What others offer outlives a kubelet's restart.
@@ -603,6 +638,8 @@ class Gateway:
             self.scribe.soon()
         if not waiting and self._inventory is not None:  # What was offered until now by books of before, or by none.
             waiting = bool(self._heeded(self._owners.of_others(_offered(self._inventory)), self._plugins))
+        if self.door is not None:
+            self.door.update()
         if waiting:
             if self._only_remembered():  # What another gateway remembers may be over, too.
                 self._background(self._refresh_remembered())
@@ -644,7 +681,8 @@ class Gateway:
 
     async def _open_control(self) -> None:
         commands = Commands(self)
-        await self._listen_for_orders({**commands.handlers, handover.OP: self._handover.serve})
+        handing = {handover.OP: self._handover.serve} if self.door is None else {}
+        await self._listen_for_orders({**commands.handlers, **handing})
         if self.settings.metrics_address is not None:
             from gateway.telling import metrics  # noqa: PLC0415 - its imports are paid only where metrics are wanted
 
@@ -760,7 +798,7 @@ class Gateway:
             self._instance = instance.Instance(self.settings.socket_dir, self._instance.age)
             try:
                 self._instance.create()
-                for name, plugin in self._plugins.items():
+                for name, plugin in self._plugins.items() if self.door is None else ():
                     await plugin.resource.bind(self.own_socket(name))
                 self._instance.publish()
             except (OSError, RuntimeError) as error:  # It went again, or there is no descriptor left for it.
@@ -772,7 +810,12 @@ class Gateway:
     # Other gateways on this node.
 
     def _peers(self) -> dict[Age, Path] | None:
-        """Return the other living gateways; None where no descriptor is left to look for them."""
+        """Return the other living gateways; None where no descriptor is left to look for them.
+
+        None of them is any business of one whose devices are offered by DRA.
+        """
+        if self.door is not None:
+            return {}
         try:
             return self._instance.peers()
         except OSError as error:
@@ -789,7 +832,7 @@ class Gateway:
     def _look_at_peers(self) -> None:
         """Stand by, resource by resource, for the gateway that serves it instead: by what was agreed, else by age."""
         peers = self._peers()
-        if peers is None:
+        if peers is None or self.door is not None:
             return
         self._yielding.clear()
         self._look_for_gone(peers)

@@ -1,1 +1,1 @@
-"""The kubelet's APIs for DRA drivers: how claims, health and a driver's registration are spelled. Pure."""
+"""The kubelet's APIs for DRA drivers: how claims and devices' health are spelled. Pure; a driver registers by ``adapters.pluginregistration``."""

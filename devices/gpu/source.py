@@ -231,6 +231,8 @@ class GPUSource:
                 for link in gpu.links
             },
             nodes=(*gpu.device_nodes, *gpu.spec_nodes),
+            minor=gpu.minor,
+            driver=self._sight.driver if self._sight is not None else "",
         )
 
     def adopt(self, policy: Policy) -> None:

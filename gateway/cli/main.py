@@ -18,7 +18,7 @@ import click
 import structlog
 from click.core import ParameterSource
 
-from gateway.configuration import effective, flags
+from gateway.configuration import dra, effective, flags
 from gateway.configuration.settings import BACKENDS, EX_CONFIG, SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
 from gateway.registration.negotiate import CHOICES
 from gateway.telling import log as observe
@@ -326,6 +326,7 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Ma
     file = str(said.pop("config-file", nothing).value)
     options["kubeconfig"] = Path(known) if (known := str(said.pop("kubeconfig", nothing).value)) else None
     options["node_name"] = str(said.pop("node-name", nothing).value)
+    options["dra"], options["dra_drivers"] = dra.taken(said, options["node_name"])
     backend = options["backend"]
     if inert := flags.inert(said):
         _log.info("settings without an effect here", settings=inert)

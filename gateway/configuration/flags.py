@@ -402,6 +402,22 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("NODE_NAME",),
     ),
     Flag(
+        "dra",
+        Kind.TEXT,
+        "dynamic resource allocation (docs/dra.md): not at all, or instead of the device plugin API",
+        default="off",
+        values="off|only",
+        variables=("GATEWAY_DRA",),
+    ),
+    Flag(
+        "dra-drivers",
+        Kind.LIST,
+        "DRA drivers' names by the domain of resources, by commas",
+        default="gpu.nvidia.com, gpu.amd.com, else the domain",
+        values="DOMAIN=DRIVER",
+        variables=("GATEWAY_DRA_DRIVERS",),
+    ),
+    Flag(
         "device-discovery-strategy",
         Kind.TEXT,
         "how NVIDIA's GPUs are found; tegra is refused",

@@ -75,6 +75,10 @@ class Settings(Struct, frozen=True):
     """Whether the node's condition says so."""
     node_events: bool = False
     """Whether the node's events tell what becomes of its GPUs."""
+    dra: str = "off"
+    """``off``, or ``only``: devices are offered by dynamic resource allocation, and not by the device plugin API."""
+    dra_drivers: Mapping[str, str] = field(default_factory=dict)
+    """The DRA drivers' names that an operator chose, by the domain of resources."""
     host_service: bool = False
     """Whether this is the node's own service, which every gateway that isn't leaves the resources to."""
     policy: Policy = Policy()

@@ -2,7 +2,7 @@
 
 One JSON file in ``--state-dir`` (0700, root only). By resource name it holds every device ID that was ever announced and
 how it was announced last, which of them are lost, the illnesses that stick, what Allocate handed out, and whom the kubelet
-forgot; besides them the operator's cordons, the dialect that the kubelet accepted last, and which kubelet was looked at last. Two gateways share it while one replaces the other. So what a gateway keeps is
+forgot; besides them the operator's cordons, what was prepared for ResourceClaims, the dialect that the kubelet accepted last, and which kubelet was looked at last. Two gateways share it while one replaces the other. So what a gateway keeps is
 the file and its own *changes* since its last write, and a write never undoes what the other wrote: it takes the lock, reads
 the file anew where somebody else wrote it, applies the changes, and replaces it as a whole (write, fsync, rename, fsync
 of the folder). A crash at any moment leaves the old file or the new one. Fields that this release doesn't know are kept.
@@ -31,6 +31,7 @@ from devices import naming
 from devices.life.merging import Sticky
 from devices.model import Device, Health, Kind, Trouble
 from gateway.kubelet.drift import MOST_EARLIER, Earlier
+from gateway.memory.claimed import Claimed
 
 FORMAT = 1
 _MAX_BYTES = 16 * 1024 * 1024
@@ -340,6 +341,18 @@ class Ledger:
         self._change({("cordons", device_id): None})
         return known
 
+    @property
+    def claims(self) -> Mapping[str, Claimed]:
+        """What is prepared for ResourceClaims, by their UID."""
+        place = ("claims",)
+        if place not in self._values:
+            self._values[place] = msgspec.convert(self._content.get("claims", {}), dict[str, Claimed])
+        return self._values[place]
+
+    def set_claim(self, uid: str, row: Claimed | None) -> None:
+        """Note what is prepared for a claim; None: nothing any more. Durable before the kubelet is told."""
+        self._change({("claims", uid): None if row is None else msgspec.to_builtins(row)})
+
     def sticky(self, resource: str) -> Mapping[str, Sticky]:
         """Return the illnesses that outlive a restart, by device ID."""
         return self._read(resource, "sticky", _illness)
@@ -552,8 +565,8 @@ def _laid_over(under: _Content, over: _Content) -> _Content:
 
 
 def _encode(content: _Content) -> bytes:
-    """Spell the file. Cordons stand first: what of a file is damaged is mostly its end."""
-    first = {"format": FORMAT, "cordons": content.get("cordons", {})}
+    """Spell the file. Cordons and claims stand first: what of a file is damaged is mostly its end."""
+    first = {"format": FORMAT, "cordons": content.get("cordons", {}), "claims": content.get("claims", {})}
     return msgspec.json.encode(first | {key: value for key, value in content.items() if key not in first})
 
 
@@ -635,7 +648,7 @@ def _prune(content: _Content) -> list[str]:
         if not isinstance(content.get(key, ""), str):
             wrong.append(f"{key}: expected a text")
             del content[key]
-    for key, kind in {"cordons": Cordon, "resources": dict}.items():
+    for key, kind in {"cordons": Cordon, "claims": Claimed, "resources": dict}.items():
         if key in content:
             content[key] = _sound_rows(content[key], kind, key, wrong)
     resources = content.get("resources", {})

@@ -38,10 +38,15 @@ def look(gateway: Gateway) -> readiness.Verdict:
     """Judge how a gateway stands now."""
     now = time.monotonic()
     since = gateway.presence.since if gateway.presence.since is not None else now
+    kubelet_s = now - since if gateway.kubelet_listens() else None
+    if gateway.door is not None:
+        return readiness.judge_drivers(
+            gateway.door.standings(), begun=gateway.begun, kubelet_s=kubelet_s, hindrances=gateway.hindrances()
+        )
     return readiness.judge(
         [_standing(plugin, gateway, now) for plugin in gateway.plugins],
         begun=gateway.begun,
-        kubelet_s=now - since if gateway.kubelet_listens() else None,
+        kubelet_s=kubelet_s,
         hindrances=gateway.hindrances(),
         left=gateway.left(),
     )

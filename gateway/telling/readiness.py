@@ -96,6 +96,37 @@ def judge(
     return Verdict(not held_up and all(ready for ready, *_ in found), tuple(_bounded([*lines, *told])))
 
 
+class DriverStanding(Struct, frozen=True, kw_only=True):
+    """Where one DRA driver stands: whether the kubelet took its registration, and why not, if it said so."""
+
+    name: str
+    devices: int
+    registered: bool
+    trouble: str = ""
+
+
+def judge_drivers(
+    drivers: Sequence[DriverStanding], *, begun: bool, kubelet_s: float | None, hindrances: Sequence[Hindrance] = ()
+) -> Verdict:
+    """Decide where devices are offered by DRA alone; times and ``hindrances`` are as in ``judge``."""
+    lines = [] if kubelet_s is not None else ["no kubelet takes registrations: waiting for one"]
+    lines += [f"backend {one.source}: {one.reason}" for one in hindrances]
+    lines += [
+        f"{one.name}: "
+        + (
+            f"registered, {one.devices} devices"
+            if one.registered
+            else "not registered" + (f"; {one.trouble}" if one.trouble else "")
+        )
+        for one in drivers
+    ]
+    if not begun:
+        lines.append("starting")
+    done = begun and all(one.registered for one in drivers)
+    held_up = any(one.held_up for one in hindrances)
+    return Verdict((kubelet_s is None or done) and not held_up, tuple(_bounded(lines or ["no devices"])))
+
+
 def _resource(it: Standing, kubelet_s: float | None) -> tuple[bool, str]:
     # Or an update would end the one that serves, for one that can't.
     if it.to_take_over and it.devices and kubelet_s is not None:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.dialect import MalformedError
-from adapters.dra import health, plugin, registration, spelling
+from adapters.dra import health, plugin, spelling
 from adapters.dra.plugin import APIS, V1, V1BETA1, PluginApi, UnsayableShareError
 from adapters.pb.dra import health_pb2, v1_pb2, v1beta1_pb2
 from adapters.pb.pluginregistration import v1_pb2 as registration_pb2
-from devices.claims import ClaimName, DeviceHealth, Driver, Prepared, Refused, Registered
+from devices.claims import ClaimName, DeviceHealth, Prepared, Refused
 from tests.unit.test_adapters_golden import _plain, _unknown
 from tests.unit.test_adapters_wire import f
 
@@ -135,31 +135,6 @@ def test_a_long_reason_is_cut_and_an_unknown_health_is_unknown() -> None:
     assert health.decode(f(1, f(2, 9)))[0].well is None
 
 
-def test_a_registration() -> None:
-    driver = Driver("gpu.nvidia.com", "/var/a.sock", ("v1.DRAPlugin", "v1beta1.DRAPlugin"))
-    wire = (
-        f(1, "DRAPlugin") + f(2, driver.name) + f(3, driver.endpoint) + b"".join(f(4, one) for one in driver.services)
-    )
-    assert registration.encode_info(driver) == wire
-    assert registration.decode_info(wire) == driver
-    with pytest.raises(MalformedError, match="expected a plugin of type DRAPlugin, got 'CSIPlugin'"):
-        registration.decode_info(f(1, "CSIPlugin"))
-
-
-@pytest.mark.parametrize(
-    ("wire", "status"),
-    [
-        (f(1, 1), Registered()),
-        (f(2, "no"), Registered("no")),
-        (b"", Registered("it gave no reason")),
-        (f(1, 1) + f(2, "odd"), Registered()),
-    ],
-)
-def test_what_became_of_a_registration(wire: bytes, status: Registered) -> None:
-    assert registration.decode_status(wire) == status
-    assert registration.decode_status(registration.encode_status(status)) == status
-
-
 @pytest.mark.parametrize(
     "read",
     [
@@ -168,20 +143,12 @@ def test_what_became_of_a_registration(wire: bytes, status: Registered) -> None:
         V1.decode_prepare_answer,
         V1.decode_unprepare_answer,
         health.decode,
-        registration.decode_info,
     ],
 )
 @pytest.mark.parametrize("data", [b"\xff", f(1, b"\xff\xff"), b"\x0a\x05ab"], ids=["tag", "inner", "cut"])
 def test_what_is_no_message_is_malformed(read: Any, data: bytes) -> None:
     with pytest.raises(MalformedError):
         read(data)
-
-
-def test_a_status_that_is_no_message_is_malformed() -> None:
-    with pytest.raises(
-        MalformedError, match=r"expected a RegistrationStatus of pluginregistration\.Registration, got 1 byte"
-    ):
-        registration.decode_status(b"\xff")
 
 
 def test_requests_are_bounded() -> None:

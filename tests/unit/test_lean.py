@@ -36,6 +36,8 @@ def loaded() -> frozenset[str]:
         "gateway.configuration.file",
         "gateway.configuration.document",
         "gateway.kubernetes",
+        "gateway.dra",
+        "adapters.dra",
         "pynvml",
         "yaml",
         "h11",

@@ -172,6 +172,7 @@ class Kubelet(Daemon):
             f"--hostname-override={HOSTNAME}",
             f"--node-ip={ADDRESS}",
             "--v=2",
+            *configuration.gates(self.version),
         ]
 
 

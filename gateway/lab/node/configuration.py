@@ -17,6 +17,8 @@ from typing import Any
 from gateway.lab.node.image import PAUSE
 from gateway.lab.node.machine import ADDRESS, HOSTNAME
 
+_DRA = 34
+"""The kubelet, 1.N, from which it has dynamic resource allocation by default."""
 _ETCD = "http://127.0.0.1:2379"
 _KEYS = "/etc/kubernetes"
 
@@ -45,6 +47,8 @@ CONTROL_PLANE: Mapping[str, Sequence[str]] = {
         "--allow-privileged=true",  # device plugins of others ask for it
         "--authorization-mode=Node,RBAC",
         "--kubelet-preferred-address-types=InternalIP",
+        # Kubelets below 1.34 know no newer one of claims and slices.
+        "--runtime-config=resource.k8s.io/v1beta1=true",
         "--endpoint-reconciler-type=none",  # there is no service of it that pods could reach: no kube-proxy
         "--v=1",
     ),
@@ -116,6 +120,12 @@ oom_score = 0
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"
 """
+
+
+def gates(kubelet: str) -> Sequence[str]:
+    """Give the flags of a kubelet of that version that make it one with dynamic resource allocation: below 1.34 it is off."""
+    minor = int(kubelet.partition(".")[2])
+    return ("--feature-gates=DynamicResourceAllocation=true",) if minor < _DRA else ()
 
 
 def write(root: Path) -> None:

@@ -1,0 +1,115 @@
+"""The CDI specification of one claim: what containers with its devices get. ``specification`` is pure, the rest are files.
+
+A container gets the devices of the claim's requests that it names, so each device has edits of its own. What the node's own
+specifications say already (NVIDIA's driver files) is named there, and a claim without more to say has no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from devices.model import ContainerAnswer
+
+FOLDER: Final = Path("/var/run/cdi")
+_CLASS: Final = "claim"
+_VERSION: Final = "0.5.0"
+"""The first in which a device's name may begin with a digit, as a UID does; it also has hostPath."""
+_OURS: Final = re.compile(
+    r"(?P<new>\.)?(?P<driver>.+)-claim-(?P<uid>[A-Za-z0-9-]{1,63})\.json(?(new)\.[0-9a-f]{8}\.new)", re.ASCII
+)
+_IN_THE_MAKING: Final = 60.0
+"""Seconds for which a file may be of another instance that is preparing its claim."""
+
+
+def name_of(driver: str, uid: str, device: str) -> str:
+    """Give the fully qualified CDI name of a claim's device."""
+    return f"{driver}/{_CLASS}={uid}-{device}"
+
+
+def edits(answer: ContainerAnswer) -> dict[str, Any]:
+    """Spell as edits of a container what brings a device; empty where CDI names of others say all."""
+    mounts = [
+        {
+            "hostPath": mount.host_path,
+            "containerPath": mount.container_path,
+            "options": ["rbind", "rprivate", "nosuid", "nodev", "ro" if mount.read_only else "rw"],
+        }
+        for mount in answer.mounts
+    ]
+    nodes = [
+        {"path": node.container_path, "hostPath": node.host_path, "permissions": node.permissions}
+        for node in answer.device_nodes
+    ]
+    said = {"env": [f"{name}={value}" for name, value in answer.envs.items()], "deviceNodes": nodes, "mounts": mounts}
+    return {key: value for key, value in said.items() if value}
+
+
+def specification(driver: str, uid: str, devices: Mapping[str, ContainerAnswer]) -> dict[str, Any] | None:
+    """Write the specification of a claim, by device name; None where there is nothing to say."""
+    said = {device: edits(answer) for device, answer in devices.items()}
+    found = [{"name": f"{uid}-{device}", "containerEdits": one} for device, one in said.items() if one]
+    return {"cdiVersion": _VERSION, "kind": f"{driver}/{_CLASS}", "devices": found} if found else None
+
+
+def names(driver: str, uid: str, device: str, answer: ContainerAnswer) -> tuple[str, ...]:
+    """Give the CDI names by which a container gets a device: others', and the claim's own where it says something."""
+    own = (name_of(driver, uid, device),) if edits(answer) else ()
+    return (*answer.cdi_devices, *own)
+
+
+def path_of(driver: str, uid: str, folder: Path = FOLDER) -> Path:
+    """Say where a claim's specification is."""
+    return folder / f"{driver}-{_CLASS}-{uid}.json"
+
+
+def write(driver: str, uid: str, wanted: Mapping[str, Any], folder: Path = FOLDER) -> None:
+    """Put a specification in its place, as a whole. It blocks: for a thread.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    path, data = path_of(driver, uid, folder), msgspec.json.format(msgspec.json.encode(wanted), indent=1)
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == data:
+            return
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")  # runtimes read *.json and *.yaml
+    try:
+        new.write_bytes(data)
+        new.chmod(0o644)
+        os.replace(new, path)  # noqa: PTH105 - beside its unlink
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def remove(driver: str, uid: str, folder: Path = FOLDER) -> None:
+    """Take a claim's specification away. It blocks: for a thread.
+
+    Raises:
+        OSError: it can't be removed.
+    """
+    path_of(driver, uid, folder).unlink(missing_ok=True)
+
+
+def sweep(drivers: Collection[str], uids: Collection[str], folder: Path = FOLDER) -> list[str]:
+    """Remove the files of our drivers' claims that are no longer prepared; return their names. It blocks: for a thread."""
+    removed = []
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            match = _OURS.fullmatch(path.name)
+            if match is None or match["driver"] not in drivers:
+                continue
+            old = time.time() - path.stat().st_mtime > _IN_THE_MAKING
+            if old and (match["new"] or match["uid"] not in uids):
+                path.unlink(missing_ok=True)
+                removed.append(path.name)
+    return removed

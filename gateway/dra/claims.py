@@ -1,0 +1,234 @@
+"""Claims: what the API server says was allocated, and whether that may be handed out. Pure.
+
+A refused Prepare is asked again only after 60 to 90 s (run on 1.37), so what will soon pass is waited for (``Wait``), and only
+what a person must mend is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from msgspec import Struct, field
+
+from devices import boards
+from devices.claims import ClaimName, Prepared, Refused
+from gateway.dra.offer import Offer
+from gateway.dra.slices import TAINTS
+from gateway.memory.claimed import Claimed, ClaimedDevice
+
+MOST: Final = 32
+"""Devices of a claim (AllocationResultsMaxSize of k8s.io/api/resource/v1)."""
+
+
+def key(driver: str, uid: str) -> str:
+    """Name a claim in the ledger: several drivers may have devices of one claim."""
+    return f"{uid}@{driver}"
+
+
+def uid_of(known_as: str) -> str:
+    """Return the UID of a claim from its name in the ledger."""
+    return known_as.partition("@")[0]
+
+
+class Toleration(Struct):
+    """Which taint of a device a claim puts up with."""
+
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+    operator: str = "Equal"
+
+    def covers(self, key: str) -> bool:
+        """Whether it is about our taint of that key, which has no value."""
+        named = not self.key or self.key == key
+        return (
+            named
+            and self.effect in {"", "NoSchedule"}
+            and (self.operator == "Exists" or (bool(self.key) and not self.value))
+        )
+
+
+class Result(Struct):
+    """A device that was allocated."""
+
+    request: str
+    driver: str
+    pool: str
+    device: str
+    admin: bool | None = field(default=None, name="adminAccess")
+    share: str | None = field(default=None, name="shareID")
+    tolerations: list[Toleration] | None = None
+
+
+class Opaque(Struct):
+    """Parameters for a driver."""
+
+    driver: str = ""
+
+
+class Config(Struct):
+    """Parameters that came with the claim or its class."""
+
+    opaque: Opaque | None = None
+
+
+class Devices(Struct):
+    """The devices of an allocation."""
+
+    results: list[Result] | None = None
+    config: list[Config] | None = None
+
+
+class Allocation(Struct):
+    """What was allocated."""
+
+    devices: Devices = field(default_factory=Devices)
+
+
+class Status(Struct):
+    """A claim's status."""
+
+    allocation: Allocation | None = None
+
+
+class Metadata(Struct):
+    """Which claim it is."""
+
+    uid: str
+
+
+class ResourceClaim(Struct):
+    """A claim of the API server, with what a driver wants of it."""
+
+    metadata: Metadata
+    status: Status = field(default_factory=Status)
+
+
+class Wait(Struct, frozen=True):
+    """It can't be handed out yet, and may soon: why not."""
+
+    reason: str
+
+
+class Grant(Struct, frozen=True):
+    """What a claim gets: each allocated device, and what it is here."""
+
+    devices: tuple[tuple[Result, Offer], ...]
+
+
+def allocated(claim: ResourceClaim, asked: ClaimName, driver: str, node: str) -> list[Result] | Refused:
+    """Give the devices that were allocated to a claim in our pool."""
+    if claim.metadata.uid != asked.uid:
+        return Refused(
+            f"expected claim {asked} with the UID {asked.uid}, and it is another one by now: {claim.metadata.uid}"
+        )
+    if claim.status.allocation is None:
+        return Refused(f"expected claim {asked} to be allocated, and it is not any more: delete the pod")
+    devices = claim.status.allocation.devices
+    if any(one.opaque is not None and one.opaque.driver == driver for one in devices.config or ()):
+        return Refused(
+            f"expected no parameters for {driver} in claim {asked} or its class, and there are some, which this driver doesn't "
+            "know: take them out; what is shared, and how, is the gateway's configuration"
+        )
+    found = [one for one in devices.results or () if one.driver == driver]
+    if strange := [one.pool for one in found if one.pool != node]:
+        return Refused(f"expected devices of the pool {node} in claim {asked}, got some of {strange[0]}")
+    if not found or len(found) > MOST:
+        return Refused(f"expected 1 to {MOST} devices of {driver} in claim {asked}, got {len(found)}")
+    return found
+
+
+def granted(
+    asked: ClaimName,
+    results: Sequence[Result],
+    offers: Mapping[str, Offer],
+    withheld: Mapping[str, str],
+    others: Mapping[str, Claimed],
+) -> Grant | Wait:
+    """Decide whether a claim gets what was allocated to it.
+
+    Args:
+        asked: the claim.
+        results: what was allocated to it.
+        offers: what the driver offers now, by name.
+        withheld: why other devices of it aren't offered, by name, as far as that is known.
+        others: what is prepared, by ``key``; the claim itself may be in it.
+    """
+    given = []
+    for result in results:
+        offer = offers.get(result.device)
+        if offer is None:
+            reason = withheld.get(result.device, "it isn't on this node now, or was renamed")
+            return Wait(f"{result.device} can't be handed out: {reason}")
+        if offer.ailment is not None and not _tolerated(result, offer):
+            return Wait(f"{result.device} is {offer.ailment.value}: {offer.reason or 'no reason is known'}")
+        if not result.admin and (holder := _holder(offer, asked.uid, others)):
+            return Wait(f"{result.device} is still in use: {holder}")
+        given.append((result, offer))
+    return Grant(tuple(given))
+
+
+def _tolerated(result: Result, offer: Offer) -> bool:
+    key = f"{TAINTS}{offer.ailment.value}" if offer.ailment is not None else ""
+    return bool(result.admin) or any(one.covers(key) for one in result.tolerations or ())
+
+
+def _holder(offer: Offer, uid: str, others: Mapping[str, Claimed]) -> str:
+    """Say which other claim has the same hardware, by whichever driver's name; '' where none has."""
+    for other, row in others.items():
+        for device in row.devices if uid_of(other) != uid else ():
+            if device.admin:
+                continue
+            apart = boards.are_shared(device.device_id, offer.device_id) and device.device_id != offer.device_id
+            if device.place.overlaps(offer.place) and not apart:
+                return f"claim {row.namespace}/{row.name} has {device.name}"
+    return ""
+
+
+def claimed(asked: ClaimName, driver: str, grant: Grant, at: float) -> Claimed:
+    """Write down what a claim gets; ``at`` is in unix seconds."""
+    return Claimed(
+        asked.namespace,
+        asked.name,
+        driver,
+        at,
+        [
+            ClaimedDevice(
+                offer.name,
+                offer.resource,
+                offer.device_id,
+                offer.place.board,
+                offer.place.part,
+                # A subrequest (gpu/large) is the kubelet's business no more: it knows requests.
+                [result.request.partition("/")[0]],
+                share=result.share or "",
+                admin=bool(result.admin),
+            )
+            for result, offer in grant.devices
+        ],
+    )
+
+
+def prepared(row: Claimed, pool: str, names: Mapping[str, Sequence[str]]) -> tuple[Prepared, ...]:
+    """Say what the kubelet is told of a claim; ``names`` are the CDI names by device."""
+    return tuple(
+        Prepared(tuple(device.requests), pool, device.name, tuple(names[device.name]), device.share)
+        for device in row.devices
+    )
+
+
+def by_resource(row: Claimed) -> Iterable[tuple[ClaimedDevice, ...]]:
+    """Give the devices of a claim that are told of together: those that one container gets, of one resource.
+
+    A variable that names devices names all of them, because the last one that is set is the one that a container sees.
+    """
+    together: dict[tuple[str, tuple[str, ...]], list[ClaimedDevice]] = {}
+    for device in row.devices:
+        together.setdefault((device.resource, tuple(device.requests)), []).append(device)
+    return (tuple(devices) for devices in together.values())
+
+
+def summary(row: Claimed) -> dict[str, Any]:
+    """Say for the log what a claim got."""
+    return {"claim": f"{row.namespace}/{row.name}", "devices": [device.name for device in row.devices]}

@@ -1,0 +1,352 @@
+"""The node's door to dynamic resource allocation: its drivers, their sockets, and what they offer now.
+
+Devices come from the same lists that the device plugin API shows. Nothing here holds that side up: the API server may be away for
+as long as it likes, and then claims wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from msgspec import Struct, field
+
+from adapters.levels import minor_version
+from devices.claims import ClaimName
+from gateway.dra import cdi, offer, publisher, sockets
+from gateway.dra.claims import ResourceClaim
+from gateway.dra.driver import ClaimsOf
+from gateway.dra.offer import Taken
+from gateway.dra.publisher import Publisher
+from gateway.dra.service import Service
+from gateway.kubelet.beliefs import AFTER_START
+from gateway.kubelet.watch import KUBELET_SOCKET, kubelet_id
+from gateway.kubernetes import access
+from gateway.kubernetes.client import Client, KubernetesError
+from gateway.kubernetes.watch import pause
+from gateway.telling.readiness import DriverStanding
+
+if TYPE_CHECKING:
+    from devices.source import DeviceSource
+    from gateway.configuration.settings import Settings
+    from gateway.dra.offer import Offer
+    from gateway.dra.publisher import Server
+    from gateway.handover.machine import Age
+    from gateway.kubelet.beliefs import Beliefs, Look
+    from gateway.memory.ledger import Ledger
+    from gateway.memory.scribe import Scribe
+    from gateway.registration.registrar import Plugin
+
+MANAGER: Final = "device-plugin-gateway"
+OVERLAP: Final = 33
+"""The kubelet, 1.N, from which two instances of a driver may be registered: in 1.32 the second breaks the first (run)."""
+BIND_AGAIN: Final = 1.0
+"""Seconds until a socket that can't be bound is tried again, or another instance's end is looked for."""
+SERVE_AGAIN: Final = 5.0
+"""Seconds until a driver that could not be served is tried again."""
+OVER_AGAIN: Final = 300.0
+"""Seconds between two looks for claims that are no more."""
+
+_LOOK_AGAIN: Final = 2.0
+"""Seconds between two looks into the kubelet's records while a device is withheld by them."""
+_SYS: Final = Path("/sys/bus/pci/devices")
+_log = structlog.get_logger()
+
+
+class _About(Struct):
+    uid: str = ""
+
+
+class _Info(Struct):
+    kubelet: str = field(default="", name="kubeletVersion")
+
+
+class _Status(Struct):
+    info: _Info = field(default_factory=_Info, name="nodeInfo")
+
+
+class _Node(Struct):
+    metadata: _About = field(default_factory=_About)
+    status: _Status = field(default_factory=_Status)
+
+
+class Inside(Struct, frozen=True):
+    """What the door needs of the gateway.
+
+    ``beliefs`` are the kubelet's records, ``held`` what containers hold of a resource by them (None: nobody knows), ``plugins``
+    gives the lists of all devices, as the device plugin API would show them.
+    """
+
+    age: Age
+    source: DeviceSource
+    ledger: Ledger
+    scribe: Scribe
+    beliefs: Beliefs
+    held: Callable[[str], frozenset[str] | None]
+    plugins: Callable[[], Sequence[Plugin]]
+
+
+class Door:
+    """All drivers of this gateway.
+
+    Args:
+        settings: what it was told.
+        inside: the rest of it.
+
+    Raises:
+        AccessError: there is no way to the API server.
+    """
+
+    def __init__(self, settings: Settings, inside: Inside) -> None:
+        self._settings, self._inside = settings, inside
+        self._api = Client(access.find(settings.kubeconfig), manager=MANAGER)
+        self._registry = settings.socket_dir.parent / sockets.FOLDER
+        self._offers: dict[str, dict[str, Offer]] = {}
+        self._why_not: dict[str, dict[str, str]] = {}
+        self._taken: dict[str, Taken] = {}
+        """What the kubelet's records said last of each resource."""
+        self._unknown: frozenset[str] = frozenset()
+        """The drivers of which that isn't known yet: what they published before stays until it is."""
+        self._drivers: dict[str, ClaimsOf] = {}
+        self._services: list[Service] = []
+        self._news = asyncio.Event()
+        self._server: Server | None = None
+        self._kubelet: int | None = None
+        self._publisher: Publisher | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    # What is offered (a ``driver.Stock``).
+
+    def offers(self, driver: str) -> Mapping[str, Offer]:
+        """Give a driver's devices, by name."""
+        return self._offers.get(driver, {})
+
+    def why_not(self, driver: str) -> Mapping[str, str]:
+        """Say why other devices of it aren't offered, by name."""
+        return self._why_not.get(driver, {})
+
+    @property
+    def news(self) -> asyncio.Event:
+        """What is set when that is otherwise; to be taken before it is looked at."""
+        return self._news
+
+    def update(self) -> None:
+        """Look anew at what there is to offer."""
+        inside = self._inside
+        listed = {plugin.resource.name: plugin.entries.values() for plugin in inside.plugins()}
+        for name in listed:
+            self._read_records(name)
+        names = self._settings.dra_drivers
+        self._unknown = frozenset(offer.driver_of(name, names) for name in listed.keys() - self._taken.keys())
+        found, withheld = offer.offers(listed, inside.source.facts, self._taken.get, names, pcie_root)
+        offers: dict[str, dict[str, Offer]] = {driver: {} for driver in self._offers}
+        for one in found:
+            offers.setdefault(one.driver, {})[one.name] = one
+        why_not: dict[str, dict[str, str]] = {}
+        for not_now in withheld:
+            offers.setdefault(not_now.driver, {})
+            why_not.setdefault(not_now.driver, {})[not_now.name] = not_now.reason
+        if withheld:
+            inside.beliefs.look_within(_LOOK_AGAIN)
+        if (offers, why_not) == (self._offers, self._why_not):
+            return
+        if why_not != self._why_not:
+            _log.info(
+                "not offered by DRA now", devices={name: why for one in why_not.values() for name, why in one.items()}
+            )
+        self._offers, self._why_not = offers, why_not
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+        if self._publisher is not None:
+            self._publisher.changed()
+        for driver in offers.keys() - self._tasks.keys():
+            self._tasks[driver] = asyncio.ensure_future(self._keep_serving(driver))
+
+    def standings(self) -> list[DriverStanding]:
+        """Say how each driver stands with the kubelet."""
+        return [
+            DriverStanding(
+                name=name,
+                devices=len(found),
+                registered=name in self._drivers and self._drivers[name].is_registered,
+                trouble=self._drivers[name].trouble if name in self._drivers else "",
+            )
+            for name, found in sorted(self._offers.items())
+        ]
+
+    def _read_records(self, resource: str) -> None:
+        """Take over what the kubelet's records say of a resource; while they can't be read, their last word counts."""
+        beliefs = self._inside.beliefs
+        held, last = self._inside.held(resource), beliefs.last
+        if (
+            held is None
+            and last is not None
+            and self._is_settled(last)
+            and (holders := beliefs.holders(resource)) is not None
+        ):
+            held = frozenset(holders)
+        if held is not None and last is not None:
+            self._taken[resource] = Taken(held, (last.view.allocatable or {}).get(resource, frozenset()))
+
+    def _is_settled(self, last: Look) -> bool:
+        """Whether the kubelet that was asked had been there for so long that it has heard of its pods, however young we are."""
+        kubelet = kubelet_id(self._settings.socket_dir / KUBELET_SOCKET)
+        return (
+            kubelet is not None
+            and last.view.source == "pod-resources"
+            and last.unix - kubelet.mtime_ns / 1e9 >= AFTER_START
+        )
+
+    def _published(self) -> dict[str, list[Offer]]:
+        return {driver: list(found.values()) for driver, found in self._offers.items() if driver not in self._unknown}
+
+    # Running.
+
+    async def run(self) -> None:
+        """Offer and prepare, for ever."""
+        self.update()
+        self._inside.beliefs.look_within(0)
+        over = asyncio.ensure_future(self._mind_over())
+        try:
+            server, owner = await self._learn()
+            self._publisher = Publisher(
+                self._api,
+                server,
+                self._settings.node_name,
+                owner,
+                self._published,
+                lambda driver: sockets.has_younger(self._registry, driver, self._inside.age.token),
+            )
+            self._publisher.changed()
+            await self._publisher.run()
+        finally:
+            over.cancel()
+
+    async def close(self) -> None:
+        """End it: sockets first, so that another instance is called."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*(service.stop() for service in self._services))
+        self._api.close()
+
+    async def _learn(self) -> tuple[Server, str]:
+        """Find out what must be known of the API server and the node, whose UID is the second."""
+        failures = 0
+        while True:
+            try:
+                node = await self._api.get(f"/api/v1/nodes/{self._settings.node_name}", _Node)
+                self._kubelet = _minor(node.status.info.kubelet)
+                server = self._server = await publisher.ask(self._api)
+            except KubernetesError as error:
+                failures += 1
+                if failures == 1:
+                    _log.warning("the API server can't be asked: claims wait", reason=str(error))
+                await asyncio.sleep(pause(error, failures, random.random()))  # noqa: S311 - no secret
+            else:
+                return server, node.metadata.uid
+
+    async def _keep_serving(self, driver: str) -> None:
+        while True:
+            try:
+                return await self._serve(driver)
+            except Exception:  # noqa: BLE001 - a driver's defect is no other's, and the next try may do
+                _log.exception("the DRA driver can't be served because of a defect in the gateway", driver=driver)
+            await asyncio.sleep(SERVE_AGAIN)
+
+    async def _serve(self, driver: str) -> None:
+        """Have a driver registered, as soon as that breaks no other instance."""
+        inside = self._inside
+        claims = self._drivers[driver] = ClaimsOf(
+            driver,
+            self._settings.node_name,
+            self,
+            inside.source,
+            inside.ledger,
+            inside.scribe,
+            self._read,
+            cdi.FOLDER,
+        )
+        if swept := await asyncio.to_thread(sockets.sweep, self._registry, driver):
+            _log.info("removed sockets that dead gateways left", sockets=swept)
+        await claims.restore()
+        await self._alone(driver)
+        while True:
+            service, path = Service(claims), sockets.path_of(self._registry, driver, inside.age.token)
+            try:
+                self._registry.mkdir(mode=0o750, exist_ok=True)
+                await service.start(path)
+            except (OSError, RuntimeError) as error:
+                _log.error("the DRA driver can't be bound", driver=driver, path=str(path), reason=str(error))
+                await asyncio.sleep(BIND_AGAIN)
+            else:
+                self._services.append(service)
+                _log.info("DRA driver serves", driver=driver, socket=str(path))
+                return
+
+    async def _alone(self, driver: str) -> None:
+        """Wait, where the kubelet may be one that takes one instance only, for the end of the others."""
+        told = False
+        while (self._kubelet is None or self._kubelet < OVERLAP) and sockets.others(
+            self._registry, driver, self._inside.age.token
+        ):
+            if not told and self._kubelet is not None:
+                _log.warning(
+                    "waiting for the other instance of the DRA driver to end",
+                    driver=driver,
+                    reason=f"kubelet 1.{self._kubelet} takes one only: a second breaks the first",
+                    advice="update the DaemonSet without a surge (maxSurge 0)",
+                )
+                told = True
+            await asyncio.sleep(BIND_AGAIN)
+
+    async def _read(self, claim: ClaimName) -> ResourceClaim:
+        if self._server is None:
+            self._server = await publisher.ask(self._api)
+        return await self._api.get(
+            f"{self._server.path}/namespaces/{claim.namespace}/resourceclaims/{claim.name}", ResourceClaim
+        )
+
+    async def _mind_over(self) -> None:
+        """Forget claims that the API server hasn't had for a while, and that nobody unprepared."""
+        missing: set[tuple[str, str]] = set()
+        while True:
+            await asyncio.sleep(OVER_AGAIN)
+            before, missing = missing, set()
+            for driver, claims in list(self._drivers.items()):
+                for uid, row in claims.rows().items():
+                    if await self._is_over(row.namespace, row.name, uid):
+                        missing.add((driver, uid))
+                over = [uid for uid in claims.rows() if (driver, uid) in missing & before]
+                if over:
+                    _log.warning(
+                        "forgetting claims that are no more, and were not unprepared", driver=driver, uids=over
+                    )
+                    claims.drop(over)
+                    await claims.restore()
+
+    async def _is_over(self, namespace: str, name: str, uid: str) -> bool:
+        try:
+            return (await self._read(ClaimName(namespace, name, uid))).metadata.uid != uid
+        except KubernetesError as error:
+            return error.status == 404
+
+
+def pcie_root(pci: str) -> str:
+    """Name the PCIe root complex of a PCI address (``pci0000:00``), as deviceattribute of Kubernetes does; '' where none is known."""
+    try:
+        parts = (_SYS / pci).resolve(strict=True).parts if pci else ()
+    except (OSError, RuntimeError):
+        return ""
+    return next((part for part in parts if part.startswith("pci") and ":" in part), "")
+
+
+def _minor(version: str) -> int | None:
+    try:
+        return minor_version(version)
+    except ValueError:
+        return None

@@ -1,0 +1,295 @@
+"""One driver's claims: prepared and unprepared, remembered before the kubelet is told, and their CDI specifications.
+
+What may be handed out is decided in ``claims``; nothing awaits between that decision and the ledger's taking note of it, so that
+two claims never get one device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+import structlog
+from msgspec.structs import replace
+
+from devices.claims import Answer, ClaimName, DeviceHealth, Prepared, Refused
+from devices.model import ContainerAnswer, ContainerRequest, Field, RefusedError, Sayable
+from gateway.dra import cdi, claims
+from gateway.dra.claims import Grant, ResourceClaim, Result
+from gateway.kubernetes.client import KubernetesError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from gateway.dra.offer import Offer
+    from gateway.memory.claimed import Claimed, ClaimedDevice
+    from gateway.memory.ledger import Ledger
+    from gateway.memory.scribe import Scribe
+
+PATIENCE: Final = 38.0
+"""Seconds that a claim is waited for; the kubelet's call ends after 45."""
+ASK_AGAIN: Final = 0.5
+"""Seconds until an API server that didn't answer is asked again, and until what is waited for is looked at anew."""
+_SAYABLE: Final = Sayable(frozenset(Field))
+"""A CDI specification can say all that an answer to Allocate can."""
+
+_log = structlog.get_logger()
+
+
+class Stock(Protocol):
+    """What the node offers now."""
+
+    def offers(self, driver: str) -> Mapping[str, Offer]:
+        """Give a driver's devices, by name."""
+        ...
+
+    def why_not(self, driver: str) -> Mapping[str, str]:
+        """Say why other devices of it aren't offered, by name."""
+        ...
+
+    @property
+    def news(self) -> asyncio.Event:
+        """What is set when that is otherwise; to be taken before it is looked at."""
+        ...
+
+
+class Answering(Protocol):
+    """Who says how a container gets devices (a ``DeviceSource``)."""
+
+    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
+        """Say it.
+
+        Raises:
+            RefusedError: it can't be said.
+        """
+        ...
+
+
+class ClaimsOf:
+    """The claims of one driver (``service.Claims``).
+
+    Args:
+        name: the driver's.
+        node: the node's name, which is the pool's, too.
+        stock: what there is.
+        source: says how a container gets a device.
+        ledger: remembers claims.
+        scribe: writes it.
+        read: gets a claim from the API server.
+        folder: where CDI specifications are.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        node: str,
+        stock: Stock,
+        source: Answering,
+        ledger: Ledger,
+        scribe: Scribe,
+        read: Callable[[ClaimName], Awaitable[ResourceClaim]],
+        folder: Path = cdi.FOLDER,
+        patience: float = PATIENCE,
+    ) -> None:
+        self.name, self._node, self._stock, self._source = name, node, stock, source
+        self._ledger, self._scribe, self._read, self._folder, self._patience = ledger, scribe, read, folder, patience
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._unprepared = asyncio.Event()
+        self.is_registered = False
+        """Whether a kubelet took the registration."""
+        self.trouble = ""
+        """Why one didn't take it last."""
+
+    # What the kubelet asks.
+
+    async def prepare(self, claim: ClaimName) -> Answer:
+        """Make a claim's devices ready; the same answer again where they are. Waits for what may soon be."""
+        async with self._turn(claim):
+            await self._scribe.load()  # Another instance may have prepared it.
+            key = claims.key(self.name, claim.uid)
+            row = self._ledger.claims.get(key)
+            fresh = row is None
+            if row is None:
+                taken = await self._take(claim)
+                if isinstance(taken, Refused):
+                    return taken
+                row = taken
+            try:
+                answers = await self.answers(row)
+            except RefusedError as error:
+                if fresh:
+                    self._forget(key)
+                return Refused(str(error))
+            written, durable = await asyncio.gather(self._specify(claim.uid, answers), self._scribe.durable())
+            if written:
+                return Refused(written)
+            if not durable:
+                return Refused(
+                    "it could not be written down, so after a crash its devices might be given away twice: see the gateway's "
+                    f"log for what is wrong with {self._ledger.path.parent}"
+                )
+            return self._told(claim.uid, row, answers)
+
+    async def unprepare(self, claim: ClaimName) -> Refused | None:
+        """Take a claim's devices back; None also where there are none."""
+        async with self._turn(claim):
+            await self._scribe.load()
+            key = claims.key(self.name, claim.uid)
+            if key in self._ledger.claims:
+                self._forget(key)
+                if not await self._scribe.durable():
+                    return Refused(
+                        "it could not be written down that its devices are free: see the gateway's log for what is wrong with "
+                        f"{self._ledger.path.parent}"
+                    )
+            try:
+                await asyncio.to_thread(cdi.remove, self.name, claim.uid, self._folder)
+            except OSError as error:
+                _log.warning("a claim's CDI specification stays", claim=str(claim), reason=str(error))
+            return None
+
+    def health(self) -> Sequence[DeviceHealth]:
+        """Say how all devices of the driver do."""
+        now = int(time.time())
+        return [
+            DeviceHealth(self._node, name, one.is_well, now, one.reason)
+            for name, one in self._stock.offers(self.name).items()
+        ]
+
+    @property
+    def news(self) -> asyncio.Event:
+        """What is set when devices are other than they were; to be taken before they are looked at."""
+        return self._stock.news
+
+    def registered(self, reason: str) -> None:
+        """Take note of what the kubelet made of the registration."""
+        self.is_registered, self.trouble = not reason, reason
+        if reason:
+            _log.error("the kubelet refuses the DRA driver", driver=self.name, reason=reason)
+        else:
+            _log.info("DRA driver registered", driver=self.name)
+
+    # What is kept.
+
+    def rows(self) -> dict[str, Claimed]:
+        """Give this driver's prepared claims, by UID."""
+        return {claims.uid_of(key): row for key, row in self._ledger.claims.items() if row.driver == self.name}
+
+    async def restore(self) -> None:
+        """Write the specifications of all prepared claims anew, which a boot deletes, and remove those of others."""
+        await self._scribe.load()
+        rows = self.rows()
+        swept = await asyncio.to_thread(cdi.sweep, (self.name,), frozenset(rows), self._folder)
+        if swept:
+            _log.info("removed CDI specifications of claims that are over", files=swept[:8], count=len(swept))
+        for uid, row in rows.items():
+            try:
+                trouble = await self._specify(uid, await self.answers(row))
+            except RefusedError as error:
+                trouble = str(error)
+            if trouble:
+                _log.error("a prepared claim has no CDI specification now", **claims.summary(row), reason=trouble)
+
+    def drop(self, uids: Collection[str]) -> None:
+        """Forget claims that are no more."""
+        for uid in uids:
+            self._forget(claims.key(self.name, uid))
+
+    async def answers(self, row: Claimed) -> dict[str, ContainerAnswer]:
+        """Say how a container gets each device of a claim, by name.
+
+        Raises:
+            RefusedError: it can't.
+        """
+        found: dict[str, ContainerAnswer] = {}
+        for group in claims.by_resource(row):
+            for device in group:
+                found[device.name] = await self._answer(group[:1] if len(group) == 1 else (device,))
+            if len(group) > 1 and any(found[device.name].envs for device in group):
+                envs = (await self._answer(group)).envs
+                found |= {device.name: replace(found[device.name], envs=envs) for device in group}
+        return found
+
+    # How.
+
+    async def _take(self, claim: ClaimName) -> Claimed | Refused:
+        """Take what was allocated to a claim, as soon as that may be."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._patience
+        results = await self._allocated(claim, deadline)
+        if isinstance(results, Refused):
+            return results
+        while True:
+            news = self._stock.news
+            self._unprepared.clear()
+            decision = claims.granted(
+                claim, results, self._stock.offers(self.name), self._stock.why_not(self.name), self._ledger.claims
+            )
+            if isinstance(decision, Grant):
+                row = claims.claimed(claim, self.name, decision, time.time())
+                self._ledger.set_claim(claims.key(self.name, claim.uid), row)
+                return row
+            if loop.time() >= deadline:
+                return Refused(f"{decision.reason}; waited {self._patience:g} s. The kubelet asks again in 60 to 90 s")
+            await self._until(news, deadline)
+            await self._scribe.load()
+
+    async def _until(self, news: asyncio.Event, deadline: float) -> None:
+        """Wait for a device to be offered or given back; not for long, because another instance may have given it back."""
+        waits = [asyncio.ensure_future(one.wait()) for one in (news, self._unprepared)]
+        try:
+            left = max(deadline - asyncio.get_running_loop().time(), 0.0)
+            await asyncio.wait(waits, timeout=min(left, ASK_AGAIN), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+
+    async def _allocated(self, claim: ClaimName, deadline: float) -> list[Result] | Refused:
+        """Ask the API server what was allocated, again while it doesn't answer."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                found = await self._read(claim)
+            except KubernetesError as error:
+                if error.status == 404:
+                    return Refused(f"expected claim {claim}, and the API server has none: delete the pod")
+                if error.status in {401, 403} or loop.time() + ASK_AGAIN >= deadline:
+                    return Refused(f"expected to read claim {claim}: {error}")
+                await asyncio.sleep(ASK_AGAIN)
+            else:
+                return claims.allocated(found, claim, self.name, self._node)
+
+    async def _answer(self, devices: Sequence[ClaimedDevice]) -> ContainerAnswer:
+        ids = tuple(device.device_id for device in devices)
+        return await self._source.answer(devices[0].resource, ContainerRequest(ids), _SAYABLE)
+
+    async def _specify(self, uid: str, answers: Mapping[str, ContainerAnswer]) -> str:
+        """Write a claim's specification; say why that didn't work."""
+        wanted = cdi.specification(self.name, uid, answers)
+        if wanted is None:
+            return ""
+        try:
+            await asyncio.to_thread(cdi.write, self.name, uid, wanted, self._folder)
+        except OSError as error:
+            return f"expected to write the claim's CDI specification into {self._folder}: {error.strerror}: make it writable"
+        return ""
+
+    def _told(self, uid: str, row: Claimed, answers: Mapping[str, ContainerAnswer]) -> tuple[Prepared, ...]:
+        names = {device: cdi.names(self.name, uid, device, answer) for device, answer in answers.items()}
+        return claims.prepared(row, self._node, names)
+
+    def _forget(self, key: str) -> None:
+        self._ledger.set_claim(key, None)
+        self._scribe.soon()
+        self._unprepared.set()
+
+    def _turn(self, claim: ClaimName) -> asyncio.Lock:
+        """One call at a time for a claim."""
+        lock = self._turns.get(claim.uid)
+        if lock is None:
+            lock = self._turns[claim.uid] = asyncio.Lock()
+        return lock

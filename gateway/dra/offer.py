@@ -1,0 +1,257 @@
+"""Which devices are offered by DRA: under which driver, by which name, with which attributes. Pure.
+
+Drivers, names and attributes are those of the vendors' own drivers, so that claims and their CEL expressions keep their meaning:
+NVIDIA's ``gpu.nvidia.com`` (cmd/gpu-kubelet-plugin/deviceinfo.go of k8s-dra-driver-gpu 25.8) and AMD's ``gpu.amd.com``
+(cmd/gpu-kubeletplugin/deviceinfo.go of k8s-gpu-dra-driver). What is shared or partitioned is listed as the device plugin API
+lists it: each replica and each partition is a device, and no GPU is there both whole and in parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping
+from enum import Enum
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from devices import boards
+from devices.life.states import Entry, State
+from devices.model import Health
+from devices.replicas import unshared
+from devices.source import Facts
+
+NVIDIA: Final = "gpu.nvidia.com"
+AMD: Final = "gpu.amd.com"
+_DRIVERS: Final[Mapping[str, str]] = {"nvidia.com": NVIDIA, "amd.com": AMD}
+_PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
+_PCI_BUS: Final = "resource.kubernetes.io/pciBusID"
+_NUMA: Final = "resource.kubernetes.io/numaNode"
+_DRI: Final = re.compile(r"/dev/dri/(card|renderD)([0-9]{1,4})")
+_NOT_IN_A_NAME: Final = re.compile(r"[^a-z0-9]+")
+_VERSION: Final = re.compile(r"(0|[1-9][0-9]{0,8})(?:\.0*([0-9]{1,9}))?(?:\.0*([0-9]{1,9}))?(?:\.[0-9]+)*")
+_LONGEST_NAME: Final = 63
+"""Of a device: a DNS label (k8s.io/api/resource/v1)."""
+_LONGEST_VALUE: Final = 64
+"""DeviceAttributeMaxValueLength."""
+
+
+class Version(Struct, frozen=True):
+    """A value that claims compare as a semantic version."""
+
+    text: str
+
+
+Value: TypeAlias = str | int | bool | Version
+
+
+class Ailment(Enum):
+    """Why a device is offered to nobody new, though it is listed. The values are the taints' keys, behind our domain."""
+
+    UNHEALTHY = "unhealthy"
+    CORDONED = "cordoned"
+
+
+class Offer(Struct, frozen=True):
+    """A device as DRA shows it: ``name`` in the pool of its ``driver``; ``resource`` and ``device_id`` are what it is here.
+
+    ``reason`` says in words what ``ailment`` it has.
+    """
+
+    driver: str
+    name: str
+    resource: str
+    device_id: str
+    place: boards.Place
+    attributes: Mapping[str, Value]
+    ailment: Ailment | None = None
+    reason: str = ""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the hardware does what it should; a cordon says nothing of that."""
+        return self.ailment is not Ailment.UNHEALTHY
+
+
+class Withheld(Struct, frozen=True):
+    """A device that isn't offered now, and why."""
+
+    driver: str
+    name: str
+    device_id: str
+    reason: str
+
+
+class Taken(Struct, frozen=True):
+    """What the kubelet's records say of one resource: the devices that containers hold, and those that a plugin offers."""
+
+    held: Container[str] = frozenset()
+    offered: Container[str] = frozenset()
+
+
+def driver_of(resource: str, drivers: Mapping[str, str]) -> str:
+    """Name the driver of a resource: an operator's for its domain (``drivers``), the vendor's, or the domain itself."""
+    domain = resource.partition("/")[0]
+    return drivers.get(domain) or _DRIVERS.get(domain, domain)
+
+
+def offers(
+    listed: Mapping[str, Iterable[Entry]],
+    facts: Callable[[str, str], Facts],
+    taken: Callable[[str], Taken | None],
+    drivers: Mapping[str, str],
+    root_of: Callable[[str], str] = lambda _: "",
+) -> tuple[list[Offer], list[Withheld]]:
+    """Say what is offered, and what is withheld because it may be somebody's by the device plugin API.
+
+    Args:
+        listed: all devices, by resource name.
+        facts: what is known of a device.
+        taken: what the kubelet's records say of a resource; None where they can't be read: then nothing of it is offered.
+        drivers: the driver's name for a resource's domain, where an operator chose one.
+        root_of: names the PCIe root complex of a PCI address (``pci0000:00``); '' where it isn't known.
+    """
+    found: list[Offer] = []
+    withheld: list[Withheld] = []
+    for resource, entries in listed.items():
+        books = taken(resource)
+        driver = driver_of(resource, drivers)
+        for entry in entries:
+            device_id = entry.device.id
+            about = facts(resource, device_id)
+            if reason := _why_not(entry, books):
+                withheld.append(Withheld(driver, _name(driver, entry, about), device_id, reason))
+                continue
+            ailment, why = _ailment(entry)
+            place = boards.place_of(entry.device)
+            attributes = _attributes(driver, resource, entry, about, root_of(about.pci))
+            found.append(
+                Offer(driver, _name(driver, entry, about), resource, device_id, place, attributes, ailment, why)
+            )
+    return _distinct(found), withheld
+
+
+def _why_not(entry: Entry, books: Taken | None) -> str:
+    """Say why a device isn't offered; '' where it is."""
+    if entry.state not in {State.PRESENT, State.UNHEALTHY, State.CORDONED}:
+        return entry.reason or entry.state.value
+    if (
+        entry.state is State.CORDONED
+        and entry.beneath is not None
+        and entry.beneath.state
+        not in {
+            State.PRESENT,
+            State.UNHEALTHY,
+        }
+    ):
+        return entry.beneath.reason or entry.beneath.state.value
+    if books is None:
+        return "the kubelet's records can't be read, so a pod may hold it by the device plugin API"
+    if entry.device.id in books.held:
+        return "a pod holds it by the device plugin API"
+    if entry.device.id in books.offered:
+        return "a device plugin on this node offers it"
+    return ""
+
+
+def _ailment(entry: Entry) -> tuple[Ailment | None, str]:
+    if entry.state is State.CORDONED:
+        return Ailment.CORDONED, entry.reason
+    if entry.state is State.UNHEALTHY or entry.device.health is Health.UNHEALTHY:
+        return Ailment.UNHEALTHY, entry.reason
+    return None, ""
+
+
+def _name(driver: str, entry: Entry, about: Facts) -> str:
+    """Name a device as the vendor's driver does; a replica by its number."""
+    base = unshared(entry.device.id)
+    replica = entry.device.id[len(base) :].lstrip(":")
+    name = _amd(about) if driver == AMD else ""
+    if not name and about.index:
+        gpu, _, part = about.index.partition(":")
+        number = gpu if about.minor is None else str(about.minor)
+        name = f"gpu-{number}" + (f"-mig-{_plain(about.profile.replace('.', ''))}-{part}" if part else "")
+    name = _plain(name) or _plain(base)
+    return _fitting(f"{name}-shared-{replica}" if replica else name)
+
+
+def _amd(about: Facts) -> str:
+    """AMD's name: ``gpu-<card>-<render node>``."""
+    nodes = {match[1]: match[2] for node in about.nodes if (match := _DRI.fullmatch(node))}
+    return f"gpu-{nodes['card']}-{nodes['renderD']}" if {"card", "renderD"} <= nodes.keys() else ""
+
+
+def _plain(text: str) -> str:
+    return _NOT_IN_A_NAME.sub("-", text.lower()).strip("-")
+
+
+def _fitting(name: str) -> str:
+    """Shorten a name that is too long, so that it stays one of its own."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 9].rstrip('-')}-{_digest(name)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _distinct(found: Iterable[Offer]) -> list[Offer]:
+    """Tell devices of one driver apart that would have one name; the name of each is then the same in any order of them."""
+    found = list(found)
+    times = Counter((one.driver, one.name) for one in found)
+    return [
+        one
+        if times[one.driver, one.name] == 1
+        else replace(one, name=f"{one.name[: _LONGEST_NAME - 9]}-{_digest(f'{one.resource} {one.device_id}')}")
+        for one in found
+    ]
+
+
+def _attributes(driver: str, resource: str, entry: Entry, about: Facts, root: str) -> dict[str, Value]:
+    """Say what claims can select by. What isn't known is left out: CEL can ask whether an attribute is there."""
+    base = unshared(entry.device.id)
+    numa = entry.device.numa_nodes
+    found: dict[str, Value | None] = {
+        "type": _type(driver, about),
+        "uuid": base,
+        "resource": resource,
+        "productName": about.product,
+        "parentUUID": about.parent,
+        "driverVersion": version(about.driver),
+        _PCIE_ROOT: root,
+        _NUMA: numa[0] if len(numa) == 1 else None,
+    }
+    gpu, _, part = about.index.partition(":")
+    if gpu.isdecimal():
+        found["parentIndex" if part else "index"] = int(gpu)
+    if about.minor is not None:
+        found["parentMinor" if part else "minor"] = about.minor
+    if driver == AMD:
+        found |= {"partitionProfile": about.profile, "driverVersionFull": about.driver, _PCI_BUS: about.pci}
+    else:
+        found |= {"profile": about.profile, "pcieBusID": about.pci}
+    if base != entry.device.id:
+        found["shared"] = True
+    return {
+        name: value
+        for name, value in found.items()
+        if value not in {None, ""} and not (isinstance(value, str) and len(value.encode()) > _LONGEST_VALUE)
+    }
+
+
+def _type(driver: str, about: Facts) -> str:
+    if driver == AMD:
+        return "amdgpu-partition" if about.parent else "amdgpu"
+    if not about.index:
+        return "file"
+    return "mig" if about.parent else "gpu"
+
+
+def version(text: str) -> Version | None:
+    """Read a driver's version as a semantic one, as NVIDIA's driver does: ``535.54.03`` is 535.54.3; None where it is none."""
+    match = _VERSION.match(text)
+    if match is None:
+        return None
+    return Version(".".join(part or "0" for part in match.groups()))

@@ -1,0 +1,239 @@
+"""Keeps the node's ResourceSlices what the drivers offer: watches them, and writes what is otherwise.
+
+Each kubelet start deletes all slices of its node, and so does a kubelet whose driver was away for half a minute: they are
+written again as soon as the watch says so. Nothing that the kubelet asks waits for this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import structlog
+from msgspec import Struct
+
+from gateway.dra import slices
+from gateway.dra.slices import Change, Pool, Slice
+from gateway.kubernetes.client import KubernetesError, Patch
+from gateway.kubernetes.watch import Kind, Watch, pause
+
+if TYPE_CHECKING:
+    from gateway.dra.offer import Offer
+    from gateway.kubernetes.client import Client
+
+VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
+"""Of resource.k8s.io, the best first: 1.34, 1.33 and 1.32 have them."""
+_GROUP: Final = "/apis/resource.k8s.io"
+_AT_ONCE: Final = 4
+"""How often in a row a pool is written again although nothing here has changed: somebody else writes it, too, or the server
+keeps something else than it is told."""
+_PACE: Final = 1.0
+"""Seconds between two more times."""
+_log = structlog.get_logger()
+
+
+class _Version(Struct):
+    version: str
+
+
+class _Group(Struct):
+    versions: list[_Version] = []
+
+
+class Server(Struct, frozen=True):
+    """What must be known of the API server: which version of the API to speak."""
+
+    version: str
+
+    @property
+    def path(self) -> str:
+        """The API's path."""
+        return f"{_GROUP}/{self.version}"
+
+
+async def ask(api: Client) -> Server:
+    """Find out which version of resource.k8s.io the server has.
+
+    Raises:
+        KubernetesError: it doesn't answer, or has none that we speak.
+    """
+    try:
+        found = {one.version for one in (await api.get(_GROUP, _Group)).versions}
+    except KubernetesError as error:
+        if error.status != 404:
+            raise
+        found = set()
+    for version in VERSIONS:
+        if version in found:
+            return Server(version)
+    raise KubernetesError(
+        f"GET {_GROUP}",
+        404,
+        f"expected one of {', '.join(VERSIONS)}, got {', '.join(sorted(found)) or 'none'}: DRA needs Kubernetes 1.34, or 1.32 "
+        "with its API and feature gate switched on",
+    )
+
+
+class Publisher:
+    """Writes the slices of this node's drivers.
+
+    Args:
+        api: the API server.
+        server: what is known of it.
+        node: the node's name.
+        owner: its UID, '' where it isn't known.
+        offered: gives what each driver offers now, by its name.
+        leave: whether a driver's slices are another instance's business.
+    """
+
+    def __init__(
+        self,
+        api: Client,
+        server: Server,
+        node: str,
+        owner: str,
+        offered: Callable[[], Mapping[str, Sequence[Offer]]],
+        leave: Callable[[str], bool],
+    ) -> None:
+        self._api, self._server, self._node, self._owner = api, server, node, owner
+        self._offered, self._leave = offered, leave
+        self._there: dict[str, Slice] | None = None
+        self._wake = asyncio.Event()
+        self._last: dict[str, int] = {}
+        self._wanted: dict[str, Pool] = {}
+        self._again: dict[str, int] = {}
+        self._written: dict[str, Slice] = {}
+        self._taints = True
+        self._strangers: Mapping[str, str] = {}
+
+    def changed(self) -> None:
+        """Take note that something else is offered."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Publish for ever."""
+        watching = asyncio.ensure_future(self._look())
+        try:
+            failures = 0
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                try:
+                    wait = await self._publish()
+                    failures = 0
+                except KubernetesError as error:
+                    failures += 1
+                    wait = pause(error, failures, random.random())  # noqa: S311 - no secret
+                    if failures == 1:
+                        _log.warning("ResourceSlices not written", reason=str(error), advice="trying again")
+                if wait:
+                    await asyncio.sleep(wait)
+                    self._wake.set()
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    # What is there.
+
+    async def _look(self) -> None:
+        watch = Watch(self._api, f"{self._server.path}/resourceslices", Slice, fields=f"spec.nodeName={self._node}")
+        async for change in watch.changes():
+            if change.kind is Kind.WHOLE:
+                self._there = {one.metadata.name: one for one in change.objects}
+            elif self._there is not None:
+                [one] = change.objects
+                if change.kind is Kind.DELETED:
+                    self._there.pop(one.metadata.name, None)
+                else:
+                    self._there[one.metadata.name] = one
+                    self._check_taints(one)
+            self._wake.set()
+
+    def _check_taints(self, one: Slice) -> None:
+        written = self._written.get(one.metadata.name)
+        if self._taints and written is not None and slices.lacks_taints(written, one):
+            self._taints = False
+            _log.warning(
+                "the API server keeps no taints of devices: unhealthy and cordoned ones are left out of the ResourceSlices",
+                advice="its feature gate DRADeviceTaints is off (on by default since 1.36)",
+            )
+
+    # What is wanted.
+
+    async def _publish(self) -> float:
+        """Bring the slices up to what is offered; return after how many seconds to look again (0: when something happens)."""
+        if self._there is None:
+            return 0.0
+        offered = self._offered()
+        ours = {
+            name
+            for name, one in self._there.items()
+            if one.spec.driver in offered and slices.is_ours(name, one, self._node)
+        }
+        self._tell_strangers(slices.strangers(self._there.values(), offered, self._node, ours))
+        wait = 0.0
+        for driver, devices in offered.items():
+            if driver in self._strangers or self._leave(driver):
+                wait = _PACE
+                continue
+            free = tuple(one for one in devices if str(one.attributes.get("uuid", "")) not in self._strangers)
+            pool = Pool(driver, self._node, free, self._server.version, self._owner, self._taints)
+            mine = {name: self._there[name] for name in ours if self._there[name].spec.driver == driver}
+            wanted = slices.changes(pool, mine, self._last.get(driver, 0))
+            if wanted and self._too_often(driver, pool):
+                wait = _PACE
+                continue
+            await self._carry_out(driver, wanted)
+        return wait
+
+    def _too_often(self, driver: str, pool: Pool) -> bool:
+        """Whether the same was written so often that it is to wait: once a second is enough then."""
+        same = self._wanted.get(driver) == pool
+        self._wanted[driver] = pool
+        count = self._again[driver] = self._again.get(driver, 0) + 1 if same else 0
+        if count == _AT_ONCE:
+            asyncio.get_running_loop().call_later(_PACE, self._again.pop, driver, None)
+        return count >= _AT_ONCE
+
+    async def _carry_out(self, driver: str, wanted: Sequence[Change]) -> None:
+        if not wanted:
+            return
+        for change in wanted:
+            path = f"{self._server.path}/resourceslices/{change.name}"
+            if change.body is None:
+                await self._api.delete(path)
+                if self._there is not None:
+                    self._there.pop(change.name, None)
+                continue
+            # Noted before it is sent: the watch may tell of it before the answer comes.
+            one = msgspec.convert(change.body, Slice)
+            self._written[change.name] = one
+            self._last[driver] = max(self._last.get(driver, 0), one.generation)
+            await self._api.patch(path, change.body, Patch.APPLY)
+            if self._there is not None:
+                self._there.setdefault(change.name, one)
+                if self._there[change.name].generation < one.generation:
+                    self._there[change.name] = one
+        devices: list[Any] = [device for change in wanted if change.body for device in change.body["spec"]["devices"]]
+        _log.info(
+            "ResourceSlices written",
+            driver=driver,
+            devices=len(devices),
+            tainted=sum("taints" in device for device in devices),
+            generation=self._last.get(driver, 0),
+        )
+
+    def _tell_strangers(self, found: Mapping[str, str]) -> None:
+        if found == self._strangers:
+            return
+        for what in sorted(found.keys() - self._strangers.keys())[:8]:
+            _log.error(
+                "not offered, because another DRA driver offers it",
+                device=what,
+                reason=found[what],
+                advice="end that driver on this node, or give this one another name or other devices",
+            )
+        self._strangers = found

@@ -1,0 +1,187 @@
+"""The driver's gRPC server: the registration, the claims' API in each version and devices' health, on one socket."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import grpc
+import grpc.aio
+import structlog
+
+from adapters import pluginregistration
+from adapters.dialect import MalformedError
+from adapters.dra import health, plugin
+from adapters.dra.plugin import APIS, PluginApi, UnsayableShareError
+from adapters.pluginregistration import PluginInfo
+from devices.claims import Answer, ClaimName, DeviceHealth, Refused
+from gateway.kubelet.watch import target
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEALTH_AGAIN: Final = 20.0
+"""Seconds between two lists of devices' health where nothing changed."""
+HEALTH_VALID: Final = 60
+"""Seconds for which the kubelet believes one."""
+GRACE: Final = 5.0
+"""Seconds that calls under way have at the end."""
+# Another server must not take the path silently; and no retry is ours to make.
+_OPTIONS: Final = (("grpc.so_reuseport", 0),)
+_TYPE: Final = "DRAPlugin"
+_log = structlog.get_logger()
+
+SERVICES: Final = (*(api.registered_as for api in APIS), *map(health.service, health.VERSIONS))
+"""What the registration says. Each kubelet takes what it knows of it (run on 1.32, 1.36 and 1.37)."""
+
+
+class Claims(Protocol):
+    """Who prepares claims, and knows how devices do."""
+
+    name: str
+
+    async def prepare(self, claim: ClaimName) -> Answer:
+        """Make a claim's devices ready; the same answer again where they are."""
+        ...
+
+    async def unprepare(self, claim: ClaimName) -> Refused | None:
+        """Take a claim's devices back."""
+        ...
+
+    def health(self) -> Sequence[DeviceHealth]:
+        """Say how all devices do."""
+        ...
+
+    @property
+    def news(self) -> asyncio.Event:
+        """What is set when devices are other than they were; to be taken before they are looked at."""
+        ...
+
+    def registered(self, reason: str) -> None:
+        """Take note of what the kubelet made of the registration; '' where it took it."""
+        ...
+
+
+class Service:
+    """One driver's server.
+
+    Args:
+        claims: who does the work.
+    """
+
+    def __init__(self, claims: Claims) -> None:
+        self._claims = claims
+        self._server: grpc.aio.Server | None = None
+        self._ending = asyncio.Event()
+
+    async def start(self, path: Path) -> None:
+        """Serve on ``path``, which the kubelet finds at once.
+
+        Raises:
+            OSError, RuntimeError: it can't be bound.
+        """
+        server = grpc.aio.server(options=_OPTIONS)
+        server.add_generic_rpc_handlers(
+            (self._registration(), *map(self._plugin, APIS), *map(self._health, health.VERSIONS))
+        )
+        server.add_insecure_port(target(path))
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """Take the socket away (gRPC does), so that the kubelet calls another instance; end streams, finish calls under way."""
+        self._ending.set()
+        if self._server is not None:
+            await self._server.stop(GRACE)
+
+    def _registration(self) -> grpc.GenericRpcHandler:
+        async def info(_: bytes, __: Any) -> bytes:
+            return pluginregistration.encode_info(PluginInfo(_TYPE, self._claims.name, versions=SERVICES))
+
+        async def notify(data: bytes, context: Any) -> bytes:
+            self._claims.registered(await _decoded(pluginregistration.decode_status, data, context))
+            return b""
+
+        service, _, get_info = pluginregistration.GET_INFO[1:].partition("/")
+        return _handler(service, {get_info: info, pluginregistration.NOTIFY.rpartition("/")[2]: notify})
+
+    def _plugin(self, api: PluginApi) -> grpc.GenericRpcHandler:
+        async def prepare(data: bytes, context: Any) -> bytes:
+            asked = await _decoded(api.decode_prepare_request, data, context)
+            answers = await asyncio.gather(*(self._prepare(api, one) for one in asked))
+            return api.encode_prepare_answer(dict(zip((one.uid for one in asked), answers, strict=True)))
+
+        async def unprepare(data: bytes, context: Any) -> bytes:
+            asked = await _decoded(api.decode_unprepare_request, data, context)
+            answers = await asyncio.gather(*map(self._unprepare, asked))
+            return api.encode_unprepare_answer(dict(zip((one.uid for one in asked), answers, strict=True)))
+
+        return _handler(api.service, {plugin.PREPARE: prepare, plugin.UNPREPARE: unprepare})
+
+    async def _prepare(self, api: PluginApi, claim: ClaimName) -> Answer:
+        began = time.monotonic()
+        try:
+            answer = await self._claims.prepare(claim)
+            api.encode_prepare_answer({claim.uid: answer})
+        except UnsayableShareError as error:
+            answer = Refused(str(error))
+        except Exception as error:  # noqa: BLE001 - one claim's trouble is told for that claim alone
+            _log.exception("a claim could not be prepared because of a defect in the gateway", claim=str(claim))
+            answer = Refused(f"a defect in the gateway: {error!r}")
+        refused = isinstance(answer, Refused)
+        tell = _log.warning if refused else _log.info
+        tell(
+            "claim refused" if refused else "claim prepared",
+            driver=self._claims.name,
+            claim=str(claim),
+            api=api.version,
+            ms=round(1e3 * (time.monotonic() - began), 1),
+            **(
+                {"reason": answer.reason}
+                if isinstance(answer, Refused)
+                else {"devices": [one.device for one in answer]}
+            ),
+        )
+        return answer
+
+    async def _unprepare(self, claim: ClaimName) -> Refused | None:
+        try:
+            refused = await self._claims.unprepare(claim)
+        except Exception as error:  # noqa: BLE001 - as above
+            _log.exception("a claim could not be unprepared because of a defect in the gateway", claim=str(claim))
+            refused = Refused(f"a defect in the gateway: {error!r}")
+        if refused is None:
+            _log.info("claim unprepared", driver=self._claims.name, claim=str(claim))
+        else:
+            _log.warning("claim not unprepared", driver=self._claims.name, claim=str(claim), reason=refused.reason)
+        return refused
+
+    def _health(self, version: str) -> grpc.GenericRpcHandler:
+        async def watch(_: bytes, __: Any) -> AsyncIterator[bytes]:
+            while not self._ending.is_set():
+                news = self._claims.news
+                yield health.encode(self._claims.health(), HEALTH_VALID)
+                waits = [asyncio.ensure_future(one.wait()) for one in (news, self._ending)]
+                try:
+                    await asyncio.wait(waits, timeout=HEALTH_AGAIN, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for one in waits:
+                        one.cancel()
+
+        return grpc.method_handlers_generic_handler(
+            health.service(version), {health.WATCH: grpc.unary_stream_rpc_method_handler(watch)}
+        )
+
+
+def _handler(service: str, methods: dict[str, Callable[[bytes, Any], Any]]) -> grpc.GenericRpcHandler:
+    handlers: dict[str, Any] = {name: grpc.unary_unary_rpc_method_handler(call) for name, call in methods.items()}
+    return grpc.method_handlers_generic_handler(service, handlers)
+
+
+async def _decoded(decode: Callable[[bytes], Any], data: bytes, context: Any) -> Any:
+    try:
+        return decode(data)
+    except MalformedError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -1,0 +1,217 @@
+"""A driver's pool of devices as ResourceSlices, and what brings the API server's slices up to it. Pure.
+
+All slices of a pool are one generation: the scheduler goes by the newest, and by it only when it is there in full
+(``resourceSliceCount``). So a change gives every slice of the pool the next number, and what is left over goes last. The limits
+are those of k8s.io/api/resource/v1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from msgspec import Struct, field
+
+from gateway.dra.offer import Offer, Version
+
+Body: TypeAlias = dict[str, Any]
+
+MOST_DEVICES: Final = 128
+"""Devices in a slice (ResourceSliceMaxDevices)."""
+MOST_TAINTED: Final = 64
+"""The same, where one has a taint (ResourceSliceMaxDevicesWithAdvancedFeatures)."""
+MOST_ATTRIBUTES: Final = 32
+"""Attributes of a device (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
+TAINTS: Final = "device-plugin-gateway.io/"
+_LONGEST_NAME: Final = 253
+_MOST_SLICES: Final = 64
+_BASIC: Final = "v1beta1"
+"""The version in which a device's fields are in ``basic``, without taints by default (1.32)."""
+
+
+class Spec(Struct):
+    """What is wanted of a slice that the API server has: whose it is, and what is in it."""
+
+    driver: str = ""
+    pool: dict[str, Any] = {}
+    node: str = field(default="", name="nodeName")
+    devices: list[dict[str, Any]] | None = None
+
+
+class Metadata(Struct):
+    """What a slice is called."""
+
+    name: str
+
+
+class Slice(Struct):
+    """A slice of the API server."""
+
+    metadata: Metadata
+    spec: Spec
+
+    @property
+    def generation(self) -> int:
+        """The pool's generation, 0 where it says none."""
+        number = self.spec.pool.get("generation", 0)
+        return number if isinstance(number, int) else 0
+
+
+class Pool(Struct, frozen=True):
+    """What a driver offers on a node. ``version`` is that of the API, ``taints`` whether it knows taints of devices.
+
+    ``owner`` is the Node's UID, so that the slices go with it; '' where it isn't known.
+    """
+
+    driver: str
+    node: str
+    devices: tuple[Offer, ...]
+    version: str = "v1"
+    owner: str = ""
+    taints: bool = True
+
+
+class Change(Struct, frozen=True):
+    """A slice to be applied, or, without a body, to be deleted."""
+
+    name: str
+    body: Body | None = None
+
+
+def name_of(pool: Pool, number: int) -> str:
+    """Name the slice of that number: the same for every instance of the gateway, so that they write one object."""
+    name = f"{pool.node}-{pool.driver}-{number}"
+    if len(name) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+    return f"{name[: _LONGEST_NAME - 13].rstrip('-.')}-{digest}"
+
+
+def changes(pool: Pool, there: Mapping[str, Slice], last: int = 0) -> list[Change]:
+    """Say what is to be done; nothing where all is as it should be.
+
+    Args:
+        pool: what is offered.
+        there: the pool's slices that the API server has, by name; only ours.
+        last: the highest generation that was ever written.
+    """
+    parts = _parts(pool)
+    names = [name_of(pool, number) for number in range(len(parts))]
+    generations = {there[name].generation for name in names if name in there}
+    left = sorted(there.keys() - set(names))
+    same = len(generations) == 1 and not left
+    if same and all(
+        name in there and _is(there[name], part, len(parts)) for name, part in zip(names, parts, strict=True)
+    ):
+        return []
+    generation = max([last, *(one.generation for one in there.values())]) + 1
+    wanted = [
+        Change(name, _body(pool, name, part, generation, len(parts))) for name, part in zip(names, parts, strict=True)
+    ]
+    return [*wanted, *(Change(name) for name in left)]
+
+
+def is_ours(name: str, one: Slice, node: str) -> bool:
+    """Whether a slice was written by a gateway: it has the name that we would give it."""
+    pool = Pool(one.spec.driver, node, ())
+    return any(name == name_of(pool, number) for number in range(_MOST_SLICES))
+
+
+def lacks_taints(written: Slice, seen: Slice) -> bool:
+    """Whether the server kept a slice as it was written, but for its taints."""
+    tainted = any(device.get("taints") for device in written.spec.devices or ())
+    kept = any(device.get("taints") for device in seen.spec.devices or ())
+    return tainted and not kept and written.generation == seen.generation
+
+
+def strangers(slices: Iterable[Slice], drivers: Iterable[str], node: str, ours: Iterable[str]) -> dict[str, str]:
+    """Say which hardware other drivers offer on this node, or another process under our name: words by UUID or driver.
+
+    Two drivers that offer one GPU give it away twice. ``ours`` are the names of our own slices.
+    """
+    known, mine = set(drivers), set(ours)
+    found: dict[str, str] = {}
+    for one in slices:
+        if one.spec.node != node or one.metadata.name in mine:
+            continue
+        if one.spec.driver in known:
+            found[one.spec.driver] = f"another process publishes devices of {one.spec.driver}: {one.metadata.name}"
+            continue
+        for device in one.spec.devices or ():
+            if uuid := _uuid(device):
+                found[uuid] = f"{one.spec.driver} offers it as {device.get('name')} in {one.metadata.name}"
+    return found
+
+
+def _uuid(device: Mapping[str, Any]) -> str:
+    attributes = device.get("attributes") or (device.get("basic") or {}).get("attributes") or {}
+    value = attributes.get("uuid")
+    return str(value.get("string", "")) if isinstance(value, dict) else ""
+
+
+def _parts(pool: Pool) -> Sequence[Sequence[Body]]:
+    """Cut the devices into slices; a pool without devices has one that is empty, which says so."""
+    shown = [one for one in pool.devices if pool.taints or one.ailment is None]
+    most = MOST_TAINTED if any(one.ailment is not None for one in shown) else MOST_DEVICES
+    devices = [_device(one, pool) for one in sorted(shown, key=_in_order)]
+    return [devices[at : at + most] for at in range(0, max(len(devices), 1), most)]
+
+
+def _in_order(one: Offer) -> tuple[int, str]:
+    """Sort by name, where a longer number is the higher one."""
+    return len(one.name), one.name
+
+
+def _device(one: Offer, pool: Pool) -> Body:
+    attributes = {name: _value(value) for name, value in list(one.attributes.items())[:MOST_ATTRIBUTES]}
+    if pool.version == _BASIC:
+        return {"name": one.name, "basic": {"attributes": attributes}}
+    told: Body = {"name": one.name, "attributes": attributes}
+    if one.ailment is not None:
+        told["taints"] = [{"key": f"{TAINTS}{one.ailment.value}", "effect": "NoSchedule"}]
+    return told
+
+
+def _value(value: object) -> Body:
+    match value:
+        case bool():
+            return {"bool": value}
+        case int():
+            return {"int": value}
+        case Version(text):
+            return {"version": text}
+        case _:
+            return {"string": str(value)}
+
+
+def _is(one: Slice, part: Sequence[Body], count: int) -> bool:
+    """Whether a slice says this; the server adds to a taint when it was set."""
+    return one.spec.pool.get("resourceSliceCount") == count and list(map(_bare, one.spec.devices or ())) == list(part)
+
+
+def _bare(device: Mapping[str, Any]) -> Body:
+    taints = [
+        {key: value for key, value in taint.items() if key != "timeAdded"} for taint in device.get("taints") or ()
+    ]
+    bare = {key: value for key, value in device.items() if key != "taints"}
+    return {**bare, "taints": taints} if taints else bare
+
+
+def _body(pool: Pool, name: str, part: Sequence[Body], generation: int, count: int) -> Body:
+    metadata: Body = {"name": name}
+    if pool.owner:
+        metadata["ownerReferences"] = [
+            {"apiVersion": "v1", "kind": "Node", "name": pool.node, "uid": pool.owner, "controller": True}
+        ]
+    return {
+        "apiVersion": f"resource.k8s.io/{pool.version}",
+        "kind": "ResourceSlice",
+        "metadata": metadata,
+        "spec": {
+            "driver": pool.driver,
+            "nodeName": pool.node,
+            "pool": {"name": pool.node, "generation": generation, "resourceSliceCount": count},
+            "devices": list(part),
+        },
+    }

@@ -1,0 +1,218 @@
+"""A node whose GPUs are offered by DRA: the gateway as a host service with no more rights than it needs, and pods with claims.
+
+The rights are those of deploy/kustomize/components/dra. The service has a token that is bound to the Node, as a host's has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.node import Node, pods
+from gateway.lab.node.api import Api, ApiError, Object
+from gateway.lab.node.installed import GPUS, NAMESPACE, STATE, write_profile
+
+DRIVER: Final = "gpu.nvidia.com"
+RESOURCES: Final = "/apis/resource.k8s.io/v1"
+SLICES: Final = f"{RESOURCES}/resourceslices"
+POD: Final = f"/api/v1/namespaces/{pods.NAMESPACE}/pods"
+COMPONENT: Final = Path(__file__).parents[3] / "deploy" / "kustomize" / "components" / "dra"
+PATIENCE: Final = 60.0
+ACCOUNT: Final = "device-plugin-gateway"
+_PLACES: Final[Mapping[str, str]] = {
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+}
+
+
+class DraNode:
+    """The node, its claims, and the gateways on it; ``gateways`` are those that run, the youngest last."""
+
+    def __init__(self, node: Node) -> None:
+        self.node, self.api = node, Api.of(node)
+        self.gateways: list[GatewayProcess] = []
+        self.token = ""
+
+    async def prepare(self) -> None:
+        """Give the gateway its rights, and pods a class and a template of claims."""
+        await self.api.apply(f"/api/v1/namespaces/{NAMESPACE}", _object("v1", "Namespace", NAMESPACE))
+        accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}"
+        await self.api.apply(accounts, _object("v1", "ServiceAccount", ACCOUNT))
+        for file in ("rights.yaml", "policy.yaml"):
+            for wanted in yaml.safe_load_all((COMPONENT / file).read_text()):
+                await self.api.apply(f"{_PLACES[wanted['kind']]}/{wanted['metadata']['name']}", wanted)
+        about = await self.api.get(f"/api/v1/nodes/{self.node.name}")
+        bound = {"kind": "Node", "apiVersion": "v1", "name": self.node.name, "uid": about["metadata"]["uid"]}
+        asked = {"spec": {"boundObjectRef": bound, "expirationSeconds": 3600}}
+        self.token = (await self.api.create(f"{accounts}/token", asked))["status"]["token"]
+        expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
+        spec = {"selectors": [{"cel": {"expression": expression}}]}
+        version = RESOURCES.removeprefix("/apis/")
+        await self.api.apply(
+            f"{RESOURCES}/deviceclasses/{DRIVER}", {**_object(version, "DeviceClass", DRIVER), "spec": spec}
+        )
+        request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+        await self.api.apply(
+            f"{RESOURCES}/namespaces/{pods.NAMESPACE}/resourceclaimtemplates/one-gpu",
+            {
+                **_object(version, "ResourceClaimTemplate", "one-gpu"),
+                "spec": {"spec": {"devices": {"requests": [request]}}},
+            },
+        )
+
+    # The gateway.
+
+    async def start(self) -> GatewayProcess:
+        """Start one more gateway; return when it is registered and its devices are published."""
+        root, state = self.node.root, self.node.root / STATE
+        state.mkdir(parents=True, exist_ok=True)
+        (root / "run/cdi").mkdir(parents=True, exist_ok=True)
+        kubeconfig = self.node.folder / "run" / "gateway.kubeconfig"
+        kubeconfig.write_text(json.dumps(self._kubeconfig()))
+        options = ["--dra", "only", "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
+        command = gateway_command(self.node.plugins, state, write_profile(self.node), options=options)
+        # The runtime's folder of specifications is the node's: the gateway sees it where a pod or a host service does.
+        enter = f'mkdir -p /run/cdi && mount --bind "{root}/run/cdi" /run/cdi && exec "$@"'
+        one = await GatewayProcess.launch(
+            ["unshare", "--mount", "sh", "-c", enter, "sh", *command], self.node.logs / "gateway.log"
+        )
+        self.gateways.append(one)
+        async with asyncio.timeout(PATIENCE):
+            await one.wait_for("DRA driver registered")
+        await self.published()
+        return one
+
+    async def end(self, one: GatewayProcess) -> None:
+        """End a gateway in an orderly way."""
+        self.gateways.remove(one)
+        await one.terminate()
+
+    async def kill(self, one: GatewayProcess) -> None:
+        """Kill a gateway."""
+        self.gateways.remove(one)
+        os.killpg(one.pid, signal.SIGKILL)
+        await one.exited()
+
+    async def close(self) -> None:
+        """End all of them."""
+        for one in list(self.gateways):
+            await self.end(one)
+
+    def _kubeconfig(self) -> Object:
+        cluster = {"server": self.node.server, "certificate-authority": str(self.node.ca)}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "node", "cluster": cluster}],
+            "users": [{"name": "gateway", "user": {"token": self.token}}],
+            "contexts": [{"name": "node", "context": {"cluster": "node", "user": "gateway"}}],
+            "current-context": "node",
+        }
+
+    # What is there.
+
+    async def devices(self) -> dict[str, str]:
+        """Give the UUIDs of the devices that are published, by name."""
+        found = await self.api.get(SLICES)
+        return {
+            device["name"]: device["attributes"]["uuid"]["string"]
+            for one in found["items"]
+            if one["spec"]["driver"] == DRIVER
+            for device in one["spec"].get("devices", ())
+        }
+
+    async def published(self, count: int = GPUS) -> float:
+        """Wait until so many devices are published; return after how many seconds."""
+        began = time.monotonic()
+        async with asyncio.timeout(PATIENCE):
+            while len(await self.devices()) != count:  # noqa: ASYNC110 - a look costs milliseconds, a watch more code
+                await asyncio.sleep(0.01)
+        return time.monotonic() - began
+
+    def prepared(self) -> Mapping[str, Any]:
+        """Give the claims that the gateway remembers."""
+        path = self.node.root / STATE / "ledger.json"
+        found: Mapping[str, Any] = json.loads(path.read_text()).get("claims", {}) if path.exists() else {}
+        return found
+
+    async def write_elsewhere(self) -> int:
+        """Write a slice of another node with the gateway's rights; return the status of the answer."""
+        from gateway.kubernetes import access, client  # noqa: PLC0415 - the daemon's own client, with its token
+
+        api = client.Client(access.find(self.node.folder / "run" / "gateway.kubeconfig"), manager="e2e")
+        pool = {"name": "elsewhere", "generation": 1, "resourceSliceCount": 1}
+        body = {
+            **_object(RESOURCES.removeprefix("/apis/"), "ResourceSlice", "elsewhere"),
+            "spec": {"driver": DRIVER, "nodeName": "elsewhere", "pool": pool, "devices": []},
+        }
+        try:
+            await api.patch(f"{SLICES}/elsewhere", body, client.Patch.APPLY)
+        except client.KubernetesError as error:
+            return error.status
+        finally:
+            api.close()
+        return 200
+
+    # Pods.
+
+    async def claim_pod(self, name: str) -> str:
+        """Start a pod with a claim for one GPU; return the UUID of what was allocated when its container runs."""
+        pod: Any = json.loads(json.dumps(pods.gpu_pod(name, 0)))
+        pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+        pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+        await self.api.create(POD, pod)
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while not self.account(name).nodes:  # noqa: ASYNC110 - logs tell nobody
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            found = await self.api.get("/api/v1/namespaces/default/events")
+            said = [one["message"] for one in found["items"] if one["involvedObject"]["name"] == name]
+            raise AssertionError(f"expected pod {name} to run, got {said}") from None
+        return (await self.devices())[await self.allocated(name)]
+
+    async def allocated(self, name: str) -> str:
+        """Give the device that a pod's claim was allocated."""
+        found = await self.api.get(f"{RESOURCES}/namespaces/{pods.NAMESPACE}/resourceclaims")
+        for claim in found["items"]:
+            if any(one["name"] == name for one in claim["metadata"].get("ownerReferences", ())):
+                [result] = claim["status"]["allocation"]["devices"]["results"]
+                return str(result["device"])
+        raise AssertionError(f"expected a claim of pod {name}, found none")
+
+    def account(self, name: str) -> pods.Account:
+        """Give what a pod's container says of itself."""
+        return pods.account(pods.words(self.node.root / "var/log/pods", name))
+
+    async def delete(self, *names: str) -> None:
+        """Delete pods; return when they are gone."""
+        for name in names:
+            await self.api.delete(f"{POD}/{name}")
+        async with asyncio.timeout(PATIENCE):
+            for name in names:
+                while await self._is_there(name):  # noqa: ASYNC110 - see above
+                    await asyncio.sleep(0.05)
+
+    async def _is_there(self, name: str) -> bool:
+        try:
+            await self.api.get(f"{POD}/{name}")
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+
+def _object(version: str, kind: str, name: str) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}}

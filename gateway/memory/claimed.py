@@ -1,0 +1,50 @@
+"""What was prepared for a ResourceClaim, as the ledger remembers it: a GPU of it is nobody else's until it is unprepared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from devices import boards
+
+
+class ClaimedDevice(Struct, frozen=True):
+    """A device that a claim has: what it is called in its driver's pool, what it is here, and where on the hardware.
+
+    ``requests`` are the claim's requests that it is for, ``share`` names the share of it that the claim has ('' for all of it),
+    ``admin`` says that it is there for supervision and taken from nobody.
+    """
+
+    name: str
+    resource: str
+    device_id: str
+    board: str
+    part: str = ""
+    requests: list[str] = []
+    share: str = ""
+    admin: bool = False
+
+    @property
+    def place(self) -> boards.Place:
+        """Where it is, or was when it was prepared."""
+        return boards.Place(self.board, self.part)
+
+
+class Claimed(Struct, frozen=True):
+    """What a driver prepared for a claim; ``at`` is in unix seconds."""
+
+    namespace: str
+    name: str
+    driver: str
+    at: float
+    devices: list[ClaimedDevice] = []
+
+
+def on_hardware(claims: Mapping[str, Claimed]) -> Iterable[boards.Claim]:
+    """Give what claims hold as claims on hardware, for who offers it by the device plugin API; nobody waits for supervision."""
+    for row in claims.values():
+        words = f"prepared for the ResourceClaim {row.namespace}/{row.name} by DRA"
+        for device in row.devices:
+            if not device.admin:
+                yield boards.Claim(device.resource, device.device_id, device.place, words)

@@ -1,0 +1,85 @@
+"""Pods with ResourceClaims on a genuine node whose GPUs the gateway offers by DRA alone, through restarts of everybody."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from gateway.lab.node import Node
+from gateway.lab.node.dra import DRIVER, DraNode
+from gateway.lab.node.installed import DEVICES
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
+OVERLAP = ["1.36", "1.37"]
+"""Kubelets that take two instances of a driver at once."""
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def dra() -> AsyncIterator[DraNode]:
+    one = DraNode(Node.here())
+    for path in DEVICES.values():
+        one.node.make_device(path)
+    await one.prepare()
+    yield one
+    await one.close()
+
+
+@pytest.fixture(params=["1.32", *OVERLAP])
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def begin(dra: DraNode, version: str) -> None:
+    """Have one gateway and this kubelet, and no pods."""
+    if dra.node.kubelet.version != version:
+        await dra.node.kubelet.restart(version=version)
+        await dra.node.ready()
+    while len(dra.gateways) > 1:
+        await dra.end(dra.gateways[0])
+    if not dra.gateways:
+        await dra.start()
+    await dra.published()
+
+
+async def test_a_claim_gets_its_gpu_and_gives_it_back(dra: DraNode, version: str) -> None:
+    await begin(dra, version)
+    given = {name: await dra.claim_pod(name) for name in ("a", "b")}
+    assert {name: dra.account(name).nodes for name in given} == {name: {DEVICES[uuid]} for name, uuid in given.items()}
+    assert len(set(given.values())) == 2
+    assert {row["driver"] for row in dra.prepared().values()} == {DRIVER}
+    assert len(dra.prepared()) == 2
+    await dra.delete("a", "b")
+    assert dra.prepared() == {}
+
+
+async def test_pods_outlive_the_kubelet_and_the_gateway(dra: DraNode, version: str) -> None:
+    await begin(dra, version)
+    await dra.claim_pod("a")
+    began = dra.account("a").began
+    await dra.node.kubelet.restart()
+    await dra.node.ready()
+    await dra.published()
+    await dra.kill(dra.gateways[-1])
+    await dra.start()
+    await dra.claim_pod("b")
+    assert (dra.account("a").began, dra.account("a").lost) == (began, ())
+    await dra.delete("a", "b")
+    assert dra.prepared() == {}
+
+
+@pytest.mark.parametrize("version", OVERLAP)
+async def test_a_roll_loses_no_claim(dra: DraNode, version: str) -> None:
+    await begin(dra, version)
+    await dra.claim_pod("a")
+    elder = dra.gateways[-1]
+    await dra.start()
+    await dra.claim_pod("b")
+    await dra.end(elder)
+    await dra.claim_pod("c")
+    await dra.delete("a", "b", "c")
+    assert dra.prepared() == {}
+
+
+async def test_it_may_write_its_own_nodes_slices_alone(dra: DraNode) -> None:
+    await begin(dra, "1.37")
+    assert await dra.write_elsewhere() in {403, 422}

@@ -1,0 +1,222 @@
+"""A whole gateway with --dra only, and one with --dra off where claims are held: who offers what, and never twice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+import structlog
+from structlog.typing import EventDict
+
+from adapters import pluginregistration
+from adapters.dra.plugin import V1
+from devices.claims import ClaimName
+from devices.gpu.nvidia.cdi import DriverFiles
+from devices.gpu.nvidia.survey import keep
+from devices.gpu.simulated.backend import VENDORS, SimulatedBackend
+from devices.gpu.source import GPUSource
+from devices.life.states import State
+from devices.policy import ListStrategy, Policy
+from gateway.configuration.settings import Settings
+from gateway.daemon import Gateway
+from gateway.dra import cdi
+from gateway.kubelet.beliefs import CHECKPOINT
+from gateway.kubernetes import access
+from gateway.lab.gatewayproc import BEGUN
+from gateway.memory.ledger import Cordon, Ledger
+from gateway.registration.events import Phase
+from gateway.telling import probes
+from tests.fakes.apiserver import ApiServer
+from tests.unit.kubernetes import authority, server, until
+from tests.unit.test_dra_driver import Kubelet
+
+__all__ = ["authority", "server"]
+GPU = "nvidia.com/gpu"
+API = "/apis/resource.k8s.io/v1"
+SLICE = f"{API}/resourceslices/n1-gpu.nvidia.com-0"
+PROFILE = """
+resources:
+  nvidia.com/gpu:
+    gpus:
+    - {uuid: GPU-a, device_nodes: [/dev/nvidia0]}
+    - {uuid: GPU-b, device_nodes: [/dev/nvidia1]}
+"""
+
+
+class Place:
+    """A node's folders, and gateways on it."""
+
+    def __init__(self, folder: Path, server: ApiServer) -> None:
+        self.folder, self.server = folder, server
+        (folder / "dp").mkdir()
+        (folder / "plugins_registry").mkdir()
+        self.profile = folder / "profile.yaml"
+        self.profile.write_text(PROFILE)
+        self.holds()
+        server.put("/apis/resource.k8s.io", versions=[{"version": "v1"}])
+        server.put("/api/v1/nodes/n1", metadata={"uid": "node-uid"}, status={"nodeInfo": {"kubeletVersion": "v1.37.1"}})
+        server.put(f"{API}/resourceslices/other", spec={"driver": "x", "nodeName": "n2"})
+
+    def holds(self, *device_ids: str) -> None:
+        """Have pods hold devices, by the kubelet's checkpoint."""
+        entry = {
+            "PodUID": "u",
+            "ContainerName": "main",
+            "ResourceName": GPU,
+            "DeviceIDs": list(device_ids),
+            "AllocResp": "",
+        }
+        found = {"PodDeviceEntries": [entry] if device_ids else [], "RegisteredDevices": {}}
+        (self.folder / "dp" / CHECKPOINT).write_bytes(msgspec.json.encode(found))
+
+    def claim(self, name: str, uid: str, device: str) -> ClaimName:
+        result = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "n1", "device": device}
+        path = f"{API}/namespaces/ns/resourceclaims/{name}"
+        self.server.put(path, metadata={"uid": uid}, status={"allocation": {"devices": {"results": [result]}}})
+        return ClaimName("ns", name, uid)
+
+    @contextlib.asynccontextmanager
+    async def gateway(self, dra: str) -> AsyncIterator[Gateway]:
+        policy = Policy(list_strategies=frozenset({ListStrategy.CDI_CRI if dra == "only" else ListStrategy.ENVVAR}))
+        settings = Settings(
+            socket_dir=self.folder / "dp",
+            state_dir=self.folder / "state",
+            policy=policy,
+            dra=dra,
+            node_name="n1",
+        )
+        serving = asyncio.Event()
+
+        def heard(_logger: object, _level: str, event: EventDict) -> EventDict:
+            if event["event"] in BEGUN:
+                serving.set()
+            raise structlog.DropEvent
+
+        structlog.configure(processors=[heard])
+        survey = partial(keep, driver=DriverFiles(()), folder=self.folder / "cdi")
+        one = Gateway(settings, GPUSource(SimulatedBackend(str(self.profile)), policy, VENDORS, survey))
+        run = asyncio.ensure_future(one.run())
+        try:
+            async with asyncio.timeout(20):
+                await serving.wait()
+                yield one
+        finally:
+            one._end(0)
+            assert await run == 0
+            structlog.reset_defaults()
+
+    @property
+    def published(self) -> dict[str, list[str]]:
+        devices = self.server.objects.get(SLICE, {}).get("spec", {}).get("devices", ())
+        return {one["name"]: [taint["key"] for taint in one.get("taints", ())] for one in devices}
+
+    async def kubelet(self) -> Kubelet:
+        registry = self.folder / "plugins_registry"
+        await until(lambda: list(registry.iterdir()))
+        [path] = registry.iterdir()
+        return Kubelet(path)
+
+
+@pytest.fixture
+async def place(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
+    folder = Path(tempfile.mkdtemp(prefix="dra-"))
+    monkeypatch.setattr(access, "find", lambda _: server.access())
+    monkeypatch.setattr(cdi, "FOLDER", folder / "cdi")
+    yield Place(folder, server)
+    shutil.rmtree(folder)
+
+
+def states(gateway: Gateway) -> dict[str, State]:
+    return {device_id: one.state for plugin in gateway.plugins for device_id, one in plugin.entries.items()}
+
+
+async def test_devices_are_offered_by_dra_alone(place: Place) -> None:
+    async with place.gateway("only") as one:
+        await until(lambda: place.published == {"gpu-0": [], "gpu-1": []})
+        assert [plugin.state.phase for plugin in one.plugins] == [Phase.STANDBY]
+        assert not list((place.folder / "dp").glob("*.sock"))
+        kubelet = await place.kubelet()
+        asked = place.claim("c", "uid-c", "gpu-1")
+        answers = await kubelet.prepare(V1, asked)
+        [prepared] = answers["uid-c"]
+        assert (prepared.device, prepared.cdi_names) == ("gpu-1", ("k8s.device-plugin.nvidia.com/gpu=GPU-b",))
+        assert Ledger(place.folder / "state").claims == {}  # another object, not read yet
+        assert await kubelet.unprepare(V1, asked) == {"uid-c": None}
+        await kubelet.channel.close()
+    assert not list((place.folder / "plugins_registry").iterdir())
+
+
+async def test_what_a_pod_holds_by_the_other_api_is_offered_when_it_ended(place: Place) -> None:
+    place.holds("GPU-a")
+    async with place.gateway("only") as one:
+        await until(lambda: place.published == {"gpu-1": []})
+        place.holds()
+        one.beliefs.look_within(0)
+        await until(lambda: place.published == {"gpu-0": [], "gpu-1": []})
+
+
+async def test_nothing_is_offered_before_the_kubelets_records_are_read(place: Place) -> None:
+    (place.folder / "dp" / CHECKPOINT).unlink()
+    async with place.gateway("only") as one:
+        await until(lambda: place.server.asked("GET", watch=True))
+        await one.update()
+        assert SLICE not in place.server.objects
+        place.holds()
+        one.beliefs.look_within(0)
+        await until(lambda: len(place.published) == 2)
+        (place.folder / "dp" / CHECKPOINT).unlink()
+        await one.beliefs.look()
+        await one.update()
+        assert one.door is not None
+        assert list(one.door.offers("gpu.nvidia.com")) == ["gpu-0", "gpu-1"]
+
+
+async def test_a_cordon_and_an_illness_are_taints(place: Place) -> None:
+    async with place.gateway("only") as one:
+        await until(lambda: len(place.published) == 2)
+        one.ledger.cordon("GPU-a", Cordon("repair", 1.0))
+        await one.update()
+        await until(lambda: place.published["gpu-0"] == ["device-plugin-gateway.io/cordoned"])
+        place.profile.write_text(PROFILE + "    unhealthy: {GPU-b: XID 79}\n")
+        await until(lambda: place.published["gpu-1"] == ["device-plugin-gateway.io/unhealthy"])
+
+
+async def test_without_dra_a_claims_gpu_is_given_to_nobody(place: Place) -> None:
+    async with place.gateway("only"):
+        kubelet = await place.kubelet()
+        await kubelet.prepare(V1, place.claim("c", "uid-c", "gpu-0"))
+        await kubelet.channel.close()
+    async with place.gateway("off") as one:
+        await until(lambda: states(one) == {"GPU-a": State.WITHHELD, "GPU-b": State.PRESENT})
+        [plugin] = one.plugins
+        assert "prepared for the ResourceClaim ns/c by DRA" in plugin.entries["GPU-a"].reason
+
+
+async def test_without_dra_a_claims_gpu_is_given_to_nobody_before_the_first_look_either(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place.gateway("off"):
+        pass  # Its devices are announced.
+    async with place.gateway("only"):
+        kubelet = await place.kubelet()
+        await kubelet.prepare(V1, place.claim("c", "uid-c", "gpu-0"))
+        await kubelet.channel.close()
+    place.profile.write_text("no profile")
+    async with place.gateway("off") as one:
+        assert states(one) == {"GPU-a": State.WITHHELD, "GPU-b": State.NOT_LOOKED_YET}
+
+
+async def test_readiness_is_the_registration(place: Place) -> None:
+    async with place.gateway("only") as one:
+        kubelet = await place.kubelet()
+        assert "gpu.nvidia.com: not registered" in probes.look(one).text
+        await kubelet.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
+        assert "gpu.nvidia.com: registered, 2 devices" in probes.look(one).text
+        await kubelet.channel.close()

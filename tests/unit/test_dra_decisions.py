@@ -1,0 +1,562 @@
+"""What DRA offers, publishes and hands out: tables of decisions, without sockets or files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from devices.boards import Place
+from devices.claims import ClaimName, Prepared, Refused
+from devices.life.states import Entry, State
+from devices.model import ContainerAnswer, Device, DeviceNode, Health, Mount
+from devices.source import Facts
+from gateway.configuration import dra as settings
+from gateway.configuration.settings import ConfigError, Given
+from gateway.dra import cdi, claims, offer, slices
+from gateway.dra.claims import Grant, ResourceClaim, Toleration, Wait
+from gateway.dra.offer import Ailment, Offer, Taken, Version
+from gateway.dra.slices import Pool, Slice
+from gateway.memory.claimed import Claimed, ClaimedDevice, on_hardware
+
+GPU, MIG, AMD, FILE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "amd.com/gpu", "example.com/fpga"
+FREE = Taken()
+
+
+def entry(device_id: str, state: State = State.PRESENT, reason: str = "", **device: Any) -> Entry:
+    well = state is State.PRESENT
+    return Entry(Device(device_id, Health.HEALTHY if well else Health.UNHEALTHY, **device), state, reason)
+
+
+def offered(
+    entries: Mapping[str, list[Entry]], facts: Mapping[str, Facts], taken: Taken | None = FREE, **drivers: str
+) -> tuple[list[Offer], dict[str, str]]:
+    named = {name.replace("_", "."): driver for name, driver in drivers.items()}
+    found, withheld = offer.offers(
+        entries, lambda _, one: facts.get(one, Facts()), lambda _: taken, named, lambda pci: "pci0000:00" if pci else ""
+    )
+    return found, {one.name: one.reason for one in withheld}
+
+
+A100 = Facts(product="A100", index="0", pci="0000:07:00.0", minor=3, driver="535.54.03")
+PART = Facts(product="A100", index="0:2", parent="GPU-a", profile="1g.5gb", minor=3)
+MI300 = Facts(
+    product="MI300X", index="1", nodes=("/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD129"), profile="spx_nps1"
+)
+
+
+@pytest.mark.parametrize(
+    ("resource", "device_id", "facts", "driver", "name"),
+    [
+        (GPU, "GPU-a", A100, "gpu.nvidia.com", "gpu-3"),
+        (GPU, "GPU-a", replace(A100, minor=None), "gpu.nvidia.com", "gpu-0"),
+        (MIG, "MIG-x", PART, "gpu.nvidia.com", "gpu-3-mig-1g5gb-2"),
+        (GPU, "GPU-a::4", A100, "gpu.nvidia.com", "gpu-3-shared-4"),
+        (AMD, "amd-1", MI300, "gpu.amd.com", "gpu-1-129"),
+        (AMD, "amd-1", replace(MI300, nodes=()), "gpu.amd.com", "gpu-1"),
+        (FILE, "/dev/FPGA_0", Facts(), "example.com", "dev-fpga-0"),
+    ],
+)
+def test_names(resource: str, device_id: str, facts: Facts, driver: str, name: str) -> None:
+    [one], _ = offered({resource: [entry(device_id)]}, {device_id: facts})
+    assert (one.driver, one.name, one.resource, one.device_id) == (driver, name, resource, device_id)
+
+
+def test_an_operator_names_drivers() -> None:
+    [one], _ = offered({FILE: [entry("/dev/a")]}, {}, example_com="fpga.example.com")
+    assert one.driver == "fpga.example.com"
+
+
+def test_names_are_labels_and_distinct() -> None:
+    long = [f"/dev/{'x' * 80}{number}" for number in range(2)]
+    found, _ = offered({FILE: [entry(one) for one in (*long, "/dev/a-b", "/dev/a_b")]}, {})
+    names = [one.name for one in found]
+    assert len(set(names)) == 4
+    assert all(len(name) <= 63 for name in names)
+    backwards, _ = offered({FILE: [entry(one) for one in ("/dev/a_b", "/dev/a-b", *long[::-1])]}, {})
+    assert {(one.device_id, one.name) for one in backwards} == {(one.device_id, one.name) for one in found}
+    [alone], _ = offered({FILE: [entry(long[1])]}, {})
+    assert alone.name == names[1]
+
+
+def test_attributes_are_the_vendors() -> None:
+    found, _ = offered(
+        {
+            GPU: [entry("GPU-a", numa_nodes=(1,))],
+            MIG: [entry("MIG-x", part_of="GPU-a")],
+            AMD: [entry("amd-1")],
+            FILE: [entry("/dev/a")],
+        },
+        {"GPU-a": A100, "MIG-x": PART, "amd-1": MI300},
+    )
+    whole, part, amd, file = (dict(one.attributes) for one in found)
+    assert whole == {
+        "type": "gpu",
+        "uuid": "GPU-a",
+        "resource": GPU,
+        "productName": "A100",
+        "index": 0,
+        "minor": 3,
+        "pcieBusID": "0000:07:00.0",
+        "driverVersion": Version("535.54.3"),
+        "resource.kubernetes.io/pcieRoot": "pci0000:00",
+        "resource.kubernetes.io/numaNode": 1,
+    }
+    assert part == {
+        "type": "mig",
+        "uuid": "MIG-x",
+        "resource": MIG,
+        "productName": "A100",
+        "parentUUID": "GPU-a",
+        "parentIndex": 0,
+        "parentMinor": 3,
+        "profile": "1g.5gb",
+    }
+    assert found[1].place == Place("GPU-a", "MIG-x")
+    assert (amd["type"], amd["partitionProfile"]) == ("amdgpu", "spx_nps1")
+    assert (file["type"], file["uuid"]) == ("file", "/dev/a")
+
+
+def test_a_value_that_is_too_long_is_left_out() -> None:
+    [one], _ = offered({GPU: [entry("GPU-a")]}, {"GPU-a": replace(A100, product="x" * 65)})
+    assert "productName" not in one.attributes
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("535.54.03", "535.54.3"),
+        ("550.144", "550.144.0"),
+        ("6", "6.0.0"),
+        ("6.8.0-31-generic", "6.8.0"),
+        ("1.2.3.4", "1.2.3"),
+        ("", None),
+        ("none", None),
+    ],
+)
+def test_versions(text: str, version: str | None) -> None:
+    assert offer.version(text) == (None if version is None else Version(version))
+
+
+ILL = entry("a", State.UNHEALTHY, "XID 79")
+
+
+@pytest.mark.parametrize(
+    ("one", "taken", "why_not"),
+    [
+        (entry("a"), FREE, ""),
+        (ILL, FREE, ""),
+        (entry("a", State.CORDONED, "repair"), FREE, ""),
+        (entry("a"), None, "records can't be read"),
+        (entry("a"), Taken(held={"a"}), "a pod holds it by the device plugin API"),
+        (entry("a"), Taken(offered={"a"}), "a device plugin on this node offers it"),
+        (entry("a"), Taken(held={"b"}, offered={"b"}), ""),
+        (entry("a", State.WITHHELD, "held as b"), FREE, "held as b"),
+        (entry("a", State.RELEASED), FREE, "released"),
+        (entry("a", State.LOST), FREE, "lost"),
+        (entry("a", State.WITHDRAWN), FREE, "withdrawn"),
+        (entry("a", State.NOT_LOOKED_YET), FREE, "not looked yet"),
+        (replace(entry("a", State.CORDONED, "repair"), beneath=entry("a", State.LOST)), FREE, "lost"),
+        (replace(entry("a", State.CORDONED, "repair"), beneath=ILL), FREE, ""),
+    ],
+)
+def test_who_is_offered(one: Entry, taken: Taken | None, why_not: str) -> None:
+    found, withheld = offered({GPU: [one]}, {"a": A100}, taken)
+    assert len(found) == (not why_not)
+    assert why_not in withheld.get("gpu-3", "")
+
+
+@pytest.mark.parametrize(
+    ("one", "ailment", "reason", "well"),
+    [
+        (entry("a"), None, "", True),
+        (ILL, Ailment.UNHEALTHY, "XID 79", False),
+        (entry("a", State.CORDONED, "repair"), Ailment.CORDONED, "repair", True),
+    ],
+)
+def test_ailments(one: Entry, ailment: Ailment | None, reason: str, well: bool) -> None:
+    [found], _ = offered({GPU: [one]}, {"a": A100})
+    assert (found.ailment, found.reason, found.is_well) == (ailment, reason, well)
+
+
+# Slices.
+
+
+def gpu(number: int, **more: Any) -> Offer:
+    return Offer(
+        "gpu.nvidia.com",
+        f"gpu-{number}",
+        GPU,
+        f"GPU-{number}",
+        Place(f"GPU-{number}"),
+        {"uuid": f"GPU-{number}"},
+        **more,
+    )
+
+
+def pool(*devices: Offer, **more: Any) -> Pool:
+    return Pool("gpu.nvidia.com", "n1", devices, **more)
+
+
+def carried_out(one: Pool, there: dict[str, Slice], last: int = 0) -> dict[str, Slice]:
+    there = dict(there)
+    for change in slices.changes(one, there, last):
+        if change.body is None:
+            del there[change.name]
+        else:
+            there[change.name] = msgspec.convert(change.body, Slice)
+    return there
+
+
+def shape(there: Mapping[str, Slice]) -> list[tuple[str, int, int, int]]:
+    return [
+        (name, one.generation, one.spec.pool["resourceSliceCount"], len(one.spec.devices or ()))
+        for name, one in sorted(there.items())
+    ]
+
+
+def test_a_pool_is_one_slice_and_stays() -> None:
+    there = carried_out(pool(gpu(0), gpu(1)), {})
+    assert shape(there) == [("n1-gpu.nvidia.com-0", 1, 1, 2)]
+    assert slices.changes(pool(gpu(1), gpu(0)), there) == []
+
+
+def test_the_body() -> None:
+    ill = gpu(1, ailment=Ailment.UNHEALTHY)
+    one = replace(gpu(0), attributes={"a": "x", "b": 1, "c": True, "d": Version("1.2.3")})
+    [change] = slices.changes(pool(one, ill, owner="uid"), {})
+    assert change.body == {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {
+            "name": "n1-gpu.nvidia.com-0",
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "uid", "controller": True}],
+        },
+        "spec": {
+            "driver": "gpu.nvidia.com",
+            "nodeName": "n1",
+            "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+            "devices": [
+                {
+                    "name": "gpu-0",
+                    "attributes": {
+                        "a": {"string": "x"},
+                        "b": {"int": 1},
+                        "c": {"bool": True},
+                        "d": {"version": "1.2.3"},
+                    },
+                },
+                {
+                    "name": "gpu-1",
+                    "attributes": {"uuid": {"string": "GPU-1"}},
+                    "taints": [{"key": "device-plugin-gateway.io/unhealthy", "effect": "NoSchedule"}],
+                },
+            ],
+        },
+    }
+
+
+def test_v1beta1_has_fields_in_basic() -> None:
+    [change] = slices.changes(pool(gpu(0), version="v1beta1", taints=False), {})
+    assert change.body is not None
+    assert change.body["apiVersion"] == "resource.k8s.io/v1beta1"
+    assert change.body["spec"]["devices"] == [{"name": "gpu-0", "basic": {"attributes": {"uuid": {"string": "GPU-0"}}}}]
+
+
+@pytest.mark.parametrize(
+    ("count", "ill", "shapes"),
+    [(0, 0, [0]), (128, 0, [128]), (129, 0, [128, 1]), (300, 0, [128, 128, 44]), (64, 1, [64]), (65, 1, [64, 1])],
+)
+def test_a_slice_has_no_more_devices_than_it_may(count: int, ill: int, shapes: list[int]) -> None:
+    devices = [gpu(n, ailment=Ailment.CORDONED if n < ill else None) for n in range(count)]
+    there = carried_out(pool(*devices), {})
+    assert [one[1:] for one in shape(there)] == [(1, len(shapes), size) for size in shapes]
+
+
+def test_a_change_is_a_new_generation_of_the_whole_pool() -> None:
+    there = carried_out(pool(*map(gpu, range(200))), {})
+    there = carried_out(pool(*map(gpu, range(199))), there)
+    assert [one[1:] for one in shape(there)] == [(2, 2, 128), (2, 2, 71)]
+    there = carried_out(pool(gpu(0)), there)
+    assert shape(there) == [("n1-gpu.nvidia.com-0", 3, 1, 1)]
+
+
+def test_what_is_left_over_goes_last() -> None:
+    there = carried_out(pool(*map(gpu, range(200))), {})
+    assert [change.body is None for change in slices.changes(pool(gpu(0)), there)] == [False, True]
+
+
+def test_a_deleted_slice_comes_back_newer_than_it_was() -> None:
+    assert shape(carried_out(pool(gpu(0)), {}, last=7)) == [("n1-gpu.nvidia.com-0", 8, 1, 1)]
+    there = carried_out(pool(*map(gpu, range(200))), {})
+    del there["n1-gpu.nvidia.com-1"]
+    assert {one[1] for one in shape(carried_out(pool(*map(gpu, range(200))), there))} == {2}
+
+
+def test_a_taints_time_is_the_servers() -> None:
+    there = carried_out(pool(gpu(0, ailment=Ailment.UNHEALTHY)), {})
+    [one] = there.values()
+    assert one.spec.devices is not None
+    one.spec.devices[0]["taints"][0]["timeAdded"] = "2026-01-01T00:00:00Z"
+    assert slices.changes(pool(gpu(0, ailment=Ailment.UNHEALTHY)), there) == []
+    assert slices.changes(pool(gpu(0)), there) != []
+
+
+def test_where_taints_are_not_known_the_ill_are_left_out() -> None:
+    there = carried_out(pool(gpu(0, ailment=Ailment.UNHEALTHY), gpu(1), taints=False), {})
+    assert [one[3] for one in shape(there)] == [1]
+
+
+def test_that_taints_are_dropped_shows() -> None:
+    [written] = carried_out(pool(gpu(0, ailment=Ailment.UNHEALTHY)), {}).values()
+    [bare] = carried_out(pool(gpu(0)), {}).values()
+    assert slices.lacks_taints(written, bare)
+    assert not slices.lacks_taints(written, written)
+    assert not slices.lacks_taints(bare, bare)
+    assert not slices.lacks_taints(written, msgspec.convert({**msgspec.to_builtins(bare), "spec": {}}, Slice))
+
+
+def test_long_names_stay_names() -> None:
+    one = replace(pool(), node="n" * 253)
+    names = [slices.name_of(one, number) for number in range(3)]
+    assert len(set(names)) == 3
+    assert max(map(len, names)) <= 253
+    [(name, there)] = carried_out(one, {}).items()
+    assert slices.is_ours(name, there, one.node)
+
+
+def test_other_drivers_devices_are_theirs() -> None:
+    ours = carried_out(pool(gpu(0)), {})
+    [(name, mine)] = ours.items()
+    assert slices.is_ours(name, mine, "n1")
+    other = msgspec.convert(
+        {
+            "metadata": {"name": "x"},
+            "spec": {
+                "driver": "dra.example.com",
+                "nodeName": "n1",
+                "devices": [{"name": "d", "attributes": {"uuid": {"string": "GPU-0"}}}, {"name": "e", "basic": {}}],
+            },
+        },
+        Slice,
+    )
+    namesake = msgspec.convert(
+        {"metadata": {"name": "y"}, "spec": {"driver": "gpu.nvidia.com", "nodeName": "n1"}}, Slice
+    )
+    elsewhere = msgspec.convert(
+        {"metadata": {"name": "z"}, "spec": {"driver": "gpu.nvidia.com", "nodeName": "n2"}}, Slice
+    )
+    found = slices.strangers([*ours.values(), other, namesake, elsewhere], ["gpu.nvidia.com"], "n1", ours)
+    assert found == {
+        "GPU-0": "dra.example.com offers it as d in x",
+        "gpu.nvidia.com": "another process publishes devices of gpu.nvidia.com: y",
+    }
+    assert not slices.is_ours("y", namesake, "n1")
+
+
+# Claims.
+
+ASKED = ClaimName("ns", "c", "u")
+KEY = claims.key("gpu.nvidia.com", "u")
+
+
+def claim(*results: dict[str, Any], uid: str = "u", config: Any = None) -> ResourceClaim:
+    rows = [{"request": "gpu", "driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-0", **one} for one in results]
+    status = {"allocation": {"devices": {"results": rows, "config": config}}}
+    return msgspec.convert({"metadata": {"uid": uid}, "status": status}, ResourceClaim)
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (claim({}, uid="v"), "another one by now"),
+        (msgspec.convert({"metadata": {"uid": "u"}, "status": {}}, ResourceClaim), "not any more"),
+        (claim({}, config=[{"opaque": {"driver": "gpu.nvidia.com", "parameters": {}}}]), "expected no parameters"),
+        (claim({"pool": "n2"}), "expected devices of the pool n1"),
+        (claim({"driver": "x"}), "expected 1 to 32 devices of gpu.nvidia.com"),
+        (claim(*[{}] * 33), "got 33"),
+    ],
+)
+def test_what_is_no_allocation_of_ours_is_refused(found: ResourceClaim, reason: str) -> None:
+    refused = claims.allocated(found, ASKED, "gpu.nvidia.com", "n1")
+    assert isinstance(refused, Refused)
+    assert reason in refused.reason
+
+
+def test_what_is_of_other_drivers_is_theirs() -> None:
+    found = claim({}, {"driver": "x", "device": "d"}, config=[{"opaque": {"driver": "x"}}])
+    results = claims.allocated(found, ASKED, "gpu.nvidia.com", "n1")
+    assert not isinstance(results, Refused)
+    assert [one.device for one in results] == ["gpu-0"]
+
+
+def row(*devices: ClaimedDevice) -> Claimed:
+    return Claimed("ns", "other", "gpu.nvidia.com", 1.0, list(devices))
+
+
+HELD = ClaimedDevice("gpu-0", GPU, "GPU-0", "GPU-0", requests=["gpu"])
+PARTED = ClaimedDevice("gpu-0-mig", MIG, "MIG-1", "GPU-0", "MIG-1")
+COPY = ClaimedDevice("gpu-0-shared-0", GPU, "GPU-0::0", "GPU-0")
+OTHER = claims.key("gpu.nvidia.com", "w")
+REPLICA = replace(gpu(0), device_id="GPU-0::1", name="gpu-0")
+
+
+@pytest.mark.parametrize(
+    ("result", "stock", "others", "decision"),
+    [
+        ({}, gpu(0), {}, Grant),
+        ({}, gpu(0), {OTHER: row(HELD)}, "gpu-0 is still in use: claim ns/other has gpu-0"),
+        ({}, gpu(0), {OTHER: row(PARTED)}, "claim ns/other has gpu-0-mig"),
+        ({}, gpu(0), {OTHER: row(replace(HELD, board="GPU-1"))}, Grant),
+        ({}, gpu(0), {claims.key("x.example.com", "w"): row(HELD)}, "still in use"),
+        ({}, gpu(0), {KEY: row(HELD)}, Grant),
+        ({}, REPLICA, {OTHER: row(COPY)}, Grant),
+        ({}, REPLICA, {OTHER: row(replace(COPY, device_id="GPU-0::1"))}, "still in use"),
+        ({}, REPLICA, {OTHER: row(HELD)}, "still in use"),
+        ({}, gpu(0), {OTHER: row(COPY)}, "still in use"),
+        ({"adminAccess": True}, gpu(0), {OTHER: row(HELD)}, Grant),
+        ({}, gpu(0), {OTHER: row(replace(HELD, admin=True))}, Grant),
+        ({}, gpu(1), {}, "gpu-0 can't be handed out: a pod holds it"),
+        ({}, gpu(0, ailment=Ailment.UNHEALTHY, reason="XID 79"), {}, "gpu-0 is unhealthy: XID 79"),
+        ({"tolerations": [{"operator": "Exists"}]}, gpu(0, ailment=Ailment.UNHEALTHY), {}, Grant),
+        ({"adminAccess": True}, gpu(0, ailment=Ailment.UNHEALTHY), {}, Grant),
+    ],
+)
+def test_who_gets_a_device(result: dict[str, Any], stock: Offer, others: dict[str, Claimed], decision: Any) -> None:
+    results = claims.allocated(claim(result), ASKED, "gpu.nvidia.com", "n1")
+    assert not isinstance(results, Refused)
+    found = claims.granted(ASKED, results, {stock.name: stock}, {"gpu-0": "a pod holds it"}, others)
+    if isinstance(decision, str):
+        assert isinstance(found, Wait)
+        assert decision in found.reason
+    else:
+        assert isinstance(found, decision)
+
+
+@pytest.mark.parametrize(
+    ("toleration", "covers"),
+    [
+        ({"operator": "Exists"}, True),
+        ({"operator": "Exists", "key": "k"}, True),
+        ({"operator": "Exists", "key": "other"}, False),
+        ({"operator": "Equal", "key": "k"}, True),
+        ({"operator": "Equal", "key": "k", "value": "v"}, False),
+        ({"operator": "Equal"}, False),
+        ({"operator": "Exists", "effect": "NoSchedule"}, True),
+        ({"operator": "Exists", "effect": "NoExecute"}, False),
+    ],
+)
+def test_tolerations(toleration: dict[str, str], covers: bool) -> None:
+    assert msgspec.convert(toleration, Toleration).covers("k") is covers
+
+
+def test_what_is_written_down_and_told() -> None:
+    results = claims.allocated(claim({"request": "big/large", "shareID": "s"}), ASKED, "gpu.nvidia.com", "n1")
+    assert not isinstance(results, Refused)
+    grant = claims.granted(ASKED, results, {"gpu-0": gpu(0)}, {}, {})
+    assert isinstance(grant, Grant)
+    written = claims.claimed(ASKED, "gpu.nvidia.com", grant, 5.0)
+    assert written == Claimed("ns", "c", "gpu.nvidia.com", 5.0, [replace(HELD, requests=["big"], share="s")])
+    assert claims.prepared(written, "n1", {"gpu-0": ("a=b",)}) == (Prepared(("big",), "n1", "gpu-0", ("a=b",), "s"),)
+    assert claims.uid_of(KEY) == "u"
+
+
+def test_claims_hold_hardware_against_the_other_api() -> None:
+    [one] = on_hardware({KEY: row(HELD, replace(PARTED, admin=True))})
+    assert (one.device_id, one.place, one.words) == (
+        "GPU-0",
+        Place("GPU-0"),
+        "prepared for the ResourceClaim ns/other by DRA",
+    )
+
+
+def test_devices_that_one_container_gets_are_told_of_together() -> None:
+    second = replace(HELD, name="gpu-1", device_id="GPU-1")
+    third = replace(HELD, name="gpu-2", requests=["more"])
+    assert list(claims.by_resource(row(HELD, second, third))) == [(HELD, second), (third,)]
+
+
+# CDI.
+
+NODES = ContainerAnswer(device_nodes=(DeviceNode("/dev/a", "/dev/b", "rw"),))
+
+
+def test_a_claims_specification() -> None:
+    answer = replace(NODES, envs={"K": "V"}, mounts=(Mount("/in", "/on", read_only=True),))
+    assert cdi.specification("x.com", "u", {"d": answer, "e": ContainerAnswer(cdi_devices=("v/c=n",))}) == {
+        "cdiVersion": "0.5.0",
+        "kind": "x.com/claim",
+        "devices": [
+            {
+                "name": "u-d",
+                "containerEdits": {
+                    "env": ["K=V"],
+                    "deviceNodes": [{"path": "/dev/a", "hostPath": "/dev/b", "permissions": "rw"}],
+                    "mounts": [
+                        {
+                            "hostPath": "/on",
+                            "containerPath": "/in",
+                            "options": ["rbind", "rprivate", "nosuid", "nodev", "ro"],
+                        }
+                    ],
+                },
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("answer", "names"),
+    [
+        (NODES, ("x.com/claim=u-d",)),
+        (ContainerAnswer(cdi_devices=("v/c=n",)), ("v/c=n",)),
+        (replace(NODES, cdi_devices=("v/c=n",)), ("v/c=n", "x.com/claim=u-d")),
+    ],
+)
+def test_the_names_by_which_a_container_gets_it(answer: ContainerAnswer, names: tuple[str, ...]) -> None:
+    assert cdi.names("x.com", "u", "d", answer) == names
+
+
+def test_where_others_say_all_there_is_no_specification() -> None:
+    assert cdi.specification("x.com", "u", {"d": ContainerAnswer(cdi_devices=("v/c=n",))}) is None
+
+
+# Settings.
+
+
+def said(**texts: Any) -> dict[str, Given]:
+    return {name.replace("_", "-"): Given(value, f"--{name.replace('_', '-')}") for name, value in texts.items()}
+
+
+def test_off_is_the_default_and_changes_nothing() -> None:
+    for given in (said(), said(dra="off"), said(dra="off", device_list_strategy=("envvar",))):
+        before = {name: one for name, one in given.items() if name != "dra"}
+        assert settings.taken(given, "") == ("off", {})
+        assert given == before
+
+
+def test_only_tells_gpus_by_cdi() -> None:
+    given = said(dra="only", dra_drivers=("a.b=c.d",))
+    assert settings.taken(given, "n1") == ("only", {"a.b": "c.d"})
+    assert given == {"device-list-strategy": Given(("cdi-cri",), "--dra")}
+    assert settings.taken(said(dra="only", device_list_strategy=("envvar", "cdi-cri")), "n1")[0] == "only"
+
+
+@pytest.mark.parametrize(
+    ("given", "node", "message"),
+    [
+        (said(dra="on"), "n1", "so that two pods could get one: choose one of both"),
+        (said(dra="yes"), "n1", "expected off or only, got 'yes'"),
+        (said(dra="only"), "", "expected the node's name, got none"),
+        (said(dra="only", device_list_strategy=("envvar",)), "n1", "expected cdi-cri with --dra"),
+        (said(dra="only", dra_drivers=("a.b",)), "n1", "expected DOMAIN=DRIVER"),
+        (said(dra="only", dra_drivers=("a.b=A",)), "n1", "expected DOMAIN=DRIVER"),
+        (said(dra="only", dra_drivers=(f"a.b={'x' * 64}",)), "n1", "expected DOMAIN=DRIVER"),
+    ],
+)
+def test_settings_that_cannot_be_gone_by(given: dict[str, Given], node: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings.taken(given, node)

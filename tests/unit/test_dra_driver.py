@@ -1,0 +1,483 @@
+"""A driver's claims, its server and its sockets: what a kubelet gets to hear, and what stays on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from adapters import pluginregistration
+from adapters.dra import health, plugin
+from adapters.dra.plugin import APIS, V1, PluginApi
+from devices.claims import Answer, ClaimName, DeviceHealth, Prepared, Refused
+from devices.model import ContainerAnswer, ContainerRequest, DeviceNode, Fault, RefusedError, Sayable
+from gateway.dra import cdi, claims, driver, service, sockets
+from gateway.dra.claims import ResourceClaim
+from gateway.dra.driver import ClaimsOf
+from gateway.dra.offer import Ailment, Offer
+from gateway.dra.service import Service
+from gateway.kubelet.watch import target
+from gateway.kubernetes.client import KubernetesError
+from gateway.memory.ledger import Ledger
+from gateway.memory.scribe import Scribe
+from tests.unit.test_dra_decisions import claim, gpu
+
+NAME, NODE = "gpu.nvidia.com", "n1"
+ASKED = ClaimName("ns", "c", "u")
+
+
+class Source:
+    """Says how containers get devices: by a node each, and all of them in a variable."""
+
+    refuses = False
+
+    async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
+        if self.refuses:
+            raise RefusedError(Fault.FAILED_PRECONDITION, "nobody can say that")
+        nodes = tuple(DeviceNode(f"/dev/{one}", f"/dev/{one}") for one in request.device_ids)
+        return ContainerAnswer(envs={"VISIBLE": ",".join(request.device_ids)}, device_nodes=nodes)
+
+
+class Stock:
+    """What there is, and when that changes."""
+
+    def __init__(self, *devices: Offer) -> None:
+        self.news = asyncio.Event()
+        self.found: dict[str, Offer] = {}
+        self.put(*devices)
+
+    def put(self, *devices: Offer) -> None:
+        self.found = {one.name: one for one in devices}
+        self.news.set()
+        self.news = asyncio.Event()
+
+    def offers(self, driver: str) -> Mapping[str, Offer]:
+        return self.found
+
+    def why_not(self, driver: str) -> Mapping[str, str]:
+        return {"gpu-9": "a pod holds it by the device plugin API"}
+
+
+class Node:
+    """A driver on a node, and the API server's claims."""
+
+    def __init__(self, folder: Path, *devices: Offer, patience: float = 30.0) -> None:
+        self.folder, self.patience = folder, patience
+        self.stock, self.source = Stock(*(devices or (gpu(0), gpu(1)))), Source()
+        self.claims: dict[str, ResourceClaim | KubernetesError] = {"c": claim({})}
+        self.reads = 0
+        self.start()
+
+    def start(self) -> None:
+        """As a new process: what is remembered is on disk."""
+        self.ledger = Ledger(self.folder / "state")
+        self.scribe = Scribe(self.ledger)
+        self.of = ClaimsOf(
+            NAME,
+            NODE,
+            self.stock,
+            self.source,
+            self.ledger,
+            self.scribe,
+            self.read,
+            self.folder / "cdi",
+            self.patience,
+        )
+
+    async def read(self, asked: ClaimName) -> ResourceClaim:
+        self.reads += 1
+        found = self.claims.get(asked.name, KubernetesError("GET", 404, "not found"))
+        if isinstance(found, KubernetesError):
+            raise found
+        return found
+
+    @property
+    def specified(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "cdi").glob("*"))
+
+    def on_disk(self) -> dict[str, Any]:
+        path = self.folder / "state" / "ledger.json"
+        found: dict[str, Any] = json.loads(path.read_text()).get("claims", {}) if path.exists() else {}
+        return found
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    one = Node(tmp_path)
+    yield one
+    await one.scribe.close()
+
+
+def refusal(answer: Answer | None) -> str:
+    assert isinstance(answer, Refused)
+    return answer.reason
+
+
+PREPARED = (Prepared(("gpu",), NODE, "gpu-0", (f"{NAME}/claim=u-gpu-0",)),)
+
+
+async def test_a_prepared_claim_is_on_disk_and_specified_before_the_kubelet_hears(node: Node) -> None:
+    assert await node.of.prepare(ASKED) == PREPARED
+    assert list(node.on_disk()) == [claims.key(NAME, "u")]
+    [name] = node.specified
+    assert name == f"{NAME}-claim-u.json"
+    found = json.loads((node.folder / "cdi" / name).read_text())
+    assert found["devices"][0]["containerEdits"] == {
+        "env": ["VISIBLE=GPU-0"],
+        "deviceNodes": [{"path": "/dev/GPU-0", "hostPath": "/dev/GPU-0", "permissions": "rw"}],
+    }
+
+
+async def test_asked_again_it_is_the_same_answer_without_the_api_server(node: Node) -> None:
+    await node.of.prepare(ASKED)
+    node.claims = {}
+    node.stock.put()
+    (node.folder / "cdi" / node.specified[0]).unlink()
+    assert await node.of.prepare(ASKED) == PREPARED
+    assert node.specified == [f"{NAME}-claim-u.json"]
+    assert node.reads == 1
+
+
+async def test_another_process_remembers(node: Node) -> None:
+    await node.of.prepare(ASKED)
+    node.start()
+    node.claims = {}
+    assert await node.of.prepare(ASKED) == PREPARED
+    assert await node.of.unprepare(ASKED) is None
+    assert node.on_disk() == {}
+
+
+async def test_what_another_instance_prepared_is_unprepared(node: Node, tmp_path: Path) -> None:
+    other = Node(tmp_path)
+    assert await node.of.prepare(ASKED) == PREPARED
+    assert await other.of.unprepare(ASKED) is None
+    assert (node.on_disk(), node.specified) == ({}, [])
+    await other.scribe.close()
+
+
+async def test_unprepared_it_is_free_and_gone(node: Node) -> None:
+    await node.of.prepare(ASKED)
+    assert await node.of.unprepare(ASKED) is None
+    assert (node.on_disk(), node.specified) == ({}, [])
+    assert await node.of.unprepare(ASKED) is None
+    node.claims["d"] = claim({}, uid="v")
+    assert isinstance(await node.of.prepare(ClaimName("ns", "d", "v")), tuple)
+
+
+async def test_a_device_in_use_is_waited_for(node: Node) -> None:
+    await node.of.prepare(ASKED)
+    node.claims["d"] = claim({}, uid="v")
+    waiting = asyncio.ensure_future(node.of.prepare(ClaimName("ns", "d", "v")))
+    await asyncio.sleep(0)
+    await node.of.unprepare(ASKED)
+    answer = await waiting
+    assert isinstance(answer, tuple)
+    assert list(node.on_disk()) == [claims.key(NAME, "v")]
+
+
+async def test_a_device_that_comes_is_waited_for(node: Node) -> None:
+    node.stock.put()
+    waiting = asyncio.ensure_future(node.of.prepare(ASKED))
+    while node.reads == 0:  # noqa: ASYNC110 - a stand-in tells nobody
+        await asyncio.sleep(0)
+    node.stock.put(gpu(0))
+    assert await waiting == PREPARED
+
+
+async def test_two_claims_never_get_one_device(tmp_path: Path) -> None:
+    node = Node(tmp_path, patience=0.05)
+    node.claims["d"] = claim({}, uid="v")
+    answers = await asyncio.gather(node.of.prepare(ASKED), node.of.prepare(ClaimName("ns", "d", "v")))
+    assert [isinstance(one, tuple) for one in answers] == [True, False]
+    assert "still in use: claim ns/c has gpu-0; waited 0.05 s" in refusal(answers[1])
+    await node.scribe.close()
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (KubernetesError("GET", 404, "gone"), "the API server has none: delete the pod"),
+        (KubernetesError("GET", 403, "no rights"), "expected to read claim ns/c: GET: 403"),
+        (KubernetesError("GET", 0, "away", away=True), "expected to read claim ns/c: GET: no answer: away"),
+        (claim({"device": "gpu-9"}), "gpu-9 can't be handed out: a pod holds it by the device plugin API"),
+    ],
+)
+async def test_what_cannot_be_is_said_and_leaves_nothing(
+    tmp_path: Path, found: ResourceClaim | KubernetesError, words: str
+) -> None:
+    node = Node(tmp_path, patience=0.05)
+    node.claims["c"] = found
+    assert words in refusal(await node.of.prepare(ASKED))
+    assert (dict(node.ledger.claims), node.specified) == ({}, [])
+    await node.scribe.close()
+
+
+async def test_an_api_server_that_is_away_is_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "ASK_AGAIN", 0.01)
+    node.claims["c"] = KubernetesError("GET", 0, "away", away=True)
+    waiting = asyncio.ensure_future(node.of.prepare(ASKED))
+    while node.reads < 2 and not waiting.done():  # noqa: ASYNC110 - a stand-in tells nobody
+        await asyncio.sleep(0.001)
+    node.claims["c"] = claim({})
+    assert await waiting == PREPARED
+
+
+async def test_a_device_that_cannot_be_told_is_not_taken(node: Node) -> None:
+    node.source.refuses = True
+    assert refusal(await node.of.prepare(ASKED)) == "nobody can say that"
+    assert dict(node.ledger.claims) == {}
+
+
+async def test_without_a_disk_nothing_is_given(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full() -> bool:
+        return False
+
+    monkeypatch.setattr(node.scribe, "durable", full)
+    assert "could not be written down" in refusal(await node.of.prepare(ASKED))
+    assert "could not be written down" in refusal(await node.of.unprepare(ASKED))
+
+
+async def test_a_folder_that_cannot_be_written_is_said(node: Node) -> None:
+    (node.folder / "cdi").write_text("")
+    assert "CDI specification into" in refusal(await node.of.prepare(ASKED))
+
+
+async def test_all_devices_of_a_request_are_in_the_variable(node: Node) -> None:
+    node.claims["c"] = claim({}, {"device": "gpu-1"}, {"device": "gpu-2", "request": "more"})
+    node.stock.put(gpu(0), gpu(1), gpu(2))
+    await node.of.prepare(ASKED)
+    found = json.loads((node.folder / "cdi" / node.specified[0]).read_text())
+    said = {
+        one["name"]: (one["containerEdits"]["env"], len(one["containerEdits"]["deviceNodes"]))
+        for one in found["devices"]
+    }
+    assert said == {
+        "u-gpu-0": (["VISIBLE=GPU-0,GPU-1"], 1),
+        "u-gpu-1": (["VISIBLE=GPU-0,GPU-1"], 1),
+        "u-gpu-2": (["VISIBLE=GPU-2"], 1),
+    }
+
+
+async def test_a_boot_brings_specifications_back_and_sweeps_others(node: Node) -> None:
+    await node.of.prepare(ASKED)
+    folder = node.folder / "cdi"
+    for path in folder.iterdir():
+        path.unlink()
+    left, old = (f".{NAME}-claim-u.json.0123456{number}.new" for number in range(2))
+    stale, fresh = (f"{NAME}-claim-{uid}.json" for uid in ("old", "fresh"))
+    for name in (stale, fresh, left, old, "x.example.com-claim-old.json", f"{NAME}.json"):
+        (folder / name).write_text("{}")
+    for name in (stale, old, "x.example.com-claim-old.json", f"{NAME}.json"):
+        os.utime(folder / name, (0, 0))
+    node.start()
+    await node.of.restore()
+    assert node.specified == sorted(
+        [left, fresh, "x.example.com-claim-old.json", f"{NAME}.json", f"{NAME}-claim-u.json"]
+    )
+
+
+async def test_claims_that_are_over_are_forgotten(node: Node) -> None:
+    await node.of.prepare(ASKED)
+    node.of.drop(["u"])
+    assert node.of.rows() == {}
+
+
+async def test_health_is_of_all_devices(node: Node) -> None:
+    node.stock.put(gpu(0), replace(gpu(1), ailment=Ailment.UNHEALTHY, reason="XID 79"))
+    assert [(one.device, one.well, one.words) for one in node.of.health()] == [
+        ("gpu-0", True, ""),
+        ("gpu-1", False, "XID 79"),
+    ]
+
+
+# The server.
+
+
+class Kubelet:
+    """Calls a driver as a kubelet does."""
+
+    def __init__(self, path: Path) -> None:
+        self.channel = grpc.aio.insecure_channel(target(path))
+
+    async def call(self, where: str, data: bytes = b"") -> bytes:
+        ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(where)
+        return await ask(data, timeout=10)
+
+    def watch(self, version: str) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+        where = f"/{health.service(version)}/{health.WATCH}"
+        ask: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self.channel.unary_stream(where)
+        return ask(b"")
+
+    async def prepare(self, api: PluginApi, *asked: ClaimName) -> Any:
+        wire = await self.call(f"/{api.service}/{plugin.PREPARE}", api.encode_prepare_request(asked))
+        return api.decode_prepare_answer(wire)
+
+    async def unprepare(self, api: PluginApi, *asked: ClaimName) -> Any:
+        wire = await self.call(f"/{api.service}/{plugin.UNPREPARE}", api.encode_unprepare_request(asked))
+        return api.decode_unprepare_answer(wire)
+
+
+@pytest.fixture
+async def served(node: Node, tmp_path: Path) -> AsyncIterator[Kubelet]:
+    path = tmp_path / "reg.sock"
+    one = Service(node.of)
+    await one.start(path)
+    kubelet = Kubelet(path)
+    yield kubelet
+    await kubelet.channel.close()
+    await one.stop()
+    assert not path.exists()
+
+
+async def test_a_kubelet_finds_the_driver(served: Kubelet, node: Node) -> None:
+    found = pluginregistration.decode_info(await served.call(pluginregistration.GET_INFO))
+    assert (found.kind, found.name, found.endpoint) == ("DRAPlugin", NAME, "")
+    assert found.versions == ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+    for reason in ("no such service", ""):
+        await served.call(pluginregistration.NOTIFY, pluginregistration.encode_status(reason))
+        assert (node.of.is_registered, node.of.trouble) == (not reason, reason)
+
+
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.version)
+async def test_a_kubelets_claims(served: Kubelet, node: Node, api: PluginApi) -> None:
+    gone = ClaimName("ns", "gone", "g")
+    answers = await served.prepare(api, ASKED, gone)
+    assert answers["u"] == PREPARED
+    assert "the API server has none" in refusal(answers["g"])
+    assert await served.unprepare(api, ASKED, gone) == {"u": None, "g": None}
+
+
+async def test_a_defect_is_that_claims_trouble_alone(
+    served: Kubelet, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare: Callable[[ClaimName], Awaitable[Answer]] = node.of.prepare
+
+    async def broken(one: ClaimName) -> Answer:
+        if one.uid == "b":
+            raise ZeroDivisionError
+        return await prepare(one)
+
+    monkeypatch.setattr(node.of, "prepare", broken)
+    monkeypatch.setattr(node.of, "unprepare", broken)
+    bad = ClaimName("ns", "bad", "b")
+    answers = await served.prepare(V1, ASKED, bad)
+    assert answers["u"] == PREPARED
+    assert "a defect in the gateway: ZeroDivisionError()" in refusal(answers["b"])
+    assert "a defect in the gateway" in refusal((await served.unprepare(V1, bad))["b"])
+
+
+async def test_a_share_that_cannot_be_said_is_refused_for_that_claim(served: Kubelet, node: Node) -> None:
+    node.claims["c"] = claim({"shareID": "s"})
+    answers = await served.prepare(APIS[1], ASKED)
+    assert "can't say shares" in refusal(answers["u"])
+
+
+async def test_what_is_no_request_is_refused(served: Kubelet) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.call(f"/{V1.service}/{plugin.PREPARE}", b"\xff")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("version", health.VERSIONS)
+async def test_health_is_streamed_and_told_anew(served: Kubelet, node: Node, version: str) -> None:
+    call = served.watch(version)
+
+    async def told() -> list[DeviceHealth]:
+        async with asyncio.timeout(10):
+            told = await call.read()
+            assert isinstance(told, bytes)
+            return list(health.decode(told))
+
+    assert [one.well for one in await told()] == [True, True]
+    node.stock.put(replace(gpu(0), ailment=Ailment.UNHEALTHY, reason="XID 79"))
+    assert [(one.well, one.words) for one in await told()] == [(False, "XID 79")]
+    call.cancel()
+
+
+async def test_an_open_stream_does_not_hold_up_the_end(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "GRACE", 600.0)
+    one, kubelet = Service(node.of), Kubelet(tmp_path / "a.sock")
+    await one.start(tmp_path / "a.sock")
+    call = kubelet.watch("v1")
+    await call.read()
+    async with asyncio.timeout(10):
+        await one.stop()
+        assert await call.read() is grpc.aio.EOF
+    await kubelet.channel.close()
+
+
+async def test_at_the_end_the_socket_goes_first_and_calls_are_finished(node: Node, tmp_path: Path) -> None:
+    one, kubelet, path = Service(node.of), Kubelet(tmp_path / "a.sock"), tmp_path / "a.sock"
+    await one.start(path)
+    node.stock.put()
+    asked = asyncio.ensure_future(kubelet.prepare(V1, ASKED))
+    while node.reads == 0:  # noqa: ASYNC110 - a stand-in tells nobody
+        await asyncio.sleep(0.001)
+    end = asyncio.ensure_future(one.stop())
+    await asyncio.sleep(0)
+    assert not path.exists()
+    node.stock.put(gpu(0))
+    assert await asked == {"u": PREPARED}
+    await end
+    await kubelet.channel.close()
+
+
+# Sockets.
+
+
+def listening(path: Path) -> socket.socket:
+    one = socket.socket(socket.AF_UNIX)
+    one.bind(str(path))
+    one.listen()
+    return one
+
+
+def test_sockets_of_instances(tmp_path: Path) -> None:
+    mine, other, dead, stranger = (
+        sockets.path_of(tmp_path, driver, token)
+        for driver, token in ((NAME, "0" * 8), (NAME, "1" * 8), (NAME, "2" * 8), ("gpu.nvidia.com.x", "3" * 8))
+    )
+    with listening(mine), listening(other), listening(stranger):
+        listening(dead).close()
+        for age, path in enumerate((mine, other)):
+            os.utime(path, ns=(age, age))
+        assert sockets.others(tmp_path, NAME, "0" * 8) == [other]
+        assert sockets.has_younger(tmp_path, NAME, "0" * 8)
+        assert not sockets.has_younger(tmp_path, NAME, "1" * 8)
+        assert not sockets.has_younger(tmp_path, NAME, "9" * 8)
+        assert sockets.sweep(tmp_path, NAME) == [dead.name]
+        assert stranger.exists()
+    assert sockets.others(tmp_path, NAME, "0" * 8) == []
+    assert sockets.sweep(tmp_path / "none", NAME) == []
+
+
+def test_a_long_name_fits_into_a_path() -> None:
+    path = sockets.path_of(Path("/var/lib/kubelet/plugins_registry"), "x" * 63, "0" * 8)
+    assert len(str(path)) <= 107
+    assert path != sockets.path_of(path.parent, "x" * 62, "0" * 8)
+
+
+def test_a_specification_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    cdi.write(NAME, "u", {"kind": "x"}, tmp_path)
+    path = cdi.path_of(NAME, "u", tmp_path)
+    before = path.stat()
+    cdi.write(NAME, "u", {"kind": "x"}, tmp_path)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    assert path.stat().st_mode & 0o777 == 0o644
+    cdi.write(NAME, "u", {"kind": "y"}, tmp_path)
+    assert msgspec.json.decode(path.read_bytes()) == {"kind": "y"}
+    cdi.remove(NAME, "u", tmp_path)
+    cdi.remove(NAME, "u", tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,193 @@
+"""ResourceSlices on an API server: written, watched, written again; and what is left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from gateway.dra import publisher
+from gateway.dra.offer import Ailment, Offer
+from gateway.dra.publisher import Publisher, Server
+from gateway.kubernetes.client import Client, KubernetesError
+from tests.fakes.apiserver import ApiServer, Request
+from tests.unit.kubernetes import api, authority, server, until
+from tests.unit.test_dra_decisions import gpu
+
+__all__ = ["api", "authority", "server"]
+PATH = "/apis/resource.k8s.io/v1/resourceslices"
+OURS = f"{PATH}/n1-gpu.nvidia.com-0"
+
+
+class Published:
+    """A publisher at work, and what it has to offer."""
+
+    def __init__(self, server: ApiServer, client: Client) -> None:
+        self.server, self.devices, self.leave = server, [gpu(0), gpu(1)], False
+        # The stand-in answers 404 for a collection that never had an object.
+        server.put(f"{PATH}/other", spec={"driver": "x", "nodeName": "n2"})
+        self.publisher = Publisher(
+            client, Server("v1"), "n1", "uid", lambda: {"gpu.nvidia.com": self.devices}, lambda _: self.leave
+        )
+        self.publisher.changed()
+        self.task = asyncio.ensure_future(self.publisher.run())
+
+    def now(self, *devices: Offer) -> None:
+        self.devices = list(devices)
+        self.publisher.changed()
+
+    @property
+    def names(self) -> list[str]:
+        spec = self.server.objects.get(OURS, {}).get("spec", {})
+        return [one["name"] for one in spec.get("devices", ())]
+
+    @property
+    def generation(self) -> int:
+        return int(self.server.objects[OURS]["spec"]["pool"]["generation"])
+
+    def writes(self) -> list[Request]:
+        return self.server.asked("PATCH")
+
+
+@pytest.fixture
+async def published(server: ApiServer, api: Client) -> AsyncIterator[Published]:
+    one = Published(server, api)
+    yield one
+    one.task.cancel()
+    await asyncio.gather(one.task, return_exceptions=True)
+
+
+async def test_what_is_offered_is_published_by_apply(published: Published) -> None:
+    await until(lambda: published.names == ["gpu-0", "gpu-1"])
+    [write] = published.writes()
+    assert write.query == {"fieldManager": "test", "force": "true"}
+    assert write.body["metadata"]["ownerReferences"][0]["uid"] == "uid"
+
+
+async def test_a_deleted_slice_is_there_again_and_newer(published: Published, server: ApiServer) -> None:
+    await until(lambda: published.names)
+    server.remove(OURS)
+    await until(lambda: published.names == ["gpu-0", "gpu-1"])
+    assert published.generation == 2
+
+
+async def test_a_change_is_published_and_nothing_twice(published: Published, server: ApiServer) -> None:
+    await until(lambda: published.names)
+    published.now(gpu(0), gpu(1))
+    published.now(gpu(0, ailment=Ailment.CORDONED), gpu(1))
+    await until(lambda: published.generation == 2)
+    published.now(gpu(0))
+    await until(lambda: published.names == ["gpu-0"])
+    assert len(published.writes()) == 3
+
+
+async def test_what_somebody_wrote_over_is_put_right(published: Published, server: ApiServer) -> None:
+    await until(lambda: published.names)
+    server.change(OURS, lambda one: one["spec"].update(devices=[]))
+    await until(lambda: published.names == ["gpu-0", "gpu-1"])
+
+
+async def test_a_pool_that_shrinks_loses_its_slices(published: Published, server: ApiServer) -> None:
+    published.now(*map(gpu, range(130)))
+    await until(lambda: f"{PATH}/n1-gpu.nvidia.com-1" in server.objects)
+    published.now(gpu(0))
+    await until(lambda: f"{PATH}/n1-gpu.nvidia.com-1" not in server.objects and published.names == ["gpu-0"])
+
+
+async def test_an_api_server_that_was_away_is_told_all(published: Published, server: ApiServer) -> None:
+    await until(lambda: published.names)
+    await server.stop()
+    published.now(gpu(5))
+    await server.start()
+    await until(lambda: published.names == ["gpu-5"])
+
+
+async def test_slices_are_left_to_a_younger_instance(
+    published: Published, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "_PACE", 0.01)
+    await until(lambda: published.names)
+    published.leave = True
+    server.change(OURS, lambda one: one["spec"].update(devices=[{"name": "young"}]))
+    published.now(gpu(7))
+    await asyncio.sleep(0.05)
+    assert published.names == ["young"]
+    published.leave = False
+    await until(lambda: published.names == ["gpu-7"])
+
+
+async def test_two_that_write_one_pool_do_so_seldom(published: Published, server: ApiServer) -> None:
+    await until(lambda: published.names)
+    for _ in range(40):
+        server.change(OURS, lambda one: one["spec"].update(devices=[]))
+        await asyncio.sleep(0.005)
+    assert len(published.writes()) <= publisher._AT_ONCE + 3
+    await until(lambda: published.names == ["gpu-0", "gpu-1"])
+
+
+async def test_what_another_driver_offers_is_not_offered(
+    published: Published, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await until(lambda: published.names == ["gpu-0", "gpu-1"])
+    theirs: dict[str, Any] = {
+        "driver": "dra.example.com",
+        "nodeName": "n1",
+        "devices": [{"name": "x", "attributes": {"uuid": {"string": "GPU-1"}}}],
+    }
+    server.put(f"{PATH}/theirs", spec=theirs)
+    await until(lambda: published.names == ["gpu-0"])
+    server.remove(f"{PATH}/theirs")
+    await until(lambda: published.names == ["gpu-0", "gpu-1"])
+
+
+async def test_a_namesakes_pool_is_left_alone(server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "_PACE", 0.01)
+    server.put(f"{PATH}/nvidias", spec={"driver": "gpu.nvidia.com", "nodeName": "n1", "devices": []})
+    one = Published(server, api)
+    await until(lambda: server.asked("GET", watch=True))
+    await asyncio.sleep(0.05)
+    assert not published_by(server)
+    server.remove(f"{PATH}/nvidias")
+    await until(lambda: one.names == ["gpu-0", "gpu-1"])
+    one.task.cancel()
+    await asyncio.gather(one.task, return_exceptions=True)
+
+
+def published_by(server: ApiServer) -> bool:
+    return OURS in server.objects
+
+
+async def test_where_the_server_drops_taints_the_ill_are_left_out(
+    published: Published, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await until(lambda: published.names)
+    put: Callable[..., dict[str, Any]] = server.put
+
+    def dropping(path: str, **content: Any) -> dict[str, Any]:
+        for device in content.get("spec", {}).get("devices", ()):
+            device.pop("taints", None)
+        return put(path, **content)
+
+    monkeypatch.setattr(server, "put", dropping)
+    published.now(gpu(0, ailment=Ailment.UNHEALTHY), gpu(1))
+    await until(lambda: published.names == ["gpu-1"])
+
+
+@pytest.mark.parametrize(
+    ("versions", "best"),
+    [(["v1beta1", "v1", "v1beta2"], "v1"), (["v1beta1", "v1beta2"], "v1beta2"), (["v1beta1"], "v1beta1")],
+)
+async def test_the_best_version_is_spoken(server: ApiServer, api: Client, versions: list[str], best: str) -> None:
+    server.put("/apis/resource.k8s.io", versions=[{"version": one} for one in versions])
+    found = await publisher.ask(api)
+    assert (found.version, found.path) == (best, f"/apis/resource.k8s.io/{best}")
+
+
+async def test_a_server_without_dra_is_named(server: ApiServer, api: Client) -> None:
+    server.put("/apis/resource.k8s.io", versions=[{"version": "v1alpha3"}])
+    with pytest.raises(
+        KubernetesError, match=r"expected one of v1, v1beta2, v1beta1, got v1alpha3: DRA needs Kubernetes 1\.34"
+    ):
+        await publisher.ask(api)
