@@ -20,9 +20,11 @@ from adapters.levels import GRPC_GO
 from adapters.spelling import require_bounded
 from devices.model import ContainerRequest, Fault, Options, RefusedError
 from gateway.bridge import judge
+from gateway.bridge.read import Known, read
 from gateway.kubelet.watch import target
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from adapters.dialect import Dialect
@@ -88,10 +90,19 @@ class Peer:
         path: its socket, at most 107 bytes.
         dialect: what it speaks.
         options: what Register said.
+        place: makes of a device on its list what is known of it besides.
     """
 
-    def __init__(self, path: Path, dialect: Dialect, options: Options = Options()) -> None:
+    def __init__(
+        self,
+        path: Path,
+        dialect: Dialect,
+        options: Options = Options(),
+        place: Callable[[Device], Device] = lambda device: device,
+    ) -> None:
         self.path, self.dialect, self.options = path, dialect, options
+        self._place = place
+        self._known: Known = {}
         self.identity = identity(path)
         self.ended = asyncio.Event()
         """Set when its stream is over, or when it is given up."""
@@ -174,7 +185,7 @@ class Peer:
     def _judged(self, data: bytes) -> tuple[tuple[Device, ...], str | None]:
         try:
             require_bounded(data, containers=False)
-            devices = self.dialect.decode_list(data)
+            devices, self._known = read(self.dialect, data, self._known, self._place)
         except MalformedError as error:
             return (), str(error)
         return devices, judge.list_error(devices)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, cast
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from devices.model import Device, PreferredRequest
+    from adapters.dialect import Dialect
+    from devices.model import Device, Options, PreferredRequest
     from gateway.bridge.memory import Api, Door
     from gateway.bridge.shield import Limits, Word
 
@@ -92,6 +94,10 @@ class Bridged:
         self._last = b""
         """The digest of the last message, of whichever registration."""
 
+    def registration(self, path: Path, dialect: Dialect, options: Options) -> Peer:
+        """Make what a registration of the resource is served by."""
+        return Peer(path, dialect, options, partial(judge.placed, self.resource))
+
     # What it says.
 
     def follow(self, peer: Peer) -> None:
@@ -135,7 +141,7 @@ class Bridged:
         if not devices and self.word.devices:
             self._emptied = asyncio.get_running_loop().call_later(EMPTY_PATIENCE, self._take, peer, devices)
         else:
-            self._take(peer, tuple(judge.placed(self.resource, device) for device in devices))
+            self._take(peer, devices)
 
     def _take(self, peer: Peer, devices: tuple[Device, ...]) -> None:
         self._emptied = None
@@ -169,7 +175,7 @@ class Bridged:
             peer, self.peer = self.peer, None
             await peer.close()
         if self.peer is None and word.away_since is None and identity(path) is not None:
-            peer = Peer(path, by_name(api), word.options)
+            peer = self.registration(path, by_name(api), word.options)
             with contextlib.suppress(AwayError):
                 await peer.dial(CALL_TIME)
                 self.peer, self.is_lent = peer, True
@@ -237,7 +243,7 @@ class Bridged:
         path = self.path
         if path is None or identity(path) is None:
             return False
-        peer = Peer(path, by_name(self.api), self.word.options)
+        peer = self.registration(path, by_name(self.api), self.word.options)
         try:
             await peer.dial(CALL_TIME)
             await peer.ask_options()

@@ -31,7 +31,7 @@ from devices.source import Behind, Facts, Fate, Hindrance, Inventory, unclaimed
 from gateway.bridge import judge, memory, shield
 from gateway.bridge.door import LOOK_EVERY, REGISTRY, Doors
 from gateway.bridge.memory import Door
-from gateway.bridge.peer import AwayError, Peer, identity
+from gateway.bridge.peer import AwayError, identity
 from gateway.bridge.plugin import DEADLINE, Bridged
 from gateway.bridge.recall import answers_of, recalled, remembered
 from gateway.telling.log import Seldom
@@ -42,7 +42,7 @@ FIRST_CALLS: Final = 2.0
 """Seconds that remembered plugins get to answer before the doors open, which makes every plugin register anew."""
 RIVAL_GOES: Final = 1.0
 """Seconds that a plugin's stream is given to end before another plugin for its resource is refused."""
-MOST_REGISTERS: Final = 30
+MOST_REGISTERS: Final = 120
 """Registers of one resource in a minute."""
 
 _log = structlog.get_logger()
@@ -249,7 +249,8 @@ class Bridge:
                 f"{resource} is offered by this gateway itself: give one of them another name (bridge.rename), or end the plugin",
             )
         self._require_room(resource)
-        peer = Peer(path, dialect, options)
+        one = self.plugins.get(resource) or self._bridged(resource)
+        peer = one.registration(path, dialect, options)
         try:
             await peer.dial()
             await peer.ask_options()
@@ -260,8 +261,7 @@ class Bridge:
         except asyncio.CancelledError:
             await peer.close()
             raise
-        one = self.plugins.get(resource) or self._bridged(resource)
-        self.plugins[resource] = one
+        one = self.plugins.setdefault(resource, one)
         one.door = door
         one.follow(peer)
         _log.info("a plugin registered", resource=resource, endpoint=path.name, api=dialect.name, door=door)

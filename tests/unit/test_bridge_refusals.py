@@ -109,7 +109,7 @@ async def test_registers_without_end_are_refused(folder: Path) -> None:
     async with beside(folder) as (bridge, _), plugin(folder) as bad:
         for _ in range(MOST_REGISTERS - 1):
             await bad.register()
-        with pytest.raises(grpc.aio.AioRpcError, match=r"at most 30 Registers of vendor\.example/nic in a minute"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"at most 120 Registers of vendor\.example/nic in a minute"):
             await bad.register()
         await bridge.lists("a", "b")
 
