@@ -89,6 +89,11 @@ COMPAT ?=
 compat: kubelets ## the compatibility matrix, on the kubelets that are built and emulated others: compat-report/
 	@$(RUN)gateway compat --genuine built $(COMPAT)
 
+.PHONY: compat-bridge
+compat-bridge: kubelets ## the same through the bridge, with a plugin of each API behind it: compat-report/API/
+	@for api in 0.1 v1alpha2 v1beta1; do \
+		$(RUN)gateway compat --genuine built --no-hops --behind $$api --out compat-report/$$api $(COMPAT) || exit 1; done
+
 # E2E: more of pytest's options. In the environment: REPEAT, how often each scenario is run; SETTLE, how many seconds each looks
 # on; OUTCOMES, a file for what was seen. The images are made first: the node has no network.
 E2E ?=

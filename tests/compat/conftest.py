@@ -37,6 +37,8 @@ class Job:
     scenario: str
     version: str
     tapped: bool = False
+    behind: str = ""
+    """The API of a plugin behind gateways that only bridge."""
 
     async def run(self) -> list[Connection]:
         scenario = SCENARIOS[self.scenario]
@@ -46,6 +48,7 @@ class Job:
             gpus={RESOURCE: 2} if self.tapped else scenario.gpus,
             demands=[Demand("a", RESOURCE, 2)] if self.tapped else [Demand("a", RESOURCE, 1), Demand("b", RESOURCE, 2)],
             tapped=self.tapped,
+            behind=self.behind,
         )
         async with setting as made:
             try:

@@ -1,0 +1,52 @@
+"""The bridge in a daemon of its own, before an emulated kubelet: what nobody is to see when a plugin ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
+from tests.unit.bridging import NIC, plugin
+
+
+@pytest.mark.parametrize(
+    ("version", "api"), [("1.8", "v1beta1"), ("1.9", "0.1"), ("1.28", "v1alpha2"), ("1.37", "v1beta1")]
+)
+async def test_a_plugins_restart_is_seen_by_nobody(folder: Path, version: str, api: str) -> None:
+    sockets, state = folder / "k" / "device-plugins", folder / "state"
+    sockets.mkdir(parents=True)
+    options = ("--backend", "none", "--bridge", str(folder))
+    async with (
+        await Kubelet.launch(version, sockets) as kubelet,
+        await GatewayProcess.launch(gateway_command(sockets, state, options=options)) as gateway,
+    ):
+        await kubelet.start()
+        await gateway.wait_for("open for device plugins")
+        async with plugin(folder, api=api) as played:
+            await kubelet.wait(NIC, 2)
+            await kubelet.admit("before", NIC, 1)
+            assert len(played.allocated) == 1
+        await gateway.wait_for("the plugin is away")
+        seen = Counter[int]()
+        watching = asyncio.create_task(_watch(kubelet, seen))
+        meanwhile = asyncio.create_task(kubelet.admit("meanwhile", NIC, 1))
+        async with plugin(folder, api=api) as again:
+            assert len((await meanwhile).devices[NIC]) == 1
+            assert len(again.allocated) == 1
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        assert set(seen) == {2}
+        with contextlib.suppress(KubeletError):  # There are only two.
+            await kubelet.admit("third", NIC, 1)
+            pytest.fail("three pods have two devices")
+
+
+async def _watch(kubelet: Kubelet, seen: Counter[int]) -> None:
+    while True:
+        seen[(await kubelet.books()).allocatable.get(NIC, 0)] += 1
+        await asyncio.sleep(0.01)
