@@ -77,7 +77,7 @@ def doctor(ctx: click.Context, *, state_dir: Path, host_root: Path, ignore: Sequ
         raise click.UsageError(
             f"expected the folder with the host's files with --host-root, and {host_root} isn't there"
         )
-    results = list(checks.judged(_seen(ctx.find_root(), state_dir, host_root), ignore))
+    results = list(checks.judged(seen(ctx.find_root(), state_dir, host_root), ignore))
     outcomes = Counter(result.outcome for result in results)
     if as_json:
         click.echo(escaped(msgspec.json.format(msgspec.json.encode({"schema": 1, "checks": results})).decode()))
@@ -129,7 +129,7 @@ def release(version: str) -> Release | None:
     return Release(found.minor, unkept=unkept, mended=mended)
 
 
-def _seen(root: click.Context, state_dir: Path, host_root: Path) -> Snapshot:
+def seen(root: click.Context, state_dir: Path, host_root: Path) -> Snapshot:
     """Ask and look; the daemon's own options, before the command, say where."""
     options = dict(root.params)
     for name in ("log_format", "log_level"):
@@ -141,18 +141,19 @@ def _seen(root: click.Context, state_dir: Path, host_root: Path) -> Snapshot:
         told["strategies"] = frozenset(found["device-list-strategy"])
     except ConfigError as error:
         told["settings"] = str(error)
-    below = _below(host_root, state_dir)
-    socket_dir = _below(host_root, Path(found.get("socket-dir") or root.params["socket_dir"]))
+    kept = below(host_root, state_dir)
+    socket_dir = below(host_root, Path(found.get("socket-dir") or root.params["socket_dir"]))
     # Where the folder isn't there, no gateway runs, and that has a check of its own.
     with contextlib.suppress(control.ControlError):
-        answers = asyncio.run(ask(below))
+        answers = asyncio.run(ask(kept))
         told.update(statuses=tuple(answers.read), silent=answers.silent)
     pod_resources = socket_dir.parent / "pod-resources" / "kubelet.sock"
-    places = Places(root=host_root, socket_dir=socket_dir, state_dir=below, pod_resources=pod_resources)
+    places = Places(root=host_root, socket_dir=socket_dir, state_dir=kept, pod_resources=pod_resources)
     kubeconfig = found.get("kubeconfig")
-    seen = cluster(Path(kubeconfig) if kubeconfig else None, found.get("node-name") or os.uname().nodename)
-    return look(places, Told(**told), seen, release, collect.nvml if host_root == Path("/") else None)
+    told_by_server = cluster(Path(kubeconfig) if kubeconfig else None, found.get("node-name") or os.uname().nodename)
+    return look(places, Told(**told), told_by_server, release, collect.nvml if host_root == Path("/") else None)
 
 
-def _below(root: Path, path: Path) -> Path:
+def below(root: Path, path: Path) -> Path:
+    """Say where a path of the host is, with the host's files below ``root``."""
     return root / path.absolute().relative_to("/")

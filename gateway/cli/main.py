@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "compat": ("gateway.cli.compat:compat", "Run the compatibility matrix: scenarios and hops on many kubelets."),
+    "completion": ("gateway.cli.completion:completion", "Print what a shell evaluates to complete this command line."),
     "config": ("gateway.cli.config:config", "Which settings are in force, and what said them."),
     "cordon": ("gateway.cli.cordon:cordon", "Let no new pod have a device, and say why."),
     "demo": ("gateway.cli.demo:demo", "A rolling kubelet upgrade on a simulated node, seen happen."),
@@ -38,6 +39,7 @@ _COMMANDS = {
     "plan": ("gateway.cli.plan:plan", "What a kubelet upgrade does to a GPU node, hop by hop."),
     "probe": ("gateway.cli.probe:probe", "Ask a kubelet which device plugin API it speaks."),
     "status": ("gateway.cli.status:status", "What this node's gateways, their kubelet and their devices are up to."),
+    "support-bundle": ("gateway.cli.bundle:bundle", "Collect what this node knows of its gateways in one archive."),
     "uncordon": ("gateway.cli.cordon:uncordon", "Give a cordoned device back to pods."),
 }
 

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import sleep
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 import msgspec
 
 from gateway.configuration.settings import STATE_DIR
+from gateway.registration.events import Phase
 from gateway.tally import Check
 from gateway.telling import log as observe
 from gateway.telling.log import escaped, printable
@@ -28,10 +29,12 @@ _EXAMPLES = """
 Examples:
   gateway status
   gateway status --watch
+  gateway status --check && echo all devices are served
   gateway status --json | jq '.gateways[].resources[] | {name, phase, allocatable}'
   gateway status --json | jq -r '.gateways[].resources[].devices[] | select(.state != "present") | .id'
 
-Exit status: 0 where at least one gateway answered, otherwise 1.
+Exit status: 0 where at least one gateway answered, otherwise 1. With --check: 0 where every resource with devices is served, 1 where
+one isn't, 2 where no gateway answers.
 """
 
 _ANSWER_WITHIN: Final = 5.0
@@ -102,15 +105,22 @@ async def look(state_dir: Path) -> Look:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document (its schema: docs/status.schema.json).")
 @click.option("--watch", is_flag=True, help=f"Look again every {_EVERY:g} seconds, until Ctrl-C.")
-def status(*, state_dir: Path, as_json: bool, watch: bool) -> None:
+@click.option(
+    "--check", is_flag=True, help="Say in a line and by the exit status whether the node's devices are served."
+)
+def status(*, state_dir: Path, as_json: bool, watch: bool, check: bool) -> None:
     """Show what the gateways of this node know of themselves, their kubelet and their devices.
 
     All gateways that run are shown: during an update of the gateway, one serves and another stands by. It asks over the
     control sockets in --state-dir, so it must run on the node, as the gateway's own user (root).
     """
+    if check and (as_json or watch):
+        raise click.UsageError("expected --check alone: --json and --watch show more than it needs")
     try:
         while True:
             found = asyncio.run(look(state_dir))
+            if check:
+                _check(found)
             if as_json:
                 click.echo(_json(found, indent=0 if watch else 2))
             else:
@@ -123,6 +133,26 @@ def status(*, state_dir: Path, as_json: bool, watch: bool) -> None:
     except KeyboardInterrupt:  # The way to end --watch.
         if _is_live():
             click.echo()
+
+
+def _check(found: Look) -> NoReturn:
+    """Say in a line for each resource that isn't served that it isn't; SystemExit says the same."""
+    if not found.read:
+        click.echo("no gateway answers")
+        sys.exit(2)
+    served = {one.name for each in found.read for one in each.resources if one.phase == Phase.SERVING.value}
+    wanting = {
+        one.name: f"{one.phase}{f': {one.trouble}' if one.trouble else ''}"
+        for each in found.read
+        for one in each.resources
+        if one.listed and one.name not in served and not one.standing_by_for
+    }
+    wanting |= {Path(path).stem: why for path, why in found.silent.items()}
+    wanting |= {each.token: f"waiting for {each.waits_for}" for each in found.read if each.waits_for}
+    click.echo("not ready" if wanting else "ready")
+    for name, why in wanting.items():
+        click.echo(f"{_clean(name)}: {_clean(why)}")
+    sys.exit(1 if wanting else 0)
 
 
 def _json(found: Look, indent: int) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from tests.mutants.table import Mutant
 
 RULES = {
-    "DR1": "what can't be seen from here is no finding, and isn't called well",
-    "DR2": "a fault is named by its own code, and by no other",
-    "DR3": "a gateway's process is told from whatever else has its number",
-    "DR4": "the driver is asked within bounds",
-    "DR5": "the exit status says how bad it is",
+    "DOC1": "what can't be seen from here is no finding, and isn't called well",
+    "DOC2": "a fault is named by its own code, and by no other",
+    "DOC3": "a gateway's process is told from whatever else has its number",
+    "DOC4": "the driver is asked within bounds",
+    "DOC5": "the exit status says how bad it is",
 }
 
 _CHECKS = "gateway/doctor/checks.py"
@@ -26,7 +26,7 @@ _QUIET = f"{_TEST}::test_what_is_no_fault_is_not_named"
 
 MUTANTS = (
     Mutant(
-        "DR1",
+        "DOC1",
         "unseen is well",
         _CHECKS,
         'yield Result(**said, outcome="unseen")',
@@ -34,7 +34,7 @@ MUTANTS = (
         f"{_TEST}::test_what_cannot_be_seen_is_no_finding_and_is_not_called_well",
     ),
     Mutant(
-        "DR2",
+        "DOC2",
         "a stale folder is there",
         _COLLECT,
         "if not info.st_nlink:",
@@ -42,7 +42,7 @@ MUTANTS = (
         _OWN,
     ),
     Mutant(
-        "DR2",
+        "DOC2",
         "a library that lacks a right is missing, too",
         _DRIVERS,
         'nvml.state == "missing" and not _unwatchable(seen)',
@@ -50,7 +50,7 @@ MUTANTS = (
         _OWN,
     ),
     Mutant(
-        "DR2",
+        "DOC2",
         "the registry has no kubelet, too",
         _KUBELETS,
         'folder.state != "there" or _registry(seen) or',
@@ -58,7 +58,7 @@ MUTANTS = (
         _OWN,
     ),
     Mutant(
-        "DR2",
+        "DOC2",
         "what another gateway serves counts against this one",
         _GATEWAYS,
         "yield from (one for one in status.resources if not one.standing_by_for)",
@@ -66,7 +66,7 @@ MUTANTS = (
         _QUIET,
     ),
     Mutant(
-        "DR2",
+        "DOC2",
         "an application's failure waits for hands",
         _GATEWAYS,
         "device.state == State.UNHEALTHY.value and device.kind in _HANDS",
@@ -74,7 +74,7 @@ MUTANTS = (
         _QUIET,
     ),
     Mutant(
-        "DR2",
+        "DOC2",
         "links of device nodes matter with CDI",
         _RUNTIMES,
         '    if seen.strategies & _CDI:\n        return ""\n    unlinked',
@@ -82,15 +82,15 @@ MUTANTS = (
         _QUIET,
     ),
     Mutant(
-        "DR2",
-        "a DRA driver of whatever GPUs",
+        "DOC2",
+        "any name that no gateway offers is dead",
         _CLUSTER,
         "if not count and name.startswith(_VENDORS)",
         "if name.startswith(_VENDORS)",
-        _OWN,
+        _QUIET,
     ),
     Mutant(
-        "DR3",
+        "DOC3",
         "whatever has the number",
         _COLLECT,
         'return any(part.rpartition("/")[2] in _GATEWAYS for part in',
@@ -98,7 +98,7 @@ MUTANTS = (
         f"{_TEST}::test_a_gateway_in_a_pod_is_known_by_its_number_there",
     ),
     Mutant(
-        "DR4",
+        "DOC4",
         "a library that hangs is waited for",
         _COLLECT,
         "thread.join(_NVML_WITHIN)",
@@ -106,7 +106,7 @@ MUTANTS = (
         f"{_TEST}::test_a_library_that_hangs_is_not_waited_for",
     ),
     Mutant(
-        "DR5",
+        "DOC5",
         "a warning is an error",
         _COMMAND,
         'sys.exit(2 if outcomes["error"] else 1',

@@ -26,7 +26,7 @@ COMMANDS = [
 def _examples(name: str, command: click.Command) -> Iterator[tuple[str, str]]:
     for line in (command.epilog or "").splitlines():
         if match := re.match(r"  (gateway(?: [^ ]+)*)", line):
-            yield name, re.split(r" && | \| |; ", match[1])[0]
+            yield name, re.split(r" && | \| |; | > ", match[1])[0]
     if isinstance(command, click.Group):
         for one in command.list_commands(click.Context(command)):
             found = command.get_command(click.Context(command), one)

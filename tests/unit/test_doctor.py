@@ -457,9 +457,10 @@ QUIET: Mapping[str, Callable[[Fake], None]] = {
     "an application's failure ends by itself": lambda fake: fake.resource(
         devices=(replace(DEVICES[0], state="unhealthy", kind="application"),)
     ),
-    "who stands by says nothing of a resource": lambda fake: fake.others.append(
-        replace(STATUS, token=WAITING, resources=(replace(SERVED, phase="standing by", standing_by_for=SERVING),))
+    "who stands by says nothing of a resource": lambda fake: fake.resource(
+        phase="standing by for another gateway", standing_by_for=WAITING, allocatable=0
     ),
+    "a name of another plugin that has devices is no dead one": node_of(capacity={GPU: 2, "nvidia.com/other": 3}),
     "a resource without devices need not be served": lambda fake: fake.resource(
         phase="waiting for a kubelet", listed=0, healthy=0, allocatable=0, devices=()
     ),

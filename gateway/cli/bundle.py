@@ -1,0 +1,226 @@
+"""``gateway support-bundle``: what a node knows of its gateways, in one archive that can be given away."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from devices.filewatch import NotPlainError, read_plain
+from gateway.cli import advice, main
+from gateway.cli.doctor import below, seen
+from gateway.configuration.settings import STATE_DIR, ConfigError
+from gateway.doctor import checks
+from gateway.doctor.snapshot import Snapshot
+from gateway.telling import status
+
+_EXAMPLES = """
+\b
+Examples:
+  gateway support-bundle
+  gateway support-bundle --output - | ssh desk 'cat > bundle.tar.gz'
+  gateway support-bundle --with-names             names of pods as they are
+
+In a pod, add its log: kubectl logs POD.
+"""
+
+_MOST: Final = 16 * 1024 * 1024
+"""Bytes of a member."""
+_MOST_LOG: Final = 2 * 1024 * 1024
+"""Bytes of the end of a log."""
+_MOST_LOGS: Final = 8
+_UNIT: Final = "device-plugin-gateway@*"
+_SECRET: Final = re.compile(r"token|secret|password|passwd|credential|api_?key|kubeconfig", re.IGNORECASE)
+_OURS: Final = re.compile(r"GATEWAY_|NVIDIA_|CUDA_|DP_|[A-Z_]*CONFIG[A-Z_]*$|[A-Z_]*STRATEGY$|NODE_NAME$")
+_JWT: Final = re.compile(r"eyJ[0-9A-Za-z_-]{8,}\.[0-9A-Za-z_-]+\.[0-9A-Za-z_-]+")
+_BEARER: Final = re.compile(r"(?i)(bearer )[^\s\"']+")
+
+
+@click.command("support-bundle", epilog=_EXAMPLES)
+@click.option(
+    "--state-dir",
+    envvar="GATEWAY_STATE_DIR",
+    type=click.Path(path_type=Path),
+    default=STATE_DIR,
+    show_default=True,
+    help="The gateways' state directory.",
+)
+@click.option(
+    "--host-root",
+    type=click.Path(path_type=Path),
+    default=Path("/"),
+    show_default=True,
+    help="Where the host's file system is.",
+)
+@click.option(
+    "--output", metavar="FILE", help="Where to write it; -: to standard output.  [default: a name with the time]"
+)
+@click.option("--with-names", is_flag=True, help="Leave the names of the node, of namespaces and of pods as they are.")
+@click.pass_context
+def bundle(ctx: click.Context, *, state_dir: Path, host_root: Path, output: str | None, with_names: bool) -> None:
+    """Collect what is known of this node's gateways in one archive: status, doctor, settings, records, logs, versions.
+
+    Tokens and whatever looks like a secret are left out. Names of the node, of namespaces, pods and containers are replaced, each
+    by the same word throughout.
+    """
+    root = ctx.find_root()
+    found = dict(_members(root, seen(root, state_dir, host_root), below(host_root, state_dir), host_root))
+    clean = redacted(found, {} if with_names else _names(found))
+    name = output or f"gateway-support-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz"
+    with click.open_file(name, "wb") as file:
+        file.write(archive(clean, "gateway-support" if name == "-" else Path(name).name.partition(".")[0]))
+    click.echo(f"{name}: {', '.join(sorted(clean))}", err=True)
+
+
+def redacted(members: Mapping[str, bytes], names: Mapping[str, str]) -> dict[str, bytes]:
+    """Take secrets out of each text, and put other words in the place of names."""
+    wanted = sorted(names, key=len, reverse=True)
+    pattern = re.compile("|".join(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])" for name in wanted)) if wanted else None
+
+    def clean(content: bytes) -> bytes:
+        text = content.decode(errors="replace")
+        text = _BEARER.sub(r"\1REDACTED", _JWT.sub("REDACTED", text))
+        return (pattern.sub(lambda match: names[match[0]], text) if pattern else text).encode()
+
+    return {name: clean(content) for name, content in members.items()}
+
+
+def archive(members: Mapping[str, bytes], folder: str) -> bytes:
+    """Pack the members into a compressed archive, below one folder."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, content in sorted(members.items()):
+            info = tarfile.TarInfo(f"{folder}/{name}")
+            info.size, info.mode, info.mtime = len(content), 0o600, int(time.time())
+            tar.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _members(root: click.Context, found: Snapshot, state_dir: Path, host_root: Path) -> Iterator[tuple[str, bytes]]:
+    yield "status.json", _json({"gateways": found.statuses, "silent": found.silent})
+    yield "doctor.json", _json(list(checks.judged(found)))
+    yield "snapshot.json", _json(found)
+    yield "settings.json", _json(_settings(root))
+    yield "versions.json", _json(status.build())
+    yield "environment.json", _json(_environment())
+    if found.release is not None:
+        facts = advice.load()
+        kubelets = [bug for bug in facts.bugs if found.release.minor and bug.hits(advice.Kubelet(found.release.minor))]
+        yield "kubelet-bugs.json", _json({"release": found.release, "newest patch release": kubelets})
+    for name, path in (
+        ("state.json", state_dir / "ledger.json"),
+        ("kubelet-checkpoint.json", Path(found.socket_dir.path) / "kubelet_internal_checkpoint"),
+    ):
+        if content := _file(path):
+            yield name, _without_answers(content)
+    yield from _logs(host_root)
+
+
+def _settings(root: click.Context) -> Any:
+    options = {name: value for name, value in root.params.items() if name not in {"log_format", "log_level"}}
+    try:
+        return [
+            setting if not _SECRET.search(setting.name) else {"name": setting.name, "value": "REDACTED"}
+            for setting in main.effective_settings(root, options)
+        ]
+    except ConfigError as error:
+        return {"error": str(error)}
+
+
+def _environment() -> dict[str, str]:
+    return {
+        name: "REDACTED" if _SECRET.search(name) else value
+        for name, value in sorted(os.environ.items())
+        if _OURS.match(name)
+    }
+
+
+def _without_answers(content: bytes) -> bytes:
+    """Leave out what containers were told: it is long, and may hold what a plugin puts into their environment."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return content
+    entries = found.get("Data", found).get("PodDeviceEntries") if isinstance(found, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict):
+            entry.pop("AllocResp", None)
+    return _json(found)
+
+
+def _logs(host_root: Path) -> Iterator[tuple[str, bytes]]:
+    """The ends of the gateways' logs, where the host has them."""
+    pods = host_root / "var/log/pods"
+    files = sorted(pods.glob("*device-plugin-gateway*/gateway/*.log")) if pods.is_dir() else []
+    for path in files[-_MOST_LOGS:]:
+        if content := _end(path):
+            yield f"log-{path.parent.parent.name}-{path.name}", content
+    if host_root == Path("/"):
+        try:
+            done = subprocess.run(
+                ["journalctl", "--no-pager", "--output=cat", "--lines=5000", f"--unit={_UNIT}"],
+                check=False,
+                capture_output=True,
+                timeout=10,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return
+        if done.returncode == 0 and done.stdout.strip():
+            yield "log-service.log", done.stdout[-_MOST_LOG:]
+
+
+def _end(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST_LOG))
+            return file.read(_MOST_LOG)
+    except OSError:
+        return b""
+
+
+def _file(path: Path) -> bytes:
+    try:
+        return read_plain(path, _MOST)[:_MOST]
+    except (OSError, NotPlainError):
+        return b""
+
+
+def _names(members: Mapping[str, bytes]) -> dict[str, str]:
+    """Find the names of the node, of namespaces, pods and containers in the gateways' status and state, with a word for each."""
+    holders = set(re.findall(r"\"([a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*)\"", _text(members)))
+    holders |= set(re.findall(r"'([a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*/[a-z0-9][a-z0-9.-]*)'", _text(members)))
+    names = {os.uname().nodename: "node", os.environ.get("NODE_NAME", ""): "node"}
+    for holder in holders:
+        namespace, pod, container = holder.split("/")
+        names[holder] = f"{_word('ns', namespace)}/{_word('pod', pod)}/{_word('c', container)}"
+        names[f"{namespace}/{pod}"] = f"{_word('ns', namespace)}/{_word('pod', pod)}"
+        names[pod] = _word("pod", pod)
+    names.pop("", None)
+    return names
+
+
+def _text(members: Mapping[str, bytes]) -> str:
+    return "".join(members[name].decode(errors="replace") for name in ("status.json", "state.json") if name in members)
+
+
+def _word(kind: str, name: str) -> str:
+    return f"{kind}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _json(content: Any) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(content, enc_hook=_plain), indent=1) + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, (set, frozenset)) else str(value)
