@@ -23,6 +23,9 @@ MOST_PLUGINS: Final = 128
 MOST_DEVICES: Final = 20_000
 """The most devices of one plugin. The kubelet's own limit is 4 MiB for a list, which is 43 000 devices with IDs of 80 bytes."""
 MOST_IN_ALL: Final = 60_000
+"""The most devices of all plugins together: of one more list, the last one stays."""
+LONGEST_REPEATED: Final = 16 * 1024
+"""The most bytes of an answer that is remembered."""
 LONGEST_ID: Final = 253
 """Characters of a device ID: 63 is a comment in the API, and no kubelet checks it."""
 MOST_PARTS: Final = 4096
@@ -90,10 +93,15 @@ def endpoint_of(info: PluginInfo, found: str) -> tuple[str, str]:
     return (last if last in _OURS else _OURS[1]), name
 
 
-def list_error(devices: Sequence[Device]) -> str | None:
-    """Say why a list can't be taken, as a whole: half a list would take devices away that are there."""
+def list_error(devices: Sequence[Device], others: int = 0) -> str | None:
+    """Say why a list can't be taken, as a whole: half a list would take devices away that are there.
+
+    ``others`` is how many devices the other plugins have.
+    """
     if len(devices) > MOST_DEVICES:
         return f"expected at most {MOST_DEVICES} devices on a list, got {len(devices)}: announce fewer"
+    if len(devices) + others > MOST_IN_ALL:
+        return f"expected at most {MOST_IN_ALL} devices of all plugins, got {len(devices)} besides {others}: announce fewer"
     if wrong := next((one.id for one in devices if not _is_id(one.id)), None):
         return (
             f"expected device IDs of 1 to {LONGEST_ID} printable characters, got {wrong[:80]!r} ({len(wrong)} characters): "

@@ -73,6 +73,9 @@ class AwayError(Exception):
 class Lists(Protocol):
     """Takes what a plugin says, in order."""
 
+    def others(self) -> int:
+        """How many devices other plugins have."""
+
     def is_old(self, peer: Peer, data: bytes) -> bool:
         """Whether a message is the one that came last, of whichever registration: then nothing more is done with it."""
 
@@ -166,7 +169,7 @@ class Peer:
                 self.lists += 1
                 if to.is_old(self, data):
                     continue
-                devices, problem = self._judged(data)
+                devices, problem = self._judged(data, to.others())
                 if problem:
                     to.spoilt(self, problem)
                 else:
@@ -182,13 +185,13 @@ class Peer:
             self.ended.set()
         return "it ended its stream"
 
-    def _judged(self, data: bytes) -> tuple[tuple[Device, ...], str | None]:
+    def _judged(self, data: bytes, others: int) -> tuple[tuple[Device, ...], str | None]:
         try:
             require_bounded(data, containers=False)
             devices, self._known = read(self.dialect, data, self._known, self._place)
         except MalformedError as error:
             return (), str(error)
-        return devices, judge.list_error(devices)
+        return devices, judge.list_error(devices, others)
 
     async def allocate(self, request: ContainerRequest, seconds: float) -> ContainerAnswer:
         """Call Allocate for one container.

@@ -14,6 +14,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, cast
 
+import msgspec
 import structlog
 
 from adapters.registry import by_name
@@ -57,10 +58,14 @@ class Bridged:
         resource: the name that the plugin registered.
         changed: is told when there is something new to announce, or to remember.
         limits: how long it may be away.
+        total: counts the devices of all plugins.
     """
 
-    def __init__(self, resource: str, changed: Callable[[], None], limits: Limits) -> None:
+    def __init__(
+        self, resource: str, changed: Callable[[], None], limits: Limits, total: Callable[[], int] = lambda: 0
+    ) -> None:
         self.resource, self._changed, self.limits = resource, changed, limits
+        self._total = total
         self.word: Word = shield.Word()
         self.peer: Peer | None = None
         """The registration that calls go to; None while the plugin is away."""
@@ -125,6 +130,10 @@ class Bridged:
             self._hung = None
         if peer is self.peer:
             self.went(why)
+
+    def others(self) -> int:
+        """How many devices other plugins have."""
+        return self._total() - len(self.word.devices or ())
 
     def is_old(self, peer: Peer, data: bytes) -> bool:
         """Whether it says what was said last, as some plugins do again and again, or comes from a server that was replaced."""
@@ -361,7 +370,7 @@ class Bridged:
             )
 
     def _note(self, request: ContainerRequest, answer: ContainerAnswer) -> None:
-        if not self.repeats:
+        if not self.repeats or len(msgspec.json.encode(answer)) > judge.LONGEST_REPEATED:
             return
         asked = frozenset(request.device_ids)
         before = self.answers.pop(asked, None)

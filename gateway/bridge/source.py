@@ -211,9 +211,12 @@ class Bridge:
         self._unsaved.set()
 
     def _bridged(self, resource: str) -> Bridged:
-        one = Bridged(resource, self._changed, self._limits)
+        one = Bridged(resource, self._changed, self._limits, self._total)
         self._settle(one)
         return one
+
+    def _total(self) -> int:
+        return sum(len(one.word.devices or ()) for one in self.plugins.values())
 
     def _settle(self, one: Bridged) -> None:
         bridging = self._policy.bridging

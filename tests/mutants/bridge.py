@@ -244,7 +244,7 @@ MUTANTS = (
         _DOOR,
         "            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "            pass\n",
-        f"{_T}::test_a_second_gateway_leaves_the_folder_to_the_first",
+        f"{_T}::test_a_second_gateway_calls_the_firsts_plugins_and_takes_them_over_when_it_ends",
     ),
     Mutant(
         "B10",

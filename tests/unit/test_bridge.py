@@ -116,7 +116,7 @@ async def test_what_an_earlier_handler_of_the_same_server_swallows_still_counts(
         await bridge.lists("a", "b")
         await played.register()
         async with asyncio.timeout(GUARD_S):
-            while played.lists < 2:  # noqa: ASYNC110 - the plugin tells nobody
+            while (peer := bridge.one().peer) is None or played.lists < 2 or not peer.lists:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.005)
         for devices in ((Device("c"),), TWO, (Device("d"),)):
             await played.change(devices)
@@ -194,6 +194,16 @@ async def test_after_the_grace_devices_are_unhealthy_and_after_longer_withdrawn(
             listing = await bridge.lists("a", "b")
             assert health(listing) == {"a": True, "b": True}
             assert listing.recovered == {"a", "b"}
+
+
+async def test_a_large_answer_is_not_remembered(folder: Path) -> None:
+    async with bridged(folder, bridging=Bridging(repeat=("*",)), grace=0.3) as bridge:
+        async with plugin(folder, answer=lambda _: ContainerAnswer({"K": "v" * 20_000})):
+            await bridge.lists("a", "b")
+            await bridge.allocate("a")
+        await bridge.until(lambda _: bridge.one().peer is None)
+        with pytest.raises(RefusedError, match="it is away"):
+            await bridge.allocate("a")
 
 
 @pytest.mark.parametrize("repeat", [True, False], ids=["as before", "not without the operator's word"])

@@ -147,6 +147,19 @@ async def test_a_list_is_refused_by_name_and_the_last_one_stays(folder: Path, ba
         assert bridge.told[NIC].devices == before.devices
 
 
+async def test_all_plugins_together_have_so_many_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.bridge.judge.MOST_IN_ALL", 5)
+    async with beside(folder) as (bridge, _), plugin(folder) as played:
+        await bridge.lists("a", "b")
+        await played.change([Device(str(number)) for number in range(4)])
+        async with asyncio.timeout(GUARD_S):
+            while not bridge.one().trouble:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.005)
+        assert "at most 5 devices of all plugins, got 4 besides 2" in bridge.one().trouble
+        await played.change([Device(str(number)) for number in range(3)])
+        await bridge.lists("0", "1", "2")
+
+
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
