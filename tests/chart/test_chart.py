@@ -315,6 +315,43 @@ def test_the_rights_are_those_of_kustomize() -> None:
     assert rendered({"config.name": "any"})["ClusterRole", ""]["rules"] == role["rules"]
 
 
+NODE = {
+    "nodeReadiness.condition": True,
+    "nodeReadiness.startupTaint": "readiness.k8s.io/gpu",
+    "nodeReadiness.events": True,
+}
+
+
+def test_a_gateway_that_tells_its_node_is_kept_to_it() -> None:
+    done = helm("template", "gpu", chart.CHART, "--namespace=gpu", "--kube-version=1.37.0", *given(NODE))
+    found = [one for one in yaml.safe_load_all(done.stdout) if one]
+    for one in found:
+        judge(one, "1.37")
+    account = {"kind": "ServiceAccount", "name": "gpu-device-plugin-gateway", "namespace": "gpu"}
+    bindings = [one for one in found if one["kind"].endswith("RoleBinding")]
+    assert len(bindings) == 3
+    assert all(one["subjects"] == [account] for one in bindings)
+    (policy,) = [one for one in found if one["kind"] == "ValidatingAdmissionPolicy"]
+    expression = policy["spec"]["matchConditions"][0]["expression"]
+    assert expression.endswith("'system:serviceaccount:gpu:gpu-device-plugin-gateway'")
+    (binding,) = [one for one in found if one["kind"] == "ValidatingAdmissionPolicyBinding"]
+    assert binding["spec"]["policyName"] == policy["metadata"]["name"] == "gpu-gpu-device-plugin-gateway-node-readiness"
+    names = [(one["kind"], one["metadata"]["name"], one["metadata"].get("namespace")) for one in found]
+    assert len(names) == len(set(names))
+
+
+def test_a_gateway_that_tells_its_node_is_told_so() -> None:
+    found = env(NODE)
+    assert found["GATEWAY_NODE_CONDITION"] == found["GATEWAY_NODE_EVENTS"] == "true"
+    assert found["GATEWAY_STARTUP_TAINT"] == "readiness.k8s.io/gpu"
+    assert pod(NODE)["automountServiceAccountToken"] is True
+
+
+def test_where_it_cannot_be_kept_to_its_node_it_is_refused() -> None:
+    done = helm("template", "gpu", chart.CHART, "--namespace=gpu", "--kube-version=1.31.0", *given(NODE))
+    assert "from Kubernetes 1.32 on" in done.stderr
+
+
 def test_gpu_feature_discovery_runs_theirs() -> None:
     spec = daemonset(ROOT / "tests/chart/values/private-registry.yaml", component="gpu-feature-discovery")["spec"][
         "template"

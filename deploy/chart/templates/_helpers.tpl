@@ -245,6 +245,10 @@ readOnlyRootFilesystem: true
 {{- if eq .Values.gateway.backend "nvidia" -}}{{- $env = concat $env (include "gateway.nvidiaEnv" . | fromJsonArray) -}}{{- end -}}
 {{- if eq .Values.gateway.backend "simulated" -}}{{- $env = append $env (dict "name" "GATEWAY_SIMULATE" "value" "/etc/device-plugin-gateway/profile.yaml") -}}{{- end -}}
 {{- if include "gateway.configMap" . -}}{{- $env = concat $env (include "gateway.configEnv" . | fromJsonArray) -}}{{- end -}}
+{{- if .Values.nodeReadiness.condition -}}{{- $env = append $env (dict "name" "GATEWAY_NODE_CONDITION" "value" "true") -}}{{- end -}}
+{{- if .Values.nodeReadiness.events -}}{{- $env = append $env (dict "name" "GATEWAY_NODE_EVENTS" "value" "true") -}}{{- end -}}
+{{- with .Values.nodeReadiness.startupTaint -}}{{- $env = append $env (dict "name" "GATEWAY_STARTUP_TAINT" "value" .) -}}{{- end -}}
+{{- if include "gateway.asksApi" . -}}{{- $env = append $env (dict "name" "NODE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "spec.nodeName"))) -}}{{- end -}}
 {{- $more := default list (dig "containers" "main" "env" list .Values.devicePlugin) -}}
 {{- $names := list -}}
 {{- range $more -}}{{- $names = append $names .name -}}{{- end -}}
@@ -272,10 +276,14 @@ readOnlyRootFilesystem: true
 {{- $env := list (dict "name" "CONFIG_FILE_SRCDIR" "value" "/available-configs") -}}
 {{- if .Values.config.default -}}{{- $env = append $env (dict "name" "DEFAULT_CONFIG" "value" .Values.config.default) -}}{{- end -}}
 {{- if .Values.config.fallbackStrategies -}}{{- $env = append $env (dict "name" "FALLBACK_STRATEGIES" "value" (join "," .Values.config.fallbackStrategies)) -}}{{- end -}}
-{{- toJson (append $env (dict "name" "NODE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "spec.nodeName")))) -}}
+{{- toJson $env -}}
 {{- end -}}
 
 {{- /* Is there a feature on that asks the API server? */ -}}
 {{- define "gateway.asksApi" -}}
-{{- if include "gateway.configMap" . -}}true{{- end -}}
+{{- if or (include "gateway.configMap" .) (include "gateway.tellsNode" .) -}}true{{- end -}}
+{{- end -}}
+
+{{- define "gateway.tellsNode" -}}
+{{- if or .Values.nodeReadiness.condition .Values.nodeReadiness.startupTaint .Values.nodeReadiness.events -}}true{{- end -}}
 {{- end -}}
