@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -30,6 +30,9 @@ from devices.source import (
     Partial,
     unclaimed,
 )
+
+if TYPE_CHECKING:
+    from devices.telemetry import Reading
 
 RETRY_S: Final = 5.0
 """Seconds until a source that failed is asked again."""
@@ -144,6 +147,12 @@ class Combined:
         """Tell every source."""
         for source in self._sources:
             source.adopt(policy)
+
+    def readings(self) -> Sequence[Reading]:
+        """Read the gauges that the sources have. Blocks."""
+        from devices.telemetry import Measured  # noqa: PLC0415 - who wants no gauges needn't pay for it
+
+        return [one for source in self._sources if isinstance(source, Measured) for one in source.readings()]
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:
         """Let go of the hardware beneath these devices, whosever it is."""

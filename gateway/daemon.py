@@ -687,7 +687,12 @@ class Gateway:
             from gateway.telling import metrics  # noqa: PLC0415 - its imports are paid only where metrics are wanted
 
             told = metrics.Metrics(commands.document, self.tally, device_ids=self.settings.metrics_device_ids)
-            self._spawn("metrics", self._answer("metrics", self.settings.metrics_address, {"/metrics": told.answer}))
+            routes: dict[str, Handler] = {"/metrics": told.answer}
+            if self.settings.gpu_metrics:
+                from gateway.telling import gpumetrics  # noqa: PLC0415 - as above
+
+                routes["/metrics"] = gpumetrics.added(self, told.answer)
+            self._spawn("metrics", self._answer("metrics", self.settings.metrics_address, routes))
 
     async def _listen_for_orders(self, handlers: Mapping[str, control.Handler]) -> None:
         server = Server(socket_path(self.settings.state_dir, self.token), handlers)

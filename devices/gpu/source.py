@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from operator import is_not
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 import structlog
@@ -30,6 +30,9 @@ from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, Pref
 from devices.policy import CDI_STRATEGIES, ListStrategy, Policy, Slices
 from devices.replicas import unshared
 from devices.source import CHOSEN_AT_ONCE, Facts, Fate, GiveUpError, Hindrance, Inventory, unclaimed
+
+if TYPE_CHECKING:
+    from devices.telemetry import Reading
 
 _CDI_RETRY: Final = 30.0
 """Seconds until a CDI specification that could not be written is tried again."""
@@ -240,6 +243,13 @@ class GPUSource:
         self._policy = policy
         self._tell(policy)
         self._decide()
+
+    def readings(self) -> Sequence[Reading]:
+        """Read the gauges of the GPUs, where the backend can. Blocks."""
+        from devices.telemetry import Measured  # noqa: PLC0415 - who wants no gauges needn't pay for it
+
+        backend = self._backend
+        return backend.readings() if isinstance(backend, Measured) else ()
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:
         """Let go of the GPUs beneath these devices; return the IDs of all devices on them."""

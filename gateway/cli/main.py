@@ -229,6 +229,11 @@ class _Address(click.ParamType[tuple[str, int]]):
 )
 @click.option("--metrics-device-ids", is_flag=True, help="One metric for each device: more labels, more to store.")
 @click.option(
+    "--gpu-metrics",
+    is_flag=True,
+    help="Metrics of the GPUs themselves (how busy, full and hot), under the names of NVIDIA's DCGM exporter, with their pods.",
+)
+@click.option(
     "--probe-address",
     type=_Address(),
     default=None,

@@ -63,6 +63,8 @@ class Settings(Struct, frozen=True):
     metrics_address: tuple[str, int] | None = None
     """Host and port to tell metrics on; None: nowhere."""
     metrics_device_ids: bool = False
+    gpu_metrics: bool = False
+    """Whether the metrics have the GPUs' own gauges, too."""
     probe_address: tuple[str, int] | None = None
     """Host and port to answer probes on; None: nowhere."""
     kubeconfig: Path | None = None

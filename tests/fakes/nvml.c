@@ -416,7 +416,33 @@ struct memory { u64 total, free, used; };
 EXPORTED Result nvmlDeviceGetMemoryInfo(Handle h, struct memory *to) {
     ENTER_AT("nvmlDeviceGetMemoryInfo", h, ANY);
     u64 total = kind_of(h) == MIG_HANDLE ? (u64)at.profile.memory_mb << 20 : at.gpu.memory;
-    *to = (struct memory){total, total, 0};
+    u64 used = (u64)(at.gpu.minor + 1) << 30;
+    *to = (struct memory){total, total - used, used};
+    return SUCCESS;
+}
+
+/* --- gauges; each GPU has its own values, by its minor number --- */
+
+struct utilization { u32 gpu, memory; };
+
+/* nvml.h: "Not Supported" for MIG devices, and for a GPU in MIG mode. */
+EXPORTED Result nvmlDeviceGetUtilizationRates(Handle h, struct utilization *to) {
+    ENTER_AT("nvmlDeviceGetUtilizationRates", h, GPU_ONLY);
+    if (at.gpu.mig) return NOT_SUPPORTED;
+    *to = (struct utilization){10 + at.gpu.minor, 20 + at.gpu.minor};
+    return SUCCESS;
+}
+
+EXPORTED Result nvmlDeviceGetTemperature(Handle h, u32 sensor, u32 *celsius) {
+    ENTER_AT("nvmlDeviceGetTemperature", h, GPU_ONLY);
+    if (sensor != 0) return INVALID_ARGUMENT;
+    *celsius = 40 + at.gpu.minor;
+    return SUCCESS;
+}
+
+EXPORTED Result nvmlDeviceGetPowerUsage(Handle h, u32 *milliwatts) {
+    ENTER_AT("nvmlDeviceGetPowerUsage", h, GPU_ONLY);
+    *milliwatts = 1000 * (100 + at.gpu.minor) + 500;
     return SUCCESS;
 }
 

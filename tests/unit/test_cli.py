@@ -57,6 +57,7 @@ SWITCHES = [
     ("--host-service", "host_service"),
     ("--node-condition", "node_condition"),
     ("--node-events", "node_events"),
+    ("--gpu-metrics", "gpu_metrics"),
 ]
 
 

@@ -22,7 +22,7 @@ from devices.gpu.model import GPU, Link, Way
 from devices.gpu.nvidia import nvml as nvml_library
 from devices.gpu.nvidia.backend import NvidiaBackend
 from devices.gpu.nvidia.kernel import Node as Kernel
-from devices.gpu.nvidia.nvml import Nvml, profile
+from devices.gpu.nvidia.nvml import Guests, Nvml, profile
 from devices.gpu.nvidia.scan import Let
 from devices.gpu.nvidia.watch import Happened, Looker, News, Pace
 from devices.model import Health, Kind
@@ -696,7 +696,7 @@ async def test_errors_that_have_come_when_nvml_is_to_be_closed_are_told(node: No
     nvml.open()
     for index in range(3):
         nvml.listen(nvml.at(index))
-    looker = Looker(nvml, Kernel(node.root, node.root, node.root), PACE, Let())
+    looker = Looker(nvml, Kernel(node.root, node.root, node.root), PACE, Let(), Guests())
     looker._loop, looker._take = asyncio.get_running_loop(), taken.append
     for index in range(3):
         node.world.event(index, 79)

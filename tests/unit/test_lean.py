@@ -28,6 +28,7 @@ def loaded() -> frozenset[str]:
         "gateway.cli.status",
         "gateway.cli.advice",
         "gateway.wires.http",
+        "gateway.telling.gpumetrics",
         "gateway.telling.metrics",
         "gateway.telling.status",
         "devices.combined",

@@ -13,7 +13,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from msgspec.structs import replace
@@ -23,6 +23,9 @@ from devices.gpu.amd.sysfs import ENTRIES, XGMI, AbsentError, Entry, Node, Topol
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.model import Trouble
+
+if TYPE_CHECKING:
+    from devices.telemetry import Reading
 
 _RESOURCE: Final = "amd.com/gpu"
 _CONTROL_NODES: Final = ("/dev/kfd",)
@@ -69,6 +72,13 @@ class AmdBackend:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_EVERY_S):
                     await self._asked.wait()
+
+    def readings(self) -> Sequence[Reading]:
+        """Read the gauges of the GPUs that aren't released. Blocks: belongs in a thread, and never raises."""
+        from devices.gpu.amd import telemetry  # noqa: PLC0415 - who wants no gauges needn't pay for it
+
+        released = self._released
+        return telemetry.read(self._sys, [gpu for gpu in self._seen or () if gpu.board not in released])
 
     async def release(self, uuids: Collection[str]) -> None:
         """Leave these GPUs out from now on. There is nothing to close: between two looks no file is open."""

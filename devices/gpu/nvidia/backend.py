@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from msgspec.structs import replace
@@ -20,12 +20,15 @@ from devices.gpu.model import GPU
 from devices.gpu.nvidia import health
 from devices.gpu.nvidia.health import Checks, Health
 from devices.gpu.nvidia.kernel import Node
-from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml
+from devices.gpu.nvidia.nvml import Guests, MismatchError, NotLoadedError, Nvml
 from devices.gpu.nvidia.scan import Let, Scan
 from devices.gpu.nvidia.watch import Down, Happened, Looker, News, Pace
 from devices.model import Kind, Trouble
 from devices.policy import Policy
 from devices.source import GiveUpError
+
+if TYPE_CHECKING:
+    from devices.telemetry import Reading
 
 _LOGGED_AGAIN_S: Final = 60.0
 """How long the same error of the same GPU isn't logged again, in seconds."""
@@ -78,6 +81,7 @@ class NvidiaBackend:
         self._let = Let()
         self._news = asyncio.Event()
         self._looker: Looker | None = None
+        self._guests = Guests()
         self._logged: dict[tuple[str, int | None], float] = {}
 
     async def watch(self) -> AsyncGenerator[Sight]:
@@ -87,7 +91,7 @@ class NvidiaBackend:
             GiveUpError: status 1, the first attempt failed and ``fail_on_init_error`` says that this is final; status 75,
                 the library has not fitted the driver for ``Pace.grace``, and only a new container can have another.
         """
-        looker = self._looker = Looker(Nvml(self._library), self._node, self._pace, self._let)
+        looker = self._looker = Looker(Nvml(self._library), self._node, self._pace, self._let, self._guests)
         looker.start(asyncio.get_running_loop(), lambda news: self._take(looker, news))
         last: Sight | None = None
         try:
@@ -125,6 +129,16 @@ class NvidiaBackend:
         self._health = health.vouched(self._health, uuids)
         self._let = Let(self._released() - frozenset(uuids) if uuids else frozenset())
         await self._renew()
+
+    def readings(self) -> Sequence[Reading]:
+        """Read the gauges of the GPUs that aren't released. Blocks: belongs in a thread, and never raises."""
+        scan, down = self._scan, self._down
+        if scan is None or down is not None:
+            return ()
+        from devices.gpu.nvidia import telemetry  # noqa: PLC0415 - who wants no gauges needn't pay for it
+
+        released = self._released()
+        return telemetry.read(self._library, self._guests, [one for one in scan.gpus if one.board not in released])
 
     def judge_by(self, policy: Policy) -> None:
         """Judge health as the operator says it now. Must not block, and never raises."""

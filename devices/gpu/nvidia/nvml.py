@@ -12,7 +12,8 @@ import contextlib
 import ctypes
 import math
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import pynvml
@@ -92,6 +93,43 @@ class Vitals(Struct, frozen=True):
     remap_pending: bool | None
     remap_failed: bool | None
     action: int | None
+
+
+class Guests:
+    """Who else has NVML open in this process: one reading at a time, and only while its owner has it open.
+
+    The owner is the thread that watches; it takes the library away only when no guest is in it.
+    """
+
+    PATIENCE = 2.0
+    """Seconds for which the owner waits for a guest to leave: who takes longer hangs."""
+
+    def __init__(self) -> None:
+        self._inside = threading.Lock()
+        self._open = False
+
+    @contextlib.contextmanager
+    def let_in(self) -> Iterator[bool]:
+        """Be a guest; False where there is nothing to be one of, or another one is in."""
+        if not self._inside.acquire(blocking=False):
+            yield False
+            return
+        try:
+            yield self._open
+        finally:
+            self._inside.release()
+
+    def opened(self) -> None:
+        """Say that NVML is open."""
+        self._open = True
+
+    def gone(self) -> bool:
+        """Let nobody in any more, and wait until nobody is; False where one hangs in it."""
+        self._open = False
+        if not self._inside.acquire(timeout=self.PATIENCE):
+            return False
+        self._inside.release()
+        return True
 
 
 class Nvml:
@@ -216,6 +254,33 @@ class Nvml:
                 continue
         return tuple(found)
 
+    def memory(self, uuid: str) -> tuple[float | None, float | None]:
+        """Say how much of a GPU's memory is used and free, in MiB."""
+        return _memory(self._handles[uuid])
+
+    def memory_of(self, uuid: str, place: int, instance: str) -> tuple[float | None, float | None]:
+        """The same of a MIG device, by its place on its GPU.
+
+        Raises:
+            GoneError: it is another one by now.
+        """
+        handle = _ask("nvmlDeviceGetMigDeviceHandleByIndex", self._handles[uuid], place)
+        if _uuid(_ask("nvmlDeviceGetUUID", handle)) != instance:
+            raise GoneError("nvmlDeviceGetMigDeviceHandleByIndex: another MIG device has its place")
+        return _memory(handle)
+
+    def gauges(self, uuid: str) -> tuple[float | None, float | None, float | None]:
+        """Say how busy a GPU is (percent of the last sample period), how hot (Celsius), and what it draws (watts)."""
+        handle = self._handles[uuid]
+        rates = _optional("nvmlDeviceGetUtilizationRates", handle)
+        celsius = _optional("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU)
+        milliwatts = _optional("nvmlDeviceGetPowerUsage", handle)
+        return (
+            None if rates is None else float(rates.gpu),
+            None if celsius is None else float(celsius),
+            None if milliwatts is None else milliwatts / 1000,
+        )
+
     def lanes(self, uuid: str) -> Mapping[str, int]:
         """Count a GPU's NVLinks that are up, by the address at their other end; '' is a switch."""
         handle = self._handles[uuid]
@@ -320,6 +385,11 @@ def _suffix(parent: Any, instance: int) -> str:
                 if info.id == wanted:
                     return suffix
     return ""
+
+
+def _memory(handle: Any) -> tuple[float | None, float | None]:
+    found = _optional("nvmlDeviceGetMemoryInfo", handle)
+    return (None, None) if found is None else (found.used / 2**20, found.free / 2**20)
 
 
 def _field(handle: Any, field: int) -> int | None:

@@ -22,7 +22,15 @@ from msgspec.structs import replace
 
 from devices.gpu.nvidia.health import Event
 from devices.gpu.nvidia.kernel import Node
-from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml, NvmlError, SessionError, UnsupportedError
+from devices.gpu.nvidia.nvml import (
+    Guests,
+    MismatchError,
+    NotLoadedError,
+    Nvml,
+    NvmlError,
+    SessionError,
+    UnsupportedError,
+)
 from devices.gpu.nvidia.scan import Busy, Let, Scan, Scanner, Session
 
 _AFTER_S: Final = 0.05
@@ -84,8 +92,9 @@ class _Command(Struct, frozen=True):
 class Looker:
     """The two threads. ``start``, ``renew``, ``end`` and ``stuck`` are for the loop; the rest runs in the looking thread."""
 
-    def __init__(self, nvml: Nvml, node: Node, pace: Pace, let: Let) -> None:
+    def __init__(self, nvml: Nvml, node: Node, pace: Pace, let: Let, guests: Guests) -> None:
         self._nvml, self._node, self._pace, self._let = nvml, node, pace, let
+        self._guests = guests
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._session: Session | None = None
         self._old: threading.Thread | None = None
@@ -238,7 +247,7 @@ class Looker:
         self._busy.on("nvmlShutdown")
         self._nvml.close()
         self._busy.off()
-        return True
+        return self._guests.gone()
 
     def _open(self) -> Session:
         """Open NVML and listen to all GPUs that may be touched."""
@@ -247,6 +256,7 @@ class Looker:
         self._busy.on("nvmlInit")
         load, plugged = self._node.load(), self._node.plugged()
         self._nvml.open()
+        self._guests.opened()
         session = self._session = Session(plugged=plugged, began=time.monotonic())
         if self._unloaded or (None not in {load, self._load} and load != self._load):
             self._reloaded = self._closed

@@ -1,0 +1,189 @@
+"""The GPUs' own gauges for Prometheus, under the names of NVIDIA's DCGM exporter, with the pods that hold them.
+
+Imported only where ``--gpu-metrics`` is given. Drivers are asked in a thread of its own, and never waited for: a scrape that finds
+them slow has what they told of late, or nothing of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from devices.replicas import unshared
+from devices.telemetry import Measured
+from gateway.telling.log import Seldom
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from devices.telemetry import Reading
+    from gateway.daemon import Gateway
+    from gateway.wires.http import Answer, Handler
+
+WAIT: Final = 0.1
+"""Seconds that a scrape waits for the drivers."""
+LATE: Final = 60.0
+"""Seconds for which what they told counts where they don't tell anything new."""
+FRESH: Final = 1.0
+"""Seconds for which a reading is given to all who ask."""
+HOLDERS: Final = 10.0
+"""Seconds after which who holds what is asked of the kubelet again, for the next scrape."""
+_HUNG: Final = 10.0
+
+FAMILIES: Final[Mapping[str, tuple[str, str]]] = {
+    "DCGM_FI_DEV_GPU_UTIL": ("busy", "GPU utilization (in %)."),
+    "DCGM_FI_DEV_FB_USED": ("used", "Framebuffer memory used (in MiB)."),
+    "DCGM_FI_DEV_FB_FREE": ("free", "Framebuffer memory free (in MiB)."),
+    "DCGM_FI_DEV_GPU_TEMP": ("celsius", "GPU temperature (in C)."),
+    "DCGM_FI_DEV_POWER_USAGE": ("watts", "Power draw (in W)."),
+}
+"""By name: the field of a reading, and what DCGM's exporter says of it."""
+LABELS: Final = (
+    *("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "GPU_I_PROFILE", "GPU_I_ID"),
+    *("namespace", "pod", "container"),
+)
+_NOBODY: Final = ("", "", "")
+
+Holder = tuple[str, str, str]
+"""Namespace, pod and container."""
+_seldom = Seldom()
+_log = structlog.get_logger()
+
+
+class Sampler:
+    """Asks for readings, in a thread that is begun with the first question; one question at a time.
+
+    Args:
+        read: the question; it blocks.
+    """
+
+    def __init__(self, read: Callable[[], Sequence[Reading]]) -> None:
+        self._read = read
+        self._orders: queue.SimpleQueue[asyncio.Future[None]] = queue.SimpleQueue()
+        self._asked: asyncio.Future[None] | None = None
+        self._asked_at = 0.0
+        self._last: Sequence[Reading] = ()
+        self._at = float("-inf")
+        self._started = self._told = False
+
+    async def latest(self) -> Sequence[Reading]:
+        """Return what the drivers tell, or told of late; empty where they didn't."""
+        now, loop = time.monotonic(), asyncio.get_running_loop()
+        if now - self._at < FRESH:
+            return self._last
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._serve, args=(loop,), name="gpu-metrics", daemon=True).start()
+        if self._asked is None or self._asked.done():
+            self._asked, self._asked_at = loop.create_future(), now
+            self._orders.put(self._asked)
+        with contextlib.suppress(TimeoutError):
+            # Who hangs already is waited for no more.
+            async with asyncio.timeout(max(self._asked_at + WAIT - now, 0)):
+                await asyncio.shield(self._asked)
+        self._tell()
+        return self._last if time.monotonic() - self._at <= LATE else ()
+
+    def _tell(self) -> None:
+        """Log, once, that the drivers don't answer, and that they do again."""
+        hung = self._asked is not None and not self._asked.done() and time.monotonic() - self._asked_at > _HUNG
+        if hung and not self._told:
+            _log.warning("no GPU metrics: a driver doesn't answer", advice="metrics and all else go on without them")
+        elif self._told and not hung:
+            _log.info("GPU metrics are there again")
+        self._told = hung
+
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            asked = self._orders.get()
+            try:
+                found = self._read()
+            except Exception as error:  # noqa: BLE001 - whatever a backend does, the thread stays
+                if _seldom.tell(repr(error)) is not None:
+                    _log.error(
+                        "the GPUs' gauges can't be read", reason=repr(error), advice="this is a defect of the backend"
+                    )
+                found = ()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+                loop.call_soon_threadsafe(self._take, asked, found)
+
+    def _take(self, asked: asyncio.Future[None], found: Sequence[Reading]) -> None:
+        self._last, self._at = found, time.monotonic()
+        if not asked.done():
+            asked.set_result(None)
+
+
+class _Gauges(Collector):
+    def __init__(self, readings: Sequence[Reading], holders: Mapping[str, Sequence[Holder]], host: str) -> None:
+        self._readings, self._holders, self._host = readings, holders, host
+
+    def collect(self) -> Iterator[Metric]:
+        rows = [(one, list(self._rows(one))) for one in self._readings]
+        for name, (field, words) in FAMILIES.items():
+            family = GaugeMetricFamily(name, words, labels=LABELS)
+            for reading, labels in rows:
+                value = getattr(reading, field)
+                for each in labels if value is not None else ():
+                    family.add_metric(each, value)
+            yield family
+
+    def _rows(self, it: Reading) -> Iterator[Sequence[str]]:
+        """Give the labels of each sample: one for each container that holds it, or one without."""
+        gpu, _, instance = it.index.partition(":")
+        profile, number = (it.profile, instance) if it.profile else ("", "")
+        own = (gpu, it.uuid, _bus_id(it.pci), f"nvidia{it.minor}", it.product, self._host, profile, number)
+        for holder in self._holders.get(it.uuid, (_NOBODY,)):
+            yield (*own, *holder)
+
+
+def text(readings: Sequence[Reading], holders: Mapping[str, Sequence[Holder]], host: str) -> bytes:
+    """Write readings in Prometheus' text format: 16 GPUs with 4 pods each take some 5 ms."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Gauges(readings, holders, host))
+    return generate_latest(registry)
+
+
+def holders(held: Iterable[Mapping[str, str] | None]) -> dict[str, list[Holder]]:
+    """Say which containers hold each GPU, by its ID, of who holds each device (``namespace/pod/container``), by resource."""
+    found: dict[str, dict[Holder, None]] = {}
+    for devices in held:
+        for device_id, name in (devices or {}).items():
+            parts = name.split("/")
+            holder = (parts[0], parts[1], parts[2]) if len(parts) == 3 else ("", *(name.rpartition("/")[::2]))
+            found.setdefault(unshared(device_id), {})[holder] = None
+    return {uuid: list(some) for uuid, some in found.items()}
+
+
+def added(gateway: Gateway, answer: Callable[[], Awaitable[Answer]]) -> Handler:
+    """Add the gauges, where its source of devices has any, to what ``answer`` gives for ``GET /metrics``."""
+    source = gateway.source
+    if not isinstance(source, Measured):
+        return answer
+    sampler, host = Sampler(source.readings), gateway.settings.node_name or socket.gethostname()
+
+    async def both() -> Answer:
+        (status, kind, body), readings = await asyncio.gather(answer(), sampler.latest())
+        last = gateway.beliefs.last
+        if last is not None and time.monotonic() - last.at > HOLDERS:
+            gateway.beliefs.look_within(0)
+        held = holders([gateway.beliefs.holders(plugin.resource.name) for plugin in gateway.plugins])
+        return status, kind, body + await asyncio.to_thread(text, readings, held, host)
+
+    return both
+
+
+def _bus_id(pci: str) -> str:
+    """Spell a PCI address as DCGM does, ``00000000:07:00.0``."""
+    domain, colon, rest = pci.partition(":")
+    return f"{domain.rjust(8, '0')}{colon}{rest}".upper() if colon else pci
