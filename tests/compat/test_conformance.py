@@ -19,6 +19,7 @@ OWN_FAULTS = {
     "loses_ids": "ids-stable",
     "allocates_anything": "unknown-device",
     "prefers_others": "preferred-allocation",
+    "lists_once": "list-on-second-call",
 }
 CAP_SECONDS = 10
 """A busy machine is not a broken promise."""
@@ -44,6 +45,11 @@ async def test_a_plugin_that_ends_itself_is_started_again_and_that_is_told() -> 
     assert found.passed, to_text(found)
     assert found.watched.startswith("it exits and is started again")
     assert found.watched.endswith("registers-again)")
+
+
+async def test_a_plugin_that_registers_once_is_not_found_by_a_socket_that_is_renamed_into_place() -> None:
+    found = await _examine("registers_once", only=frozenset({"sock-recreated-without-remove"}))
+    assert found.broken == ("sock-recreated-without-remove",)
 
 
 async def test_a_plugin_that_dies_of_a_device_that_it_does_not_know_is_told_of() -> None:

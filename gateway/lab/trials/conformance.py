@@ -382,6 +382,52 @@ async def _stream_cut(node: Node, version: str) -> str:
     return seen
 
 
+async def _second_call(node: Node, version: str) -> str:
+    await _up(node, version)
+    call = f"/{by_name(dialect(version)).plugin_service}/ListAndWatch"
+    async with grpc.aio.insecure_channel(f"unix:{_endpoint(node)}", options=_OWN_CONNECTION) as channel:
+        calls: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(call)
+        lists = calls(b"")
+        data: object = grpc.aio.EOF
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.TimeoutError):
+            async with asyncio.timeout(node.patience):
+                data = await lists.read()
+        lists.cancel()
+    silent = f"a second ListAndWatch, beside the kubelet's, got no list within {node.patience:g} s"
+    must([] if isinstance(data, bytes) else [silent])
+    return ""
+
+
+async def _renamed_socket(node: Node, version: str) -> str:
+    """Put another kubelet's socket in the place of the first one's, in one step: nothing is ever removed."""
+    await _up(node, version)
+    await node.the_kubelet.kill()
+    came = asyncio.Event()
+
+    async def registered(_request: bytes, _context: object) -> bytes:
+        came.set()
+        return b""
+
+    server, fresh = grpc.aio.server(), node.socket_dir / ".fresh"
+    service = by_name(dialect(version)).registration_service
+    server.add_registered_method_handlers(service, {"Register": grpc.unary_unary_rpc_method_handler(registered)})
+    server.add_insecure_port(f"unix:{fresh}")
+    await server.start()
+    try:
+        fresh.rename(node.socket_dir / "kubelet.sock")
+        async with asyncio.timeout(node.patience):
+            await came.wait()
+    except TimeoutError:
+        must(
+            [
+                f"no Register came within {node.patience:g} s of a kubelet.sock that took the place of another in one step"
+            ]
+        )
+    finally:
+        await server.stop(None)
+    return ""
+
+
 async def _socket_deleted(node: Node, version: str) -> str:
     await _up(node, version)
     deleted = _endpoint(node)
@@ -634,6 +680,22 @@ RULES: tuple[Rule, ...] = (
         "when its ListAndWatch stream ends unasked it registers again",
         "the kubelet never reconnects to a plugin (kubernetes #125501)",
         _stream_cut,
+        emulated=True,
+    ),
+    Rule(
+        "list-on-second-call",
+        "a second ListAndWatch gets the list, too",
+        "a kubelet that dials anew, or whoever stands in its place, knows nothing of the lists that an earlier call got; what is "
+        "sent only when something changes leaves it without devices",
+        _second_call,
+        emulated=True,
+    ),
+    Rule(
+        "sock-recreated-without-remove",
+        "when kubelet.sock is replaced in one step, without being removed before, it registers again",
+        "a watch that takes only a Remove followed by a Create for a restart misses a kubelet whose directory is restored or "
+        "whose socket is renamed into place",
+        _renamed_socket,
         emulated=True,
     ),
     Rule(

@@ -28,8 +28,9 @@ _names = itertools.count()
 class Registration:
     """One registration: a server of its own on a socket of its own."""
 
-    def __init__(self, kubelet: Path, ids: Sequence[str], *, anything: bool, prefer: Prefer) -> None:
+    def __init__(self, kubelet: Path, ids: Sequence[str], *, anything: bool, prefer: Prefer, lists_once: bool) -> None:
         self._kubelet, self._ids, self._anything, self._prefer = kubelet, ids, anything, prefer
+        self._silent, self._lists_once = False, lists_once
         self._path = kubelet.with_name(f"small-{os.getpid()}-{next(_names)}.sock")
         self._born = _born(kubelet)
         self._cut = False
@@ -77,7 +78,9 @@ class Registration:
     async def _list_and_watch(self, _request: bytes, _context: object) -> AsyncIterator[bytes]:
         try:
             devices = [pb.Device(ID=one, health="Healthy") for one in self._ids]
-            yield pb.ListAndWatchResponse(devices=devices).SerializeToString()
+            if not self._silent:
+                yield pb.ListAndWatchResponse(devices=devices).SerializeToString()
+            self._silent = self._lists_once
             await asyncio.Event().wait()
         finally:
             self._cut = True
@@ -122,11 +125,12 @@ async def serve(
     again: bool = True,
     stay: bool = True,
     prefer: Prefer = prefer,
+    lists_once: bool = False,
 ) -> None:
     """Serve ``ids`` in the directory that the command names, until SIGTERM.
 
     ``anything``: allocate what was never announced, too. ``again``: register whenever it must be. ``stay``: do that in
-    this process, not by ending it.
+    this process, not by ending it. ``lists_once``: send the list to the first of a registration's callers only.
     """
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
@@ -139,7 +143,7 @@ async def serve(
             if not stay:
                 return
         if registered is None and kubelet.exists():
-            tried = Registration(kubelet, ids, anything=anything, prefer=prefer)
+            tried = Registration(kubelet, ids, anything=anything, prefer=prefer, lists_once=lists_once)
             if await tried.make():
                 registered = tried
             else:
