@@ -21,9 +21,11 @@ from msgspec.structs import replace
 from gateway.cli import named
 from gateway.cli.devices import look, rows
 from gateway.configuration.settings import STATE_DIR
+from gateway.telling import orders
 from gateway.telling.log import escaped
+from gateway.telling.orders import Order, Outcome
 from gateway.wires import control
-from gateway.wires.control import ControlError, Order, Outcome
+from gateway.wires.control import ControlError
 
 ANSWER_TIME = 5.0
 """Seconds within which a gateway must answer: it writes its ledger to disk before it does."""
@@ -116,7 +118,7 @@ def forget(*, device_id: str, state_dir: Path, as_json: bool) -> None:
 
 def _carry_out(request: Mapping[str, Any], state_dir: Path, *, as_json: bool) -> NoReturn:
     try:
-        order = control.order(request)
+        order = orders.order(request)
     except ControlError as error:
         raise click.UsageError(str(error)) from error
     noted = None

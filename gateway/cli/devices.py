@@ -23,10 +23,12 @@ from devices.source import Facts
 from gateway.cli import named
 from gateway.cli.status import _clean, _colour, _remarks
 from gateway.configuration.settings import STATE_DIR
+from gateway.telling import orders
 from gateway.telling.log import escaped
+from gateway.telling.orders import Handled
 from gateway.telling.status import Device, Resource, Status
 from gateway.wires import control
-from gateway.wires.control import ControlError, Handled
+from gateway.wires.control import ControlError
 
 _EXAMPLES = """
 \b
@@ -354,12 +356,12 @@ def _exact(names: Sequence[str], answers: Iterable[Answer]) -> list[str]:
 def _handle(op: str, names: Sequence[str], state_dir: Path, *, as_json: bool) -> NoReturn:
     """Tell every gateway to release or acquire hardware, and say what became of it."""
     try:
-        control.handle_ids({"op": op, "ids": names})
+        orders.handle_ids({"op": op, "ids": names})
     except ControlError as error:
         raise click.UsageError(str(error)) from error
     ids = _exact(names, asyncio.run(look(state_dir))[0]) if names else []
     request = {"op": op, "ids": ids}
-    said = asyncio.run(_ask_all(state_dir, request, control.HANDLE_TIME + _ANSWER_TIME))
+    said = asyncio.run(_ask_all(state_dir, request, orders.HANDLE_TIME + _ANSWER_TIME))
     if not said:
         raise ControlError(_nobody(state_dir))
     done: dict[str, Handled] = {}

@@ -17,8 +17,9 @@ from devices.life.states import State
 from devices.replicas import unshared
 from gateway.kubelet.drift import Kind
 from gateway.memory.ledger import Cordon
-from gateway.wires import control
-from gateway.wires.control import ControlError, Found, Handled, Order, Outcome
+from gateway.telling import orders
+from gateway.telling.orders import Found, Handled, Order, Outcome
+from gateway.wires.control import ControlError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,8 +54,8 @@ class Commands:
         return {
             "status": self._status,
             "devices": self._devices,
-            **dict.fromkeys(control.ORDERS, self._order),
-            **dict.fromkeys(control.HANDLES, self._handle),
+            **dict.fromkeys(orders.ORDERS, self._order),
+            **dict.fromkeys(orders.HANDLES, self._handle),
         }
 
     @property
@@ -132,13 +133,13 @@ class Commands:
     async def _handle(self, connection: Connection, request: dict[str, Any]) -> None:
         """Let go of hardware, or look at it again."""
         source = self._gateway.source
-        device_ids = self._meant(control.handle_ids(request))
+        device_ids = self._meant(orders.handle_ids(request))
         try:
-            async with asyncio.timeout(control.HANDLE_TIME):
+            async with asyncio.timeout(orders.HANDLE_TIME):
                 handled = await (source.release if request["op"] == "release" else source.acquire)(device_ids)
         except TimeoutError as error:
             raise ControlError(
-                f"the driver did not answer within {control.HANDLE_TIME:g} s: the log says what hangs; try again, or restart "
+                f"the driver did not answer within {orders.HANDLE_TIME:g} s: the log says what hangs; try again, or restart "
                 "the gateway"
             ) from error
         await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
@@ -169,7 +170,7 @@ class Commands:
         return tuple(dict.fromkeys(device_id for found in meant.values() for device_id in found))
 
     async def _order(self, connection: Connection, request: dict[str, Any]) -> None:
-        order = control.order(request)
+        order = orders.order(request)
         before = {plugin.resource.name: plugin.entries.get(order.device_id) for plugin in self._gateway.plugins}
         found = [(name, entry) for name, entry in before.items() if entry is not None]
         cordoned = order.device_id in self._gateway.ledger.cordons

@@ -235,11 +235,11 @@ class Server:
     def _handler(self, request: Mapping[str, Any]) -> Handler:
         version, op = request.get("v"), request.get("op")
         if version != VERSION:
-            raise ControlError(f"expected a message of version {VERSION}, got {_shown(version)}")
+            raise ControlError(f"expected a message of version {VERSION}, got {shown(version)}")
         handler = self._handlers.get(op) if isinstance(op, str) else None
         if handler is None:
             raise ControlError(
-                f"unknown op {_shown(op)}: this gateway is of another release than your command, and knows "
+                f"unknown op {shown(op)}: this gateway is of another release than your command, and knows "
                 f"{', '.join(sorted(self._handlers))}: use the command of its own release"
             )
         return handler
@@ -322,85 +322,6 @@ async def ask(path: Path, request: Mapping[str, Any], seconds: float) -> dict[st
     return answer
 
 
-# What commands ask of a device.
-
-
-class Order(msgspec.Struct, frozen=True):
-    """What an operator wants for a device: ``op`` is one of ``ORDERS``; only ``cordon`` has a reason."""
-
-    op: str
-    device_id: str
-    reason: str = ""
-
-
-class Found(msgspec.Struct, frozen=True):
-    """A device in one resource: its state before and now (a ``devices.life.states.State`` in words), and who holds it."""
-
-    resource: str
-    before: str
-    now: str
-    holder: str | None = None
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """What an order did: whether it changed anything, and in which resources the device was found."""
-
-    changed: bool
-    found: tuple[Found, ...] = ()
-
-
-class Handled(msgspec.Struct, frozen=True):
-    """What became of the hardware: the IDs of all devices on what was let go of, or is looked at again, and who holds which.
-
-    ``holders`` is null where the kubelet's books can't be read.
-    """
-
-    devices: tuple[str, ...]
-    holders: dict[str, str] | None = None
-
-
-ORDERS: Final = ("cordon", "uncordon", "forget")
-HANDLES: Final = ("release", "acquire")
-HANDLE_TIME: Final = 20.0
-"""Seconds that the driver is given for it."""
-_MAX_ID: Final = 256
-_MAX_IDS: Final = 128
-_MAX_REASON: Final = 256
-
-
-def order(request: Mapping[str, Any]) -> Order:
-    """Read ``{"op", "id", "reason"}``, from a command line or a socket.
-
-    Raises:
-        ControlError: it is none; the message says what was expected.
-    """
-    op = request.get("op")
-    if op not in ORDERS:
-        raise ControlError(f"expected one of {', '.join(ORDERS)}, got {_shown(op)}")
-    device_id = _one_line(request.get("id"), "a device ID", _MAX_ID)
-    return Order(op, device_id, _one_line(request.get("reason"), "a reason", _MAX_REASON) if op == "cordon" else "")
-
-
-def handle_ids(request: Mapping[str, Any]) -> tuple[str, ...]:
-    """Read ``{"ids"}`` of a request to release or acquire hardware; none means all.
-
-    Raises:
-        ControlError: they are none; the message says what was expected.
-    """
-    ids = request.get("ids")
-    if not isinstance(ids, list | tuple) or len(ids) > _MAX_IDS:
-        raise ControlError(
-            f"expected a list of at most {_MAX_IDS} device IDs, got {_shown(ids)}: leave them out for all"
-        )
-    return tuple(dict.fromkeys(_one_line(device_id, "a device ID", _MAX_ID) for device_id in ids))
-
-
-def _one_line(text: object, what: str, limit: int) -> str:
-    if isinstance(text, str) and text.strip() and text.isprintable() and len(text) <= limit:
-        return text
-    raise ControlError(f"expected {what} of at most {limit} printable characters, got {_shown(text)}")
-
-
 # Details.
 
 
@@ -449,6 +370,7 @@ def _why(error: OSError) -> str:
     return error.strerror or str(error) or "not in time"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Show what a partner sent, in ASCII and not at length."""
     text = ascii(value)
     return text if len(text) <= 80 else f"{text[:80]}…"

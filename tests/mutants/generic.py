@@ -158,7 +158,7 @@ MUTANTS = (
     Mutant(
         "C6",
         "no IDs at all means all",
-        "gateway/wires/control.py",
+        "gateway/telling/orders.py",
         "    if not isinstance(ids, list | tuple) or len(ids) > _MAX_IDS:\n",
         "    ids = ids or []\n    if not isinstance(ids, list | tuple) or len(ids) > _MAX_IDS:\n",
         f"{_CONTROL}::test_ids_of_hardware",
@@ -175,7 +175,7 @@ MUTANTS = (
         "C6",
         "a driver that hangs keeps the command",
         "gateway/telling/commands.py",
-        "async with asyncio.timeout(control.HANDLE_TIME):",
+        "async with asyncio.timeout(orders.HANDLE_TIME):",
         "async with asyncio.timeout(None):",
         f"{_CONTROL}::test_hardware_is_not_touched",
     ),

@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 from devices.model import Device
 from gateway.cli.main import gateway
 from gateway.memory.ledger import Cordon, Ledger
-from gateway.wires import control
-from gateway.wires.control import ControlError, Found, Outcome
+from gateway.telling import orders
+from gateway.telling.orders import Found, Outcome
+from gateway.wires.control import ControlError
 from tests.unit.answering import By, gateways
 from tests.unit.test_cli_devices import FULL, GPUS
 
@@ -34,15 +35,15 @@ def call(folder: Path, *arguments: str) -> Result:
 @pytest.mark.parametrize(
     ("arguments", "order"),
     [
-        pytest.param(CORDON, control.Order("cordon", "GPU-1", "ECC"), id="cordon"),
-        pytest.param(("uncordon", "GPU-1"), control.Order("uncordon", "GPU-1"), id="uncordon"),
-        pytest.param(("forget", "GPU-1"), control.Order("forget", "GPU-1"), id="forget"),
+        pytest.param(CORDON, orders.Order("cordon", "GPU-1", "ECC"), id="cordon"),
+        pytest.param(("uncordon", "GPU-1"), orders.Order("uncordon", "GPU-1"), id="uncordon"),
+        pytest.param(("forget", "GPU-1"), orders.Order("forget", "GPU-1"), id="forget"),
     ],
 )
-def test_every_living_gateway_is_told(folder: Path, arguments: tuple[str, ...], order: control.Order) -> None:
-    with gateways(folder, {OLDER: FREE, YOUNGER: FREE}, *control.ORDERS) as told:
+def test_every_living_gateway_is_told(folder: Path, arguments: tuple[str, ...], order: orders.Order) -> None:
+    with gateways(folder, {OLDER: FREE, YOUNGER: FREE}, *orders.ORDERS) as told:
         assert call(folder, *arguments).exit_code == 0
-    assert {token: control.order(request) for token, request in told.items()} == {OLDER: order, YOUNGER: order}
+    assert {token: orders.order(request) for token, request in told.items()} == {OLDER: order, YOUNGER: order}
 
 
 @pytest.mark.parametrize(
@@ -162,13 +163,13 @@ def test_every_living_gateway_is_told(folder: Path, arguments: tuple[str, ...], 
 def test_what_a_person_is_told(
     folder: Path, arguments: tuple[str, ...], says: Mapping[str, Says], status: int, expected: list[str]
 ) -> None:
-    with gateways(folder, says, *control.ORDERS):
+    with gateways(folder, says, *orders.ORDERS):
         result = call(folder, *arguments)
     assert (result.output.splitlines(), result.exit_code) == (expected, status)
 
 
 @pytest.mark.parametrize("name", ["1", "GPU-1", GPUS[1]])
-@pytest.mark.parametrize("op", control.ORDERS)
+@pytest.mark.parametrize("op", orders.ORDERS)
 def test_short_names_stand_for_whole_ids(folder: Path, op: str, name: str) -> None:
     reason = ["--reason", "ECC"] if op == "cordon" else []
     with gateways(folder, {OLDER: By({"devices": FULL, op: FREE})}, "devices", op) as told:
@@ -184,7 +185,7 @@ def test_a_name_that_is_short_for_several_does_nothing(folder: Path) -> None:
 
 
 def test_what_a_script_is_told(folder: Path) -> None:
-    with gateways(folder, {OLDER: HELD, YOUNGER: ControlError("busy")}, *control.ORDERS):
+    with gateways(folder, {OLDER: HELD, YOUNGER: ControlError("busy")}, *orders.ORDERS):
         result = call(folder, *CORDON, "--json")
     assert json.loads(result.output) == {
         "op": "cordon",

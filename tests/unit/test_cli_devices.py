@@ -20,9 +20,11 @@ from devices.source import Facts
 from gateway.cli import devices as cli
 from gateway.cli import named
 from gateway.registration.events import Phase
+from gateway.telling import orders
+from gateway.telling.orders import Handled
 from gateway.telling.status import Plugin, Status
 from gateway.wires import control
-from gateway.wires.control import ControlError, Handled
+from gateway.wires.control import ControlError
 from tests.unit.answering import By, gateways
 from tests.unit.documents import OTHER, RESOURCE, SERVING, WAITING, document, node, state
 
@@ -380,7 +382,7 @@ def test_a_driver_is_given_its_time(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(control, "ask", asked)
     with gateways(folder, {SERVING: Handled(("GPU-1",), {})}, *OPERATIONS):
         call(folder, "--release", "--all")
-    assert given == [control.HANDLE_TIME + cli._ANSWER_TIME]
+    assert given == [orders.HANDLE_TIME + cli._ANSWER_TIME]
 
 
 def test_one_gateway_of_two_is_enough_to_see(folder: Path) -> None:
@@ -488,7 +490,7 @@ def test_handled(folder: Path, arguments: list[str], says: Says, status: int, ou
         pytest.param(["GPU-7"], ["GPU-7"], id="what nobody knows, for the gateway to refuse"),
     ],
 )
-@pytest.mark.parametrize("op", control.HANDLES)
+@pytest.mark.parametrize("op", orders.HANDLES)
 def test_short_names_stand_for_whole_ids(folder: Path, op: str, names: list[str], ids: list[str]) -> None:
     says = By({"devices": FULL, op: Handled(tuple(ids), {})})
     with gateways(folder, {SERVING: says}, *OPERATIONS) as told:

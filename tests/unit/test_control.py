@@ -29,6 +29,7 @@ from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.lab.gatewayproc import BEGUN
+from gateway.telling import orders
 from gateway.wires import control
 from gateway.wires.control import Connection, ControlError, Server
 
@@ -501,11 +502,11 @@ async def test_nothing_is_sent_on_a_closed_connection(folder: Path) -> None:
     [
         pytest.param(
             {"v": 1, "op": "cordon", "id": "GPU-1", "reason": "ECC"},
-            control.Order("cordon", "GPU-1", "ECC"),
+            orders.Order("cordon", "GPU-1", "ECC"),
             id="cordon",
         ),
-        pytest.param({"op": "uncordon", "id": "GPU-1"}, control.Order("uncordon", "GPU-1"), id="uncordon"),
-        pytest.param({"op": "forget", "id": "GPU-1", "reason": 7}, control.Order("forget", "GPU-1"), id="forget"),
+        pytest.param({"op": "uncordon", "id": "GPU-1"}, orders.Order("uncordon", "GPU-1"), id="uncordon"),
+        pytest.param({"op": "forget", "id": "GPU-1", "reason": 7}, orders.Order("forget", "GPU-1"), id="forget"),
         pytest.param({"op": "reset", "id": "GPU-1"}, "expected one of cordon, uncordon, forget", id="another op"),
         pytest.param({"op": "cordon", "id": "GPU-1"}, "expected a reason", id="no reason"),
         pytest.param({"op": "cordon", "id": "GPU-1", "reason": "  "}, "expected a reason", id="an empty reason"),
@@ -519,18 +520,18 @@ async def test_nothing_is_sent_on_a_closed_connection(folder: Path) -> None:
         pytest.param({"op": "uncordon", "id": "x" * 257}, "at most 256", id="a long ID"),
     ],
 )
-def test_order(request_: Mapping[str, Any], expected: control.Order | str) -> None:
-    if isinstance(expected, control.Order):
-        assert control.order(request_) == expected
+def test_order(request_: Mapping[str, Any], expected: orders.Order | str) -> None:
+    if isinstance(expected, orders.Order):
+        assert orders.order(request_) == expected
     else:
         with pytest.raises(ControlError, match=expected):
-            control.order(request_)
+            orders.order(request_)
 
 
-@given(st.dictionaries(st.sampled_from(["op", "id", "reason", "x"]), JSON | st.sampled_from(control.ORDERS)))
+@given(st.dictionaries(st.sampled_from(["op", "id", "reason", "x"]), JSON | st.sampled_from(orders.ORDERS)))
 def test_an_order_or_an_error(request_: dict[str, Any]) -> None:
     with contextlib.suppress(ControlError):
-        read = control.order(request_)
+        read = orders.order(request_)
         assert (read.op, read.device_id) == (request_["op"], request_["id"])
         assert (read.device_id + read.reason).isprintable()
 
@@ -549,10 +550,10 @@ def test_an_order_or_an_error(request_: dict[str, Any]) -> None:
 )
 def test_ids_of_hardware(request_: Mapping[str, Any], expected: tuple[str, ...] | str) -> None:
     if isinstance(expected, tuple):
-        assert control.handle_ids(request_) == expected
+        assert orders.handle_ids(request_) == expected
     else:
         with pytest.raises(ControlError, match=expected):
-            control.handle_ids(request_)
+            orders.handle_ids(request_)
 
 
 @pytest.mark.parametrize(
@@ -672,7 +673,7 @@ async def test_devices(folder: Path) -> None:
     assert [(one["id"], one["holder"]) for one in shared["devices"]] == [("GPU-a::0", None), ("GPU-a::1", "u/main")]
 
 
-@pytest.mark.parametrize("op", control.HANDLES)
+@pytest.mark.parametrize("op", orders.HANDLES)
 @pytest.mark.parametrize(
     ("ids", "meant", "concerned"),
     [
@@ -687,10 +688,10 @@ async def test_hardware_is_let_go_of_and_looked_at_again(
 ) -> None:
     source = Hardware()
     async with a_gateway(folder, source) as path:
-        answer = msgspec.convert(await control.ask(path, {"op": op, "ids": ids}, 5), control.Handled)
+        answer = msgspec.convert(await control.ask(path, {"op": op, "ids": ids}, 5), orders.Handled)
     assert source.told == [(op, meant)]
     held = {"GPU-a::1": "u/main"}
-    assert answer == control.Handled(tuple(concerned), held if "GPU-a::1" in concerned else {})
+    assert answer == orders.Handled(tuple(concerned), held if "GPU-a::1" in concerned else {})
 
 
 @pytest.mark.parametrize(

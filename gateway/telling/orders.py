@@ -1,0 +1,85 @@
+"""What an operator's commands ask of a device over the control socket, and what the gateway answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.wires.control import ControlError, shown
+
+ORDERS: Final = ("cordon", "uncordon", "forget")
+HANDLES: Final = ("release", "acquire")
+HANDLE_TIME: Final = 20.0
+"""Seconds that the driver is given for it."""
+_MAX_ID: Final = 256
+_MAX_IDS: Final = 128
+_MAX_REASON: Final = 256
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What an operator wants for a device: ``op`` is one of ``ORDERS``; only ``cordon`` has a reason."""
+
+    op: str
+    device_id: str
+    reason: str = ""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A device in one resource: its state before and now (a ``devices.life.states.State`` in words), and who holds it."""
+
+    resource: str
+    before: str
+    now: str
+    holder: str | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What an order did: whether it changed anything, and in which resources the device was found."""
+
+    changed: bool
+    found: tuple[Found, ...] = ()
+
+
+class Handled(msgspec.Struct, frozen=True):
+    """What became of the hardware: the IDs of all devices on what was let go of, or is looked at again, and who holds which.
+
+    ``holders`` is null where the kubelet's books can't be read.
+    """
+
+    devices: tuple[str, ...]
+    holders: dict[str, str] | None = None
+
+
+def order(request: Mapping[str, Any]) -> Order:
+    """Read ``{"op", "id", "reason"}``, from a command line or a socket.
+
+    Raises:
+        ControlError: it is none; the message says what was expected.
+    """
+    op = request.get("op")
+    if op not in ORDERS:
+        raise ControlError(f"expected one of {', '.join(ORDERS)}, got {shown(op)}")
+    device_id = _one_line(request.get("id"), "a device ID", _MAX_ID)
+    return Order(op, device_id, _one_line(request.get("reason"), "a reason", _MAX_REASON) if op == "cordon" else "")
+
+
+def handle_ids(request: Mapping[str, Any]) -> tuple[str, ...]:
+    """Read ``{"ids"}`` of a request to release or acquire hardware; none means all.
+
+    Raises:
+        ControlError: they are none; the message says what was expected.
+    """
+    ids = request.get("ids")
+    if not isinstance(ids, list | tuple) or len(ids) > _MAX_IDS:
+        raise ControlError(
+            f"expected a list of at most {_MAX_IDS} device IDs, got {shown(ids)}: leave them out for all"
+        )
+    return tuple(dict.fromkeys(_one_line(device_id, "a device ID", _MAX_ID) for device_id in ids))
+
+
+def _one_line(text: object, what: str, limit: int) -> str:
+    if isinstance(text, str) and text.strip() and text.isprintable() and len(text) <= limit:
+        return text
+    raise ControlError(f"expected {what} of at most {limit} printable characters, got {shown(text)}")
