@@ -708,7 +708,7 @@ async def test_hardware_is_let_go_of_and_looked_at_again(
 async def test_hardware_is_not_touched(
     folder: Path, ids: list[str] | None, hangs: bool, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "HANDLE_TIME", 0.05)
+    monkeypatch.setattr(orders, "HANDLE_TIME", 0.05)
     source = Hardware()
     source.hangs = hangs
     async with a_gateway(folder, source) as path:
