@@ -164,7 +164,9 @@ class _Noted(msgspec.Struct, frozen=True):
 
 def _note(order: Order, state_dir: Path) -> tuple[Order, _Noted]:
     """Write a cordon, or its end, into the ledger; return what was written, with the device's whole ID."""
-    from gateway.memory.ledger import Cordon, Ledger, LedgerError
+    from gateway.memory.file import LedgerError
+    from gateway.memory.ledger import Ledger
+    from gateway.memory.rows import Cordon
 
     if order.op == "forget":
         raise ControlError(

@@ -16,7 +16,9 @@ from pathlib import Path
 import structlog
 from msgspec import Struct
 
-from gateway.memory.ledger import Cordon, Found, Ledger, LedgerError
+from gateway.memory.file import Found, LedgerError
+from gateway.memory.ledger import Ledger
+from gateway.memory.rows import Cordon
 
 SOON = 0.075
 """Seconds until a change is written that need not be durable at once."""

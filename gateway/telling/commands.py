@@ -16,7 +16,7 @@ import structlog
 from devices.life.states import State
 from devices.replicas import unshared
 from gateway.kubelet.drift import Kind
-from gateway.memory.ledger import Cordon
+from gateway.memory.rows import Cordon
 from gateway.telling import orders
 from gateway.telling.orders import Found, Handled, Order, Outcome
 from gateway.wires.control import ControlError

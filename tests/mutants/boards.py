@@ -204,7 +204,7 @@ MUTANTS = (
     Mutant(
         "H6",
         "a restart forgets what a partition is part of",
-        "gateway/memory/ledger.py",
+        "gateway/memory/rows.py",
         'tuple(row["numa"]), row.get("part_of", ""))',
         'tuple(row["numa"]))',
         f"{_BOARDS}::test_what_a_partition_is_part_of_outlives_the_process",

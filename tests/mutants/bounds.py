@@ -188,7 +188,7 @@ MUTANTS = (
     Mutant(
         "Z4",
         "any number of parts is decoded",
-        "gateway/memory/ledger.py",
+        "gateway/memory/mend.py",
         'if data.count(b"[") + data.count(b"{") > _MAX_PARTS:',
         "if False:",
         f"{_LEDGER}::test_what_is_sound_in_a_damaged_file_is_kept",
@@ -196,7 +196,7 @@ MUTANTS = (
     Mutant(
         "Z4",
         "a damaged ledger is looked through to its end",
-        "gateway/memory/ledger.py",
+        "gateway/memory/mend.py",
         "data[:_MAX_SALVAGE].decode",
         "data.decode",
         f"{_LEDGER}::test_what_is_sound_in_a_damaged_file_is_kept",
@@ -204,7 +204,7 @@ MUTANTS = (
     Mutant(
         "Z4",
         "a ledger may name any resource",
-        "gateway/memory/ledger.py",
+        "gateway/memory/mend.py",
         "if naming.resource_name_error(name)]:",
         "if False]:",
         f"{_LEDGER}::test_what_is_sound_in_a_damaged_file_is_kept",

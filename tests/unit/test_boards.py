@@ -33,7 +33,8 @@ from gateway.kubelet import beliefs
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import CHECKPOINT, Look
 from gateway.kubelet.watch import KUBELET_SOCKET
-from gateway.memory.ledger import Cordon, Ledger
+from gateway.memory.ledger import Ledger
+from gateway.memory.rows import Cordon
 from gateway.registration.serve import Resource
 from gateway.telling.commands import Commands
 from tests.unit.answering import GUARD

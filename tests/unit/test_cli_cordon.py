@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 
 from devices.model import Device
 from gateway.cli.main import gateway
-from gateway.memory.ledger import Cordon, Ledger
+from gateway.memory.ledger import Ledger
+from gateway.memory.rows import Cordon
 from gateway.telling import orders
 from gateway.telling.orders import Found, Outcome
 from gateway.wires.control import ControlError

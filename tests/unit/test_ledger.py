@@ -25,7 +25,9 @@ from devices.model import Device, Health, Kind, Trouble
 from gateway.kubelet.drift import Earlier
 from gateway.memory import ledger as ledger_module
 from gateway.memory import ledger as module
-from gateway.memory.ledger import FORMAT, Cordon, HandedOut, Ledger, LedgerError, boot_id
+from gateway.memory.file import LedgerError
+from gateway.memory.ledger import Ledger, boot_id
+from gateway.memory.rows import FORMAT, Cordon, HandedOut
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 WELL, ILL = Device("GPU-1", Health.HEALTHY, (0,)), Device("GPU-1", Health.UNHEALTHY, (0,))
@@ -657,7 +659,7 @@ def test_what_was_written_last_of_each_thing_stands(steps: list[tuple[str, str, 
 def test_a_lock_that_cannot_be_had_delays_and_is_said_but_what_matters_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_LOCK_WAIT", 0.0)
+    monkeypatch.setattr("gateway.memory.file.LOCK_WAIT", 0.0)
     ledger = filled(tmp_path)
     with lock_held(tmp_path), pytest.raises(LedgerError, match=r"without its lock.*held by another process"):
         write(ledger)

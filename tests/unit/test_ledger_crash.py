@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.memory.ledger import Cordon, Ledger, LedgerError
+from gateway.memory.file import LedgerError
+from gateway.memory.ledger import Ledger
+from gateway.memory.rows import Cordon
 
 ROOT = Path(__file__).parents[2]
 GPU = "nvidia.com/gpu"
@@ -20,7 +22,9 @@ import fcntl, json, os, signal, sys
 from contextlib import suppress
 from pathlib import Path
 from devices.model import Device
-from gateway.memory.ledger import Cordon, Ledger, LedgerError
+from gateway.memory.ledger import Ledger
+from gateway.memory.file import LedgerError
+from gateway.memory.rows import Cordon
 
 folder, owner, name, occurrence, when = json.loads(sys.argv[1])
 module, seen = {"os": os, "fcntl": fcntl}[owner], 0

@@ -14,9 +14,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from devices.model import Device
-from gateway.memory import ledger as ledger_module
 from gateway.memory import scribe as module
-from gateway.memory.ledger import Cordon, Ledger, LedgerError, Snapshot, Written
+from gateway.memory.file import LedgerError
+from gateway.memory.ledger import Ledger, Snapshot, Written
+from gateway.memory.rows import Cordon
 from gateway.memory.scribe import Scribe
 
 GPU = "nvidia.com/gpu"
@@ -280,7 +281,7 @@ async def test_a_disk_that_does_not_answer_holds_nobody_up(disk: Disk, monkeypat
 async def test_a_lock_that_somebody_keeps_is_said_until_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_module, "_LOCK_WAIT", 0.0)
+    monkeypatch.setattr("gateway.memory.file.LOCK_WAIT", 0.0)
     disk = Disk(tmp_path)
     scribe = Scribe(disk)
     disk.cordon("GPU-1", SMELLS)

@@ -51,7 +51,8 @@ from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import Look
 from gateway.kubelet.view import View
 from gateway.memory import scribe
-from gateway.memory.ledger import Ledger, LedgerError, Snapshot, Written
+from gateway.memory.file import LedgerError
+from gateway.memory.ledger import Ledger, Snapshot, Written
 from gateway.registration import registrar as plugin
 from gateway.registration import serve
 from gateway.registration.events import Event, KubeletId, KubeletUp, Lacking, Phase, StandBy, Timer

@@ -1,0 +1,204 @@
+"""The ledger's file: found, locked, read and replaced as a whole. All of it blocks: for a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from gateway.memory import mend, rows
+
+_MAX_ASIDE = 8
+
+
+LOCK = "ledger.lock"
+
+
+LOCK_WAIT = 1.0
+
+
+_LOCK_POLL = 0.005
+
+
+_NOT_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Why a sound file may be unreadable for a moment: it is left where it is."""
+
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+Identity: TypeAlias = tuple[int, int, int, int]
+
+
+class LedgerError(Exception):
+    """The ledger could not be read or written. The message says what became of it and what to do."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A file that is there: what is sound of it, and what is not."""
+
+    identity: Identity | None
+    content: rows.Content = msgspec.field(default_factory=dict)
+    complaint: str = ""
+
+
+def encode(content: rows.Content) -> bytes:
+    """Spell the file. Cordons and claims stand first: what of a file is damaged is mostly its end."""
+    first = {"format": rows.FORMAT, "cordons": content.get("cordons", {}), "claims": content.get("claims", {})}
+    return msgspec.json.encode(first | {key: value for key, value in content.items() if key not in first})
+
+
+def _identity(info: os.stat_result) -> Identity:
+    return info.st_dev, info.st_ino, info.st_ctime_ns, info.st_size
+
+
+def identity_of(path: Path) -> Identity | None:
+    """Return what a file is known by until somebody writes it; None where there is none."""
+    try:
+        return _identity(path.lstat())
+    except FileNotFoundError:
+        return None
+
+
+def read(path: Path) -> Found | None:
+    """Read the file; None where there is none. Links are not followed, and a pipe isn't waited for.
+
+    Raises:
+        OSError: it can't be read now, but perhaps later: descriptors or memory are exhausted.
+    """
+    try:
+        descriptor = os.open(path, _READ)
+        try:
+            info = os.fstat(descriptor)
+            if not stat.S_ISREG(info.st_mode):
+                return Found(None, complaint="it is no regular file")
+            if info.st_mode & 0o077:
+                with contextlib.suppress(OSError):
+                    os.fchmod(descriptor, 0o600)
+                    info = os.fstat(descriptor)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                content, complaint = mend.decode(file.read(mend.MAX_BYTES + 1))
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in _NOT_NOW:
+            raise
+        return Found(None, complaint=error.strerror or str(error))
+    return Found(_identity(info), content, complaint)
+
+
+@contextlib.contextmanager
+def locked(path: Path, seconds: float) -> Iterator[str]:
+    """Hold the lock of the state directory. Yields why it is not held, or nothing."""
+    unlocked, descriptor = "", -1
+    deadline = time.monotonic() + seconds
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_LOCK_POLL)
+    except BlockingIOError:
+        unlocked = f"{path.name} was held by another process for {seconds:g} s"
+    except OSError as error:
+        unlocked = f"{path.name}: {error.strerror}"
+    try:
+        yield unlocked
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def close_to_others(folder: Path) -> str:
+    """Make the state directory private where it is ours; return what makes it less than that, or nothing.
+
+    A folder with the sticky bit or with sub-folders (/tmp, /var/lib) is in use by others, too: it isn't closed to them.
+    """
+    try:
+        info = folder.stat()
+        if info.st_uid != os.geteuid():
+            return f"expected {folder} to belong to uid {os.geteuid()}, and it is uid {info.st_uid}'s: chown it"
+        if not info.st_mode & 0o077:
+            return ""
+        folders = {entry.name for entry in list(os.scandir(folder)) if entry.is_dir(follow_symlinks=False)}
+        if info.st_mode & stat.S_ISVTX or folders - {"lost+found"}:
+            return f"expected {folder} to be the gateway's alone, and others use it: give it a --state-dir of its own"
+        folder.chmod(0o700)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"expected {folder} to be a private folder (0700): {error.strerror}"
+    return ""
+
+
+def sweep(path: Path) -> None:
+    """Remove what a crash left of a write, unless another gateway is writing now."""
+    with contextlib.suppress(OSError):
+        entries = [Path(entry.path) for entry in list(os.scandir(path.parent))]
+        leftovers = [entry for entry in entries if entry.name.startswith("ledger") and entry.suffix == ".tmp"]
+        if leftovers:
+            with locked(path.with_name(LOCK), 0) as unlocked:
+                for leftover in leftovers if not unlocked else ():
+                    leftover.unlink(missing_ok=True)
+
+
+def replace(path: Path, data: bytes) -> Identity:
+    """Put a file in the place of another, durable with its folder; return what it is known by."""
+    temporary = path.with_name(f"ledger-{secrets.token_hex(4)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
+        os.replace(temporary, path)  # noqa: PTH105 - beside the other calls of one write
+        identity = _identity(os.fstat(descriptor))  # A rename changes the time, so only now.
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return identity
+
+
+def put_aside(path: Path) -> str:
+    """Give a damaged file a second name, by which it stays when it is replaced; keep the newest few such files.
+
+    It keeps its first name until then, so that a crash in between loses nothing. The name tells the file: one that is met
+    twice is put aside once.
+    """
+    info = path.lstat()
+    aside = path.with_name(f"ledger.damaged-{info.st_mtime_ns}-{info.st_ino}.json")
+    try:
+        os.link(path, aside, follow_symlinks=False)
+    except FileExistsError:
+        return aside.name
+    except OSError:  # No folder, and no file system without links, can be named twice.
+        path.rename(aside)
+    files = [entry for entry in path.parent.glob("ledger.damaged-*.json") if entry != aside and not entry.is_dir()]
+    files.sort(key=lambda entry: entry.lstat().st_mtime_ns, reverse=True)
+    for old in files[_MAX_ASIDE - 1 :]:
+        with contextlib.suppress(OSError):
+            old.unlink()
+    return aside.name

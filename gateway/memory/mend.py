@@ -1,0 +1,163 @@
+"""What is sound in a ledger that was damaged, or that another release wrote: pure, and bounded for every input."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from typing import Any, cast
+
+import msgspec
+
+from devices import naming
+from gateway.memory import rows
+from gateway.memory.claimed import Claimed
+from gateway.memory.rows import Cordon
+
+MAX_BYTES = 16 * 1024 * 1024
+"""The most bytes of a ledger."""
+
+
+_MAX_DEPTH = 32
+
+
+_MAX_PARTS = 500_000
+"""The most lists and objects in a file: 80 000 devices have half of it. Each takes up to 230 bytes of memory."""
+
+
+_MAX_SALVAGE = 960_000
+"""How many bytes of a damaged file are looked through: the cordons and 10 000 devices, and never more than ``_MAX_PARTS``."""
+
+
+_MAX_WRONG = 1000
+"""How many rows of a table may be wrong until the rest of it isn't looked at."""
+
+
+_TOKEN = re.compile(r'((?:[^][{}"]+|"(?:[^"\\]|\\.)*(?:"|\Z))*)([][{}]|\Z)', re.DOTALL)
+"""What a document's shape hangs on: a bracket, and what is before it; texts count as a whole, and the last may have no end."""
+
+
+_COMMA = re.compile(r'"(?:[^"\\]|\\.)*"?|,', re.DOTALL)
+
+
+def decode(data: bytes) -> tuple[rows.Content, str]:
+    """Return what is sound in a file, and what is wrong with the rest (empty: nothing)."""
+    complaint = f"it is larger than {MAX_BYTES} bytes" if len(data) > MAX_BYTES else ""
+    try:
+        if data.count(b"[") + data.count(b"{") > _MAX_PARTS:
+            raise ValueError(f"it has more than {_MAX_PARTS} lists and objects")  # noqa: TRY301 - as one that can't be read
+        content = msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        complaint = complaint or str(error)
+        content = _mend(data)
+    if not isinstance(content, dict) or type(content.get("format")) is not int:
+        complaint = complaint or "it holds no object with a format number"
+        content = _only_cordons(content)
+    elif content["format"] > rows.FORMAT:
+        complaint = f"it is of format {content['format']}, written by a newer gateway"
+        content = _only_cordons(content)
+    elif not _is_shallow(content):
+        complaint = f"it is more than {_MAX_DEPTH} levels deep"
+        content = _only_cordons(content)
+    wrong = _prune(content)
+    return content, complaint or "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+
+
+def _mend(data: bytes) -> Any:
+    """Decode as much of the beginning of a damaged file as makes sense, in a second or so; None where nothing does."""
+    text = data[:_MAX_SALVAGE].decode(errors="replace")
+    with contextlib.suppress(ValueError, RecursionError):
+        try:
+            whole = json.loads(text)
+        except json.JSONDecodeError as error:
+            whole = json.loads(_closed(text[: error.pos]))
+        # What comes out can be encoded again: halves of a surrogate pair can't, and the lenient decoder takes them.
+        return msgspec.json.decode(json.dumps(whole, ensure_ascii=False).encode(errors="replace"))
+    return None
+
+
+def _closed(text: str) -> str:
+    """Cut the beginning of a JSON document back to its last whole part, and close what is open there."""
+    closers: list[str] = []
+    end = 0
+    for token in _TOKEN.finditer(text):
+        between, bracket = token.group(1, 2)
+        if bracket in {"{", "["}:
+            closers.append("}" if bracket == "{" else "]")
+        elif bracket:
+            closers.pop()
+        elif comma := [part.start() for part in _COMMA.finditer(between) if part[0] == ","]:
+            end = token.start() + comma[-1]
+        if bracket:
+            end = token.end()
+    return text[:end] + "".join(reversed(closers))
+
+
+def _only_cordons(content: Any) -> rows.Content:
+    """Keep what must outlive any format. Only known fields: what others mean there isn't known."""
+    cordons = content.get("cordons") if isinstance(content, dict) else None
+    return {"cordons": {key: _sound_cordon(row) for key, row in cordons.items()}} if isinstance(cordons, dict) else {}
+
+
+def _sound_cordon(row: Any) -> rows.Content:
+    """Make a cordon of whatever stands in its place: that it is there counts for more than why."""
+    fields = row if isinstance(row, dict) else {"reason": row}
+    reason, at = fields.get("reason"), fields.get("at")
+    return rows.row_of(
+        Cordon(
+            reason if isinstance(reason, str) else "its reason was lost with a damaged ledger",
+            float(at) if isinstance(at, (int, float)) and 0 <= at < 2**63 else 0.0,
+        )
+    )
+
+
+def _prune(content: rows.Content) -> list[str]:
+    """Take away what isn't as it must be, in place; return what that was."""
+    wrong: list[str] = []
+    for key in ("accepted", "kubelet"):
+        if not isinstance(content.get(key, ""), str):
+            wrong.append(f"{key}: expected a text")
+            del content[key]
+    for key, kind in {"cordons": Cordon, "claims": Claimed, "resources": dict}.items():
+        if key in content:
+            content[key] = _sound_rows(content[key], kind, key, wrong)
+    resources = content.get("resources", {})
+    for name in [name for name in resources if naming.resource_name_error(name)]:
+        wrong.append(f"resources: {name[:80]!r} is no resource name")
+        del resources[name]
+    for name, resource in resources.items():
+        for table, kind in rows.TABLES.items():
+            if table in resource:
+                resource[table] = _sound_rows(resource[table], kind, f"resources.{name}.{table}", wrong)
+    return wrong
+
+
+def _sound_rows(rows: Any, kind: Any, path: str, wrong: list[str]) -> dict[str, Any]:
+    with contextlib.suppress(msgspec.ValidationError):  # All at once is the fast way, and nearly always the only one.
+        msgspec.convert(rows, dict[str, kind])
+        return cast("dict[str, Any]", rows)
+    if not isinstance(rows, dict):
+        wrong.append(f"{path}: expected an object")
+        return {}
+    sound = {}
+    most = len(wrong) + _MAX_WRONG
+    for key, row in rows.items():
+        try:
+            msgspec.convert(row, kind)
+            sound[key] = row
+        except msgspec.ValidationError as error:
+            wrong.append(f"{path}.{key}: {error}")
+            if len(wrong) > most:
+                break
+            if kind is Cordon:
+                sound[key] = _sound_cordon(row)
+    return sound
+
+
+def _is_shallow(content: rows.Content) -> bool:
+    """Whether it can be encoded from any depth of the stack: decoding it took some."""
+    level: list[Any] = [content]
+    for _ in range(_MAX_DEPTH):
+        parts = (part for value in level for part in (value.values() if isinstance(value, dict) else value))
+        level = [part for part in parts if isinstance(part, (dict, list))]
+    return not level

@@ -1,0 +1,113 @@
+"""The rows of the ledger: what is written of a device, and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from devices.life.merging import Sticky
+from devices.model import Device, Health, Kind, Trouble
+from gateway.kubelet.drift import MOST_EARLIER, Earlier
+
+FORMAT = 1
+MAX_TEXT = 1024
+
+Content: TypeAlias = dict[str, Any]
+
+
+class Cordon(msgspec.Struct, frozen=True):
+    """An operator's word that a device must not be given to new containers. ``at`` is in unix seconds."""
+
+    reason: str
+    at: float
+
+
+class HandedOut(msgspec.Struct, frozen=True):
+    """That Allocate gave a device to a container; ``dialect`` is empty where only the kubelet's books say so.
+
+    ``holder`` is who has it by those books, and empty until they were looked at.
+    """
+
+    dialect: str
+    at: float
+    holder: str = ""
+
+
+class _Announced(msgspec.Struct, frozen=True):
+    """A row of ``announced`` as it must be. The numbers are what an int64 on the wire can say.
+
+    ``part_of`` is there of partitions only; rows of releases before it lack it.
+    """
+
+    health: Literal["Healthy", "Unhealthy"]
+    numa: list[Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]]
+    part_of: str = ""
+
+
+class _Sticky(msgspec.Struct, frozen=True):
+    """A row of ``sticky``: an illness that a restart of the gateway doesn't cure. ``at`` is in unix seconds."""
+
+    reason: str
+    kind: str
+    at: float
+    boot_id: str
+
+
+class _Lost(msgspec.Struct, frozen=True):
+    """A row of ``lost``. ``since`` is in unix seconds."""
+
+    since: float
+
+
+class Forgotten(msgspec.Struct, frozen=True):
+    """A row of ``forgotten``: who held a device, in which boot of the node, before a kubelet's start that forgot it."""
+
+    boot_id: str
+    pods: Annotated[list[Earlier], msgspec.Meta(min_length=1, max_length=MOST_EARLIER)]
+
+
+TABLES: Mapping[str, type] = {
+    "announced": _Announced,
+    "lost": _Lost,
+    "sticky": _Sticky,
+    "handed_out": HandedOut,
+    "forgotten": Forgotten,
+}
+"""What a resource has rows of, by device ID."""
+
+
+def device_of(device_id: str, row: Content) -> Device:
+    """Read a row of ``announced``."""
+    return Device(device_id, Health(row["health"]), tuple(row["numa"]), row.get("part_of", ""))
+
+
+def device_row(device: Device) -> Content:
+    """Spell a row of ``announced``."""
+    # The health comes last: a damaged row that ends before it has none, and is known to be incomplete.
+    part = {"part_of": device.part_of} if device.part_of else {}
+    return part | {"numa": list(device.numa_nodes), "health": device.health.value}
+
+
+def illness_of(_: str, row: Content) -> Sticky:
+    """Read a row of ``sticky``."""
+    return Sticky(Trouble(row["reason"], Kind.named(row["kind"])), float(row["at"]), row["boot_id"])
+
+
+def illness_row(illness: Sticky) -> Content:
+    """Spell a row of ``sticky``."""
+    return row_of(_Sticky(illness.trouble.reason, illness.trouble.kind.value, illness.at, illness.boot_id))
+
+
+def row_of(value: Cordon | _Sticky | HandedOut | Earlier) -> Content:
+    """Spell a value as a row, with texts of a size and kind that JSON and a screen can take."""
+    fields: Content = msgspec.to_builtins(value)
+    return {name: fitting(part) for name, part in fields.items()}
+
+
+def fitting(part: Any) -> Any:
+    """Cut texts to a size, and take out what no screen can show."""
+    if isinstance(part, str):
+        return part[:MAX_TEXT].encode(errors="replace").decode()
+    return [fitting(one) for one in part] if isinstance(part, (list, tuple)) else part

@@ -1,0 +1,130 @@
+"""The ledger's content in memory: tables of rows by resource and device, and what changed in them since the last write. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias, TypeVar, cast
+
+import msgspec
+
+from gateway.memory.file import Found
+from gateway.memory.rows import Content
+
+Changes: TypeAlias = dict[tuple[str, ...], Any]
+"""By place in the file: the fields that a row gets, a plain value, or None where the row goes."""
+_V = TypeVar("_V")
+
+
+class Tables:
+    """The content, and this gateway's own changes that aren't written yet."""
+
+    def __init__(self) -> None:
+        self.content: Content = {}
+        self.changes: Changes = {}
+        self.revision = 0
+        """A number that grows with each change."""
+        self._values: dict[tuple[str, ...], Any] = {}
+        """Tables as values, by their place in the content: a list of thousands is asked for with each event of one device."""
+
+    def replace(self, content: Content) -> None:
+        """Go on with another content, such as what the file holds."""
+        self.content = content
+        self._values.clear()
+
+    def rows(self, resource: str, table: str) -> dict[str, Content]:
+        """Return a table as it is in the file."""
+        rows: dict[str, Content] = self.content.get("resources", {}).get(resource, {}).get(table, {})
+        return rows
+
+    def whole(self, name: str, kind: type[_V]) -> _V:
+        """Return what stands under a name of its own, such as ``claims``, as a value of ``kind``."""
+        if (name,) not in self._values:
+            self._values[name,] = msgspec.convert(self.content.get(name, {}), kind)
+        return cast("_V", self._values[name,])
+
+    def read(self, resource: str, table: str, value: Callable[[str, Content], _V]) -> Mapping[str, _V]:
+        """Return a table as values."""
+        place = ("resources", resource, table)
+        if place not in self._values:
+            rows = self.rows(resource, table)
+            self._values[place] = {device_id: value(device_id, row) for device_id, row in rows.items()}
+        return self._values[place]
+
+    def note(
+        self,
+        resource: str,
+        table: str,
+        values: Mapping[str, _V],
+        value: Callable[[str, Content], _V],
+        row: Callable[[_V], Content],
+    ) -> bool:
+        """Put values into a table; True where that is news. Those that are there already cost next to nothing."""
+        known = self.read(resource, table, value)
+        news = {at: one for at, one in values.items() if known.get(at) is not one and known.get(at) != one}
+        if not news:
+            return False
+        changed = self.put(resource, table, {device_id: row(one) for device_id, one in news.items()})
+        self._values["resources", resource, table] = {**known, **news}
+        return changed
+
+    def put(self, resource: str, table: str, rows: Mapping[str, Content]) -> bool:
+        """Put rows into a table, over the fields that are there; True where that is news."""
+        known = self.rows(resource, table)
+        return self.change(
+            {
+                ("resources", resource, table, device_id): row
+                for device_id, row in rows.items()
+                if not row.items() <= known.get(device_id, {}).items()
+            }
+        )
+
+    def set(self, resource: str, table: str, rows: Mapping[str, Content]) -> bool:
+        """Make these a table's rows, in place of those before; True where that is news."""
+        dropped = self.drop(resource, table, self.rows(resource, table).keys() - rows.keys())
+        return self.put(resource, table, rows) or dropped
+
+    def drop(self, resource: str, table: str, device_ids: Iterable[str]) -> bool:
+        """Take rows out of a table; True where there were any."""
+        gone = self.rows(resource, table).keys() & set(device_ids)
+        return self.change({("resources", resource, table, device_id): None for device_id in gone})
+
+    def change(self, changes: Changes) -> bool:
+        """Carry changes out; True where there are any."""
+        self.changes |= changes
+        self.revision += len(changes)
+        apply(self.content, changes)
+        for at in changes:
+            self._values.pop(at[:-1], None)
+        return bool(changes)
+
+
+def apply(content: Content, changes: Changes) -> Content:
+    """Carry changes out in ``content``. Fields that they don't name stay; what is empty then goes."""
+    for (*parents, leaf), row in changes.items():
+        trail = [content]
+        for key in parents:
+            trail.append(trail[-1].setdefault(key, {}))
+        if row is None:
+            trail[-1].pop(leaf, None)
+        elif isinstance(row, dict):
+            trail[-1].setdefault(leaf, {}).update(row)
+        else:
+            trail[-1][leaf] = row
+        for key in reversed(parents):
+            child, holder = trail.pop(), trail[-1]
+            if not child:
+                del holder[key]
+    return content
+
+
+def combine(found: Found, ours: Content, changes: Changes) -> Content:
+    """Return what is to be remembered: a sound file and our changes; under a damaged one's remains lies all we know."""
+    return apply(_laid_over(found.content, ours) if found.complaint else found.content, changes)
+
+
+def _laid_over(under: Content, over: Content) -> Content:
+    merged = under | over
+    for key in under.keys() & over.keys():
+        if isinstance(under[key], dict) and isinstance(over[key], dict):
+            merged[key] = _laid_over(under[key], over[key])
+    return merged
