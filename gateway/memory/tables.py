@@ -48,7 +48,7 @@ class Tables:
         if place not in self._values:
             rows = self.rows(resource, table)
             self._values[place] = {device_id: value(device_id, row) for device_id, row in rows.items()}
-        return self._values[place]
+        return cast("Mapping[str, _V]", self._values[place])
 
     def note(
         self,

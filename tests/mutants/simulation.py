@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "X2",
         "the file isn't flushed",
-        "gateway/memory/ledger.py",
+        "gateway/memory/file.py",
         "        os.fsync(descriptor)\n        os.replace",
         "        os.replace",
         _TEST,
@@ -76,7 +76,7 @@ MUTANTS = (
     Mutant(
         "X2",
         "the folder isn't flushed",
-        "gateway/memory/ledger.py",
+        "gateway/memory/file.py",
         "        os.fsync(folder)\n",
         "        pass\n",
         _TEST,
@@ -87,7 +87,7 @@ MUTANTS = (
         "X2",
         "a write undoes the other gateway's",
         "gateway/memory/ledger.py",
-        "        if _identity_of(self.path) not in {None, snapshot.base} and",
+        "        if file.identity_of(self.path) not in {None, snapshot.base} and",
         "        if False and",
         _TEST,
         command=_PLAYED,

@@ -30,7 +30,8 @@ from gateway.dra import cdi
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubernetes import access
 from gateway.lab.gatewayproc import BEGUN
-from gateway.memory.ledger import Cordon, Ledger
+from gateway.memory.ledger import Ledger
+from gateway.memory.rows import Cordon
 from gateway.registration.events import Phase
 from gateway.telling import probes
 from tests.fakes.apiserver import ApiServer

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.lab.simulation.clock import Timer
 from gateway.lab.simulation.disk import KilledError, Place, mounted
-from gateway.memory.ledger import Cordon, Ledger, LedgerError
+from gateway.memory.file import LedgerError
+from gateway.memory.ledger import Ledger
+from gateway.memory.rows import Cordon
 
 if TYPE_CHECKING:
     from gateway.lab.simulation.gateway import Gateway
