@@ -108,7 +108,7 @@ class Facts(Struct, frozen=True):
 
     ``index`` is its place on the node in the vendor's words, ``parent`` the ID of the device it is part of, ``profile`` what
     part. ``links`` says how it reaches others, by their indexes (``{"1": "nvlink x4"}``). ``minor`` is the number of its GPU's
-    device node, ``driver`` the driver's version.
+    device node, ``driver`` the driver's version, ``memory`` in bytes (0: not known), ``traits`` what else the vendor says of it.
     """
 
     product: str = ""
@@ -120,6 +120,8 @@ class Facts(Struct, frozen=True):
     nodes: tuple[str, ...] = ()
     minor: int | None = None
     driver: str = ""
+    memory: int = 0
+    traits: Mapping[str, str] = field(default_factory=dict)
 
 
 class Behind(Struct, frozen=True):

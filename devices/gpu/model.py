@@ -69,6 +69,7 @@ class GPU(Struct, frozen=True):
     ``profile`` is a partition's kind in the vendor's words (``1g.5gb``, ``cpx_nps4``), and ``partitioned`` says of a physical
     GPU that it is there for partitions now, even if it has none. ``place`` is the index in the vendor's words where that is
     no plain number (``0:2``: MIG). ``product`` and ``pci`` (``0000:07:00.0``) are for people, and to see a GPU replaced.
+    ``memory`` is in bytes, 0 where it isn't known; ``traits`` are what else claims may ask for, names and values in the vendor's words.
     """
 
     uuid: str
@@ -89,6 +90,8 @@ class GPU(Struct, frozen=True):
     place: str = ""
     product: str = ""
     pci: str = ""
+    memory: int = 0
+    traits: tuple[tuple[str, str], ...] = ()
 
     @property
     def board(self) -> str:

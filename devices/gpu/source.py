@@ -236,6 +236,8 @@ class GPUSource:
             nodes=(*gpu.device_nodes, *gpu.spec_nodes),
             minor=gpu.minor,
             driver=self._sight.driver if self._sight is not None else "",
+            memory=gpu.memory,
+            traits=dict(gpu.traits),
         )
 
     def adopt(self, policy: Policy) -> None:

@@ -33,6 +33,8 @@ _NUMA: Final = "resource.kubernetes.io/numaNode"
 _DRI: Final = re.compile(r"/dev/dri/(card|renderD)([0-9]{1,4})")
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-z0-9]+")
 _VERSION: Final = re.compile(r"(0|[1-9][0-9]{0,8})(?:\.0*([0-9]{1,9}))?(?:\.0*([0-9]{1,9}))?(?:\.[0-9]+)*")
+_VERSIONS: Final = frozenset({"cudaComputeCapability", "cudaDriverVersion"})
+"""Traits that are versions."""
 _LONGEST_NAME: Final = 63
 """Of a device: a DNS label (k8s.io/api/resource/v1)."""
 _LONGEST_VALUE: Final = 64
@@ -58,7 +60,7 @@ class Ailment(Enum):
 class Offer(Struct, frozen=True):
     """A device as DRA shows it: ``name`` in the pool of its ``driver``; ``resource`` and ``device_id`` are what it is here.
 
-    ``reason`` says in words what ``ailment`` it has.
+    ``memory`` is in bytes, 0 where it isn't known. ``reason`` says in words what ``ailment`` it has.
     """
 
     driver: str
@@ -69,6 +71,7 @@ class Offer(Struct, frozen=True):
     attributes: Mapping[str, Value]
     ailment: Ailment | None = None
     reason: str = ""
+    memory: int = 0
 
     @property
     def is_well(self) -> bool:
@@ -129,7 +132,17 @@ def offers(
             place = boards.place_of(entry.device)
             attributes = _attributes(driver, resource, entry, about, root_of(about.pci))
             found.append(
-                Offer(driver, _name(driver, entry, about), resource, device_id, place, attributes, ailment, why)
+                Offer(
+                    driver,
+                    _name(driver, entry, about),
+                    resource,
+                    device_id,
+                    place,
+                    attributes,
+                    ailment,
+                    why,
+                    about.memory,
+                )
             )
     return _distinct(found), withheld
 
@@ -234,6 +247,7 @@ def _attributes(driver: str, resource: str, entry: Entry, about: Facts, root: st
         found |= {"profile": about.profile, "pcieBusID": about.pci}
     if base != entry.device.id:
         found["shared"] = True
+    found |= {name: version(value) if name in _VERSIONS else value for name, value in about.traits.items()}
     return {
         name: value
         for name, value in found.items()

@@ -22,7 +22,7 @@ MOST_DEVICES: Final = 128
 MOST_TAINTED: Final = 64
 """The same, where one has a taint (ResourceSliceMaxDevicesWithAdvancedFeatures)."""
 MOST_ATTRIBUTES: Final = 32
-"""Attributes of a device (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
+"""Attributes and capacities of a device (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
 TAINTS: Final = "device-plugin-gateway.io/"
 _LONGEST_NAME: Final = 253
 _MOST_SLICES: Final = 64
@@ -164,13 +164,24 @@ def _in_order(one: Offer) -> tuple[int, str]:
 
 
 def _device(one: Offer, pool: Pool) -> Body:
-    attributes = {name: _value(value) for name, value in list(one.attributes.items())[:MOST_ATTRIBUTES]}
+    attributes = {name: _value(value) for name, value in list(one.attributes.items())[: MOST_ATTRIBUTES - 1]}
+    said: Body = {"attributes": attributes}
+    if one.memory:
+        said["capacity"] = {"memory": {"value": quantity(one.memory)}}
     if pool.version == _BASIC:
-        return {"name": one.name, "basic": {"attributes": attributes}}
-    told: Body = {"name": one.name, "attributes": attributes}
+        return {"name": one.name, "basic": said}
+    told: Body = {"name": one.name, **said}
     if one.ailment is not None:
         told["taints"] = [{"key": f"{TAINTS}{one.ailment.value}", "effect": "NoSchedule"}]
     return told
+
+
+def quantity(count: int) -> str:
+    """Spell a number of bytes as the server does (canonical, by powers of 1024), or it would seem to be another one."""
+    for power, suffix in ((4, "Ti"), (3, "Gi"), (2, "Mi"), (1, "Ki")):
+        if count % 1024**power == 0:
+            return f"{count // 1024**power}{suffix}"
+    return str(count)
 
 
 def _value(value: object) -> Body:

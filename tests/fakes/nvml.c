@@ -327,6 +327,14 @@ EXPORTED Result nvmlSystemGetDriverVersion(char *version, u32 size) {
     return result;
 }
 
+EXPORTED Result nvmlSystemGetCudaDriverVersion(int *version) {
+    pthread_mutex_lock(&lock);
+    Result result = ready("nvmlSystemGetCudaDriverVersion", -1);
+    if (result == SUCCESS) *version = 12040;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
 /* --- finding GPUs --- */
 
 /* nvml.h: all GPUs count, even those of which no handle can be had. */
@@ -407,6 +415,25 @@ EXPORTED Result nvmlDeviceGetPciInfo_v3(Handle h, struct pci *to) {
     ENTER_AT("nvmlDeviceGetPciInfo", h, GPU_ONLY);
     fill_pci(at.gpu.pci, to);
     to->id = 0x233010de; /* H100 SXM5 80GB */
+    return SUCCESS;
+}
+
+/* Every GPU is a Hopper, whatever its name. */
+EXPORTED Result nvmlDeviceGetArchitecture(Handle h, u32 *to) {
+    ENTER_AT("nvmlDeviceGetArchitecture", h, GPU_ONLY);
+    *to = 9;
+    return SUCCESS;
+}
+
+EXPORTED Result nvmlDeviceGetBrand(Handle h, u32 *to) {
+    ENTER_AT("nvmlDeviceGetBrand", h, GPU_ONLY);
+    *to = 14;
+    return SUCCESS;
+}
+
+EXPORTED Result nvmlDeviceGetCudaComputeCapability(Handle h, int *major, int *minor) {
+    ENTER_AT("nvmlDeviceGetCudaComputeCapability", h, GPU_ONLY);
+    *major = 9, *minor = 0;
     return SUCCESS;
 }
 

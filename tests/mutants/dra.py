@@ -5,20 +5,20 @@ from __future__ import annotations
 from tests.mutants.table import Mutant
 
 RULES = {
-    "DR1": "a claim's answer is spelled as the kubelet's own types do, refused or not, with nothing left out",
-    "DR2": "what can't be said to a kubelet is refused, not left out",
-    "DR3": "what a peer can make us hold is bounded",
-    "DR4": "drivers, devices and attributes are called as the vendors' own drivers call them, each device by a name of its own",
-    "DR5": "what a pod may hold by the device plugin API isn't offered by DRA",
-    "DR6": "a pool's slices are one generation, newer than any before, within every limit of the API",
-    "DR7": "no two claims get the same hardware, unless it is shared or watched on purpose",
-    "DR8": "what the kubelet is told is on disk before",
-    "DR9": "what will soon pass is waited for, what a person must mend is said",
-    "DR10": "a GPU of a claim stays the claim's when DRA is switched off",
-    "DR11": "slices are written again when they went, and left alone where they are another's",
-    "DR12": "CDI specifications are there for every prepared claim, and for no other",
-    "DR13": "an instance's end, or its death, takes nothing from another",
-    "DR14": "both APIs for the same GPUs at once are refused, and so is what can't reach a container by CDI",
+    "DRA1": "a claim's answer is spelled as the kubelet's own types do, refused or not, with nothing left out",
+    "DRA2": "what can't be said to a kubelet is refused, not left out",
+    "DRA3": "what a peer can make us hold is bounded",
+    "DRA4": "drivers, devices and attributes are called as the vendors' own drivers call them, each device by a name of its own",
+    "DRA5": "what a pod may hold by the device plugin API isn't offered by DRA",
+    "DRA6": "a pool's slices are one generation, newer than any before, within every limit of the API",
+    "DRA7": "no two claims get the same hardware, unless it is shared or watched on purpose",
+    "DRA8": "what the kubelet is told is on disk before",
+    "DRA9": "what will soon pass is waited for, what a person must mend is said",
+    "DRA10": "a GPU of a claim stays the claim's when DRA is switched off",
+    "DRA11": "slices are written again when they went, and left alone where they are another's",
+    "DRA12": "CDI specifications are there for every prepared claim, and for no other",
+    "DRA13": "an instance's end, or its death, takes nothing from another",
+    "DRA14": "both APIs for the same GPUs at once are refused, and so is what can't reach a container by CDI",
 }
 
 _SPELLED = "tests/unit/test_dra_adapters.py"
@@ -35,7 +35,7 @@ _PUBLISHER = "gateway/dra/publisher.py"
 
 MUTANTS = (
     Mutant(
-        "DR1",
+        "DRA1",
         "an answer without devices is left out",
         _PLUGIN,
         """            one.SetInParent()
@@ -47,7 +47,7 @@ MUTANTS = (
         f"{_SPELLED}::test_a_prepare_answer",
     ),
     Mutant(
-        "DR1",
+        "DRA1",
         "a refusal is left out",
         _PLUGIN,
         "one.error = answer.reason",
@@ -55,7 +55,7 @@ MUTANTS = (
         f"{_SPELLED}::test_a_prepare_answer",
     ),
     Mutant(
-        "DR1",
+        "DRA1",
         "health and illness are swapped",
         "adapters/dra/health.py",
         "{True: pb.HEALTHY, False: pb.UNHEALTHY,",
@@ -63,7 +63,7 @@ MUTANTS = (
         f"{_SPELLED}::test_health",
     ),
     Mutant(
-        "DR2",
+        "DRA2",
         "v1beta1 drops a share in silence",
         _PLUGIN,
         "            if not self.says_share:",
@@ -71,7 +71,7 @@ MUTANTS = (
         f"{_SPELLED}::test_a_share_is_said_by_v1_alone",
     ),
     Mutant(
-        "DR3",
+        "DRA3",
         "any number of claims is taken",
         _PLUGIN,
         "if len(message.claims) > MAX_CLAIMS:",
@@ -79,7 +79,7 @@ MUTANTS = (
         f"{_SPELLED}::test_requests_are_bounded",
     ),
     Mutant(
-        "DR3",
+        "DRA3",
         "a request of any size is taken",
         "adapters/dra/spelling.py",
         "if len(data) > MAX_BYTES:",
@@ -87,7 +87,7 @@ MUTANTS = (
         f"{_SPELLED}::test_requests_are_bounded",
     ),
     Mutant(
-        "DR4",
+        "DRA4",
         "a GPU is named by its index",
         _OFFER,
         "number = gpu if about.minor is None else str(about.minor)",
@@ -95,7 +95,7 @@ MUTANTS = (
         f"{_DECIDED}::test_names",
     ),
     Mutant(
-        "DR4",
+        "DRA4",
         "names may collide",
         _OFFER,
         "        if times[one.driver, one.name] == 1\n",
@@ -103,7 +103,7 @@ MUTANTS = (
         f"{_DECIDED}::test_names_are_labels_and_distinct",
     ),
     Mutant(
-        "DR4",
+        "DRA4",
         "a long name is only cut",
         _OFFER,
         "else f\"{name[: _LONGEST_NAME - 9].rstrip('-')}-{_digest(name)}\"",
@@ -111,7 +111,7 @@ MUTANTS = (
         f"{_DECIDED}::test_names_are_labels_and_distinct",
     ),
     Mutant(
-        "DR4",
+        "DRA4",
         "a version keeps its leading zeros",
         _OFFER,
         "(?:\\.0*([0-9]{1,9}))?(?:\\.0*([0-9]{1,9}))?",
@@ -119,7 +119,7 @@ MUTANTS = (
         f"{_DECIDED}::test_versions",
     ),
     Mutant(
-        "DR4",
+        "DRA4",
         "a value of any length is told",
         _OFFER,
         "len(value.encode()) > _LONGEST_VALUE",
@@ -127,7 +127,31 @@ MUTANTS = (
         f"{_DECIDED}::test_a_value_that_is_too_long_is_left_out",
     ),
     Mutant(
-        "DR5",
+        "DRA4",
+        "memory is told in bytes",
+        _SLICES,
+        "        if count % 1024**power == 0:",
+        "        if False:",
+        f"{_DECIDED}::test_memory_is_spelled_as_the_server_does",
+    ),
+    Mutant(
+        "DRA4",
+        "a partition has its GPU's memory",
+        "devices/gpu/nvidia/scan.py",
+        "            memory=instance.memory,\n",
+        "",
+        "tests/unit/test_gpu_nvidia.py::test_mig",
+    ),
+    Mutant(
+        "DRA4",
+        "a compute capability is a text",
+        _OFFER,
+        "version(value) if name in _VERSIONS else value",
+        "value",
+        f"{_DECIDED}::test_attributes_are_the_vendors",
+    ),
+    Mutant(
+        "DRA5",
         "what a pod holds is offered",
         _OFFER,
         "if entry.device.id in books.held:",
@@ -135,7 +159,7 @@ MUTANTS = (
         f"{_DECIDED}::test_who_is_offered",
     ),
     Mutant(
-        "DR5",
+        "DRA5",
         "what another plugin offers is offered",
         _OFFER,
         "if entry.device.id in books.offered:",
@@ -143,7 +167,7 @@ MUTANTS = (
         f"{_DECIDED}::test_who_is_offered",
     ),
     Mutant(
-        "DR5",
+        "DRA5",
         "records that can't be read say that all is free",
         _OFFER,
         "    if books is None:\n        return",
@@ -151,7 +175,7 @@ MUTANTS = (
         f"{_DECIDED}::test_who_is_offered",
     ),
     Mutant(
-        "DR5",
+        "DRA5",
         "a cordon hides that a device is lost",
         _OFFER,
         "        entry.state is State.CORDONED\n        and entry.beneath is not None",
@@ -159,7 +183,7 @@ MUTANTS = (
         f"{_DECIDED}::test_who_is_offered",
     ),
     Mutant(
-        "DR5",
+        "DRA5",
         "what isn't known is published",
         "gateway/dra/door.py",
         " if driver not in self._unknown",
@@ -167,7 +191,7 @@ MUTANTS = (
         f"{_WHOLE}::test_nothing_is_offered_before_the_kubelets_records_are_read",
     ),
     Mutant(
-        "DR5",
+        "DRA5",
         "records that can't be read for a while say nothing",
         "gateway/dra/door.py",
         "        if held is not None and last is not None:\n",
@@ -175,7 +199,7 @@ MUTANTS = (
         f"{_WHOLE}::test_nothing_is_offered_before_the_kubelets_records_are_read",
     ),
     Mutant(
-        "DR5",
+        "DRA5",
         "what is withheld isn't looked at again",
         "gateway/daemon.py",
         "        if self.door is not None:\n            self.door.update()\n        if waiting:",
@@ -183,7 +207,7 @@ MUTANTS = (
         f"{_WHOLE}::test_what_a_pod_holds_by_the_other_api_is_offered_when_it_ended",
     ),
     Mutant(
-        "DR6",
+        "DRA6",
         "a change keeps the generation",
         _SLICES,
         "for one in there.values())]) + 1",
@@ -191,7 +215,7 @@ MUTANTS = (
         f"{_DECIDED}::test_a_change_is_a_new_generation_of_the_whole_pool",
     ),
     Mutant(
-        "DR6",
+        "DRA6",
         "generations begin anew after a deletion",
         _SLICES,
         "generation = max([last, *(",
@@ -199,7 +223,7 @@ MUTANTS = (
         f"{_DECIDED}::test_a_deleted_slice_comes_back_newer_than_it_was",
     ),
     Mutant(
-        "DR6",
+        "DRA6",
         "taints don't make slices smaller",
         _SLICES,
         "most = MOST_TAINTED if any(",
@@ -207,7 +231,7 @@ MUTANTS = (
         f"{_DECIDED}::test_a_slice_has_no_more_devices_than_it_may",
     ),
     Mutant(
-        "DR6",
+        "DRA6",
         "slices are too large",
         _SLICES,
         "MOST_DEVICES: Final = 128",
@@ -215,7 +239,7 @@ MUTANTS = (
         f"{_DECIDED}::test_a_slice_has_no_more_devices_than_it_may",
     ),
     Mutant(
-        "DR6",
+        "DRA6",
         "slices that are left over stay",
         _SLICES,
         "return [*wanted, *(Change(name) for name in left)]",
@@ -223,7 +247,7 @@ MUTANTS = (
         f"{_DECIDED}::test_a_change_is_a_new_generation_of_the_whole_pool",
     ),
     Mutant(
-        "DR6",
+        "DRA6",
         "the time of a taint is a change",
         _SLICES,
         'if key != "timeAdded"',
@@ -231,7 +255,7 @@ MUTANTS = (
         f"{_DECIDED}::test_a_taints_time_is_the_servers",
     ),
     Mutant(
-        "DR7",
+        "DRA7",
         "who else has a device isn't asked",
         _CLAIMS,
         "if not result.admin and (holder :=",
@@ -239,7 +263,7 @@ MUTANTS = (
         f"{_DECIDED}::test_who_gets_a_device",
     ),
     Mutant(
-        "DR7",
+        "DRA7",
         "only the same ID is the same hardware",
         _CLAIMS,
         "device.place.overlaps(offer.place) and not apart",
@@ -247,7 +271,7 @@ MUTANTS = (
         f"{_DECIDED}::test_who_gets_a_device",
     ),
     Mutant(
-        "DR7",
+        "DRA7",
         "replicas exclude each other",
         _CLAIMS,
         "device.place.overlaps(offer.place) and not apart",
@@ -255,7 +279,7 @@ MUTANTS = (
         f"{_DECIDED}::test_who_gets_a_device",
     ),
     Mutant(
-        "DR7",
+        "DRA7",
         "supervision takes a device",
         _CLAIMS,
         "            if device.admin:\n                continue\n",
@@ -263,7 +287,7 @@ MUTANTS = (
         f"{_DECIDED}::test_who_gets_a_device",
     ),
     Mutant(
-        "DR7",
+        "DRA7",
         "a claim is taken for another of its name",
         _CLAIMS,
         "if claim.metadata.uid != asked.uid:",
@@ -271,7 +295,7 @@ MUTANTS = (
         f"{_DECIDED}::test_what_is_no_allocation_of_ours_is_refused",
     ),
     Mutant(
-        "DR7",
+        "DRA7",
         "another node's pool is ours",
         _CLAIMS,
         "if one.pool != node]",
@@ -279,7 +303,7 @@ MUTANTS = (
         f"{_DECIDED}::test_what_is_no_allocation_of_ours_is_refused",
     ),
     Mutant(
-        "DR7",
+        "DRA7",
         "something is awaited before a claim is noted",
         _DRIVER,
         "            if isinstance(decision, Grant):\n",
@@ -287,7 +311,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_two_claims_never_get_one_device",
     ),
     Mutant(
-        "DR8",
+        "DRA8",
         "the kubelet hears before the disk",
         _DRIVER,
         "            if not durable:",
@@ -295,7 +319,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_without_a_disk_nothing_is_given",
     ),
     Mutant(
-        "DR8",
+        "DRA8",
         "an unprepared claim may come back",
         _DRIVER,
         "                if not await self._scribe.durable():",
@@ -303,7 +327,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_without_a_disk_nothing_is_given",
     ),
     Mutant(
-        "DR8",
+        "DRA8",
         "what another instance prepared isn't known",
         _DRIVER,
         "            await self._scribe.load()\n            key = claims.key(self.name, claim.uid)\n            if key",
@@ -311,7 +335,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_what_another_instance_prepared_is_unprepared",
     ),
     Mutant(
-        "DR8",
+        "DRA8",
         "a refused device stays taken",
         _DRIVER,
         "                if fresh:\n                    self._forget(key)\n",
@@ -319,7 +343,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_a_device_that_cannot_be_told_is_not_taken",
     ),
     Mutant(
-        "DR9",
+        "DRA9",
         "a device in use is refused at once",
         _DRIVER,
         '            if loop.time() >= deadline:\n                return Refused(f"{decision.reason}',
@@ -327,7 +351,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_a_device_in_use_is_waited_for",
     ),
     Mutant(
-        "DR9",
+        "DRA9",
         "an API server that is away is an answer",
         _DRIVER,
         "if error.status in {401, 403} or",
@@ -335,7 +359,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_an_api_server_that_is_away_is_waited_for",
     ),
     Mutant(
-        "DR9",
+        "DRA9",
         "one claim's defect is every claim's",
         "gateway/dra/service.py",
         "        except Exception as error:  # noqa: BLE001 - one claim's trouble is told for that claim alone",
@@ -343,7 +367,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_a_defect_is_that_claims_trouble_alone",
     ),
     Mutant(
-        "DR9",
+        "DRA9",
         "parameters are ignored",
         _CLAIMS,
         "one.opaque.driver == driver for one",
@@ -351,7 +375,7 @@ MUTANTS = (
         f"{_DECIDED}::test_what_is_no_allocation_of_ours_is_refused",
     ),
     Mutant(
-        "DR10",
+        "DRA10",
         "claims don't count with DRA off",
         "gateway/daemon.py",
         'return on_hardware(self.ledger.claims) if self.settings.dra == "off" else ()',
@@ -359,7 +383,7 @@ MUTANTS = (
         f"{_WHOLE}::test_without_dra_a_claims_gpu_is_given_to_nobody",
     ),
     Mutant(
-        "DR10",
+        "DRA10",
         "claims don't count before the first look",
         "gateway/daemon.py",
         "            offered = known[name].announced.values() if listing is None else listing.devices",
@@ -367,7 +391,7 @@ MUTANTS = (
         f"{_WHOLE}::test_without_dra_a_claims_gpu_is_given_to_nobody_before_the_first_look_either",
     ),
     Mutant(
-        "DR10",
+        "DRA10",
         "plugins are registered beside DRA",
         "gateway/daemon.py",
         "                if self.door is not None:  # Its",
@@ -375,7 +399,7 @@ MUTANTS = (
         f"{_WHOLE}::test_devices_are_offered_by_dra_alone",
     ),
     Mutant(
-        "DR11",
+        "DRA11",
         "a slice that went isn't missed",
         _PUBLISHER,
         "                if change.kind is Kind.DELETED:\n                    self._there.pop(one.metadata.name, None)",
@@ -383,7 +407,7 @@ MUTANTS = (
         f"{_WRITTEN}::test_a_deleted_slice_is_there_again_and_newer",
     ),
     Mutant(
-        "DR11",
+        "DRA11",
         "two instances write",
         _PUBLISHER,
         "if driver in self._strangers or self._leave(driver):",
@@ -391,7 +415,7 @@ MUTANTS = (
         f"{_WRITTEN}::test_slices_are_left_to_a_younger_instance",
     ),
     Mutant(
-        "DR11",
+        "DRA11",
         "a namesake's pool is written over",
         _PUBLISHER,
         "if driver in self._strangers or self._leave(driver):",
@@ -399,7 +423,7 @@ MUTANTS = (
         f"{_WRITTEN}::test_a_namesakes_pool_is_left_alone",
     ),
     Mutant(
-        "DR11",
+        "DRA11",
         "another driver's GPU is offered, too",
         _PUBLISHER,
         "not in self._strangers)\n",
@@ -407,7 +431,7 @@ MUTANTS = (
         f"{_WRITTEN}::test_what_another_driver_offers_is_not_offered",
     ),
     Mutant(
-        "DR11",
+        "DRA11",
         "who writes over us is written over without a pause",
         _PUBLISHER,
         "return count >= _AT_ONCE",
@@ -415,7 +439,7 @@ MUTANTS = (
         f"{_WRITTEN}::test_two_that_write_one_pool_do_so_seldom",
     ),
     Mutant(
-        "DR11",
+        "DRA11",
         "dropped taints are believed",
         _PUBLISHER,
         "            self._taints = False\n",
@@ -423,7 +447,7 @@ MUTANTS = (
         f"{_WRITTEN}::test_where_the_server_drops_taints_the_ill_are_left_out",
     ),
     Mutant(
-        "DR12",
+        "DRA12",
         "a boot leaves claims without",
         _DRIVER,
         "                trouble = await self._specify(uid, await self.answers(row))",
@@ -431,7 +455,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_a_boot_brings_specifications_back_and_sweeps_others",
     ),
     Mutant(
-        "DR12",
+        "DRA12",
         "others' files are swept",
         "gateway/dra/cdi.py",
         'match["driver"] not in drivers',
@@ -439,7 +463,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_a_boot_brings_specifications_back_and_sweeps_others",
     ),
     Mutant(
-        "DR12",
+        "DRA12",
         "what another instance is preparing is swept",
         "gateway/dra/cdi.py",
         'if old and (match["new"]',
@@ -447,7 +471,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_a_boot_brings_specifications_back_and_sweeps_others",
     ),
     Mutant(
-        "DR12",
+        "DRA12",
         "what was prepared stays specified",
         _DRIVER,
         "                await asyncio.to_thread(cdi.remove, self.name, claim.uid, self._folder)",
@@ -455,7 +479,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_unprepared_it_is_free_and_gone",
     ),
     Mutant(
-        "DR12",
+        "DRA12",
         "a variable names one device of several",
         _DRIVER,
         "            if len(group) > 1 and any(",
@@ -463,7 +487,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_all_devices_of_a_request_are_in_the_variable",
     ),
     Mutant(
-        "DR13",
+        "DRA13",
         "living sockets are swept",
         "gateway/dra/sockets.py",
         "        if not listens(path):\n            with",
@@ -471,7 +495,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_sockets_of_instances",
     ),
     Mutant(
-        "DR13",
+        "DRA13",
         "dead instances count",
         "gateway/dra/sockets.py",
         "if path != own and listens(path)]",
@@ -479,7 +503,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_sockets_of_instances",
     ),
     Mutant(
-        "DR13",
+        "DRA13",
         "an open stream holds up the end",
         "gateway/dra/service.py",
         "        self._ending.set()\n",
@@ -487,7 +511,7 @@ MUTANTS = (
         f"{_DRIVEN}::test_an_open_stream_does_not_hold_up_the_end",
     ),
     Mutant(
-        "DR14",
+        "DRA14",
         "both at once",
         "gateway/configuration/dra.py",
         'if mode.value == "on":',
@@ -495,7 +519,7 @@ MUTANTS = (
         f"{_DECIDED}::test_settings_that_cannot_be_gone_by",
     ),
     Mutant(
-        "DR14",
+        "DRA14",
         "GPUs in a variable",
         "gateway/configuration/dra.py",
         "    said[_STRATEGY] = Given((_CDI,), mode.source)\n",

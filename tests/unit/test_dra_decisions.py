@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from msgspec.structs import replace
 
 from devices.boards import Place
@@ -22,6 +24,7 @@ from gateway.dra.offer import Ailment, Offer, Taken, Version
 from gateway.dra.slices import Pool, Slice
 from gateway.memory.claimed import Claimed, ClaimedDevice, on_hardware
 
+COMPONENT = Path(__file__).parents[2] / "deploy" / "kustomize" / "components" / "dra"
 GPU, MIG, AMD, FILE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "amd.com/gpu", "example.com/fpga"
 FREE = Taken()
 
@@ -41,7 +44,15 @@ def offered(
     return found, {one.name: one.reason for one in withheld}
 
 
-A100 = Facts(product="A100", index="0", pci="0000:07:00.0", minor=3, driver="535.54.03")
+A100 = Facts(
+    product="A100",
+    index="0",
+    pci="0000:07:00.0",
+    minor=3,
+    driver="535.54.03",
+    memory=40 << 30,
+    traits={"architecture": "Ampere", "cudaComputeCapability": "8.0"},
+)
 PART = Facts(product="A100", index="0:2", parent="GPU-a", profile="1g.5gb", minor=3)
 MI300 = Facts(
     product="MI300X", index="1", nodes=("/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD129"), profile="spx_nps1"
@@ -102,6 +113,8 @@ def test_attributes_are_the_vendors() -> None:
         "minor": 3,
         "pcieBusID": "0000:07:00.0",
         "driverVersion": Version("535.54.3"),
+        "architecture": "Ampere",
+        "cudaComputeCapability": Version("8.0.0"),
         "resource.kubernetes.io/pcieRoot": "pci0000:00",
         "resource.kubernetes.io/numaNode": 1,
     }
@@ -115,6 +128,7 @@ def test_attributes_are_the_vendors() -> None:
         "parentMinor": 3,
         "profile": "1g.5gb",
     }
+    assert [one.memory for one in found] == [40 << 30, 0, 0, 0]
     assert found[1].place == Place("GPU-a", "MIG-x")
     assert (amd["type"], amd["partitionProfile"]) == ("amdgpu", "spx_nps1")
     assert (file["type"], file["uuid"]) == ("file", "/dev/a")
@@ -257,6 +271,16 @@ def test_the_body() -> None:
             ],
         },
     }
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(80 << 30, "80Gi"), (81479 << 20, "81479Mi"), (1 << 40, "1Ti"), (3 << 10, "3Ki"), (1025, "1025")],
+)
+def test_memory_is_spelled_as_the_server_does(count: int, text: str) -> None:
+    [change] = slices.changes(pool(gpu(0, memory=count)), {})
+    assert change.body is not None
+    assert change.body["spec"]["devices"][0]["capacity"] == {"memory": {"value": text}}
 
 
 def test_v1beta1_has_fields_in_basic() -> None:
@@ -522,6 +546,14 @@ def test_the_names_by_which_a_container_gets_it(answer: ContainerAnswer, names: 
 
 def test_where_others_say_all_there_is_no_specification() -> None:
     assert cdi.specification("x.com", "u", {"d": ContainerAnswer(cdi_devices=("v/c=n",))}) is None
+
+
+# What is installed.
+
+
+@pytest.mark.parametrize("file", sorted(COMPONENT.glob("*.yaml")), ids=lambda file: file.name)
+def test_the_component_is_readable(file: Path) -> None:
+    assert all(one["kind"] for one in yaml.safe_load_all(file.read_text()))
 
 
 # Settings.

@@ -140,7 +140,7 @@ REFUSALS: Final[dict[str, tuple[Answer, Any]]] = {
     "a whole GPU's instance": (pynvml.nvmlDeviceGetGpuInstanceId, pynvml.NVML_ERROR_INVALID_ARGUMENT),
     "a link that isn't there": (lambda h: pynvml.nvmlDeviceGetNvLinkState(h, 18), pynvml.NVML_ERROR_NOT_SUPPORTED),
     "a link that can't be": (lambda h: pynvml.nvmlDeviceGetNvLinkState(h, 36), pynvml.NVML_ERROR_INVALID_ARGUMENT),
-    "what isn't exported": (pynvml.nvmlDeviceGetBrand, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND),
+    "what isn't exported": (pynvml.nvmlDeviceGetSerial, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND),
 }
 
 

@@ -165,6 +165,13 @@ async def test_whole_gpus(node: Node) -> None:
             resource="nvidia.com/gpu",
             product="NVIDIA H100 80GB HBM3",
             pci=one.pci,
+            memory=one.memory,
+            traits=(
+                ("architecture", "Hopper"),
+                ("brand", "Nvidia"),
+                ("cudaComputeCapability", "9.0"),
+                ("cudaDriverVersion", "12.4"),
+            ),
         )
         for index, one in enumerate(node.world.gpus)
     )
@@ -179,6 +186,7 @@ async def test_mig(node: Node) -> None:
     parts = [one for one in sight.gpus if one.parent]
     assert parent.partitioned
     assert [one.partitioned for one in sight.gpus].count(True) == 1
+    assert [one.memory >> 30 for one in parts] == [9, 19, 39, 9]
     assert [(one.place, one.profile, one.spec_nodes[1:]) for one in parts] == [
         ("1:0", "1g.10gb", ("/dev/nvidia-caps/nvidia-cap173", "/dev/nvidia-caps/nvidia-cap174")),
         ("1:1", "2g.20gb", ("/dev/nvidia-caps/nvidia-cap133", "/dev/nvidia-caps/nvidia-cap134")),

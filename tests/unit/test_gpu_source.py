@@ -354,7 +354,7 @@ async def test_facts(watched: Watched) -> None:
     link = Link("GPU-1", Way.NVLINK, 4)
     await watched.sees(gpu(0, product="H100", links=(link,), spec_nodes=("/dev/nvidia0",)), gpu(1))
     assert watched.source.facts(NVIDIA, "GPU-0") == Facts(
-        "H100", "0", "0000:00:00.0", links={"1": "nvlink x4"}, nodes=("/dev/nvidia0",)
+        "H100", "0", "0000:00:00.0", links={"1": "nvlink x4"}, nodes=("/dev/nvidia0",), minor=0
     )
     assert watched.source.facts(NVIDIA, "GPU-9") == Facts()
 

@@ -59,6 +59,32 @@ class LostError(NvmlError):
     """The GPU doesn't answer any more, and won't until it is reset."""
 
 
+_ARCHITECTURES: Final[Mapping[int, str]] = {
+    pynvml.NVML_DEVICE_ARCH_KEPLER: "Kepler",
+    pynvml.NVML_DEVICE_ARCH_MAXWELL: "Maxwell",
+    pynvml.NVML_DEVICE_ARCH_PASCAL: "Pascal",
+    pynvml.NVML_DEVICE_ARCH_VOLTA: "Volta",
+    pynvml.NVML_DEVICE_ARCH_TURING: "Turing",
+    pynvml.NVML_DEVICE_ARCH_AMPERE: "Ampere",
+    pynvml.NVML_DEVICE_ARCH_ADA: "Ada Lovelace",
+    pynvml.NVML_DEVICE_ARCH_HOPPER: "Hopper",
+    10: "Blackwell",  # not in the oldest nvidia-ml-py that will do
+}
+_BRANDS: Final[Mapping[int, str]] = {
+    pynvml.NVML_BRAND_QUADRO: "Quadro",
+    pynvml.NVML_BRAND_TESLA: "Tesla",
+    pynvml.NVML_BRAND_NVS: "NVS",
+    pynvml.NVML_BRAND_GRID: "Grid",
+    pynvml.NVML_BRAND_GEFORCE: "GeForce",
+    pynvml.NVML_BRAND_TITAN: "Titan",
+    pynvml.NVML_BRAND_NVIDIA: "Nvidia",
+    pynvml.NVML_BRAND_QUADRO_RTX: "QuadroRTX",
+    pynvml.NVML_BRAND_NVIDIA_RTX: "NvidiaRTX",
+    pynvml.NVML_BRAND_GEFORCE_RTX: "GeForceRTX",
+    pynvml.NVML_BRAND_TITAN_RTX: "TitanRTX",
+}
+
+
 class UnsupportedError(NvmlError):
     """The driver or the GPU doesn't know this question."""
 
@@ -68,22 +94,31 @@ class GoneError(NvmlError):
 
 
 class Board(Struct, frozen=True):
-    """What doesn't change of a physical GPU. ``pci`` is as in sysfs, ``0000:07:00.0``."""
+    """What doesn't change of a physical GPU. ``pci`` is as in sysfs, ``0000:07:00.0``.
+
+    ``memory`` is in bytes, 0 where the driver doesn't say; ``traits`` are those of ``devices.gpu.model.GPU``.
+    """
 
     uuid: str
     minor: int
     pci: str
     product: str
+    memory: int = 0
+    traits: tuple[tuple[str, str], ...] = ()
 
 
 class Instance(Struct, frozen=True):
-    """A MIG device: its place on its GPU, its GPU and compute instance, its profile (``1c.2g.20gb``, ``1g.10gb+me``)."""
+    """A MIG device: its place on its GPU, its GPU and compute instance, its profile (``1c.2g.20gb``, ``1g.10gb+me``).
+
+    ``memory`` is in bytes.
+    """
 
     uuid: str
     place: int
     gpu_instance: int
     compute_instance: int
     profile: str
+    memory: int = 0
 
 
 class Vitals(Struct, frozen=True):
@@ -212,7 +247,8 @@ class Nvml:
         info = _ask("nvmlDeviceGetPciInfo", handle)
         product = _said(_optional("nvmlDeviceGetName", handle) or "")
         self._bus_ids[_address(info)] = str(info.busId)
-        return Board(uuid, minor, _address(info), product)
+        memory = _optional("nvmlDeviceGetMemoryInfo", handle)
+        return Board(uuid, minor, _address(info), product, 0 if memory is None else memory.total, _traits(handle))
 
     def product(self, uuid: str) -> str:
         """Say what a GPU is called; '' where it can't be told.
@@ -356,7 +392,8 @@ class Nvml:
         has = _ask("nvmlDeviceGetAttributes", handle)
         whole = _ask("nvmlDeviceGetMemoryInfo", parent).total
         name = profile(has.computeInstanceSliceCount, has.gpuInstanceSliceCount, has.memorySizeMB, whole)
-        return Instance(uuid, place, instance, compute, name + _suffix(parent, instance))
+        memory = has.memorySizeMB * 2**20
+        return Instance(uuid, place, instance, compute, name + _suffix(parent, instance), memory)
 
 
 class _TimeoutError(NvmlError):
@@ -390,6 +427,19 @@ def _suffix(parent: Any, instance: int) -> str:
 def _memory(handle: Any) -> tuple[float | None, float | None]:
     found = _optional("nvmlDeviceGetMemoryInfo", handle)
     return (None, None) if found is None else (found.used / 2**20, found.free / 2**20)
+
+
+def _traits(handle: Any) -> tuple[tuple[str, str], ...]:
+    """Say what kind of GPU it is, in the words of NVIDIA's DRA driver (go-nvlib); what the driver doesn't say is left out."""
+    found = {
+        "architecture": _ARCHITECTURES.get(_optional("nvmlDeviceGetArchitecture", handle), ""),
+        "brand": _BRANDS.get(_optional("nvmlDeviceGetBrand", handle), ""),
+    }
+    if (capability := _optional("nvmlDeviceGetCudaComputeCapability", handle)) is not None:
+        found["cudaComputeCapability"] = ".".join(map(str, capability))
+    if (cuda := _optional("nvmlSystemGetCudaDriverVersion")) is not None:
+        found["cudaDriverVersion"] = f"{cuda // 1000}.{cuda % 1000 // 10}"
+    return tuple((name, value) for name, value in found.items() if value)
 
 
 def _field(handle: Any, field: int) -> int | None:

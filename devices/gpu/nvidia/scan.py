@@ -188,6 +188,8 @@ class Scanner:
             partitioned=vitals.mig,
             product=board.product,
             pci=board.pci,
+            memory=board.memory,
+            traits=board.traits,
         )
         look = Look(
             at=at,
@@ -218,6 +220,7 @@ class Scanner:
             uuid=instance.uuid,
             parent=gpu.uuid,
             profile=instance.profile,
+            memory=instance.memory,
             place=f"{gpu.index}:{instance.place}",
             partitioned=False,
             lacks=lacks,
