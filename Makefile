@@ -17,6 +17,7 @@ SYSTEM_PACKAGES := gcc libc6-dev git make python3 python3-venv
 # $(call key,FILES): sixteen digits that change with the interpreter or with any of the files.
 key = $(shell { $(PYTHON) -VV; cat $(1); } 2>/dev/null | sha256sum | cut -c1-16 || true)
 VENV := .venv/.ready-$(call key,locks/dev.txt pyproject.toml)
+SITE := .venv-docs/.ready-$(call key,locks/docs.txt)
 GEN := .venv-gen/.ready-$(call key,locks/gen.txt)
 RUN := .venv/bin/
 
@@ -58,6 +59,10 @@ $(VENV): | needs
 
 $(GEN): | needs
 	$(call environment,.venv-gen,locks/gen.txt)
+	@touch $@
+
+$(SITE): | needs
+	$(call environment,.venv-docs,locks/docs.txt)
 	@touch $@
 
 .PHONY: venv
@@ -163,6 +168,10 @@ docs-check: $(VENV) ## are the tables of docs/ what the code declares?
 	$(RUN)python -m tools.chart --check
 	$(RUN)python -m tools.doctor --check docs/doctor.md
 
+.PHONY: site
+site: $(SITE) ## docs/ as a site, in build/site; a link that leads nowhere is an error
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
 .PHONY: generate generate-check
 generate: $(GEN) ## write adapters/pb from protos/
 	.venv-gen/bin/python tools/generate.py
@@ -179,5 +188,5 @@ locks-check: $(VENV) ## are the locks what pyproject.toml asks for?
 
 .PHONY: clean
 clean: ## remove what was made here (the cache of built kubelets lies outside and stays)
-	rm -rf .venv .venv-gen build dist compat-report *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-gen .venv-docs build dist compat-report *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find gateway adapters devices tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

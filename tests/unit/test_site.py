@@ -1,0 +1,53 @@
+"""The site of docs/: `make site` builds it and follows its links; here, what that is told beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tools.site import named
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = sorted((ROOT / "deploy" / "samples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("markdown", "wanted"),
+    [
+        ("[upgrades.md](upgrades.md#x)", "[upgrades.md](upgrades.md#x)"),
+        ("[the pages](../docs/upgrades.md)", "[the pages](../docs/upgrades.md)"),
+        ("the rules ([Makefile](../Makefile))", "the rules (`Makefile`)"),
+        ("[how](../CONTRIBUTING.md#tests) it goes", "how (`CONTRIBUTING.md`) it goes"),
+    ],
+)
+def test_a_link_that_leads_out_of_the_site_names_its_file(markdown: str, wanted: str) -> None:
+    assert named(markdown, Path()) == wanted
+
+
+def test_a_page_in_a_folder_leads_out_of_it_first() -> None:
+    assert named("[Makefile](../../Makefile)", Path("adr")) == "`Makefile`"
+
+
+def test_a_link_to_nothing_is_an_error() -> None:
+    with pytest.raises(FileNotFoundError, match="correct the link"):
+        named("[x](../nothing.yaml)", Path())
+
+
+def test_each_page_has_its_place_in_the_site() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    shown = {page for one in nav for page in (next(iter(one.values())) if isinstance(one, dict) else [one])}
+    there = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert shown == there
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
+def test_a_sample_asks_for_one_gpu_and_tolerates_what_gpu_nodes_have(path: Path) -> None:
+    pod: dict[str, Any] = yaml.safe_load(path.read_text())
+    (container,) = pod["spec"]["containers"]
+    ((resource, count),) = container["resources"]["limits"].items()
+    assert count == 1
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert path.stem == "simulated" or resource in {one["key"] for one in pod["spec"]["tolerations"]}
