@@ -45,10 +45,13 @@ async def test_numa_nodes_that_there_cannot_be_are_left_out(folder: Path) -> Non
     assert [one.numa_nodes for one in listing.devices] == [(0, 1), (), (2,)]
 
 
-@pytest.mark.parametrize("said_by_call", [True, False], ids=["GetDevicePluginOptions", "Register alone"])
-async def test_options_count_whichever_way_a_plugin_says_them(folder: Path, *, said_by_call: bool) -> None:
+@pytest.mark.parametrize(
+    "habits",
+    [Habits(), Habits(no_options=True), Habits(bare_options=True)],
+    ids=["both", "Register, without the call", "Register, and the call asks for nothing"],
+)
+async def test_options_count_whichever_way_a_plugin_says_them(folder: Path, habits: Habits) -> None:
     options = Options(pre_start_required=True, preferred_allocation=True)
-    habits = Habits(no_options=not said_by_call)
     async with bridged(folder) as bridge, plugin(folder, options=options, habits=habits) as played:
         assert (await bridge.lists("a", "b")).options == options
         await bridge.bridge.prepare(NIC, ("a",))

@@ -33,13 +33,15 @@ class Habits:
 
     ``shared_channel``: every ListAndWatch reads the same channel, and none looks whether its caller is still there.
     ``silent_again``: a second ListAndWatch gets no list until something changes. ``empties``: it sends an empty list before it
-    stops. ``no_options``: it has no GetDevicePluginOptions. ``repeats_s``: it sends its list again every so many seconds.
+    stops. ``no_options``: it has no GetDevicePluginOptions; ``bare_options``: that asks for nothing, whatever Register said.
+    ``repeats_s``: it sends its list again every so many seconds.
     """
 
     shared_channel: bool = False
     silent_again: bool = False
     empties: bool = False
     no_options: bool = False
+    bare_options: bool = False
     repeats_s: float = 0.0
 
 
@@ -197,7 +199,7 @@ class PlayedPlugin:
     async def _options(self, _request: bytes, _context: Context) -> bytes:
         if self.stalls:
             await asyncio.Event().wait()
-        return self.dialect.encode_options(self.options).data
+        return self.dialect.encode_options(Options() if self.habits.bare_options else self.options).data
 
     async def _allocate(self, request: bytes, context: Context) -> bytes:
         containers = self.dialect.decode_allocate_request(request)
