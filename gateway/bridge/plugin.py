@@ -95,7 +95,7 @@ class Bridged:
         self._recovery: asyncio.Future[None] | None = None
         """Tries to have the plugin back."""
         self._log = _log.bind(resource=resource)
-        self._seldom = Seldom(times=5)
+        self._seldom = Seldom(times=20)
         self._last = b""
         """The digest of the last message, of whichever registration."""
 
@@ -122,7 +122,11 @@ class Bridged:
         _ = self._spawn(self._read(peer))
 
     async def _read(self, peer: Peer) -> None:
-        why = await peer.follow(self)
+        try:
+            why = await peer.follow(self)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with it, it is not served as if nothing were
+            self._log.exception("unexpected, with a plugin's lists")
+            why = repr(error)
         await peer.close()
         if peer in self._old:
             self._old.remove(peer)
@@ -158,7 +162,11 @@ class Bridged:
         self.word = shield.came(self.word, devices, peer.options, self.limits, now)
         if away is not None:
             self.returns, self.since = self.returns + 1, now
-            self._log.info("the plugin is there", endpoint=self.endpoint, api=self.api, away_s=round(now - away, 1))
+            if (more := self._seldom.tell("there")) is not None:
+                away_s = round(now - away, 1)
+                self._log.info(
+                    "the plugin is there", endpoint=self.endpoint, api=self.api, away_s=away_s, more_before=more
+                )
         self._changed()
 
     def spoilt(self, peer: Peer, reason: str) -> None:
@@ -207,7 +215,9 @@ class Bridged:
         if self.word.away_since is None:
             self.absences, self.since = self.absences + 1, now
         self.word = shield.went(self.word, why, now)
-        self._log.warning("the plugin is away", endpoint=self.endpoint, why=why, grace_s=self.limits.grace)
+        if (more := self._seldom.tell("away")) is not None:
+            grace_s = self.limits.grace
+            self._log.warning("the plugin is away", endpoint=self.endpoint, why=why, grace_s=grace_s, more_before=more)
         self._changed()
         self._stop_recovery()
         if not self.is_lent:

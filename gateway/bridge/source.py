@@ -77,6 +77,11 @@ class Bridge:
         self.adopt(policy)
 
     @property
+    def counted(self) -> Collection[str]:
+        """The names by which Registers are counted."""
+        return self._seldom.kinds
+
+    @property
     def is_open(self) -> bool:
         """Whether plugins can register."""
         return self._doors.is_open
@@ -109,8 +114,12 @@ class Bridge:
             await asyncio.gather(*(one.close() for one in self.plugins.values()))
 
     def _inventory(self) -> Inventory:
-        now = time.monotonic()
-        shown = ((self._shown(name), shield.listing(one.word, one.limits, now)) for name, one in self.plugins.items())
+        now, allow = time.monotonic(), self._policy.bridging.allow
+        shown = (
+            (self._shown(name), shield.listing(one.word, one.limits, now))
+            for name, one in self.plugins.items()
+            if judge.resource_error(name, allow) is None
+        )
         return {name: listing for name, listing in shown if listing is not None}
 
     def _until_change(self) -> float | None:
@@ -150,11 +159,11 @@ class Bridge:
         """
         called = False
         while True:
-            hinders = self._doors.hinders()
-            if not hinders and not called:
-                called = True
-                await self._call_remembered()
             try:
+                hinders = self._doors.hinders()
+                if not hinders and not called:
+                    called = True
+                    await self._call_remembered()
                 if not hinders:
                     await self._doors.keep_open()
                     self._doors.registry.look()
@@ -235,7 +244,7 @@ class Bridge:
         """
         if problem := judge.resource_error(resource, self._policy.bridging.allow):
             raise RefusedError(Fault.INVALID_ARGUMENT, problem)
-        if self._seldom.tell(resource) is None:
+        if self._seldom.tell(resource if resource in self.plugins else "") is None:
             raise RefusedError(
                 Fault.RESOURCE_EXHAUSTED,
                 f"expected at most {MOST_REGISTERS} Registers of {resource} in a minute: register once for each kubelet.sock",
@@ -301,10 +310,19 @@ class Bridge:
             )
 
     def _require_room(self, resource: str) -> None:
-        """Refuse one more resource where there are too many; one that never told of a device, and went, makes room."""
+        """Refuse one more resource where there are too many; one that went makes room if it has nothing announced."""
         if resource in self.plugins or len(self.plugins) < judge.MOST_PLUGINS:
             return
-        idle = next((name for name, one in self.plugins.items() if one.peer is None and not one.word.devices), None)
+        now = time.monotonic()
+        idle = next(
+            (
+                name
+                for name, one in self.plugins.items()
+                if one.peer is None
+                and (not one.word.devices or shield.cover(one.word, one.limits, now) is shield.Cover.WITHDRAWN)
+            ),
+            None,
+        )
         if idle is None:
             raise RefusedError(
                 Fault.RESOURCE_EXHAUSTED,

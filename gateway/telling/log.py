@@ -13,6 +13,8 @@ import msgspec
 import structlog
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from structlog.typing import EventDict, Processor
 
 FORMATS = ("auto", "console", "json")
@@ -38,6 +40,11 @@ class Seldom:
         self._times, self._seconds = times, seconds
         self._kinds: dict[str, tuple[float, int, int]] = {}
         """Since when (monotonic seconds) a kind has been counted, how often it came, and how often before."""
+
+    @property
+    def kinds(self) -> Collection[str]:
+        """What is being counted."""
+        return self._kinds.keys()
 
     def tell(self, kind: str) -> int | None:
         """Say whether to tell this one: None where not, else how many weren't told since the last one that was."""

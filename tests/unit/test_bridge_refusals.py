@@ -14,7 +14,8 @@ import pytest
 from adapters.dialect import Level
 from adapters.registry import by_name
 from devices.model import ContainerAnswer, ContainerRequest, Device, RefusedError
-from devices.policy import Bridging
+from devices.policy import Bridging, Policy
+from devices.source import Fate
 from gateway.bridge import judge
 from gateway.bridge.source import MOST_REGISTERS
 from gateway.kubelet.watch import target
@@ -107,11 +108,27 @@ async def test_what_is_no_register_is_refused(folder: Path) -> None:
 
 async def test_registers_without_end_are_refused(folder: Path) -> None:
     async with beside(folder) as (bridge, _), plugin(folder) as bad:
-        for _ in range(MOST_REGISTERS - 1):
+        for _ in range(MOST_REGISTERS):
             await bad.register()
         with pytest.raises(grpc.aio.AioRpcError, match=r"at most 120 Registers of vendor\.example/nic in a minute"):
             await bad.register()
         await bridge.lists("a", "b")
+
+
+async def test_names_without_end_are_counted_together(folder: Path) -> None:
+    async with beside(folder) as (bridge, good):
+        for number in range(MOST_REGISTERS):
+            with pytest.raises(grpc.aio.AioRpcError, match=r"there is none|in a minute"):
+                await PlayedPlugin(folder=good.folder, resource=f"x.example/n{number}").register(endpoint="none.sock")
+        assert len(bridge.bridge.counted) <= 2
+
+
+async def test_a_resource_that_is_not_allowed_any_more_is_withdrawn(folder: Path) -> None:
+    async with beside(folder) as (bridge, _), plugin(folder):
+        await bridge.lists("a", "b")
+        bridge.bridge.adopt(Policy(bridging=Bridging(allow=(OTHER,))))
+        await bridge.until(lambda told: NIC not in told)
+        assert bridge.bridge.fate(NIC, "a") is Fate.WITHDRAWN
 
 
 async def test_resources_without_end_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
