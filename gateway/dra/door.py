@@ -178,6 +178,15 @@ class Door:
             for name, found in sorted(self._offers.items())
         ]
 
+    def words(self, resource: str) -> str:
+        """Say for people why the kubelet isn't told of a resource by the device plugin API."""
+        driver = offer.driver_of(resource, self._settings.dra_drivers)
+        claims = self._drivers.get(driver)
+        if claims is not None and claims.is_registered:
+            return f"offered by DRA: the driver {driver} is registered"
+        why = f": {claims.trouble}" if claims is not None and claims.trouble else ""
+        return f"offered by DRA: the driver {driver} is not registered{why}"
+
     def _read_records(self, resource: str) -> None:
         """Take over what the kubelet's records say of a resource; while they can't be read, their last word counts."""
         beliefs = self._inside.beliefs

@@ -41,6 +41,16 @@ class Claimed(Struct, frozen=True):
     devices: list[ClaimedDevice] = []
 
 
+def holding(claims: Mapping[str, Claimed], resource: str) -> dict[str, str]:
+    """Say in words which claim has which device of a resource, by device ID."""
+    return {
+        device.device_id: f"claim {row.namespace}/{row.name}"
+        for row in claims.values()
+        for device in row.devices
+        if device.resource == resource and not device.admin
+    }
+
+
 def on_hardware(claims: Mapping[str, Claimed]) -> Iterable[boards.Claim]:
     """Give what claims hold as claims on hardware, for who offers it by the device plugin API; nobody waits for supervision."""
     for row in claims.values():

@@ -16,6 +16,7 @@ import structlog
 from devices.life.states import State
 from devices.replicas import unshared
 from gateway.kubelet.drift import Kind
+from gateway.memory.claimed import holding
 from gateway.memory.rows import Cordon
 from gateway.telling import orders
 from gateway.telling.orders import Found, Handled, Order, Outcome
@@ -102,12 +103,17 @@ class Commands:
             standing_by_for=other.token if other is not None else "",
             standing_by_for_host_service=other is not None and other.host_service,
             lacking_s=self._gateway.standby.lacking(name, time.monotonic()) or None,
-            trouble=plugin.trouble,
+            trouble=plugin.trouble if self._gateway.door is None else self._gateway.door.words(name),
             checked=plugin.checked,
-            holders=self._gateway.beliefs.holders(name),
+            holders=self._holders(name),
             drift=self._gateway.beliefs.findings(name) if other is None else (),
             behind=self._gateway.source.behind(name),
         )
+
+    def _holders(self, resource: str) -> dict[str, str] | None:
+        """Say who has which device, by the kubelet's records and by what is prepared for ResourceClaims."""
+        holders, prepared = self._gateway.beliefs.holders(resource), holding(self._gateway.ledger.claims, resource)
+        return holders if not prepared else {**(holders or {}), **prepared}
 
     async def _status(self, connection: Connection, _request: dict[str, Any]) -> None:
         await self._look()

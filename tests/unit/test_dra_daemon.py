@@ -34,6 +34,7 @@ from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
 from gateway.registration.events import Phase
 from gateway.telling import probes
+from gateway.telling.commands import Commands
 from tests.fakes.apiserver import ApiServer
 from tests.unit.kubernetes import authority, server, until
 from tests.unit.test_dra_driver import Kubelet
@@ -149,6 +150,9 @@ async def test_devices_are_offered_by_dra_alone(place: Place) -> None:
         [prepared] = answers["uid-c"]
         assert (prepared.device, prepared.cdi_names) == ("gpu-1", ("k8s.device-plugin.nvidia.com/gpu=GPU-b",))
         assert Ledger(place.folder / "state").claims == {}  # another object, not read yet
+        [told] = Commands(one).document(rows=True).resources
+        assert {row.id: row.holder for row in told.devices} == {"GPU-a": None, "GPU-b": "claim ns/c"}
+        assert told.trouble == "offered by DRA: the driver gpu.nvidia.com is not registered"
         assert await kubelet.unprepare(V1, asked) == {"uid-c": None}
         await kubelet.channel.close()
     assert not list((place.folder / "plugins_registry").iterdir())
