@@ -167,10 +167,12 @@ def kubeconfig(path: Path) -> Access:
             f"{path}: expected current-context to name a context, a cluster and a user, got no such ones"
         ) from None
     except (yaml.YAMLError, msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise AccessError(f"{path}: expected a kubeconfig, got something else ({error}): name another file") from error
+        # What YAML's errors quote may be the token.
+        why = str(error) if isinstance(error, msgspec.ValidationError) else type(error).__name__
+        raise AccessError(f"{path}: expected a kubeconfig, got something else ({why}): name another file") from None
     if at.scheme != "https" or not host or cluster.insecure_skip_tls_verify:
         raise AccessError(
-            f"{path}: expected a server by https whose certificate is verified, got {cluster.server!r:.100}"
+            f"{path}: expected a server by https whose certificate is verified, got another one: correct the cluster"
         )
 
     def either(name: str, data: str) -> Path | bytes:

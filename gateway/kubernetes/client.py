@@ -215,8 +215,9 @@ class Client:
             raise AwayError(f"no connection to {self.access.host}:{self.access.port} within {CONNECT:g} s") from error
 
     async def _send(self, connection: Connection, method: str, path: str, content: bytes, kind: str) -> h11.Response:
+        host, port = self.access.host, self.access.port
         headers = [
-            ("Host", f"{self.access.host}:{self.access.port}"),
+            ("Host", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"),
             ("Accept", "application/json"),
             ("User-Agent", self._agent),
         ]

@@ -6,6 +6,7 @@ Nothing here is urgent, and nothing waits for it: what can't be written now is w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from typing import TYPE_CHECKING, Final
@@ -20,7 +21,7 @@ from gateway.registration.events import Phase
 from gateway.tally import Check
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from devices.life.states import Entry
     from gateway.daemon import Gateway
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 LOOK: Final = 2.0
 """Seconds between two looks at what the gateway knows."""
+_UNTELLABLE: Final = frozenset({400, 404, 409, 413, 422})
+"""What no later try would change."""
 PATIENCE = 10.0
 """Seconds for which a node that was ready may not be before that is said: a kubelet's restart is none of anybody's business."""
 
@@ -49,51 +52,84 @@ class Keeper:
         self._entries: dict[str, Mapping[str, Entry]] = {}
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._told_dropped = 0
-        self._failures, self._fault = 0, ""
+        self._failed: dict[str, tuple[int, str, float]] = {}
+        """How often each step failed in a row, why, and until when it isn't taken (monotonic seconds)."""
+        self._wrote = False
 
     async def run(self) -> None:
-        """Keep them, for ever."""
+        """Keep them, for ever; each by itself: what one isn't allowed keeps no other."""
         changed = asyncio.Event()
         self._own.told.append(lambda _: changed.set())
         while True:
-            wait = LOOK
-            try:
-                if self._settings.node_events:
-                    self._take_news()
-                    await self._tell()
-                if self._own.last is not None and (self._settings.node_condition or self._settings.startup_taint):
-                    await self._keep(self._own.last)
-                self._failures, self._fault = 0, ""
-            except KubernetesError as error:
-                wait = max(wait, self._failed(error))
+            self._wrote = False
+            for step in self._steps():
+                await self._attempt(step)
             changed.clear()
-            try:
-                async with asyncio.timeout(wait):
+            if self._wrote:  # Somebody who undoes it at once is met with patience.
+                await asyncio.sleep(LOOK)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK):
                     await changed.wait()
-            except TimeoutError:
-                pass
-            else:
-                await asyncio.sleep(min(wait, watch.FIRST))  # Several changes in a row are looked at once.
+                    await asyncio.sleep(watch.FIRST)  # Several changes in a row are looked at once.
 
-    async def _keep(self, own: Node) -> None:
+    def _steps(self) -> Iterator[Callable[[], Awaitable[None]]]:
+        if self._settings.node_events:
+            yield self._tell
+        if self._settings.node_condition:
+            yield self._say_ready
+        if self._settings.startup_taint:
+            yield self._untaint
+
+    async def _attempt(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Take a step, but not too soon after it failed."""
+        failures, fault, due = self._failed.get(step.__name__, (0, "", 0.0))
+        if time.monotonic() < due:
+            return
+        try:
+            await step()
+        except KubernetesError as error:
+            said = f"{error.status} {error.reason}"
+            if said != fault:
+                advice = (
+                    "apply the rights of deploy/kustomize/components/node-readiness"
+                    if error.status == 403
+                    else "what serves the kubelet goes on; trying again"
+                )
+                _log.warning("the node can't be written at the API server", reason=str(error), advice=advice)
+            wait = watch.pause(error, failures + 1, random.random())  # noqa: S311 - no secret
+            self._failed[step.__name__] = failures + 1, said, time.monotonic() + wait
+        else:
+            self._failed.pop(step.__name__, None)
+
+    def _verdict(self, own: Node, *, was: bool) -> Verdict | None:
+        """Judge; None where another gateway serves, and says so."""
         standings = list(self._standings())
         if standings and all(one.elsewhere for one in standings):
-            return  # Another gateway serves, and says so.
+            return None
+        return ready.judge(standings, own, hindrance=self._hindrance(), was=was)
+
+    async def _say_ready(self) -> None:
+        if (own := self._own.last) is None:
+            return
         before = ready.current(own)
         was = before is not None and before.status == "True"
-        verdict = ready.judge(standings, own, hindrance=self._hindrance(), was=was)
-        if self._settings.node_condition and self._counts(verdict, was=was):
-            patch = ready.condition(own, verdict, time.time())
-            if patch is not None:
-                await self._api.patch(f"{self._path}/status", patch, Patch.STRATEGIC)
-                _log.info(
-                    "node condition written", condition=ready.CONDITION, status=verdict.ready, reason=verdict.reason
-                )
-        if self._settings.startup_taint and verdict.ready:
-            taints = ready.untaint(own, self._settings.startup_taint)
-            if taints:
-                await self._api.patch(self._path, taints, Patch.JSON)
-                _log.info("start-up taint removed", key=self._settings.startup_taint)
+        verdict = self._verdict(own, was=was)
+        if verdict is None or not self._counts(verdict, was=was):
+            return
+        if (patch := ready.condition(own, verdict, time.time())) is not None:
+            self._wrote = True
+            await self._api.patch(f"{self._path}/status", patch, Patch.STRATEGIC)
+            _log.info("node condition written", condition=ready.CONDITION, status=verdict.ready, reason=verdict.reason)
+
+    async def _untaint(self) -> None:
+        own, key = self._own.last, self._settings.startup_taint
+        if own is None or not (taints := ready.untaint(own, key)):
+            return
+        verdict = self._verdict(own, was=False)
+        if verdict is not None and verdict.ready:
+            self._wrote = True
+            await self._api.patch(self._path, taints, Patch.JSON)
+            _log.info("start-up taint removed", key=key)
 
     def _counts(self, verdict: Verdict, *, was: bool) -> bool:
         """Say whether the verdict is to be written: one that takes readiness away, once it has been so for a while."""
@@ -141,21 +177,14 @@ class Keeper:
             self._told_dropped = self._queue.dropped
 
     async def _tell(self) -> None:
+        self._take_news()
         while self._queue.waiting:
             news = self._queue.waiting[0]
-            await self._api.create(events.PATH, events.body(news, self._settings.node_name, self._gateway.token))
+            try:
+                await self._api.create(events.PATH, events.body(news, self._settings.node_name, self._gateway.token))
+            except KubernetesError as error:
+                if error.status not in _UNTELLABLE:
+                    raise
+                _log.warning("an event can't be told", event_reason=news.reason, reason=str(error))
             if self._queue.waiting and self._queue.waiting[0] is news:
                 self._queue.waiting.popleft()
-
-    def _failed(self, error: KubernetesError) -> float:
-        """Say so, once; return the seconds until the next try."""
-        if (said := f"{error.status} {error.reason}") != self._fault:
-            advice = (
-                "apply the rights of deploy/kustomize/components/node-readiness"
-                if error.status == 403
-                else "what serves the kubelet goes on; trying again"
-            )
-            _log.warning("the node can't be written at the API server", reason=str(error), advice=advice)
-        self._fault = said
-        self._failures += 1
-        return watch.pause(error, self._failures, random.random())  # noqa: S311 - no secret

@@ -87,6 +87,8 @@ class ApiServer:
     requests: list[Request] = field(default_factory=list)
     faults: deque[Fault] = field(default_factory=deque)
     tokens: set[str] = field(default_factory=lambda: {TOKEN.decode()})
+    forbidden: str = ""
+    """What no path that is written may contain."""
     version: int = 100
     oldest: int = 0
     """Watches from before this version are 410 Gone."""
@@ -205,6 +207,8 @@ class ApiServer:
     async def _answer(self, answer: Answer, request: Request) -> None:
         if request.headers.get("authorization", "").removeprefix("Bearer ") not in self.tokens:
             await answer.no(401, "Unauthorized")
+        elif self.forbidden and self.forbidden in request.path and request.method != "GET":
+            await answer.no(403, "Forbidden")
         elif request.watches:
             await self._watch(answer, request)
         elif request.method == "GET":

@@ -407,4 +407,20 @@ MUTANTS = (
         "            yield True\n",
         f"{_TEST_METRICS}::test_guests_leave_before_the_owner_takes_the_library_away",
     ),
+    Mutant(
+        "KA1",
+        "what a kubeconfig holds is quoted",
+        _ACCESS,
+        "why = str(error) if isinstance(error, msgspec.ValidationError) else type(error).__name__",
+        "why = str(error)",
+        f"{_TEST_ACCESS}::test_what_a_kubeconfig_holds_is_never_quoted",
+    ),
+    Mutant(
+        "KA8",
+        "what one feature isn't allowed ends the others",
+        _KEEPER,
+        "        except KubernetesError as error:\n            said",
+        "        except ZeroDivisionError as error:\n            said",
+        f"{_TEST_KEEPER}::test_what_one_feature_isnt_allowed_keeps_no_other",
+    ),
 )

@@ -113,6 +113,24 @@ def test_what_is_no_kubeconfig_is_refused(tmp_path: Path, content: str, told: st
         access.kubeconfig(path)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "users: [{user: {token: s3cret}]\n",
+        "\ttoken: s3cret",
+        "token: s3cret",
+        "users: [{name: u, user: {token: [s3cret]}}]",
+    ],
+)
+def test_what_a_kubeconfig_holds_is_never_quoted(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "config"
+    path.write_text(content)
+    with pytest.raises(AccessError) as caught:
+        access.kubeconfig(path)
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
 def test_no_file_is_said_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(AccessError, match=f"{tmp_path}/config: expected a file"):
         access.find(tmp_path / "config")

@@ -40,6 +40,11 @@ def condition(server: ApiServer) -> tuple[str, str]:
     return next(((one["status"], one["reason"]) for one in found if one["type"] == CONDITION), ("", ""))
 
 
+def message(server: ApiServer) -> str:
+    found = server.objects[NODE]["status"]["conditions"]
+    return next((str(one["message"]) for one in found if one["type"] == CONDITION), "")
+
+
 def taints(server: ApiServer) -> list[Any]:
     found: list[Any] = server.objects[NODE]["spec"]["taints"]
     return found
@@ -91,6 +96,20 @@ async def test_a_gpu_that_falls_ill_and_recovers_is_told_and_the_server_may_be_a
         made.set_health({})
         await until(lambda: told(server) == ["GPUUnhealthy", "GPURecovered"])
         assert condition(server) == ("", "")
+
+
+async def test_what_one_feature_isnt_allowed_keeps_no_other(server: ApiServer) -> None:
+    """Without the right to create events, the condition is written all the same."""
+    server.forbidden = "/events"
+    async with kept(server, "--node-events", "--node-condition") as made:
+        kubelet = await made.start_kubelet("1.37")
+        gateway = await made.start_gateway()
+        await kubelet.wait(RESOURCE, 2)
+        shows(server, "2")
+        await until(lambda: condition(server) == ("True", "Ready"))
+        made.set_health({RESOURCE: [0]})
+        await gateway.wait_for("the node can't be written at the API server")
+        await until(lambda: condition(server)[0] == "True" and "(1)" in message(server))
 
 
 @pytest.mark.parametrize("refusal", [403, 500])
