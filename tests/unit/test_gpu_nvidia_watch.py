@@ -1,0 +1,159 @@
+"""The thread that looks at NVIDIA's GPUs: when it looks again, when NVML is closed and opened anew. Without NVML and without time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from devices.gpu.nvidia.kernel import Node
+from devices.gpu.nvidia.nvml import Guests, MismatchError, NotLoadedError, Nvml, NvmlError, UnsupportedError
+from devices.gpu.nvidia.scan import Let, Scan, Session
+from devices.gpu.nvidia.watch import Looker, Pace, _Command
+
+PACE = Pace(poll=5.0, wait=0.01, again=0.5, again_max=30.0, hang=0.0)
+NOTHING = Scan(0.0, (), {}, frozenset(), "", (), None)
+
+
+class Stub:
+    """An NVML that notes what is asked of it; one GPU, whose errors aren't told."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.calls.append(name)
+
+    def count(self) -> int:
+        return 1
+
+    def at(self, _: int) -> str:
+        return "GPU-0"
+
+    def product(self, _: str) -> str:
+        return "H100"
+
+    def listen(self, _: str) -> None:
+        raise UnsupportedError("nvmlEventSetCreate", 3)
+
+
+@pytest.fixture
+def stub() -> Stub:
+    return Stub()
+
+
+@pytest.fixture
+def looker(stub: Stub, tmp_path: Path) -> Looker:
+    one = Looker(cast("Nvml", stub), Node(tmp_path, tmp_path, tmp_path), PACE, Let(), Guests())
+    one._loop, one._take = cast("Any", type("Loop", (), {"call_soon_threadsafe": lambda *_: None})()), lambda _: None
+    return one
+
+
+def error(kind: type[NvmlError]) -> NvmlError:
+    return kind("nvmlInit", 1)
+
+
+def seen(looker: Looker, commands: list[_Command | None]) -> list[float]:
+    """Serve these commands, and return how many seconds the thread would have waited for each."""
+    waited: list[float] = []
+    given = iter([*commands, _Command(end=True)])
+
+    def following(seconds: float) -> _Command | None:
+        waited.append(seconds)
+        return next(given)
+
+    looker._next = following  # type: ignore[method-assign]
+    looker._serve()
+    return waited
+
+
+def test_what_fails_is_left_alone_longer_each_time_up_to_the_most(looker: Looker) -> None:
+    assert [looker._rest() for _ in range(9)] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+@pytest.mark.parametrize(("age", "rest"), [(31.0, 0.5), (1.0, 2.0)], ids=["it lasted", "it is young"])
+def test_a_session_that_lasted_begins_the_rests_anew(looker: Looker, age: float, rest: float) -> None:
+    looker._look = lambda: NOTHING  # type: ignore[method-assign]
+    looker._rest(), looker._rest()
+    looker._session = Session(began=time.monotonic() - age)
+    assert looker._turn() == PACE.poll
+    assert looker._rest() == rest
+
+
+def test_a_load_of_the_driver_is_told_once(looker: Looker) -> None:
+    looker._look = lambda: NOTHING  # type: ignore[method-assign]
+    looker._reloaded = 1.0
+    looker._turn()
+    assert looker._reloaded is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "hangs", "unloads"),
+    [
+        pytest.param(MismatchError, False, True, id="a library that doesn't fit is unloaded"),
+        pytest.param(MismatchError, True, False, id="but not beneath a call that hangs"),
+        pytest.param(NotLoadedError, False, False, id="another failure unloads nothing"),
+    ],
+)
+def test_the_library_is_unloaded_only_where_another_one_is_wanted(
+    looker: Looker, stub: Stub, kind: type[NvmlError], hangs: bool, unloads: bool
+) -> None:
+    ends = threading.Event()
+    if hangs:
+        looker._old = threading.Thread(target=ends.wait, daemon=True)
+        looker._old.start()
+    try:
+        looker._down(error(kind))
+    finally:
+        ends.set()
+    assert ("unload" in stub.calls) is unloads
+    assert ("close" in stub.calls) is not hangs
+
+
+@pytest.mark.parametrize("kinds", [(NotLoadedError, MismatchError), (MismatchError, NotLoadedError)])
+def test_that_the_driver_was_unloaded_is_known_until_nvml_is_open(
+    looker: Looker, kinds: tuple[type[NvmlError]]
+) -> None:
+    for kind in kinds:
+        looker._down(error(kind))
+    looker._closed = 7.0
+    looker._open()
+    assert looker._reloaded == 7.0
+    looker._reloaded = None
+    looker._open()
+    assert looker._reloaded is None
+
+
+def test_a_gpu_whose_errors_nobody_tells_counts_as_heard(looker: Looker) -> None:
+    assert looker._open().heard == {"GPU-0"}
+
+
+@pytest.mark.parametrize(
+    ("age", "least", "most"),
+    [pytest.param(1.0, 0.4, 0.5, id="young: not at once"), pytest.param(31.0, -1.0, 0.0, id="old: at once")],
+)
+def test_a_wait_for_errors_that_broke(looker: Looker, age: float, least: float, most: float) -> None:
+    looker._turn = lambda: 100.0  # type: ignore[method-assign]
+    stop = threading.Event()
+    looker._session = Session(stop=stop, began=time.monotonic() - age)
+    _, after = seen(looker, [_Command(broken=stop)])
+    assert least < after <= most
+
+
+def test_an_error_has_a_look_taken_soon_but_a_storm_of_them_no_more_than_two_a_second(looker: Looker) -> None:
+    looks: list[float] = []
+
+    def turn() -> float:
+        looks.append(time.monotonic())
+        return 100.0
+
+    looker._turn = turn  # type: ignore[method-assign]
+    # One look is due at once; then errors come.
+    _, first, *others = seen(looker, [None, *[_Command()] * 5])
+    assert len(looks) == 1
+    assert first == pytest.approx(100.0, abs=1.0)
+    assert all(0.3 < seconds <= 0.5 for seconds in others)
