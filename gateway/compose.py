@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from devices.gpu.asked import Surroundings
     from devices.gpu.backend import Sight
     from devices.gpu.nvidia.cdi import DriverFiles
@@ -34,7 +36,7 @@ def source(settings: Settings, sys: Path = _SYS) -> DeviceSource:
         ValueError: the profile is not usable; the message names file, line and what was expected.
     """
     wanted = hardware(sys) if settings.backend == "auto" else [settings.backend] if settings.backend != "none" else []
-    sources = [_gpus(name, settings) for name in wanted]
+    sources = [_MAKERS[name](settings) for name in wanted]
     # Also without a rule, where rules may come: the configuration file can be edited.
     if settings.policy.globbed or (sources and settings.config_file is not None):
         from devices.generic import GenericSource
@@ -91,29 +93,43 @@ def nvml(root: str) -> str:
     return next((str(path) for path in there if path.exists()), _NVML)
 
 
-def _gpus(backend: str, settings: Settings) -> DeviceSource:
+def _nvidia(settings: Settings) -> DeviceSource:
+    from devices.gpu.nvidia.backend import NvidiaBackend
+    from devices.gpu.nvidia.vendor import NVIDIA
     from devices.gpu.source import GPUSource
 
     policy = settings.policy
-    if backend == "simulated":
-        from devices.gpu.nvidia.cdi import DriverFiles
-        from devices.gpu.simulated.backend import VENDORS, SimulatedBackend
-
-        simulated = SimulatedBackend(settings.profile or "default")
-        return GPUSource(simulated, policy, VENDORS, partial(_survey, driver=DriverFiles(())))
-    if backend == "amd":
-        from devices.gpu.amd.backend import AmdBackend
-        from devices.gpu.amd.vendor import AMD
-
-        return GPUSource(AmdBackend(), policy, (AMD,))
-    from devices.gpu.nvidia.backend import NvidiaBackend
-    from devices.gpu.nvidia.vendor import NVIDIA
-
     nvidia = NvidiaBackend(policy, library=nvml(policy.container_driver_root))
     return GPUSource(nvidia, policy, (NVIDIA,), _survey, tell=nvidia.judge_by)
+
+
+def _amd(settings: Settings) -> DeviceSource:
+    from devices.gpu.amd.backend import AmdBackend
+    from devices.gpu.amd.vendor import AMD
+    from devices.gpu.source import GPUSource
+
+    return GPUSource(AmdBackend(), settings.policy, (AMD,))
+
+
+def _simulated(settings: Settings) -> DeviceSource:
+    from devices.gpu.nvidia.cdi import DriverFiles
+    from devices.gpu.simulated.backend import VENDORS, SimulatedBackend
+    from devices.gpu.source import GPUSource
+
+    simulated = SimulatedBackend(settings.profile or "default")
+    return GPUSource(simulated, settings.policy, VENDORS, partial(_survey, driver=DriverFiles(())))
 
 
 def _survey(sight: Sight, policy: Policy, driver: DriverFiles | None = None) -> Surroundings:
     from devices.gpu.nvidia.survey import keep  # Paid only where an operator chose CDI.
 
     return keep(sight, policy, driver=driver)
+
+
+_MAKERS: Final[Mapping[str, Callable[[Settings], DeviceSource]]] = {
+    "nvidia": _nvidia,
+    "amd": _amd,
+    "simulated": _simulated,
+}
+BACKENDS: Final = ("auto", *_MAKERS, "none")
+"""What ``--backend`` may say."""

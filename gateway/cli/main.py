@@ -18,8 +18,9 @@ import click
 import structlog
 from click.core import ParameterSource
 
+from gateway.compose import BACKENDS
 from gateway.configuration import dra, effective, flags
-from gateway.configuration.settings import BACKENDS, EX_CONFIG, SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
+from gateway.configuration.settings import EX_CONFIG, SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
 from gateway.registration.negotiate import CHOICES
 from gateway.telling import log as observe
 

@@ -12,7 +12,6 @@ from devices.policy import Policy
 SOCKET_DIR = Path("/var/lib/kubelet/device-plugins")
 """Where every kubelet has its registration socket; fixed in the kubelet, whatever its --root-dir (#120626)."""
 STATE_DIR = Path("/var/lib/device-plugin-gateway")
-BACKENDS = ("auto", "nvidia", "amd", "simulated", "none")
 
 
 EX_CONFIG = 78
