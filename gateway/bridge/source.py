@@ -42,7 +42,7 @@ FIRST_CALLS: Final = 2.0
 """Seconds that remembered plugins get to answer before the doors open, which makes every plugin register anew."""
 RIVAL_GOES: Final = 1.0
 """Seconds that a plugin's stream is given to end before another plugin for its resource is refused."""
-MOST_REGISTERS: Final = 120
+MOST_REGISTERS = 600
 """Registers of one resource in a minute."""
 
 _log = structlog.get_logger()

@@ -120,7 +120,10 @@ class Ground:
     async def start_gateway(self) -> GatewayProcess:
         """Start a gateway: the real one, with a witness inside, in the node's cell."""
         made = self.node
-        command = gateway_command(made.socket_dir, made.root / "state", made.profile_path, made.api, made.options)
+        if made.behind:
+            await made.start_bridged()
+        profile_path, options = None if made.behind else made.profile_path, (*made.options, *made.bridging)
+        command = gateway_command(made.socket_dir, made.root / "state", profile_path, made.api, options)
         inside = (sys.executable, "-m", "gateway.lab.trials.insider", str(self.clock), *command[3:])
         process = await GatewayProcess.launch([*(self.cell.prefix if self.cell else ()), *inside])
         ended = [one for one in made.gateways if one.told_to_end and not one.alive]
@@ -249,15 +252,19 @@ async def ground(
     *,
     gpus: int = GPUS,
     options: Sequence[str] = (),
+    behind: str = "",
 ) -> AsyncIterator[Ground]:
-    """Set up a node with kubelet ``version`` and a gateway that serves it, and take it down with all its processes."""
+    """Set up a node with kubelet ``version`` and a gateway that serves it, and take it down with all its processes.
+
+    ``behind``: the GPUs are those of a plugin of this API, behind the bridge.
+    """
     async with AsyncExitStack() as stack:
         cell, no_cell = None, ""
         try:
             cell = await stack.enter_async_context(await Cell.open())
         except CellError as error:
             no_cell = str(error)
-        made = await stack.enter_async_context(node(genuine, gpus={RESOURCE: gpus}, options=options))
+        made = await stack.enter_async_context(node(genuine, gpus={RESOURCE: gpus}, options=options, behind=behind))
         (made.root / "state").mkdir()
         if cell is not None:
             await cell.run(
@@ -306,14 +313,21 @@ class Fault:
     """Whether only an emulated kubelet can be made to do it."""
     celled: bool = False
     """Whether it needs namespaces of its own."""
+    bridged: bool = False
+    """Whether it happens to a plugin behind the bridge."""
     gpus: int = GPUS
 
     def promised(self, lasted: float) -> float:
         """Give the bound in seconds, after a fault that lasted so many."""
         return self.bound + (lasted if self.lingers else 0)
 
-    def why_not(self, kind: str, no_cell: str) -> str:
-        """Say why it can't be struck on a kubelet of a kind, in this environment; '' where it can."""
+    def why_not(self, kind: str, no_cell: str, *, behind: bool = True) -> str:
+        """Say why it can't be struck on a kubelet of a kind, in this environment; '' where it can.
+
+        ``behind``: a plugin is behind the bridge.
+        """
+        if self.bridged and not behind:
+            return "no plugin is behind the bridge"
         if self.emulated and kind != "emulated":
             return "a genuine kubelet can't be made to do this"
         return no_cell if self.celled else ""
@@ -436,6 +450,39 @@ async def _gateway_ends(g: Ground, _: int, *, crash: bool, absent: bool = False)
     yield
     if absent and not g.node.gateway.alive:
         await g.start_gateway()
+
+
+@asynccontextmanager
+async def _plugin_ends(g: Ground, _: int, *, crash: bool, absent: bool = False) -> AsyncIterator[None]:
+    """The plugin behind the bridge ends, and starts again: at once, or when this ends."""
+    plugin = g.node.bridged
+    if plugin is not None and plugin.alive:
+        with contextlib.suppress(ProcessLookupError):  # as above
+            os.kill(plugin.pid, signal.SIGCONT)
+        await (plugin.kill() if crash else plugin.terminate())
+    if not absent:
+        await g.node.start_bridged()
+    yield
+    await g.node.start_bridged()
+
+
+@asynccontextmanager
+async def _plugin_stopped(g: Ground, _: int) -> AsyncIterator[None]:
+    plugin = g.node.bridged
+    if plugin is not None and plugin.alive:
+        os.kill(plugin.pid, signal.SIGSTOP)
+    yield
+    if plugin is not None and plugin.alive:
+        os.kill(plugin.pid, signal.SIGCONT)
+
+
+async def _stays_allocatable(g: Ground) -> None:
+    """The kubelet's books show what they showed, for as long as anybody would look twice."""
+    ends = time.monotonic() + LINGER_SECONDS
+    while time.monotonic() < ends:
+        seen = (await g.node.the_kubelet.books()).allocatable.get(RESOURCE, 0)
+        must([] if seen == g.node.healthy() else [f"{seen} of {g.node.healthy()} devices are allocatable"])
+        await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
@@ -937,6 +984,44 @@ FAULTS: Mapping[str, Fault] = {
             meanwhile=("kubelet-killed", "device-ill"),
         ),
         Fault(
+            "plugin-restarted",
+            "a plugin behind the bridge ends in order (TERM) and starts again",
+            COLD_START,
+            partial(_plugin_ends, crash=False),
+            serves=True,
+            bridged=True,
+            shows="the plugin is away",
+            proof=_stays_allocatable,
+        ),
+        Fault(
+            "plugin-killed",
+            "a plugin behind the bridge is killed and starts again",
+            COLD_START,
+            partial(_plugin_ends, crash=True),
+            serves=True,
+            bridged=True,
+            shows="the plugin is away",
+            proof=_stays_allocatable,
+        ),
+        Fault(
+            "plugin-absent",
+            "a plugin behind the bridge is away for a while, and the kubelet and the gateway start anew meanwhile",
+            COLD_START,
+            partial(_plugin_ends, crash=True, absent=True),
+            meanwhile=("kubelet-killed", "gateway-killed"),
+            lasts=2,
+            bridged=True,
+        ),
+        Fault(
+            "plugin-stopped",
+            "a plugin behind the bridge stands still (SIGSTOP)",
+            RESTART,
+            _plugin_stopped,
+            lasts=2,
+            bridged=True,
+            proof=_stays_allocatable,
+        ),
+        Fault(
             "several-at-once",
             "the disk is full, links are refused, Register fails, a device is ill, no descriptors are left, and the kubelet is killed",
             2.0,
@@ -965,13 +1050,16 @@ class Outcome:
     """The ends of the logs of the node's processes, where it failed."""
 
 
-async def alone(fault: Fault, version: str, genuine: Callable[[str], Path | None] = lambda _: None) -> Outcome:
-    """Strike one fault on a node of its own, with two pods on it, and judge."""
+async def alone(
+    fault: Fault, version: str, genuine: Callable[[str], Path | None] = lambda _: None, behind: str = ""
+) -> Outcome:
+    """Strike one fault on a node of its own, with two pods on it, and judge; with a plugin behind the bridge where it takes one."""
+    behind = behind or ("v1beta1" if fault.bridged else "")
     kind = "emulated" if genuine(version) is None else "genuine"
     if why := fault.why_not(kind, ""):
         return Outcome(fault.name, version, kind, "not applicable", reason=why)
     try:
-        async with ground(version, genuine, gpus=fault.gpus) as g:
+        async with ground(version, genuine, gpus=fault.gpus, behind=behind) as g:
             if why := fault.why_not(kind, g.no_cell):
                 return Outcome(fault.name, version, kind, "not applicable", reason=why)
             try:

@@ -228,8 +228,8 @@ class Played:
 class Player:
     """Plays scripts on nodes of their own. ``say`` is told of each round."""
 
-    def __init__(self, genuine: Mapping[str, Path], say: Callable[[str], None]) -> None:
-        self._genuine, self._say = genuine, say
+    def __init__(self, genuine: Mapping[str, Path], say: Callable[[str], None], behind: str = "") -> None:
+        self._genuine, self._say, self._behind = genuine, say, behind
 
     def lookup(self, kubelet: str) -> tuple[str, Callable[[str], Path | None]]:
         """Read ``1.20 genuine``: the version, and where it is."""
@@ -247,7 +247,7 @@ class Player:
         first = next((step.kubelet for step in steps if step.do == "kubelet"), f"{KUBELETS[-1]} emulated")
         try:
             version, genuine = self.lookup(first)
-            async with ground(version, genuine) as g:
+            async with ground(version, genuine, behind=self._behind) as g:
                 try:
                     for number, part in rounds(steps):
                         if time.monotonic() >= ends:
@@ -444,14 +444,17 @@ def pairs(
 
 
 async def each_alone(
-    chosen: Sequence[tuple[Fault, str, bool]], genuine: Mapping[str, Path], say: Callable[[str], None]
+    chosen: Sequence[tuple[Fault, str, bool]],
+    genuine: Mapping[str, Path],
+    say: Callable[[str], None],
+    behind: str = "",
 ) -> list[Outcome]:
     """Strike each fault alone, a few nodes at a time; the longest first."""
     busy = asyncio.Semaphore(AT_ONCE)
 
     async def one(fault: Fault, version: str, *, is_genuine: bool) -> Outcome:
         async with busy:
-            outcome = await alone(fault, version, genuine.get if is_genuine else lambda _: None)
+            outcome = await alone(fault, version, genuine.get if is_genuine else lambda _: None, behind)
         over = f", promised {fault.bound:g} s" if outcome.seconds > fault.bound else ""
         detail = f"right after {outcome.seconds:.2f} s{over}" if outcome.status == "passed" else outcome.reason
         say(f"  {outcome.status}: {outcome.fault} on {outcome.kind} {outcome.version}: {detail}")
@@ -572,22 +575,22 @@ def document(result: Result) -> str:
     return json.dumps({**plain, "passed": result.passed, "bounds": bounds}, indent=1)
 
 
-async def _possible() -> list[str]:
-    """Give the names of the faults that this machine lets us strike."""
+async def _possible(behind: str) -> list[str]:
+    """Give the names of the faults that this machine lets us strike; ``behind``: the API of a plugin behind the bridge."""
     no_cell = ""
     try:
         async with await Cell.open():
             pass
     except CellError as error:
         no_cell = str(error)
-    return [name for name, fault in FAULTS.items() if not fault.why_not("emulated", no_cell)]
+    return [name for name, fault in FAULTS.items() if not fault.why_not("emulated", no_cell, behind=bool(behind))]
 
 
 async def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Result:
     """Run what the command line asks for."""
     genuine = _genuine(arguments.kubelets, arguments.genuine, say)
     result = Result(arguments.seed)
-    player = Player(genuine, say)
+    player = Player(genuine, say, arguments.behind)
     if arguments.replay is not None:
         found = msgspec.json.decode(arguments.replay.read_bytes(), type=Script)
         result.seed = found.seed
@@ -598,12 +601,13 @@ async def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Resu
         return result
     chosen = [FAULTS[name] for name in arguments.faults]
     say(f"seed {result.seed}; each fault alone, {AT_ONCE} nodes at a time:")
-    result.outcomes = await each_alone(pairs(arguments.kubelets, genuine, chosen, every=arguments.every), genuine, say)
+    struck = pairs(arguments.kubelets, genuine, chosen, every=arguments.every)
+    result.outcomes = await each_alone(struck, genuine, say, arguments.behind)
     if arguments.minutes > 0:
         kinds = [f"{version} emulated" for version in arguments.kubelets] + [
             f"{version} genuine" for version in genuine
         ]
-        names = [name for name in await _possible() if name in arguments.faults]
+        names = [name for name in await _possible(arguments.behind) if name in arguments.faults]
         await soak(result, player, kinds, names, arguments.seeds, arguments.minutes, arguments.folder, say)
     return result
 
@@ -633,6 +637,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kubelets", type=words, default=[*KUBELETS], metavar="1.9,1.28", help="which versions")
     parser.add_argument("--genuine", choices=("yes", "no", "built"), default="built", help="yes builds them first")
     parser.add_argument("--faults", type=words, default=[*FAULTS], metavar="NAME,NAME", help="only these")
+    parser.add_argument(
+        "--behind",
+        choices=("0.1", "v1alpha2", "v1beta1"),
+        default="",
+        help="with a plugin of this API behind the bridge",
+    )
     parser.add_argument("--every", action="store_true", help="each fault alone on every kubelet")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--replay", type=Path, metavar="FILE", help="play a script that failed")

@@ -204,9 +204,8 @@ class Node:
         """Start a gateway, beside those that run; ``api`` where it isn't the node's; in a pod, or as the node's own service."""
         options = (*self.options, *(("--host-service",) if host_service else ()))
         if self.behind:
-            await self._start_bridged()
-            options = (*options, "--backend", "none", "--bridge", str(self.bridge_dir))
-        profile_path = None if self.behind else self.profile_path
+            await self.start_bridged()
+        options, profile_path = (*options, *self.bridging), None if self.behind else self.profile_path
         command = (
             plugin_command(self.plugin, self.socket_dir, self.root / "state")
             if self.plugin
@@ -223,9 +222,14 @@ class Node:
         """Where plugins register with a gateway that bridges."""
         return self.root / "b"
 
-    async def _start_bridged(self) -> None:
+    @property
+    def bridging(self) -> Sequence[str]:
+        """What a gateway is told that only bridges; nothing where it has the GPUs."""
+        return ("--backend", "none", "--bridge", str(self.bridge_dir)) if self.behind else ()
+
+    async def start_bridged(self) -> None:
         """Start the plugin that is behind, unless it runs: a gateway is as good a plugin as any, of each API."""
-        if self.bridged is None:
+        if self.bridged is None or not self.bridged.alive:
             folder = self.bridge_dir / "device-plugins"
             folder.mkdir(parents=True, mode=0o750, exist_ok=True)
             command = gateway_command(folder, self.root / "behind", self.profile_path, self.behind, self.options)
