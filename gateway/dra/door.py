@@ -20,11 +20,10 @@ from devices.claims import ClaimName
 from gateway.dra import cdi, offer, publisher, sockets
 from gateway.dra.claims import ResourceClaim
 from gateway.dra.driver import ClaimsOf
-from gateway.dra.offer import Taken
 from gateway.dra.publisher import Publisher
+from gateway.dra.records import Records, pods_of
 from gateway.dra.service import Service
-from gateway.kubelet.beliefs import AFTER_START
-from gateway.kubelet.watch import KUBELET_SOCKET, kubelet_id
+from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.kubernetes import access
 from gateway.kubernetes.client import Client, KubernetesError
 from gateway.kubernetes.watch import pause
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from gateway.dra.offer import Offer
     from gateway.dra.publisher import Server
     from gateway.handover.machine import Age
-    from gateway.kubelet.beliefs import Beliefs, Look
+    from gateway.kubelet.beliefs import Beliefs
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Plugin
@@ -107,8 +106,7 @@ class Door:
         self._registry = settings.socket_dir.parent / sockets.FOLDER
         self._offers: dict[str, dict[str, Offer]] = {}
         self._why_not: dict[str, dict[str, str]] = {}
-        self._taken: dict[str, Taken] = {}
-        """What the kubelet's records said last of each resource."""
+        self._records = Records(inside.beliefs, inside.held, settings.socket_dir / KUBELET_SOCKET)
         self._unknown: frozenset[str] = frozenset()
         """The drivers of which that isn't known yet: what they published before stays until it is."""
         self._drivers: dict[str, ClaimsOf] = {}
@@ -138,11 +136,9 @@ class Door:
         """Look anew at what there is to offer."""
         inside = self._inside
         listed = {plugin.resource.name: plugin.entries.values() for plugin in inside.plugins()}
-        for name in listed:
-            self._read_records(name)
-        names = self._settings.dra_drivers
-        self._unknown = frozenset(offer.driver_of(name, names) for name in listed.keys() - self._taken.keys())
-        found, withheld = offer.offers(listed, inside.source.facts, self._taken.get, names, pcie_root)
+        taken, names = {name: self._records.taken(name) for name in listed}, self._settings.dra_drivers
+        self._unknown = frozenset(offer.driver_of(name, names) for name, one in taken.items() if one is None)
+        found, withheld = offer.offers(listed, inside.source.facts, taken.__getitem__, names, pcie_root)
         offers: dict[str, dict[str, Offer]] = {driver: {} for driver in self._offers}
         for one in found:
             offers.setdefault(one.driver, {})[one.name] = one
@@ -187,29 +183,6 @@ class Door:
         why = f": {claims.trouble}" if claims is not None and claims.trouble else ""
         return f"offered by DRA: the driver {driver} is not registered{why}"
 
-    def _read_records(self, resource: str) -> None:
-        """Take over what the kubelet's records say of a resource; while they can't be read, their last word counts."""
-        beliefs = self._inside.beliefs
-        held, last = self._inside.held(resource), beliefs.last
-        if (
-            held is None
-            and last is not None
-            and self._is_settled(last)
-            and (holders := beliefs.holders(resource)) is not None
-        ):
-            held = frozenset(holders)
-        if held is not None and last is not None:
-            self._taken[resource] = Taken(held, (last.view.allocatable or {}).get(resource, frozenset()))
-
-    def _is_settled(self, last: Look) -> bool:
-        """Whether the kubelet that was asked had been there for so long that it has heard of its pods, however young we are."""
-        kubelet = kubelet_id(self._settings.socket_dir / KUBELET_SOCKET)
-        return (
-            kubelet is not None
-            and last.view.source == "pod-resources"
-            and last.unix - kubelet.mtime_ns / 1e9 >= AFTER_START
-        )
-
     def _published(self) -> dict[str, list[Offer]]:
         return {driver: list(found.values()) for driver, found in self._offers.items() if driver not in self._unknown}
 
@@ -219,7 +192,8 @@ class Door:
         """Offer and prepare, for ever."""
         self.update()
         self._inside.beliefs.look_within(0)
-        over = asyncio.ensure_future(self._mind_over())
+        ask = pods_of(self._api, self._settings.node_name)
+        minding = [asyncio.ensure_future(one) for one in (self._mind_over(), self._records.mind(ask, self.update))]
         try:
             server, owner = await self._learn()
             self._publisher = Publisher(
@@ -233,7 +207,8 @@ class Door:
             self._publisher.changed()
             await self._publisher.run()
         finally:
-            over.cancel()
+            for one in minding:
+                one.cancel()
 
     async def close(self) -> None:
         """End it: sockets first, so that another instance is called."""

@@ -18,10 +18,12 @@ from devices.model import ContainerAnswer, Device, DeviceNode, Health, Mount
 from devices.source import Facts
 from gateway.configuration import dra as settings
 from gateway.configuration.settings import ConfigError, Given
-from gateway.dra import cdi, claims, offer, slices
+from gateway.dra import cdi, claims, offer, records, slices
 from gateway.dra.claims import Grant, ResourceClaim, Toleration, Wait
 from gateway.dra.offer import Ailment, Offer, Taken, Version
+from gateway.dra.records import Pod
 from gateway.dra.slices import Pool, Slice
+from gateway.kubelet.view import View
 from gateway.memory.claimed import Claimed, ClaimedDevice, on_hardware
 
 COMPONENT = Path(__file__).parents[2] / "deploy" / "kustomize" / "components" / "dra"
@@ -194,6 +196,39 @@ def test_who_is_offered(one: Entry, taken: Taken | None, why_not: str) -> None:
 def test_ailments(one: Entry, ailment: Ailment | None, reason: str, well: bool) -> None:
     [found], _ = offered({GPU: [one]}, {"a": A100})
     assert (found.ailment, found.reason, found.is_well) == (ailment, reason, well)
+
+
+def view(held: dict[str, str], remembered: dict[str, str], source: Any = "pod-resources") -> View:
+    return View(held={GPU: held}, remembered={GPU: remembered}, source=source)
+
+
+@pytest.mark.parametrize(
+    ("shown", "ended", "held"),
+    [
+        (view({"a": "ns/p/c"}, {}), {"u"}, {"a"}),
+        (view({}, {"a": "u/c"}), set(), {"a"}),
+        (view({}, {"a": "u/c"}), {"u"}, set()),
+        (view({}, {"a": "u/c", "b": "v/c"}), {"u"}, {"b"}),
+        (view({"a": "ns/p/c"}, {"a": "u/c"}), {"u"}, {"a"}),
+        (view({"a": "u/c"}, {"a": "u/c"}, source="checkpoint"), {"u"}, {"a"}),
+    ],
+)
+def test_what_pods_hold_that_the_checkpoint_alone_names(shown: View, ended: set[str], held: set[str]) -> None:
+    assert records.still_held(sorted(shown.holders(GPU)), shown, GPU, ended) == held
+
+
+def pod(uid: str, phase: str = "Running") -> Pod:
+    return msgspec.convert({"metadata": {"uid": uid}, "status": {"phase": phase}}, Pod)
+
+
+def test_pods_that_live() -> None:
+    mirror = msgspec.convert({"metadata": {"uid": "m", "annotations": {"kubernetes.io/config.hash": "s"}}}, Pod)
+    assert records.living([pod("a"), pod("b", "Succeeded"), pod("c", "Failed"), pod("d", "Pending"), mirror]) == {
+        "a",
+        "d",
+        "m",
+        "s",
+    }
 
 
 # Slices.

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -21,16 +21,19 @@ from adapters.dra import health, plugin
 from adapters.dra.plugin import APIS, V1, PluginApi
 from devices.claims import Answer, ClaimName, DeviceHealth, Prepared, Refused
 from devices.model import ContainerAnswer, ContainerRequest, DeviceNode, Fault, RefusedError, Sayable
-from gateway.dra import cdi, claims, driver, service, sockets
+from gateway.dra import cdi, claims, driver, records, service, sockets
 from gateway.dra.claims import ResourceClaim
 from gateway.dra.driver import ClaimsOf
-from gateway.dra.offer import Ailment, Offer
+from gateway.dra.offer import Ailment, Offer, Taken
+from gateway.dra.records import Pod, Records
 from gateway.dra.service import Service
+from gateway.kubelet.beliefs import Beliefs, Look
+from gateway.kubelet.view import View
 from gateway.kubelet.watch import target
 from gateway.kubernetes.client import KubernetesError
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
-from tests.unit.test_dra_decisions import claim, gpu
+from tests.unit.test_dra_decisions import GPU, claim, gpu
 
 NAME, NODE = "gpu.nvidia.com", "n1"
 ASKED = ClaimName("ns", "c", "u")
@@ -198,8 +201,9 @@ async def test_two_claims_never_get_one_device(tmp_path: Path) -> None:
     node = Node(tmp_path, patience=0.05)
     node.claims["d"] = claim({}, uid="v")
     answers = await asyncio.gather(node.of.prepare(ASKED), node.of.prepare(ClaimName("ns", "d", "v")))
-    assert [isinstance(one, tuple) for one in answers] == [True, False]
-    assert "still in use: claim ns/c has gpu-0; waited 0.05 s" in refusal(answers[1])
+    assert sorted(isinstance(one, tuple) for one in answers) == [False, True]
+    [refused] = [one for one in answers if isinstance(one, Refused)]
+    assert " has gpu-0; waited 0.05 s" in refused.reason
     await node.scribe.close()
 
 
@@ -481,3 +485,53 @@ def test_a_specification_that_is_there_is_left_alone(tmp_path: Path) -> None:
     cdi.remove(NAME, "u", tmp_path)
     cdi.remove(NAME, "u", tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+# The kubelet's records.
+
+
+class Books:
+    """The kubelet's records, as they were read last."""
+
+    def __init__(self, **remembered: str) -> None:
+        self.last: Look | None = None
+        self.put(**remembered)
+
+    def put(self, **remembered: str) -> None:
+        shown = View(held={GPU: {}}, remembered={GPU: remembered}, source="pod-resources", allocatable={})
+        self.last = Look(shown, 0.0, 0.0)
+
+    def held(self, resource: str) -> frozenset[str]:
+        assert self.last is not None
+        return frozenset(self.last.view.holders(resource))
+
+
+async def test_a_pod_that_the_checkpoint_alone_names_counts_while_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "ASK_AGAIN", 0.0)
+    books, pods, news = Books(a="u/c"), {"u"}, asyncio.Event()
+    answer: asyncio.Event = asyncio.Event()
+    of = Records(cast("Beliefs", books), books.held, Path("/none"))
+
+    async def ask() -> list[Pod]:
+        await answer.wait()
+        answer.clear()
+        return [msgspec.convert({"metadata": {"uid": uid}}, Pod) for uid in pods]
+
+    minding = asyncio.ensure_future(of.mind(ask, news.set))
+    assert of.taken(GPU) == Taken(frozenset("a"))
+    answer.set()
+    await asyncio.sleep(0.01)
+    assert of.taken(GPU) == Taken(frozenset("a"))
+    pods.clear()
+    books.put(a="u/c", b="v/c")  # Another pod came after the question.
+    await asyncio.sleep(0.01)
+    books.put(a="u/c", b="v/c", c="w/c")
+    assert of.taken(GPU) == Taken(frozenset("abc"))
+    answer.set()
+    await news.wait()
+    found = of.taken(GPU)
+    assert found is not None
+    assert "c" in found.held
+    assert "a" not in found.held
+    minding.cancel()
+    await asyncio.gather(minding, return_exceptions=True)

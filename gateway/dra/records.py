@@ -1,0 +1,141 @@
+"""What the kubelet's records say that pods hold, and may get, by the device plugin API.
+
+The kubelet's checkpoint goes on naming pods that ended, until another pod gets devices; where no device plugin is left, that is
+never. So a pod that only the checkpoint names counts as long as the API server has it, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct, field
+
+from gateway.dra.offer import Taken
+from gateway.kubelet.beliefs import AFTER_START
+from gateway.kubelet.watch import kubelet_id
+from gateway.kubernetes.client import KubernetesError
+from gateway.kubernetes.watch import pause
+
+if TYPE_CHECKING:
+    from gateway.kubelet.beliefs import Beliefs, Look
+    from gateway.kubelet.view import View
+    from gateway.kubernetes.client import Client
+
+ASK_AGAIN: Final = 10.0
+"""Seconds between two questions which pods there are, while an answer may set a device free."""
+_OVER: Final = frozenset({"Succeeded", "Failed"})
+_HASH: Final = "kubernetes.io/config.hash"
+"""The annotation of a mirror pod by which the kubelet knows its static pod."""
+
+
+class _About(Struct):
+    uid: str
+    annotations: dict[str, str] = {}
+
+
+class _Phase(Struct):
+    phase: str = ""
+
+
+class Pod(Struct):
+    """A pod of the API server, with what is wanted of it."""
+
+    metadata: _About
+    status: _Phase = field(default_factory=_Phase)
+
+
+def living(pods: Iterable[Pod]) -> frozenset[str]:
+    """Give the UIDs, as the kubelet knows them, of the pods that have not ended."""
+    there = [one for one in pods if one.status.phase not in _OVER]
+    return frozenset(uid for one in there for uid in (one.metadata.uid, one.metadata.annotations.get(_HASH, "")) if uid)
+
+
+def remembered_only(view: View, resource: str) -> Mapping[str, str]:
+    """Give the UIDs of the pods that only the checkpoint names, by device ID, beside a List that doesn't."""
+    if view.source != "pod-resources":
+        return {}
+    listed = (view.held or {}).get(resource, {})
+    remembered = (view.remembered or {}).get(resource, {})
+    return {one: holder.partition("/")[0] for one, holder in remembered.items() if one not in listed}
+
+
+def still_held(held: Iterable[str], view: View, resource: str, ended: Container[str]) -> frozenset[str]:
+    """Take away what pods held that have ended, by their UIDs."""
+    over = {one for one, uid in remembered_only(view, resource).items() if uid in ended}
+    return frozenset(one for one in held if one not in over)
+
+
+class Records:
+    """The kubelet's records, as far as they concern who may have what is offered here.
+
+    Args:
+        beliefs: the records, as they were read last.
+        held: what containers hold of a resource by them, and were given since; None: nobody knows.
+        kubelet_socket: where the kubelet listens.
+    """
+
+    def __init__(self, beliefs: Beliefs, held: Callable[[str], frozenset[str] | None], kubelet_socket: Path) -> None:
+        self._beliefs, self._held, self._socket = beliefs, held, kubelet_socket
+        self._taken: dict[str, Taken] = {}
+        self._ended: frozenset[str] = frozenset()
+        """The UIDs of pods that ended for certain, as long as the checkpoint names them: a UID doesn't come again."""
+        self._doubted: dict[str, frozenset[str]] = {}
+        """The UIDs of the pods that only the checkpoint names, by resource."""
+        self._doubt = asyncio.Event()
+
+    def taken(self, resource: str) -> Taken | None:
+        """Say what is taken; while the records can't be read, their last word counts. None: they never could be."""
+        held, last = self._held(resource), self._beliefs.last
+        if held is None and last is not None and self._is_settled(last):
+            holders = self._beliefs.holders(resource)
+            held = None if holders is None else frozenset(holders)
+        if held is not None and last is not None:
+            self._doubted[resource] = frozenset(remembered_only(last.view, resource).values())
+            if self._doubted[resource] - self._ended:
+                self._doubt.set()
+            offered = (last.view.allocatable or {}).get(resource, frozenset())
+            self._taken[resource] = Taken(still_held(held, last.view, resource, self._ended), offered)
+        return self._taken.get(resource)
+
+    async def mind(self, ask: Callable[[], Awaitable[list[Pod]]], changed: Callable[[], None]) -> None:
+        """Ask which pods there are while that matters, for ever; say when it may have made a difference."""
+        failures = 0
+        while True:
+            await self._doubt.wait()
+            self._doubt.clear()
+            # Named before it is asked: who isn't there then was, and is no more.
+            doubted: frozenset[str] = frozenset().union(*self._doubted.values())
+            try:
+                pods = living(await ask())
+            except KubernetesError as error:
+                failures += 1
+                self._doubt.set()
+                await asyncio.sleep(pause(error, failures, random.random()))  # noqa: S311 - no secret
+                continue
+            failures, before, self._ended = 0, self._ended, doubted - pods
+            if self._ended - before:
+                changed()
+            await asyncio.sleep(ASK_AGAIN)
+
+    def _is_settled(self, last: Look) -> bool:
+        """Whether the kubelet that was asked had been there for so long that it has heard of its pods, however young we are."""
+        kubelet = kubelet_id(self._socket)
+        return (
+            kubelet is not None
+            and last.view.source == "pod-resources"
+            and last.unix - kubelet.mtime_ns / 1e9 >= AFTER_START
+        )
+
+
+def pods_of(api: Client, node: str) -> Callable[[], Awaitable[list[Pod]]]:
+    """Ask the API server for a node's pods."""
+
+    async def ask() -> list[Pod]:
+        found, _ = await api.list("/api/v1/pods", Pod, fields=f"spec.nodeName={node}")
+        return found
+
+    return ask
