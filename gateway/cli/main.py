@@ -408,6 +408,10 @@ def _serve(settings: Settings) -> int:
         )
     if settings.profile is not None and settings.backend != "simulated":
         raise click.UsageError("--simulate needs --backend simulated: a simulation is never taken for real hardware")
+    if settings.dra == "only" and (settings.node_condition or settings.startup_taint):
+        raise click.UsageError(
+            "--node-condition and --startup-taint go by the device plugin's resources, which --dra only doesn't offer: leave them out"
+        )
     if settings.writes_node and not settings.node_name:
         raise click.UsageError(
             "--startup-taint, --node-condition and --node-events need the node's name: expected NODE_NAME (spec.nodeName), got none"
