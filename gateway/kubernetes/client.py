@@ -215,9 +215,8 @@ class Client:
             raise AwayError(f"no connection to {self.access.host}:{self.access.port} within {CONNECT:g} s") from error
 
     async def _send(self, connection: Connection, method: str, path: str, content: bytes, kind: str) -> h11.Response:
-        host, port = self.access.host, self.access.port
         headers = [
-            ("Host", f"[{host}]:{port}" if ":" in host else f"{host}:{port}"),
+            ("Host", authority(self.access.host, self.access.port)),
             ("Accept", "application/json"),
             ("User-Agent", self._agent),
         ]
@@ -232,15 +231,17 @@ class Client:
         if self._forget is not None:
             self._forget.cancel()
             self._forget = None
-        if kept is not None and not kept.fresh:
-            kept.close()
-            return None
         return kept
 
     def _keep(self, connection: Connection) -> None:
         self.close()
         self._idle = connection
         self._forget = asyncio.get_running_loop().call_later(_KEEP, self.close)
+
+
+def authority(host: str, port: int) -> str:
+    """Spell who is asked, as HTTP wants it (RFC 9112, section 3.2)."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def target(path: str, query: Mapping[str, str]) -> str:

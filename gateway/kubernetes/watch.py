@@ -127,7 +127,8 @@ class Watch(Generic[T]):
                     error.away != self._away
                 ):  # A server that has just returned is busy: that is no reason to leave it alone for long.
                     self._failures, self._away = 0, error.away
-                self._tell(error)
+                if error.status != _GONE:  # which is as it should be, after a while
+                    self._tell(error)
             await asyncio.sleep(pause(error, self._failures, random.random()))  # noqa: S311 - no secret
             self._failures += 1
 

@@ -119,11 +119,6 @@ class Connection:
         self._http.start_next_cycle()
         return True
 
-    @property
-    def fresh(self) -> bool:
-        """Whether the server hasn't ended it meanwhile, as far as is known."""
-        return not self._reader.at_eof() and not self._writer.is_closing()
-
     def close(self) -> None:
         """End it at once."""
         self._writer.transport.abort()

@@ -11,6 +11,7 @@ import h11
 import pytest
 import trustme
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gateway.kubernetes import client
 from gateway.kubernetes.client import Client, KubernetesError, Patch
@@ -36,6 +37,22 @@ async def test_an_object_is_what_is_wanted_of_it(server: ApiServer, api: Client)
     assert (await api.get(NODE, Node)).metadata.labels == {"a": "b"}
     assert server.requests[0].headers["user-agent"] == "test/1"
     assert server.requests[0].headers["authorization"] == "Bearer token-1"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("10.0.0.1", "10.0.0.1:443"), ("fd00::1", "[fd00::1]:443"), ("api.example", "api.example:443")],
+)
+def test_who_is_asked_is_spelled_as_http_wants_it(host: str, expected: str) -> None:
+    assert client.authority(host, 443) == expected
+
+
+async def test_a_server_behind_a_path_is_asked_there(server: ApiServer) -> None:
+    api = Client(replace(server.access(), base="/k8s/clusters/c1"), manager="test")
+    with pytest.raises(KubernetesError):
+        await api.get(NODE, Node)
+    assert server.requests[0].path == f"/k8s/clusters/c1{NODE}"
+    api.close()
 
 
 async def test_a_renewed_token_counts_from_the_next_request_on(server: ApiServer, tmp_path: Path) -> None:
@@ -187,11 +204,20 @@ async def test_every_fault_is_an_error_that_says_what_came(
     await api.get(NODE, Node)
 
 
-async def test_a_server_says_when_it_wants_to_be_asked_again(server: ApiServer, api: Client) -> None:
-    server.faults.append(_too_many)
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [("7", 7), ("0", 0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0), ("9" * 50, 0), ("-1", 0), ("soon", 0)],
+)
+async def test_a_server_says_when_it_wants_to_be_asked_again(
+    server: ApiServer, api: Client, said: str, seconds: float
+) -> None:
+    async def too_many(answer: Answer, _: Request) -> None:
+        await answer.no(429, "TooManyRequests", {"Retry-After": said})
+
+    server.faults.append(too_many)
     with pytest.raises(KubernetesError) as caught:
         await api.get(NODE, Node)
-    assert (caught.value.status, caught.value.reason, caught.value.retry_after) == (429, "TooManyRequests", 7)
+    assert (caught.value.status, caught.value.reason, caught.value.retry_after) == (429, "TooManyRequests", seconds)
 
 
 async def test_nobody_there_is_said_at_once(server: ApiServer, api: Client) -> None:
@@ -243,7 +269,19 @@ async def test_one_connection_serves_one_request_after_the_other(server: ApiServ
     server.put(NODE, **node())
     for _ in range(3):
         await api.get(NODE, Node)
+        await asyncio.sleep(0.01)
     assert server.connections == 1
+
+
+async def test_a_connection_is_kept_for_a_while_only(
+    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_KEEP", 0.01)
+    server.put(NODE, **node())
+    await api.get(NODE, Node)
+    await until(lambda: not server._open)
+    await api.get(NODE, Node)
+    assert server.connections == 2
 
 
 async def test_a_kept_connection_that_has_ended_is_no_failure(server: ApiServer, api: Client) -> None:
