@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -73,14 +72,14 @@ class DraNode:
 
     # The gateway.
 
-    async def start(self) -> GatewayProcess:
-        """Start one more gateway; return when it is registered and its devices are published."""
+    async def start(self, *, only: bool = True) -> GatewayProcess:
+        """Start one more gateway, with DRA only, or without; return when the kubelet took its registration."""
         root, state = self.node.root, self.node.root / STATE
         state.mkdir(parents=True, exist_ok=True)
         (root / "run/cdi").mkdir(parents=True, exist_ok=True)
         kubeconfig = self.node.folder / "run" / "gateway.kubeconfig"
         kubeconfig.write_text(json.dumps(self._kubeconfig()))
-        options = ["--dra", "only", "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
+        options = ["--dra", "only" if only else "off", "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
         command = gateway_command(self.node.plugins, state, write_profile(self.node), options=options)
         # The runtime's folder of specifications is the node's: the gateway sees it where a pod or a host service does.
         enter = f'mkdir -p /run/cdi && mount --bind "{root}/run/cdi" /run/cdi && exec "$@"'
@@ -88,9 +87,7 @@ class DraNode:
             ["unshare", "--mount", "sh", "-c", enter, "sh", *command], self.node.logs / "gateway.log"
         )
         self.gateways.append(one)
-        async with asyncio.timeout(PATIENCE):
-            await one.wait_for("DRA driver registered")
-        await self.published()
+        await one.wait_for("DRA driver registered" if only else "registered", seconds=PATIENCE)
         return one
 
     async def end(self, one: GatewayProcess) -> None:
@@ -132,13 +129,17 @@ class DraNode:
             for device in one["spec"].get("devices", ())
         }
 
-    async def published(self, count: int = GPUS) -> float:
-        """Wait until so many devices are published; return after how many seconds."""
-        began = time.monotonic()
+    async def tainted(self) -> set[str]:
+        """Give the names of the devices that are published with a taint."""
+        found = await self.api.get(SLICES)
+        devices = (device for one in found["items"] for device in one["spec"].get("devices", ()))
+        return {device["name"] for device in devices if device.get("taints")}
+
+    async def published(self, count: int = GPUS) -> None:
+        """Wait until so many devices are published."""
         async with asyncio.timeout(PATIENCE):
             while len(await self.devices()) != count:  # noqa: ASYNC110 - a look costs milliseconds, a watch more code
                 await asyncio.sleep(0.01)
-        return time.monotonic() - began
 
     def prepared(self) -> Mapping[str, Any]:
         """Give the claims that the gateway remembers."""
@@ -166,12 +167,23 @@ class DraNode:
 
     # Pods.
 
+    async def named_pod(self, name: str) -> str:
+        """Start a pod that asks for one GPU by its resource's name; return its device node when its container runs."""
+        await self.api.create(POD, pods.gpu_pod(name, 1))
+        await self._runs(name)
+        [node] = self.account(name).nodes
+        return node
+
     async def claim_pod(self, name: str) -> str:
         """Start a pod with a claim for one GPU; return the UUID of what was allocated when its container runs."""
         pod: Any = json.loads(json.dumps(pods.gpu_pod(name, 0)))
         pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
         pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
         await self.api.create(POD, pod)
+        await self._runs(name)
+        return (await self.devices())[await self.allocated(name)]
+
+    async def _runs(self, name: str) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
                 while not self.account(name).nodes:  # noqa: ASYNC110 - logs tell nobody
@@ -180,7 +192,6 @@ class DraNode:
             found = await self.api.get("/api/v1/namespaces/default/events")
             said = [one["message"] for one in found["items"] if one["involvedObject"]["name"] == name]
             raise AssertionError(f"expected pod {name} to run, got {said}") from None
-        return (await self.devices())[await self.allocated(name)]
 
     async def allocated(self, name: str) -> str:
         """Give the device that a pod's claim was allocated."""
@@ -196,7 +207,7 @@ class DraNode:
         return pods.account(pods.words(self.node.root / "var/log/pods", name))
 
     async def delete(self, *names: str) -> None:
-        """Delete pods; return when they are gone."""
+        """Delete pods; return when they are gone, and their claims are unprepared."""
         for name in names:
             await self.api.delete(f"{POD}/{name}")
         async with asyncio.timeout(PATIENCE):
