@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import grpc.aio
 import pytest
+from msgspec.structs import replace
 
 from devices.generic import GenericSource
 from devices.model import Device
@@ -170,14 +171,16 @@ async def test_one_that_could_not_talk_has_gone(
     gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(Policy()))
     plugin = gateway._plugins[RESOURCE] = Plugin(gateway, RESOURCE, "")
     plugin.checked = checked
-    peers = {Age(1, "other"): tmp_path}
+    plugin.state = replace(plugin.state, phase=Phase.SERVING, stream=1)
+    peers = {Age(1, "other"): tmp_path}  # Older: we serve.
     monkeypatch.setattr(gateway, "_peers", lambda: peers)
     monkeypatch.setattr(gateway._handover, "talks_to", lambda _: talks)
     gateway._look_at_peers()
-    assert not plugin.state.stale
+    assert plugin.state.stream == 1
     peers.clear()
     gateway._look_at_peers()
-    assert bool(plugin.state.stale) is anew
+    assert (plugin.state.phase.value == Phase.WAITING.value) is anew
+    await plugin.close()
 
 
 async def test_one_that_could_not_serve_says_so() -> None:

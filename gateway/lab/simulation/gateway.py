@@ -336,7 +336,7 @@ class Gateway(Process):
 
     def _look_for_gone(self, peers: Sequence[Age]) -> None:
         gone, self._silent = self._silent - {*peers}, {age for age in peers if age not in self.handover.partners}
-        if gone and self.plugin.unchecked:
+        if gone and self.plugin.unchecked and self.plugin.machine.phase is Phase.SERVING:
             self.clock.met["one that couldn't talk has gone: registered once more"] += 1
             self.plugin.feed(events.Renew("another gateway ended"))
 

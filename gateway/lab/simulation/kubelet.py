@@ -269,7 +269,7 @@ class Kubelet:
         self.clock.after(self.clock.latency(), self._arrives, client)
 
     def _arrives(self, client: Client) -> None:
-        if client.server.alive:
+        if self.alive and client.server.alive:
             client.server.later(0.0, client.server.plugin.called, client.stream, client, self)
         else:
             self.hear_end(client)

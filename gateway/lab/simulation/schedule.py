@@ -88,6 +88,8 @@ class Player:
     def __init__(self, script: Schedule, *, traced: bool = False) -> None:
         self.script, self.node = script, Node(script.seed)
         self.clock = self.node.clock
+        self._orders = self._done = 0
+        """How many orders an operator gave, and how many were carried out: of two at once, nobody knows which is the last."""
         if traced:
             self.clock.trace = []
 
@@ -288,10 +290,13 @@ class Player:
             return
         where = (gateway.talks, "GPU-0")
         self.node.cordoned.pop(where, None)  # Until it is acknowledged, either may be.
+        self._orders += 1
+        order = self._orders
 
         def done() -> None:
-            if gateway.scribe.ledger.pending == 0:
+            if gateway.scribe.ledger.pending == 0 and order == self._orders and self._done == order - 1:
                 self.node.cordoned[where] = cordon
+            self._done += 1
 
         (gateway.scribe.cordon if cordon else gateway.scribe.uncordon)("GPU-0", done)
 
