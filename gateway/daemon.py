@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
     from gateway.dra.door import Door
     from gateway.handover.machine import Age
+    from gateway.pair.role import Role
     from gateway.registration.events import KubeletId
     from gateway.wires import control
     from gateway.wires.http import Handler
@@ -126,11 +127,14 @@ class Gateway:
     Args:
         settings: what it was told.
         source: where devices come from.
+        role: what it is in a pair; None: it is alone.
     """
 
-    def __init__(self, settings: Settings, source: DeviceSource) -> None:
-        self.settings, self.source = settings, source
-        self._instance = instance.Instance(settings.socket_dir, instance.begin(host_service=settings.host_service))
+    def __init__(self, settings: Settings, source: DeviceSource, role: Role | None = None) -> None:
+        self.settings, self.source, self._role = settings, source, role
+        born_ns = role.born_ns if role is not None else None
+        age = instance.begin(host_service=settings.host_service, born_ns=born_ns)
+        self._instance = instance.Instance(settings.socket_dir, age)
         self.ledger = Ledger(settings.state_dir)
         self.scribe = Scribe(self.ledger)
         self.tally = Tally()
@@ -190,6 +194,8 @@ class Gateway:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, 0)
         loop.set_exception_handler(_report_loop_error)
+        if self._role is not None:
+            self._role.attach()
         try:
             await self._start()
             return await self._exit
@@ -252,7 +258,7 @@ class Gateway:
         if (seconds := notify.watchdog()) is not None:
             self._spawn("watchdog", notify.keep_alive(seconds))
         if self._features is not None:
-            self._spawn("kubernetes", self._features.run(self))
+            self._spawn("kubernetes", self._once_active(self._features.run(self)))
         gc.freeze()  # What is there now stays: a full collection of it takes 8 to 15 ms, in which nothing is answered.
         tell = partial(_log.info, "serving") if self.presence.since is not None else self.presence.wait
         tell(
@@ -692,7 +698,8 @@ class Gateway:
                 from gateway.telling import gpumetrics  # noqa: PLC0415 - as above
 
                 routes["/metrics"] = gpumetrics.added(self, told.answer)
-            self._spawn("metrics", self._answer("metrics", self.settings.metrics_address, routes))
+            answer = self._answer("metrics", self.settings.metrics_address, routes)
+            self._spawn("metrics", self._once_active(answer))
 
     async def _listen_for_orders(self, handlers: Mapping[str, control.Handler]) -> None:
         server = Server(socket_path(self.settings.state_dir, self.token), handlers)
@@ -707,7 +714,18 @@ class Gateway:
         if self.settings.probe_address is not None:
             from gateway.telling import probes  # noqa: PLC0415 - as above
 
-            self._spawn("probes", self._answer("probes", self.settings.probe_address, probes.routes(self)))
+            answer = self._answer("probes", self.settings.probe_address, probes.routes(self))
+            self._spawn("probes", self._once_active(answer))
+
+    async def _once_active(self, work: Coroutine[object, object, None]) -> None:
+        """Do what only one of a pair may: listen on a port, write at the API server."""
+        try:
+            if self._role is not None:
+                await self._role.active()
+        except asyncio.CancelledError:
+            work.close()
+            raise
+        await work
 
     async def _answer(self, what: str, address: tuple[str, int], routes: Mapping[str, Handler]) -> None:
         """Answer those who ask over the network, for ever; an address that can't be had is tried again."""
@@ -862,7 +880,7 @@ class Gateway:
         """
         gone, self._silent = self._silent - set(peers), {age for age in peers if not self._handover.talks_to(age)}
         for plugin in self._plugins.values() if gone else ():
-            if plugin.checked is Check.UNKNOWN:
+            if plugin.checked is Check.UNKNOWN and plugin.state.phase is Phase.SERVING:
                 plugin.feed(events.Renew("another gateway ended, and this kubelet doesn't tell whom it holds"))
 
     def _served_by(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:

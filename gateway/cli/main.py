@@ -261,6 +261,11 @@ class _Address(click.ParamType[tuple[str, int]]):
     help="This is the node's own service: gateways in pods leave the resources to it, and take over when it is gone.",
 )
 @click.option(
+    "--standby",
+    is_flag=True,
+    help="Keep a second gateway beside the one that serves: it takes over within milliseconds when that one dies of anything.",
+)
+@click.option(
     "--log-format", type=click.Choice(observe.FORMATS), default="auto", help="auto: JSON unless on a terminal."
 )
 @click.option("--log-level", type=click.Choice(observe.LEVELS), default="info", help="The least that is logged.")
@@ -416,6 +421,10 @@ def _serve(settings: Settings) -> int:
         raise click.UsageError(
             "--startup-taint, --node-condition and --node-events need the node's name: expected NODE_NAME (spec.nodeName), got none"
         )
+    if settings.standby and (settings.dra != "off" or settings.policy.bridge):
+        raise click.UsageError(
+            "--standby keeps two gateways, and plugins behind the bridge and --dra want one: leave --standby out, or those"
+        )
     if (address := settings.probe_address) is not None and address[1] and address == settings.metrics_address:
         raise click.UsageError(
             "--probe-address is --metrics-address: expected two, because only one can listen on a port"
@@ -428,6 +437,10 @@ def _serve(settings: Settings) -> int:
         raise _SettingError(str(error)) from error
     process.allow_descriptors()
     process.give_memory_back()
+    if settings.standby:
+        from gateway.pair.parent import Pair
+
+        return Pair(lambda role: asyncio.run(_run(shell.Gateway(settings, source, role)))).run()
     return asyncio.run(_run(shell.Gateway(settings, source)))
 
 

@@ -59,10 +59,10 @@ def make_folder(folder: Path) -> str:
     return ""
 
 
-def begin(*, host_service: bool = False) -> Age:
-    """Give the age of a gateway that starts now, with a token of its own."""
+def begin(*, host_service: bool = False, born_ns: int | None = None) -> Age:
+    """Give the age of a gateway that starts now, or is as old as one that started at ``born_ns``, with a token of its own."""
     rank = HOST_SERVICE_NS if host_service else 0
-    return Age(rank + time.clock_gettime_ns(time.CLOCK_BOOTTIME), secrets.token_hex(4))
+    return Age(rank + (born_ns or time.clock_gettime_ns(time.CLOCK_BOOTTIME)), secrets.token_hex(4))
 
 
 class Instance:

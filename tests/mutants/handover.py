@@ -14,6 +14,7 @@ RULES = {
     "S15": "a gateway asks only when it could serve, and nobody yields for long to one that the kubelet's records don't show",
     "S17": "of two Registers that crossed, the heir's is sent once more when the elder's streams are over",
     "S18": "what was left to another gateway at the start is remembered before it is sent, and yielded once",
+    "S19": "of a pair one serves and the other takes over; what the next one would end with, too, ends the pair",
     "S16": "the end waits for no disk that hangs, and a hangup ends nothing",
 }
 
@@ -21,7 +22,41 @@ _SUCCESSION = "tests/unit/test_succession.py"
 _HANDOVER = "tests/unit/test_handover.py"
 _RIVALS = "tests/unit/test_rivals.py"
 
+_PAIR = "tests/unit/test_pair.py"
+
 MUTANTS = (
+    Mutant(
+        "S19",
+        "the next one of a pair is younger, and takes over",
+        "gateway/pair/parent.py",
+        "self._born_ns - self._started)",
+        "self._born_ns + self._started)",
+        f"{_PAIR}::test_whoever_of_the_pair_dies_devices_stay",
+    ),
+    Mutant(
+        "S19",
+        "who takes over isn't told",
+        "gateway/pair/parent.py",
+        "            self._children[0].serve()\n",
+        "            pass\n",
+        f"{_PAIR}::test_whoever_of_the_pair_dies_devices_stay",
+    ),
+    Mutant(
+        "S19",
+        "a crash loop goes on for ever",
+        "gateway/pair/parent.py",
+        "if lasting(status) or self._deaths.loop:",
+        "if lasting(status):",
+        f"{_PAIR}::test_a_crash_loop_ends_the_pair_and_says_why",
+    ),
+    Mutant(
+        "S19",
+        "the one that stands by says that it is ready",
+        "gateway/pair/parent.py",
+        "            if child.active and said in",
+        "            if said in",
+        f"{_PAIR}::test_a_service_manager_hears_of_the_one_that_serves",
+    ),
     Mutant(
         "S17",
         "nobody notes that they crossed",
@@ -66,7 +101,7 @@ MUTANTS = (
         "S17",
         "one that couldn't talk ends, and nobody registers once more",
         "gateway/daemon.py",
-        "            if plugin.checked is Check.UNKNOWN:",
+        "            if plugin.checked is Check.UNKNOWN and plugin.state.phase is Phase.SERVING:",
         "            if False:",
         f"{_RIVALS}::test_one_that_could_not_talk_has_gone",
     ),

@@ -55,6 +55,7 @@ def test_flag_and_variable(given: list[Settings], flag: str, text: str, field: s
 SWITCHES = [
     ("--metrics-device-ids", "metrics_device_ids"),
     ("--host-service", "host_service"),
+    ("--standby", "standby"),
     ("--node-condition", "node_condition"),
     ("--node-events", "node_events"),
     ("--gpu-metrics", "gpu_metrics"),

@@ -1,0 +1,248 @@
+"""The parent of a pair: it starts gateways, tells one to serve, and sees to it that another one stands by.
+
+It is a fork of what the gateways will be, before there is an event loop, a thread or a gRPC connection: what they have in
+common is in memory once. It holds no device and no socket of the kubelet's, so that nothing that ends a gateway ends it.
+
+A gateway of the pair is older than those before it (``Role``): it stands by over the handover that any two gateways of a node
+have, and takes over when the connection to the one that serves ends. So the parent is no part of that, and may be late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import random
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+import structlog
+
+from gateway.pair.policy import Deaths, lasting
+from gateway.pair.role import Role
+from gateway.wires import notify
+
+READY_TIME: Final = 10.0
+"""Seconds that the first gateway is given to be ready, before another one is started beside it."""
+END_TIME: Final = 10.0
+"""Seconds that a gateway is given to end."""
+_PR_SET_PDEATHSIG: Final = 1
+_CREDENTIALS: Final = struct.Struct("3i")
+_LONGEST_WORD: Final = 256
+_log = structlog.get_logger()
+
+
+class _Child:
+    """One gateway of the pair."""
+
+    def __init__(self, pid: int, pipe: int) -> None:
+        self.pid, self._pipe = pid, pipe
+        self.since = time.monotonic()
+        self.ready = self.active = False
+
+    def serve(self) -> None:
+        """Tell it that it is the one that serves."""
+        self.active = True
+        with contextlib.suppress(OSError):
+            os.write(self._pipe, b"1")
+
+    def close(self) -> None:
+        """Forget it."""
+        os.close(self._pipe)
+
+
+class Pair:
+    """Keeps two gateways.
+
+    Args:
+        serve: runs one gateway in a process of its own, and returns its exit status.
+    """
+
+    def __init__(self, serve: Callable[[Role], int]) -> None:
+        self._serve = serve
+        self._children: list[_Child] = []
+        self._deaths = Deaths()
+        self._started = 0
+        self._born_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._not_before = 0.0
+        self._status: int | None = None
+        self._told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._woken, self._wake = os.pipe()
+
+    def run(self) -> int:
+        """Keep the pair until it is told to end; return the exit status."""
+        gc.collect()
+        gc.freeze()  # What the gateways share is shared as long as nobody writes into it, and the collector does.
+        self._told.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._told.bind(b"\0device-plugin-gateway-pair-%d" % os.getpid())
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, self._on_signal)
+        signal.set_wakeup_fd(self._wake)
+        while self._status is None:
+            self._start_missing()
+            self._wait()
+        return self._end(self._status)
+
+    # What happens.
+
+    def _on_signal(self, number: int, _: object) -> None:
+        if number == signal.SIGHUP:
+            for child in self._children:
+                _send(child, signal.SIGHUP)
+        elif number != signal.SIGCHLD:
+            self._status = 0
+
+    def _wait(self) -> None:
+        """Wait for a death, a word, a signal, or until the next gateway is due."""
+        now = time.monotonic()
+        due = self._due
+        select.select([self._told.fileno(), self._woken], [], [], None if due is None else max(due - now, 0.0))
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._woken, 64):
+                pass
+        self._hear()
+        self._bury()
+
+    def _hear(self) -> None:
+        """Take what gateways tell a service manager: that of the serving one goes on to ours."""
+        while select.select([self._told], [], [], 0)[0]:
+            word, ancillary, _, _ = self._told.recvmsg(_LONGEST_WORD, socket.CMSG_SPACE(_CREDENTIALS.size))
+            sender = next((_CREDENTIALS.unpack(data)[0] for _, _, data in ancillary), 0)
+            child = next((one for one in self._children if one.pid == sender), None)
+            if child is None:
+                continue
+            said = word.decode(errors="replace")
+            if said == notify.READY and not child.ready:
+                child.ready = True
+                _log.info("ready", gateway=child.pid, serves=child.active)
+            if child.active and said in {notify.READY, notify.ALIVE}:
+                notify.tell(said)
+
+    def _bury(self) -> None:
+        """Take note of those that died; the one that stood by serves."""
+        while self._status is None:
+            try:
+                pid, how = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            child = next((one for one in self._children if one.pid == pid), None)
+            if child is None:
+                continue
+            self._children.remove(child)
+            child.close()
+            self._died(child, os.waitstatus_to_exitcode(how))
+
+    def _died(self, child: _Child, status: int) -> None:
+        lived = time.monotonic() - child.since
+        self._deaths = self._deaths.after(lived)
+        self._not_before = time.monotonic() + self._deaths.wait
+        _log.error(
+            "a gateway of the pair died",
+            gateway=child.pid,
+            served=child.active,
+            status=status,
+            lived_s=round(lived, 3),
+            next_in_s=self._deaths.wait,
+        )
+        if child.active and self._children:
+            self._children[0].serve()
+            if self._children[0].ready:
+                notify.tell(notify.READY)
+        if lasting(status) or self._deaths.loop:
+            why = "the next one would end so, too" if lasting(status) else f"{self._deaths.young} died young in a row"
+            _log.error("ending the pair", reason=why, status=status)
+            self._status = status if status > 0 else 1
+
+    # Starting and ending.
+
+    @property
+    def _due(self) -> float | None:
+        """When the next gateway is to be started (monotonic seconds); None: two are there."""
+        if len(self._children) > 1:
+            return None
+        first = self._children[0] if self._children else None
+        ready = 0.0 if first is None or first.ready else first.since + READY_TIME
+        return max(self._not_before, ready)
+
+    def _start_missing(self) -> None:
+        while self._status is None and (due := self._due) is not None and time.monotonic() >= due:
+            self._start()
+
+    def _start(self) -> None:
+        reading, writing = os.pipe()
+        self._started += 1
+        role = Role(reading, self._born_ns - self._started)
+        parent, first = os.getpid(), not self._children
+        pid = os.fork()
+        if pid == 0:
+            os.close(writing)
+            self._be_a_gateway(role, parent)
+        os.close(reading)
+        child = _Child(pid, writing)
+        self._children.append(child)
+        if first:
+            child.serve()
+
+    def _be_a_gateway(self, role: Role, parent: int) -> NoReturn:
+        """Run a gateway in this process, which is a copy of the parent."""
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # What changes before it listens is read when it does.
+            for child in self._children:
+                child.close()
+            with contextlib.suppress(AttributeError, OSError):
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+            os.environ["NOTIFY_SOCKET"] = f"@device-plugin-gateway-pair-{parent}"
+            if "WATCHDOG_PID" in os.environ:
+                os.environ["WATCHDOG_PID"] = str(os.getpid())
+            random.seed()
+            status = self._serve(role)
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else 1
+        except BaseException:  # noqa: BLE001 - it must not go on as a second parent
+            _log.exception("a gateway of the pair could not be run")
+        finally:
+            os._exit(status)
+
+    def _end(self, status: int) -> int:
+        """End the one that stands by, or it would take over; then the other."""
+        notify.tell(notify.STOPPING)
+        for child in sorted(self._children, key=lambda one: one.active):
+            _send(child, signal.SIGTERM)
+            if not _ended(child, END_TIME):
+                _log.error("a gateway of the pair doesn't end: killing it", gateway=child.pid)
+                _send(child, signal.SIGKILL)
+                _ended(child, END_TIME)
+        return status
+
+
+def _send(child: _Child, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child.pid, number)
+
+
+def _ended(child: _Child, seconds: float) -> bool:
+    """Wait for a gateway's end; False: it didn't come in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(child.pid, os.WNOHANG)[0] == 0:
+                time.sleep(0.005)
+                continue
+        return True
+    return False

@@ -1,0 +1,117 @@
+"""A pair: whoever of it dies, devices stay; and what another gateway would end with, too, ends the pair."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.trials.scenarios import RESOURCE, Node, node
+from gateway.pair.policy import MOST_YOUNG, YOUNG, Deaths, lasting
+from tests.unit.test_probes import get
+
+
+@pytest.mark.parametrize(
+    ("lives", "wait", "loop"),
+    [
+        pytest.param([YOUNG], 0.0, False, id="it has lived: the next one comes at once"),
+        pytest.param([YOUNG - 1], 1.0, False, id="it died young"),
+        pytest.param([1.0, 1.0, 1.0], 4.0, False, id="ever more patience"),
+        pytest.param([1.0, 1.0, YOUNG, 1.0], 1.0, False, id="one that has lived ends the row"),
+        pytest.param([1.0] * (MOST_YOUNG - 1), 8.0, False, id="not yet"),
+        pytest.param([1.0] * MOST_YOUNG, 16.0, True, id="a crash loop"),
+    ],
+)
+def test_deaths(lives: list[float], wait: float, loop: bool) -> None:
+    deaths = Deaths()
+    for lived in lives:
+        deaths = deaths.after(lived)
+    assert (deaths.wait, deaths.loop) == (wait, loop)
+
+
+@pytest.mark.parametrize(("status", "ends"), [(0, False), (1, False), (-9, False), (2, True), (75, True), (78, True)])
+def test_what_the_next_one_would_end_with_too(status: int, ends: bool) -> None:
+    assert lasting(status) is ends
+
+
+@asynccontextmanager
+async def pair(made: Node, *options: str) -> AsyncIterator[GatewayProcess]:
+    command = [*gateway_command(made.socket_dir, made.root / "state", made.profile_path), "--standby", *options]
+    async with await GatewayProcess.launch(command) as process:
+        yield process
+
+
+async def ready(process: GatewayProcess, since: int = 0) -> tuple[int, int]:
+    """Wait until both are ready; return who serves and who stands by."""
+    stands_by = (await process.wait_for("ready", since=since, serves=False))["gateway"]
+    [serves] = {*children(process.pid)} - {stands_by}
+    return serves, stands_by
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+async def test_whoever_of_the_pair_dies_devices_stay() -> None:
+    async with node(gpus={RESOURCE: 2}) as made:
+        kubelet = await made.start_kubelet("1.37")
+        async with pair(made, "--probe-address", "127.0.0.1:0") as process:
+            serves, stands_by = await ready(process)
+            assert score(serves) > score(stands_by), "who serves is the kernel's first choice"
+            os.kill(process.pid, signal.SIGHUP)  # Read the configuration: nobody ends for that.
+            mark = process.seen
+            os.kill(serves, signal.SIGKILL)
+            port = int((await process.wait_for("listening", since=mark, what="probes"))["port"])
+            await process.wait_for("registered", since=mark)
+            await kubelet.wait(RESOURCE, 2)
+            assert (await get(port, "/healthz"))[0] == 200
+            again, third = await ready(process, mark)
+            assert again == stands_by
+            mark = process.seen
+            os.kill(third, signal.SIGKILL)
+            assert (await ready(process, mark))[0] == stands_by
+            assert (await kubelet.registers())[RESOURCE] == 2
+            assert await process.terminate() == 0
+            assert not any(made.socket_dir.glob("*-*.sock"))
+
+
+async def test_a_crash_loop_ends_the_pair_and_says_why() -> None:
+    async with node(gpus={RESOURCE: 1}) as made:
+        profile = made.root / "one.yaml"
+        profile.write_text(f"resources: {{{RESOURCE}: {{gpus: 1}}}}\n")
+        command = gateway_command(made.socket_dir, made.root / "state", profile)
+        dies = "import sys; from gateway import daemon; daemon.Gateway.run = lambda *_: 1 / 0; from gateway.pair import policy\n"
+        program = dies + "policy.FIRST_WAIT = 0.01\nfrom gateway.cli.main import gateway; gateway()"
+        async with await GatewayProcess.launch([command[0], "-c", program, *command[3:], "--standby"]) as process:
+            told = await process.wait_for("ending the pair")
+            assert told["reason"] == f"{MOST_YOUNG} died young in a row"
+            assert await process.wait() == 1
+
+
+async def test_a_service_manager_hears_of_the_one_that_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node(gpus={RESOURCE: 1}) as made:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(str(tmp_path / "notify"))
+            manager.setblocking(False)
+            await made.start_kubelet("1.28")
+            monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+            monkeypatch.setenv("WATCHDOG_USEC", "100000")
+            async with pair(made) as process:
+                await ready(process)
+                loop, heard = asyncio.get_running_loop(), []
+                async with asyncio.timeout(20):
+                    while "WATCHDOG=1" not in heard:
+                        heard.append((await loop.sock_recv(manager, 64)).decode())
+            assert heard[0] == "READY=1"
+            assert heard.count("READY=1") == 1
