@@ -144,7 +144,7 @@ def _process(root: Path, folder: Path) -> Process:
         context=_text(folder / "attr" / "current").strip("\0\n"),
         throttled=throttled,
         killed=killed,
-        instances=_instances(root),
+        instances=_instances(root, folder),
     )
 
 
@@ -334,13 +334,16 @@ def _cgroup(root: Path, folder: Path) -> tuple[int | None, int]:
     return int(held[1]) if limited and held else None, int(killed[1]) if killed else 0
 
 
-def _instances(root: Path) -> int:
-    """Count root's inotify instances, as far as they can be seen."""
+def _instances(root: Path, of: Path) -> int:
+    """Count the inotify instances of a process's user, as far as they can be seen: the limit is each user's."""
     found = 0
-    for folder in _processes(root):
-        with suppress(OSError):
-            if folder.stat().st_uid == 0:
-                found += sum(_link_text(folder / "fd" / name) == "anon_inode:inotify" for name in _names(folder / "fd"))
+    with suppress(OSError):
+        user = of.stat().st_uid
+        for folder in _processes(root):
+            with suppress(OSError):
+                if folder.stat().st_uid == user:
+                    links = (_link_text(folder / "fd" / name) for name in _names(folder / "fd"))
+                    found += sum(link == "anon_inode:inotify" for link in links)
     return found
 
 

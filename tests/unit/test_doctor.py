@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -587,8 +588,20 @@ def test_a_library_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
     go_on.set()
 
 
-def test_without_a_library_it_is_missing() -> None:
-    assert collect.nvml().state == "missing"
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "missing"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "mismatch"),
+        (pynvml.NVML_ERROR_UNKNOWN, "failed"),
+    ],
+)
+def test_what_the_library_says_is_told_apart(code: int, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin() -> None:
+        raise pynvml.NVMLError(code)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", begin)
+    assert collect.nvml().state == state
 
 
 async def test_the_api_server_is_asked_for_the_node_and_the_classes(server: ApiServer) -> None:
