@@ -225,6 +225,7 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
         {"failOnInitError": False, "compatWithCPUManager": True, "gdsEnabled": True},
         {"FAIL_ON_INIT_ERROR": "false", "PASS_DEVICE_SPECS": "true", "GDS_ENABLED": "true", "MOFED_ENABLED": None},
     ),
+    "gpu-metrics": ({"gateway.gpuMetrics": True}, {"GATEWAY_GPU_METRICS": "true"}),
     "list": ({"deviceListStrategy": ["envvar", "cdi-cri"]}, {"DEVICE_LIST_STRATEGY": "envvar,cdi-cri"}),
     "driver-root": ({"nvidiaDriverRoot": "/run/nvidia/driver"}, {"NVIDIA_DRIVER_ROOT": "/run/nvidia/driver"}),
     "more": (

@@ -38,6 +38,7 @@ from tests.mutants import (
     dra,
     fakes,
     faults,
+    fleet,
     generic,
     gpus,
     handover,
@@ -58,7 +59,7 @@ from tests.mutants.table import Mutant
 ROOT = Path(__file__).parents[2]
 TABLES = (
     table, memory, life, boards, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
-    manifests, deploy, bounds, people, streams, dra, kubernetes, bridge, doctor, simulation,
+    manifests, deploy, bounds, people, streams, dra, kubernetes, bridge, doctor, fleet, simulation,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]

@@ -242,13 +242,14 @@ readOnlyRootFilesystem: true
 {{- define "gateway.env" -}}
 {{- $env := list (dict "name" "GATEWAY_PROBE_ADDRESS" "value" ":8081") (dict "name" "GATEWAY_METRICS_ADDRESS" "value" ":9400") (dict "name" "GATEWAY_BACKEND" "value" .Values.gateway.backend) -}}
 {{- if .Values.gateway.logLevel -}}{{- $env = append $env (dict "name" "GATEWAY_LOG_LEVEL" "value" .Values.gateway.logLevel) -}}{{- end -}}
+{{- if .Values.gateway.gpuMetrics -}}{{- $env = append $env (dict "name" "GATEWAY_GPU_METRICS" "value" "true") -}}{{- end -}}
 {{- if eq .Values.gateway.backend "nvidia" -}}{{- $env = concat $env (include "gateway.nvidiaEnv" . | fromJsonArray) -}}{{- end -}}
 {{- if eq .Values.gateway.backend "simulated" -}}{{- $env = append $env (dict "name" "GATEWAY_SIMULATE" "value" "/etc/device-plugin-gateway/profile.yaml") -}}{{- end -}}
 {{- if include "gateway.configMap" . -}}{{- $env = concat $env (include "gateway.configEnv" . | fromJsonArray) -}}{{- end -}}
 {{- if .Values.nodeReadiness.condition -}}{{- $env = append $env (dict "name" "GATEWAY_NODE_CONDITION" "value" "true") -}}{{- end -}}
 {{- if .Values.nodeReadiness.events -}}{{- $env = append $env (dict "name" "GATEWAY_NODE_EVENTS" "value" "true") -}}{{- end -}}
 {{- with .Values.nodeReadiness.startupTaint -}}{{- $env = append $env (dict "name" "GATEWAY_STARTUP_TAINT" "value" .) -}}{{- end -}}
-{{- if include "gateway.asksApi" . -}}{{- $env = append $env (dict "name" "NODE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "spec.nodeName"))) -}}{{- end -}}
+{{- if or .Values.gateway.gpuMetrics (include "gateway.asksApi" .) -}}{{- $env = append $env (dict "name" "NODE_NAME" "valueFrom" (dict "fieldRef" (dict "fieldPath" "spec.nodeName"))) -}}{{- end -}}
 {{- $more := default list (dig "containers" "main" "env" list .Values.devicePlugin) -}}
 {{- $names := list -}}
 {{- range $more -}}{{- $names = append $names .name -}}{{- end -}}
