@@ -316,6 +316,7 @@ def test_the_rights_are_those_of_kustomize() -> None:
     assert rendered({"config.name": "any"})["ClusterRole", ""]["rules"] == role["rules"]
 
 
+TEMPLATE = ("template", "gpu", chart.CHART, "--namespace=gpu", "--kube-version=1.37.0")
 NODE = {
     "nodeReadiness.condition": True,
     "nodeReadiness.startupTaint": "readiness.k8s.io/gpu",
@@ -324,7 +325,7 @@ NODE = {
 
 
 def test_a_gateway_that_tells_its_node_is_kept_to_it() -> None:
-    done = helm("template", "gpu", chart.CHART, "--namespace=gpu", "--kube-version=1.37.0", *given(NODE))
+    done = helm(*TEMPLATE, *given(NODE))
     found = [one for one in yaml.safe_load_all(done.stdout) if one]
     for one in found:
         judge(one, "1.37")
@@ -351,6 +352,26 @@ def test_a_gateway_that_tells_its_node_is_told_so() -> None:
 def test_where_it_cannot_be_kept_to_its_node_it_is_refused() -> None:
     done = helm("template", "gpu", chart.CHART, "--namespace=gpu", "--kube-version=1.31.0", *given(NODE))
     assert "from Kubernetes 1.32 on" in done.stderr
+
+
+def test_by_dra_it_has_what_kustomize_gives_it() -> None:
+    found = [one for one in yaml.safe_load_all(helm(*TEMPLATE, *given({"gateway.dra": True})).stdout) if one]
+    for one in found:
+        judge(one, "1.37")
+    (patch,) = yaml.safe_load_all((ROOT / "deploy/kustomize/components/dra/daemonset.yaml").read_text())
+    (daemon,) = [one for one in found if one["kind"] == "DaemonSet"]
+    theirs, ours = (one["spec"]["template"]["spec"] for one in (patch, daemon))
+    assert all(one in ours["volumes"] for one in theirs["volumes"])
+    for part in ("env", "volumeMounts"):
+        assert all(one in ours["containers"][0][part] for one in theirs["containers"][0][part])
+    roles = [one["rules"] for one in found if one["kind"] == "ClusterRole"]
+    rights = yaml.safe_load_all((ROOT / "deploy/kustomize/components/dra/rights.yaml").read_text())
+    assert all(one["rules"] in roles for one in rights if one["kind"] == "ClusterRole")
+    (policy,) = [one for one in found if one["kind"] == "ValidatingAdmissionPolicy"]
+    assert "system:serviceaccount:gpu:gpu-device-plugin-gateway'" in policy["spec"]["matchConditions"][0]["expression"]
+    subjects = [one["subjects"] for one in found if one["kind"].endswith("RoleBinding")]
+    assert all(one[0]["name"] == "gpu-device-plugin-gateway" for one in subjects)
+    assert "from Kubernetes 1.34 on" in helm(*TEMPLATE, "--kube-version=1.33.0", *given({"gateway.dra": True})).stderr
 
 
 def test_gpu_feature_discovery_runs_theirs() -> None:

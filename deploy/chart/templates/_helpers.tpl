@@ -229,19 +229,21 @@ readOnlyRootFilesystem: true
 {{- end -}}
 
 {{- define "gateway.cdi" -}}
-{{- if eq .Values.gateway.backend "nvidia" -}}{{- include "gateway.mayHave" (dict "root" . "word" "cdi-") -}}{{- end -}}
+{{- if .Values.gateway.dra -}}true
+{{- else if eq .Values.gateway.backend "nvidia" -}}{{- include "gateway.mayHave" (dict "root" . "word" "cdi-") -}}{{- end -}}
 {{- end -}}
 
 {{- /* Where the driver is on the node, if the pod is to see it: for CDI specifications it must. */ -}}
 {{- define "gateway.driverRoot" -}}
 {{- if .Values.nvidiaDriverRoot -}}{{- .Values.nvidiaDriverRoot -}}
-{{- else if include "gateway.cdi" . -}}/
+{{- else if and (eq .Values.gateway.backend "nvidia") (include "gateway.cdi" .) -}}/
 {{- end -}}
 {{- end -}}
 
 {{- define "gateway.env" -}}
 {{- $env := list (dict "name" "GATEWAY_PROBE_ADDRESS" "value" ":8081") (dict "name" "GATEWAY_METRICS_ADDRESS" "value" ":9400") (dict "name" "GATEWAY_BACKEND" "value" .Values.gateway.backend) -}}
 {{- if .Values.gateway.logLevel -}}{{- $env = append $env (dict "name" "GATEWAY_LOG_LEVEL" "value" .Values.gateway.logLevel) -}}{{- end -}}
+{{- if .Values.gateway.dra -}}{{- $env = append $env (dict "name" "GATEWAY_DRA" "value" "only") -}}{{- end -}}
 {{- if .Values.gateway.gpuMetrics -}}{{- $env = append $env (dict "name" "GATEWAY_GPU_METRICS" "value" "true") -}}{{- end -}}
 {{- if eq .Values.gateway.backend "nvidia" -}}{{- $env = concat $env (include "gateway.nvidiaEnv" . | fromJsonArray) -}}{{- end -}}
 {{- if eq .Values.gateway.backend "simulated" -}}{{- $env = append $env (dict "name" "GATEWAY_SIMULATE" "value" "/etc/device-plugin-gateway/profile.yaml") -}}{{- end -}}
@@ -282,9 +284,22 @@ readOnlyRootFilesystem: true
 
 {{- /* Is there a feature on that asks the API server? */ -}}
 {{- define "gateway.asksApi" -}}
-{{- if or (include "gateway.configMap" .) (include "gateway.tellsNode" .) -}}true{{- end -}}
+{{- if or (include "gateway.configMap" .) (include "gateway.tellsNode" .) .Values.gateway.dra -}}true{{- end -}}
 {{- end -}}
 
 {{- define "gateway.tellsNode" -}}
 {{- if or .Values.nodeReadiness.condition .Values.nodeReadiness.startupTaint .Values.nodeReadiness.events -}}true{{- end -}}
+{{- end -}}
+
+{{- /* The rights and the policy of a component of kustomize, for this release's account. */ -}}
+{{- define "gateway.rights" -}}
+{{- $root := .root -}}
+{{- $whole := printf "%s-%s" (include "gateway.namespace" $root) (include "gateway.fullname" $root) -}}
+{{- $account := printf "name: %s\n  namespace: %s" (include "gateway.serviceAccountName" $root) (include "gateway.namespace" $root) -}}
+{{- $user := printf "system:serviceaccount:%s:%s" (include "gateway.namespace" $root) (include "gateway.serviceAccountName" $root) }}
+{{ $root.Files.Get (printf "files/%s.yaml" .name)
+  | replace "system:serviceaccount:device-plugin-gateway:device-plugin-gateway" $user
+  | replace "name: device-plugin-gateway\n  namespace: device-plugin-gateway" $account
+  | replace (printf "device-plugin-gateway-%s" .name) (printf "%s-%s" $whole .name)
+  | replace "device-plugin-gateway-events" (printf "%s-events" $whole) }}
 {{- end -}}
