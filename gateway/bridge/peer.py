@@ -234,21 +234,22 @@ class Peer:
             f"/{self.dialect.plugin_service}/{method}"
         )
         try:
-            return await calls(request, timeout=seconds)
-        except grpc.aio.AioRpcError as error:
-            code, details = error.code(), error.details() or ""
-            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise AwayError(f"it didn't answer {method} within {seconds:g} s", hangs=True) from None
-            if code in _BROKEN and await self._is_over():
-                raise AwayError(f"it went during {method}: {details[:200]}") from None
-            raise RefusedError(_CALLS[code.name], details[: judge.MOST_PARTS]) from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise AwayError(f"the connection was closed during {method}") from None
+            call = calls(request, timeout=seconds)
+            try:
+                return await call
+            except grpc.aio.AioRpcError as error:
+                code, details = error.code(), error.details() or ""
+            except asyncio.CancelledError:  # Ours, or gRPC's word for a call with this status.
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise
+                code, details = grpc.StatusCode.CANCELLED, await call.details() or ""
         except grpc.aio.UsageError:
             raise AwayError("the connection is closed") from None
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise AwayError(f"it didn't answer {method} within {seconds:g} s", hangs=True)
+        if code in _BROKEN and await self._is_over():
+            raise AwayError(f"it went during {method}: {details[:200]}")
+        raise RefusedError(_CALLS[code.name], details[: judge.MOST_PARTS])
 
     async def _is_over(self) -> bool:
         """Whether it is the connection that broke, and not the plugin that says so."""

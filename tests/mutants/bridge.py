@@ -123,9 +123,9 @@ MUTANTS = (
         "B5",
         "one that was cut off fails",
         _PEER,
-        "            if code in _BROKEN and await self._is_over():\n",
-        "            if False:\n",
-        f"{_T}::test_an_allocate_that_a_dying_plugin_had_goes_to_the_next_one",
+        "        if code in _BROKEN and await self._is_over():\n",
+        "        if False:\n",
+        f"{_T}::test_an_allocate_that_a_killed_plugin_had_goes_to_the_next_one",
     ),
     Mutant(
         "B5",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 from pathlib import Path
 
 import grpc
@@ -21,6 +24,7 @@ from devices.model import (
 )
 from devices.policy import Bridging
 from gateway.bridge.peer import identity
+from gateway.lab.gatewayproc import GatewayProcess
 from gateway.lab.plugins.played import Habits, PlayedPlugin
 from tests.unit.bridging import GUARD_S, NIC, TWO, bridged, health, plugin
 
@@ -67,7 +71,13 @@ async def test_a_plugin_that_asked_for_nothing_is_not_asked_to_prepare(folder: P
 
 
 @pytest.mark.parametrize(
-    "code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED]
+    "code",
+    [
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.PERMISSION_DENIED,
+    ],
 )
 async def test_a_plugins_error_arrives_with_its_code_and_text(folder: Path, code: grpc.StatusCode) -> None:
     async with bridged(folder) as bridge, plugin(folder, failing=(code, "no pod is pending")):
@@ -75,6 +85,7 @@ async def test_a_plugins_error_arrives_with_its_code_and_text(folder: Path, code
         with pytest.raises(RefusedError, match=r"^no pod is pending$") as refused:
             await bridge.allocate("a")
         assert refused.value.fault.value == code.name
+        assert bridge.one().absences == 0
 
 
 async def test_allocates_reach_a_plugin_one_at_a_time_and_in_order(folder: Path) -> None:
@@ -182,6 +193,21 @@ async def test_an_allocate_that_a_dying_plugin_had_goes_to_the_next_one(folder: 
         async with plugin(folder) as again, asyncio.timeout(GUARD_S):
             assert (await call).envs == {"DEVICES": "a"}
             assert again.allocated == [("a",)]
+
+
+async def test_an_allocate_that_a_killed_plugin_had_goes_to_the_next_one(folder: Path) -> None:
+    async with bridged(folder) as bridge:
+        command = (sys.executable, "-m", "gateway.lab.plugins.played", str(folder / "device-plugins"), "--devices", "2")
+        async with await GatewayProcess.launch(command) as process:
+            await bridge.lists("dev-0", "dev-1")
+            os.kill(process.pid, signal.SIGSTOP)
+            call = asyncio.create_task(bridge.allocate("dev-0"))
+            await asyncio.sleep(0)
+            await process.kill()
+        await bridge.until(lambda _: bridge.one().peer is None)
+        async with plugin(folder) as again, asyncio.timeout(GUARD_S):
+            await call
+            assert again.allocated == [("dev-0",)]
 
 
 async def test_after_the_grace_devices_are_unhealthy_and_after_longer_withdrawn(folder: Path) -> None:
