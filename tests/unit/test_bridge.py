@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import grpc
@@ -22,8 +23,10 @@ from devices.model import (
     PreferredRequest,
     RefusedError,
 )
-from devices.policy import Bridging
+from devices.policy import Bridging, Policy
+from gateway.bridge import memory
 from gateway.bridge.peer import identity
+from gateway.bridge.plugin import OLD_STREAMS
 from gateway.lab.gatewayproc import GatewayProcess
 from gateway.lab.plugins.played import Habits, PlayedPlugin
 from tests.unit.bridging import GUARD_S, NIC, TWO, bridged, health, plugin
@@ -163,6 +166,26 @@ async def test_a_socket_that_is_bound_again_under_its_name_is_a_new_plugin(folde
             assert health(bridge.told[NIC]) == {"new": True}
 
 
+async def test_a_list_that_follows_an_empty_one_counts(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder) as played:
+        await bridge.lists("a", "b")
+        await played.change(())
+        await played.change((Device("c"),))
+        await bridge.lists("c")
+        await asyncio.sleep(1.1)  # As long as an empty list is held back.
+        assert health(bridge.told[NIC]) == {"c": True}
+
+
+async def test_a_plugin_that_registers_again_and_again_keeps_few_streams(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder) as played:
+        for _ in range(8):
+            await played.register()
+        await bridge.lists("a", "b")
+        async with asyncio.timeout(GUARD_S):
+            while played.lists < 9 or played.listening > OLD_STREAMS + 1:  # noqa: ASYNC110 - the plugin tells nobody
+                await asyncio.sleep(0.005)
+
+
 # The shield.
 
 
@@ -297,6 +320,24 @@ async def test_one_that_never_registers_again_is_called_by_its_name(
             await bridge.lists("c")
 
 
+async def test_few_answers_are_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.bridge.plugin.MOST_ANSWERS", 1)
+    async with bridged(folder, bridging=Bridging(repeat=("*",))) as bridge, plugin(folder):
+        await bridge.lists("a", "b")
+        for one in ("a", "b"):
+            await bridge.allocate(one)
+        assert [*bridge.one().answers] == [frozenset({"b"})]
+
+
+async def test_what_an_operator_changes_counts_for_plugins_that_are_there(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder):
+        await bridge.lists("a", "b")
+        bridge.bridge.adopt(
+            Policy(bridge_grace=5, bridging=Bridging(deadlines=(("vendor.*", 7.0),), repeat=("*/nic",)))
+        )
+        assert (bridge.one().deadline, bridge.one().repeats, bridge.one().limits.grace) == (7.0, True, 5)
+
+
 # A new start of the bridge.
 
 
@@ -324,6 +365,26 @@ async def test_a_bridge_that_starts_anew_calls_its_plugins_first_and_then_makes_
             await played.stop()
             await played.start()
             await again.allocate("b")
+
+
+async def test_one_that_is_remembered_and_came_later_is_called(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.bridge.plugin.REDIAL_FIRST", 0.05)
+    async with bridged(folder) as bridge, plugin(folder):
+        await bridge.lists("a", "b")
+    async with bridged(folder) as again, plugin(folder, start=False, devices=(Device("c"),)) as played:
+        await again.lists("a", "b")
+        await played.serve()
+        await again.lists("c")
+
+
+async def test_one_that_was_away_for_long_before_a_start_still_is(folder: Path) -> None:
+    row = memory.Plugin(
+        NIC, "device-plugins", "x", "v1beta1", (memory.Row("a", well=True),), away_since=time.time() - 100
+    )
+    (folder / "state").mkdir(mode=0o700)
+    memory.save(folder / "state", (row,))
+    async with bridged(folder) as bridge:
+        assert health(await bridge.lists("a")) == {"a": False}
 
 
 async def test_a_damaged_memory_is_put_aside(folder: Path) -> None:
@@ -382,6 +443,38 @@ async def test_a_plugin_in_plugins_registry_is_found_and_told(folder: Path) -> N
             await wrong.serve()
             await told(wrong)
             assert "expected a resource name with a domain" in wrong.told[0]
+
+
+async def test_a_plugin_in_plugins_registry_that_was_refused_is_asked_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.bridge.door.ASK_AGAIN", 0.05)
+    bridging = Bridging(allow=("none.example/*",))
+    async with bridged(folder, bridging=bridging) as bridge, plugin(folder, start=False) as played:
+        played.folder = folder / "plugins_registry"
+        await played.serve()
+        await told(played)
+        assert "bridge.allow" in played.told[0]
+        bridge.bridge.adopt(Policy())
+        await bridge.lists("a", "b")
+
+
+async def test_a_plugin_in_plugins_registry_is_called_once_by_a_bridge_that_starts_anew(folder: Path) -> None:
+    async with plugin(folder, start=False) as played:
+        for calls in (1, 2):
+            played.told.clear()
+            async with bridged(folder) as bridge:
+                if calls == 1:
+                    played.folder = folder / "plugins_registry"
+                    await played.serve()
+                await bridge.lists("a", "b")
+                await told(played)
+                assert (played.told, played.lists) == ([""], calls)
+
+
+async def test_kubelet_sock_has_a_kubelets_mode(folder: Path) -> None:
+    async with bridged(folder):
+        assert (folder / "device-plugins" / "kubelet.sock").stat().st_mode & 0o777 == 0o755
 
 
 async def told(played: PlayedPlugin) -> None:

@@ -140,6 +140,16 @@ async def test_resources_without_end_are_refused(folder: Path, monkeypatch: pyte
             await bad.register()
 
 
+async def test_a_plugin_that_went_without_a_device_makes_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.bridge.judge.MOST_PLUGINS", 2)
+    async with beside(folder) as (bridge, _):
+        async with plugin(folder, devices=()):
+            await bridge.lists()
+        await bridge.until(lambda _: bridge.one().peer is None)
+        async with plugin(folder, resource="x.example/y", endpoint="y"):
+            await bridge.lists("a", "b", resource="x.example/y")
+
+
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
@@ -162,7 +172,12 @@ async def test_a_list_is_refused_by_name_and_the_last_one_stays(folder: Path, ba
             while not bridge.one().trouble:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.005)
         assert words in bridge.one().trouble
+        assert any(words in one.reason for one in bridge.bridge.hindrances())
         assert bridge.told[NIC].devices == before.devices
+        played.raw_list = None
+        await played.change([Device("c")])
+        await bridge.lists("c")
+        assert (bridge.one().trouble, bridge.bridge.hindrances()) == ("", ())
 
 
 async def test_all_plugins_together_have_so_many_devices(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,8 @@ class PlayedPlugin:
     """What NotifyRegistrationStatus said: '' for registered, else why not."""
     lists: int = 0
     """How often ListAndWatch was called."""
+    listening: int = 0
+    """How many of these calls are open."""
 
     def __post_init__(self) -> None:
         self.dialect: Dialect = by_name(self.api)
@@ -165,14 +167,18 @@ class PlayedPlugin:
 
     async def _list(self, _request: bytes, _context: Context) -> AsyncIterator[bytes]:
         self.lists += 1
-        if not (self.habits.silent_again and self.lists > 1):
-            yield self._spelled()
-        while not self._ending.is_set():
-            await self._news()
-            if not self._ending.is_set():
+        self.listening += 1
+        try:
+            if not (self.habits.silent_again and self.lists > 1):
                 yield self._spelled()
-        if self.habits.empties:
-            yield self.dialect.encode_list(()).data
+            while not self._ending.is_set():
+                await self._news()
+                if not self._ending.is_set():
+                    yield self._spelled()
+            if self.habits.empties:
+                yield self.dialect.encode_list(()).data
+        finally:
+            self.listening -= 1
 
     async def _news(self) -> None:
         if self.habits.shared_channel:
