@@ -272,6 +272,7 @@ async def test_who_gives_up_while_another_is_silent_waits_for_what_that_one_has(
     watched.gpus.words.put_nowait(GiveUpError("no driver"))
     while watched.both.hindrances()[0].reason == NOT_TOLD:  # noqa: ASYNC110 - nothing tells
         await asyncio.sleep(0)
+    await asyncio.wait({pending}, timeout=0.01)  # nothing must happen
     assert not pending.done()
     watched.files.lists(null="")
     with pytest.raises(GiveUpError, match="no driver"):
