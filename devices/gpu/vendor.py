@@ -61,31 +61,36 @@ class Vendor(Protocol):
         ...
 
 
-class _Plain:
+class Plain:
     """GPUs of a vendor that has no rules here."""
 
     name = prefix = ""
 
     def name_of(self, gpu: GPU, policy: Policy) -> str | None:  # noqa: ARG002 - the protocol's
+        """Take the backend's name."""
         return None if gpu.partitioned else gpu.resource
 
     def check(self, gpus: Sequence[GPU], policy: Policy) -> None:
         """Take them as they are."""
 
     def given_names(self, policy: Policy) -> Collection[str]:  # noqa: ARG002 - the protocol's
+        """Return none."""
         return ()
 
     def was_repartitioned(self, uuid: str, gpus: Collection[GPU]) -> bool:  # noqa: ARG002 - the protocol's
+        """Say no: nobody knows."""
         return False
 
     def answer(self, asked: Asked) -> ContainerAnswer:
+        """Give a container their device nodes."""
         return by_nodes(asked)
 
     def again(self, asked: Asked) -> ContainerAnswer:
+        """Do as ``answer``."""
         return by_nodes(asked)
 
 
-PLAIN: Final[Vendor] = _Plain()
+PLAIN: Final[Vendor] = Plain()
 
 
 def vendor_of(resource: str, vendors: Iterable[Vendor]) -> Vendor:

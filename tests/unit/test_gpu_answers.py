@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from devices.gpu.amd.vendor import AMD
 from devices.gpu.answers import answer
 from devices.gpu.asked import Asked, Surroundings
 from devices.gpu.model import GPU, found, in_order
 from devices.gpu.nvidia import cdi
 from devices.gpu.nvidia.cdi import DriverFiles
+from devices.gpu.nvidia.vendor import NVIDIA
 from devices.gpu.simulated.backend import VENDORS
+from devices.gpu.vendor import Vendor
 from devices.model import (
     ContainerAnswer,
     DeviceNode,
@@ -153,10 +158,11 @@ def said(
     around: Surroundings | None = None,
     gpus: dict[str, GPU] | None = None,
     resource: str = "nvidia.com/gpu",
+    vendors: Sequence[Vendor] = VENDORS,
 ) -> ContainerAnswer:
     known = REAL if gpus is None else gpus
     asked = Asked(resource, device_ids, known, policy or Policy(), sayable, around or Surroundings(), "token")
-    return answer(asked, device_ids, VENDORS)
+    return answer(asked, device_ids, vendors)
 
 
 def around(*, hooks: bool) -> Surroundings:
@@ -426,6 +432,7 @@ def test_beside_a_gpu_that_nobody_has_seen_no_name_of_its_own_counts() -> None:
 
 # --- GPUs of a vendor that has no rules here ----------------------------------------------------------------------------
 
+REAL_VENDORS = (NVIDIA, AMD)
 OWN = {"SN0": GPU("SN0", 0, 0, device_nodes=("/dev/sn0",)), "SN1": GPU("SN1", 1, 1)}
 
 
@@ -443,11 +450,18 @@ OWN = {"SN0": GPU("SN0", 0, 0, device_nodes=("/dev/sn0",)), "SN1": GPU("SN1", 1,
 def test_a_vendor_without_rules_gets_its_device_nodes_and_never_a_variable(
     gpus: dict[str, GPU], expected: ContainerAnswer
 ) -> None:
-    assert said("SN0", gpus=gpus, resource="vendor.com/sn", sayable=PERHAPS_CDI) == expected
+    assert said("SN0", gpus=gpus, resource="vendor.com/sn", sayable=PERHAPS_CDI, vendors=REAL_VENDORS) == expected
 
 
 def test_a_vendor_without_rules_and_without_nodes_is_refused() -> None:
     with pytest.raises(RefusedError, match="expected device nodes of each GPU, but SN1 has none"):
+        said("SN0", "SN1", gpus=OWN, resource="vendor.com/sn", vendors=REAL_VENDORS)
+
+
+def test_simulated_gpus_of_any_vendor_start_a_container() -> None:
+    assert said("SN1", gpus=OWN, resource="vendor.com/sn") == ContainerAnswer()
+    assert said("SN0", gpus=OWN, resource="vendor.com/sn").device_nodes == (DeviceNode("/dev/sn0", "/dev/sn0"),)
+    with pytest.raises(RefusedError, match="has none"):
         said("SN0", "SN1", gpus=OWN, resource="vendor.com/sn")
 
 

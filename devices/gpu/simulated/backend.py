@@ -13,14 +13,29 @@ import structlog
 
 from devices.filewatch import FileWatch
 from devices.gpu.amd.vendor import AMD
+from devices.gpu.asked import Asked
 from devices.gpu.backend import Sight
 from devices.gpu.nvidia.vendor import NVIDIA
 from devices.gpu.simulated.document import ProfileError
 from devices.gpu.simulated.profile import Described, UnreadableError, find, parse, read
-from devices.gpu.vendor import Vendor
+from devices.gpu.vendor import Plain, Vendor
+from devices.model import ContainerAnswer
 
-VENDORS: Final[Sequence[Vendor]] = (NVIDIA, AMD)
-"""The vendors whose GPUs can be simulated as they are; others are given to containers by their device nodes alone."""
+
+class _Others(Plain):
+    """Simulated GPUs of any other vendor: a container starts with their device nodes, where the profile says some."""
+
+    name = "simulated"
+
+    def answer(self, asked: Asked) -> ContainerAnswer:
+        asked.require_known("device nodes")
+        return super().answer(asked) if any(gpu.device_nodes for gpu in asked.known) else ContainerAnswer()
+
+    again = answer
+
+
+VENDORS: Final[Sequence[Vendor]] = (NVIDIA, AMD, _Others())
+"""Whose GPUs a profile can describe."""
 
 _log = structlog.get_logger()
 
