@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import PurePosixPath
 from typing import Final
 
 from gateway.doctor.snapshot import Snapshot
@@ -39,7 +38,7 @@ def _silent(seen: Snapshot) -> str:
 def _elsewhere(seen: Snapshot) -> str:
     for kubelet in seen.kubelets:
         root = _flag(kubelet.arguments, "root-dir")
-        if root and PurePosixPath(root) != PurePosixPath(_ROOT) and not seen.pod_resources:
+        if root and root.rstrip("/") != _ROOT and not seen.pod_resources:
             return f"process {kubelet.pid} runs with --root-dir={root}"
     return ""
 

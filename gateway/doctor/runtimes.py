@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import PurePosixPath
 from typing import Final
 
 from gateway.doctor.snapshot import Snapshot
@@ -28,7 +27,7 @@ def _no_cdi(seen: Snapshot) -> str:
 def _unread(seen: Snapshot) -> str:
     if seen.runtime is None or not seen.runtime.cdi or not seen.strategies & _CDI:
         return ""
-    read = {str(PurePosixPath(folder)) for folder in seen.runtime.cdi_dirs}
+    read = {folder.rstrip("/") for folder in seen.runtime.cdi_dirs}
     return "" if read & _OURS else f"{seen.runtime.path}: cdi_spec_dirs is {', '.join(sorted(read)) or 'empty'}"
 
 

@@ -27,6 +27,7 @@ def loaded() -> frozenset[str]:
         "gateway.cli.probe",
         "gateway.cli.status",
         "gateway.cli.advice",
+        "gateway.doctor",
         "gateway.wires.http",
         "gateway.telling.gpumetrics",
         "gateway.telling.metrics",
