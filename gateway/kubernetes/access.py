@@ -225,7 +225,6 @@ def _content(source: Path | bytes) -> bytes:
 def _tls(ca: bytes, certificate: bytes, key: bytes) -> ssl.SSLContext:
     # Not create_default_context: from Python 3.13 on it refuses CAs without an Authority Key Identifier, which clusters have.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # As Go does: what is in the bundle is trusted, root or not.
     try:
         context.load_verify_locations(cadata=ca.decode())

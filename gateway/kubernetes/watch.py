@@ -209,8 +209,7 @@ async def _lines(parts: AsyncGenerator[bytes, None], seconds: float) -> AsyncGen
         *lines, last = part.split(b"\n")
         for line in lines:
             rest += line
-            if rest.strip():
-                yield bytes(rest)
+            yield bytes(rest)
             rest.clear()
         rest += last
         if len(rest) > client.MOST:

@@ -261,7 +261,7 @@ class ApiServer:
         while True:
             news = self._news
             for version, kind, path, found in list(self._log):
-                if version > seen and (kind == "BOOKMARK" or _fits(path, found, request)):
+                if version > seen and (_fits(path, found, request) if path else "allowWatchBookmarks" in request.query):
                     await answer.event(kind, found)
                 seen = max(seen, version)
             await news.wait()

@@ -219,6 +219,19 @@ async def test_a_gpu_that_fails_takes_no_other_along(node: Node) -> None:
     assert sorted(found) == ["0", "2", "3", "4", "5", "6", "7"]
 
 
+async def test_a_gpu_that_doesnt_answer_those_who_watch_isnt_asked(node: Node) -> None:
+    """A call about it may hang, and the others' gauges with it."""
+    async with watching(node.backend()) as watch:
+        await watch.until(lambda sight: len(sight.gpus) == 8)
+        node.world.fails("nvmlDeviceGetMigMode", 999, gpu=0)
+        node.world.fails("nvmlDeviceGetUtilizationRates", 0, gpu=0, hangs=60)
+        node.write()
+        await watch.until(lambda sight: sight.gpus[0].trouble is not None)
+        async with asyncio.timeout(5):
+            found = await asyncio.to_thread(watch.backend.readings)  # type: ignore[attr-defined]
+    assert [one.index for one in found] == ["1", "2", "3", "4", "5", "6", "7"]
+
+
 async def test_a_released_gpu_isnt_touched_and_none_where_all_are(node: Node) -> None:
     backend = node.backend()
     async with watching(backend) as watch:

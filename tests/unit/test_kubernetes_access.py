@@ -166,6 +166,16 @@ async def test_a_name_is_resolved(server: ApiServer) -> None:
     api.close()
 
 
+async def test_what_is_in_the_bundle_is_trusted_root_or_not() -> None:
+    """As Go trusts it: an intermediate CA is enough."""
+    intermediate = trustme.CA().create_child_ca()
+    async with ApiServer(intermediate) as server:
+        server.put("/api/v1/nodes/n1", **node())
+        api = Client(server.access(), manager="test")
+        await api.get("/api/v1/nodes/n1", dict[str, Any])
+        api.close()
+
+
 @pytest.mark.parametrize("ca", [b"", b"nothing", base64.b64decode("/w==")], ids=["empty", "no PEM", "bytes"])
 async def test_a_ca_that_is_none_is_said(ca: bytes) -> None:
     with pytest.raises(AccessError, match="in PEM"):

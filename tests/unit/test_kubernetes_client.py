@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,16 @@ async def test_one_connection_serves_one_request_after_the_other(server: ApiServ
         await api.get(NODE, Node)
         await asyncio.sleep(0.01)
     assert server.connections == 1
+
+
+async def test_a_server_that_is_gone_without_a_word_is_noticed_by_the_kernel(server: ApiServer, api: Client) -> None:
+    server.put(NODE, **node())
+    await api.get(NODE, Node)
+    assert api._idle is not None
+    own: socket.socket = api._idle._writer.get_extra_info("socket")
+    assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) + 15 <= 30
+    assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
 
 async def test_a_connection_is_kept_for_a_while_only(

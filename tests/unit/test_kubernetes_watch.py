@@ -259,3 +259,9 @@ async def test_a_server_that_returns_is_asked_again_soon(
     await server.start()
     assert await pending == ("MODIFIED", ["back"])
     assert counted[-1] == (False, 0)
+    before = len(counted)
+    pending = asyncio.ensure_future(followed.next())
+    await server.stop()
+    await until(lambda: len(counted) > before)
+    assert counted[before] == (False, 0), "what went well since counts"
+    pending.cancel()

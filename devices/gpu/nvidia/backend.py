@@ -131,14 +131,15 @@ class NvidiaBackend:
         await self._renew()
 
     def readings(self) -> Sequence[Reading]:
-        """Read the gauges of the GPUs that aren't released. Blocks: belongs in a thread, and never raises."""
+        """Read the gauges of the GPUs that answer and aren't released. Blocks: belongs in a thread, and never raises."""
         scan, down = self._scan, self._down
         if scan is None or down is not None:
             return ()
         from devices.gpu.nvidia import telemetry  # noqa: PLC0415 - who wants no gauges needn't pay for it
 
-        released = self._released()
-        return telemetry.read(self._library, self._guests, [one for one in scan.gpus if one.board not in released])
+        silent = {uuid for uuid, look in scan.looks.items() if look.failed is not None or look.lost} | {self._stuck}
+        left_out = self._released() | silent
+        return telemetry.read(self._library, self._guests, [one for one in scan.gpus if one.board not in left_out])
 
     def judge_by(self, policy: Policy) -> None:
         """Judge health as the operator says it now. Must not block, and never raises."""

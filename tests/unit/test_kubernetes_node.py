@@ -1,0 +1,68 @@
+"""The own node: asked for once at a start, and followed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.configuration.settings import Settings
+from gateway.kubernetes import node
+from gateway.kubernetes.client import Client, KubernetesError
+from gateway.kubernetes.node import OwnNode
+from tests.fakes.apiserver import ApiServer
+from tests.unit.kubernetes import api, authority, server, until
+from tests.unit.kubernetes import node as labelled
+
+__all__ = ["api", "authority", "server"]
+
+NODE = "/api/v1/nodes/n1"
+
+
+def settings(server: ApiServer, tmp_path: Path) -> Settings:
+    return Settings(kubeconfig=server.kubeconfig(tmp_path / "kubeconfig"), node_name="n1")
+
+
+@pytest.mark.parametrize(("labels", "value"), [({"wanted": "a"}, "a"), ({"other": "a"}, "")])
+async def test_a_label_is_asked_for(server: ApiServer, tmp_path: Path, labels: dict[str, str], value: str) -> None:
+    server.put(NODE, **labelled(labels))
+    assert await node.label(settings(server, tmp_path), "wanted", 10) == value
+    await until(lambda: not server._open)
+
+
+async def test_a_server_that_comes_in_time_is_waited_for(server: ApiServer, tmp_path: Path) -> None:
+    where = settings(server, tmp_path)
+    await server.stop()
+    asking = asyncio.ensure_future(node.label(where, "wanted", 20))
+    await asyncio.sleep(0.05)
+    server.put(NODE, **labelled({"wanted": "late"}))
+    await server.start()
+    assert await asking == "late"
+
+
+async def test_one_that_doesnt_come_is_waited_for_no_longer(server: ApiServer, tmp_path: Path) -> None:
+    where = settings(server, tmp_path)
+    await server.stop()
+    async with asyncio.timeout(10):
+        with pytest.raises(KubernetesError, match="no connection"):
+            await node.label(where, "wanted", 0.2)
+
+
+async def test_a_node_that_is_deleted_stays_as_it_was_until_it_comes_again(
+    server: ApiServer, api: Client, tmp_path: Path
+) -> None:
+    server.put(NODE, **labelled({"is": "a"}))
+    own, told = OwnNode(api, settings(server, tmp_path)), list[str]()
+    own.told.append(lambda found: told.append(found.metadata.labels.get("is", "")))
+    following = asyncio.ensure_future(own.run())
+    await until(lambda: told == ["a"])
+    server.objects[NODE]["metadata"]["labels"] = {"is": "deleted"}
+    server.remove(NODE)
+    server.put(NODE, **labelled({"is": "b"}))
+    await until(lambda: "b" in told)
+    assert told == ["a", "b"]
+    assert own.last is not None
+    assert own.last.metadata.labels == {"is": "b"}
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
