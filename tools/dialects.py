@@ -5,17 +5,14 @@ With FILE it is written there, with --check compared with what is there (exit st
 
 from __future__ import annotations
 
-import argparse
-import difflib
-import sys
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.dialect import Dialect, Rule, span
 from adapters.levels import GRPC_GO, OPTIONS_FIRST, GrpcGo
 from adapters.registry import DIALECTS
 from devices.model import Field
+from tools.pages import main, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,7 +50,7 @@ def page() -> str:
     oldest_first = DIALECTS[::-1]
     parts = [
         INTRODUCTION + "\n",
-        *_table(
+        *table(
             ("", *(f"`{dialect.name}`" for dialect in oldest_first)),
             [
                 ("spoken by kubelet", *(span(dialect.kubelets) for dialect in oldest_first)),
@@ -65,36 +62,11 @@ def page() -> str:
             ],
         ),
         "\n## Why\n\n`#` numbers are issues and pull requests of kubernetes/kubernetes; versions are the kubelet's.\n\n",
-        *_table(("", "dialect", "verdict", "because"), list(_reasons(oldest_first))),
+        *table(("", "dialect", "verdict", "because"), list(_reasons(oldest_first))),
         "\n" + LEVELS + "\n",
-        *_table(("grpc-go", "kubelet"), list(_agents())),
+        *table(("grpc-go", "kubelet"), list(_agents())),
     ]
     return "".join(parts)
-
-
-def main() -> None:
-    """Print, write or check the page; SystemExit 1 when the file isn't what the declarations say."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", nargs="?", type=Path, help="where the page is; without it, it is printed")
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    arguments = parser.parse_args()
-    if arguments.file is None:
-        sys.stdout.write(page())
-    elif not arguments.check:
-        arguments.file.write_text(page(), encoding="utf-8")
-    elif difference := _difference(arguments.file):
-        sys.exit(f"{difference}\n{arguments.file} is not what the adapters declare; run `make docs` and commit it")
-
-
-def _difference(file: Path) -> str:
-    found = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    lines = difflib.unified_diff(found, page().splitlines(), str(file), "declared", lineterm="")
-    return "\n".join(lines)
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
-    for row in (head, ("---",) * len(head), *rows):
-        yield f"| {' | '.join(row)} |\n"
 
 
 def _limit(dialect: Dialect) -> str:
@@ -132,4 +104,4 @@ def _dotted(version: GrpcGo) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(page, __doc__, "the adapters declare")

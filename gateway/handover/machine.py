@@ -218,7 +218,7 @@ class Elder(Enum):
     APART = "apart"
     """Nothing was asked. We serve."""
     ENDING = "ending our streams"
-    PROMISED = "lent, the heir registers first"
+    PROMISED = "lent, the newer gateway registers first"
     LENT = "lent"
     CONFIRMED = "handed over"
     REVOKING = "asked back"
