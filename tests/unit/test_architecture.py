@@ -1,0 +1,75 @@
+"""The picture of docs/architecture.md shows the rooms that there are, and imports that there are; its files exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gateway.handover.machine import Elder, Heir
+from gateway.registration.events import Phase
+from tools import machines
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PICTURE = PAGE.split("flowchart TD\n")[1].split("```")[0]
+NODES = dict(re.findall(r'(\w+)\["([^<]+)<br>', PICTURE))
+"""The label of each node: paths, with a comma between those that share one."""
+ARROWS = re.findall(r"(\w+)(?:\[[^\]]*\])? --> (\w+)", PICTURE)
+
+
+def paths(node: str) -> list[str]:
+    first, *others = NODES[node].split(", ")
+    return [first, *(str(Path(first).with_name(one)) for one in others)]
+
+
+@cache
+def imported(path: str) -> frozenset[str]:
+    """Every module that a room's modules import, at their head or where they need it."""
+    found = set[str]()
+    where = ROOT / path
+    for file in [where] if where.suffix else where.rglob("*.py"):
+        for one in ast.walk(ast.parse(file.read_text())):
+            if isinstance(one, ast.Import):
+                found.update(name.name for name in one.names)
+            elif isinstance(one, ast.ImportFrom) and one.module:
+                found.update(f"{one.module}.{name.name}" for name in one.names)
+    return frozenset(found)
+
+
+def test_each_room_is_drawn() -> None:
+    drawn = {path for node in NODES for path in paths(node)}
+    rooms = {"adapters", "devices", "gateway/daemon.py", "gateway/compose.py"} | {
+        str(file.parent.relative_to(ROOT))
+        for package in ("devices", "devices/gpu", "gateway")
+        for file in (ROOT / package).glob("*/__init__.py")
+    }
+    assert drawn == rooms
+
+
+@pytest.mark.parametrize(("start", "end"), ARROWS)
+def test_an_arrow_is_an_import(start: str, end: str) -> None:
+    wanted = tuple(path.removesuffix(".py").replace("/", ".") for path in paths(end))
+    assert any(f"{name}.".startswith(f"{one}.") for path in paths(start) for name in imported(path) for one in wanted)
+
+
+def test_no_import_leads_against_the_arrows_of_the_layers() -> None:
+    above = {"devices": ("adapters", "gateway"), "adapters": ("gateway",)}
+    for room, others in above.items():
+        assert not [name for name in imported(room) if name.partition(".")[0] in others]
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:adapters|devices|gateway)/[\w/.]+)`", PAGE))))
+def test_a_file_that_it_names_is_there(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+def test_the_tables_have_every_state_of_both_machines() -> None:
+    page = machines.page()
+    for states in (Phase, Elder, Heir):
+        assert [one.value for one in states if f"\n| {one.value} |" not in page] == (
+            ["stopped"] if states is Phase else []  # Nothing happens any more.
+        )
