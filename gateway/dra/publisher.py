@@ -28,8 +28,9 @@ VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
 """Of resource.k8s.io, the best first: 1.34, 1.33 and 1.32 have them."""
 _GROUP: Final = "/apis/resource.k8s.io"
 _AT_ONCE: Final = 4
-"""How often in a row a pool is written again although nothing here has changed: somebody else writes it, too, or the server
-keeps something else than it is told."""
+"""How often within ``_WHILE`` a pool is written again although nothing here has changed: somebody else writes it, too, or the
+server keeps something else than it is told. (A kubelet's start deletes all slices, which is no reason to wait.)"""
+_WHILE: Final = 2.0
 _PACE: Final = 1.0
 """Seconds between two more times."""
 _log = structlog.get_logger()
@@ -104,7 +105,7 @@ class Publisher:
         self._wake = asyncio.Event()
         self._last: dict[str, int] = {}
         self._wanted: dict[str, Pool] = {}
-        self._again: dict[str, int] = {}
+        self._again: dict[str, list[float]] = {}
         self._written: dict[str, Slice] = {}
         self._taints = True
         self._strangers: Mapping[str, str] = {}
@@ -190,13 +191,13 @@ class Publisher:
         return wait
 
     def _too_often(self, driver: str, pool: Pool) -> bool:
-        """Whether the same was written so often that it is to wait: once a second is enough then."""
+        """Whether the same was written so often lately that it is to wait."""
+        now = asyncio.get_running_loop().time()
         same = self._wanted.get(driver) == pool
         self._wanted[driver] = pool
-        count = self._again[driver] = self._again.get(driver, 0) + 1 if same else 0
-        if count == _AT_ONCE:
-            asyncio.get_running_loop().call_later(_PACE, self._again.pop, driver, None)
-        return count >= _AT_ONCE
+        lately = [at for at in self._again.get(driver, ()) if same and now - at < _WHILE]
+        self._again[driver] = lately if len(lately) >= _AT_ONCE else [*lately, now]
+        return len(lately) >= _AT_ONCE
 
     async def _carry_out(self, driver: str, wanted: Sequence[Change]) -> None:
         if not wanted:

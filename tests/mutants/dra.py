@@ -466,9 +466,17 @@ MUTANTS = (
         "DRA11",
         "who writes over us is written over without a pause",
         _PUBLISHER,
-        "return count >= _AT_ONCE",
+        "return len(lately) >= _AT_ONCE",
         "return False",
         f"{_WRITTEN}::test_two_that_write_one_pool_do_so_seldom",
+    ),
+    Mutant(
+        "DRA11",
+        "a kubelet's fifth start is one too many",
+        _PUBLISHER,
+        "if same and now - at < _WHILE]",
+        "if same]",
+        f"{_WRITTEN}::test_a_kubelet_that_starts_again_and_again_is_no_reason_to_wait",
     ),
     Mutant(
         "DRA11",

@@ -191,3 +191,16 @@ async def test_a_server_without_dra_is_named(server: ApiServer, api: Client) -> 
         KubernetesError, match=r"expected one of v1, v1beta2, v1beta1, got v1alpha3: DRA needs Kubernetes 1\.34"
     ):
         await publisher.ask(api)
+
+
+async def test_a_kubelet_that_starts_again_and_again_is_no_reason_to_wait(
+    published: Published, server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publisher, "_WHILE", 0.01)
+    monkeypatch.setattr(publisher, "_PACE", 600.0)
+    await until(lambda: published.names)
+    for number in range(3 * publisher._AT_ONCE):
+        await asyncio.sleep(0.02)
+        server.remove(OURS)
+        await until(lambda: published.names)
+        assert published.generation == number + 2
