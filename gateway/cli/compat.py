@@ -33,6 +33,7 @@ Examples:
   gateway compat --kubelets 1.28,1.36 --config-file config.yaml --only your-profile
   gateway compat --kubelets 1.8,1.37 --behind v1alpha2   through the bridge: a plugin of 2017 on today's kubelet
   gateway compat --only help                           which scenarios there are
+  gateway compat --only issue-127803                   a known bug of kubelets, shown on one that has it and one that hasn't
   gateway compat --plugin './my-plugin --dir {socket_dir}' --kubelets 1.28,1.37
 
 It writes report.json, report.md, junit.xml and index.html (with --plugin: plugin.json). It ends with 0 when everything
@@ -149,10 +150,14 @@ def compat(
     source; building one takes a minute or so, once. The options of the daemon are those that its gateways are run with;
     --simulate and --config-file add a scenario with your devices.
     """
+    from gateway.lab.bugs.table import BUGS
+
     if find_spec("hpack") is None:
         raise click.ClickException(
             "expected the extra `lab`, with which calls are read off the wire: pip install 'device-plugin-gateway[lab]'"
         )
+    if plugin is None and any(name in BUGS for name in only):
+        _show(only, kubelets, genuine)
     if plugin is not None:
         _examine(plugin, kubelets, genuine, only, out, resource=resource, cap_seconds=cap)
     from gateway.lab.kubelets import build
@@ -190,6 +195,7 @@ compat.params.extend(option for option in gateway.params if option.name in PASSE
 def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | None) -> tuple[Scenario, ...]:
     """Find the scenarios that were asked for."""
     from gateway.configuration.settings import ConfigError
+    from gateway.lab.bugs.table import BUGS
     from gateway.lab.matrix import run as matrix
     from gateway.lab.trials.scenarios import SCENARIOS
 
@@ -205,6 +211,7 @@ def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | N
         width = max(map(len, found))
         click.echo("\n".join(f"{name:{width}}  {one.promise}" for name, one in found.items()))
         click.echo(f"{HOPS:{width}}  upgrades and downgrades between the kubelets, with pods")
+        click.echo("\n".join(f"{name:{width}}  {bug.what}" for name, bug in BUGS.items() if bug.show is not None))
         click.echo(f"{CLUSTER:{width}}  a node of each version at once, all with one configuration")
         sys.exit(0)
     unknown = [name for name in only if name not in {*found, HOPS, CLUSTER}]
@@ -213,6 +220,29 @@ def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | N
             f"expected one of {', '.join([*found, HOPS, CLUSTER])}; got {', '.join(unknown)}", param_hint="--only"
         )
     return tuple(one for name, one in found.items() if not only or name in only)
+
+
+def _show(only: tuple[str, ...], kubelets: tuple[str, ...] | None, genuine: str) -> NoReturn:
+    """Show known bugs of kubelets happen, and end."""
+    from gateway.lab.bugs import run
+    from gateway.lab.bugs.table import BUGS
+    from gateway.lab.kubelets.kubelet import KubeletError
+
+    if others := [name for name in only if name not in BUGS]:
+        raise click.BadParameter(
+            f"expected bugs only, or scenarios only; got {', '.join(others)} beside bugs", param_hint="--only"
+        )
+    if unshown := [name for name in only if BUGS[name].show is None]:
+        raise click.BadParameter(f"{unshown[0]} can't be shown: {BUGS[unshown[0]].why_not}", param_hint="--only")
+    wanted = kubelets or tuple(sorted({one for name in only for one in run.versions(name)}))
+    _, binaries, _ = _kubelets(wanted, tuple, genuine)
+    try:
+        sights = asyncio.run(run.look_all(only, kubelets or (), binaries.get, _clocked()))
+    except KubeletError as error:
+        raise click.ClickException(f"the kubelet didn't run as it must: {error}") from error
+    except KeyboardInterrupt:
+        _stopped()
+    sys.exit(0 if all(sight.expected for sight in sights) else 1)
 
 
 def _examine(

@@ -1,0 +1,27 @@
+"""The track record: each bug is seen on the genuine kubelet that has it, and not on the one that hasn't."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.lab.bugs.run import look, versions
+from gateway.lab.bugs.table import BUGS
+from gateway.lab.kubelets.build import built
+from tests.compat.conftest import GENUINE
+
+
+@pytest.mark.genuine
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        pytest.param(name, version, id=f"{name}-{version}")
+        for name, bug in BUGS.items()
+        if bug.show is not None
+        for version in versions(name)
+        if version in GENUINE
+    ],
+)
+async def test_a_bug_is_where_the_record_says(name: str, version: str) -> None:
+    sight = await look(name, version, built)
+    assert sight.genuine, f"kubelet {version} is not built: make kubelets"
+    assert sight.expected, str(sight)

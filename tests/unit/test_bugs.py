@@ -1,0 +1,63 @@
+"""The track record: its table is whole, its page is made from it, and what it shows is seen on emulated kubelets, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli.main import gateway
+from gateway.lab.bugs import page
+from gateway.lab.bugs.run import Sight, look, versions
+from gateway.lab.bugs.table import BUGS, Bug
+from gateway.lab.kubelets.behaviour import behaviour
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("name", "bug"), BUGS.items())
+def test_each_bug_is_shown_or_says_why_not(name: str, bug: Bug) -> None:
+    assert (bug.show is None) is bool(bug.why_not), name
+    assert (bug.bad != "") is (bug.show is not None)
+    assert [bug.befalls(behaviour(version).minor) for version in versions(name)] == [True, False][: len(versions(name))]
+
+
+def test_the_page_is_made_from_the_table() -> None:
+    assert (ROOT / "docs/track-record.md").read_text() == page.page()
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "seen"),
+    [
+        pytest.param("issue-127803", "1.36", True, id="it is there"),
+        pytest.param("issue-127803", "1.37", False, id="it is fixed"),
+        pytest.param("checkpoint-1.11", "1.11", True, id="a hop"),
+        pytest.param("readmission", "1.24", False, id="and not where it isn't"),
+    ],
+)
+async def test_a_bug_is_shown(name: str, version: str, seen: bool) -> None:
+    sight = await look(name, version, lambda _: None)
+    assert (bool(sight.seen), sight.expected, sight.genuine) == (seen, True, False), str(sight)
+
+
+def test_what_isnt_as_the_table_says_is_told() -> None:
+    sight = Sight("phantoms", "1.8", genuine=True, seen="")
+    assert not sight.expected
+    assert str(sight).endswith("doesn't have it. NOT AS EXPECTED")
+
+
+@pytest.mark.parametrize(
+    ("only", "status", "words"),
+    [
+        pytest.param(["phantoms"], 0, ["1.8 (emulated) has it", "1.9 (emulated) doesn't have it"], id="shown"),
+        pytest.param(["issue-102880"], 2, ["can't be shown", "1.20.15"], id="not to be shown"),
+        pytest.param(["phantoms", "register"], 2, ["beside bugs"], id="a scenario besides"),
+    ],
+)
+def test_the_command(only: list[str], status: int, words: list[str]) -> None:
+    arguments = [argument for name in only for argument in ("--only", name)]
+    result = CliRunner().invoke(gateway, ["compat", "--genuine", "no", *arguments])
+    assert result.exit_code == status, result.output
+    for word in words:
+        assert word in " ".join(result.output.split())
