@@ -25,9 +25,9 @@ from devices.model import Health
 from devices.source import NOT_TOLD, GiveUpError, Hindrance, Listing, Partial, listed
 from gateway.configuration import reload
 from gateway.handover import instance, standby
-from gateway.handover import machine as succession
 from gateway.handover import talk as handover
-from gateway.handover.machine import Doubt, Outcome, Standing
+from gateway.handover.age import Doubt, elder_should_wait
+from gateway.handover.events import Outcome, Standing, standing
 from gateway.handover.standby import Standby
 from gateway.handover.talk import Handover
 from gateway.kubelet import api as kubelet_api
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource, Inventory
     from gateway.configuration.settings import Settings
     from gateway.dra.door import Door
-    from gateway.handover.machine import Age
+    from gateway.handover.age import Age
     from gateway.pair.role import Role
     from gateway.registration.events import KubeletId
     from gateway.wires import control
@@ -908,7 +908,7 @@ class Gateway:
                 for age, doubt in self.doubts[resource].items()
                 if age in peers and not doubt.over(cuts, standby.names_of(age, names))
             }
-        return succession.elder_should_wait(self._instance.age, offering, self.doubts.get(resource, {}))
+        return elder_should_wait(self._instance.age, offering, self.doubts.get(resource, {}))
 
     def unserved(self, plugin: Plugin, other: Age) -> None:
         """Take a resource back that another gateway is to serve, and that the kubelet's records lack."""
@@ -1042,9 +1042,7 @@ class Gateway:
     def standing(self, resource: str) -> Standing:
         """Return where the registration of a resource stands."""
         plugin = self._plugins[resource]
-        stands = succession.standing(
-            plugin.state.phase, streams=plugin.resource.streaming, refused=plugin.state.refused
-        )
+        stands = standing(plugin.state.phase, streams=plugin.resource.streaming, refused=plugin.state.refused)
         return Standing.OUT if stands is Standing.IDLE and self._unfit(plugin) else stands
 
     def level(self, resource: str) -> Level | None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
     from gateway.dra.offer import Offer
     from gateway.dra.publisher import Server
-    from gateway.handover.machine import Age
+    from gateway.handover.age import Age
     from gateway.kubelet.beliefs import Beliefs
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe

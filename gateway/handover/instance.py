@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.configuration.settings import SOCKET_DIR
-from gateway.handover.machine import HOST_SERVICE_NS, Age, plausible
+from gateway.handover.age import HOST_SERVICE_NS, Age, plausible
 from gateway.kubelet.watch import folder_id
 
 if TYPE_CHECKING:

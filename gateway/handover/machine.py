@@ -26,16 +26,30 @@ One pair of machines for each resource and two gateways; with several, each gate
 from __future__ import annotations
 
 from enum import Enum
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.registration.events import Phase
+from gateway.handover.events import (
+    Action,
+    Asked,
+    Event,
+    Fired,
+    Heard,
+    Note,
+    Outcome,
+    Renew,
+    Say,
+    Standing,
+    Stood,
+    Tell,
+    Unserved,
+    Wait,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from adapters.dialect import Level
 
@@ -53,163 +67,12 @@ CHECK_WAIT = 30.0
 """Seconds after which an heir that serves is asked whether it still does: one that was stopped holds its lease, too."""
 REST = 5.0
 """Seconds before a handover that failed is tried again, doubled for each failure in a row."""
-LOOK, LOOK_CLOSELY = 1.0, 0.25
-"""Seconds between two looks into the kubelet's records while they show what another gateway serves, and while they don't: doubled
-for each look in a row at which they can't be read."""
-LACKING, LACKING_EACH = 1.4, 0.001
-"""Seconds for which they may lack a resource, and more for each of its devices: a kubelet of 1.32 on a busy node takes 2.5 s
-for 5 000."""
-LACKING_STILL = 0.6
-"""The same for the next time: whoever said meanwhile that it serves has been called by the kubelet already."""
-HOST_SERVICE_NS = 1 << 62
-"""Nanoseconds (146 years) by which the node's own service is younger than it is."""
 MOST_FAILURES = 7
 """Failures in a row that are counted: the longest rest is 320 s."""
 
 
-class Age(Struct, frozen=True, order=True):
-    """When a gateway started (nanoseconds of the boot clock); the token breaks a tie. Younger is greater.
-
-    The node's own service says that it was born ``HOST_SERVICE_NS`` later than it was, so that it is the younger of any pod and
-    itself, whoever came first. An older release, which knows nothing of services, takes its word for it.
-    """
-
-    born_ns: int
-    token: str
-
-    @property
-    def host_service(self) -> bool:
-        """Whether this is the node's own service."""
-        return self.born_ns >= HOST_SERVICE_NS
-
-
-def plausible(age: Age, now_ns: int) -> bool:
-    """Whether a gateway can have started then: after the boot, and not after ``now_ns`` (boot clock)."""
-    return 0 <= age.born_ns - (HOST_SERVICE_NS if age.host_service else 0) <= now_ns
-
-
-def elder_should_wait(own: Age, peers: Iterable[Age], doubts: Mapping[Age, Doubt] = MappingProxyType({})) -> Age | None:
-    """Return the youngest of the living ``peers`` that is younger than we are: the one to stand by for.
-
-    The rule among gateways that can't talk: another state directory, an older release. One that we stood by for in vain
-    (``doubts``) doesn't count.
-    """
-    younger = [peer for peer in peers if peer > own and peer not in doubts]
-    return max(younger, default=None)
-
-
-class Doubt(Struct, frozen=True):
-    """What is known of a younger gateway that can't talk, and for which we stood by in vain. A new kubelet ends the doubt."""
-
-    cuts: int
-    """How often our streams had ended unasked until then."""
-    names: frozenset[str]
-    """Its names in the socket directory then."""
-
-    def over(self, cuts: int, names: frozenset[str]) -> bool:
-        """Whether it registers after all: kubelets up to 1.11 end our stream for it, and each Register has a new name."""
-        return cuts > self.cuts or not names <= self.names
-
-
-class Records(Struct, frozen=True):
-    """What the kubelet's own records showed of a resource that we stand by for. Times are in monotonic seconds."""
-
-    lacking_since: float | None = None
-    """Since when every look found no device; None: the last look found some, or nothing is known."""
-    seen: bool = False
-    """Whether any look since the kubelet's start, or since we stand by, found some."""
-    told: float = 0.0
-    """When that was told last."""
-    unknown: int = 0
-    """How many looks in a row showed nothing at all."""
-
-    def look(self, now: float, *, shown: bool | None) -> Records:
-        """Take what one look showed; None: nothing could be known."""
-        if shown is None:
-            return replace(self, unknown=min(self.unknown + 1, MOST_FAILURES))
-        if shown:
-            return Records(seen=True)
-        return replace(self, lacking_since=now if self.lacking_since is None else self.lacking_since, unknown=0)
-
-    def unserved(self, now: float, devices: int) -> bool:
-        """Whether a resource of so many devices was lacking for too long for a Register that is under way."""
-        if self.lacking_since is None:
-            return False
-        if self.told > self.lacking_since:
-            return now - self.told >= LACKING_STILL + LACKING_EACH * devices
-        return now - self.lacking_since >= LACKING + LACKING_EACH * devices
-
-    def again(self, *, talks: bool) -> float | None:
-        """Return in how many seconds to look again; None: not before the kubelet starts anew.
-
-        Of one that talks we hear at once when it can't serve any more.
-        """
-        if self.seen and self.lacking_since is None:
-            return None if talks else LOOK
-        return LOOK_CLOSELY * 2.0**self.unknown
-
-
-class Standing(Enum):
-    """Where a resource's own registration stands, as far as another gateway is concerned."""
-
-    IDLE = "idle"
-    BUSY = "busy"
-    """A Register is in flight, or was accepted and the kubelet hasn't called yet."""
-    SERVING = "serving"
-    LEAVING = "leaving"
-    """Held back or about to register anew, with a stream that isn't over yet."""
-    OUT = "out"
-    """It can't be offered (it has no devices, its list is too large), or the gateway ends."""
-    REFUSED = "refused"
-    """This kubelet refused our last Register; the next one may succeed."""
-
-
 _FREE = frozenset({Standing.IDLE, Standing.OUT, Standing.REFUSED})
 _UNABLE = frozenset({Standing.OUT, Standing.REFUSED})
-
-
-def standing(phase: Phase, *, streams: bool, refused: bool = False) -> Standing:
-    """Sum up a registration: its phase, whether ListAndWatch streams of ours are open, and whether the kubelet refused it."""
-    match phase:
-        case Phase.OFFERING | Phase.ACCEPTED:
-            return Standing.BUSY
-        case Phase.SERVING:
-            return Standing.SERVING
-        case _ if streams:
-            return Standing.LEAVING
-        case Phase.OUT | Phase.STOPPED:
-            return Standing.OUT
-        case Phase.WAITING if refused:
-            return Standing.REFUSED
-        case Phase.ABSENT | Phase.WAITING | Phase.STANDBY:
-            return Standing.IDLE
-
-
-class Say(Enum):
-    """What two gateways say to each other about a resource. The values are what goes over the socket."""
-
-    ASK = "ask"
-    """Heir: let me serve it; I wait for your answer until the time that the message names."""
-    GOING = "going"
-    """Heir: you did not answer in time; I register."""
-    SERVING = "serving"
-    """Heir: the kubelet has called ListAndWatch."""
-    BUSY = "busy"
-    """Heir, asked to give it back: a Register of mine is in flight; you will be told what became of it."""
-    RELEASED = "released"
-    """Heir: I have no stream and no Register in flight, and send none."""
-    WAIT = "wait"
-    """Elder: a Register of mine is in flight; you will be told."""
-    FIRST = "first"
-    """Elder: register; I end my streams when you serve."""
-    YOURS = "yours"
-    """Elder: my streams are over; register."""
-    REVOKE = "revoke"
-    """Elder: you did not report in time; how do you stand?"""
-    MINE = "mine"
-    """Elder: I serve it; stand by."""
-    ANEW = "anew"
-    """Elder: a Register of mine crossed yours, and my streams are over; register once more."""
 
 
 class Elder(Enum):
@@ -245,80 +108,6 @@ DEFERRING: frozenset[Elder | Heir] = frozenset(
 )
 """The stages in which our own registration stands by."""
 _SETTLED = frozenset({Elder.APART, Elder.CONFIRMED, Elder.CHECKING, Elder.RESTING, Heir.SERVED, Heir.RESTING})
-
-# Events.
-
-
-class Asked(Struct, frozen=True):
-    """The heir wants the resource. ``first``: it may register, or does, before our streams have ended."""
-
-    first: bool
-
-
-class Heard(Struct, frozen=True):
-    """The partner said something else."""
-
-    say: Say
-
-
-class Stood(Struct, frozen=True):
-    """Our own registration stands so now."""
-
-    standing: Standing
-
-
-class Fired(Struct, frozen=True):
-    """The wait is over. ``could_serve``: we could, were it not for this partner (``could_serve`` below)."""
-
-    could_serve: bool
-
-
-class Unserved(Struct, frozen=True):
-    """The kubelet's records have lacked the resource for a while, although the partner is to serve it and we could."""
-
-
-Event = Asked | Heard | Stood | Fired | Unserved
-
-
-# Actions.
-
-
-class Tell(Struct, frozen=True):
-    """Say it to the partner."""
-
-    say: Say
-
-
-class Wait(Struct, frozen=True):
-    """Send ``Fired`` after so many seconds; forget an earlier wait. None: don't."""
-
-    seconds: float | None
-
-
-class Outcome(Enum):
-    """How a handover of a resource went, to be counted. The values are what people read."""
-
-    DONE = "done"
-    """The heir serves, and has said so."""
-    ALONE = "no answer"
-    """Heir: the elder did not answer in time; we went on without."""
-    BACK = "back"
-    """The elder serves again: the heir was silent, failed or gave it up."""
-    LOST = "connection lost"
-    """The partner went, or broke off, before it was done."""
-
-
-class Note(Struct, frozen=True):
-    """Count and log it."""
-
-    outcome: Outcome
-
-
-class Renew(Struct, frozen=True):
-    """Register once more."""
-
-
-Action = Tell | Wait | Note | Renew
 
 
 class State(Struct, frozen=True):

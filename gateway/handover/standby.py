@@ -2,7 +2,7 @@
 
 Only what is stood by for is looked at, a few times a second until it is shown. After that a gateway that talks to us is
 trusted until the kubelet starts anew (it says when it can't serve), and one that doesn't is looked after every second.
-``succession.Records`` decides when that was long enough; what follows then is the shell's.
+``Records`` decides when that was long enough; what follows then is the shell's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import structlog
 from msgspec.structs import replace
 
 from devices.model import Health
-from gateway.handover.machine import LOOK, Records
+from gateway.handover.records import LOOK, Records
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import listens
 from gateway.registration.events import Phase
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gateway.daemon import Gateway
-    from gateway.handover.machine import Age
+    from gateway.handover.age import Age
     from gateway.registration.registrar import Plugin
 
 _MOST_NAMES: Final = 4096

@@ -1,7 +1,7 @@
 """Handover: carries out what ``succession`` decides, over the control sockets of the gateways on a node.
 
 The heir connects to each older gateway's control socket, once, and both keep the connection as long as both live: it is
-the lease of every resource. What is said about one resource is a ``succession.Say``; a message names all resources it is
+the lease of every resource. What is said about one resource is a ``Say``; a message names all resources it is
 said of:
 
     {"v": 1, "op": "handover", "say": "ask", "resources": ["nvidia.com/gpu"], "until_ns": ...,
@@ -28,7 +28,24 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
 import structlog
 
 from gateway.handover import machine as succession
-from gateway.handover.machine import DEFERRING, Age, Elder, Heir, Outcome, Say, Standing, State
+from gateway.handover.age import Age, plausible
+from gateway.handover.events import (
+    Action,
+    Asked,
+    Event,
+    Fired,
+    Heard,
+    Note,
+    Outcome,
+    Renew,
+    Say,
+    Standing,
+    Stood,
+    Tell,
+    Unserved,
+    Wait,
+)
+from gateway.handover.machine import DEFERRING, Elder, Heir, State
 from gateway.wires import control
 from gateway.wires.control import ControlError
 
@@ -130,7 +147,7 @@ class Handover:
         age: our own.
         state_dir: where the control sockets of this node's gateways are.
         holder: our own registrations.
-        count: takes the side ("elder" or "heir") and the outcome (a ``succession.Outcome`` in words) of each handover.
+        count: takes the side ("elder" or "heir") and the outcome (a ``Outcome`` in words) of each handover.
     """
 
     def __init__(self, age: Age, state_dir: Path, holder: Holder, count: Callable[[str, str], None]) -> None:
@@ -187,7 +204,7 @@ class Handover:
         for partner in self._partners.values():
             state = partner.states.get(resource)
             if state is not None and state.standing is not self._standing(resource):
-                self._feed(partner, resource, succession.Stood(self._standing(resource)))
+                self._feed(partner, resource, Stood(self._standing(resource)))
 
     def unserved(self, resource: str) -> None:
         """Take notice that the kubelet's records lack what a partner is to serve."""
@@ -195,7 +212,7 @@ class Handover:
             state = partner.states.get(resource)
             # Whatever the other heirs say: none of them serves.
             if state is not None and state.stage in DEFERRING and self._could_serve(partner, resource, Heir):
-                self._feed(partner, resource, succession.Unserved())
+                self._feed(partner, resource, Unserved())
 
     def defers_to(self, resource: str) -> Age | None:
         """Return the gateway for which the resource is to stand by; None while its own Register is in flight, too."""
@@ -325,11 +342,11 @@ class Handover:
             self._feed(partner, resource, self._event(resource, say, late=late))
         return True
 
-    def _event(self, resource: str, say: Say, *, late: bool) -> succession.Event:
+    def _event(self, resource: str, say: Say, *, late: bool) -> Event:
         if say is not Say.ASK:
-            return succession.Heard(say)
+            return Heard(say)
         level = self._holder.level(resource) if self._standing(resource) is Standing.SERVING else None
-        return succession.Asked(first=succession.register_first(level, late=late))
+        return Asked(first=succession.register_first(level, late=late))
 
     def _part(self, partner: _Partner) -> None:
         """End the leases that hang on this connection. What serves now, and who, the shell looks at anew."""
@@ -381,7 +398,7 @@ class Handover:
     def _standing(self, resource: str) -> Standing:
         return self._holder.standing(resource) if resource in self._holder.resources() else Standing.IDLE
 
-    def _feed(self, partner: _Partner, resource: str, event: succession.Event) -> None:
+    def _feed(self, partner: _Partner, resource: str, event: Event) -> None:
         """Let one machine take an event, after those that are waiting; what it causes may cause others."""
         self._events.append(lambda: self._step(partner, resource, event))
         self._run()
@@ -411,29 +428,29 @@ class Handover:
         if not self._closed:
             self._holder.look()
 
-    def _step(self, partner: _Partner, resource: str, event: succession.Event) -> None:
+    def _step(self, partner: _Partner, resource: str, event: Event) -> None:
         if not partner.gone:
             partner.states[resource], actions = succession.step(partner.states[resource], event)
             self._act(partner, resource, actions)
 
-    def _act(self, partner: _Partner, resource: str, actions: Iterable[succession.Action]) -> None:
+    def _act(self, partner: _Partner, resource: str, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
-                case succession.Tell(say):
+                case Tell(say):
                     partner.say(say, resource)
-                case succession.Wait(seconds):
+                case Wait(seconds):
                     if (timer := partner.timers.pop(resource, None)) is not None:
                         timer.cancel()
                     if seconds is not None:
                         loop = asyncio.get_running_loop()
                         partner.timers[resource] = loop.call_later(seconds, self._fire, partner, resource)
-                case succession.Note(outcome):
+                case Note(outcome):
                     self._note(partner, resource, outcome)
-                case succession.Renew():
+                case Renew():
                     self._holder.renew(resource)
 
     def _fire(self, partner: _Partner, resource: str) -> None:
-        self._feed(partner, resource, succession.Fired(self._could_serve(partner, resource)))
+        self._feed(partner, resource, Fired(self._could_serve(partner, resource)))
 
     def _could_serve(
         self, partner: _Partner, resource: str, sides: type[Elder | Heir] | UnionType = Elder | Heir
@@ -458,7 +475,7 @@ def _age(said: object) -> Age | None:
     match said:
         case {"born_ns": int(born_ns), "token": str(token)} if _TOKEN.fullmatch(token):
             age = Age(born_ns, token)
-            return age if succession.plausible(age, _boot_ns()) else None
+            return age if plausible(age, _boot_ns()) else None
     return None
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from devices.life import states
     from devices.source import Listing
     from gateway.daemon import Gateway
-    from gateway.handover.machine import Age
+    from gateway.handover.age import Age
     from gateway.kubelet.beliefs import Look
     from gateway.registration.events import KubeletId
 

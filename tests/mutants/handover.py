@@ -132,7 +132,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "who still lacks it is told as late as who lacks it first",
-        "gateway/handover/machine.py",
+        "gateway/handover/records.py",
         "return now - self.told >= LACKING_STILL + LACKING_EACH * devices",
         "return now - self.told >= LACKING + LACKING_EACH * devices",
         f"{_SUCCESSION}::test_what_the_records_lack_is_told_again",
@@ -300,7 +300,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "it yields again at once to one that doesn't serve",
-        "gateway/handover/machine.py",
+        "gateway/handover/age.py",
         " and peer not in doubts]",
         "]",
         f"{_SUCCESSION}::test_who_is_doubted_is_not_stood_by_for",
@@ -308,7 +308,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "one that registers after all is doubted for ever",
-        "gateway/handover/machine.py",
+        "gateway/handover/age.py",
         "        return cuts > self.cuts or not names <= self.names",
         "        return False",
         f"{_SUCCESSION}::test_when_a_doubt_is_over",
@@ -316,7 +316,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "a look that showed devices doesn't count",
-        "gateway/handover/machine.py",
+        "gateway/handover/records.py",
         "        if shown:\n            return Records(seen=True)",
         "        if shown:\n            return self",
         f"{_SUCCESSION}::test_looks_into_the_records",
@@ -324,7 +324,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "an age of the future is believed",
-        "gateway/handover/machine.py",
+        "gateway/handover/age.py",
         "(HOST_SERVICE_NS if age.host_service else 0) <= now_ns",
         "(HOST_SERVICE_NS if age.host_service else 0)",
         f"{_SUCCESSION}::test_when_a_gateway_can_have_started",

@@ -28,7 +28,7 @@ from devices.source import Inventory, Listing, Partial
 from gateway.configuration.settings import Settings
 from gateway.daemon import BOOKED_WITHIN, HOLDERS_AGAIN, Gateway
 from gateway.handover import instance
-from gateway.handover.machine import Age
+from gateway.handover.age import Age
 from gateway.kubelet import beliefs
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import CHECKPOINT, Look

@@ -15,7 +15,8 @@ import pytest
 from adapters.dialect import Level
 from gateway.handover import machine as succession
 from gateway.handover import talk as handover
-from gateway.handover.machine import Age, Say, Standing
+from gateway.handover.age import HOST_SERVICE_NS, Age, elder_should_wait
+from gateway.handover.events import Say, Standing, standing
 from gateway.handover.talk import Handover
 from gateway.registration import events
 from gateway.registration import machine as registration
@@ -169,7 +170,7 @@ class Gateway:
 
     def standing(self, resource: str) -> Standing:
         streams = resource in self.streams or resource in self.ending
-        return succession.standing(self.states[resource].phase, streams=streams)
+        return standing(self.states[resource].phase, streams=streams)
 
     def level(self, resource: str) -> Level | None:
         return Level(self.kubelet.minor, self.kubelet.minor) if resource in self.streams else None
@@ -189,7 +190,7 @@ class Gateway:
             self._spawn(self.handover.take_over(peers))
         for resource in self.states:
             others = [peer for peer in peers if not self.handover.decides(peer, resource)]
-            waits_for = self.handover.defers_to(resource) or succession.elder_should_wait(self.age, others)
+            waits_for = self.handover.defers_to(resource) or elder_should_wait(self.age, others)
             if waits_for is not None and self.standing(resource) is not Standing.BUSY:
                 self.feed(resource, events.StandBy(waits_for.token))
             elif waits_for is None and self.states[resource].phase is Phase.STANDBY:
@@ -417,7 +418,7 @@ async def test_three_gateways(node: Node) -> None:
     assert node.kubelet.troubles == []
 
 
-HOST = succession.HOST_SERVICE_NS + 100
+HOST = HOST_SERVICE_NS + 100
 """When a host service says that it was born."""
 
 

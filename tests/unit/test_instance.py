@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.handover.age import HOST_SERVICE_NS
 from gateway.handover.instance import FOLDER, Instance, begin, make_folder, socket_name, sweep
-from gateway.handover.machine import HOST_SERVICE_NS
 
 
 @pytest.fixture

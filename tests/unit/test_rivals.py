@@ -23,7 +23,7 @@ from devices.policy import Policy
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.handover import instance, standby
-from gateway.handover.machine import Age
+from gateway.handover.age import Age
 from gateway.kubelet.watch import target
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Faults

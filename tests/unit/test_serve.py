@@ -44,8 +44,8 @@ from devices.source import NOT_TOLD, Behind, Facts, Fate, GiveUpError, Hindrance
 from gateway import daemon as shell
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
+from gateway.handover.age import Age
 from gateway.handover.instance import Instance, begin, socket_name
-from gateway.handover.machine import Age
 from gateway.kubelet import drift, watch
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import Look

@@ -12,7 +12,26 @@ from msgspec.structs import replace
 
 from adapters.dialect import Level
 from gateway.handover import machine as s
-from gateway.handover.machine import Age, Elder, Heir, Outcome, Say, Standing, elder_should_wait
+from gateway.handover.age import HOST_SERVICE_NS, Age, Doubt, elder_should_wait, plausible
+from gateway.handover.events import (
+    Action,
+    Asked,
+    Event,
+    Fired,
+    Heard,
+    Note,
+    Outcome,
+    Renew,
+    Say,
+    Standing,
+    Stood,
+    Tell,
+    Unserved,
+    Wait,
+    standing,
+)
+from gateway.handover.machine import Elder, Heir
+from gateway.handover.records import LACKING, LACKING_STILL, LOOK_CLOSELY, Records
 from gateway.registration.events import Phase
 
 
@@ -25,14 +44,12 @@ from gateway.registration.events import Phase
         pytest.param(Age(5, "b"), [Age(6, "a"), Age(7, "a")], Age(7, "a"), id="the youngest counts"),
         pytest.param(Age(5, "b"), [Age(5, "c")], Age(5, "c"), id="born together: the token decides"),
         pytest.param(Age(5, "c"), [Age(5, "b")], None, id="and decides the other way for the other"),
+        pytest.param(Age(9, "a"), [Age(HOST_SERVICE_NS + 5, "b")], Age(HOST_SERVICE_NS + 5, "b"), id="a host service"),
+        pytest.param(Age(HOST_SERVICE_NS + 5, "b"), [Age(9, "a")], None, id="a pod that came after the host service"),
         pytest.param(
-            Age(9, "a"), [Age(s.HOST_SERVICE_NS + 5, "b")], Age(s.HOST_SERVICE_NS + 5, "b"), id="a host service"
-        ),
-        pytest.param(Age(s.HOST_SERVICE_NS + 5, "b"), [Age(9, "a")], None, id="a pod that came after the host service"),
-        pytest.param(
-            Age(s.HOST_SERVICE_NS + 5, "a"),
-            [Age(9, "b"), Age(s.HOST_SERVICE_NS + 6, "c")],
-            Age(s.HOST_SERVICE_NS + 6, "c"),
+            Age(HOST_SERVICE_NS + 5, "a"),
+            [Age(9, "b"), Age(HOST_SERVICE_NS + 6, "c")],
+            Age(HOST_SERVICE_NS + 6, "c"),
             id="of two host services the younger, too",
         ),
     ],
@@ -58,13 +75,13 @@ def test_the_older_yields(own: Age, peers: list[Age], waits_for: Age | None) -> 
     ],
 )
 def test_standing(phase: Phase, streams: bool, stands: Standing) -> None:
-    assert s.standing(phase, streams=streams) is stands
+    assert standing(phase, streams=streams) is stands
 
 
 @pytest.mark.parametrize("phase", Phase)
 def test_what_is_refused_waits_without_a_stream(phase: Phase) -> None:
-    assert (s.standing(phase, streams=False, refused=True) is REFUSED) is (phase is Phase.WAITING)
-    assert s.standing(phase, streams=True, refused=True) is not REFUSED
+    assert (standing(phase, streams=False, refused=True) is REFUSED) is (phase is Phase.WAITING)
+    assert standing(phase, streams=True, refused=True) is not REFUSED
 
 
 NOW = 1000
@@ -77,19 +94,19 @@ NOW = 1000
         pytest.param(-1, False, id="before the boot"),
         pytest.param(NOW, True, id="now"),
         pytest.param(NOW + 1, False, id="in the future, or in the boot before"),
-        pytest.param(s.HOST_SERVICE_NS - 1, False, id="as old as the world"),
-        pytest.param(s.HOST_SERVICE_NS, True, id="a host service at the boot"),
-        pytest.param(s.HOST_SERVICE_NS + NOW, True, id="a host service now"),
-        pytest.param(s.HOST_SERVICE_NS + NOW + 1, False, id="a host service in the future"),
+        pytest.param(HOST_SERVICE_NS - 1, False, id="as old as the world"),
+        pytest.param(HOST_SERVICE_NS, True, id="a host service at the boot"),
+        pytest.param(HOST_SERVICE_NS + NOW, True, id="a host service now"),
+        pytest.param(HOST_SERVICE_NS + NOW + 1, False, id="a host service in the future"),
     ],
 )
 def test_when_a_gateway_can_have_started(born_ns: int, can_be: bool) -> None:
-    assert s.plausible(Age(born_ns, "a"), NOW) is can_be
+    assert plausible(Age(born_ns, "a"), NOW) is can_be
 
 
 # Standing by in vain.
 
-DOUBT = s.Doubt(cuts=2, names=frozenset({"a-1.sock"}))
+DOUBT = Doubt(cuts=2, names=frozenset({"a-1.sock"}))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +134,7 @@ def test_when_a_doubt_is_over(cuts: int, names: set[str], over: bool) -> None:
 
 
 def test_what_the_records_lack_is_told_again() -> None:
-    records = s.Records().look(10.0, shown=False)
+    records = Records().look(10.0, shown=False)
     assert records.unserved(11.5, 8)
     told = replace(records, told=11.5)
     assert [told.unserved(now, 8) for now in (11.75, 12.0, 12.2)] == [False, False, True]
@@ -143,7 +160,7 @@ def test_what_the_records_lack_is_told_again() -> None:
 def test_looks_into_the_records(
     looks: list[tuple[float, bool | None]], devices: int, unserved: bool, again: float
 ) -> None:
-    records = s.Records()
+    records = Records()
     for now, shown in looks:
         records = records.look(now, shown=shown)
     assert (records.unserved(looks[-1][0], devices), records.again(talks=False)) == (unserved, again)
@@ -176,39 +193,39 @@ SERVING, BUSY, IDLE, OUT, LEAVING, REFUSED = (
     Standing.LEAVING,
     Standing.REFUSED,
 )
-UNSERVED = s.Unserved()
-ASKED, ASKED_LATE = s.Asked(first=False), s.Asked(first=True)
-OVER, OVER_IN_VAIN = s.Fired(could_serve=True), s.Fired(could_serve=False)
+UNSERVED = Unserved()
+ASKED, ASKED_LATE = Asked(first=False), Asked(first=True)
+OVER, OVER_IN_VAIN = Fired(could_serve=True), Fired(could_serve=False)
 
 
-def heard(say: Say) -> s.Heard:
-    return s.Heard(say)
+def heard(say: Say) -> Heard:
+    return Heard(say)
 
 
-def stood(standing: Standing) -> s.Stood:
-    return s.Stood(standing)
+def stood(standing: Standing) -> Stood:
+    return Stood(standing)
 
 
-def said(actions: tuple[s.Action, ...]) -> list[Say]:
-    return [action.say for action in actions if isinstance(action, s.Tell)]
+def said(actions: tuple[Action, ...]) -> list[Say]:
+    return [action.say for action in actions if isinstance(action, Tell)]
 
 
-def waits(actions: tuple[s.Action, ...]) -> list[float | None]:
-    return [action.seconds for action in actions if isinstance(action, s.Wait)]
+def waits(actions: tuple[Action, ...]) -> list[float | None]:
+    return [action.seconds for action in actions if isinstance(action, Wait)]
 
 
-def play(state: s.State, events: list[s.Event]) -> tuple[s.State, tuple[s.Action, ...]]:
+def play(state: s.State, events: list[Event]) -> tuple[s.State, tuple[Action, ...]]:
     """Play ``events``; return the state and what the last of them caused."""
-    actions: tuple[s.Action, ...] = ()
+    actions: tuple[Action, ...] = ()
     for event in events:
         state, actions = s.step(state, event)
     return state, actions
 
 
-LENT: list[s.Event] = [ASKED, stood(LEAVING), stood(IDLE)]
-ASKED_BACK: list[s.Event] = [*LENT, OVER]
-DONE: list[s.Event] = [*LENT, heard(Say.SERVING)]
-TAKEN: list[s.Event] = [*ASKED_BACK, OVER]
+LENT: list[Event] = [ASKED, stood(LEAVING), stood(IDLE)]
+ASKED_BACK: list[Event] = [*LENT, OVER]
+DONE: list[Event] = [*LENT, heard(Say.SERVING)]
+TAKEN: list[Event] = [*ASKED_BACK, OVER]
 
 
 @pytest.mark.parametrize(
@@ -327,13 +344,13 @@ TAKEN: list[s.Event] = [*ASKED_BACK, OVER]
         pytest.param(SERVING, [UNSERVED], Elder.APART, [], id="nothing was asked"),
     ],
 )
-def test_elder(own: Standing, events: list[s.Event], stage: Elder, says: list[Say]) -> None:
+def test_elder(own: Standing, events: list[Event], stage: Elder, says: list[Say]) -> None:
     state, actions = play(s.elder(own), events)
     assert (state.stage, said(actions)) == (stage, says)
 
 
-YOURS: list[s.Event] = [heard(Say.YOURS)]
-GIVEN_BACK: list[s.Event] = [*YOURS, heard(Say.REVOKE)]
+YOURS: list[Event] = [heard(Say.YOURS)]
+GIVEN_BACK: list[Event] = [*YOURS, heard(Say.REVOKE)]
 
 
 @pytest.mark.parametrize(
@@ -408,7 +425,7 @@ GIVEN_BACK: list[s.Event] = [*YOURS, heard(Say.REVOKE)]
         ),
     ],
 )
-def test_heir(events: list[s.Event], stage: Heir, says: list[Say]) -> None:
+def test_heir(events: list[Event], stage: Heir, says: list[Say]) -> None:
     state, actions = play(s.heir(IDLE)[0], events)
     assert (state.stage, said(actions)) == (stage, says)
 
@@ -416,11 +433,11 @@ def test_heir(events: list[s.Event], stage: Heir, says: list[Say]) -> None:
 @pytest.mark.parametrize(
     ("now", "actions"),
     [
-        pytest.param(SERVING, (s.Renew(),), id="it serves: by which Register, nobody knows"),
+        pytest.param(SERVING, (Renew(),), id="it serves: by which Register, nobody knows"),
         pytest.param(BUSY, (), id="its Register is still in flight"),
     ],
 )
-def test_an_heir_whose_register_was_crossed(now: Standing, actions: tuple[s.Action, ...]) -> None:
+def test_an_heir_whose_register_was_crossed(now: Standing, actions: tuple[Action, ...]) -> None:
     assert play(s.heir(IDLE)[0], [*YOURS, stood(BUSY), stood(now), heard(Say.ANEW)])[1] == actions
 
 
@@ -476,7 +493,7 @@ def test_an_heir_meets_an_elder(own: Standing, stage: Heir, says: list[Say]) -> 
         ),
     ],
 )
-def test_waiting(state: s.State, events: list[s.Event], seconds: float | None) -> None:
+def test_waiting(state: s.State, events: list[Event], seconds: float | None) -> None:
     _, actions = play(state, events)
     assert waits(actions)[-1:] == ([seconds] if events else [])
 
@@ -509,39 +526,39 @@ def test_could_serve(own: Elder | Heir, others: list[Elder | Heir], kubelet: boo
         pytest.param(s.heir(IDLE)[0], GIVEN_BACK, [Outcome.BACK], id="heir: back"),
     ],
 )
-def test_outcomes(state: s.State, events: list[s.Event], outcomes: list[Outcome]) -> None:
+def test_outcomes(state: s.State, events: list[Event], outcomes: list[Outcome]) -> None:
     noted = []
     for event in events:
         state, actions = s.step(state, event)
-        noted += [action.outcome for action in actions if isinstance(action, s.Note)]
+        noted += [action.outcome for action in actions if isinstance(action, Note)]
     assert noted == outcomes
 
 
 EVENTS = st.one_of(
-    st.builds(s.Asked, first=st.booleans()),
-    st.builds(s.Heard, st.sampled_from(Say)),
-    st.builds(s.Stood, st.sampled_from(Standing)),
-    st.builds(s.Fired, could_serve=st.booleans()),
-    st.just(s.Unserved()),
+    st.builds(Asked, first=st.booleans()),
+    st.builds(Heard, st.sampled_from(Say)),
+    st.builds(Stood, st.sampled_from(Standing)),
+    st.builds(Fired, could_serve=st.booleans()),
+    st.just(Unserved()),
 )
 
 
 @settings(max_examples=500)
 @given(st.booleans(), st.sampled_from(Standing), st.lists(EVENTS, max_size=40))
-def test_whatever_a_partner_says(younger: bool, own: Standing, events: list[s.Event]) -> None:
+def test_whatever_a_partner_says(younger: bool, own: Standing, events: list[Event]) -> None:
     """Its role stays, a stage in which we stand by always has a wait, and nothing is said without end."""
     state, actions = (s.elder(own), ()) if younger else s.heir(own)
     waiting: float | None = None
     for event in (None, *events):
         if event is not None:
             state, actions = s.step(state, event)
-            waiting = None if isinstance(event, s.Fired) else waiting
+            waiting = None if isinstance(event, Fired) else waiting
         for seconds in waits(actions):
             waiting = seconds
         assert isinstance(state.stage, Elder if younger else Heir)
         assert len(said(actions)) <= 1
         if state.stage in s.DEFERRING - {Heir.RETURNING}:  # That one waits for our own registration.
-            assert waiting is not None or isinstance(event, s.Fired)
+            assert waiting is not None or isinstance(event, Fired)
 
 
 # Two sides, and all that can happen between them.
@@ -573,9 +590,9 @@ class World(Struct, frozen=True):
 
 
 ELDER, HEIR = 0, 1
-TOLD = s.LACKING + s.LOOK_CLOSELY
+TOLD = LACKING + LOOK_CLOSELY
 """Seconds after which whoever stands by is told that nobody serves."""
-AGAIN = s.LACKING_STILL + s.LOOK_CLOSELY
+AGAIN = LACKING_STILL + LOOK_CLOSELY
 """Seconds after which it is told again."""
 
 
@@ -606,7 +623,7 @@ def put(world: World, who: int, **changes: object) -> World:
     return replace(world, sides=(side, world.sides[1]) if who == ELDER else (world.sides[0], side))
 
 
-def feed(world: World, who: int, event: s.Event) -> World:
+def feed(world: World, who: int, event: Event) -> World:
     """Let one machine take an event; what it wants of its own registration happens in the same breath."""
     side = world.sides[who]
     if side.machine is not None:
@@ -624,7 +641,7 @@ def feed(world: World, who: int, event: s.Event) -> World:
 
 
 def stand(world: World, who: int, standing: Standing) -> World:
-    return feed(put(world, who, standing=standing), who, s.Stood(standing))
+    return feed(put(world, who, standing=standing), who, Stood(standing))
 
 
 def hear(world: World, who: int) -> World:
@@ -636,7 +653,7 @@ def hear(world: World, who: int) -> World:
 
 
 def fire(world: World, who: int) -> World:
-    return feed(put(world, who, wait=None, running=True), who, s.Fired(could_serve=True))
+    return feed(put(world, who, wait=None, running=True), who, Fired(could_serve=True))
 
 
 def ask(world: World, *, first: bool) -> World:
@@ -645,7 +662,7 @@ def ask(world: World, *, first: bool) -> World:
     late = heir is None or heir.stage is not Heir.ASKING
     at_once = first and world.sides[ELDER].standing is SERVING
     world = replace(world, inbox=(world.inbox[ELDER][1:], world.inbox[HEIR]), unmet=False)
-    return feed(world, ELDER, s.Asked(first=at_once or late))
+    return feed(world, ELDER, Asked(first=at_once or late))
 
 
 def part(world: World) -> World:
@@ -796,7 +813,7 @@ class Settling(Struct):
         for who in (ELDER, HEIR):
             side = self.world.sides[who]
             if side.alive and side.running and held(self.world, who):
-                self._take(feed(self.world, who, s.Unserved()))
+                self._take(feed(self.world, who, Unserved()))
 
     def _next(self) -> World | None:
         return next((world for who in (ELDER, HEIR) for world in courses(self.world, who, first=self.first)), None)
@@ -986,7 +1003,7 @@ class Course(Struct, frozen=True):
             course = replace(course, told=AGAIN)
             for who, side in enumerate(course.world.sides):
                 if side.running and held(course.world, who):
-                    course = course.to(feed(course.world, who, s.Unserved()))
+                    course = course.to(feed(course.world, who, Unserved()))
             yield course
             return
         for who in (ELDER, HEIR):

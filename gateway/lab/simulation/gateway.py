@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from devices.model import Device, Health
-from gateway.handover import machine as succession
-from gateway.handover.machine import Age, Doubt, Outcome, Standing
+from gateway.handover.age import HOST_SERVICE_NS, Age, Doubt, elder_should_wait
+from gateway.handover.events import Outcome, Standing
 from gateway.lab.simulation.clock import Clock, Timer
 from gateway.lab.simulation.handover import Handover
 from gateway.lab.simulation.kubelet import RESOURCE, Kubelet
@@ -90,7 +90,7 @@ class Gateway(Process):
     ) -> None:
         super().__init__(node.clock)
         self.node, self.label, self.talks, self.api = node, f"g{number}", talks, api
-        rank = succession.HOST_SERVICE_NS if host_service else 0
+        rank = HOST_SERVICE_NS if host_service else 0
         self.age = Age(rank + int(self.clock.now * 1e9) + number, f"{number:08x}")
         self.stopping = self.published = self.begun = self.bound = False
         self.scribe = Scribe(self)
@@ -358,7 +358,7 @@ class Gateway(Process):
                 for age, doubt in self.doubts.items()
                 if age in peers and not doubt.over(self.plugin.cuts, self.node.names_of(age))
             }
-        return succession.elder_should_wait(self.age, offering, self.doubts)
+        return elder_should_wait(self.age, offering, self.doubts)
 
     def _lease(self, other: Age) -> None:
         """Learn when a gateway that can't talk is gone."""

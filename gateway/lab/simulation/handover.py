@@ -7,7 +7,24 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.handover import machine as succession
-from gateway.handover.machine import DEFERRING, Age, Elder, Heir, Outcome, Say, Standing, State
+from gateway.handover.age import Age
+from gateway.handover.events import (
+    Action,
+    Asked,
+    Event,
+    Fired,
+    Heard,
+    Note,
+    Outcome,
+    Renew,
+    Say,
+    Standing,
+    Stood,
+    Tell,
+    Unserved,
+    Wait,
+)
+from gateway.handover.machine import DEFERRING, Elder, Heir, State
 from gateway.lab.simulation.clock import Timer, stop
 from gateway.registration import events
 
@@ -87,13 +104,13 @@ class Handover:
         """Take notice that our standing may have changed."""
         for partner in [*self.partners.values()]:
             if partner.state is not None and partner.state.standing is not self._gateway.plugin.standing:
-                self._feed(partner, succession.Stood(self._gateway.plugin.standing))
+                self._feed(partner, Stood(self._gateway.plugin.standing))
 
     def unserved(self) -> None:
         """Take notice that the kubelet's records lack what a partner is to serve."""
         for partner in [*self.partners.values()]:
             if partner.state is not None and partner.state.stage in DEFERRING and self._could_serve(partner, Heir):
-                self._feed(partner, succession.Unserved())
+                self._feed(partner, Unserved())
 
     def defers_to(self) -> Age | None:
         """Return the gateway that is to serve instead."""
@@ -172,13 +189,13 @@ class Handover:
             if partner.age < self._gateway.age:
                 return
             partner.state = succession.elder(self._gateway.plugin.standing)
-        event: succession.Event = succession.Heard(say)
+        event: Event = Heard(say)
         if say is Say.ASK:
             late = self._clock.now > until
             if late:
                 self._clock.met["an ask is read too late"] += 1
             level = self._gateway.plugin.level if self._gateway.plugin.standing is Standing.SERVING else None
-            event = succession.Asked(first=succession.register_first(level, late=late))
+            event = Asked(first=succession.register_first(level, late=late))
         self._feed(partner, event)
 
     def _hang_up(self, partner: Partner) -> None:
@@ -210,7 +227,7 @@ class Handover:
     def _asking(self) -> bool:
         return any(one.state is not None and one.state.stage is Heir.ASKING for one in self.partners.values())
 
-    def _feed(self, partner: Partner, event: succession.Event) -> None:
+    def _feed(self, partner: Partner, event: Event) -> None:
         self._events.append(lambda: self._step(partner, event))
         self._run()
 
@@ -245,30 +262,30 @@ class Handover:
         if not self._closed:
             self._gateway.look()
 
-    def _step(self, partner: Partner, event: succession.Event) -> None:
+    def _step(self, partner: Partner, event: Event) -> None:
         if not partner.gone and partner.state is not None:
             partner.state, actions = succession.step(partner.state, event)
             self._act(partner, actions)
 
-    def _act(self, partner: Partner, actions: Sequence[succession.Action]) -> None:
+    def _act(self, partner: Partner, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case succession.Tell(say):
+                case Tell(say):
                     self._say(partner, say)
-                case succession.Wait(seconds):
+                case Wait(seconds):
                     stop(partner.timer)
                     partner.timer = None
                     if seconds is not None:
                         partner.timer = self._gateway.later(seconds, self._fire, partner)
-                case succession.Note(outcome):
+                case Note(outcome):
                     self._gateway.count(outcome)
-                case succession.Renew():
+                case Renew():
                     self._clock.met["of two Registers that crossed, the heir's is sent once more"] += 1
                     self._gateway.plugin.feed(events.Renew("crossed"))
 
     def _fire(self, partner: Partner) -> None:
         if not partner.gone:
-            self._feed(partner, succession.Fired(self._could_serve(partner)))
+            self._feed(partner, Fired(self._could_serve(partner)))
 
     def _could_serve(self, partner: Partner, sides: type[Elder | Heir] | UnionType = Elder | Heir) -> bool:
         others = [

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from adapters.registry import by_name
 from devices.model import Health
-from gateway.handover import machine as succession
-from gateway.handover.machine import Standing
+from gateway.handover.events import Standing, standing
 from gateway.lab.simulation.clock import Timer as Due
 from gateway.lab.simulation.clock import stop
 from gateway.lab.simulation.kubelet import RESOURCE, SHOWS, Client, Kubelet, level_of
@@ -212,7 +211,7 @@ class Plugin:
         """Where the registration stands, for another gateway."""
         streaming = any(likely or number == self._heeded for number, (_, _, likely) in self.streams.items())
         machine = self.machine
-        stands = succession.standing(machine.phase, streams=streaming, refused=machine.refused)
+        stands = standing(machine.phase, streams=streaming, refused=machine.refused)
         unfit = not self._gateway.devices or (self._gateway.kubelet_listens and not self._gateway.able)
         return Standing.OUT if stands is Standing.IDLE and unfit else stands
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from devices.model import Health
-from gateway.handover import machine as succession
-from gateway.handover.machine import Age, Doubt, Outcome, Records
+from gateway.handover.age import Age, Doubt
+from gateway.handover.events import Outcome
+from gateway.handover.records import LOOK, Records
 from gateway.lab.simulation.clock import Timer, stop
 from gateway.lab.simulation.kubelet import SHOWS
 from gateway.registration.events import Phase
@@ -41,7 +42,7 @@ class Standby:
         """Set when to look next."""
         stop(self._timer)
         self._timer = None
-        wait: float | None = succession.LOOK if self._gateway.doubts else None
+        wait: float | None = LOOK if self._gateway.doubts else None
         if self._gateway.plugin.machine.phase is Phase.STANDBY or self._gateway.standing_by_for is not None:
             wait = self._records.again(talks=self._gateway.handover.defers_to() is not None)
         if wait is not None:
@@ -50,7 +51,7 @@ class Standby:
     def _look_into_records(self) -> None:
         kubelet = self._node.kubelet
         if not kubelet.alive:
-            self._timer = self._gateway.later(succession.LOOK, self._look_into_records)
+            self._timer = self._gateway.later(LOOK, self._look_into_records)
             return
         if self._gateway.standing_by_for is None:
             if self._gateway.doubts:

@@ -1,0 +1,58 @@
+"""Which of several gateways serves: the younger one, by age alone where two can't talk. Pure."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+HOST_SERVICE_NS = 1 << 62
+"""Nanoseconds (146 years) by which the node's own service is younger than it is."""
+
+
+class Age(Struct, frozen=True, order=True):
+    """When a gateway started (nanoseconds of the boot clock); the token breaks a tie. Younger is greater.
+
+    The node's own service says that it was born ``HOST_SERVICE_NS`` later than it was, so that it is the younger of any pod and
+    itself, whoever came first. An older release, which knows nothing of services, takes its word for it.
+    """
+
+    born_ns: int
+    token: str
+
+    @property
+    def host_service(self) -> bool:
+        """Whether this is the node's own service."""
+        return self.born_ns >= HOST_SERVICE_NS
+
+
+def plausible(age: Age, now_ns: int) -> bool:
+    """Whether a gateway can have started then: after the boot, and not after ``now_ns`` (boot clock)."""
+    return 0 <= age.born_ns - (HOST_SERVICE_NS if age.host_service else 0) <= now_ns
+
+
+class Doubt(Struct, frozen=True):
+    """What is known of a younger gateway that can't talk, and for which we stood by in vain. A new kubelet ends the doubt."""
+
+    cuts: int
+    """How often our streams had ended unasked until then."""
+    names: frozenset[str]
+    """Its names in the socket directory then."""
+
+    def over(self, cuts: int, names: frozenset[str]) -> bool:
+        """Whether it registers after all: kubelets up to 1.11 end our stream for it, and each Register has a new name."""
+        return cuts > self.cuts or not names <= self.names
+
+
+def elder_should_wait(own: Age, peers: Iterable[Age], doubts: Mapping[Age, Doubt] = MappingProxyType({})) -> Age | None:
+    """Return the youngest of the living ``peers`` that is younger than we are: the one to stand by for.
+
+    The rule among gateways that can't talk: another state directory, an older release. One that we stood by for in vain
+    (``doubts``) doesn't count.
+    """
+    younger = [peer for peer in peers if peer > own and peer not in doubts]
+    return max(younger, default=None)
