@@ -13,7 +13,8 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace
 
 from gateway.handover import machine as handover
-from gateway.handover.machine import Elder, Heir, Say, Standing
+from gateway.handover.events import Asked, Fired, Heard, Renew, Say, Standing, Stood, Tell, Unserved
+from gateway.handover.machine import Elder, Heir
 from gateway.registration import events as told
 from gateway.registration import machine as registration
 from gateway.registration.events import KubeletId, Phase, Timer
@@ -119,13 +120,13 @@ def _registration_events(state: registration.State) -> Mapping[str, Any]:
 def _handover(stages: list[Enum]) -> Iterator[tuple[str, ...]]:
     beginnings = [handover.elder(own) for own in Standing] + [handover.heir(own)[0] for own in Standing]
     events: dict[str, Any] = {
-        "it asks for the resource": handover.Asked(first=False),
-        "it asks, and registers first": handover.Asked(first=True),
-        **{f'it says "{say.value}"': handover.Heard(say) for say in Say if say is not Say.ASK},
-        **{f"our registration is {own.value}": handover.Stood(own) for own in Standing},
-        "the wait is over, and we could serve": handover.Fired(could_serve=True),
-        "the wait is over, and we couldn't serve": handover.Fired(could_serve=False),
-        "the kubelet's records lack the resource": handover.Unserved(),
+        "it asks for the resource": Asked(first=False),
+        "it asks, and registers first": Asked(first=True),
+        **{f'it says "{say.value}"': Heard(say) for say in Say if say is not Say.ASK},
+        **{f"our registration is {own.value}": Stood(own) for own in Standing},
+        "the wait is over, and we could serve": Fired(could_serve=True),
+        "the wait is over, and we couldn't serve": Fired(could_serve=False),
+        "the kubelet's records lack the resource": Unserved(),
     }
     return _rows(_followed(beginnings, lambda _: events, handover.step, _alike, lambda state: state.stage), stages)
 
@@ -181,12 +182,12 @@ _DONE: Final[Mapping[type, str]] = {
     told.Link: "give the socket its name again",
     told.Offer: "register",
     told.Verify: "look into the kubelet's records",
-    handover.Renew: "register once more",
+    Renew: "register once more",
 }
 
 
 def _said(action: Any) -> str:
-    if isinstance(action, handover.Tell):
+    if isinstance(action, Tell):
         return f'"{action.say.value}"'
     return _DONE.get(type(action), "")
 
