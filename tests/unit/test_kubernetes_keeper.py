@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from devices.life.states import Entry, State
+from devices.model import Device, Health
+from devices.source import Hindrance
+from gateway.configuration.settings import Settings
 from gateway.kubernetes import keeper, ready
+from gateway.kubernetes import node as nodes
+from gateway.kubernetes.client import Client
+from gateway.kubernetes.keeper import Keeper
+from gateway.kubernetes.node import OwnNode
 from gateway.kubernetes.ready import CONDITION
 from gateway.lab.trials.scenarios import RESOURCE, Node, node
-from tests.fakes.apiserver import ApiServer
-from tests.unit.kubernetes import authority, server, until
+from gateway.registration.events import Phase
+from gateway.tally import Check
+from tests.fakes.apiserver import Answer, ApiServer, Request
+from tests.unit.kubernetes import api, authority, server, until
 
-__all__ = ["authority", "server"]
+__all__ = ["api", "authority", "server"]
 
 NODE = "/api/v1/nodes/n1"
 TAINT = {"key": "example.com/starting", "effect": "NoSchedule"}
@@ -154,3 +166,110 @@ class FakeTime:
 
     def monotonic(self) -> float:
         return self._now
+
+
+# One look, with a gateway that isn't there.
+
+
+def gateway(*, served: bool = True, elsewhere: bool = False, ill: int = 0, hindrances: Sequence[Hindrance] = ()) -> Any:
+    """What the keeper asks a gateway: one resource of two devices."""
+    gone = [State.PRESENT] * (2 - ill) + [State.UNHEALTHY] * ill
+    entries = {
+        f"GPU-{number}": Entry(
+            Device(f"GPU-{number}", Health.HEALTHY if state is State.PRESENT else Health.UNHEALTHY), state
+        )
+        for number, state in enumerate(gone)
+    }
+    plugin = SimpleNamespace(
+        resource=SimpleNamespace(name=RESOURCE),
+        entries=entries,
+        state=SimpleNamespace(phase=Phase.SERVING if served else Phase.WAITING),
+        checked=Check.HELD,
+        standing_by_for="another" if elsewhere else None,
+    )
+    return SimpleNamespace(
+        settings=Settings(node_name="n1", node_condition=True, node_events=True, startup_taint=TAINT["key"]),
+        plugins=[plugin],
+        hindrances=lambda: hindrances,
+        beliefs=SimpleNamespace(findings=lambda _: ()),
+        token="abc",  # noqa: S106 - its name
+    )
+
+
+@pytest.fixture
+def keep(server: ApiServer, api: Client) -> Callable[[Any], Keeper]:
+    """Make a keeper for a gateway, on a node that has both taints and two GPUs allocatable."""
+    server.put(NODE, spec={"taints": [OTHER, TAINT]}, status={"conditions": [], "allocatable": {RESOURCE: "2"}})
+
+    def make(one: Any) -> Keeper:
+        own = OwnNode(api, one.settings)
+        own.last = msgspec.convert(server.objects[NODE], nodes.Node)
+        return Keeper(one, api, own)
+
+    return make
+
+
+async def test_a_node_that_is_ready_is_said_to_be_and_untainted(
+    server: ApiServer, keep: Callable[[Any], Keeper]
+) -> None:
+    one = keep(gateway())
+    await one._say_ready()
+    await one._untaint()
+    assert (condition(server), taints(server)) == (("True", "Ready"), [OTHER])
+
+
+async def test_a_gateway_that_stands_by_leaves_the_node_to_the_other(
+    server: ApiServer, keep: Callable[[Any], Keeper]
+) -> None:
+    one = keep(gateway(elsewhere=True, served=False))
+    await one._say_ready()
+    await one._untaint()
+    await one._tell()
+    one._gateway = gateway(elsewhere=True, served=False, ill=1)
+    await one._tell()
+    assert not server.asked("PATCH") + server.asked("POST")
+
+
+@pytest.mark.parametrize(("held_up", "said"), [(True, ("False", "DevicesUnknown")), (False, ("True", "Ready"))])
+async def test_a_source_that_is_only_slow_takes_no_readiness_away(
+    server: ApiServer, keep: Callable[[Any], Keeper], *, held_up: bool, said: tuple[str, str]
+) -> None:
+    await keep(gateway(hindrances=[Hindrance("amd", "no driver", held_up)]))._say_ready()
+    assert condition(server) == said
+
+
+async def test_a_condition_of_before_untaints_no_node_that_isnt_whole(
+    server: ApiServer, keep: Callable[[Any], Keeper]
+) -> None:
+    def before(found: dict[str, Any]) -> None:
+        found["status"] |= {"conditions": [{"type": CONDITION, "status": "True"}], "allocatable": {RESOURCE: "1"}}
+
+    server.change(NODE, before)
+    one = keep(gateway())
+    await one._untaint()
+    assert taints(server) == [OTHER, TAINT]
+
+
+@pytest.mark.parametrize(("status", "waits"), [(403, 1), (500, 1), (422, 0), (400, 0)])
+async def test_an_event_that_no_later_try_would_bring_is_left_out(
+    server: ApiServer, keep: Callable[[Any], Keeper], status: int, waits: int
+) -> None:
+    async def no(answer: Answer, _: Request) -> None:
+        await answer.no(status, "No")
+
+    one = keep(gateway())
+    await one._tell()
+    one._gateway = gateway(ill=1)
+    server.faults.append(no)
+    await one._attempt(one._tell)
+    assert len(one._queue.waiting) == waits
+
+
+async def test_a_step_that_failed_isnt_taken_at_once_again(server: ApiServer, keep: Callable[[Any], Keeper]) -> None:
+    one = keep(gateway())
+    server.forbidden = "/status"
+    for _ in range(5):
+        await one._attempt(one._say_ready)
+    assert len(server.asked("PATCH")) == 1
+    await one._attempt(one._untaint)
+    assert taints(server) == [OTHER], "another step is taken all the same"
