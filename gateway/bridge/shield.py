@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from devices.model import Device, Health, Options, Trouble
 from devices.source import Listing
@@ -35,7 +36,8 @@ class Word(Struct, frozen=True):
     """What a plugin said last, and whether it still stands behind it.
 
     ``devices`` is None while it never said any. ``away_since`` is when it went (None: it is there), ``why`` in words how.
-    ``uncovered`` tells that it came back after the grace had passed, and when.
+    ``uncovered`` tells that it came back after the grace had passed, and when. ``mended`` are the devices that it called
+    Unhealthy before, and calls Healthy now.
     """
 
     devices: tuple[Device, ...] | None = None
@@ -43,6 +45,7 @@ class Word(Struct, frozen=True):
     away_since: float | None = None
     why: str = ""
     uncovered: float | None = None
+    mended: frozenset[str] = frozenset()
 
 
 class Limits(Struct, frozen=True):
@@ -78,7 +81,7 @@ def left(word: Word, limits: Limits, now: float) -> float:
 def went(word: Word, why: str, now: float) -> Word:
     """The plugin is away from now on; one that was away already is away since then."""
     since = now if word.away_since is None else word.away_since
-    return Word(word.devices, word.options, since, why)
+    return replace(word, away_since=since, why=why, uncovered=None)
 
 
 def came(word: Word, devices: tuple[Device, ...], options: Options, limits: Limits, now: float) -> Word:
@@ -87,11 +90,19 @@ def came(word: Word, devices: tuple[Device, ...], options: Options, limits: Limi
     uncovered = now if late else word.uncovered
     if uncovered is not None and now - uncovered > RETURNED_S:
         uncovered = None
-    return Word(devices, options, uncovered=uncovered)
+    before = {one.id for one in word.devices or () if one.health is Health.UNHEALTHY} | word.mended
+    mended = (
+        frozenset(one.id for one in devices if one.id in before and one.health is Health.HEALTHY) if before else before
+    )
+    return Word(devices, options, uncovered=uncovered, mended=frozenset(mended))
 
 
 def listing(word: Word, limits: Limits, now: float) -> Listing | None:
-    """Say what is to be announced of a plugin's resource; None where nothing is."""
+    """Say what is to be announced of a plugin's resource; None where nothing is.
+
+    Whether a device is well is the plugin's word at once: one that fell ill often isn't held back, as those are that the
+    gateway watches itself.
+    """
     if word.devices is None:
         return None
     stands = cover(word, limits, now)
@@ -102,5 +113,7 @@ def listing(word: Word, limits: Limits, now: float) -> Listing | None:
         return Listing(word.devices, word.options, dict.fromkeys((one.id for one in word.devices), gone))
     ill = Trouble("its plugin says that it is Unhealthy")
     troubles = {one.id: ill for one in word.devices if one.health is Health.UNHEALTHY}
-    recovered = frozenset(one.id for one in word.devices if one.id not in troubles) if word.uncovered else frozenset()
+    recovered = word.mended
+    if word.uncovered is not None:
+        recovered = frozenset(one.id for one in word.devices if one.id not in troubles)
     return Listing(word.devices, word.options, troubles, recovered)

@@ -367,4 +367,12 @@ MUTANTS = (
         "",
         f"{_R}::test_a_resource_that_is_not_allowed_any_more_is_withdrawn",
     ),
+    Mutant(
+        "B13",
+        "a device that fell ill often is held back",
+        _SHIELD,
+        "    recovered = word.mended\n",
+        "    recovered = frozenset[str]()\n",
+        f"{_S}::test_a_device_that_falls_ill_again_and_again_is_well_when_its_plugin_says_so",
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adapters.pluginregistration import PluginInfo
+from devices.life import merging, states
 from devices.model import Device, Health, Options
 from gateway.bridge import judge, shield
 from gateway.bridge.judge import placed
@@ -59,6 +60,18 @@ def test_what_the_shield_called_ill_is_well_at_once(back: float, recovered: froz
     assert (listing.recovered, [*listing.troubles]) == (recovered, ["b"])
     again = shield.came(word, DEVICES, OPTIONS, LIMITS, back + RETURNED_S + 1)
     assert again.uncovered is None
+
+
+def test_a_device_that_falls_ill_again_and_again_is_well_when_its_plugin_says_so() -> None:
+    word, entries = Word(), dict[str, states.Entry]()
+    for turn in range(20):
+        now, health = float(turn), Health.UNHEALTHY if turn % 2 == 0 else Health.HEALTHY
+        word = shield.came(word, (Device("a", health), Device("b")), OPTIONS, LIMITS, now)
+        listing = shield.listing(word, LIMITS, now)
+        merged = merging.merge(merging.Known({}), listing, entries, merging.Clock(now, now, 0.0))
+        entries = {one.device.id: one for one in merged.entries}
+        assert (entries["a"].device.health, entries["b"].device.health) == (health, Health.HEALTHY), turn
+    assert word.mended == {"a"}
 
 
 @pytest.mark.parametrize(
