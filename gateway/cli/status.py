@@ -17,11 +17,11 @@ import click
 import msgspec
 
 from gateway.configuration.settings import STATE_DIR
-from gateway.registration.events import Phase
 from gateway.tally import Check
 from gateway.telling import log as observe
 from gateway.telling.log import escaped, printable
 from gateway.telling.status import Device, Resource, Status
+from gateway.telling.wanting import wanting
 from gateway.wires import control
 
 _EXAMPLES = """
@@ -140,19 +140,13 @@ def _check(found: Look) -> NoReturn:
     if not found.read:
         click.echo("no gateway answers")
         sys.exit(2)
-    served = {one.name for each in found.read for one in each.resources if one.phase == Phase.SERVING.value}
-    wanting = {
-        one.name: f"{one.phase}{f': {one.trouble}' if one.trouble else ''}"
-        for each in found.read
-        for one in each.resources
-        if one.listed and one.name not in served and not one.standing_by_for
-    }
-    wanting |= {Path(path).stem: why for path, why in found.silent.items()}
-    wanting |= {each.token: f"waiting for {each.waits_for}" for each in found.read if each.waits_for}
-    click.echo("not ready" if wanting else "ready")
-    for name, why in wanting.items():
+    lacking = wanting(found.read)
+    lacking |= {Path(path).stem: why for path, why in found.silent.items()}
+    lacking |= {each.token: f"waiting for {each.waits_for}" for each in found.read if each.waits_for}
+    click.echo("not ready" if lacking else "ready")
+    for name, why in lacking.items():
         click.echo(f"{_clean(name)}: {_clean(why)}")
-    sys.exit(1 if wanting else 0)
+    sys.exit(1 if lacking else 0)
 
 
 def _json(found: Look, indent: int) -> str:

@@ -13,7 +13,7 @@ _VENDORS: Final = ("nvidia.com/", "amd.com/")
 
 
 def _dra(seen: Snapshot) -> str:
-    offered = _offered(seen)
+    offered = {name for name, count in _offered(seen).items() if count}
     both = sorted(
         driver
         for driver, prefix in _DRIVERS.items()

@@ -9,8 +9,8 @@ from devices.life.states import State
 from devices.model import Kind
 from gateway.doctor.snapshot import Snapshot
 from gateway.kubelet import drift
-from gateway.registration.events import Phase
 from gateway.telling.status import Resource
+from gateway.telling.wanting import wanting
 
 _LEAST_BYTES: Final = 16 * 1024 * 1024
 _LEAST_INODES: Final = 64
@@ -36,12 +36,7 @@ def _hanging(seen: Snapshot) -> str:
 
 
 def _unserved(seen: Snapshot) -> str:
-    served = {one.name for one in _resources(seen) if one.phase == Phase.SERVING.value}
-    return _joined(
-        f"{one.name}: {one.phase}{f': {one.trouble}' if one.trouble else ''}"
-        for one in _resources(seen)
-        if one.listed and one.name not in served
-    )
+    return _joined(f"{name}: {why}" for name, why in wanting(seen.statuses).items())
 
 
 def _unwritable(seen: Snapshot) -> str:

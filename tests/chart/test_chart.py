@@ -161,6 +161,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "mps": ({"config.map": {"a": "sharing: {mps: {resources: []}}"}}, "config.map.a: sharing.mps is refused"),
     "no-yaml": ({"config.map": {"a": "a: [1"}}, "config.map.a: is no YAML"),
     "rocm": ({"dp.resources": {"limits": {}}, "node_selector": {"a": "b"}}, "dp.resources: a value of ROCm's chart"),
+    "standby-and-dra": ({"gateway.standby": True, "gateway.dra": True}, "choose one of standby and dra"),
     "wrong-type": ({"migStrategy": 3}, "migStrategy"),
     "wrong-backend": ({"gateway.backend": "intel"}, "backend"),
 }
@@ -225,6 +226,7 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
         {"failOnInitError": False, "compatWithCPUManager": True, "gdsEnabled": True},
         {"FAIL_ON_INIT_ERROR": "false", "PASS_DEVICE_SPECS": "true", "GDS_ENABLED": "true", "MOFED_ENABLED": None},
     ),
+    "standby": ({"gateway.standby": True}, {"GATEWAY_STANDBY": "true"}),
     "gpu-metrics": ({"gateway.gpuMetrics": True}, {"GATEWAY_GPU_METRICS": "true"}),
     "list": ({"deviceListStrategy": ["envvar", "cdi-cri"]}, {"DEVICE_LIST_STRATEGY": "envvar,cdi-cri"}),
     "driver-root": ({"nvidiaDriverRoot": "/run/nvidia/driver"}, {"NVIDIA_DRIVER_ROOT": "/run/nvidia/driver"}),

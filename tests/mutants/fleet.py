@@ -113,8 +113,8 @@ MUTANTS = (
         "SB2",
         "who doesn't answer is ready",
         _STATUS,
-        "wanting |= {Path(path).stem: why for path, why in found.silent.items()}",
-        "wanting |= {}",
+        "lacking |= {Path(path).stem: why for path, why in found.silent.items()}",
+        "lacking |= {}",
         f"{_TEST_BUNDLE}::test_a_gateway_that_does_not_answer_is_not_ready",
     ),
     Mutant(

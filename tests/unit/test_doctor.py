@@ -415,6 +415,7 @@ def test_there_is_a_fault_a_judge_and_a_row_for_each_code() -> None:
     assert list(FAULTS) == list(CODES) == list(checks.JUDGES)
 
 
+BY_DRA = "offered by DRA: the driver d is not registered: no kubelet took it"
 MORE: Mapping[str, tuple[str, Callable[[Fake], None]]] = {
     "a damaged specification": ("DPG0404", written("etc/cdi/other.json", "{")),
     "no specification": ("DPG0404", written("etc/cdi/other.json", "{}")),
@@ -435,6 +436,10 @@ MORE: Mapping[str, tuple[str, Callable[[Fake], None]]] = {
     "an illness that needs a reset": (
         "DPG0213",
         lambda fake: fake.resource(devices=(replace(DEVICES[0], state="unhealthy", kind="reset-required"),)),
+    ),
+    "a driver that no kubelet took": (
+        "DPG0203",
+        lambda fake: fake.resource(phase="standing by for another gateway", allocatable=0, trouble=BY_DRA),
     ),
     "a library that fails": ("DPG0305", nvml("failed", "NVML: Unknown Error")),
     "a checkpoint that is no file": (
@@ -460,6 +465,9 @@ QUIET: Mapping[str, Callable[[Fake], None]] = {
     ),
     "who stands by says nothing of a resource": lambda fake: fake.resource(
         phase="standing by for another gateway", standing_by_for=WAITING, allocatable=0
+    ),
+    "devices are offered by DRA alone": lambda fake: fake.resource(
+        phase="standing by for another gateway", allocatable=0, trouble="offered by DRA: the driver d is registered"
     ),
     "a name of another plugin that has devices is no dead one": node_of(capacity={GPU: 2, "nvidia.com/other": 3}),
     "a resource without devices need not be served": lambda fake: fake.resource(

@@ -244,6 +244,7 @@ readOnlyRootFilesystem: true
 {{- $env := list (dict "name" "GATEWAY_PROBE_ADDRESS" "value" ":8081") (dict "name" "GATEWAY_METRICS_ADDRESS" "value" ":9400") (dict "name" "GATEWAY_BACKEND" "value" .Values.gateway.backend) -}}
 {{- if .Values.gateway.logLevel -}}{{- $env = append $env (dict "name" "GATEWAY_LOG_LEVEL" "value" .Values.gateway.logLevel) -}}{{- end -}}
 {{- if .Values.gateway.dra -}}{{- $env = append $env (dict "name" "GATEWAY_DRA" "value" "only") -}}{{- end -}}
+{{- if .Values.gateway.standby -}}{{- $env = append $env (dict "name" "GATEWAY_STANDBY" "value" "true") -}}{{- end -}}
 {{- if .Values.gateway.gpuMetrics -}}{{- $env = append $env (dict "name" "GATEWAY_GPU_METRICS" "value" "true") -}}{{- end -}}
 {{- if eq .Values.gateway.backend "nvidia" -}}{{- $env = concat $env (include "gateway.nvidiaEnv" . | fromJsonArray) -}}{{- end -}}
 {{- if eq .Values.gateway.backend "simulated" -}}{{- $env = append $env (dict "name" "GATEWAY_SIMULATE" "value" "/etc/device-plugin-gateway/profile.yaml") -}}{{- end -}}
