@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 from msgspec.structs import replace
 
 from gateway.handover import machine as handover
+from gateway.handover.age import Age
 from gateway.handover.events import Asked, Fired, Heard, Renew, Say, Standing, Stood, Tell, Unserved
 from gateway.handover.machine import Elder, Heir
 from gateway.registration import events as told
@@ -82,6 +83,7 @@ def _same(state: registration.State) -> registration.State:
         heals=0,
         verified=0 if state.verified < registration.FIRST_LOOKS else registration.FIRST_LOOKS,
         accepted="",
+        standing_by_for=None,
         told=state.told and KubeletId(0, 0, 0 if state.told == state.kubelet else 1),
         kubelet=state.kubelet and KubeletId(0, 0, 0),
         negotiation=replace(state.negotiation, refused=()),
@@ -111,7 +113,8 @@ def _registration_events(state: registration.State) -> Mapping[str, Any]:
         "the kubelet's records lack it": told.Verified(held=False),
         "its options change": told.Renew("options"),
         "it can't be offered": told.Withhold("too large"),
-        "another gateway serves it": told.StandBy("peer"),
+        "another gateway serves it": told.StandBy(Age(1, "peer")),
+        "that gateway is gone": told.Ours(),
         "nothing holds it back any more": told.Resume(),
         "the gateway ends": told.Stop(),
     }

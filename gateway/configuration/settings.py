@@ -98,6 +98,11 @@ class Settings(Struct, frozen=True):
     """What command line and environment said of devices, by flag name: it beats the file, however often that changes."""
 
     @property
+    def pod_resources_socket(self) -> Path:
+        """Where the kubelet tells what it believes."""
+        return self.pod_resources or self.socket_dir.parent / "pod-resources" / "kubelet.sock"
+
+    @property
     def asks_api_server(self) -> bool:
         """Whether a feature is on that needs the API server."""
         return self.choice is not None or self.writes_node

@@ -71,7 +71,8 @@ class Instance:
     def __init__(self, socket_dir: Path, age: Age | None = None) -> None:
         self.age = age or begin()
         self._shared = socket_dir / FOLDER
-        self.folder = self._shared / f".{self.age.token}"
+        self._unseen = self._shared / f".{self.age.token}"
+        self.folder = self._unseen
         self._lock = -1
 
     @property
@@ -80,12 +81,13 @@ class Instance:
         return self.age.token
 
     def create(self) -> None:
-        """Make the folder, lock it and write our age into it.
+        """Make the folder, lock it and write our age into it; after ``remove``, too.
 
         Raises:
             OSError: the socket directory is missing or not writable.
         """
         self._shared.mkdir(mode=0o750, exist_ok=True)
+        self.folder = self._unseen
         self.folder.mkdir(mode=0o750)
         self._lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         fcntl.flock(self._lock, fcntl.LOCK_EX)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 from msgspec.structs import replace
@@ -22,22 +22,52 @@ from gateway.kubelet.watch import listens
 from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from gateway.daemon import Gateway
-    from gateway.handover.age import Age
+    from gateway.handover.age import Age, Doubt
     from gateway.registration.registrar import Plugin
 
 _MOST_NAMES: Final = 4096
 _log = structlog.get_logger()
 
 
-class Standby:
-    """The resources of one gateway that another one serves, and what the kubelet's records show of them."""
+class Own(Protocol):
+    """The gateway that stands by."""
 
-    def __init__(self, gateway: Gateway, checkpoint: Path) -> None:
-        self._gateway, self._checkpoint = gateway, checkpoint
+    @property
+    def plugins(self) -> Sequence[Plugin]:
+        """Its resources."""
+
+    @property
+    def doubts(self) -> Mapping[str, Mapping[Age, Doubt]]:
+        """The younger gateways, by resource, that can't talk and for which it stood by in vain."""
+
+    def kubelet_listens(self) -> bool:
+        """Tell whether a kubelet takes connections now."""
+
+    def talks(self, plugin: Plugin) -> bool:
+        """Tell whether the gateway that a resource stands by for talks to us."""
+
+    def look(self) -> None:
+        """Let each resource stand by or resume."""
+
+    def unserved(self, plugin: Plugin, other: Age) -> None:
+        """Take a resource back that another gateway is to serve, and that the kubelet's records lack."""
+
+
+class Standby:
+    """The resources of one gateway that another one serves, and what the kubelet's records show of them.
+
+    Args:
+        own: that gateway.
+        socket_dir: where gateways and kubelet meet.
+        pod_resources: the socket of the kubelet's pod-resources API.
+        checkpoint: the kubelet's checkpoint.
+    """
+
+    def __init__(self, own: Own, socket_dir: Path, pod_resources: Path, checkpoint: Path) -> None:
+        self._own, self._socket_dir, self._pod_resources, self._checkpoint = own, socket_dir, pod_resources, checkpoint
         self._records: dict[str, Records] = {}
         self._since_ns = 0
         self._failed = False
@@ -47,8 +77,8 @@ class Standby:
         """Look, for ever, whenever there is something to look at."""
         while True:
             self._wake.clear()
-            waits = [wait for plugin in self._gateway.plugins if (wait := self._wait(plugin)) is not None]
-            if not self._gateway.kubelet_listens():
+            waits = [wait for plugin in self._own.plugins if (wait := self._wait(plugin)) is not None]
+            if not self._own.kubelet_listens():
                 waits = []  # The next one wakes us.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(waits, default=None)):
@@ -85,26 +115,26 @@ class Standby:
         name = plugin.resource.name
         if plugin.state.phase is not Phase.STANDBY:
             self._records.pop(name, None)
-            return LOOK if self._gateway.doubts.get(name) else None
-        return self._records.setdefault(name, Records()).again(talks=self._gateway.talks(plugin))
+            return LOOK if self._own.doubts.get(name) else None
+        return self._records.setdefault(name, Records()).again(talks=self._own.talks(plugin))
 
     async def _look(self) -> None:
-        gateway, records = self._gateway, self._records
-        shown = await kubelet_view.shown(gateway.pod_resources, self._checkpoint, self._since_ns)
-        names = None if shown is not None or listens(gateway.pod_resources) else set(names_in(gateway))
+        own, records = self._own, self._records
+        shown = await kubelet_view.shown(self._pod_resources, self._checkpoint, self._since_ns)
+        names = None if shown is not None or listens(self._pod_resources) else set(names_in(self._socket_dir))
         if records is not self._records:  # Another kubelet has come meanwhile.
             return
         now = time.monotonic()
-        for plugin in gateway.plugins:
+        for plugin in own.plugins:
             name, other = plugin.resource.name, plugin.standing_by_for
             if other is None or name not in records:
-                if gateway.doubts.get(name):
-                    gateway.look()
+                if own.doubts.get(name):
+                    own.look()
                 continue
             records[name] = records[name].look(now, shown=self._shown(plugin, other, shown, names))
             if records[name].unserved(now, len(plugin.entries)):
                 records[name] = replace(records[name], told=now)
-                gateway.unserved(plugin, other)
+                own.unserved(plugin, other)
 
     def _shown(self, plugin: Plugin, other: Age, shown: frozenset[str] | None, names: set[str] | None) -> bool | None:
         if not any(device.health is Health.HEALTHY for device in plugin.resource.devices):
@@ -112,13 +142,13 @@ class Standby:
         if shown is not None:
             return plugin.resource.name in shown
         # The kubelet tells nothing: whoever registered with it has a name in its folder, which it empties at its start.
-        return bool(names_of(other, names)) if names is not None and not self._gateway.talks(plugin) else None
+        return bool(names_of(other, names)) if names is not None and not self._own.talks(plugin) else None
 
 
-def names_in(gateway: Gateway) -> list[str]:
+def names_in(socket_dir: Path) -> list[str]:
     """Return the names in the socket directory; none where it can't be read."""
     try:
-        return [path.name for path, _ in zip(gateway.settings.socket_dir.iterdir(), range(_MOST_NAMES), strict=False)]
+        return [path.name for path, _ in zip(socket_dir.iterdir(), range(_MOST_NAMES), strict=False)]
     except OSError:
         return []
 

@@ -13,6 +13,8 @@ from gateway.kubelet.watch import listens
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from gateway.registration.events import KubeletId
+
 REMIND_EVERY: Final = 60.0
 """Seconds between two lines that say that a kubelet is still waited for."""
 
@@ -30,9 +32,15 @@ class Presence:
     def __init__(self, socket: Path) -> None:
         self.since: float | None = None
         """When it was found (monotonic seconds); None: there is none."""
-        self._socket = socket
+        self.kubelet: KubeletId | None = None
+        """The one that was found last, also where it is gone."""
+        self.socket = socket
         self._waiting_since = time.monotonic()
         self._reminder: asyncio.TimerHandle | None = None
+
+    def listens(self) -> bool:
+        """Whether a kubelet takes connections now."""
+        return listens(self.socket)
 
     def found(self, *, anew: bool) -> None:
         """Take note that it is there; ``anew`` is whether it is another one than before."""
@@ -42,16 +50,16 @@ class Presence:
 
     def check(self) -> None:
         """Take note that it is gone, where nobody takes connections any more."""
-        if self.since is not None and not listens(self._socket):
+        if self.since is not None and not listens(self.socket):
             self.since = None
-            _log.warning("the kubelet is gone", socket=str(self._socket))
+            _log.warning("the kubelet is gone", socket=str(self.socket))
             self._wait()
 
     def wait(self, **told: Any) -> None:
         """Say that one is waited for, and again each minute."""
         _log.info(
             WAITING,
-            socket=str(self._socket),
+            socket=str(self.socket),
             advice="expected a kubelet to listen there: does it run, and is --socket-dir its device plugin folder?",
             **told,
         )
@@ -74,7 +82,7 @@ class Presence:
     def _remind(self) -> None:
         _log.warning(
             WAITING,
-            socket=str(self._socket),
+            socket=str(self.socket),
             waited_s=round(time.monotonic() - self._waiting_since),
             advice="no device is offered meanwhile: does the kubelet run, and is --socket-dir its device plugin folder?",
         )

@@ -14,8 +14,8 @@ from gateway.kubernetes.keeper import Keeper
 
 if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
-    from gateway.daemon import Gateway
     from gateway.kubernetes.client import Client
+    from gateway.kubernetes.keeper import Serving
     from gateway.kubernetes.node import Node
 
 AGAIN: Final = 10.0
@@ -34,7 +34,7 @@ class Features:
         self._settings = settings
         self.label = None if settings.choice is None else Label(settings.node_label)
 
-    async def run(self, gateway: Gateway) -> None:
+    async def run(self, gateway: Serving) -> None:
         """Do what the settings ask for, for ever. Nothing in here ends the gateway."""
         while True:
             try:
@@ -49,7 +49,7 @@ class Features:
                 _log.exception("what goes by the API server failed: beginning again", retry_s=AGAIN)
             await asyncio.sleep(AGAIN)
 
-    async def _together(self, api: Client, gateway: Gateway) -> None:
+    async def _together(self, api: Client, gateway: Serving) -> None:
         own = node.OwnNode(api, self._settings)
         if self._settings.choice is not None:
             own.told.append(self._take_label)

@@ -6,6 +6,8 @@ from enum import Enum
 
 from msgspec import Struct
 
+from gateway.handover.age import Age
+
 
 class KubeletId(Struct, frozen=True):
     """One creation of kubelet.sock.
@@ -111,9 +113,13 @@ class Renew(Struct, frozen=True):
 
 
 class StandBy(Struct, frozen=True):
-    """Another gateway on this node serves the resource."""
+    """Another gateway on this node serves the resource; None: DRA does."""
 
-    peer: str
+    peer: Age | None
+
+
+class Ours(Struct, frozen=True):
+    """The gateway that serves the resource is gone: it is made ready here, until ``Resume``."""
 
 
 class Resume(Struct, frozen=True):
@@ -126,7 +132,7 @@ class Stop(Struct, frozen=True):
 
 Event = (
     KubeletUp | Reached | Replied | StreamOpened | StreamEnded | Fired | NameLost | Verified | Lacking | Withhold
-    | StandBy | Renew | Resume | Stop
+    | StandBy | Ours | Renew | Resume | Stop
 )  # fmt: skip
 
 

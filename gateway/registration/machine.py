@@ -18,6 +18,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gateway.handover.age import Age
 from gateway.registration import negotiate
 from gateway.registration.events import (
     Action,
@@ -33,6 +34,7 @@ from gateway.registration.events import (
     Link,
     NameLost,
     Offer,
+    Ours,
     Phase,
     Reached,
     Renew,
@@ -129,6 +131,8 @@ class State(Struct, frozen=True):
     """Why what the last Register said is no longer true; empty where it is."""
     renewed: bool = False
     """Whether it was sent anew for that within ``RENEW_WAIT``."""
+    standing_by_for: Age | None = None
+    """The gateway that serves the resource instead of this one."""
     refused: bool = False
     """Whether the kubelet refused the last Register (``succession`` gives the resource back then)."""
 
@@ -176,7 +180,12 @@ def step(state: State, event: Event) -> Step:
             state = replace(state, stale=reason)
             return _renew(state) if state.phase is Phase.SERVING else (state, ())
         case StandBy(peer):
-            return _hold_back(state, Phase.STANDBY, Report("info", "standing by", peer))
+            state = replace(state, standing_by_for=peer)
+            return _hold_back(
+                state, Phase.STANDBY, Report("info", "standing by", "DRA" if peer is None else peer.token)
+            )
+        case Ours():
+            return replace(state, standing_by_for=None), ()
         case Resume():
             return _resume(state)
         case Stop():

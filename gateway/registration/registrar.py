@@ -13,7 +13,7 @@ import os
 import random
 import secrets
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 import grpc.aio
@@ -37,11 +37,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from devices.life import states
-    from devices.source import Listing
-    from gateway.daemon import Gateway
+    from devices.source import DeviceSource, Listing
+    from gateway.configuration.settings import Settings
     from gateway.handover.age import Age
     from gateway.kubelet.beliefs import Look
     from gateway.registration.events import KubeletId
+    from gateway.registration.serve import Memory
+    from gateway.registration.turns import Turns
+    from gateway.tally import Tally
 
 REGISTER_DEADLINE = 15.0
 """Seconds for one Register. Kubelets 1.25 and later dial back within it, for up to 10 s; 1.35 and later give that up
@@ -84,6 +87,53 @@ async def warm_up(socket: Path) -> None:
         await channel.close()
 
 
+class Node(Protocol):
+    """The node around a resource, and the gateway on it."""
+
+    @property
+    def settings(self) -> Settings:
+        """What the gateway was told."""
+
+    @property
+    def source(self) -> DeviceSource:
+        """Where devices come from."""
+
+    @property
+    def tally(self) -> Tally:
+        """What counts."""
+
+    @property
+    def turns(self) -> Turns:
+        """Whose turn it is, of all resources."""
+
+    @property
+    def token(self) -> str:
+        """The gateway's own token."""
+
+    @property
+    def kubelet_socket(self) -> Path:
+        """Where the kubelet takes registrations."""
+
+    @property
+    def pod_resources(self) -> Path:
+        """Where the kubelet tells what it believes."""
+
+    def own_socket(self, resource: str) -> Path:
+        """Return the socket that the resource's server is bound on."""
+
+    def memory(self, resource: str) -> Memory:
+        """Return what is known of the resource's devices beyond its list."""
+
+    def look_within(self, seconds: float) -> None:
+        """Look into the kubelet's books ``seconds`` from now at the latest."""
+
+    def accepted(self, dialect: str) -> None:
+        """Remember which dialect the kubelet accepted."""
+
+    def stood(self, plugin: Plugin) -> None:
+        """Take note that the resource's registration may stand elsewhere now."""
+
+
 class _Ahead(Struct, frozen=True):
     """A channel that was made before it was needed, and the kubelet that it was connected to, if it was."""
 
@@ -94,23 +144,21 @@ class _Ahead(Struct, frozen=True):
 class Plugin:
     """One resource: its state machine, its device plugin, and what runs between them."""
 
-    def __init__(self, gateway: Gateway, name: str, last_accepted: str) -> None:
-        self._gateway = gateway
+    def __init__(self, node: Node, name: str, last_accepted: str) -> None:
+        self._node = node
         self._log = _log.bind(resource=name)
-        settings = gateway.settings
+        settings = node.settings
         self.resource = Resource(
             name,
-            gateway.source,
+            node.source,
             self.feed,
-            gateway.memory(name),
-            gateway.tally,
-            gateway.turns,
+            node.memory(name),
+            node.tally,
+            node.turns,
             kubelet_minor=settings.kubelet_minor,
             grace=settings.startup_grace > 0,
         )
-        self.state = registration.start(f"{gateway.token}-{secrets.token_hex(2)}", settings.api, last_accepted)
-        self.standing_by_for: Age | None = None
-        """The gateway that serves the resource instead of this one."""
+        self.state = registration.start(f"{node.token}-{secrets.token_hex(2)}", settings.api, last_accepted)
         self.trouble = ""
         """The last thing that went wrong with the registration."""
         self.checked: Check | None = None
@@ -132,6 +180,20 @@ class Plugin:
         """A channel for the next Register, made when a stream ended: to make one takes most of a millisecond, in which nobody
         would serve. It connects when a kubelet is there (``approach``). (One that is there all the time keeps gRPC's threads
         busy: twice the context switches of an idle gateway.)"""
+
+    @property
+    def standing_by_for(self) -> Age | None:
+        """The gateway that serves the resource instead of this one."""
+        return self.state.standing_by_for
+
+    async def bind(self) -> None:
+        """Bind the device plugin's socket, which is in this gateway's own folder.
+
+        Raises:
+            OSError: the folder went, or no descriptor is left.
+            RuntimeError: the path can't be bound.
+        """
+        await self.resource.bind(self._node.own_socket(self.resource.name))
 
     @property
     def entries(self) -> dict[str, states.Entry]:
@@ -159,7 +221,7 @@ class Plugin:
         if self._ahead is not None and self._ahead.kubelet not in {None, kubelet}:
             self._drop_ahead()
         ahead, self._ahead = self._ahead, None
-        return ahead.channel if ahead is not None else _channel(self._gateway.kubelet_socket)
+        return ahead.channel if ahead is not None else _channel(self._node.kubelet_socket)
 
     def _drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
@@ -179,13 +241,13 @@ class Plugin:
             elif before.phase in _SERVED:
                 self.unserved_since = time.monotonic()
             if self.state.phase is Phase.SERVING:
-                self._gateway.beliefs.look_within(BOOKED)
+                self._node.look_within(BOOKED)
         self._keep_time(before, event)
         for action in actions:
             self._act(action)
-        self._gateway.stood(self)
+        self._node.stood(self)
         if before.stream is not None and self.state.phase in _BETWEEN and self._ahead is None:
-            self._ahead = _Ahead(_channel(self._gateway.kubelet_socket))
+            self._ahead = _Ahead(_channel(self._node.kubelet_socket))
         elif self.state.phase in _AT_REST:
             self._drop_ahead()
 
@@ -197,7 +259,7 @@ class Plugin:
         elif state.stream != before.stream:
             self.stream_since = now
             if self._without_since is not None:
-                self._gateway.tally.restart_gap(self.resource.name, now - self._without_since)
+                self._node.tally.restart_gap(self.resource.name, now - self._without_since)
             self._without_since = None
         found = isinstance(event, events.KubeletUp) and state.kubelet != before.kubelet
         resumed = before.phase is Phase.STANDBY and state.phase is not Phase.STANDBY  # Until then another one served.
@@ -223,11 +285,11 @@ class Plugin:
                 self.resource.end_streams()
             case events.Link(name):
                 with contextlib.suppress(OSError):  # The folder itself may be gone; then the watch tells.
-                    os.link(self._gateway.own_socket(self.resource.name), self._gateway.settings.socket_dir / name)
+                    os.link(self._node.own_socket(self.resource.name), self._node.settings.socket_dir / name)
                     self._log.info("put our socket's name back", name=name)
             case events.Unlink(name):
                 with contextlib.suppress(OSError):
-                    (self._gateway.settings.socket_dir / name).unlink()
+                    (self._node.settings.socket_dir / name).unlink()
             case events.Verify():
                 self._background(self._verify())
             case events.Report():
@@ -242,20 +304,20 @@ class Plugin:
             code, details = "INTERNAL", repr(error)
         self.feed(events.Replied(offer.attempt, code, details))
         if code != "OK":
-            self._gateway.tally.register_error(self.resource.name, code)
+            self._node.tally.register_error(self.resource.name, code)
         else:
-            self._gateway.tally.registration(self.resource.name, self._why)
+            self._node.tally.registration(self.resource.name, self._why)
             await self.resource.drop_earlier_servers()
 
     async def _register(self, offer: events.Offer) -> tuple[str, str]:
         dialect = by_name(offer.dialect)
         if reason := self.resource.too_large(dialect):
             return UNFIT, reason
-        socket = self._gateway.kubelet_socket
+        socket = self._node.kubelet_socket
         kubelet = kubelet_id(socket)
         if kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet:  # Else another one came in between.
             return NOBODY, f"nobody takes connections on {socket}"
-        own = self._gateway.own_socket(self.resource.name)
+        own = self._node.own_socket(self.resource.name)
         if not own.is_socket():
             return NOBODY, f"our own socket {own} is gone: the folder was replaced"
         self.feed(events.Reached(offer.attempt, kubelet))
@@ -273,7 +335,7 @@ class Plugin:
                 f"/{dialect.registration_service}/Register"
             )
             await register(wire.data, timeout=REGISTER_DEADLINE)
-            self._gateway.accepted(offer.dialect)
+            self._node.accepted(offer.dialect)
             await asyncio.sleep(CALL_FIRST)
         except grpc.aio.AioRpcError as error:
             return error.code().name, error.details() or ""
@@ -283,7 +345,7 @@ class Plugin:
 
     def _link(self, name: str) -> str:
         """Give the bound socket a fresh name in the kubelet's folder; return the endpoint to register."""
-        own, folder = self._gateway.own_socket(self.resource.name), self._gateway.settings.socket_dir
+        own, folder = self._node.own_socket(self.resource.name), self._node.settings.socket_dir
         try:
             os.link(own, folder / name)
         except OSError as error:
@@ -302,11 +364,11 @@ class Plugin:
         while listed != self.resource.devices:
             listed = self.resource.devices
             patience = (BOOKS_PATIENCE + len(listed) * BOOKS_PATIENCE_EACH) * 4.0**self.state.heals
-            held = await kubelet_view.holds(self._gateway.pod_resources, self.resource.name, listed, patience)
+            held = await kubelet_view.holds(self._node.pod_resources, self.resource.name, listed, patience)
             if self.state.stream != stream:
                 return
         self.checked = Check.UNKNOWN if held is None else Check.HELD if held else Check.LACKING
-        self._gateway.tally.checked(self.resource.name, self.checked)
+        self._node.tally.checked(self.resource.name, self.checked)
         if held is not None:
             self.feed(events.Verified(held))
 

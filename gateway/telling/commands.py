@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import structlog
@@ -26,9 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from devices.life.states import Entry
-    from devices.source import Facts
-    from gateway.daemon import Gateway
+    from devices.source import DeviceSource, Facts, Hindrance
+    from gateway.configuration.reload import Fate
+    from gateway.configuration.settings import Settings
+    from gateway.handover.standby import Standby
+    from gateway.kubelet.beliefs import Beliefs
+    from gateway.kubelet.presence import Presence
+    from gateway.memory.ledger import Ledger
+    from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Plugin
+    from gateway.tally import Tally
     from gateway.telling import status
     from gateway.wires.control import Connection, Handler
 
@@ -42,10 +49,83 @@ _log = structlog.get_logger()
 _HERE = frozenset({State.PRESENT, State.RELEASED, State.WITHHELD})
 
 
+class Drivers(Protocol):
+    """The DRA drivers of a gateway."""
+
+    def words(self, resource: str) -> str:
+        """Say for people why the kubelet isn't told of a resource by the device plugin API."""
+
+
+class Subject(Protocol):
+    """The gateway that answers."""
+
+    @property
+    def token(self) -> str:
+        """Its own token."""
+
+    @property
+    def settings(self) -> Settings:
+        """What it was told."""
+
+    @property
+    def source(self) -> DeviceSource:
+        """Where devices come from."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """What it remembers."""
+
+    @property
+    def scribe(self) -> Scribe:
+        """Writes that."""
+
+    @property
+    def beliefs(self) -> Beliefs:
+        """The kubelet's records."""
+
+    @property
+    def presence(self) -> Presence:
+        """The kubelet that is there."""
+
+    @property
+    def standby(self) -> Standby:
+        """What is known of the resources that another gateway is to serve."""
+
+    @property
+    def tally(self) -> Tally:
+        """What it counted."""
+
+    @property
+    def config(self) -> Fate:
+        """What became of its configuration file."""
+
+    @property
+    def plugins(self) -> Sequence[Plugin]:
+        """Its resources."""
+
+    @property
+    def started(self) -> float:
+        """When it started (monotonic seconds)."""
+
+    @property
+    def waits_for(self) -> str:
+        """What its start waits for, and why; empty where it doesn't."""
+
+    @property
+    def door(self) -> Drivers | None:
+        """Its DRA drivers, where devices are offered by them."""
+
+    def hindrances(self) -> Sequence[Hindrance]:
+        """Say what keeps the sources of devices from telling of them."""
+
+    async def update(self) -> None:
+        """Bring every resource's list up to date."""
+
+
 class Commands:
     """Answers for one gateway."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Subject) -> None:
         self._gateway = gateway
         self._build: status.Build | None = None
 

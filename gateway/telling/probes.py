@@ -8,19 +8,63 @@ from __future__ import annotations
 
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gateway.telling import readiness
 from gateway.wires import http
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from gateway.daemon import Gateway
+    from devices.source import Hindrance
+    from gateway.handover.age import Age
+    from gateway.handover.standby import Standby
+    from gateway.kubelet.presence import Presence
     from gateway.registration.registrar import Plugin
 
 
-def routes(gateway: Gateway) -> Mapping[str, http.Handler]:
+class Drivers(Protocol):
+    """The DRA drivers of a gateway."""
+
+    def standings(self) -> Sequence[readiness.DriverStanding]:
+        """Say where each of them stands."""
+
+
+class Judged(Protocol):
+    """The gateway that is judged."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is done with its start."""
+
+    @property
+    def age(self) -> Age:
+        """Its own age."""
+
+    @property
+    def plugins(self) -> Sequence[Plugin]:
+        """Its resources."""
+
+    @property
+    def presence(self) -> Presence:
+        """The kubelet that is there."""
+
+    @property
+    def standby(self) -> Standby:
+        """What is known of the resources that another gateway is to serve."""
+
+    @property
+    def door(self) -> Drivers | None:
+        """Its DRA drivers, where devices are offered by them."""
+
+    def hindrances(self) -> Sequence[Hindrance]:
+        """Say what keeps the sources of devices from telling of them."""
+
+    def left(self) -> list[str]:
+        """Name the resources that are left to another gateway for now."""
+
+
+def routes(gateway: Judged) -> Mapping[str, http.Handler]:
     """Answer for one gateway."""
 
     def healthz() -> http.Answer:
@@ -34,11 +78,11 @@ def routes(gateway: Gateway) -> Mapping[str, http.Handler]:
     return {"/healthz": healthz, "/readyz": readyz}
 
 
-def look(gateway: Gateway) -> readiness.Verdict:
+def look(gateway: Judged) -> readiness.Verdict:
     """Judge how a gateway stands now."""
     now = time.monotonic()
     since = gateway.presence.since if gateway.presence.since is not None else now
-    kubelet_s = now - since if gateway.kubelet_listens() else None
+    kubelet_s = now - since if gateway.presence.listens() else None
     if gateway.door is not None:
         return readiness.judge_drivers(
             gateway.door.standings(), begun=gateway.begun, kubelet_s=kubelet_s, hindrances=gateway.hindrances()
@@ -52,7 +96,7 @@ def look(gateway: Gateway) -> readiness.Verdict:
     )
 
 
-def _standing(plugin: Plugin, gateway: Gateway, now: float) -> readiness.Standing:
+def _standing(plugin: Plugin, gateway: Judged, now: float) -> readiness.Standing:
     own, other = gateway.age, plugin.standing_by_for
     return readiness.Standing(
         name=plugin.resource.name,

@@ -208,7 +208,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "nobody knows who held what before the gateway's start",
-        "gateway/daemon.py",
+        "gateway/memory/holdings.py",
         "changed = bool(known and current) and known != current and boot == self._boot_id",
         "changed = False",
         "tests/unit/test_lost_memory.py::test_nobody_looked_when_it_was_lost",
@@ -216,7 +216,7 @@ MUTANTS = (
     Mutant(
         "K6",
         "a kubelet that runs on is compared as a new one",
-        "gateway/daemon.py",
+        "gateway/memory/holdings.py",
         "changed = bool(known and current) and known != current and boot == self._boot_id",
         "changed = bool(known and current)",
         "tests/unit/test_lost_memory.py::test_pods_that_end_while_no_gateway_runs_have_ended",

@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant(
         "G2",
         "a resource that can't be bound ends the update for all",
-        "gateway/daemon.py",
+        "gateway/lists.py",
         "except (OSError, RuntimeError) as error:  # No descriptor is left, or the folder went: the others go on.",
         "except ZeroDivisionError as error:",
         "tests/unit/test_serve.py::test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_later",
@@ -85,7 +85,7 @@ MUTANTS = (
     Mutant(
         "G2",
         "a resource that couldn't be bound is remembered as if it had been sent",
-        "gateway/daemon.py",
+        "gateway/lists.py",
         "                    sent.remove(name)\n",
         "",
         "tests/unit/test_serve.py::test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_later",
@@ -93,8 +93,8 @@ MUTANTS = (
     Mutant(
         "G2",
         "a resource that couldn't be bound is not tried again",
-        "gateway/daemon.py",
-        "                    again.append(time.monotonic() + SOURCE_RETRY)\n",
+        "gateway/lists.py",
+        "                    again.append(time.monotonic() + BIND_AGAIN)\n",
         "",
         "tests/unit/test_serve.py::test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_later",
     ),
@@ -218,7 +218,7 @@ MUTANTS = (
         "T3",
         "nobody looks into a genuine kubelet's books",
         "gateway/registration/registrar.py",
-        "held = await kubelet_view.holds(self._gateway.pod_resources, self.resource.name, listed, patience)",
+        "held = await kubelet_view.holds(self._node.pod_resources, self.resource.name, listed, patience)",
         "held = None",
         "tests/compat/test_podresources.py::test_the_gateway_finds_its_registration_there[1.37]",
     ),

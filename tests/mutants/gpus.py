@@ -165,7 +165,7 @@ MUTANTS = (
     Mutant(
         "U7",
         "a source that gave up is asked again",
-        "gateway/daemon.py",
+        "gateway/following.py",
         "                self._end(error.status)\n",
         "",
         f"{_SERVE}::test_a_source_that_gives_up_ends_the_gateway",
@@ -197,7 +197,7 @@ MUTANTS = (
     Mutant(
         "U8",
         "what one source says is all there is",
-        "gateway/daemon.py",
+        "gateway/following.py",
         "                        if not isinstance(inventory, Partial):\n                            first.set()\n",
         "                        first.set()\n",
         f"{_SERVE}::test_the_start_waits_for_every_source_but_not_for_long",

@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         "M7",
         "an illness that was sent is forgotten where another gateway is given the resource",
-        "gateway/daemon.py",
+        "gateway/lists.py",
         "news = [self._remember(name, merged[name], illnesses[name]) for name in sent]",
         "news = [self._remember(name, merged[name], illnesses[name]) for name in sent if not self._plugins[name].standing_by_for]",
         "tests/unit/test_serve.py::test_an_illness_that_was_sent_is_remembered",
@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "M7",
         "an illness goes with its device",
-        "gateway/daemon.py",
+        "gateway/lists.py",
         " for device_id, row in illnesses.items() if device_id not in merged.dropped}",
         " for device_id, row in illnesses.items()}",
         "tests/unit/test_serve.py::test_an_illness_outlives_its_device",
@@ -215,7 +215,7 @@ MUTANTS = (
     Mutant(
         "M7",
         "what was handed out a moment ago isn't held",
-        "gateway/daemon.py",
+        "gateway/memory/holdings.py",
         "            self._plugins[resource].resource.note_handed_out()\n",
         "            pass\n",
         "tests/unit/test_serve.py::test_what_was_handed_out_a_moment_ago_is_held",

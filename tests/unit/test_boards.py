@@ -26,13 +26,15 @@ from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Heal
 from devices.policy import MigStrategy, Naming, Policy, Slices
 from devices.source import Inventory, Listing, Partial
 from gateway.configuration.settings import Settings
-from gateway.daemon import BOOKED_WITHIN, HOLDERS_AGAIN, Gateway
+from gateway.daemon import Gateway
 from gateway.handover import instance
 from gateway.handover.age import Age
 from gateway.kubelet import beliefs
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import CHECKPOINT, Look
 from gateway.kubelet.watch import KUBELET_SOCKET
+from gateway.lists import HOLDERS_AGAIN
+from gateway.memory.holdings import BOOKED_WITHIN
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
 from gateway.registration.serve import Resource
@@ -160,7 +162,7 @@ class Node:
         self.source = GPUSource(self.backend, self.policy, VENDORS)
         self.gateway = Gateway(Settings(socket_dir=self.folder / "dp", state_dir=self.folder / "state"), self.source)
         self.gateway.ledger.load()
-        self.gateway._recall(self.gateway.ledger.resources())
+        self.gateway.holdings.recall(self.gateway.ledger.resources())
         self.gateway._instance.create()
         self.inventories: AsyncIterator[Inventory] = self.source.watch()
 
@@ -189,7 +191,7 @@ class Node:
 
     async def _next(self) -> None:
         async with asyncio.timeout(GUARD):
-            await self.gateway._update(await anext(self.inventories))
+            await self.gateway.lists.take(await anext(self.inventories))
 
     async def pods(self, **held: Ids) -> None:
         """The kubelet writes down who holds what, by pod, and the gateway reads it."""
@@ -417,7 +419,9 @@ async def test_an_edit_gives_nobody_what_a_pod_holds(
             assert all(node.states(resource)[one] in kept for one in ids)
         await node.pods()
         assert State.WITHHELD not in [state for name in node.gateway._plugins for state in node.states(name).values()]
-        node2 = {name: {device.id for device in one.devices} for name, one in (node.gateway._inventory or {}).items()}
+        node2 = {
+            name: {device.id for device in one.devices} for name, one in (node.gateway.lists.inventory or {}).items()
+        }
         assert {name: set(ids) for name, ids in node.free().items()} == {
             name: ids for name, ids in node2.items() if ids
         }
@@ -446,7 +450,7 @@ async def test_a_silent_source_gives_nobody_what_a_pod_holds(folder: Path, after
         for holders in ({"a": held}, {}):
             node.writes(**holders)
             await node.looks()
-            await node.gateway._update(file)
+            await node.gateway.lists.take(file)
             assert node.free() == {**free, "a.b/file": ["/dev/f"]}
         await node.sees(*SPLIT)
         assert State.WITHHELD not in [state for name in node.gateway._plugins for state in node.states(name).values()]
@@ -671,7 +675,7 @@ async def test_what_no_ledger_knows_of_is_held_all_the_same(
     if read == "later":
         node.writes(a=held)
         await node.looks()
-        await asyncio.gather(*(task for task in node.gateway._tasks if not task.done()))
+        await node.gateway._tasks.settle()
     assert node.free() == free
     await node.pods()
     assert State.WITHHELD not in [state for name in node.gateway._plugins for state in node.states(name).values()]
@@ -702,7 +706,7 @@ async def test_what_only_another_gateway_serves(
     """A gateway that is rolled out with other names finds the one before it still there."""
     await node.pods(a={GPUS: held})
     node.gateway.ledger.announce(GPUS, (Device("U0"), Device("U1")))
-    monkeypatch.setattr(node.gateway, "_peers", lambda: {ELDER: Path()})
+    monkeypatch.setattr(node.gateway.others, "living", lambda: {ELDER: Path()})
     last = node.gateway.beliefs.last
     assert last is not None
     view = replace(last.view, allocatable=None if allocatable is None else {GPUS: frozenset(allocatable)})
@@ -735,7 +739,7 @@ async def test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other(
     await node.pods()
     if known:
         node.gateway.ledger.announce(GPUS, (Device("U0"),))
-    monkeypatch.setattr(node.gateway, "_peers", lambda: dict.fromkeys(peers, Path()))
+    monkeypatch.setattr(node.gateway.others, "living", lambda: dict.fromkeys(peers, Path()))
     last = node.gateway.beliefs.last
     assert last is not None
     offering = replace(last.view, allocatable={GPUS: frozenset({"U0"})})
@@ -767,7 +771,7 @@ async def test_both_offer_a_gpu(
     node.source.adopt(SHARED_AS)
     await node.sees(*WHOLE)
     monkeypatch.setattr(Resource, "streaming", streaming)
-    monkeypatch.setattr(node.gateway, "_peers", lambda: {age: node.folder})
+    monkeypatch.setattr(node.gateway.others, "living", lambda: {age: node.folder})
     data = msgspec.json.encode({"PodDeviceEntries": [], "RegisteredDevices": {GPUS: ["U0"]}})
     (node.folder / "dp" / CHECKPOINT).write_bytes(data)
     await node.looks()
@@ -785,7 +789,7 @@ async def test_both_offer_a_gpu(
 async def test_before_1_23_the_checkpoint_says_what_others_offer(
     node: Node, peers: Sequence[Age], free: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.gateway, "_peers", lambda: dict.fromkeys(peers, Path()))
+    monkeypatch.setattr(node.gateway.others, "living", lambda: dict.fromkeys(peers, Path()))
     data = msgspec.json.encode({"PodDeviceEntries": [], "RegisteredDevices": {GPUS: ["U0"]}})
     (node.folder / "dp" / CHECKPOINT).write_bytes(data)
     node.source.adopt(SHARED_AS)
@@ -812,7 +816,7 @@ async def test_kubelet_1_8_does_not_say_what_others_offer(
     try:
         other.bind(str(node.folder / instance.socket_name(serves)))
         other.listen()
-        monkeypatch.setattr(node.gateway, "_peers", lambda: {age: node.folder})
+        monkeypatch.setattr(node.gateway.others, "living", lambda: {age: node.folder})
         node.source.adopt(SHARED_AS)
         await node.sees(*WHOLE)
         assert node.free() == {"nvidia.com/gpu.shared": free}
@@ -831,10 +835,11 @@ async def test_what_the_other_gateway_offers_under_a_name_that_both_have(
     """Another MIG strategy, for example: the elder offers a GPU whole, and this one its instances, under a name of their own."""
     node.source.adopt(MIXED)
     await node.sees(*SPLIT)
-    node.gateway._plugins[GPUS].standing_by_for = standing_by_for
+    one = node.gateway._plugins[GPUS]
+    one.state = replace(one.state, standing_by_for=standing_by_for)
     if known:
         node.gateway.ledger.announce(GPUS, (Device("U0"),))
-    monkeypatch.setattr(node.gateway, "_peers", lambda: {ELDER: node.folder})
+    monkeypatch.setattr(node.gateway.others, "living", lambda: {ELDER: node.folder})
     monkeypatch.setattr(node.gateway.standby, "began", lambda _: None)
     data = msgspec.json.encode({"PodDeviceEntries": [], "RegisteredDevices": {GPUS: ["U0", "U1"]}})
     (node.folder / "dp" / CHECKPOINT).write_bytes(data)
@@ -855,7 +860,7 @@ async def test_what_another_gateway_served_is_taken_up_as_it_is_now(
     await node.pods()
     node.gateway.ledger.announce(GPUS, (Device("U0"), Device("U1")))
     await node.gateway.scribe.durable()
-    monkeypatch.setattr(node.gateway, "_peers", lambda: {ELDER: Path()})
+    monkeypatch.setattr(node.gateway.others, "living", lambda: {ELDER: Path()})
     node.source.adopt(SHARED_AS)
     await node.sees(*WHOLE)
     other = Ledger(node.folder / "state")
@@ -866,8 +871,8 @@ async def test_what_another_gateway_served_is_taken_up_as_it_is_now(
     data = {"PodUID": "b", "ContainerName": "main", "ResourceName": GPUS, "DeviceIDs": ["U1", "U2"], "AllocResp": ""}
     written = msgspec.json.encode({"PodDeviceEntries": [data], "RegisteredDevices": {}})
     (node.folder / "dp" / CHECKPOINT).write_bytes(written)
-    monkeypatch.setattr(node.gateway, "_peers", dict)
-    await node.gateway._take_up()
+    monkeypatch.setattr(node.gateway.others, "living", dict)
+    await node.gateway.others._take_up()
     assert node.states(GPUS) == {"U1": State.WITHDRAWN, "U2": State.LOST}
     assert node.free() == {"nvidia.com/gpu.shared": ["U0::0", "U0::1"]}
 
@@ -929,7 +934,7 @@ async def test_the_kubelet_forgot_while_no_gateway_ran_and_the_next_one_comes_wi
         first.bind(str(kubelet))
         await node.sees(*WHOLE)
         node.gateway.ledger.rebuild_handed_out(GPUS, {"U0": "ns/a/main"}, time.time() - 60)
-        node.gateway.ledger.compared_with(node.gateway._kubelet_named())
+        node.gateway.ledger.compared_with(node.gateway.holdings.kubelet_named())
         if not same:
             kubelet.unlink()
             second.bind(str(kubelet))

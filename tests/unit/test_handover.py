@@ -192,7 +192,7 @@ class Gateway:
             others = [peer for peer in peers if not self.handover.decides(peer, resource)]
             waits_for = self.handover.defers_to(resource) or elder_should_wait(self.age, others)
             if waits_for is not None and self.standing(resource) is not Standing.BUSY:
-                self.feed(resource, events.StandBy(waits_for.token))
+                self.feed(resource, events.StandBy(waits_for))
             elif waits_for is None and self.states[resource].phase is Phase.STANDBY:
                 self.feed(resource, events.Resume())
 

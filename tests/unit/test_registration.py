@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gateway.handover.age import Age
 from gateway.registration import events as e
 from gateway.registration import machine as r
 from gateway.registration import registrar as plugin
@@ -285,17 +286,17 @@ REGISTERED_AGAIN: list[e.Event] = [
             [],
             id="other options after it: at once",
         ),
-        pytest.param([*SERVING, e.StandBy("b")], Phase.STANDBY, [], id="a younger gateway: yield"),
+        pytest.param([*SERVING, e.StandBy(Age(1, "b"))], Phase.STANDBY, [], id="a younger gateway: yield"),
         pytest.param(
-            [*SERVING, e.StandBy("b"), e.KubeletUp(K2)],
+            [*SERVING, e.StandBy(Age(1, "b")), e.KubeletUp(K2)],
             Phase.STANDBY,
             [],
             id="yielded: not on a restart either",
         ),
         pytest.param(
-            [*SERVING, e.StandBy("b"), e.Resume()], Phase.WAITING, [], id="the younger one is gone: take over"
+            [*SERVING, e.StandBy(Age(1, "b")), e.Resume()], Phase.WAITING, [], id="the younger one is gone: take over"
         ),
-        pytest.param([e.StandBy("b"), e.Resume()], Phase.ABSENT, [], id="no kubelet yet when it takes over"),
+        pytest.param([e.StandBy(Age(1, "b")), e.Resume()], Phase.ABSENT, [], id="no kubelet yet when it takes over"),
         pytest.param([*SERVING, e.Withhold("too large")], Phase.OUT, [], id="the list grew too large: out"),
         pytest.param(
             [
@@ -355,7 +356,7 @@ def test_rule(events: list[e.Event], phase: Phase, offered: list[str]) -> None:
         pytest.param([*SERVING, e.Stop()], e.Unlink("token-1.sock"), id="stop: own name removed"),
         pytest.param([*UP, e.Stop()], e.CancelOffer(), id="stop while a Register hangs"),
         pytest.param(
-            [*SERVING, e.StandBy("b"), e.StreamOpened(5)],
+            [*SERVING, e.StandBy(Age(1, "b")), e.StreamOpened(5)],
             e.EndStreams(),
             id="standing by: a late call is ended",
         ),
@@ -635,7 +636,7 @@ def test_other_options_are_said_in_their_time_though_the_stream_was_cut_meanwhil
     assert e.CancelTimer(Timer.RENEW) not in actions
 
 
-@pytest.mark.parametrize("away", [e.StandBy("b"), e.Withhold("too large")])
+@pytest.mark.parametrize("away", [e.StandBy(Age(1, "b")), e.Withhold("too large")])
 def test_who_was_held_back_says_other_options_at_once(away: e.Event) -> None:
     """Its timer is gone with all others."""
     back: list[e.Event] = [
@@ -735,7 +736,7 @@ EVENTS = st.one_of(
             e.KubeletUp(K2),
             e.Stop(),
             e.Resume(),
-            e.StandBy("b"),
+            e.StandBy(Age(1, "b")),
             e.Withhold("x"),
             e.Renew("x"),
             e.Lacking(),

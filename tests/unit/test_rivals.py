@@ -99,10 +99,10 @@ async def test_one_that_talks_and_one_that_does_not_want_it_at_once(
 ) -> None:
     """Our Register was in flight for both: when it is over, we stand by, once."""
     gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(Policy()))
-    gateway._begun, gateway._exit = True, asyncio.get_running_loop().create_future()
+    gateway.others.begun, gateway._exit = True, asyncio.get_running_loop().create_future()
     plugin = gateway._plugins[RESOURCE] = Plugin(gateway, RESOURCE, "")
-    monkeypatch.setattr(gateway._handover, "defers_to", lambda _: Age(1, "talks"))
-    gateway._yielding.add(RESOURCE)  # For one that doesn't talk.
+    monkeypatch.setattr(gateway.others.handover, "defers_to", lambda _: Age(1, "talks"))
+    gateway.others._yielding.add(RESOURCE)  # For one that doesn't talk.
     gateway.stood(plugin)
     assert plugin.state.phase is Phase.STANDBY
 
@@ -173,12 +173,12 @@ async def test_one_that_could_not_talk_has_gone(
     plugin.checked = checked
     plugin.state = replace(plugin.state, phase=Phase.SERVING, stream=1)
     peers = {Age(1, "other"): tmp_path}  # Older: we serve.
-    monkeypatch.setattr(gateway, "_peers", lambda: peers)
-    monkeypatch.setattr(gateway._handover, "talks_to", lambda _: talks)
-    gateway._look_at_peers()
+    monkeypatch.setattr(gateway.others, "living", lambda: peers)
+    monkeypatch.setattr(gateway.others.handover, "talks_to", lambda _: talks)
+    gateway.others.look_at_peers()
     assert plugin.state.stream == 1
     peers.clear()
-    gateway._look_at_peers()
+    gateway.others.look_at_peers()
     assert (plugin.state.phase.value == Phase.WAITING.value) is anew
     await plugin.close()
 
@@ -238,10 +238,8 @@ async def test_a_new_kubelet_is_looked_into_although_the_last_one_knew_the_other
         standing_by_for=object(),
         entries=("a",),
     )
-    gateway = SimpleNamespace(
-        plugins=[plugin], kubelet_listens=lambda: True, talks=lambda _: True, doubts={}, pod_resources=Path("none")
-    )
-    one = standby.Standby(cast("Any", gateway), Path("none"))
+    own = SimpleNamespace(plugins=[plugin], kubelet_listens=lambda: True, talks=lambda _: True, doubts={})
+    one = standby.Standby(cast("Any", own), Path("none"), Path("none"), Path("none"))
     one.began(RESOURCE)
     running = asyncio.create_task(one.run())
     try:

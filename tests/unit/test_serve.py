@@ -42,10 +42,14 @@ from devices.model import (
 from devices.policy import Policy
 from devices.source import NOT_TOLD, Behind, Facts, Fate, GiveUpError, Hindrance, Inventory, Listing, Partial
 from gateway import daemon as shell
+from gateway import following
+from gateway import lists as offering
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
+from gateway.handover import peers
 from gateway.handover.age import Age
 from gateway.handover.instance import Instance, begin, socket_name
+from gateway.handover.peers import Peers
 from gateway.kubelet import drift, watch
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import Look
@@ -371,7 +375,7 @@ async def test_an_illness_that_was_sent_is_remembered(make: Make, monkeypatch: p
 
     def last_word(self: plugin.Plugin, listing: Listing | None, entries: tuple[Entry, ...]) -> None:
         publish(self, listing, entries)
-        self.standing_by_for = Age(1 << 62, "3f9a2c1d")
+        self.state = replace(self.state, standing_by_for=Age(1 << 62, "3f9a2c1d"))
 
     monkeypatch.setattr(plugin.Plugin, "publish", last_word)
     node.source.inventories.put_nowait({GPU: Listing((A,), troubles={"a": Trouble("Xid 79", Kind.RESET_REQUIRED)})})
@@ -388,7 +392,7 @@ async def test_an_illness_outlives_its_device(make: Make) -> None:
     gateway.ledger.announce(GPU, (A,))
     gateway.ledger.set_sticky(GPU, ill)
     gone = Merged((), frozenset(), dropped=frozenset({"a"}), sticky=ill, lost_since={}, again_at=None)
-    gateway._remember(GPU, gone, gateway.ledger.sticky(GPU))
+    gateway.lists._remember(GPU, gone, gateway.ledger.sticky(GPU))
     assert (gateway.ledger.announced(GPU), gateway.ledger.sticky(GPU)) == ({}, ill)
 
 
@@ -503,7 +507,7 @@ async def test_what_hinders_the_source_is_told_once(make: Make) -> None:
     told = {}
     for trouble in ("", NOT_TOLD, "it failed"):
         for hindered in ((), (own,)):
-            gateway.source_trouble = trouble
+            gateway._follower.trouble = trouble
             node.source.hindered = hindered
             told[trouble, hindered] = gateway.hindrances()
     failed = Hindrance("test", "it failed")
@@ -630,8 +634,8 @@ async def test_a_resource_that_comes_later_is_registered_too(make: Make) -> None
 async def test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_later(
     make: Make, logs: asyncio.Queue[EventDict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Gateway, "look", lambda _: None)  # Which comes now and then, and would try again, too.
-    monkeypatch.setattr(shell, "SOURCE_RETRY", 0)
+    monkeypatch.setattr(Peers, "look", lambda _: None)  # Which comes now and then, and would try again, too.
+    monkeypatch.setattr(offering, "BIND_AGAIN", 0)
     node = await make(inventory(A))
     lists = node.kubelet.lists(await node.kubelet.registered())
     assert await anext(lists) == (A,)
@@ -684,7 +688,7 @@ async def test_a_gateway_for_other_devices_is_left_alone_while_it_lives(make: Ma
 async def test_what_another_gateway_served_is_served_whatever_fails(
     make: Make, monkeypatch: pytest.MonkeyPatch, logs: asyncio.Queue[EventDict]
 ) -> None:
-    monkeypatch.setattr(shell, "SOURCE_RETRY", 0)
+    monkeypatch.setattr(peers, "UPDATE_AGAIN", 0)
     node = await make(inventory(A))
     await anext(node.kubelet.lists(await node.kubelet.registered()))
     gateway, again = node._gateway, asyncio.Event()
@@ -695,9 +699,9 @@ async def test_what_another_gateway_served_is_served_whatever_fails(
             raise RuntimeError("Too many open files")
         again.set()
 
-    monkeypatch.setattr(gateway, "update", fails)
-    one.feed(StandBy("3f9a2c1d"))
-    gateway.look()
+    monkeypatch.setattr(gateway.lists, "update", fails)
+    one.feed(StandBy(Age(1, "3f9a2c1d")))
+    gateway.others.look()
     assert await anext(node.kubelet.lists(await node.kubelet.registered())) == (A,)
     assert (await told(logs, "the lists could not be brought up to date: serving the last one"))["level"] == "error"
     async with asyncio.timeout(10):
@@ -740,7 +744,7 @@ async def test_a_register_in_flight_is_not_given_up_for_a_younger_gateway(
     gateway, one = node._gateway, node._gateway.plugins[0]
     one.state = replace(one.state, phase=Phase.ACCEPTED)
     younger()
-    gateway.look()
+    gateway.others.look()
     assert one.state.phase is Phase.ACCEPTED
     one.state = replace(one.state, phase=Phase.SERVING)
     gateway.stood(one)
@@ -765,7 +769,7 @@ async def test_what_another_gateway_serves_is_not_remembered_but_what_it_remembe
     theirs.set_forgotten(GPU, FORGOTTEN)
     theirs.save(theirs.snapshot())
     other.remove()
-    gateway.look()
+    gateway.others.look()
     assert {device.id for device in await anext(node.kubelet.lists(await node.kubelet.registered()))} == {
         *("a", "b", "theirs")
     }
@@ -800,7 +804,7 @@ async def test_what_the_one_before_remembered_last_is_taken_over(
         node._gateway.ledger.set_forgotten(GPU, FORGOTTEN)
         assert await node._gateway.scribe.durable()
 
-    monkeypatch.setattr(younger, "_be_able", able)
+    monkeypatch.setattr(younger.others.ability, "wait", able)
     other = Node(node.folder, source, node.kubelet, younger)
     try:
         rows = await anext(node.kubelet.lists(await node.kubelet.registered()))
@@ -853,8 +857,8 @@ async def test_what_is_stood_by_for_is_looked_for(
 
     monkeypatch.setattr(kubelet_view, "shown", look)
     monkeypatch.setattr(readiness, "LACKING", 0.001)
-    monkeypatch.setattr(Gateway, "unserved", lambda *_: None)
-    monkeypatch.setattr(Gateway, "talks", lambda *_: talks)
+    monkeypatch.setattr(Peers, "unserved", lambda *_: None)
+    monkeypatch.setattr(Peers, "talks", lambda *_: talks)
     node = await make(inventory(device))
     await served(node, logs)
     other = younger()
@@ -876,21 +880,21 @@ async def test_one_that_was_stood_by_for_in_vain_counts_again_once_it_registers(
     gateway, one = node._gateway, node._gateway.plugins[0]
     other = younger()
     await until(lambda: one.state.phase is Phase.STANDBY)
-    gateway.unserved(one, other.age)
+    gateway.others.unserved(one, other.age)
     lists = await served(node, logs)
-    gateway.look()
+    gateway.others.look()
     assert one.state.phase is Phase.SERVING
-    assert gateway._kubelet is not None
+    assert gateway.presence.kubelet is not None
     one.cuts += 1
-    gateway._kubelet_up(replace(gateway._kubelet, mtime_ns=1))
-    gateway.look()
+    gateway._kubelet_up(replace(gateway.presence.kubelet, mtime_ns=1))
+    gateway.others.look()
     assert one.standing_by_for is None, "that a kubelet ended our stream is no word of the other gateway's"
     lists = await served(node, logs)
     if evidence == "a cut":
         await lists.aclose()
     else:
         (node.folder / "dp" / f"{other.token}-ab12-1.sock").touch()
-        gateway.look()
+        gateway.others.look()
     await until(lambda: one.state.phase is Phase.STANDBY)
     assert one.standing_by_for == other.age
 
@@ -907,7 +911,7 @@ async def test_books_are_looked_into_again_where_the_list_changed(
     async def holds(_socket: Path, _resource: str, devices: Sequence[Device], _patience: float) -> bool:
         looks.append(devices)
         if len(looks) == 1:
-            await node._gateway._update(inventory(A, B))
+            await node._gateway.lists.take(inventory(A, B))
         return True
 
     monkeypatch.setattr(kubelet_view, "holds", holds)
@@ -931,9 +935,9 @@ async def test_what_was_handed_over_is_registered_a_moment_later(make: Make, mon
         return True
 
     monkeypatch.setattr(asyncio, "sleep", note)
-    monkeypatch.setattr(shell, "HANDED_OVER_WAIT", wait := 0.00271)  # Nothing else waits for as long.
-    monkeypatch.setattr(node._gateway._handover, "take_over", handed_over)
-    await node._gateway._take_over([Age(1, "00000001")])
+    monkeypatch.setattr(peers, "HANDED_OVER_WAIT", wait := 0.00271)  # Nothing else waits for as long.
+    monkeypatch.setattr(node._gateway.others.handover, "take_over", handed_over)
+    await node._gateway.others.take_over([Age(1, "00000001")])
     assert wait in slept
 
 
@@ -964,7 +968,7 @@ async def test_who_is_served_or_stands_by_holds_no_connection_to_the_kubelet(
     one.approach(kubelet)
     one.feed(KubeletUp(kubelet))
     assert one._ahead is None
-    one.feed(StandBy("0123abcd"))
+    one.feed(StandBy(Age(1, "0123abcd")))
     one.approach(kubelet)
     assert one._ahead is None
 
@@ -1012,7 +1016,7 @@ async def test_the_unexpected_while_registering_is_said_and_tried_again(
 
 
 async def test_a_source_that_fails_is_asked_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "SOURCE_RETRY", 0)
+    monkeypatch.setattr(following, "SOURCE_RETRY", 0)
     node = await make(inventory(A))
     lists = node.kubelet.lists(await node.kubelet.registered())
     await anext(lists)
@@ -1075,7 +1079,7 @@ async def test_each_of_several_containers_is_judged_by_the_list_that_came_meanwh
 
     async def answers(resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
         if request.device_ids == ("b",):
-            await node._gateway._update(now)
+            await node._gateway.lists.take(now)
         return await answer(resource, request, sayable)
 
     monkeypatch.setattr(node.source, "answer", answers)
@@ -1327,7 +1331,7 @@ async def test_other_options_while_the_call_is_waited_for_are_said(make: Make) -
     node = await make(inventory(A))
     first = await node.kubelet.registered()
     options = Options(pre_start_required=True)
-    await node._gateway._update(inventory(A, B, options=options))
+    await node._gateway.lists.take(inventory(A, B, options=options))
     assert [one async for one in node.kubelet.lists(first)] in ([], [(A, B)])
     again = await node.kubelet.registered()
     assert (first.options, again.options) == (Options(), options)
@@ -1346,7 +1350,7 @@ async def test_no_stream_ends_for_options_that_say_nothing_new(
     options = Options(preferred_allocation=api == "v1beta1")
     node = await make(inventory(A, options=options), api)
     lists = await served(node, logs)
-    await node._gateway._update(then)
+    await node._gateway.lists.take(then)
     await anext(lists)
     assert node._gateway._plugins[GPU].state.phase is Phase.SERVING
 
@@ -1409,7 +1413,7 @@ async def test_a_list_that_changes_while_one_is_sent_is_sent_too(make: Make, log
     async def write(data: bytes) -> None:
         sent.append(node.kubelet.dialect.decode_list(data))
         if len(sent) == 1:
-            await node._gateway._update(inventory(A, B))
+            await node._gateway.lists.take(inventory(A, B))
         else:
             enough.set()
 

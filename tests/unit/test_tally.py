@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from devices.model import Field
 from gateway import tally
+from gateway.handover.age import Age
 from gateway.registration import machine as registration
 from gateway.registration.events import (
     Event,
@@ -86,9 +87,11 @@ RENEWED = (*SERVING, Renew("options"), RETRY, Reached(2, K1), Replied(2, "OK"), 
             Cause.OPTIONS,
             id="it is time for other options",
         ),
-        pytest.param((*SERVING, StandBy("peer"), Resume(), RETRY), Cause.HANDOVER, id="the other gateway is gone"),
         pytest.param(
-            (*SERVING, StandBy("peer"), KubeletUp(K2), Resume(), RETRY),
+            (*SERVING, StandBy(Age(1, "peer")), Resume(), RETRY), Cause.HANDOVER, id="the other gateway is gone"
+        ),
+        pytest.param(
+            (*SERVING, StandBy(Age(1, "peer")), KubeletUp(K2), Resume(), RETRY),
             Cause.HANDOVER,
             id="a kubelet came while another gateway served",
         ),

@@ -325,7 +325,7 @@ class Gateway(Process):
             if self.standing_by_for != other:
                 self._standby.began()
             began, self.standing_by_for = self.standing_by_for != other, other
-            self.plugin.feed(events.StandBy(other.token))
+            self.plugin.feed(events.StandBy(other))
             if began:
                 self._standby.look_again()
         elif self.plugin.machine.phase is Phase.STANDBY and not self._resuming:

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from adapters.registry import DIALECTS, by_name
+from gateway.handover.age import Age
 from gateway.registration import events, negotiate
 from gateway.registration import machine as registration
 from gateway.registration.events import KubeletId, Phase, Timer
@@ -402,7 +403,9 @@ class Surroundings:
         if phase is Phase.STANDBY:
             yield Move("the younger gateway goes", it, events.Resume())
         elif "standby" in it.may:
-            yield Move("a younger gateway comes", self._wrong(it, "standby"), events.StandBy("younger"), calm=False)
+            yield Move(
+                "a younger gateway comes", self._wrong(it, "standby"), events.StandBy(Age(1, "younger")), calm=False
+            )
         if phase is Phase.OUT:
             yield Move("the list shrinks", it, events.Resume())
         elif "unfit" in it.may and any(end.open and end.kept for end in it.streams):

@@ -1,0 +1,104 @@
+"""Whether the kubelet that runs would take a resource from this gateway: asked before anything is taken from another one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from adapters.registry import by_name
+from gateway.kubelet import api as kubelet_api
+from gateway.kubelet.watch import kubelet_id
+from gateway.registration.negotiate import CHOICES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gateway.kubelet.presence import Presence
+    from gateway.registration.events import KubeletId
+    from gateway.registration.registrar import Plugin
+
+PEERS_AGAIN = 0.5
+"""Seconds between two looks whether another gateway still is there."""
+PROBE_TIME = 1.0
+"""Seconds within which a kubelet must say which API it speaks, before anything is taken from another gateway."""
+PROBE_AGAIN = 15.0
+"""Seconds until one that didn't say it is asked again, at most."""
+_log = structlog.get_logger()
+
+
+class Ability:
+    """What this gateway could serve.
+
+    Args:
+        api: the choice of APIs (``--api``).
+        presence: the kubelet that is there.
+        plugins: the resources of this gateway, by name.
+        living: gives the other living gateways; None where that can't be told.
+        changed: takes each resource of which more is known now.
+    """
+
+    def __init__(
+        self,
+        api: str,
+        presence: Presence,
+        plugins: Mapping[str, Plugin],
+        living: Callable[[], object],
+        changed: Callable[[str], None],
+    ) -> None:
+        self._api, self._presence, self._plugins = api, presence, plugins
+        self._living, self._changed = living, changed
+        self._speaks: tuple[KubeletId, str | None] | None = None
+        """Which kubelet said that it speaks which of our dialects (None: none), where it was asked."""
+
+    async def wait(self) -> None:
+        """Leave all to another gateway, as long as one is there, until the kubelet would take any resource from this one."""
+        told, wait = "", PEERS_AGAIN
+        while self._living() and (reason := await self._unable()):
+            if reason != told:
+                _log.warning("waiting: another gateway serves, and this one could not", reason=reason)
+                for plugin in self._plugins.values():
+                    plugin.trouble = f"another gateway serves, and this one could not: {reason}"
+            told, seen, ends = reason, self._presence.kubelet, time.monotonic() + wait
+            while time.monotonic() < ends and self._presence.kubelet == seen and self._living():  # noqa: ASYNC110 - who goes tells nobody
+                await asyncio.sleep(PEERS_AGAIN)
+            wait = min(2 * wait, PROBE_AGAIN)
+        if told:
+            for plugin in self._plugins.values():
+                plugin.trouble = ""
+
+    async def _unable(self) -> str:
+        """Say why no resource of this gateway could be served by the kubelet that runs; empty where one could, or none runs."""
+        if not self._presence.listens():
+            return ""
+        if reason := await self.probe():
+            return reason
+        unfit = [self.unfit(plugin) for plugin in self._plugins.values()]
+        return "" if None in unfit else next((reason for reason in unfit if reason), "")
+
+    async def probe(self) -> str:
+        """Ask the kubelet which API it speaks, once for each kubelet; return why that can't be known now."""
+        kubelet = kubelet_id(self._presence.socket)
+        if kubelet is None or (self._speaks is not None and self._speaks[0] == kubelet):
+            return ""
+        found = await kubelet_api.ask(self._presence.socket, PROBE_TIME)
+        if not found.answered:
+            return f"expected the kubelet to answer a Register within {PROBE_TIME:g} s: {found.says}"
+        if found.api is not None:  # Of what it says else, nobody knows what it means: a Register will show.
+            self._speaks = (kubelet, found.api if found.api in CHOICES[self._api] else None)
+        for name in self._plugins:
+            self._changed(name)
+        return ""
+
+    def unfit(self, plugin: Plugin) -> str | None:
+        """Say why a resource could not be served by the kubelet that runs; None where it could, as far as that is known."""
+        if not plugin.entries:
+            return "it has no devices"
+        if self._speaks is None or self._speaks[0] != kubelet_id(self._presence.socket):
+            return None
+        api = self._speaks[1]
+        if api is None:
+            return f"this kubelet speaks none of the APIs that --api {self._api} allows: use --api auto"
+        return plugin.resource.too_large(by_name(api))

@@ -1,0 +1,363 @@
+"""The other gateways of this node: which resources are left to them, and what is served when they go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from devices.model import Health
+from gateway.handover import instance, standby
+from gateway.handover.ability import Ability
+from gateway.handover.age import Doubt, elder_should_wait
+from gateway.handover.events import Outcome, Standing, standing
+from gateway.handover.leases import Leases
+from gateway.handover.standby import Standby
+from gateway.handover.talk import Handover
+from gateway.kubelet.beliefs import CHECKPOINT
+from gateway.kubelet.watch import listens
+from gateway.registration import events
+from gateway.registration.events import Phase
+from gateway.registration.registrar import warm_up
+from gateway.tally import Check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from adapters.dialect import Level
+    from gateway.configuration.settings import Settings
+    from gateway.handover.age import Age
+    from gateway.handover.instance import Instance
+    from gateway.kubelet.beliefs import Beliefs
+    from gateway.kubelet.presence import Presence
+    from gateway.memory.holdings import Holdings
+    from gateway.memory.scribe import Scribe
+    from gateway.registration.events import KubeletId
+    from gateway.registration.registrar import Plugin
+    from gateway.tally import Tally
+    from gateway.tasks import Tasks
+
+HANDED_OVER_WAIT = 0.002
+"""Seconds between an elder's word that its streams have ended and our Register: for the same reason as
+``registration.CUT_WAIT``, but that word was a millisecond on its way, and the books are looked at afterwards."""
+PEERS_AGAIN = 0.5
+"""Seconds between two looks whether another gateway still is there, while this one knows of no device."""
+PROBE_AFTER = 0.5
+"""Seconds after a kubelet was found at which it is asked: the Registers go first."""
+UPDATE_AGAIN = 5.0
+"""Seconds until lists that could not be brought up to date are tried again."""
+_log = structlog.get_logger()
+
+
+class Lists(Protocol):
+    """The lists of this gateway, as far as they depend on the others."""
+
+    @property
+    def inventory(self) -> object | None:
+        """What the source said last; None while it has said nothing."""
+
+    async def update(self) -> None:
+        """Bring every list up to date."""
+
+    def update_again(self, moments: Sequence[float]) -> None:
+        """Do so again at the first of these moments (monotonic seconds)."""
+
+    def only_remembered(self) -> Collection[str]:
+        """Return the resources that the ledger knows and nobody here serves."""
+
+
+class Peers:
+    """The other gateways, and what is agreed with them.
+
+    Args:
+        settings: what the gateway was told.
+        own: this gateway's own place among them.
+        presence: the kubelet that is there.
+        beliefs: its records.
+        scribe: reads what the others wrote into the state file.
+        holdings: what containers hold.
+        plugins: the resources of this gateway, by name.
+        lists: gives their lists, which depend on the others, too.
+        ending: whether this gateway is about to end.
+        tally: counts handovers.
+        tasks: runs what nobody waits for.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        own: Instance,
+        presence: Presence,
+        beliefs: Beliefs,
+        scribe: Scribe,
+        holdings: Holdings,
+        plugins: Mapping[str, Plugin],
+        lists: Callable[[], Lists],
+        ending: Callable[[], bool],
+        tally: Tally,
+        tasks: Tasks,
+    ) -> None:
+        self._settings, self._instance, self._presence, self._beliefs = settings, own, presence, beliefs
+        self._scribe, self._holdings, self._plugins, self._lists = scribe, holdings, plugins, lists
+        self._ending, self._tally, self._tasks = ending, tally, tasks
+        self.begun = False
+        """Whether this gateway is done with its start."""
+        self.handover = Handover(own.age, settings.state_dir, self, tally.handover)
+        self.ability = Ability(settings.api, presence, plugins, self.living, self.handover.changed)
+        self.standby = Standby(
+            self, settings.socket_dir, settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
+        )
+        self._leases = Leases(self._left, tasks)
+        self.doubts: dict[str, dict[Age, Doubt]] = {}
+        """The younger gateways, by resource, that can't talk and for which we stood by in vain."""
+        self._resuming: set[str] = set()
+        self._silent: set[Age] = set()
+        """The other gateways that can't be talked to."""
+        self._yielding: set[str] = set()
+        """What another gateway is to serve as soon as no Register of ours is in flight for it."""
+        self._asked = False
+        """Whether the gateways that were there first were asked for what we have."""
+
+    @property
+    def age(self) -> Age:
+        """This gateway's own age."""
+        return self._instance.age
+
+    @property
+    def plugins(self) -> Sequence[Plugin]:
+        """The resources of this gateway."""
+        return tuple(self._plugins.values())
+
+    # Who is there, and serves what.
+
+    def living(self) -> dict[Age, Path] | None:
+        """Return the other living gateways; None where no descriptor is left to look for them.
+
+        None of them is any business of one whose devices are offered by DRA.
+        """
+        if self._settings.dra != "off":
+            return {}
+        try:
+            return self._instance.peers()
+        except OSError as error:
+            _log.warning("other gateways can't be looked for", reason=str(error))
+            return None
+
+    def elsewhere(self, resource: str) -> bool:
+        """Whether another gateway serves a resource."""
+        plugin = self._plugins.get(resource)
+        if plugin is not None and any(device.health is Health.HEALTHY for device in plugin.resource.devices):
+            return plugin.standing_by_for is not None or self.handover.defers_to(resource) is not None
+        return any(listens(folder / instance.socket_name(resource)) for folder in (self.living() or {}).values())
+
+    def to_be_sent(self, names: Iterable[str]) -> list[str]:
+        """Choose the resources that this gateway serves, or is about to: not those that it is to leave to another."""
+        peers = {} if self.begun else self.living() or {}
+        if peers and not self._asked:
+            return []
+        return [
+            name
+            for name in names
+            if not (name in self._plugins and self._plugins[name].standing_by_for)
+            and self.handover.defers_to(name) is None
+            and not (peers and self._younger(name, peers))
+        ]
+
+    def look(self) -> None:
+        """Let each resource stand by or resume; what only others served is taken up when nobody is left to."""
+        if self.begun and not self._ending():
+            self.look_at_peers()
+            if self._lists().only_remembered() and self.living() == {}:
+                self._tasks.background(self._take_up())
+
+    def look_at_peers(self) -> None:
+        """Stand by, resource by resource, for the gateway that serves it instead: by what was agreed, else by age."""
+        peers = self.living()
+        if peers is None or self._settings.dra != "off":
+            return
+        self._yielding.clear()
+        self._look_for_gone(peers)
+        for name, plugin in self._plugins.items():
+            other = self.handover.defers_to(name) or self._served_by(name, peers)
+            if other is not None:
+                if plugin.standing_by_for != other:
+                    self.standby.began(name)
+                    # It may offer, under this name too, what is offered here under others.
+                    self._beliefs.look_within(0)
+                plugin.feed(events.StandBy(other))
+            elif plugin.state.phase is Phase.STANDBY and name not in self._resuming:
+                self._resuming.add(name)
+                self._tasks.background(self._resume(plugin))
+        if any(peer < self._instance.age for peer in peers):
+            self._tasks.background(self._ask_elders(peers))
+
+    def _look_for_gone(self, peers: Collection[Age]) -> None:
+        """Register once more where a gateway that couldn't talk has gone, and this kubelet doesn't tell whom it holds.
+
+        Kubelets 1.12 to 1.22 leave our stream open when another gateway registers, and give out nothing when that one ends.
+        """
+        gone, self._silent = self._silent - set(peers), {age for age in peers if not self.handover.talks_to(age)}
+        for plugin in self._plugins.values() if gone else ():
+            if plugin.checked is Check.UNKNOWN and plugin.state.phase is Phase.SERVING:
+                plugin.feed(events.Renew("another gateway ended, and this kubelet doesn't tell whom it holds"))
+
+    def _served_by(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
+        """Return the younger gateway, of those that can't be talked to, to which a resource must be left."""
+        younger = self._younger(resource, peers)
+        if younger is None:
+            return None
+        if self.standing(resource) is Standing.BUSY:  # A Register that is given up goes on in kubelets 1.25 to 1.34.
+            self._yielding.add(resource)
+            return None
+        self._leases.hold(peers[younger] / instance.socket_name(resource))
+        return younger
+
+    def _younger(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
+        """Return the younger gateway, of those that can't be talked to, that offers a resource."""
+        offering = [
+            age
+            for age, folder in peers.items()
+            if not self.handover.decides(age, resource) and listens(folder / instance.socket_name(resource))
+        ]
+        if resource in self.doubts and self.kubelet_listens():
+            names, cuts = standby.names_in(self._settings.socket_dir), self._plugins[resource].cuts
+            self.doubts[resource] = {
+                age: doubt
+                for age, doubt in self.doubts[resource].items()
+                if age in peers and not doubt.over(cuts, standby.names_of(age, names))
+            }
+        return elder_should_wait(self._instance.age, offering, self.doubts.get(resource, {}))
+
+    def unserved(self, plugin: Plugin, other: Age) -> None:
+        """Take a resource back that another gateway is to serve, and that the kubelet's records lack."""
+        name = plugin.resource.name
+        if self.handover.defers_to(name) is not None:
+            self.handover.unserved(name)
+            return
+        doubt = Doubt(plugin.cuts, standby.names_of(other, standby.names_in(self._settings.socket_dir)))
+        self.doubts.setdefault(name, {})[other] = doubt
+        self._tally.handover("elder", Outcome.BACK.value)
+        _log.warning(
+            "taking it back: the kubelet's records show no device of it",
+            resource=name,
+            peer=other.token,
+            advice="a younger gateway has a socket for it and doesn't serve it: look at that one, or end it",
+        )
+        self.look()
+
+    def talks(self, plugin: Plugin) -> bool:
+        """Tell whether the gateway that a resource stands by for talks to us."""
+        return self.handover.defers_to(plugin.resource.name) is not None
+
+    async def _ask_elders(self, elders: Collection[Age]) -> None:
+        await self.handover.take_over(elders)
+
+    def _left(self) -> None:
+        if not self._ending():
+            self.look_at_peers()
+
+    # What happens.
+
+    def kubelet_up(self, kubelet: KubeletId) -> None:
+        """Take note of a new kubelet: it knows nobody yet."""
+        self.standby.kubelet_up(kubelet.mtime_ns)
+        self.doubts = {
+            name: {age: Doubt(self._plugins[name].cuts, doubt.names) for age, doubt in doubts.items()}
+            for name, doubts in self.doubts.items()
+        }
+        if self.handover.talks:
+            asyncio.get_running_loop().call_later(PROBE_AFTER, lambda: self._tasks.background(self.ability.probe()))
+
+    def stood(self, plugin: Plugin) -> None:
+        """Take note that a resource's registration may stand elsewhere now."""
+        name = plugin.resource.name
+        self.handover.changed(name)
+        if plugin.state.phase is Phase.WAITING and self.doubts.get(name):
+            self.look()
+        if name in self._yielding and self.standing(name) is not Standing.BUSY:
+            self.look()
+
+    # What is taken over.
+
+    def approach(self, kubelet: KubeletId) -> None:
+        """Begin to connect to a kubelet that is there."""
+        for plugin in self._plugins.values():
+            plugin.approach(kubelet)
+
+    async def know_devices(self, first: asyncio.Event, backend: str) -> None:
+        """Leave all to another gateway, as long as one is there, until the source has told of its devices once.
+
+        Or an update to a release that finds no device would go on from node to node, by what each ledger remembers.
+        """
+        if self._lists().inventory is None and self.living():
+            _log.warning("waiting for the devices: meanwhile another gateway serves", backend=backend)
+        while self._lists().inventory is None and self.living():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PEERS_AGAIN):
+                    await first.wait()
+
+    async def take_over(self, elders: Collection[Age]) -> None:
+        """Ask older gateways for what they serve; what they remembered until then is remembered here, too."""
+        self._asked = True
+        if not elders:
+            if self.living():  # What they don't serve, this one does: it is remembered before it is sent.
+                await self._lists().update()
+            return
+        if self.kubelet_listens():
+            await warm_up(self._presence.socket)
+        asked = await self.handover.take_over(elders)
+        if asked and self._presence.kubelet is not None:
+            self.approach(self._presence.kubelet)
+        await self._scribe.load()
+        self._holdings.recall(fresh=True)
+        await asyncio.gather(self._lists().update(), asyncio.sleep(HANDED_OVER_WAIT if asked else 0))
+
+    async def _resume(self, plugin: Plugin) -> None:
+        """Serve a resource again that another gateway served, with what that one remembered of it."""
+        try:
+            plugin.feed(events.Ours())
+            await self._scribe.load()
+            self._holdings.recall([plugin.resource.name], fresh=True)
+            await self._lists().update()
+        except Exception:  # noqa: BLE001 - nobody else serves it, and the list of before is better than none
+            _log.exception("the lists could not be brought up to date: serving the last one", retry_s=UPDATE_AGAIN)
+            self._lists().update_again([time.monotonic() + UPDATE_AGAIN])
+        finally:
+            self._resuming.discard(plugin.resource.name)
+        if not plugin.standing_by_for:
+            plugin.feed(events.Resume())
+
+    async def _take_up(self) -> None:
+        """Serve what only another gateway served, with what that one remembered of it and by what is held now."""
+        await self._scribe.load()
+        await self._beliefs.look()
+        await self._lists().update()
+
+    # What the handover asks (a ``talk.Holder``).
+
+    def resources(self) -> Collection[str]:
+        """Return the resources of this gateway."""
+        return self._plugins.keys()
+
+    def standing(self, resource: str) -> Standing:
+        """Return where the registration of a resource stands."""
+        plugin = self._plugins[resource]
+        stands = standing(plugin.state.phase, streams=plugin.resource.streaming, refused=plugin.state.refused)
+        return Standing.OUT if stands is Standing.IDLE and self.ability.unfit(plugin) else stands
+
+    def level(self, resource: str) -> Level | None:
+        """Return the kubelets that fit the evidence of a resource's stream; None without one."""
+        plugin = self._plugins[resource]
+        return plugin.resource.level if plugin.resource.streaming else None
+
+    def kubelet_listens(self) -> bool:
+        """Tell whether a kubelet takes connections now."""
+        return self._presence.listens()
+
+    def renew(self, resource: str) -> None:
+        """Register a resource once more: the kubelet may hold another gateway's Register."""
+        self._plugins[resource].feed(events.Renew("another gateway registered at the same time"))

@@ -1,0 +1,349 @@
+"""The lists of all resources: put together from what the source sees and what is remembered, durable before they are sent.
+
+What is offered is decided in ``devices.life`` and ``devices.boards``; here it is asked, remembered and published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+from msgspec.structs import replace
+
+from devices import boards
+from devices.life import merging, states
+from devices.model import Health
+from devices.source import Listing, Partial, listed
+from gateway.kubelet import beliefs
+from gateway.kubelet.owners import Owners
+from gateway.memory.claimed import on_hardware
+from gateway.memory.ledger import boot_id
+from gateway.registration import events
+from gateway.telling import changes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from devices.boards import Claim
+    from devices.model import Device
+    from devices.source import DeviceSource, Inventory
+    from gateway.configuration.settings import Settings
+    from gateway.handover.age import Age
+    from gateway.kubelet.beliefs import Beliefs
+    from gateway.kubelet.presence import Presence
+    from gateway.memory.holdings import Holdings
+    from gateway.memory.ledger import Ledger
+    from gateway.memory.scribe import Scribe
+    from gateway.registration.registrar import Plugin
+    from gateway.tasks import Tasks
+
+BIND_AGAIN = 5.0
+"""Seconds until a resource whose socket can't be bound is tried again."""
+LOOK_AGAIN = 30.0
+"""Seconds between two looks into the kubelet's books while a device waits for what they show."""
+HOLDERS_AGAIN = 2.0
+"""The same, where devices are withheld until their holder has ended."""
+LOOK_FOR_METRICS = 60.0
+LONGEST_TIMER = 3600.0
+_WAITING = frozenset({states.State.WITHDRAWN, states.State.LOST})
+_log = structlog.get_logger()
+
+
+class Others(Protocol):
+    """The other gateways of this node, as far as the lists depend on them."""
+
+    @property
+    def age(self) -> Age:
+        """This gateway's own age."""
+
+    def living(self) -> Mapping[Age, Path] | None:
+        """Return those that live, with their folders; None where that can't be told."""
+
+    def elsewhere(self, resource: str) -> bool:
+        """Whether another gateway serves a resource."""
+
+    def to_be_sent(self, names: Iterable[str]) -> list[str]:
+        """Choose the resources that this gateway serves, or is about to."""
+
+
+class Lists:
+    """What is on offer of each resource.
+
+    Args:
+        settings: what the gateway was told.
+        source: where devices come from.
+        ledger: what was announced, to whichever kubelet.
+        scribe: writes it.
+        beliefs: the kubelet's records.
+        presence: whether a kubelet is there.
+        holdings: what containers hold.
+        others: the other gateways.
+        plugins: the resources of this gateway, by name; new ones are added here.
+        make: makes a resource of that name, bound to nothing yet.
+        changed: called when lists have changed, or what is known of their holders.
+        sent: awaited at the end of each update, with whether a resource is new.
+        tasks: runs what nobody waits for.
+        started: when the gateway started (monotonic seconds).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: DeviceSource,
+        ledger: Ledger,
+        scribe: Scribe,
+        beliefs: Beliefs,
+        presence: Presence,
+        holdings: Holdings,
+        others: Others,
+        plugins: dict[str, Plugin],
+        make: Callable[[str], Plugin],
+        changed: Callable[[], None],
+        sent: Callable[[bool], Awaitable[None]],
+        tasks: Tasks,
+        started: float,
+    ) -> None:
+        self._settings, self._source, self._ledger, self._scribe = settings, source, ledger, scribe
+        self._beliefs, self._presence, self._holdings, self._others = beliefs, presence, holdings, others
+        self._plugins, self._make, self._changed, self._sent = plugins, make, changed, sent
+        self._tasks, self._started = tasks, started
+        self._owners = Owners(ledger, beliefs, source, holdings.held, others.elsewhere)
+        self._claims: Sequence[Claim] = ()
+        """What of the hardware is taken under IDs that aren't offered here."""
+        self.inventory: Inventory | None = None
+        """What the source said last."""
+        self.lock = asyncio.Lock()
+        """Held while the lists, or the sockets behind them, change."""
+        self._boot_id = boot_id()
+        self._again: asyncio.TimerHandle | None = None
+
+    async def update(self) -> None:
+        """Bring every resource's list up to date, because something else than the source has news."""
+        await self.take(self.inventory)
+
+    async def take(self, inventory: Inventory | None) -> None:
+        """Bring every list up to what the source says (None: not looked yet). New IDs are durable before they are sent.
+
+        What only the ledger knows is left to another gateway, as long as one lives: it may have other devices than this one.
+        """
+        async with self.lock:
+            self.inventory, claimed = inventory, self._claimed()
+            clock = merging.Clock(time.monotonic(), time.time(), self._started)
+            known = self._ledger.resources()
+            if self.only_remembered() and self._others.living():
+                known = tuple(name for name in known if name in self._plugins)
+            listings: dict[str, Listing | None] = dict.fromkeys(known)
+            if inventory is not None:
+                listings |= {name: listed(inventory, name) for name in (*known, *inventory)}
+                if self._beliefs.last is None and self._has_unheard_of(inventory):
+                    await self._beliefs.look()  # Somebody may hold them under other IDs.
+            illnesses = {name: self._ledger.sticky(name) for name in listings}
+            merged, given = self._merge(listings, clock), self._given()
+            # What isn't sent isn't remembered: what counts is what the gateway that serves it remembers.
+            sent = self._others.to_be_sent(merged)
+            if any(merged[name].new for name in sent):
+                for name in sent:
+                    self._ledger.announce(name, tuple(entry.device for entry in merged[name].entries))
+                await self._scribe.durable()
+            before = frozenset(self._plugins)
+            again = []
+            for name in merged.keys() - before:
+                plugin = self._make(name)
+                if self._settings.dra != "off":  # Its devices are offered by DRA alone.
+                    self._plugins[name] = plugin
+                    plugin.feed(events.StandBy(None))
+                    continue
+                try:
+                    await plugin.bind()
+                except (OSError, RuntimeError) as error:  # No descriptor is left, or the folder went: the others go on.
+                    _log.error("can't be bound", resource=name, reason=str(error), retry_s=BIND_AGAIN)
+                    again.append(time.monotonic() + BIND_AGAIN)
+                    del merged[name]
+                    sent.remove(name)
+                else:
+                    self._plugins[name] = plugin
+            if self._given() != given:  # Somebody got a device meanwhile, by the lists of before.
+                merged = self._merge({name: listings[name] for name in merged}, clock)
+            shown = {name: self._plugins[name].entries for name in merged}
+            for name, one in merged.items():
+                self._plugins[name].publish(listings[name], one.entries)
+            self._changed()
+            try:
+                await asyncio.sleep(0)  # The streams come first: to note thousands of devices takes milliseconds.
+            finally:
+                news = [self._remember(name, merged[name], illnesses[name]) for name in sent]
+                if any(news):
+                    self._tasks.background(self._scribe.durable())
+                for name in sent:
+                    changes.tell(name, shown[name], self._plugins[name].entries)
+                for name in merged if self._settings.dra == "off" else ():
+                    self._beliefs.listed(name, self._plugins[name].resource.devices)
+            self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
+            self._look_for(claimed)
+            await self._sent(any(name not in before for name in self._plugins))
+
+    def _merge(self, listings: Mapping[str, Listing | None], clock: merging.Clock) -> dict[str, merging.Merged]:
+        """Put what is remembered together with what is there, resource by resource; hardware that is held is given once."""
+        known = {name: self._known(name, listing) for name, listing in listings.items()}
+        before = {name: self._plugins[name].entries if name in self._plugins else {} for name in listings}
+        grace, merged = self._settings.startup_grace, {}
+        if self.inventory is None:
+            self._claims = list(self._prepared())
+        else:
+            remaining = {
+                name: merging.remaining(known[name], listing, before[name], clock, grace)
+                for name, listing in listings.items()
+                if listing is not None
+            }
+            heeded = self._heeded(self._owners.claims(remaining, _offered(listings)), listings)
+            self._claims = [*heeded, *self._prepared()]
+        for name, listing in listings.items():
+            held = known[name].held or frozenset()
+            offered = known[name].announced.values() if listing is None else listing.devices
+            one = replace(known[name], withheld=boards.withheld(self._claims, offered, held))
+            merged[name] = merging.merge(one, listing, before[name], clock, grace)
+        return merged
+
+    def _prepared(self) -> Iterable[Claim]:
+        """Claim what is prepared for ResourceClaims from before, when DRA was on; with it on, that is not offered otherwise."""
+        return on_hardware(self._ledger.claims) if self._settings.dra == "off" else ()
+
+    def _heeded(self, claims: Sequence[Claim], ours: Container[str]) -> Sequence[Claim]:
+        """Leave out what younger gateways offer and we do, too: they leave it to us. What others offer outlives a kubelet's restart.
+
+        A checkpoint still names what nobody serves any more: it counts as long as another gateway lives.
+        """
+        if not any(claim.offer for claim in (*claims, *self._claims)):
+            return claims
+        peers = self._others.living()
+        if peers and all(peer > self._others.age for peer in peers):
+            claims = boards.not_beside(self._given_out(), claims)
+        last, since = self._beliefs.last, self._presence.since
+        if peers == {} and (last is None or last.view.allocatable is None):
+            claims = [claim for claim in claims if not claim.offer]
+        if last is not None and since is not None and last.at - since >= beliefs.AFTER_START:
+            return claims
+        found = {(claim.resource, claim.device_id) for claim in claims}
+        served = {plugin.resource.name for plugin in self._plugins.values() if plugin.resource.streaming}
+        kept = [
+            claim
+            for claim in self._claims
+            if claim.offer
+            and claim.resource not in served
+            and (claim.resource not in ours or self._others.elsewhere(claim.resource))
+            and (claim.resource, claim.device_id) not in found
+        ]
+        return [*claims, *kept]
+
+    def _given_out(self) -> Iterator[Device]:
+        """Give the devices that the kubelet may give to a pod because of our lists."""
+        for plugin in self._plugins.values():
+            if plugin.resource.streaming:
+                yield from (device for device in plugin.resource.devices if device.health is Health.HEALTHY)
+
+    def _known(self, name: str, listing: Listing | None) -> merging.Known:
+        announced = self._ledger.announced(name)
+        listed = {device.id for device in listing.devices} if listing is not None else announced.keys()
+        return merging.Known(
+            announced,
+            boot_id=self._boot_id,
+            cordons={device_id: cordon.reason for device_id, cordon in self._ledger.cordons.items()},
+            sticky=self._ledger.sticky(name),
+            held=self._owners.held(name),
+            fates={device_id: self._source.fate(name, device_id) for device_id in announced.keys() - listed},
+            lost_since=self._ledger.lost_since(name),
+        )
+
+    def _has_unheard_of(self, inventory: Inventory) -> bool:
+        """Whether a source offers IDs that no kubelet was ever told of, as far as the ledger knows."""
+        return any(ids - self._ledger.announced(name).keys() for name, ids in _offered(inventory).items())
+
+    def _given(self) -> int:
+        """Count the containers that were given devices."""
+        return sum(plugin.resource.given for plugin in self._plugins.values())
+
+    def _claimed(self) -> frozenset[tuple[str, str]]:
+        return frozenset((claim.resource, claim.device_id) for claim in self._claims)
+
+    def _look_for(self, known: frozenset[tuple[str, str]]) -> None:
+        """Have the kubelet's books read while a claim waits for its end; at once where there are others than ``known``."""
+        if self._claims:
+            self._beliefs.look_within(HOLDERS_AGAIN if self._claimed() <= known else 0)
+
+    def _remember(self, name: str, merged: merging.Merged, illnesses: Mapping[str, merging.Sticky]) -> bool:
+        """Write into the ledger what follows from a list; True where that should be on disk at once, not only soon."""
+        news = self._ledger.announce(name, tuple(entry.device for entry in merged.entries))
+        self._ledger.withdraw(name, merged.dropped)  # Forgets their illnesses too, which outlive them.
+        illnesses = {device_id: row for device_id, row in illnesses.items() if device_id not in merged.dropped}
+        news = self._ledger.set_sticky(name, merged.sticky, since=illnesses) or news
+        self._ledger.set_lost_since(name, merged.lost_since)
+        self._scribe.soon()
+        return news
+
+    def update_again(self, moments: Sequence[float]) -> None:
+        """Bring the lists up to date again at the first of these moments (monotonic seconds)."""
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if moments:
+            delay = min(max(min(moments) - time.monotonic(), 0.01), LONGEST_TIMER)
+            self._again = asyncio.get_running_loop().call_later(delay, self._refresh)
+
+    def unremembered(self) -> bool:
+        """Whether something is about to be sent that the ledger doesn't know."""
+        plugins = (self._plugins[name] for name in self._others.to_be_sent(self._plugins))
+        return any(one.entries.keys() - self._ledger.announced(one.resource.name).keys() for one in plugins)
+
+    def only_remembered(self) -> Collection[str]:
+        """Return the resources that the ledger knows and nobody here serves."""
+        return set(self._ledger.resources()) - self._plugins.keys()
+
+    def left(self) -> list[str]:
+        """Name the resources that are left to another gateway until their source has told of its devices."""
+        inventory = self.inventory
+        if not isinstance(inventory, Partial) or not self._others.living():
+            return []
+        return sorted(filter(inventory.awaits, self.only_remembered()))
+
+    def looked(self) -> None:
+        """Take note that the kubelet's books were read: what waited for that goes on."""
+        waiting = bool(self._claims and self._plugins) or any(
+            entry.state in _WAITING or (entry.beneath is not None and entry.beneath.state in _WAITING)
+            for plugin in self._plugins.values()
+            for entry in plugin.entries.values()
+        )
+        if not waiting and self.inventory is not None:  # What was offered until now by books of before, or by none.
+            waiting = bool(self._heeded(self._owners.of_others(_offered(self.inventory)), self._plugins))
+        self._changed()
+        if waiting:
+            if self.only_remembered():  # What another gateway remembers may be over, too.
+                self._tasks.background(self._refresh_remembered())
+            else:
+                self._refresh()
+            self._beliefs.look_within(HOLDERS_AGAIN if self._claims else LOOK_AGAIN)
+        elif self._settings.metrics_address is not None:
+            self._beliefs.look_within(LOOK_FOR_METRICS)
+
+    async def _refresh_remembered(self) -> None:
+        await self._scribe.load()
+        await self.update()
+
+    def _refresh(self) -> None:
+        self._tasks.background(self.update())
+
+    def close(self) -> None:
+        """Bring them up to date no more by itself."""
+        if self._again is not None:
+            self._again.cancel()
+
+
+def _offered(listings: Mapping[str, Listing | None]) -> dict[str, frozenset[str]]:
+    """Give the IDs that sources offer, by resource; of one that hasn't told yet there are none."""
+    return {
+        name: frozenset(device.id for device in listing.devices)
+        for name, listing in listings.items()
+        if listing is not None
+    }

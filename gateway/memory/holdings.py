@@ -1,0 +1,152 @@
+"""What containers hold: by the kubelet's records, by what was handed out since, and by what the state file remembers of both."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from gateway.kubelet import beliefs
+from gateway.kubelet.drift import Earlier
+from gateway.kubelet.watch import kubelet_id
+from gateway.memory.ledger import boot_id
+from gateway.registration.events import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+
+    from gateway.kubelet.beliefs import Beliefs
+    from gateway.kubelet.presence import Presence
+    from gateway.memory.ledger import Ledger
+    from gateway.memory.scribe import Scribe
+    from gateway.registration.registrar import Plugin
+    from gateway.tasks import Tasks
+
+BOOKED_WITHIN = 1.5
+"""Seconds that a kubelet is given to write down what Allocate answered: its books of before that don't end a hand-out."""
+
+
+class Holdings:
+    """Who holds what on this node.
+
+    Args:
+        ledger: remembers it.
+        scribe: writes that.
+        beliefs: the kubelet's records.
+        presence: which kubelet is there.
+        plugins: the resources of this gateway, by name.
+        tasks: runs what nobody waits for.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        scribe: Scribe,
+        beliefs: Beliefs,
+        presence: Presence,
+        plugins: Mapping[str, Plugin],
+        tasks: Tasks,
+    ) -> None:
+        self._ledger, self._scribe, self._beliefs, self._presence = ledger, scribe, beliefs, presence
+        self._plugins, self._tasks = plugins, tasks
+        self._boot_id = boot_id()
+
+    def held(self, resource: str) -> frozenset[str] | None:
+        """Return what containers hold by the kubelet's books and what they were given since; None where nobody knows."""
+        holders = self._beliefs.holders(resource)
+        if holders is None or self._beliefs.last is None or self._is_half_known(self._beliefs.last):
+            return None
+        if resource in self._plugins:
+            self._plugins[resource].resource.note_handed_out()
+        at = self._beliefs.last.unix - BOOKED_WITHIN
+        since = (device_id for device_id, row in self._ledger.handed_out(resource).items() if row.at >= at)
+        return frozenset((*holders, *since))
+
+    def _is_half_known(self, look: beliefs.Look) -> bool:
+        """Whether a kubelet that may not have heard of its pods yet was asked, and its checkpoint couldn't be read."""
+        since = self._presence.since
+        young = since is None or look.at - since < beliefs.AFTER_START
+        return young and look.view.source == "pod-resources" and look.view.remembered is None
+
+    def looked(self, look: beliefs.Look) -> None:
+        """Take note of the kubelet's records, as they were just read: what was handed out is known anew."""
+        news = False
+        for name, plugin in self._plugins.items():
+            holders = self._beliefs.holders(name)
+            if holders is not None and plugin.state.phase is Phase.SERVING:
+                named = (look.view.held or {}).get(name, {})
+                who = {device_id: named.get(device_id, "") for device_id in holders}
+                news = self._ledger.rebuild_handed_out(name, who, look.unix - BOOKED_WITHIN) or news
+        served = all(one.state.phase is Phase.SERVING for one in self._plugins.values() if one.standing_by_for is None)
+        since = self._presence.since
+        if served and look.view.held is not None and since is not None and look.at >= since:
+            news = self._ledger.compared_with(self.kubelet_named()) or news
+        if news:
+            self._scribe.soon()
+
+    def kubelet_named(self) -> str:
+        """Name the kubelet that runs so that another process knows it again; empty where there is none."""
+        one = self._presence.kubelet or kubelet_id(self._presence.socket)
+        return f"{self._boot_id} {one.device}:{one.inode}:{one.mtime_ns}" if one is not None else ""
+
+    def remember_forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> None:
+        """Whom the kubelet forgot is to outlive this gateway; of what another one serves, that one remembers it."""
+        plugin = self._plugins.get(resource)
+        if (plugin is None or plugin.standing_by_for is None) and self._ledger.set_forgotten(resource, forgotten):
+            self._tasks.background(self._scribe.durable())
+
+    def recall(self, resources: Iterable[str] | None = None, *, fresh: bool = False) -> None:
+        """Take over what the ledger remembers of resources' holders, which this gateway before its start, or another one, knew.
+
+        ``fresh``: what this one knew of them is out of date.
+        """
+        known, current = self._ledger.kubelet, self.kubelet_named()
+        boot, _, _ = known.partition(" ")
+        changed = bool(known and current) and known != current and boot == self._boot_id
+        for resource in self._ledger.resources() if resources is None else resources:
+            handed_out = self._ledger.handed_out(resource) if changed else {}
+            before = {device_id: Earlier((row.holder,), row.at) for device_id, row in handed_out.items() if row.holder}
+            self._beliefs.recall(resource, self._ledger.forgotten(resource), before, fresh=fresh)
+
+    def memory(self, resource: str) -> Memory:
+        """Return what is known and remembered of a resource's devices, beyond its list."""
+        return Memory(self._ledger, self._scribe, self._beliefs, self.held, resource)
+
+
+class _Asked:
+    """A container that is made each time it is asked for something."""
+
+    def __init__(self, make: Callable[[], Container[str]]) -> None:
+        self._make = make
+
+    def __contains__(self, device_id: object) -> bool:
+        return device_id in self._make()
+
+
+class Memory:
+    """What is known and remembered of one resource's devices, beyond its list (a ``serve.Memory``)."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        scribe: Scribe,
+        beliefs: Beliefs,
+        held: Callable[[str], frozenset[str] | None],
+        resource: str,
+    ) -> None:
+        self._ledger, self._scribe, self._beliefs, self._resource = ledger, scribe, beliefs, resource
+        # Looked up only when asked for: an Allocate of devices that are well needs neither.
+        self.handed_out: Container[str] = _Asked(lambda: ledger.handed_out(resource))
+        self.held: Container[str] = _Asked(lambda: held(resource) or ())
+
+    def avoid(self) -> Sequence[str]:
+        """Return the devices that are to be given last, the least bad ones first."""
+        return self._beliefs.avoid(self._resource)
+
+    def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
+        """Take note that containers were given devices: by which dialect, and which, one container after another."""
+        together: list[str] = []
+        for dialect, device_ids in given:
+            self._ledger.hand_out(self._resource, device_ids, dialect, time.time())
+            together += device_ids
+        self._scribe.soon()
+        self._beliefs.allocated(self._resource, together)

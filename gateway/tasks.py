@@ -1,0 +1,64 @@
+"""The tasks of a gateway: those that nobody waits for, and those that must not end before it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import structlog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+_T = TypeVar("_T")
+_log = structlog.get_logger()
+
+
+class Tasks:
+    """All tasks of one gateway.
+
+    Args:
+        end: ends the gateway with an exit status.
+    """
+
+    def __init__(self, end: Callable[[int], None]) -> None:
+        self._end = end
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def background(self, work: Coroutine[object, object, object]) -> None:
+        """Run what nobody waits for."""
+        _ = self.start(work)
+
+    def start(self, work: Coroutine[object, object, _T]) -> asyncio.Task[_T]:
+        """Run what may end at any time."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def spawn(self, name: str, work: Coroutine[object, object, None]) -> None:
+        """Run a task that must never end by itself: if it does, that is a defect, and the gateway ends with it."""
+        task = asyncio.ensure_future(work)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled():
+                _log.error(
+                    "ending because of a defect: a part ended that must not",
+                    task=name,
+                    exc_info=task.exception() or False,
+                )
+                self._end(1)
+
+        task.add_done_callback(ended)
+        self._tasks.add(task)
+
+    async def settle(self) -> None:
+        """Wait until none of those runs that there are now; not for those that never end."""
+        await asyncio.gather(*(task for task in self._tasks if not task.done()))
+
+    async def close(self) -> None:
+        """End them all."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

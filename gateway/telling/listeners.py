@@ -1,0 +1,109 @@
+"""Where a gateway can be asked: its control socket, the probes and the metrics. Each is imported only where it is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gateway.wires.control import ControlError, Server, socket_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from gateway.configuration.settings import Settings
+    from gateway.tally import Tally
+    from gateway.tasks import Tasks
+    from gateway.telling import status
+    from gateway.telling.gpumetrics import Gauged
+    from gateway.telling.probes import Judged
+    from gateway.wires import http
+    from gateway.wires.control import Handler
+
+LISTEN_RETRY = 5.0
+"""Seconds before an address that is taken is tried again."""
+_log = structlog.get_logger()
+
+
+class Listeners:
+    """The listeners of one gateway.
+
+    Args:
+        settings: which of them are wanted, and where.
+        token: names the control socket.
+        tasks: runs those on the network until the gateway ends.
+        once_active: does so only when it is this gateway's turn, where it is one of a pair.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        token: str,
+        tasks: Tasks,
+        once_active: Callable[[Coroutine[object, object, None]], Coroutine[object, object, None]],
+    ) -> None:
+        self._settings, self._token, self._tasks, self._once_active = settings, token, tasks, once_active
+        self._control: Server | None = None
+
+    @property
+    def has_control(self) -> bool:
+        """Whether the control socket is open."""
+        return self._control is not None
+
+    async def open_control(self, handlers: Mapping[str, Handler]) -> None:
+        """Listen for orders on the control socket."""
+        server = Server(socket_path(self._settings.state_dir, self._token), handlers)
+        try:
+            await server.start()
+        except ControlError as error:
+            _log.warning("gateway status, devices and cordon can't reach this gateway", reason=str(error))
+        else:
+            self._control = server
+
+    async def close_control(self) -> None:
+        """Close the control socket."""
+        if self._control is not None:
+            await self._control.close()
+            self._control = None
+
+    def open_metrics(self, document: Callable[[bool], status.Status], tally: Tally, gauged: Gauged) -> None:
+        """Serve metrics, where they are wanted."""
+        if self._settings.metrics_address is not None:
+            from gateway.telling import metrics  # noqa: PLC0415 - its imports are paid only where metrics are wanted
+
+            told = metrics.Metrics(document, tally, device_ids=self._settings.metrics_device_ids)
+            routes: dict[str, http.Handler] = {"/metrics": told.answer}
+            if self._settings.gpu_metrics:
+                from gateway.telling import gpumetrics  # noqa: PLC0415 - as above
+
+                routes["/metrics"] = gpumetrics.added(gauged, told.answer)
+            answer = self._answer("metrics", self._settings.metrics_address, routes)
+            self._tasks.spawn("metrics", self._once_active(answer))
+
+    def open_probes(self, judged: Judged) -> None:
+        """Answer probes, where they are wanted."""
+        if self._settings.probe_address is not None:
+            from gateway.telling import probes  # noqa: PLC0415 - as above
+
+            answer = self._answer("probes", self._settings.probe_address, probes.routes(judged))
+            self._tasks.spawn("probes", self._once_active(answer))
+
+    async def _answer(self, what: str, address: tuple[str, int], routes: Mapping[str, http.Handler]) -> None:
+        """Answer those who ask over the network, for ever; an address that can't be had is tried again."""
+        from gateway.wires import http  # noqa: PLC0415 - as above
+
+        host, port = address
+        server = http.Server(host, port, routes)
+        taken = None
+        try:
+            while taken is None:
+                try:
+                    taken = await server.start()
+                except OSError as error:
+                    _log.error("can't listen", what=what, host=host, port=port, reason=str(error), retry_s=LISTEN_RETRY)
+                    await asyncio.sleep(LISTEN_RETRY)
+            _log.info("listening", what=what, host=taken[0], port=taken[1])
+            await asyncio.get_running_loop().create_future()
+        finally:
+            await server.close()
