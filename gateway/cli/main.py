@@ -19,7 +19,7 @@ import structlog
 from click.core import ParameterSource
 
 from gateway.compose import BACKENDS
-from gateway.configuration import dra, effective, flags
+from gateway.configuration import commandline, dra, effective, flags
 from gateway.configuration.settings import EX_CONFIG, SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
 from gateway.registration.negotiate import CHOICES
 from gateway.telling import log as observe
@@ -99,7 +99,7 @@ class _LazyGroup(click.Group):
             for name in option.opts
         }
         try:
-            args = flags.spelled(args, valued)
+            args = commandline.spelled(args, valued)
         except ConfigError as error:
             raise click.UsageError(str(error), ctx) from error
         return super().parse_args(ctx, args)
@@ -328,9 +328,9 @@ def _variable(option: click.Parameter) -> str:
 
 def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Mapping[str, Given]]:
     """Put together what command line, variables and configuration file say; and say what wins, by flag name."""
-    for note in flags.unknown_variables(os.environ, map(_variable, gateway.params), _COMMANDS):
+    for note in commandline.unknown_variables(os.environ, map(_variable, gateway.params), _COMMANDS):
         _log.warning("environment", note=note)
-    said = flags.given(options, os.environ)
+    said = commandline.given(options, os.environ)
     every = dict(said)
     if (socket := said.pop("kubelet-socket", None)) is not None:
         options["socket_dir"] = _socket_dir(ctx, options["socket_dir"], socket)
@@ -341,14 +341,14 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Ma
     options["node_name"] = str(said.pop("node-name", nothing).value)
     options["dra"], options["dra_drivers"] = dra.taken(said, options["node_name"])
     backend = options["backend"]
-    if inert := flags.inert(said):
+    if inert := commandline.inert(said):
         _log.info("settings without an effect here", settings=inert)
     if str(said.get("config-file-srcdir", nothing).value):
         return _settings_by_label(Settings(**options, strict_config=strict, given=said), said, file, every)
     for name in ("config-file-srcdir", "node-label", "default-config", "fallback-strategies"):
         said.pop(name, None)
     if not file:
-        return Settings(**options, policy=flags.settle(said, backend), strict_config=strict, given=said), every
+        return Settings(**options, policy=commandline.settle(said, backend), strict_config=strict, given=said), every
     from gateway.configuration import file as config
 
     path = Path(file)

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from devices.policy import Policy
-from gateway.configuration.flags import FLAGS, Kind
+from gateway.configuration.flags import FLAGS
+from gateway.configuration.kinds import Kind
 
 if TYPE_CHECKING:
     from gateway.configuration.settings import Given, Settings

@@ -8,7 +8,7 @@ are strict. What it would ignore is ignored, but said. What it can do and this c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -19,19 +19,18 @@ from msgspec.structs import replace
 from devices.filewatch import NotPlainError, read_plain
 from devices.naming import resource_name_error
 from devices.policy import Bridging, Globbed, Policy, Portion, Slices
-from gateway.configuration import document, flags
+from gateway.configuration import commandline, document
 from gateway.configuration.document import Node
-from gateway.configuration.flags import FLAGS, Flag, Kind
+from gateway.configuration.flags import FLAGS
+from gateway.configuration.keys import KeyPath, Reader, nearest, shown
+from gateway.configuration.kinds import Flag, Kind
 from gateway.configuration.settings import ConfigError, Given
 
 MAX_REPLICAS: Final = 10_000
-_MAX_WARNINGS: Final = 20
-_LONGEST_KEY: Final = 64
+_MOST_KEYS: Final = 20
 _LONGEST_DEADLINE: Final = 600
 _NVIDIA: Final = "nvidia.com/"
 _SHARED: Final = ".shared"
-
-_Path = tuple[str, ...]
 
 
 class UnreadableError(ConfigError):
@@ -95,7 +94,7 @@ def policy(file: File, said: Mapping[str, Given], backend: str) -> Policy:
         ConfigError: one of the settings that win can't be gone by.
     """
     return replace(
-        flags.settle({**file.given, **said}, backend),
+        commandline.settle({**file.given, **said}, backend),
         slices=file.slices,
         fail_requests_greater_than_one=file.fail_requests_greater_than_one,
         globbed=file.globbed,
@@ -109,14 +108,12 @@ _TOP: Final = ("version", "flags", "resources", "sharing", "imex", "gateway")
 _NAME_IT: Final = "is it the configuration file? Name that one with --config-file or CONFIG_FILE"
 
 
-class _Reading:
-    """One file being read: finds known keys, gives values their types, and remembers what is to be said."""
+class _Reading(Reader):
+    """One file being read."""
 
     def __init__(self, name: str, *, strict: bool) -> None:
-        self._name, self._strict = name, strict
+        super().__init__(name, strict=strict)
         self._given: dict[str, Given] = {}
-        self._warnings: list[str] = []
-        self._more = 0
 
     def file(self, root: Node) -> File:
         top = self._members(self._configuration(root), (), _TOP)
@@ -131,9 +128,7 @@ class _Reading:
         slices, fail = self._sharing(top.get("sharing"), honour=honour)
         globbed = self._devices(ours.get("devices"))
         bridging = self._bridging(ours.get("bridge"))
-        if self._more:
-            self._warnings.append(f"{self._name}: and {self._more} more of this kind")
-        return File(self._given, slices, fail, globbed, bridging, gpu_names, mig_names, tuple(self._warnings))
+        return File(self._given, slices, fail, globbed, bridging, gpu_names, mig_names, self.warnings())
 
     def _configuration(self, root: Node) -> Node:
         """Judge whether it is a configuration at all before anything of it is quoted: it may be a file of secrets."""
@@ -144,7 +139,7 @@ class _Reading:
                 root, (), f"expected a mapping with keys such as {', '.join(_TOP)}, got something else: {_NAME_IT}"
             )
         if root.value and not any(
-            key.casefold() in _TOP or _nearest((key,), _TOP) for key in islice(root.value, _MAX_WARNINGS)
+            key.casefold() in _TOP or nearest((key,), _TOP) for key in islice(root.value, _MOST_KEYS)
         ):
             problem = f"expected keys such as {', '.join(_TOP)}, got unknown keys alone ({len(root.value)}): {_NAME_IT}"
             if self._strict:
@@ -155,9 +150,9 @@ class _Reading:
 
     def _version(self, node: Node | None) -> None:
         if node is not None and node.value not in (None, "", "v1"):
-            raise self._fault(node, ("version",), f"expected v1, got {_shown(node)}: write v1; there is no other")
+            raise self._fault(node, ("version",), f"expected v1, got {shown(node)}: write v1; there is no other")
 
-    def _section(self, node: Node | None, path: _Path, others: Iterable[str] = ()) -> Mapping[str, Node]:
+    def _section(self, node: Node | None, path: KeyPath, others: Iterable[str] = ()) -> Mapping[str, Node]:
         """Take the flags of one level, and return what else of it is known."""
         here = {flag.key[-1]: flag for flag in FLAGS if flag.key[:-1] == path and flag.key}
         found = self._members(node, path, (*here, *others))
@@ -168,7 +163,7 @@ class _Reading:
                 self._given[flag.name] = Given(self._typed(found[key], where, flag), source)
         return found
 
-    def _typed(self, node: Node, path: _Path, flag: Flag) -> bool | str | tuple[str, ...] | tuple[int, ...]:
+    def _typed(self, node: Node, path: KeyPath, flag: Flag) -> bool | str | tuple[str, ...] | tuple[int, ...]:
         match flag.kind, node.value:
             case (Kind.SWITCH, bool(value)):
                 return value
@@ -247,7 +242,7 @@ class _Reading:
             raise self._fault(node, path, f"expected a name for each resource, got {twice} for two: rename one of them")
         return slices, fail
 
-    def _sliced(self, path: _Path, item: Node, *, renamed: bool, honour: bool) -> tuple[str, Slices | Portion]:
+    def _sliced(self, path: KeyPath, item: Node, *, renamed: bool, honour: bool) -> tuple[str, Slices | Portion]:
         found = self._members(item, path, ("name", "replicas", "rename", "devices"), fold=False)
         name = self._resource(self._required(found, item, path, "name"), (*path, "name"))
         replicas = self._number(self._required(found, item, path, "replicas"), (*path, "replicas"))
@@ -274,7 +269,7 @@ class _Reading:
             return name, Slices(replicas, shown)
         return name, Portion(some, replicas, shown)
 
-    def _some(self, node: Node, path: _Path) -> tuple[str, ...] | int | None:
+    def _some(self, node: Node, path: KeyPath) -> tuple[str, ...] | int | None:
         """Read which ``devices`` are meant: some by index and UUID, the first so many, or all of them (None)."""
         match node.value:
             case "all":
@@ -337,64 +332,7 @@ class _Reading:
             deadlines.append((pattern, float(seconds)))
         return Bridging(allow, repeat, renames, tuple(deadlines))
 
-    # Keys and types.
-
-    def _members(
-        self, node: Node | None, path: _Path, known: Sequence[str], *, fold: bool = True
-    ) -> Mapping[str, Node]:
-        """Find known keys (of several spellings the last in the alphabet counts, as with Go); warn of the others."""
-        if node is None or node.value is None:
-            return {}
-        if not isinstance(node.value, Mapping):
-            raise self._expected(node, path, "a mapping")
-        names = {key.casefold() if fold else key: key for key in known}
-        found: dict[str, Node] = {}
-        for key in sorted(node.value):
-            name = names.get(key.casefold() if fold else key)
-            if name is None:
-                self._unknown(node.value[key].line, (*path, key), known)
-            else:
-                found[name] = node.value[key]
-        return found
-
-    def _items(self, node: Node | None, path: _Path) -> list[tuple[_Path, Node]]:
-        """Give each item of a list its own path."""
-        if node is None or node.value is None:
-            return []
-        if not isinstance(node.value, tuple):
-            raise self._expected(node, path, "a list")
-        return [((*path[:-1], f"{path[-1]}[{number}]"), item) for number, item in enumerate(node.value)]
-
-    def _required(self, found: Mapping[str, Node], item: Node, path: _Path, key: str) -> Node:
-        if key not in found:
-            raise self._fault(item, path, f"expected the key '{key}', got none: write it")
-        return found[key]
-
-    def _switch(self, found: Mapping[str, Node], path: _Path) -> bool:
-        node = found.get(path[-1])
-        if node is None or node.value is None:
-            return False
-        if not isinstance(node.value, bool):
-            raise self._expected(node, path, "true or false")
-        return node.value
-
-    def _text(self, node: Node, path: _Path) -> str:
-        if not isinstance(node.value, str):
-            raise self._expected(node, path, "text")
-        return node.value
-
-    def _texts(self, node: Node, path: _Path) -> tuple[str, ...]:
-        return tuple("" if item.value is None else self._text(item, at) for at, item in self._items(node, path))
-
-    def _number(self, node: Node, path: _Path) -> int:
-        value = node.value
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # JSON has one kind of number
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self._expected(node, path, "a whole number")
-        return value
-
-    def _resource(self, node: Node, path: _Path) -> str:
+    def _resource(self, node: Node, path: KeyPath) -> str:
         name = self._text(node, path)
         if "/" not in name:
             name = _NVIDIA + name
@@ -402,63 +340,6 @@ class _Reading:
             raise self._fault(node, path, problem)
         return name
 
-    # What is to be said.
-
-    def _unknown(self, line: int, path: _Path, known: Sequence[str]) -> None:
-        near = _nearest(path, known)
-        advice = f"; did you mean {near}?" if near else ""
-        if self._strict:
-            raise document.fault(self._name, line, f"{_dotted(path)}: unknown key{advice}")
-        self._warn(line, path, f"unknown key, ignored{advice}")
-
-    def _ignored(self, node: Node, path: _Path) -> None:
+    def _ignored(self, node: Node, path: KeyPath) -> None:
         advice = "ignored, as by NVIDIA's plugin; gateway.honourResourceNames: true makes it count"
         self._warn(node.line, path, advice)
-
-    def _warn(self, line: int, path: _Path, problem: str) -> None:
-        if len(self._warnings) < _MAX_WARNINGS:
-            self._warnings.append(f"{self._name}, line {line}: {_dotted(path) or 'the file'}: {problem}")
-        else:
-            self._more += 1
-
-    def _expected(self, node: Node, path: _Path, what: str) -> ConfigError:
-        return self._fault(node, path, f"expected {what}, got {_shown(node)}: write it so")
-
-    def _fault(self, node: Node, path: _Path, problem: str) -> ConfigError:
-        return document.fault(self._name, node.line, f"{_dotted(path) or 'the file'}: {problem}")
-
-
-def _dotted(path: _Path) -> str:
-    return ".".join(key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…" for key in path)
-
-
-def _nearest(path: _Path, known: Sequence[str]) -> str:
-    """Find the known key that a person may have meant: one of the same level, or a flag's of another level."""
-    from difflib import get_close_matches  # noqa: PLC0415 - needed where a key is wrong, and nowhere else
-
-    key = path[-1].casefold()
-    if len(key) > _LONGEST_KEY:
-        return ""
-    for candidates in ({name.casefold(): (*path[:-1], name) for name in known}, _PLACES):
-        if near := get_close_matches(key, candidates, 1):
-            return ".".join(candidates[near[0]])
-    return ""
-
-
-_PLACES: Final[Mapping[str, _Path]] = {flag.key[-1].casefold(): flag.key for flag in FLAGS if flag.key}
-
-
-def _shown(node: Node) -> str:
-    match node.value:
-        case None:
-            return "nothing"
-        case bool(value):
-            return str(value).lower()
-        case str(value):
-            return f"{value!r:.80}"
-        case int(value) | float(value):
-            return f"the number {value}"
-        case tuple():
-            return "a list"
-        case _:
-            return "a mapping"

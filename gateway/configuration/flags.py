@@ -1,183 +1,22 @@
 """The flags, variables and keys of NVIDIA's and AMD's device plugins, and ours beside them: one table of facts.
 
-Command line, environment and configuration file (``gateway.configuration.file``) are read by it, ``gateway --help`` and
-docs/configuration.md show it. Names, meanings and defaults are those of NVIDIA's k8s-device-plugin 0.20
-(cmd/nvidia-device-plugin/main.go, api/config/v1) and of ROCm's (cmd/k8s-device-plugin/main.go), and so is the way in which
-flags are spelled: Go's ``-x=true``, and a list by commas or by repetition (urfave/cli v2). The command line beats the
-environment, that beats the file, and only what wins is judged. Pure.
+Command line and environment (``gateway.configuration.commandline``) and the configuration file
+(``gateway.configuration.file``) are read by it, ``gateway --help`` and docs/configuration.md show it. Names, meanings and
+defaults are those of NVIDIA's k8s-device-plugin 0.20 (cmd/nvidia-device-plugin/main.go, api/config/v1) and of ROCm's
+(cmd/k8s-device-plugin/main.go). Pure.
 """
 
 from __future__ import annotations
 
-import posixpath
-import re
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from enum import Enum
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
-from msgspec import Struct
-from msgspec.structs import replace
-
-from devices.policy import CdiFallback, IdStrategy, ListStrategy, MigStrategy, Naming, Policy, Recovery, Sharing
-from gateway.configuration.settings import ConfigError, Given
-
-# What Go's strconv.ParseBool takes.
-_TRUTH: Final[Mapping[str, bool]] = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(
-    ("0", "f", "F", "FALSE", "false", "False"), False
-)
-
+from devices.policy import CdiFallback, IdStrategy, MigStrategy, Naming, Policy, Recovery, Sharing
+from gateway.configuration import kinds
+from gateway.configuration.kinds import Flag, Kind
 
 NODE_LABEL: Final = "nvidia.com/device-plugin.config"
 """The label by which NVIDIA's config-manager chooses a configuration."""
-_PREFIX: Final = "GATEWAY_"
-_MAX_STRANGE: Final = 20
-_LONGEST: Final = 30 * 86_400
-_OF_A_SERVICE: Final = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
-"""Variables that Kubernetes makes for Services ("Accessing the Service" of its documentation)."""
-
-
-class Kind(Enum):
-    """What a flag takes; the value is a person's word for it."""
-
-    SWITCH = "true or false"
-    TEXT = "text"
-    LIST = "a list of texts"
-    NUMBERS = "a list of whole numbers"
-    SECONDS = "a number of seconds"
-
-
-def _as_is(value: Any) -> Any:
-    return value
-
-
-class Flag(Struct, frozen=True):
-    """One setting. ``key`` is its path in the configuration file; ``variables`` are asked in this order.
-
-    ``take`` turns a value of its kind into one for ``Policy.<field>`` and raises ValueError where that can't be. One that has
-    no ``option`` is a variable only. One that is ``inert`` is accepted because people bring it along, and does nothing here.
-    """
-
-    name: str
-    kind: Kind
-    meaning: str
-    default: str = ""
-    variables: tuple[str, ...] = ()
-    key: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
-    field: str = ""
-    take: Callable[[Any], Any] = _as_is
-    values: str = ""
-    option: bool = True
-    inert: bool = False
-
-    @property
-    def parameter(self) -> str:
-        """Its name as a Python identifier."""
-        return self.name.replace("-", "_")
-
-    def read(self, texts: Sequence[str], source: str) -> Given:
-        """Turn what the command line or a variable says into a value; of several texts the last counts, or all of a list.
-
-        Raises:
-            ConfigError: it is no value of its kind.
-        """
-        parts = tuple(part.strip() for text in texts for part in text.split(","))
-        match self.kind:
-            case Kind.TEXT | Kind.SECONDS:
-                return Given(texts[-1], source)
-            case Kind.LIST:
-                return Given(parts, source)
-            case Kind.SWITCH:
-                if texts[-1] and texts[-1] not in _TRUTH:
-                    raise ConfigError(f"{source}: expected true or false, got {texts[-1]!r:.80}: write one of them")
-                return Given(_TRUTH.get(texts[-1], False), source)  # a variable that is empty means false
-            case Kind.NUMBERS:
-                wrong = [
-                    part for part in parts if part and not (part.isascii() and part.isdecimal() and len(part) < 10)
-                ]
-                if wrong:
-                    raise ConfigError(f"{source}: expected whole numbers, got {wrong[0]!r:.80}: write them with commas")
-                return Given(tuple(int(part) for part in parts if part), source)
-
-
-def _one_of(choices: type[Enum]) -> Callable[[str], Enum]:
-    def take(text: str) -> Enum:
-        try:
-            return choices(text)
-        except ValueError:
-            raise ValueError(f"expected {_or(choices)}, got {text!r:.80}: write one of them") from None
-
-    return take
-
-
-def _or(choices: type[Enum]) -> str:
-    *names, last = [str(choice.value) for choice in choices]
-    return f"{', '.join(names)} or {last}"
-
-
-def _strategies(texts: Sequence[str]) -> frozenset[ListStrategy]:
-    if not texts:
-        raise ValueError(f"expected at least one of {_or(ListStrategy)}, got none: write one of them")
-    take = _one_of(ListStrategy)
-    return frozenset(ListStrategy(take(text)) for text in texts)
-
-
-def _discovery(text: str) -> str:
-    if text == "tegra":
-        raise ValueError("tegra (the GPUs of Jetson boards) is not supported here: keep NVIDIA's plugin on such a node")
-    if text not in {"auto", "nvml"}:
-        raise ValueError(f"expected auto or nvml, got {text!r:.80}: write one of them")
-    return text
-
-
-def _channels(numbers: Sequence[int]) -> tuple[int, ...]:
-    if numbers:
-        raise ValueError(
-            f"expected no IMEX channels, got {list(numbers)!r:.80}: this gateway doesn't hand them out; leave them away, or keep "
-            "NVIDIA's plugin on this node"
-        )
-    return ()
-
-
-def _path(text: str) -> str:
-    if not text.isprintable():
-        raise ValueError(f"expected a path, got {text!r:.80}: write it without control characters")
-    return text
-
-
-def _root(text: str) -> str:
-    return posixpath.normpath("/" + _path(text).strip("/"))
-
-
-def _root_or_none(text: str) -> str:
-    return _root(text) if text else ""
-
-
-def _path_or_default(text: str) -> str:
-    return _path(text) or Policy().cdi_hook_path
-
-
-def _folder_or_none(text: str) -> str:
-    if text and not text.startswith("/"):
-        raise ValueError(f"expected an absolute path, got {_path(text)!r:.80}: write it from the root on")
-    return posixpath.normpath(_path(text)) if text else ""
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= _LONGEST:
-        raise ValueError(f"expected 0 to {_LONGEST} seconds, got {text!r:.80}: write a number without a unit")
-    return seconds
-
-
-def _named(texts: Sequence[str]) -> frozenset[str]:
-    return frozenset(texts) - {""}
-
-
 _PLUGIN: Final = ("flags", "plugin")
 _OURS: Final = "gateway"
 
@@ -191,7 +30,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("MIG_STRATEGY",),
         key=("flags", "migStrategy"),
         field="mig_strategy",
-        take=_one_of(MigStrategy),
+        take=kinds.one_of(MigStrategy),
     ),
     Flag(
         "fail-on-init-error",
@@ -212,7 +51,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         key=("flags", "nvidiaDriverRoot"),
         aliases=("driver-root",),
         field="driver_root",
-        take=_root,
+        take=kinds.root,
     ),
     Flag(
         "nvidia-dev-root",
@@ -224,7 +63,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         key=("flags", "nvidiaDevRoot"),
         aliases=("dev-root",),
         field="dev_root",
-        take=_root_or_none,
+        take=kinds.root_or_none,
     ),
     Flag(
         "container-driver-root",
@@ -236,7 +75,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         key=(*_PLUGIN, "containerDriverRoot"),
         aliases=("driver-root-ctr-path",),
         field="container_driver_root",
-        take=_root,
+        take=kinds.root,
     ),
     Flag(
         "pass-device-specs",
@@ -256,7 +95,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("DEVICE_LIST_STRATEGY",),
         key=(*_PLUGIN, "deviceListStrategy"),
         field="list_strategies",
-        take=_strategies,
+        take=kinds.strategies,
     ),
     Flag(
         "device-id-strategy",
@@ -267,7 +106,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("DEVICE_ID_STRATEGY",),
         key=(*_PLUGIN, "deviceIDStrategy"),
         field="id_strategy",
-        take=_one_of(IdStrategy),
+        take=kinds.one_of(IdStrategy),
     ),
     Flag(
         "shared-devices-allocation-policy",
@@ -278,7 +117,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("SHARED_DEVICES_ALLOCATION_POLICY",),
         key=(*_PLUGIN, "sharedDevicesAllocationPolicy"),
         field="sharing",
-        take=_one_of(Sharing),
+        take=kinds.one_of(Sharing),
     ),
     Flag(
         "gdrcopy-enabled",
@@ -316,7 +155,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("CDI_ANNOTATION_PREFIX",),
         key=(*_PLUGIN, "cdiAnnotationPrefix"),
         field="cdi_annotation_prefix",
-        take=_path,
+        take=kinds.path,
     ),
     Flag(
         "nvidia-cdi-hook-path",
@@ -328,7 +167,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         key=(*_PLUGIN, "nvidiaCTKPath"),
         aliases=("nvidia-ctk-path",),
         field="cdi_hook_path",
-        take=_path_or_default,
+        take=kinds.path_or_default,
     ),
     Flag(
         "cdi-disable-hooks",
@@ -338,7 +177,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("CDI_DISABLE_HOOKS",),
         key=(*_PLUGIN, "cdiDisableHooks"),
         field="cdi_disabled_hooks",
-        take=_named,
+        take=kinds.named,
     ),
     Flag(
         "kubelet-socket",
@@ -425,7 +264,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         values="auto|nvml",
         variables=("DEVICE_DISCOVERY_STRATEGY",),
         key=("flags", "deviceDiscoveryStrategy"),
-        take=_discovery,
+        take=kinds.discovery,
     ),
     Flag(
         "imex-channel-ids",
@@ -435,7 +274,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         values="IDS",
         variables=("IMEX_CHANNEL_IDS",),
         key=("imex", "channelIDs"),
-        take=_channels,
+        take=kinds.channels,
     ),
     Flag("imex-required", Kind.SWITCH, "", variables=("IMEX_REQUIRED",), key=("imex", "required"), inert=True),
     Flag("mps-root", Kind.TEXT, "", variables=("MPS_ROOT",), key=("flags", "mpsRoot"), inert=True),
@@ -467,7 +306,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("GATEWAY_RESOURCE_NAMING_STRATEGY",),
         aliases=("resource_naming_strategy",),
         field="resource_naming",
-        take=_one_of(Naming),
+        take=kinds.one_of(Naming),
     ),
     # AMD's images pass these.
     Flag("pulse", Kind.TEXT, "", inert=True),
@@ -483,7 +322,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("GATEWAY_HEALTH_RECOVERY",),
         key=(_OURS, "healthRecovery"),
         field="health_recovery",
-        take=_one_of(Recovery),
+        take=kinds.one_of(Recovery),
     ),
     Flag(
         "cdi-fallback",
@@ -494,7 +333,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("GATEWAY_CDI_FALLBACK",),
         key=(_OURS, "cdiFallback"),
         field="cdi_fallback",
-        take=_one_of(CdiFallback),
+        take=kinds.one_of(CdiFallback),
     ),
     Flag(
         "bridge",
@@ -505,7 +344,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("GATEWAY_BRIDGE",),
         key=(_OURS, "bridge", "folder"),
         field="bridge",
-        take=_folder_or_none,
+        take=kinds.folder_or_none,
     ),
     Flag(
         "bridge-grace",
@@ -516,7 +355,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("GATEWAY_BRIDGE_GRACE",),
         key=(_OURS, "bridge", "grace"),
         field="bridge_grace",
-        take=_seconds,
+        take=kinds.seconds,
     ),
     Flag(
         "bridge-withdraw",
@@ -527,7 +366,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("GATEWAY_BRIDGE_WITHDRAW",),
         key=(_OURS, "bridge", "withdraw"),
         field="bridge_withdraw",
-        take=_seconds,
+        take=kinds.seconds,
     ),
     Flag(
         "strict-config",
@@ -537,115 +376,6 @@ FLAGS: Final[tuple[Flag, ...]] = (
         variables=("GATEWAY_STRICT_CONFIG",),
     ),
 )
-_BY_OPTION: Final[Mapping[str, Flag]] = {
-    name: flag for flag in FLAGS if flag.option for name in (flag.name, *flag.aliases)
-}
-
-
-def spelled(arguments: Sequence[str], valued: Collection[str]) -> list[str]:
-    """Spell flags of the table as ``--name=value``, up to a command's name, as Go's flag package understands them.
-
-    That takes one dash or two, and of a switch nothing but ``=``: NVIDIA's plugin takes ``--x false`` for ``--x`` and ignores
-    all that follows. ``valued`` are the other options that take a value.
-
-    Raises:
-        ConfigError: a switch has its value beside it.
-    """
-    left, done = deque(arguments), list[str]()
-    while left:
-        word = left.popleft()
-        if word in {"-", "--"} or not word.startswith("-"):
-            return [*done, word, *left]
-        name, joined, value = word.removeprefix("-").removeprefix("-").partition("=")
-        flag = _BY_OPTION.get(name)
-        if word == "-v" and not (left and left[0].isdecimal()):
-            done.append("--version")
-        elif flag is None:
-            done.append(word)
-            if word in valued and left:
-                done.append(left.popleft())
-        elif joined:
-            done.append(f"--{name}={value}")
-        elif flag.kind is Kind.SWITCH:
-            if left and left[0] in _TRUTH:
-                raise ConfigError(
-                    f"--{name} {left[0]}: expected the value of a switch behind '=': write --{name}={left[0]}"
-                )
-            done.append(f"--{name}=true")
-        else:
-            done.append(f"--{name}={left.popleft()}" if left else f"--{name}")
-    return done
-
-
-def given(arguments: MutableMapping[str, Any], environment: Mapping[str, str]) -> dict[str, Given]:
-    """Take the table's flags out of ``arguments`` (texts by ``Flag.parameter``), the rest from variables; by flag name.
-
-    Raises:
-        ConfigError: one is no value of its kind.
-    """
-    found = {}
-    for flag in FLAGS:
-        texts = arguments.pop(flag.parameter, ())
-        variable = next((name for name in flag.variables if name in environment), None)
-        if texts:
-            found[flag.name] = flag.read(texts, f"--{flag.name}")
-        elif variable is not None:
-            found[flag.name] = flag.read((environment[variable],), variable)
-    return found
-
-
-def settle(said: Mapping[str, Given], backend: str) -> Policy:
-    """Make the policy that these settings (by flag name) mean for a backend.
-
-    Raises:
-        ConfigError: one of them can't be gone by.
-    """
-    values: dict[str, Any] = {"fail_on_init_error": backend == "nvidia"}
-    for flag in FLAGS:
-        one = said.get(flag.name)
-        if one is None or flag.inert:
-            continue
-        try:
-            value = flag.take(one.value)
-        except ValueError as error:
-            raise ConfigError(f"{one.source}: {error}") from error
-        if flag.field:
-            values[flag.field] = value
-    return replace(Policy(), **values)
-
-
-def inert(said: Mapping[str, Given]) -> list[str]:
-    """Name the settings that have no effect here."""
-    return [said[flag.name].source for flag in FLAGS if flag.inert and flag.name in said]
-
-
-def unknown_variables(environment: Mapping[str, str], options: Iterable[str], commands: Iterable[str]) -> list[str]:
-    """Say which variables look like settings of the gateway and are none, with the one that may be meant; never a value.
-
-    What Kubernetes sets for a Service whose name begins with "gateway" is none of them.
-
-    Args:
-        environment: all that there is.
-        options: the daemon's own variables, besides those of the table.
-        commands: the names of the commands, whose options have variables, too.
-    """
-    known = {*options, *(name for flag in FLAGS for name in flag.variables)}
-    of_commands = tuple(f"{_PREFIX}{name.upper()}_" for name in commands)
-    strange = [
-        name
-        for name, value in sorted(environment.items())
-        if name.startswith(_PREFIX) and not name.startswith(of_commands) and name not in known
-        if not _OF_A_SERVICE.search(name) and "://" not in value
-    ]
-    if not strange:
-        return []
-    from difflib import get_close_matches  # noqa: PLC0415 - needed where a name is wrong, and nowhere else
-
-    near = {name: get_close_matches(name, known, 1) for name in strange}
-    return [
-        f"{name:.80}: no setting of the gateway, ignored" + (f"; did you mean {near[name][0]}?" if near[name] else "")
-        for name in strange[:_MAX_STRANGE]
-    ]
 
 
 def help_rows() -> Iterator[tuple[str, str]]:

@@ -23,8 +23,9 @@ from devices.policy import (
     Sharing,
 )
 from gateway.cli import main
-from gateway.configuration import flags
-from gateway.configuration.flags import FLAGS, Kind
+from gateway.configuration import commandline
+from gateway.configuration.flags import FLAGS
+from gateway.configuration.kinds import Flag, Kind
 from gateway.configuration.settings import SOCKET_DIR, Settings
 from tools import flags as flagtable
 
@@ -109,7 +110,7 @@ def test_every_flag_with_an_effect_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.inert], ids=lambda flag: flag.name)
-def test_what_has_no_effect_is_accepted(given: list[Settings], tmp_path: Path, flag: flags.Flag) -> None:
+def test_what_has_no_effect_is_accepted(given: list[Settings], tmp_path: Path, flag: Flag) -> None:
     text = "true" if flag.kind is Kind.SWITCH else "3"
     runs = [call(f"-{flag.name}={text}"), *(call(**{variable: text}) for variable in flag.variables)]
     runs += (
@@ -251,7 +252,7 @@ def test_failing_at_start_is_nvidias_default_only(
     ],
 )
 def test_flags_are_spelled_as_go_has_them(arguments: list[str], spelled: list[str]) -> None:
-    assert flags.spelled(arguments, {"--api"}) == spelled
+    assert commandline.spelled(arguments, {"--api"}) == spelled
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,175 @@
+"""What a flag is and takes: its kind, and functions from a value of its kind to one for the policy. Pure.
+
+Each of them raises ValueError, with what was expected, where a value can't be taken.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
+
+from msgspec import Struct
+
+from devices.policy import ListStrategy, Policy
+from gateway.configuration.settings import ConfigError, Given
+
+# What Go's strconv.ParseBool takes.
+TRUTH: Final[Mapping[str, bool]] = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) | dict.fromkeys(
+    ("0", "f", "F", "FALSE", "false", "False"), False
+)
+_LONGEST: Final = 30 * 86_400
+
+
+class Kind(Enum):
+    """What a flag takes; the value is a person's word for it."""
+
+    SWITCH = "true or false"
+    TEXT = "text"
+    LIST = "a list of texts"
+    NUMBERS = "a list of whole numbers"
+    SECONDS = "a number of seconds"
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+class Flag(Struct, frozen=True):
+    """One setting. ``key`` is its path in the configuration file; ``variables`` are asked in this order.
+
+    ``take`` turns a value of its kind into one for ``Policy.<field>`` and raises ValueError where that can't be. One that has
+    no ``option`` is a variable only. One that is ``inert`` is accepted because people bring it along, and does nothing here.
+    """
+
+    name: str
+    kind: Kind
+    meaning: str
+    default: str = ""
+    variables: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    field: str = ""
+    take: Callable[[Any], Any] = _as_is
+    values: str = ""
+    option: bool = True
+    inert: bool = False
+
+    @property
+    def parameter(self) -> str:
+        """Its name as a Python identifier."""
+        return self.name.replace("-", "_")
+
+    def read(self, texts: Sequence[str], source: str) -> Given:
+        """Turn what the command line or a variable says into a value; of several texts the last counts, or all of a list.
+
+        Raises:
+            ConfigError: it is no value of its kind.
+        """
+        parts = tuple(part.strip() for text in texts for part in text.split(","))
+        match self.kind:
+            case Kind.TEXT | Kind.SECONDS:
+                return Given(texts[-1], source)
+            case Kind.LIST:
+                return Given(parts, source)
+            case Kind.SWITCH:
+                if texts[-1] and texts[-1] not in TRUTH:
+                    raise ConfigError(f"{source}: expected true or false, got {texts[-1]!r:.80}: write one of them")
+                return Given(TRUTH.get(texts[-1], False), source)  # a variable that is empty means false
+            case Kind.NUMBERS:
+                wrong = [
+                    part for part in parts if part and not (part.isascii() and part.isdecimal() and len(part) < 10)
+                ]
+                if wrong:
+                    raise ConfigError(f"{source}: expected whole numbers, got {wrong[0]!r:.80}: write them with commas")
+                return Given(tuple(int(part) for part in parts if part), source)
+
+
+def one_of(choices: type[Enum]) -> Callable[[str], Enum]:
+    """Take one of these words."""
+
+    def take(text: str) -> Enum:
+        try:
+            return choices(text)
+        except ValueError:
+            raise ValueError(f"expected {_or(choices)}, got {text!r:.80}: write one of them") from None
+
+    return take
+
+
+def _or(choices: type[Enum]) -> str:
+    *names, last = [str(choice.value) for choice in choices]
+    return f"{', '.join(names)} or {last}"
+
+
+def strategies(texts: Sequence[str]) -> frozenset[ListStrategy]:
+    """Take what DEVICE_LIST_STRATEGY names."""
+    if not texts:
+        raise ValueError(f"expected at least one of {_or(ListStrategy)}, got none: write one of them")
+    take = one_of(ListStrategy)
+    return frozenset(ListStrategy(take(text)) for text in texts)
+
+
+def discovery(text: str) -> str:
+    """Take what works here."""
+    if text == "tegra":
+        raise ValueError("tegra (the GPUs of Jetson boards) is not supported here: keep NVIDIA's plugin on such a node")
+    if text not in {"auto", "nvml"}:
+        raise ValueError(f"expected auto or nvml, got {text!r:.80}: write one of them")
+    return text
+
+
+def channels(numbers: Sequence[int]) -> tuple[int, ...]:
+    """Take no IMEX channel."""
+    if numbers:
+        raise ValueError(
+            f"expected no IMEX channels, got {list(numbers)!r:.80}: this gateway doesn't hand them out; leave them away, or keep "
+            "NVIDIA's plugin on this node"
+        )
+    return ()
+
+
+def path(text: str) -> str:
+    """Take a path as it is written."""
+    if not text.isprintable():
+        raise ValueError(f"expected a path, got {text!r:.80}: write it without control characters")
+    return text
+
+
+def root(text: str) -> str:
+    """Take a path from the root on."""
+    return posixpath.normpath("/" + path(text).strip("/"))
+
+
+def root_or_none(text: str) -> str:
+    """Take a path from the root on, or nothing."""
+    return root(text) if text else ""
+
+
+def path_or_default(text: str) -> str:
+    """Take a path; without one it is NVIDIA's."""
+    return path(text) or Policy().cdi_hook_path
+
+
+def folder_or_none(text: str) -> str:
+    """Take an absolute path, or nothing."""
+    if text and not text.startswith("/"):
+        raise ValueError(f"expected an absolute path, got {path(text)!r:.80}: write it from the root on")
+    return posixpath.normpath(path(text)) if text else ""
+
+
+def seconds(text: str) -> float:
+    """Take 0 s to 30 days."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _LONGEST:
+        raise ValueError(f"expected 0 to {_LONGEST} seconds, got {text!r:.80}: write a number without a unit")
+    return seconds
+
+
+def named(texts: Sequence[str]) -> frozenset[str]:
+    """Take names; an empty one is none."""
+    return frozenset(texts) - {""}
