@@ -1,0 +1,48 @@
+"""Whether the packages that are imported are this project's own: another one's of the same name hides them, or was merged in.
+
+``gateway``, ``adapters`` and ``devices`` are names that others have, too (docs/adr/0007). This is the first module of a command,
+and imports nothing of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+EX_CONFIG: Final = 78
+"""As in ``gateway.configuration.settings``: starting again doesn't help."""
+PACKAGES: Final = ("gateway", "adapters", "devices")
+PROJECT: Final = "device-plugin-gateway"
+"""The word that the first file of each package has."""
+
+
+def require() -> None:
+    """End the process with a message where a package is another project's."""
+    if found := mixed_up():
+        sys.stderr.write(f"{found}\n")
+        sys.exit(EX_CONFIG)
+
+
+def mixed_up() -> str:
+    """Say which package is another project's, where it is and what to do; '' where all are ours."""
+    ours = Path(__file__).parents[2]
+    for name in PACKAGES:
+        spec = find_spec(name)
+        origin = Path(spec.origin) if spec is not None and spec.origin else None
+        if origin is None or origin.parents[1] != ours or PROJECT.encode() not in origin.read_bytes():
+            return (
+                f"expected the Python package {name!r} of {PROJECT} in {ours / name}, and found {_who(name)} in "
+                f"{origin or 'no file'}: packages of the same name hide or overwrite each other, so {PROJECT} needs an environment "
+                f"of its own: python3 -m venv DIR && DIR/bin/pip install {PROJECT}, without PYTHONPATH"
+            )
+    return ""
+
+
+def _who(name: str) -> str:
+    """Name the installed distributions that brought a package."""
+    from importlib.metadata import packages_distributions
+
+    others = sorted({one for one in packages_distributions().get(name, ()) if one != PROJECT})
+    return f"that of {', '.join(others)[:200]}" if others else "another one"
