@@ -26,7 +26,7 @@ from devices.life.states import State
 from devices.policy import ListStrategy, Policy
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
-from gateway.dra import cdi
+from gateway.dra import cdi, door, sockets
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubernetes import access
 from gateway.lab.gatewayproc import BEGUN
@@ -37,7 +37,7 @@ from gateway.telling import probes
 from gateway.telling.commands import Commands
 from tests.fakes.apiserver import ApiServer
 from tests.unit.kubernetes import authority, server, until
-from tests.unit.test_dra_driver import Kubelet
+from tests.unit.test_dra_driver import Kubelet, listening
 
 __all__ = ["authority", "server"]
 GPU = "nvidia.com/gpu"
@@ -158,12 +158,14 @@ async def test_devices_are_offered_by_dra_alone(place: Place) -> None:
     assert not list((place.folder / "plugins_registry").iterdir())
 
 
-async def test_what_a_pod_holds_by_the_other_api_is_offered_when_it_ended(place: Place) -> None:
+async def test_what_a_pod_holds_by_the_other_api_is_offered_when_it_ended(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "_LOOK_AGAIN", 0.02)
     place.holds("GPU-a")
-    async with place.gateway("only") as one:
+    async with place.gateway("only"):
         await until(lambda: place.published == {"gpu-1": []})
         place.holds()
-        one.beliefs.look_within(0)
         await until(lambda: place.published == {"gpu-0": [], "gpu-1": []})
 
 
@@ -225,3 +227,68 @@ async def test_readiness_is_the_registration(place: Place) -> None:
         await kubelet.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
         assert "gpu.nvidia.com: registered, 2 devices" in probes.look(one).text
         await kubelet.channel.close()
+
+
+@pytest.mark.parametrize(("version", "waits"), [("v1.32.13", True), ("v1.33.0", False)])
+async def test_a_kubelet_that_takes_one_instance_gets_one(place: Place, version: str, waits: bool) -> None:
+    place.server.change("/api/v1/nodes/n1", lambda one: one["status"]["nodeInfo"].update(kubeletVersion=version))
+    registry = place.folder / "plugins_registry"
+    elder = sockets.path_of(registry, "gpu.nvidia.com", "0" * 8)
+    with listening(elder):
+        async with place.gateway("only") as one:
+            await until(lambda: len(place.published) == 2)
+            if not waits:
+                await until(lambda: len(list(registry.iterdir())) == 2)
+            assert len(list(registry.iterdir())) == 1 + (not waits)
+            elder.unlink()
+            await until(lambda: list(registry.iterdir()))
+            assert one.door is not None
+
+
+async def test_claims_that_are_no_more_are_forgotten_at_the_second_look(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "OVER_AGAIN", 0.02)
+    async with place.gateway("only") as one:
+        kubelet = await place.kubelet()
+        kept, gone, renewed = (place.claim(name, f"uid-{name}", f"gpu-{number}") for number, name in enumerate("abc"))
+        for asked in (kept, gone):
+            assert isinstance((await kubelet.prepare(V1, asked))[asked.uid], tuple)
+        await place.server.stop()
+        before = len(place.server.requests)
+        await asyncio.sleep(0.1)
+        assert len(one.ledger.claims) == 2
+        await place.server.start()
+        place.server.remove(f"{API}/namespaces/ns/resourceclaims/b")
+        await until(lambda: list(one.ledger.claims) == ["uid-a@gpu.nvidia.com"])
+        assert len([1 for ask in place.server.requests[before:] if ask.path.endswith("/resourceclaims/b")]) >= 2
+        assert isinstance((await kubelet.prepare(V1, place.claim("c", "uid-c", "gpu-1")))["uid-c"], tuple)
+        place.claim("c", "uid-other", "gpu-1")
+        await until(lambda: list(one.ledger.claims) == ["uid-a@gpu.nvidia.com"])
+        assert renewed.uid == "uid-c"
+        await kubelet.channel.close()
+
+
+async def test_without_an_api_server_the_driver_is_there_and_claims_wait(place: Place) -> None:
+    await place.server.stop()
+    async with place.gateway("only"):
+        kubelet = await place.kubelet()
+        asked = place.claim("c", "uid-c", "gpu-0")
+        preparing = asyncio.ensure_future(kubelet.prepare(V1, asked))
+        await asyncio.sleep(0.05)
+        assert not preparing.done()
+        await place.server.start()
+        assert isinstance((await preparing)["uid-c"], tuple)
+        await until(lambda: len(place.published) == 2)
+        await kubelet.channel.close()
+
+
+async def test_a_kubelet_of_which_nothing_is_known_gets_one_instance(place: Place) -> None:
+    await place.server.stop()
+    registry = place.folder / "plugins_registry"
+    elder = sockets.path_of(registry, "gpu.nvidia.com", "0" * 8)
+    with listening(elder):
+        async with place.gateway("only") as one:
+            await until(lambda: one.door is not None and len(one.door.offers("gpu.nvidia.com")) == 2)
+            await asyncio.sleep(0.05)
+            assert list(registry.iterdir()) == [elder]
