@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_done_is_refused_with_the_reason(name: str) -> None:
     values, reason = REFUSED[name]
-    done = helm("template", "gpu", chart.CHART, "--namespace=gpu", *given(values))
+    done = helm(*TEMPLATE, *given(values))
     assert done.returncode
     assert reason in done.stderr
 
