@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket as sockets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from devices.model import ContainerAnswer, ContainerRequest, Device, RefusedErro
 from devices.policy import Bridging, Policy
 from devices.source import Fate
 from gateway.bridge import judge
+from gateway.bridge.peer import LISTS_AT_ONCE, LISTS_EVERY
 from gateway.kubelet.watch import target
 from gateway.lab.plugins.played import PlayedPlugin
 from tests.unit.bridging import GUARD_S, NIC, Watched, bridged, health, plugin
@@ -228,11 +230,11 @@ async def test_an_answer_is_refused_by_name(folder: Path, bad: bytes, words: str
 async def test_a_plugin_that_sends_lists_without_end_is_read_slowly(folder: Path) -> None:
     async with beside(folder) as (bridge, _), plugin(folder) as played:
         await bridge.lists("a", "b")
-        count = bridge.count
+        count, began = bridge.count, time.monotonic()
         for number in range(200):
             await played.change([Device(str(number))])
             await asyncio.sleep(0.001)
-        assert bridge.count - count < 20
+        assert bridge.count - count <= LISTS_AT_ONCE + (time.monotonic() - began) / LISTS_EVERY + 2
         await bridge.lists("199")
 
 
