@@ -210,7 +210,6 @@ class Bridged:
             if self.peer is not None:
                 _ = self._spawn(self.peer.close())
         self.peer, self._hung = None, hung
-        self._back.clear()
         now = time.monotonic()
         if self.word.away_since is None:
             self.absences, self.since = self.absences + 1, now
@@ -347,6 +346,7 @@ class Bridged:
         Raises:
             RefusedError: it didn't come back.
         """
+        self._back.clear()
         try:
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._back.wait()

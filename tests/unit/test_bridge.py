@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
@@ -425,6 +426,40 @@ async def test_a_second_gateway_calls_the_firsts_plugins_and_takes_them_over_whe
             assert played.lists == 2
 
 
+async def test_an_allocate_at_a_second_gateway_waits_for_a_plugin_that_is_away(folder: Path) -> None:
+    async with bridged(folder) as first:
+        async with plugin(folder):
+            await first.lists("a", "b")
+            async with bridged(folder, opens=False) as second:
+                await second.lists("a", "b")
+                await second.allocate("a")
+        # The plugin ends while the second one is away, so that it must be told.
+        async with bridged(folder, opens=False) as second:
+            await second.until(lambda _: second.bridge.plugins and second.one().word.away_since is not None)
+            call = asyncio.create_task(second.allocate("a"))
+            async with plugin(folder) as again, asyncio.timeout(GUARD_S):
+                await call
+                assert again.allocated == [("a",)]
+
+
+async def test_a_second_gateway_notices_that_a_plugin_went(folder: Path) -> None:
+    async with bridged(folder) as first, AsyncExitStack() as stack:
+        played = await stack.enter_async_context(plugin(folder))
+        await first.lists("a", "b")
+        async with bridged(folder, opens=False) as second:
+            await second.lists("a", "b")
+            await second.allocate("a")
+            await played.stop()
+            await second.until(lambda _: second.one().word.away_since is not None)
+            call = asyncio.create_task(second.allocate("b"))
+            await asyncio.sleep(0)
+            assert not call.done()
+            await played.start()
+            async with asyncio.timeout(GUARD_S):
+                await call
+            assert played.allocated == [("a",), ("b",)]
+
+
 # The other door.
 
 
@@ -473,8 +508,13 @@ async def test_a_plugin_in_plugins_registry_is_called_once_by_a_bridge_that_star
 
 
 async def test_kubelet_sock_has_a_kubelets_mode(folder: Path) -> None:
-    async with bridged(folder):
-        assert (folder / "device-plugins" / "kubelet.sock").stat().st_mode & 0o777 == 0o755
+    (folder / "device-plugins").mkdir(mode=0o750)
+    before = os.umask(0o077)
+    try:
+        async with bridged(folder):
+            assert (folder / "device-plugins" / "kubelet.sock").stat().st_mode & 0o777 == 0o755
+    finally:
+        os.umask(before)
 
 
 async def told(played: PlayedPlugin) -> None:
