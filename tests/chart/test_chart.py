@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -242,6 +243,131 @@ def test_values_become_the_variables_that_they_are_in_their_chart(name: str) -> 
     values, wanted = ROWS[name]
     found = env(values)
     assert {key: found.get(key) for key in wanted} == wanted
+
+
+PLACES: dict[str, tuple[dict[str, object], str, object]] = {
+    "runtime-class": ({"runtimeClassName": "nvidia"}, "runtimeClassName", "nvidia"),
+    "secrets": ({"imagePullSecrets": [{"name": "a"}]}, "imagePullSecrets", [{"name": "a"}]),
+    "node-selector": ({"nodeSelector": {"a": "b"}}, "nodeSelector", {"a": "b"}),
+    "priority": ({"priorityClassName": "mine"}, "priorityClassName", "mine"),
+    "tolerations": ({"tolerations": [{"operator": "Exists"}]}, "tolerations", [{"operator": "Exists"}]),
+    "no-tolerations": ({"tolerations": []}, "tolerations", []),
+    "host-network": ({"devicePlugin.enableHostNetwork": True}, "hostNetwork", True),
+    "its-names": ({"devicePlugin.enableHostNetwork": True}, "dnsPolicy", "ClusterFirstWithHostNet"),
+    "pod-security": (
+        {"podSecurityContext": {"runAsUser": 0, "fsGroup": 7}},
+        "securityContext",
+        {
+            "fsGroup": 7,
+            "runAsUser": 0,
+            "seLinuxOptions": {"type": "spc_t", "level": "s0"},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_value_of_the_pod_is_where_it_belongs(name: str) -> None:
+    values, place, wanted = PLACES[name]
+    assert pod(values)[place] == wanted
+
+
+CONTAINER: dict[str, tuple[dict[str, object], str, object]] = {
+    "resources": ({"resources": {"limits": {"memory": "1Gi"}}}, "resources", {"limits": {"memory": "1Gi"}}),
+    "its-own-resources": (
+        {"resources": {"limits": {"memory": "1Gi"}}, "devicePlugin.resources": {"limits": {"memory": "2Gi"}}},
+        "resources",
+        {"limits": {"memory": "2Gi"}},
+    ),
+    "security": ({"securityContext": {"privileged": True}}, "securityContext", {"privileged": True}),
+    "pull-policy": ({"image.pullPolicy": "Always"}, "imagePullPolicy", "Always"),
+    "mig": (
+        {"migStrategy": "single"},
+        "securityContext",
+        {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"add": ["SYS_ADMIN"], "drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINER)
+def test_a_value_of_the_container_is_where_it_belongs(name: str) -> None:
+    values, place, wanted = CONTAINER[name]
+    assert pod(values)["containers"][0][place] == wanted
+
+
+def test_folders_of_the_host_are_those_that_were_named() -> None:
+    values = {"gateway.stateDir": "/a", "gateway.devicePluginsDir": "/b", "nvidiaDriverRoot": "/c"}
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod(values)["volumes"]}
+    assert (paths["state"], paths["device-plugins"], paths["driver-root"]) == ("/a", "/b", "/c")
+
+
+def test_annotations_and_labels_are_those_that_were_named() -> None:
+    found = daemonset({"podAnnotations": {"a": "b"}, "selectorLabelsOverride": {"app": "gpu"}})["spec"]
+    assert found["template"]["metadata"]["annotations"] == {"a": "b"}
+    assert found["selector"]["matchLabels"] == {"app": "gpu"}
+    assert found["template"]["metadata"]["labels"]["app"] == "gpu"
+
+
+def test_only_prometheus_reaches_the_metrics() -> None:
+    found = rendered({"networkPolicy.enabled": True, "podMonitor.enabled": True})
+    policy = found["NetworkPolicy", ""]["spec"]
+    assert policy["ingress"] == [
+        {
+            "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+            "ports": [{"port": 9400}],
+        }
+    ]
+    assert policy["egress"] == []
+    labels = found["DaemonSet", "nvidia"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    monitor = found["PodMonitor", ""]["spec"]
+    assert monitor["podMetricsEndpoints"] == [{"port": "metrics", "interval": "30s"}]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_the_alerts_and_the_dashboard_are_ours() -> None:
+    found = rendered({"prometheusRule.enabled": True, "dashboard.enabled": True})
+    rules = yaml.safe_load((ROOT / "deploy/alerts/device-plugin-gateway.rules.yaml").read_text())
+    assert found["PrometheusRule", ""]["spec"] == rules
+    shown = json.loads(found["ConfigMap", ""]["data"]["device-plugin-gateway.json"])
+    told = set(re.findall(r"device_plugin_gateway_\w+", json.dumps(shown)))
+    page = (ROOT / "docs/observability.md").read_text()
+    assert told
+    assert all(f"`{name.removesuffix('_bucket')}`" in page for name in told)
+
+
+@pytest.mark.parametrize(("backend", "privileged"), [("nvidia", False), ("amd", True)])
+def test_openshift_allows_what_the_pod_takes_and_no_more(backend: str, privileged: bool) -> None:
+    scc = rendered({"openshift.scc": True, "gateway.backend": backend})["SecurityContextConstraints", ""]
+    assert scc["allowPrivilegedContainer"] is scc["allowPrivilegeEscalation"] is privileged
+    assert scc["users"] == ["system:serviceaccount:gpu:gpu-device-plugin-gateway"]
+    assert not scc["allowHostNetwork"]
+    volumes = {
+        next(key for key in one if key != "name")
+        for one in pod({"gateway.backend": backend}, component=backend)["volumes"]
+    }
+    assert volumes <= set(scc["volumes"])
+
+
+def test_feature_discovery_follows_the_label_by_nvidias_own_sidecar() -> None:
+    found = rendered(ROOT / "tests/chart/values/per-node.yaml")
+    spec = found["DaemonSet", "gpu-feature-discovery"]["spec"]["template"]["spec"]
+    (first,), (sidecar, main) = spec["initContainers"], spec["containers"]
+    assert [one["command"] for one in (first, sidecar, main)] == [
+        ["config-manager"],
+        ["config-manager"],
+        ["gpu-feature-discovery"],
+    ]
+    told = {row["name"]: row.get("value") for row in sidecar["env"]}
+    assert (told["PROCESS_TO_SIGNAL"], told["SIGNAL"], told["ONESHOT"]) == ("gpu-feature-discovery", "1", "false")
+    assert spec["shareProcessNamespace"] is True
+    assert found["ClusterRole", "gpu-feature-discovery"]["rules"][0]["verbs"] == ["get", "list", "watch"]
+    assert found["ConfigMap", ""]["data"].keys() == {"whole", "mig-mixed", "shared"}
 
 
 IMAGES: dict[str, tuple[dict[str, object], str]] = {
