@@ -37,8 +37,8 @@ from gateway.tally import Tally
 from gateway.tasks import Tasks
 from gateway.telling.commands import Commands
 from gateway.telling.listeners import Listeners
-from gateway.telling.log import Seldom
 from gateway.wires import notify
+from gateway.wires.log import Seldom
 from gateway.wires.pool import Pool
 
 if TYPE_CHECKING:
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     from typing import Any
 
     from devices.source import DeviceSource, Hindrance
+    from gateway.age import Age
     from gateway.configuration.settings import Settings
     from gateway.dra.door import Door
-    from gateway.handover.age import Age
     from gateway.handover.standby import Standby
     from gateway.kubelet.beliefs import Look
     from gateway.kubelet.drift import Earlier
+    from gateway.kubelet.identity import KubeletId
     from gateway.memory.holdings import Memory
     from gateway.pair.role import Role
-    from gateway.registration.events import KubeletId
 
 FIRST_LOOK = 1.0
 """Seconds that the source's first inventory is waited for, before what the ledger knows is served from memory."""

@@ -17,9 +17,9 @@ from devices.life import merging, states
 from devices.model import Health
 from devices.source import Listing, Partial, listed
 from gateway.kubelet import beliefs
-from gateway.kubelet.owners import Owners
 from gateway.memory.claimed import on_hardware
 from gateway.memory.ledger import boot_id
+from gateway.memory.owners import Owners
 from gateway.registration import events
 from gateway.telling import changes
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from devices.boards import Claim
     from devices.model import Device
     from devices.source import DeviceSource, Inventory
+    from gateway.age import Age
     from gateway.configuration.settings import Settings
-    from gateway.handover.age import Age
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
     from gateway.memory.holdings import Holdings

@@ -12,13 +12,14 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
 
+from gateway.age import Age
 from gateway.handover import machine as handover
-from gateway.handover.age import Age
 from gateway.handover.events import Asked, Fired, Heard, Renew, Say, Standing, Stood, Tell, Unserved
 from gateway.handover.machine import Elder, Heir
+from gateway.kubelet.identity import KubeletId
 from gateway.registration import events as told
 from gateway.registration import machine as registration
-from gateway.registration.events import KubeletId, Phase, Timer
+from gateway.registration.events import Phase, Timer
 from tools.pages import main, table
 
 INTRODUCTION: Final = """\

@@ -27,7 +27,7 @@ from devices.model import Fault, Options, RefusedError
 from gateway.bridge import judge
 from gateway.bridge.peer import LIST_LIMIT, identity
 from gateway.kubelet.watch import listens, target
-from gateway.telling.log import Seldom
+from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

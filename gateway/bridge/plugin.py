@@ -21,7 +21,7 @@ from adapters.registry import by_name
 from devices.model import ContainerAnswer, ContainerRequest, Fault, RefusedError
 from gateway.bridge import judge, shield
 from gateway.bridge.peer import PREPARE_TIME, AwayError, Peer, identity
-from gateway.telling.log import Seldom
+from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

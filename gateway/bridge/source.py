@@ -34,7 +34,7 @@ from gateway.bridge.memory import Door
 from gateway.bridge.peer import AwayError, identity
 from gateway.bridge.plugin import DEADLINE, Bridged
 from gateway.bridge.recall import answers_of, recalled, remembered
-from gateway.telling.log import Seldom
+from gateway.wires.log import Seldom
 
 SAVE_WITHIN: Final = 1.0
 """Seconds between two writes of what is remembered."""

@@ -7,7 +7,7 @@ import msgspec
 
 from gateway.cli import main
 from gateway.configuration.settings import ConfigError
-from gateway.telling import log as observe
+from gateway.wires import log as observe
 
 _EXAMPLES = """
 \b

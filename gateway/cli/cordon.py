@@ -22,10 +22,10 @@ from gateway.cli import named
 from gateway.cli.devices import look, rows
 from gateway.configuration.settings import STATE_DIR
 from gateway.telling import orders
-from gateway.telling.log import escaped
 from gateway.telling.orders import Order, Outcome
 from gateway.wires import control
 from gateway.wires.control import ControlError
+from gateway.wires.log import escaped
 
 ANSWER_TIME = 5.0
 """Seconds within which a gateway must answer: it writes its ledger to disk before it does."""

@@ -24,11 +24,11 @@ from gateway.cli import named
 from gateway.cli.status import _clean, _colour, _remarks
 from gateway.configuration.settings import STATE_DIR
 from gateway.telling import orders
-from gateway.telling.log import escaped
 from gateway.telling.orders import Handled
 from gateway.telling.status import Device, Resource, Status
 from gateway.wires import control
 from gateway.wires.control import ControlError
+from gateway.wires.log import escaped
 
 _EXAMPLES = """
 \b

@@ -23,8 +23,8 @@ from gateway.configuration.settings import STATE_DIR, ConfigError
 from gateway.doctor import checks, collect
 from gateway.doctor.look import Places, Told, cluster, look
 from gateway.doctor.snapshot import Release, Snapshot
-from gateway.telling.log import escaped, printable
 from gateway.wires import control
+from gateway.wires.log import escaped, printable
 
 _EXAMPLES = """
 \b

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from gateway.cli.fleet import Fleet, Group, Step
-from gateway.telling.log import printable
+from gateway.wires.log import printable
 
 _MOST_NAMES: Final = 8
 """Nodes that are named of a group; --json has all."""

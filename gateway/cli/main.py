@@ -22,7 +22,7 @@ from gateway.compose import BACKENDS
 from gateway.configuration import commandline, dra, effective, flags
 from gateway.configuration.settings import EX_CONFIG, SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
 from gateway.registration.negotiate import CHOICES
-from gateway.telling import log as observe
+from gateway.wires import log as observe
 
 if TYPE_CHECKING:
     from gateway.daemon import Gateway

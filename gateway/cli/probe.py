@@ -42,8 +42,8 @@ def probe(*, socket_dir: Path, as_json: bool) -> None:
     It changes nothing in the kubelet, but leaves a trace: the kubelet logs the refused registration and counts it in
     its metric device_plugin_registration_total, under the resource gateway.invalid/probe.
     """
-    from gateway.kubelet.api import Finding, ask
     from gateway.kubelet.watch import KUBELET_SOCKET, listens
+    from gateway.registration.api import Finding, ask
 
     socket = socket_dir / KUBELET_SOCKET
     if listens(socket):

@@ -18,11 +18,11 @@ import msgspec
 
 from gateway.configuration.settings import STATE_DIR
 from gateway.tally import Check
-from gateway.telling import log as observe
-from gateway.telling.log import escaped, printable
 from gateway.telling.status import Device, Resource, Status
 from gateway.telling.wanting import wanting
 from gateway.wires import control
+from gateway.wires import log as observe
+from gateway.wires.log import escaped, printable
 
 _EXAMPLES = """
 \b

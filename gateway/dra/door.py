@@ -31,10 +31,10 @@ from gateway.telling.readiness import DriverStanding
 
 if TYPE_CHECKING:
     from devices.source import DeviceSource
+    from gateway.age import Age
     from gateway.configuration.settings import Settings
     from gateway.dra.offer import Offer
     from gateway.dra.publisher import Server
-    from gateway.handover.age import Age
     from gateway.kubelet.beliefs import Beliefs
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe

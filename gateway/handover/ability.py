@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import structlog
 
 from adapters.registry import by_name
-from gateway.kubelet import api as kubelet_api
 from gateway.kubelet.watch import kubelet_id
+from gateway.registration import api as kubelet_api
 from gateway.registration.negotiate import CHOICES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.presence import Presence
-    from gateway.registration.events import KubeletId
     from gateway.registration.registrar import Plugin
 
 PEERS_AGAIN = 0.5

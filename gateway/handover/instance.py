@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gateway.age import HOST_SERVICE_NS, Age, plausible
 from gateway.configuration.settings import SOCKET_DIR
-from gateway.handover.age import HOST_SERVICE_NS, Age, plausible
 from gateway.kubelet.watch import folder_id
 
 if TYPE_CHECKING:

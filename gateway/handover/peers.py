@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from devices.model import Health
+from gateway.age import Doubt, elder_should_wait
 from gateway.handover import instance, standby
 from gateway.handover.ability import Ability
-from gateway.handover.age import Doubt, elder_should_wait
 from gateway.handover.events import Outcome, Standing, standing
 from gateway.handover.leases import Leases
 from gateway.handover.standby import Standby
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.dialect import Level
+    from gateway.age import Age
     from gateway.configuration.settings import Settings
-    from gateway.handover.age import Age
     from gateway.handover.instance import Instance
     from gateway.kubelet.beliefs import Beliefs
+    from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.presence import Presence
     from gateway.memory.holdings import Holdings
     from gateway.memory.scribe import Scribe
-    from gateway.registration.events import KubeletId
     from gateway.registration.registrar import Plugin
     from gateway.tally import Tally
     from gateway.tasks import Tasks

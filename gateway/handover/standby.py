@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from gateway.handover.age import Age, Doubt
+    from gateway.age import Age, Doubt
     from gateway.registration.registrar import Plugin
 
 _MOST_NAMES: Final = 4096

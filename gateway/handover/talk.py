@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
 
 import structlog
 
+from gateway.age import Age, plausible
 from gateway.handover import machine as succession
-from gateway.handover.age import Age, plausible
 from gateway.handover.events import (
     Action,
     Asked,

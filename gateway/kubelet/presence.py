@@ -13,7 +13,7 @@ from gateway.kubelet.watch import listens
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gateway.registration.events import KubeletId
+    from gateway.kubelet.identity import KubeletId
 
 REMIND_EVERY: Final = 60.0
 """Seconds between two lines that say that a kubelet is still waited for."""

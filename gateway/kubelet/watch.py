@@ -20,7 +20,7 @@ from urllib.parse import quote
 import inotify_simple
 import structlog
 
-from gateway.registration.events import KubeletId
+from gateway.kubelet.identity import KubeletId
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from devices.life.states import State
 from devices.replicas import unshared
-from gateway.telling.log import printable
+from gateway.wires.log import printable
 
 if TYPE_CHECKING:
     from devices.life.states import Entry

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from gateway.telling.log import printable
+from gateway.wires.log import printable
 
 if TYPE_CHECKING:
     from gateway.kubernetes.node import Condition, Node

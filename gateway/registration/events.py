@@ -6,19 +6,8 @@ from enum import Enum
 
 from msgspec import Struct
 
-from gateway.handover.age import Age
-
-
-class KubeletId(Struct, frozen=True):
-    """One creation of kubelet.sock.
-
-    A new socket may get the old inode number, so that the time of its creation belongs to it: nothing modifies a socket
-    afterwards, and a change of its mode, owner, label or links is another time.
-    """
-
-    device: int
-    inode: int
-    mtime_ns: int
+from gateway.age import Age
+from gateway.kubelet.identity import KubeletId
 
 
 class Phase(Enum):

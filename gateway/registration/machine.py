@@ -18,7 +18,8 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gateway.handover.age import Age
+from gateway.age import Age
+from gateway.kubelet.identity import KubeletId
 from gateway.registration import negotiate
 from gateway.registration.events import (
     Action,
@@ -28,7 +29,6 @@ from gateway.registration.events import (
     Event,
     Fired,
     Heed,
-    KubeletId,
     KubeletUp,
     Lacking,
     Link,

@@ -27,10 +27,11 @@ from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import kubelet_id, listens, target
 from gateway.registration import events
 from gateway.registration import machine as registration
+from gateway.registration.cause import cause
 from gateway.registration.events import Phase, Timer
 from gateway.registration.negotiate import NOBODY, UNFIT
 from gateway.registration.serve import Resource
-from gateway.tally import Cause, Check, cause
+from gateway.tally import Cause, Check
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
 
     from devices.life import states
     from devices.source import DeviceSource, Listing
+    from gateway.age import Age
     from gateway.configuration.settings import Settings
-    from gateway.handover.age import Age
     from gateway.kubelet.beliefs import Look
-    from gateway.registration.events import KubeletId
+    from gateway.kubelet.identity import KubeletId
     from gateway.registration.serve import Memory
     from gateway.registration.turns import Turns
     from gateway.tally import Tally

@@ -26,7 +26,7 @@ from gateway.kubelet.watch import target
 from gateway.registration.events import StreamEnded, StreamOpened, Withhold
 from gateway.registration.requests import Requests, whole
 from gateway.registration.spelled import spell
-from gateway.telling.log import Seldom
+from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Sequence

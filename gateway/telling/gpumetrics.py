@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from devices.replicas import unshared
 from devices.telemetry import Measured
-from gateway.telling.log import Seldom
+from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

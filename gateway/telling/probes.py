@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from devices.source import Hindrance
-    from gateway.handover.age import Age
+    from gateway.age import Age
     from gateway.handover.standby import Standby
     from gateway.kubelet.presence import Presence
     from gateway.registration.registrar import Plugin

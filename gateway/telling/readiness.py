@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gateway.registration.events import Phase
 from gateway.tally import Check
-from gateway.telling.log import printable
+from gateway.wires.log import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

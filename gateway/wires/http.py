@@ -21,7 +21,7 @@ from typing import Final
 
 import structlog
 
-from gateway.telling.log import Seldom
+from gateway.wires.log import Seldom
 
 REQUEST_LIMIT: Final = 8 * 1024
 """The most bytes of a request's first line and headers, together."""

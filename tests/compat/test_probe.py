@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.kubelet.api import ask
 from gateway.lab.kubelets.build import built
 from gateway.lab.kubelets.kubelet import Faults, Kubelet
 from gateway.lab.trials.scenarios import VERSIONS, dialect
+from gateway.registration.api import ask
 from tests.compat.conftest import GENUINE
 
 

@@ -44,7 +44,7 @@ MUTANTS = (
     Mutant(
         "H1",
         "what the first resource has left is looked over",
-        "gateway/kubelet/owners.py",
+        "gateway/memory/owners.py",
         "for name, devices in remaining.items() for claim in self._of(name, devices))",
         "for name, devices in [*remaining.items()][1:] for claim in self._of(name, devices))",
         _EDITS,
@@ -108,7 +108,7 @@ MUTANTS = (
     Mutant(
         "H2",
         "a partition that is no more has its place",
-        "gateway/kubelet/owners.py",
+        "gateway/memory/owners.py",
         "or boards.Place(boards.place_of(device).board)",
         "or boards.place_of(device)",
         _EDITS,
@@ -220,7 +220,7 @@ MUTANTS = (
     Mutant(
         "H6",
         "what another gateway's pods hold is free",
-        "gateway/kubelet/owners.py",
+        "gateway/memory/owners.py",
         "            yield from self._of(name, (devices[one]",
         "            () and self._of(name, (devices[one]",
         _BOARDS,
@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         "H6",
         "what another gateway gives out is free",
-        "gateway/kubelet/owners.py",
+        "gateway/memory/owners.py",
         "            for one in sorted(ids - offered",
         "            for one in () and sorted(ids - offered",
         _BOARDS,
@@ -268,7 +268,7 @@ MUTANTS = (
     Mutant(
         "H8",
         "only what the ledger knows is held",
-        "gateway/kubelet/owners.py",
+        "gateway/memory/owners.py",
         "*self._unheard_of(offered), ",
         "",
         f"{_BOARDS}::test_what_no_ledger_knows_of_is_held_all_the_same",
@@ -276,7 +276,7 @@ MUTANTS = (
     Mutant(
         "H8",
         "what is offered as it is held is withheld",
-        "gateway/kubelet/owners.py",
+        "gateway/memory/owners.py",
         "if one in announced or one in offered.get(name, ()):",
         "if one in announced:",
         f"{_BOARDS}::test_what_no_ledger_knows_of_is_held_all_the_same",
@@ -324,7 +324,7 @@ MUTANTS = (
     Mutant(
         "H9",
         "what no ledger knows of is on offer by nobody",
-        "gateway/kubelet/owners.py",
+        "gateway/memory/owners.py",
         "self._place(announced[one]) if one in announced else self._source.place(one)",
         "self._place(announced[one]) if one in announced else None",
         f"{_BOARDS}::test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other",
@@ -332,7 +332,7 @@ MUTANTS = (
     Mutant(
         "H9",
         "before 1.23 nobody offers anything",
-        "gateway/kubelet/owners.py",
+        "gateway/memory/owners.py",
         "said = last.view.registered if last",
         "said = {} if last",
         f"{_BOARDS}::test_before_1_23_the_checkpoint_says_what_others_offer",
@@ -348,7 +348,7 @@ MUTANTS = (
     Mutant(
         "H10",
         "whom the kubelet forgot holds nothing",
-        "gateway/kubelet/owners.py",
+        "gateway/memory/owners.py",
         "held.union(self._beliefs.earlier(resource))",
         "held",
         _FORGOT,
@@ -364,7 +364,7 @@ MUTANTS = (
     Mutant(
         "H10",
         "what is forgotten is told as before",
-        "gateway/kubelet/owners.py",
+        "gateway/memory/owners.py",
         "if holder is _UNSEEN and device.id in earlier:",
         "if False:",
         f"{_BOARDS}::test_a_claim_says_that_the_kubelet_forgot",
@@ -388,7 +388,7 @@ MUTANTS = (
     Mutant(
         "H11",
         "what a kubelet of 1.8 doesn't say is offered by nobody",
-        "gateway/kubelet/owners.py",
+        "gateway/memory/owners.py",
         "            if self._elsewhere(name)\n        }",
         "            if not name\n        }",
         _EIGHT,
@@ -404,7 +404,7 @@ MUTANTS = (
     Mutant(
         "H11",
         "what is ill elsewhere is given out there",
-        "gateway/kubelet/owners.py",
+        "gateway/memory/owners.py",
         " if one.health is Health.HEALTHY)",
         ")",
         _EIGHT,
@@ -412,7 +412,7 @@ MUTANTS = (
     Mutant(
         "H11",
         "under a name that we have, too, only we offer",
-        "gateway/kubelet/owners.py",
+        "gateway/memory/owners.py",
         "if name in offered and not self._elsewhere(name):",
         "if name in offered:",
         _BOTH,
@@ -420,7 +420,7 @@ MUTANTS = (
     Mutant(
         "H11",
         "what we offer ourselves is another's, too, under the same name",
-        "gateway/kubelet/owners.py",
+        "gateway/memory/owners.py",
         "if name in offered and not self._elsewhere(name):",
         "if False:",
         _BOTH,

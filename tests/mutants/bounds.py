@@ -148,7 +148,7 @@ MUTANTS = (
     Mutant(
         "Z3",
         "a line of JSON may steer a screen",
-        "gateway/telling/log.py",
+        "gateway/wires/log.py",
         "return escaped(msgspec.json.encode(event, enc_hook=repr).decode())",
         "return msgspec.json.encode(event, enc_hook=repr).decode()",
         f"{_OBSERVE}::test_a_line_of_the_log_steers_no_screen",
@@ -156,7 +156,7 @@ MUTANTS = (
     Mutant(
         "Z3",
         "an exception may steer a screen",
-        "gateway/telling/log.py",
+        "gateway/wires/log.py",
         "            structlog.processors.format_exc_info,\n            _shown,\n",
         "            _shown,\n",
         f"{_OBSERVE}::test_a_line_of_the_log_steers_no_screen",
@@ -180,7 +180,7 @@ MUTANTS = (
     Mutant(
         "Z3",
         "what repeats itself is told each time",
-        "gateway/telling/log.py",
+        "gateway/wires/log.py",
         "if told := came < self._times:",
         "if told := True:",
         f"{_OBSERVE}::test_a_listener_without_descriptors_fills_no_log",

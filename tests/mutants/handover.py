@@ -300,7 +300,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "it yields again at once to one that doesn't serve",
-        "gateway/handover/age.py",
+        "gateway/age.py",
         " and peer not in doubts]",
         "]",
         f"{_SUCCESSION}::test_who_is_doubted_is_not_stood_by_for",
@@ -308,7 +308,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "one that registers after all is doubted for ever",
-        "gateway/handover/age.py",
+        "gateway/age.py",
         "        return cuts > self.cuts or not names <= self.names",
         "        return False",
         f"{_SUCCESSION}::test_when_a_doubt_is_over",
@@ -324,7 +324,7 @@ MUTANTS = (
     Mutant(
         "S15",
         "an age of the future is believed",
-        "gateway/handover/age.py",
+        "gateway/age.py",
         "(HOST_SERVICE_NS if age.host_service else 0) <= now_ns",
         "(HOST_SERVICE_NS if age.host_service else 0)",
         f"{_SUCCESSION}::test_when_a_gateway_can_have_started",

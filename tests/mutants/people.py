@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         "Q4",
         "the log is coloured all the same",
-        "gateway/telling/log.py",
+        "gateway/wires/log.py",
         "colors=sys.stderr.isatty() and wants_colour()",
         "colors=sys.stderr.isatty()",
         "tests/unit/test_cli_status.py::test_who_wants_no_colours_gets_none",
@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         "Q4",
         "an empty NO_COLOR counts",
-        "gateway/telling/log.py",
+        "gateway/wires/log.py",
         'not os.environ.get("NO_COLOR")',
         '"NO_COLOR" not in os.environ',
         "tests/unit/test_cli_status.py::test_who_wants_no_colours_gets_none",

@@ -27,7 +27,7 @@ MUTANTS = (
     Mutant(
         "O1",
         "a poll that sees the known kubelet counts as a new one",
-        "gateway/tally.py",
+        "gateway/registration/cause.py",
         "if state.phase is Phase.STANDBY or (kubelet == state.kubelet and state.phase is not Phase.ABSENT):",
         "if state.phase is Phase.STANDBY:",
         f"{_TALLY}::test_the_cause_of_a_registration",
@@ -35,7 +35,7 @@ MUTANTS = (
     Mutant(
         "O1",
         "our own end of a stream counts as a cut",
-        "gateway/tally.py",
+        "gateway/registration/cause.py",
         "return Cause.STREAM_ENDED if stream == state.stream and state.phase is Phase.SERVING else None",
         "return Cause.STREAM_ENDED",
         f"{_TALLY}::test_the_cause_of_a_registration",
@@ -195,7 +195,7 @@ MUTANTS = (
     Mutant(
         "O5",
         "control characters reach the terminal",
-        "gateway/telling/log.py",
+        "gateway/wires/log.py",
         'return text if text.isprintable() else "".join(one if one.isprintable() else instead for one in text)',
         "return text",
         f"{_CLI}::test_what_others_wrote_does_not_steer_the_terminal",

@@ -213,7 +213,7 @@ MUTANTS = (
     Mutant(
         "S8",
         "the younger yields",
-        "gateway/handover/age.py",
+        "gateway/age.py",
         "if peer > own",
         "if peer < own",
         "tests/unit/test_succession.py::test_the_older_yields",

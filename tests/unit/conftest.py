@@ -6,7 +6,7 @@ import pytest
 
 from gateway.cli import main
 from gateway.configuration.settings import Settings
-from gateway.telling import log as observe
+from gateway.wires import log as observe
 
 
 @pytest.fixture

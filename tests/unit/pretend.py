@@ -12,10 +12,10 @@ import tempfile
 from pathlib import Path
 
 from adapters import levels, registry
-from gateway.kubelet.api import ask
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets import build
 from gateway.lab.kubelets.kubelet import Kubelet
+from gateway.registration.api import ask
 
 GUARD = 60.0
 

@@ -25,10 +25,10 @@ from devices.life.states import State
 from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Health, RefusedError, Sayable
 from devices.policy import MigStrategy, Naming, Policy, Slices
 from devices.source import Inventory, Listing, Partial
+from gateway.age import Age
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.handover import instance
-from gateway.handover.age import Age
 from gateway.kubelet import beliefs
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import CHECKPOINT, Look

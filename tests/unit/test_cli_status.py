@@ -24,9 +24,9 @@ from devices.model import Device, Health
 from gateway.cli import status as cli
 from gateway.cli.main import gateway
 from gateway.registration.events import Phase
-from gateway.telling import log as observe
 from gateway.telling.status import Configuration, Gateways, Plugin, Status
 from gateway.wires import control
+from gateway.wires import log as observe
 from tests.unit.answering import gateways
 from tests.unit.documents import FULL, IDS, OTHER, SERVING, STANDBY, TROUBLED, WAITING, document, node, state
 

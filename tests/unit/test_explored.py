@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway.kubelet.identity import KubeletId
 from gateway.lab.trials import explore
 from gateway.lab.trials.explore import ERAS, FULL, QUICK, Explored, Resource, Run, Surroundings
 from gateway.registration import events
 from gateway.registration import machine as registration
-from gateway.registration.events import Action, KubeletId, Phase, Timer
+from gateway.registration.events import Action, Phase, Timer
 from gateway.registration.machine import State
 
 OLD, PLAIN, LATE = ERAS

@@ -13,11 +13,12 @@ from typing import Any, cast
 import pytest
 
 from adapters.dialect import Level
+from gateway.age import HOST_SERVICE_NS, Age, elder_should_wait
 from gateway.handover import machine as succession
 from gateway.handover import talk as handover
-from gateway.handover.age import HOST_SERVICE_NS, Age, elder_should_wait
 from gateway.handover.events import Say, Standing, standing
 from gateway.handover.talk import Handover
+from gateway.kubelet import identity
 from gateway.registration import events
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase, Timer
@@ -34,7 +35,7 @@ class Kubelet:
 
     def __init__(self, minor: int) -> None:
         self.minor = minor
-        self.id = events.KubeletId(1, 1, 1)
+        self.id = identity.KubeletId(1, 1, 1)
         self.up = True
         self.refuses: set[Gateway] = set()
         self.hangs = asyncio.Event()
@@ -79,7 +80,7 @@ class Kubelet:
                 gateway.cut(resource)
 
     def restart(self) -> None:
-        self.id = events.KubeletId(1, 1, self.id.mtime_ns + 1)
+        self.id = identity.KubeletId(1, 1, self.id.mtime_ns + 1)
         for gateway in self.alive:
             for resource in list(gateway.streams):
                 gateway.cut(resource)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.handover.age import HOST_SERVICE_NS
+from gateway.age import HOST_SERVICE_NS
 from gateway.handover.instance import FOLDER, Instance, begin, make_folder, socket_name, sweep
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.kubelet import api as kubelet_api
-from gateway.kubelet.api import ask
+from gateway.registration import api as kubelet_api
+from gateway.registration.api import ask
 
 NO_SERVICE = ("UNIMPLEMENTED", "unknown service v1beta1.Registration")
 SPEAKS = 'requested API version "probe" is not supported by kubelet. Supported version'

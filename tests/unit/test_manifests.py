@@ -22,7 +22,7 @@ from gateway.cli import main
 from gateway.configuration.flags import FLAGS
 from gateway.configuration.settings import SOCKET_DIR, STATE_DIR, Settings
 from gateway.lab.bench import busy
-from gateway.telling import log as observe
+from gateway.wires import log as observe
 from tools import manifests
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,8 +18,8 @@ import structlog
 
 from gateway import daemon as shell
 from gateway import process
-from gateway.telling import log as observe
-from gateway.telling.log import Seldom, escaped, printable
+from gateway.wires import log as observe
+from gateway.wires.log import Seldom, escaped, printable
 
 STEERING = ["\x1b[2J", "\x9b2J", "\x7f", "\u202e", "\u2066", "\u200f", "\x00", "\ud800", "\u2028", "\U000e0001", "\xad"]
 

@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.handover.age import Age
+from gateway.age import Age
+from gateway.kubelet import identity
 from gateway.registration import events as e
 from gateway.registration import machine as r
 from gateway.registration import registrar as plugin
 from gateway.registration.events import Phase, Timer
 
-K1 = e.KubeletId(1, 10, 100)
-K2 = e.KubeletId(1, 10, 200)  # a new socket, the old inode number again
+K1 = identity.KubeletId(1, 10, 100)
+K2 = identity.KubeletId(1, 10, 200)  # a new socket, the old inode number again
 WRONG_VERSION = 'requested API version "v1beta1" is not supported by kubelet. Supported version is "v1alpha2"'
 
 

@@ -20,10 +20,10 @@ from msgspec.structs import replace
 from devices.generic import GenericSource
 from devices.model import Device
 from devices.policy import Policy
+from gateway.age import Age
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.handover import instance, standby
-from gateway.handover.age import Age
 from gateway.kubelet.watch import target
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Faults

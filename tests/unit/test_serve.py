@@ -44,22 +44,23 @@ from devices.source import NOT_TOLD, Behind, Facts, Fate, GiveUpError, Hindrance
 from gateway import daemon as shell
 from gateway import following
 from gateway import lists as offering
+from gateway.age import Age
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.handover import peers
-from gateway.handover.age import Age
 from gateway.handover.instance import Instance, begin, socket_name
 from gateway.handover.peers import Peers
 from gateway.kubelet import drift, watch
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import Look
+from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.view import View
 from gateway.memory import scribe
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger, Snapshot, Written
 from gateway.registration import registrar as plugin
 from gateway.registration import serve
-from gateway.registration.events import Event, KubeletId, KubeletUp, Lacking, Phase, StandBy, Timer
+from gateway.registration.events import Event, KubeletUp, Lacking, Phase, StandBy, Timer
 from gateway.registration.serve import Resource
 from gateway.registration.turns import Turns
 from gateway.tally import Check

@@ -11,8 +11,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from adapters.dialect import Level
+from gateway.age import HOST_SERVICE_NS, Age, Doubt, elder_should_wait, plausible
 from gateway.handover import machine as s
-from gateway.handover.age import HOST_SERVICE_NS, Age, Doubt, elder_should_wait, plausible
 from gateway.handover.events import (
     Action,
     Asked,

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from devices.model import Field
 from gateway import tally
-from gateway.handover.age import Age
+from gateway.age import Age
+from gateway.kubelet.identity import KubeletId
+from gateway.registration import cause
 from gateway.registration import machine as registration
 from gateway.registration.events import (
     Event,
     Fired,
-    KubeletId,
     KubeletUp,
     Offer,
     Reached,
@@ -101,7 +102,7 @@ RENEWED = (*SERVING, Renew("options"), RETRY, Reached(2, K1), Replied(2, "OK"), 
 def test_the_cause_of_a_registration(events: tuple[Event, ...], why: Cause) -> None:
     state, found, offered = registration.start("t", "auto", ""), None, None
     for event in events:
-        found = tally.cause(state, event) or found
+        found = cause.cause(state, event) or found
         state, actions = registration.step(state, event)
         offered = found if any(isinstance(action, Offer) for action in actions) else offered
     assert found is why
@@ -115,7 +116,7 @@ def test_what_changes_nothing_is_no_cause(event: Event) -> None:
     state = registration.start("t", "auto", "")
     for before in SERVING:
         state, _ = registration.step(state, before)
-    assert tally.cause(state, event) is None
+    assert cause.cause(state, event) is None
     assert registration.step(state, event)[0].phase is state.phase
 
 

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from gateway.kubelet import watch
+from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.watch import Watch, is_pinned, kubelet_id, listens
-from gateway.registration.events import KubeletId
 
 
 class Seen:

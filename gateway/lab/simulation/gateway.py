@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from devices.model import Device, Health
-from gateway.handover.age import HOST_SERVICE_NS, Age, Doubt, elder_should_wait
+from gateway.age import HOST_SERVICE_NS, Age, Doubt, elder_should_wait
 from gateway.handover.events import Outcome, Standing
+from gateway.kubelet.identity import KubeletId
 from gateway.lab.simulation.clock import Clock, Timer
 from gateway.lab.simulation.handover import Handover
 from gateway.lab.simulation.kubelet import RESOURCE, Kubelet
@@ -23,7 +24,7 @@ from gateway.lab.simulation.plugin import Plugin
 from gateway.lab.simulation.scribe import Scribe
 from gateway.lab.simulation.standby import Standby
 from gateway.registration import events, negotiate
-from gateway.registration.events import KubeletId, Phase
+from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
     from gateway.lab.simulation.node import Node

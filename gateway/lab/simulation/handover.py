@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from gateway.age import Age
 from gateway.handover import machine as succession
-from gateway.handover.age import Age
 from gateway.handover.events import (
     Action,
     Asked,

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from adapters.dialect import Dialect, Level
 from adapters.levels import Evidence, level
 from devices.model import ContainerAnswer, Device, Health
+from gateway.kubelet.identity import KubeletId
 from gateway.lab.kubelets.behaviour import (
     DIAL_SECONDS,
     ENDPOINT_GRACE_SECONDS,
@@ -29,7 +30,6 @@ from gateway.lab.kubelets.behaviour import (
 from gateway.lab.kubelets.books import DeviceBooks
 from gateway.lab.kubelets.checkpoint import Memory
 from gateway.lab.kubelets.kubelet import Demand, KubeletError
-from gateway.registration.events import KubeletId
 
 if TYPE_CHECKING:
     from gateway.lab.simulation.node import Node

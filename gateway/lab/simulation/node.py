@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from devices.model import Device, Health
-from gateway.handover.age import Age
+from gateway.age import Age
 from gateway.lab.kubelets.behaviour import Behaviour
 from gateway.lab.kubelets.checkpoint import Memory
 from gateway.lab.simulation.clock import Clock

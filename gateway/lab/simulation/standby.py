@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from devices.model import Health
-from gateway.handover.age import Age, Doubt
+from gateway.age import Age, Doubt
 from gateway.handover.events import Outcome
 from gateway.handover.records import LOOK, Records
 from gateway.lab.simulation.clock import Timer, stop

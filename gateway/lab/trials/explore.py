@@ -24,10 +24,11 @@ from typing import Final, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from adapters.registry import DIALECTS, by_name
-from gateway.handover.age import Age
+from gateway.age import Age
+from gateway.kubelet.identity import KubeletId
 from gateway.registration import events, negotiate
 from gateway.registration import machine as registration
-from gateway.registration.events import KubeletId, Phase, Timer
+from gateway.registration.events import Phase, Timer
 from gateway.registration.machine import State
 
 S = TypeVar("S", bound=Hashable)

@@ -13,7 +13,7 @@ from itertools import combinations
 from devices.boards import Place, are_shared, place_of
 from devices.model import Device
 from devices.replicas import unshared
-from gateway.kubelet.api import PROBE_RESOURCE
+from gateway.registration.api import PROBE_RESOURCE
 
 Pods = Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]
 """A kubelet's books: pod -> container -> resource name -> device IDs."""

@@ -1,0 +1,48 @@
+"""Why the next Register is sent, by what happened to a registration."""
+
+from __future__ import annotations
+
+from gateway.registration import events, negotiate
+from gateway.registration import machine as registration
+from gateway.registration.events import Phase, Timer
+from gateway.tally import Cause
+
+
+def cause(state: registration.State, event: events.Event) -> Cause | None:
+    """Say why the next Register will be sent, once ``event`` comes in ``state``; None: as before this event."""
+    match event:
+        case events.KubeletUp(kubelet):
+            if state.phase is Phase.STANDBY or (kubelet == state.kubelet and state.phase is not Phase.ABSENT):
+                return None
+            return Cause.KUBELET_START if state.attempt else Cause.FIRST
+        case events.Reached(attempt, kubelet):
+            news = attempt == state.attempt > 1 and kubelet != state.kubelet
+            return Cause.KUBELET_START if news else None
+        case events.Replied(_, code, details):
+            match negotiate.classify(code, details).kind:
+                case negotiate.Kind.REPORTED:
+                    return Cause.ERROR
+                case negotiate.Kind.NO_ANSWER if state.stream is None:  # Otherwise it called, and that counts.
+                    return Cause.ERROR
+                case negotiate.Kind.ACCEPTED if state.called and state.stream is None:
+                    return Cause.STREAM_ENDED
+                case negotiate.Kind.ACCEPTED if state.stream is not None and state.stale:
+                    return Cause.OPTIONS
+                case _:
+                    return None
+        case events.StreamOpened(likely=True) if state.phase is Phase.ACCEPTED and state.stale:
+            return Cause.OPTIONS
+        case events.StreamEnded(stream):
+            return Cause.STREAM_ENDED if stream == state.stream and state.phase is Phase.SERVING else None
+        case events.Fired(Timer.CALL):
+            return Cause.NEVER_CALLED if state.phase is Phase.ACCEPTED else None
+        case events.Verified(held=False):
+            return Cause.BOOKS if state.phase is Phase.SERVING else None
+        case events.Renew():
+            return Cause.OPTIONS if state.phase is Phase.SERVING and not state.renewed else None
+        case events.Fired(Timer.RENEW):
+            return Cause.OPTIONS if state.phase is Phase.SERVING and state.stale else None
+        case events.Resume():
+            return {Phase.STANDBY: Cause.HANDOVER, Phase.OUT: Cause.OFFERED}.get(state.phase)
+        case _:
+            return None
