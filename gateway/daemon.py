@@ -92,6 +92,8 @@ class Gateway:
 
     def __init__(self, settings: Settings, source: DeviceSource, role: Role | None = None) -> None:
         self.settings, self.source, self._role = settings, source, role
+        self.guard = role.guard if role is not None else None
+        """What is laid around answers to the kubelet, in a pair."""
         born_ns = role.born_ns if role is not None else None
         age = instance.begin(host_service=settings.host_service, born_ns=born_ns)
         self._instance = instance.Instance(settings.socket_dir, age)

@@ -24,6 +24,7 @@ from typing import Final, NoReturn
 
 import structlog
 
+from gateway.pair.flight import LANES, Flight
 from gateway.pair.policy import Deaths, lasting
 from gateway.pair.role import Role
 from gateway.wires import notify
@@ -41,8 +42,8 @@ _log = structlog.get_logger()
 class _Child:
     """One gateway of the pair."""
 
-    def __init__(self, pid: int, pipe: int) -> None:
-        self.pid, self._pipe = pid, pipe
+    def __init__(self, pid: int, pipe: int, lane: int) -> None:
+        self.pid, self._pipe, self.lane = pid, pipe, lane
         self.since = time.monotonic()
         self.ready = self.active = False
 
@@ -67,7 +68,7 @@ class Pair:
     def __init__(self, serve: Callable[[Role], int]) -> None:
         self._serve = serve
         self._children: list[_Child] = []
-        self._deaths = Deaths()
+        self._deaths, self._flight = Deaths(), Flight()
         self._started = 0
         self._born_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._not_before = 0.0
@@ -153,6 +154,7 @@ class Pair:
             status=status,
             lived_s=round(lived, 3),
             next_in_s=self._deaths.wait,
+            refused_from_now_on=self._flight.landed(child.lane, status),
         )
         if child.active and self._children:
             self._children[0].serve()
@@ -181,14 +183,15 @@ class Pair:
     def _start(self) -> None:
         reading, writing = os.pipe()
         self._started += 1
-        role = Role(reading, self._born_ns - self._started)
+        [lane] = {*range(LANES)} - {one.lane for one in self._children} if self._children else [0]
+        role = Role(self._flight, lane, reading, self._born_ns - self._started)
         parent, first = os.getpid(), not self._children
         pid = os.fork()
         if pid == 0:
             os.close(writing)
             self._be_a_gateway(role, parent)
         os.close(reading)
-        child = _Child(pid, writing)
+        child = _Child(pid, writing, lane)
         self._children.append(child)
         if first:
             child.serve()

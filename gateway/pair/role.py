@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+from gateway.pair.flight import Flight
 
 MORE: Final = 100
 """By how much the serving gateway is sooner chosen when memory runs out (of 1000): the other one then takes over."""
@@ -18,12 +21,15 @@ class Role:
     """What the parent tells one gateway of a pair.
 
     Args:
+        flight: the page that it shares with the parent.
+        lane: its lane there.
         pipe: the descriptor by which the parent says that this gateway is to serve; its end is the parent's end.
         born_ns: the age that it has among the node's gateways (``handover.machine.Age``). Each of a pair is older than those
             before it, so that it stands by for them and takes nothing over while they live.
     """
 
-    def __init__(self, pipe: int, born_ns: int) -> None:
+    def __init__(self, flight: Flight, lane: int, pipe: int, born_ns: int) -> None:
+        self.guard = partial(flight.guard, lane)
         self._pipe, self.born_ns = pipe, born_ns
         self._active = asyncio.Event()
 

@@ -158,6 +158,7 @@ class Plugin:
             node.turns,
             kubelet_minor=settings.kubelet_minor,
             grace=settings.startup_grace > 0,
+            guard=gateway.guard,
         )
         self.state = registration.start(f"{node.token}-{secrets.token_hex(2)}", settings.api, last_accepted)
         self.trouble = ""

@@ -121,6 +121,7 @@ class Resource:
         turns: whose turn it is, of all the resources of this node.
         kubelet_minor: the kubelet's version, where an operator vouches for it.
         grace: whether containers wait, by a PreStartContainer that is refused, for devices that nobody has looked for yet.
+        guard: what is laid around each answer of a gateway in a pair (``pair.flight``).
     """
 
     def __init__(
@@ -134,8 +135,10 @@ class Resource:
         *,
         kubelet_minor: int | None = None,
         grace: bool = False,
+        guard: Callable[[str, _Answer], _Answer] | None = None,
     ) -> None:
         self.name = name
+        self._guard = guard
         self._source, self._emit, self._memory, self._tally, self._turns = source, emit, memory, tally, turns
         self._kubelet_minor, self._grace = kubelet_minor, grace
         self._log = _log.bind(resource=name)
@@ -286,10 +289,16 @@ class Resource:
 
         calls: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             call: grpc.stream_unary_rpc_method_handler(_let_go(self._answered(call, answer, dialect)))
-            for call, answer in unary.items()
+            for call, answer in self._guarded(unary).items()
         }
         calls["ListAndWatch"] = grpc.stream_stream_rpc_method_handler(_let_go(watch))
         return {f"/{dialect.plugin_service}/{call}": handler for call, handler in calls.items()}
+
+    def _guarded(self, answers: dict[str, _Answer]) -> dict[str, _Answer]:
+        guard = self._guard
+        if guard is None:
+            return answers
+        return {call: guard(f"{call} for {self.name}", answer) for call, answer in answers.items()}
 
     def _answered(self, call: str, answer: _Answer, dialect: Dialect) -> Callable[[_Context], Awaitable[bytes]]:
         """Count a call, and say what is wrong with it as gRPC does.

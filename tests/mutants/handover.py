@@ -15,6 +15,7 @@ RULES = {
     "S17": "of two Registers that crossed, the heir's is sent once more when the elder's streams are over",
     "S18": "what was left to another gateway at the start is remembered before it is sent, and yielded once",
     "S19": "of a pair one serves and the other takes over; what the next one would end with, too, ends the pair",
+    "S20": "a request that ended a gateway of a pair is refused by the next one, and only then",
     "S16": "the end waits for no disk that hangs, and a hangup ends nothing",
 }
 
@@ -40,6 +41,30 @@ MUTANTS = (
         "            self._children[0].serve()\n",
         "            pass\n",
         f"{_PAIR}::test_whoever_of_the_pair_dies_devices_stay",
+    ),
+    Mutant(
+        "S20",
+        "it ends the next one, too",
+        "gateway/pair/flight.py",
+        "            if digest in self._suspects():",
+        "            if False:",
+        f"{_PAIR}::test_a_request_that_ends_a_gateway_does_not_end_the_next_one",
+    ),
+    Mutant(
+        "S20",
+        "whoever was killed leaves suspects",
+        "gateway/pair/flight.py",
+        "        if -status not in CRASHES:",
+        "        if status == 0:",
+        f"{_PAIR}::test_what_was_answered_when_a_gateway_died",
+    ),
+    Mutant(
+        "S20",
+        "what was answered stays suspect",
+        "gateway/pair/flight.py",
+        "                if at is not None:\n                    self._write(at, _NONE)",
+        "                pass",
+        f"{_PAIR}::test_more_than_are_noted_are_answered_all_the_same",
     ),
     Mutant(
         "S19",

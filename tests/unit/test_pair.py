@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from devices.model import RefusedError
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.lab.trials.scenarios import RESOURCE, Node, node
+from gateway.pair.flight import AT_ONCE, Flight
 from gateway.pair.policy import MOST_YOUNG, YOUNG, Deaths, lasting
 from tests.unit.test_probes import get
 
@@ -99,6 +103,75 @@ async def test_a_crash_loop_ends_the_pair_and_says_why() -> None:
             assert await process.wait() == 1
 
 
+async def test_a_request_that_ends_a_gateway_does_not_end_the_next_one() -> None:
+    async with node(gpus={RESOURCE: 1}, demands=()) as made:
+        kubelet = await made.start_kubelet("1.28")
+        profile = made.root / "one.yaml"
+        profile.write_text(f"resources: {{{RESOURCE}: {{gpus: 1}}}}\n")
+        command = gateway_command(made.socket_dir, made.root / "state", profile)
+        crash = "async def crash(*_): os.abort()\n"
+        program = f"import os; from gateway.registration import serve\n{crash}serve.Resource._allocate = crash\n"
+        program += "from gateway.cli.main import gateway; gateway()"
+        async with await GatewayProcess.launch([command[0], "-c", program, *command[3:], "--standby"]) as process:
+            _, stood_by = await ready(process)
+            mark = process.seen
+            with pytest.raises(KubeletError):
+                await kubelet.admit("a", RESOURCE, 1)
+            died = await process.wait_for("a gateway of the pair died")
+            assert (died["status"], died["refused_from_now_on"]) == (-signal.SIGABRT, 1)
+            await process.wait_for("registered", since=mark)
+            await kubelet.wait(RESOURCE, 1)
+            with pytest.raises(KubeletError, match="crashed while it answered this very request"):
+                await kubelet.admit("b", RESOURCE, 1)
+            assert stood_by in children(process.pid)
+
+
+async def answered(*_: object) -> bytes:
+    return b"yes"
+
+
+@pytest.mark.parametrize(
+    ("status", "again", "suspects"),
+    [
+        pytest.param(-signal.SIGSEGV, b"ab", 1, id="it crashed: refused"),
+        pytest.param(-signal.SIGSEGV, b"ba", 1, id="in another order: the same"),
+        pytest.param(-signal.SIGSEGV, b"abc", 0, id="another request"),
+        pytest.param(-signal.SIGKILL, b"ab", 0, id="somebody killed it: that is not the request's doing"),
+        pytest.param(0, b"ab", 0, id="it ended"),
+    ],
+)
+async def test_what_was_answered_when_a_gateway_died(status: int, again: bytes, suspects: int) -> None:
+    flight = Flight()
+
+    async def dies(*_: object) -> bytes:
+        flight.landed(0, status)
+        return b""
+
+    await flight.guard(0, "Allocate for a/b", dies)(None, b"ab", None)
+    guarded = flight.guard(1, "Allocate for a/b", answered)
+    if suspects:
+        with pytest.raises(RefusedError, match=r"Allocate for a/b .* crashed"):
+            await guarded(None, again, None)
+        assert await flight.guard(1, "Allocate for c/d", answered)(None, again, None) == b"yes"
+    else:
+        assert await guarded(None, again, None) == b"yes"
+
+
+async def test_more_than_are_noted_are_answered_all_the_same() -> None:
+    flight, release = Flight(), asyncio.Event()
+
+    async def waits(*_: object) -> bytes:
+        await release.wait()
+        return b"yes"
+
+    guarded = flight.guard(0, "Allocate for a/b", waits)
+    asked = [asyncio.ensure_future(guarded(None, bytes([number]), None)) for number in range(AT_ONCE + 6)]
+    await asyncio.sleep(0)
+    release.set()
+    assert await asyncio.gather(*asked) == [b"yes"] * (AT_ONCE + 6)
+    assert flight.landed(0, -signal.SIGSEGV) == 0, "what is over isn't suspect"
+
+
 async def test_a_service_manager_hears_of_the_one_that_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with node(gpus={RESOURCE: 1}) as made:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -109,9 +182,13 @@ async def test_a_service_manager_hears_of_the_one_that_serves(tmp_path: Path, mo
             monkeypatch.setenv("WATCHDOG_USEC", "100000")
             async with pair(made) as process:
                 await ready(process)
-                loop, heard = asyncio.get_running_loop(), []
+                loop, heard = asyncio.get_running_loop(), list[str]()
                 async with asyncio.timeout(20):
-                    while "WATCHDOG=1" not in heard:
-                        heard.append((await loop.sock_recv(manager, 64)).decode())
+                    while heard[-2:] != ["WATCHDOG=1", "the next one"]:
+                        with contextlib.suppress(BlockingIOError):
+                            while True:
+                                heard.append(manager.recv(64).decode())
+                        # What was on its way when both were ready has come by the next sign of life.
+                        heard += [(await loop.sock_recv(manager, 64)).decode(), "the next one"]
             assert heard[0] == "READY=1"
             assert heard.count("READY=1") == 1
