@@ -13,7 +13,7 @@ import os
 import random
 import secrets
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import grpc.aio
@@ -34,7 +34,7 @@ from gateway.registration.serve import Resource
 from gateway.tally import Cause, Check
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from devices.life import states
@@ -108,6 +108,10 @@ class Node(Protocol):
         """Whose turn it is, of all resources."""
 
     @property
+    def guard(self) -> Callable[..., Any] | None:
+        """What is laid around answers to the kubelet, in a pair."""
+
+    @property
     def token(self) -> str:
         """The gateway's own token."""
 
@@ -158,7 +162,7 @@ class Plugin:
             node.turns,
             kubelet_minor=settings.kubelet_minor,
             grace=settings.startup_grace > 0,
-            guard=gateway.guard,
+            guard=node.guard,
         )
         self.state = registration.start(f"{node.token}-{secrets.token_hex(2)}", settings.api, last_accepted)
         self.trouble = ""
