@@ -19,8 +19,7 @@ import structlog
 
 from gateway.configuration import reload
 from gateway.following import Follower
-from gateway.handover import instance
-from gateway.handover import talk as handover
+from gateway.handover import instance, message
 from gateway.handover.peers import HANDED_OVER_WAIT, Peers
 from gateway.kubelet.beliefs import CHECKPOINT, Beliefs
 from gateway.kubelet.presence import Presence
@@ -298,7 +297,7 @@ class Gateway:
 
     async def _open_control(self) -> None:
         commands = Commands(self)
-        handing = {handover.OP: self.others.handover.serve} if self.door is None else {}
+        handing = {message.OP: self.others.handover.serve} if self.door is None else {}
         await self._listeners.open_control({**commands.handlers, **handing})
         self._listeners.open_metrics(commands.document, self.tally, self)
 

@@ -1,16 +1,7 @@
 """Handover: carries out what ``succession`` decides, over the control sockets of the gateways on a node.
 
 The heir connects to each older gateway's control socket, once, and both keep the connection as long as both live: it is
-the lease of every resource. What is said about one resource is a ``Say``; a message names all resources it is
-said of:
-
-    {"v": 1, "op": "handover", "say": "ask", "resources": ["nvidia.com/gpu"], "until_ns": ...,
-     "from": {"born_ns": ..., "token": ...}}                                                    the heir, to begin with
-    {"v": 1, "op": "handover", "say": "yours", "resources": ["nvidia.com/gpu"]}                 either, from then on
-
-``until_ns`` (boot clock) is how long the heir waits: an elder that reads an ask later knows that the heir has gone on.
-Unknown fields and words are ignored, so that a later release can say more; what is malformed ends the connection. A
-partner of the same user may still be broken: whatever it says or doesn't, every wait here ends.
+the lease of every resource. ``gateway.handover.message`` is what goes over it.
 
 Whether a resource stands by is decided in one place, the shell: ``Holder.look`` makes it ask ``defers_to`` first, and for
 peers that ``decides`` disowns (another state directory, an older release) go by age alone.
@@ -20,15 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
-from gateway.age import Age, plausible
+from gateway.age import Age
 from gateway.handover import machine as succession
+from gateway.handover import message
 from gateway.handover.events import (
     Action,
     Asked,
@@ -45,7 +36,8 @@ from gateway.handover.events import (
     Unserved,
     Wait,
 )
-from gateway.handover.machine import DEFERRING, Elder, Heir, State
+from gateway.handover.machine import DEFERRING, Elder, Heir
+from gateway.handover.partner import MAX_RESOURCES, Partner, Rests, remember
 from gateway.wires import control
 from gateway.wires.control import ControlError
 
@@ -57,29 +49,14 @@ if TYPE_CHECKING:
     from adapters.dialect import Level
     from gateway.wires.control import Connection
 
-OP: Final = "handover"
 CONNECT_TIME: Final = 1.0
 """Seconds that an elder's socket is given to take our connection. The kernel does that for it, at once, so that what takes
 time is only ever our own loop."""
-ASK_TIME: Final = 0.15
-"""Seconds within which an ask must be read: the heir goes on after ``succession.ANSWER_WAIT``, and not a moment later
-may a stream still be ended for it."""
 GRACE: Final = 0.25
 """Seconds that a younger gateway which has a control socket is given to ask, before age alone decides."""
-AGAIN: Final = 5.0
-"""Seconds before a gateway with which a conversation failed is spoken to again, doubled for each failure in a row."""
-AGAIN_MOST: Final = 320.0
 FAREWELL: Final = 0.2
 """Seconds that the last words are given when the gateway ends."""
 MAX_PARTNERS: Final = 16
-MAX_RESOURCES: Final = 256
-"""In all, with one partner; kubelets take resource names of at most 317 characters."""
-_IN_ONE_MESSAGE: Final = 64
-_LONGEST_NAME: Final = 317
-_MAX_OUTBOX: Final = 256
-_MAX_REMEMBERED: Final = 64
-_TOKEN = re.compile(r"[0-9a-f]{8}")
-_SAYS = {say.value: say for say in Say}
 _log = structlog.get_logger()
 
 
@@ -111,35 +88,6 @@ class Holder(Protocol):
         ...
 
 
-class _Partner:
-    """One other gateway, the conversation with it, and where each resource stands between us."""
-
-    def __init__(self, age: Age, connection: Connection) -> None:
-        self.age, self.connection = age, connection
-        self.states: dict[str, State] = {}
-        self.timers: dict[str, asyncio.TimerHandle] = {}
-        self.outbox: deque[tuple[Say, list[str]]] = deque()
-        self.ready = asyncio.Event()
-        self.quiet = asyncio.Event()
-        """Set while nothing is left to say."""
-        self.gone = False
-
-    def has_room_for(self, resources: Iterable[str]) -> bool:
-        """Whether no more than ``MAX_RESOURCES`` would be talked about."""
-        return len(self.states.keys() | set(resources)) <= MAX_RESOURCES
-
-    def say(self, say: Say, resource: str) -> None:
-        """Put it into the outbox; what is said of several resources at once goes as one message."""
-        if self.outbox and self.outbox[-1][0] is say and len(self.outbox[-1][1]) < _IN_ONE_MESSAGE:
-            self.outbox[-1][1].append(resource)
-        elif len(self.outbox) < _MAX_OUTBOX:
-            self.outbox.append((say, [resource]))
-        else:
-            self.connection.abort()  # It doesn't read. What reads from it ends, and with it the lease.
-        self.quiet.clear()
-        self.ready.set()
-
-
 class Handover:
     """All handovers of this gateway, with older and with younger ones.
 
@@ -152,10 +100,9 @@ class Handover:
 
     def __init__(self, age: Age, state_dir: Path, holder: Holder, count: Callable[[str, str], None]) -> None:
         self._age, self._state_dir, self._holder, self._count = age, state_dir, holder, count
-        self._partners: dict[str, _Partner] = {}
+        self._partners: dict[str, Partner] = {}
         self._first_seen: dict[str, float] = {}
-        self._not_before: dict[str, float] = {}
-        self._rests: dict[str, float] = {}
+        self._rests = Rests()
         self._events: deque[Callable[[], None]] = deque()
         self._deferring: dict[str, Age | None] = {}
         self._running = self._closed = False
@@ -188,7 +135,7 @@ class Handover:
         Raises:
             ControlError: there is nothing to talk about with this one.
         """
-        age = _age(request.get("from"))
+        age = message.sender(request)
         if age is None or age <= self._age:
             raise ControlError(
                 f"expected the age of a gateway younger than {self._age}, got {ascii(age or request)[:80]}"
@@ -197,7 +144,7 @@ class Handover:
             self._part(before)
         if self._closed or len(self._partners) >= MAX_PARTNERS:
             raise ControlError("this gateway can't talk to one more: go on without")
-        await self._converse(_Partner(age, connection), request)
+        await self._converse(Partner(age, connection), request)
 
     def changed(self, resource: str) -> None:
         """Take notice that a resource's standing may have changed: call it after each event of its registration."""
@@ -244,7 +191,7 @@ class Handover:
             return False
         loop = asyncio.get_running_loop()
         if peer.token not in self._first_seen:
-            self._remember(self._first_seen, peer, loop.time())
+            remember(self._first_seen, peer, loop.time())
             loop.call_later(GRACE, self._look)
         return loop.time() < self._first_seen[peer.token] + GRACE
 
@@ -267,9 +214,8 @@ class Handover:
         """Choose the older gateways that are to be spoken to now."""
         now, room = time.monotonic(), MAX_PARTNERS - len(self._partners)
         for peer in sorted(peers, reverse=True):
-            if peer < self._age and peer.token not in self._partners and room > 0:
-                if self._not_before.get(peer.token, now) > now:
-                    continue
+            known = peer.token in self._partners
+            if peer < self._age and not known and room > 0 and self._rests.over(peer, now):
                 room -= 1
                 yield peer
 
@@ -280,61 +226,40 @@ class Handover:
             self._rest(elder)
             _log.info("an older gateway can't be spoken to: going by age alone", peer=elder.token, reason=str(error))
             return
-        partner = self._partners[elder.token] = _Partner(elder, connection)
+        partner = self._partners[elder.token] = Partner(elder, connection)
         task = asyncio.ensure_future(self._converse(partner, None))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _converse(self, partner: _Partner, message: Mapping[str, Any] | None) -> None:
+    async def _converse(self, partner: Partner, first: Mapping[str, Any] | None) -> None:
         """Listen to a partner until it goes, or says what can't be; send what there is to say."""
         self._partners[partner.age.token] = partner
-        self._remember(self._first_seen, partner.age, float("-inf"))
-        writing = asyncio.ensure_future(self._write(partner))
+        remember(self._first_seen, partner.age, float("-inf"))
+        writing = asyncio.ensure_future(partner.write(self._age))
         try:
-            if message is not None and not self._hear(partner, message):
+            if first is not None and not self._hear(partner, first):
                 return
-            while (message := await partner.connection.receive()) is not None:
-                if not self._hear(partner, message):
+            while (said := await partner.connection.receive()) is not None:
+                if not self._hear(partner, said):
                     return
         finally:
             writing.cancel()
             self._part(partner)
 
-    async def _write(self, partner: _Partner) -> None:
-        with contextlib.suppress(ControlError):  # Then it is closed, and reading ends.
-            while True:
-                while partner.outbox:
-                    say, resources = partner.outbox.popleft()
-                    await partner.connection.send(self._message(say, resources))
-                partner.quiet.set()
-                await partner.ready.wait()
-                partner.ready.clear()
-        partner.connection.abort()
-
-    def _message(self, say: Say, resources: list[str]) -> dict[str, Any]:
-        message = {
-            "op": OP,
-            "say": say.value,
-            "resources": resources,
-            "from": {"born_ns": self._age.born_ns, "token": self._age.token},
-        }
-        return message | {"until_ns": _boot_ns() + int(ASK_TIME * 1e9)} if say is Say.ASK else message
-
-    def _hear(self, partner: _Partner, message: Mapping[str, Any]) -> bool:
+    def _hear(self, partner: Partner, said: Mapping[str, Any]) -> bool:
         """Take one message. False ends the conversation."""
-        if message.get("v") != control.VERSION or "error" in message:
-            _log.warning("the other gateway won't talk", peer=partner.age.token, said=ascii(message)[:200])
+        try:
+            heard = message.read(said)
+            if heard is None:
+                return True
+            say, resources = heard
+            partner.take_in(resources)
+        except message.NonsenseError as error:
+            _log.warning(str(error), peer=partner.age.token, said=ascii(said)[:200])
             return False
-        word, resources = message.get("say"), message.get("resources")
-        say = _SAYS.get(word) if isinstance(word, str) else None
-        if message.get("op") != OP or say is None:
-            return True
-        if not _are_names(resources) or not partner.has_room_for(resources):
-            _log.warning("the other gateway talks nonsense", peer=partner.age.token, said=ascii(message)[:200])
-            return False
-        late = say is Say.ASK and not _in_time(message.get("until_ns"))
+        late = say is Say.ASK and not message.in_time(said)
         for resource in resources:
-            self._rests.pop(partner.age.token, None)  # It talks.
+            self._rests.forget(partner.age)  # It talks.
             if resource not in partner.states:
                 if partner.age < self._age:  # An elder answers; it doesn't begin.
                     continue
@@ -348,7 +273,7 @@ class Handover:
         level = self._holder.level(resource) if self._standing(resource) is Standing.SERVING else None
         return Asked(first=succession.register_first(level, late=late))
 
-    def _part(self, partner: _Partner) -> None:
+    def _part(self, partner: Partner) -> None:
         """End the leases that hang on this connection. What serves now, and who, the shell looks at anew."""
         if partner.gone:
             return
@@ -367,16 +292,8 @@ class Handover:
 
     def _rest(self, peer: Age) -> None:
         """Leave a gateway in peace for a while, and look then whether it can be spoken to."""
-        seconds = self._rests.get(peer.token, AGAIN)
-        self._remember(self._rests, peer, min(2 * seconds, AGAIN_MOST))
-        self._remember(self._not_before, peer, time.monotonic() + seconds)
+        seconds = self._rests.begin(peer, time.monotonic())
         asyncio.get_running_loop().call_later(seconds + 0.1, self._look)
-
-    @staticmethod
-    def _remember(times: dict[str, float], peer: Age, when: float) -> None:
-        if len(times) >= _MAX_REMEMBERED:
-            times.clear()
-        times[peer.token] = when
 
     # What the machines decide.
 
@@ -398,7 +315,7 @@ class Handover:
     def _standing(self, resource: str) -> Standing:
         return self._holder.standing(resource) if resource in self._holder.resources() else Standing.IDLE
 
-    def _feed(self, partner: _Partner, resource: str, event: Event) -> None:
+    def _feed(self, partner: Partner, resource: str, event: Event) -> None:
         """Let one machine take an event, after those that are waiting; what it causes may cause others."""
         self._events.append(lambda: self._step(partner, resource, event))
         self._run()
@@ -428,12 +345,12 @@ class Handover:
         if not self._closed:
             self._holder.look()
 
-    def _step(self, partner: _Partner, resource: str, event: Event) -> None:
+    def _step(self, partner: Partner, resource: str, event: Event) -> None:
         if not partner.gone:
             partner.states[resource], actions = succession.step(partner.states[resource], event)
             self._act(partner, resource, actions)
 
-    def _act(self, partner: _Partner, resource: str, actions: Iterable[Action]) -> None:
+    def _act(self, partner: Partner, resource: str, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
                 case Tell(say):
@@ -449,11 +366,11 @@ class Handover:
                 case Renew():
                     self._holder.renew(resource)
 
-    def _fire(self, partner: _Partner, resource: str) -> None:
+    def _fire(self, partner: Partner, resource: str) -> None:
         self._feed(partner, resource, Fired(self._could_serve(partner, resource)))
 
     def _could_serve(
-        self, partner: _Partner, resource: str, sides: type[Elder | Heir] | UnionType = Elder | Heir
+        self, partner: Partner, resource: str, sides: type[Elder | Heir] | UnionType = Elder | Heir
     ) -> bool:
         """Whether only this partner keeps us from serving; of the others those count that we are ``sides`` to."""
         others = [
@@ -464,33 +381,7 @@ class Handover:
         kubelet = resource in self._holder.resources() and self._holder.kubelet_listens()
         return succession.could_serve(partner.states[resource], others, kubelet=kubelet)
 
-    def _note(self, partner: _Partner, resource: str, outcome: Outcome) -> None:
+    def _note(self, partner: Partner, resource: str, outcome: Outcome) -> None:
         side = "heir" if partner.age < self._age else "elder"
         self._count(side, outcome.value)
         _log.info("handover", side=side, outcome=outcome.value, resource=resource, peer=partner.age.token)
-
-
-def _age(said: object) -> Age | None:
-    """Read who is speaking."""
-    match said:
-        case {"born_ns": int(born_ns), "token": str(token)} if _TOKEN.fullmatch(token):
-            age = Age(born_ns, token)
-            return age if plausible(age, _boot_ns()) else None
-    return None
-
-
-def _are_names(said: object) -> TypeGuard[list[str]]:
-    return (
-        isinstance(said, list)
-        and len(said) <= _IN_ONE_MESSAGE
-        and all(isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME for name in said)
-    )
-
-
-def _in_time(until_ns: object) -> bool:
-    """Whether an ask is read within the time that it names; one that names none waits for ever."""
-    return not isinstance(until_ns, int) or _boot_ns() <= until_ns
-
-
-def _boot_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

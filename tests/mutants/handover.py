@@ -230,7 +230,7 @@ MUTANTS = (
         "S12",
         "a broken connection between the living starts a fight",
         "gateway/handover/talk.py",
-        '        self._remember(self._first_seen, partner.age, float("-inf"))\n',
+        '        remember(self._first_seen, partner.age, float("-inf"))\n',
         "",
         f"{_HANDOVER}::test_a_broken_connection_while_the_heir_stands_by_gives_it_its_turn",
     ),
@@ -253,9 +253,9 @@ MUTANTS = (
     Mutant(
         "S13",
         "a service's rank is lost on its way to a pod",
-        "gateway/handover/talk.py",
-        '"from": {"born_ns": self._age.born_ns, "token"',
-        '"from": {"born_ns": self._age.born_ns % (1 << 62), "token"',
+        "gateway/handover/message.py",
+        '"from": {"born_ns": age.born_ns, "token"',
+        '"from": {"born_ns": age.born_ns % (1 << 62), "token"',
         f"{_HANDOVER}::test_pods_roll_beside_a_host_service",
     ),
     Mutant(

@@ -15,6 +15,8 @@ import pytest
 from adapters.dialect import Level
 from gateway.age import HOST_SERVICE_NS, Age, elder_should_wait
 from gateway.handover import machine as succession
+from gateway.handover import message as talked
+from gateway.handover import partner as partners
 from gateway.handover import talk as handover
 from gateway.handover.events import Say, Standing, standing
 from gateway.handover.talk import Handover
@@ -108,7 +110,7 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = iter(range(1, 1000))
         self.handover = Handover(self.age, node.folder, self, self._count)
-        self.server = Server(socket_path(node.folder, self.age.token), {handover.OP: self.handover.serve})
+        self.server = Server(socket_path(node.folder, self.age.token), {talked.OP: self.handover.serve})
 
     @property
     def name(self) -> str:
@@ -269,7 +271,7 @@ class Node:
         folder.mkdir()
         gateway = Gateway(self, born_ns, [GPU])
         gateway.handover = Handover(gateway.age, folder, gateway, lambda *_: None)
-        gateway.server = Server(socket_path(folder, gateway.age.token), {handover.OP: gateway.handover.serve})
+        gateway.server = Server(socket_path(folder, gateway.age.token), {talked.OP: gateway.handover.serve})
         self._made.append(gateway)
         await gateway.start()
         return gateway
@@ -312,7 +314,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def unhurried(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As hasty, but an elder is in time however busy this machine is."""
     monkeypatch.setattr(succession, "ANSWER_WAIT", GUARD)
-    monkeypatch.setattr(handover, "ASK_TIME", GUARD)
+    monkeypatch.setattr(talked, "ASK_TIME", GUARD)
 
 
 # Two gateways that do as they should.
@@ -544,7 +546,7 @@ class ByHand:
         self.connection, self.age = connection, age
 
     async def say(self, say: object, resources: object = (GPU,), **more: object) -> None:
-        message = {"op": handover.OP, "say": say, "resources": resources, "from": _from(self.age)}
+        message = {"op": talked.OP, "say": say, "resources": resources, "from": _from(self.age)}
         await self.connection.send(message | more)
 
     async def hears(self) -> str | None:
@@ -686,7 +688,7 @@ async def test_what_is_not_understood_is_ignored(node: Node, message: dict[str, 
     elder = await node.gateway(1)
     async with by_hand(elder) as heir:
         await heir.say("released")
-        await heir.connection.send({"op": handover.OP, "resources": [GPU], "from": _from(YOUNGER)} | message)
+        await heir.connection.send({"op": talked.OP, "resources": [GPU], "from": _from(YOUNGER)} | message)
         assert node.kubelet.serving() == ["g1"]
         await heir.say("ask", more="of a later release")
         assert await heir.hears() == "yours"
@@ -708,7 +710,7 @@ async def test_nonsense_ends_the_conversation(node: Node, message: dict[str, Any
     async with by_hand(elder) as heir:
         await heir.say("ask")
         assert await heir.hears() == "yours"
-        await heir.connection.send({"op": handover.OP, "say": "serving", "from": _from(YOUNGER)} | message)
+        await heir.connection.send({"op": talked.OP, "say": "serving", "from": _from(YOUNGER)} | message)
         assert await heir.hears() is None
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
     assert elder.outcomes == {("elder", "connection lost"): 1}
@@ -717,7 +719,7 @@ async def test_nonsense_ends_the_conversation(node: Node, message: dict[str, Any
 async def test_a_partner_cannot_make_it_remember_without_end(node: Node) -> None:
     elder = await node.gateway(1)
     async with by_hand(elder) as heir:
-        for start in range(0, handover.MAX_RESOURCES + 64, 64):
+        for start in range(0, partners.MAX_RESOURCES + 64, 64):
             await heir.say("ask", [f"a.b/{n}" for n in range(start, start + 64)])
         said = []
         while (word := await heir.hears()) is not None:
@@ -742,7 +744,7 @@ async def test_a_partner_cannot_make_it_remember_without_end(node: Node) -> None
 async def test_only_a_younger_gateway_is_an_heir(node: Node, sender: object) -> None:
     elder = await node.gateway(1)
     async with by_hand(elder) as heir:
-        await heir.connection.send({"op": handover.OP, "say": "ask", "resources": [GPU], "from": sender})
+        await heir.connection.send({"op": talked.OP, "say": "ask", "resources": [GPU], "from": sender})
         assert "expected the age of a gateway younger" in str(await heir.hears())
     assert node.kubelet.serving() == ["g1"]
 
@@ -767,7 +769,7 @@ async def _silent(connection: Connection, _request: Mapping[str, Any]) -> None:
 
 def _answers(message: dict[str, Any]) -> Talk:
     async def answer(connection: Connection, _request: Mapping[str, Any]) -> None:
-        await connection.send({"op": handover.OP, "resources": [GPU]} | message)
+        await connection.send({"op": talked.OP, "resources": [GPU]} | message)
         await _silent(connection, {})
 
     return answer
@@ -779,7 +781,7 @@ async def _hangs_up(connection: Connection, _request: Mapping[str, Any]) -> None
 
 async def _keeps_saying_wait(connection: Connection, _request: Mapping[str, Any]) -> None:
     for say in ("wait", "wait", "yours"):
-        await connection.send({"op": handover.OP, "resources": [GPU], "say": say})
+        await connection.send({"op": talked.OP, "resources": [GPU], "say": say})
     await _silent(connection, {})
 
 
@@ -798,7 +800,7 @@ async def _keeps_saying_wait(connection: Connection, _request: Mapping[str, Any]
 )
 async def test_whatever_an_elder_does_the_heir_serves(node: Node, talk: Talk) -> None:
     """The elder's own streams are none of its words' business here: this one has none."""
-    server = Server(socket_path(node.folder, OLDER.token), {handover.OP: talk})
+    server = Server(socket_path(node.folder, OLDER.token), {talked.OP: talk})
     await server.start()
     heir = Gateway(node, 2, [GPU])
     node._made.append(heir)
@@ -812,8 +814,8 @@ async def test_whatever_an_elder_does_the_heir_serves(node: Node, talk: Talk) ->
 
 async def test_an_elder_that_could_not_be_spoken_to_is_asked_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """And ever more seldom: it may be of a release that will never talk."""
-    monkeypatch.setattr(handover, "AGAIN", 0.02)
-    monkeypatch.setattr(handover, "AGAIN_MOST", 0.1)
+    monkeypatch.setattr(partners, "AGAIN", 0.02)
+    monkeypatch.setattr(partners, "AGAIN_MOST", 0.1)
     tries: list[float] = []
 
     async def refuse(connection: Connection, _request: Mapping[str, Any]) -> None:
@@ -821,7 +823,7 @@ async def test_an_elder_that_could_not_be_spoken_to_is_asked_again(node: Node, m
         node.kubelet.pulse()
         connection.abort()
 
-    server = Server(socket_path(node.folder, OLDER.token), {handover.OP: refuse})
+    server = Server(socket_path(node.folder, OLDER.token), {talked.OP: refuse})
     heir = Gateway(node, 2, [GPU])
     node._made.append(heir)
     heir.look = lambda: heir._spawn(heir.handover.take_over([OLDER]))  # type: ignore[method-assign]  # OLDER is no Gateway
@@ -830,7 +832,7 @@ async def test_an_elder_that_could_not_be_spoken_to_is_asked_again(node: Node, m
     await server.start()
     await node.kubelet.until(lambda: len(tries) == 4)
     assert tries[2] - tries[1] > tries[1] - tries[0]
-    assert heir.handover._rests == {OLDER.token: handover.AGAIN_MOST}
+    assert heir.handover._rests.seconds == {OLDER.token: partners.AGAIN_MOST}
     await server.close()
 
 
@@ -838,14 +840,14 @@ async def test_a_conversation_forgets_the_failures_before_it(node: Node) -> None
     heir = Gateway(node, 2, [GPU])
     node._made.append(heir)
     await heir.handover.take_over([OLDER])
-    heir.handover._not_before.clear()
-    server = Server(socket_path(node.folder, OLDER.token), {handover.OP: _answers({"say": "yours"})})
+    heir.handover._rests.until.clear()
+    server = Server(socket_path(node.folder, OLDER.token), {talked.OP: _answers({"say": "yours"})})
     await server.start()
     await heir.handover.take_over([OLDER])
     [partner] = heir.handover._partners.values()
     partner.connection.abort()
     await node.kubelet.until(lambda: not heir.handover._partners)
-    assert heir.handover._rests == {OLDER.token: 2 * handover.AGAIN}
+    assert heir.handover._rests.seconds == {OLDER.token: 2 * partners.AGAIN}
     await server.close()
 
 
@@ -857,11 +859,11 @@ async def test_what_a_partner_does_not_read_is_bounded() -> None:
             self.aborted = True
 
     deaf = Deaf()
-    partner = handover._Partner(YOUNGER, cast("Connection", deaf))
-    for _ in range(handover._MAX_OUTBOX):
+    partner = partners.Partner(YOUNGER, cast("Connection", deaf))
+    for _ in range(partners._MAX_OUTBOX):
         for say in (Say.MINE, Say.REVOKE):
             partner.say(say, GPU)
-    assert (len(partner.outbox), deaf.aborted) == (handover._MAX_OUTBOX, True)
+    assert (len(partner.outbox), deaf.aborted) == (partners._MAX_OUTBOX, True)
 
 
 async def test_another_protocol_version_is_no_conversation(node: Node) -> None:
@@ -880,7 +882,7 @@ async def test_another_protocol_version_is_no_conversation(node: Node) -> None:
 
 
 async def test_an_elder_that_keeps_it_is_stood_by_for(node: Node) -> None:
-    server = Server(socket_path(node.folder, OLDER.token), {handover.OP: _answers({"say": "mine"})})
+    server = Server(socket_path(node.folder, OLDER.token), {talked.OP: _answers({"say": "mine"})})
     await server.start()
     heir = Gateway(node, 2, [GPU])
     node._made.append(heir)
