@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.mutants.table import Mutant
 
 RULES = {
-    "X1": "a broken rule of registration breaks a promise in the simulation",
-    "X2": "a broken rule of the ledger loses something in a simulated power cut, or between two gateways",
+    "SIM1": "a broken rule of registration breaks a promise in the simulation",
+    "SIM2": "a broken rule of the ledger loses something in a simulated power cut, or between two gateways",
 }
 
 _PLAYED = ("-m", "gateway.lab.simulation.run", "--schedules", "1000")
@@ -14,7 +14,7 @@ _TEST = "tests/unit/test_simulation.py::test_schedules_keep_every_promise_and_me
 
 MUTANTS = (
     Mutant(
-        "X1",
+        "SIM1",
         "a stream's end isn't answered",
         "gateway/registration/machine.py",
         "    return state, (*ends, *actions)\n\n\ndef _look_again",
@@ -24,7 +24,7 @@ MUTANTS = (
         says="the kubelet would give out []",
     ),
     Mutant(
-        "X1",
+        "SIM1",
         "it registers while it serves",
         "gateway/registration/machine.py",
         "            return replace(state, cuts=0, errors=0), ()",
@@ -34,7 +34,7 @@ MUTANTS = (
         says="sends a Register while a stream of its own is live",
     ),
     Mutant(
-        "X1",
+        "SIM1",
         "a call that never comes is waited for",
         "gateway/registration/machine.py",
         "phase=Phase.ACCEPTED), (report, SetTimer(Timer.CALL, CALL_WAIT))",
@@ -44,7 +44,7 @@ MUTANTS = (
         says="breaks a promise",
     ),
     Mutant(
-        "X1",
+        "SIM1",
         "the call isn't waited for",
         "gateway/registration/machine.py",
         "CALL_WAIT = 11.0",
@@ -54,17 +54,7 @@ MUTANTS = (
         says="one kubelet accepted 2 Registers",
     ),
     Mutant(
-        "X1",
-        "who stands by registers with a new kubelet",
-        "gateway/registration/machine.py",
-        "    if state.phase is Phase.STANDBY:\n        return state, ()\n    gone",
-        "    gone",
-        _TEST,
-        command=_PLAYED,
-        says="breaks a promise",
-    ),
-    Mutant(
-        "X2",
+        "SIM2",
         "the file isn't flushed",
         "gateway/memory/file.py",
         "        os.fsync(descriptor)\n        os.replace",
@@ -74,7 +64,7 @@ MUTANTS = (
         says="finds a damaged state file",
     ),
     Mutant(
-        "X2",
+        "SIM2",
         "the folder isn't flushed",
         "gateway/memory/file.py",
         "        os.fsync(folder)\n",
@@ -84,7 +74,7 @@ MUTANTS = (
         says="that was acknowledged is lost",
     ),
     Mutant(
-        "X2",
+        "SIM2",
         "a write undoes the other gateway's",
         "gateway/memory/ledger.py",
         "        if file.identity_of(self.path) not in {None, snapshot.base} and",
