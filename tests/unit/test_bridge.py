@@ -171,6 +171,11 @@ async def test_a_list_that_follows_an_empty_one_counts(folder: Path) -> None:
     async with bridged(folder) as bridge, plugin(folder) as played:
         await bridge.lists("a", "b")
         await played.change(())
+        peer = bridge.one().peer
+        assert peer is not None
+        async with asyncio.timeout(GUARD_S):
+            while peer.lists < 2:  # noqa: ASYNC110 - nobody is told
+                await asyncio.sleep(0.005)
         await played.change((Device("c"),))
         await bridge.lists("c")
         await asyncio.sleep(1.1)  # As long as an empty list is held back.
