@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -140,11 +141,16 @@ def states(gateway: Gateway) -> dict[str, State]:
 
 
 async def test_devices_are_offered_by_dra_alone(place: Place) -> None:
+    left = place.folder / "cdi" / "gpu.nvidia.com-claim-old.json"
+    left.parent.mkdir()
+    left.write_text("{}")
+    os.utime(left, (0, 0))
     async with place.gateway("only") as one:
         await until(lambda: place.published == {"gpu-0": [], "gpu-1": []})
         assert [plugin.state.phase for plugin in one.plugins] == [Phase.STANDBY]
         assert not list((place.folder / "dp").glob("*.sock"))
         kubelet = await place.kubelet()
+        assert not left.exists()
         asked = place.claim("c", "uid-c", "gpu-1")
         answers = await kubelet.prepare(V1, asked)
         [prepared] = answers["uid-c"]

@@ -99,6 +99,7 @@ class Node:
 
     async def read(self, asked: ClaimName) -> ResourceClaim:
         self.reads += 1
+        await asyncio.sleep(0.01)  # An answer takes its time.
         found = self.claims.get(asked.name, KubernetesError("GET", 404, "not found"))
         if isinstance(found, KubernetesError):
             raise found
@@ -430,8 +431,10 @@ async def test_at_the_end_the_socket_goes_first_and_calls_are_finished(node: Nod
     while node.reads == 0:  # noqa: ASYNC110 - a stand-in tells nobody
         await asyncio.sleep(0.001)
     end = asyncio.ensure_future(one.stop())
-    await asyncio.sleep(0)
-    assert not path.exists()
+    async with asyncio.timeout(10):
+        while path.exists():  # noqa: ASYNC110 - gRPC tells nobody
+            await asyncio.sleep(0.001)
+    assert not asked.done()
     node.stock.put(gpu(0))
     assert await asked == {"u": PREPARED}
     await end
@@ -501,9 +504,12 @@ class Books:
         shown = View(held={GPU: {}}, remembered={GPU: remembered}, source="pod-resources", allocatable={})
         self.last = Look(shown, 0.0, 0.0)
 
-    def held(self, resource: str) -> frozenset[str]:
+    def holders(self, resource: str) -> dict[str, str]:
         assert self.last is not None
-        return frozenset(self.last.view.holders(resource))
+        return self.last.view.holders(resource)
+
+    def held(self, resource: str) -> frozenset[str]:
+        return frozenset(self.holders(resource))
 
 
 async def test_a_pod_that_the_checkpoint_alone_names_counts_while_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -535,3 +541,35 @@ async def test_a_pod_that_the_checkpoint_alone_names_counts_while_it_is_there(mo
     assert "a" not in found.held
     minding.cancel()
     await asyncio.gather(minding, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "age", "known"),
+    [("pod-resources", 3600.0, True), ("pod-resources", 0.0, False), ("checkpoint", 3600.0, False)],
+)
+def test_a_young_process_believes_a_kubelet_that_is_old(tmp_path: Path, source: Any, age: float, known: bool) -> None:
+    books, path = Books(), tmp_path / "kubelet.sock"
+    books.last = Look(View(held={GPU: {"a": "ns/p/c"}}, source=source), 0.0, path.parent.stat().st_mtime + age)
+    of = Records(cast("Beliefs", books), lambda _: None, path)
+    assert of.taken(GPU) is None
+    with listening(path):
+        assert of.taken(GPU) == (Taken(frozenset("a")) if known else None)
+
+
+async def test_what_another_instance_gives_back_is_noticed(node: Node, tmp_path: Path) -> None:
+    other = Node(tmp_path)
+    other.claims["d"] = claim({}, uid="v")
+    await node.of.prepare(ASKED)
+    waiting = asyncio.ensure_future(other.of.prepare(ClaimName("ns", "d", "v")))
+    while other.reads == 0:  # noqa: ASYNC110 - a stand-in tells nobody
+        await asyncio.sleep(0.001)
+    await node.of.unprepare(ASKED)
+    async with asyncio.timeout(10):
+        assert isinstance(await waiting, tuple)
+    await other.scribe.close()
+
+
+async def test_a_claim_that_is_asked_for_twice_at_once_is_prepared_once(node: Node) -> None:
+    answers = await asyncio.gather(node.of.prepare(ASKED), node.of.prepare(ASKED))
+    assert answers[0] == answers[1] == PREPARED
+    assert node.reads == 1
