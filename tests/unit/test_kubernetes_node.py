@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from structlog.testing import capture_logs
 
-from gateway.configuration.settings import Settings
-from gateway.kubernetes import node
+from gateway.configuration.flags import NODE_LABEL
+from gateway.configuration.settings import Choice, Settings
+from gateway.kubernetes import features, node
+from gateway.kubernetes.access import AccessError
 from gateway.kubernetes.client import Client, KubernetesError
+from gateway.kubernetes.features import Features
 from gateway.kubernetes.node import OwnNode
 from tests.fakes.apiserver import ApiServer
 from tests.unit.kubernetes import api, authority, server, until
@@ -66,3 +72,27 @@ async def test_a_node_that_is_deleted_stays_as_it_was_until_it_comes_again(
     assert own.last.metadata.labels == {"is": "b"}
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("a defect"), AccessError("no token yet")])
+async def test_whatever_fails_is_begun_again(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    monkeypatch.setattr(features, "AGAIN", 0.01)
+    failures, client = [failure, failure], node.client
+
+    def make(of: Settings) -> Client:
+        if failures:
+            raise failures.pop()
+        return client(of)
+
+    monkeypatch.setattr(node, "client", make)
+    server.put(NODE, **labelled({NODE_LABEL: "a"}))
+    choice = Choice(tmp_path, NODE_LABEL)
+    chosen = Features(replace(settings(server, tmp_path), choice=choice))
+    nobody: Any = None
+    with capture_logs():
+        running = asyncio.ensure_future(chosen.run(nobody))
+        await until(lambda: chosen.label is not None and chosen.label.value == "a")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
