@@ -90,6 +90,18 @@ async def test_whoever_of_the_pair_dies_devices_stay() -> None:
             assert not any(made.socket_dir.glob("*-*.sock"))
 
 
+async def test_a_pair_takes_over_from_a_pair_by_one_register() -> None:
+    async with node(gpus={RESOURCE: 2}) as made:
+        kubelet = await made.start_kubelet("1.28")
+        async with pair(made) as old:
+            await ready(old)
+            async with pair(made) as new:
+                await ready(new)
+                assert await old.terminate() == 0
+                await kubelet.wait(RESOURCE, 2)
+                assert (await kubelet.registers())[RESOURCE] == 2
+
+
 async def test_a_crash_loop_ends_the_pair_and_says_why() -> None:
     async with node(gpus={RESOURCE: 1}) as made:
         profile = made.root / "one.yaml"
