@@ -15,7 +15,7 @@ from devices.boards import Place
 from devices.claims import ClaimName, Prepared, Refused
 from devices.life.states import Entry, State
 from devices.model import ContainerAnswer, Device, DeviceNode, Health, Mount
-from devices.source import Facts
+from devices.source import Facts, Hindrance
 from gateway.configuration import dra as settings
 from gateway.configuration.settings import ConfigError, Given
 from gateway.dra import cdi, claims, offer, records, slices
@@ -24,7 +24,8 @@ from gateway.dra.offer import Ailment, Offer, Taken, Version
 from gateway.dra.records import Pod
 from gateway.dra.slices import Pool, Slice
 from gateway.kubelet.view import View
-from gateway.memory.claimed import Claimed, ClaimedDevice, on_hardware
+from gateway.memory.claimed import Claimed, ClaimedDevice, holding, on_hardware
+from gateway.telling.readiness import DriverStanding, judge_drivers
 
 COMPONENT = Path(__file__).parents[2] / "deploy" / "kustomize" / "components" / "dra"
 GPU, MIG, AMD, FILE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "amd.com/gpu", "example.com/fpga"
@@ -524,7 +525,10 @@ def test_what_is_written_down_and_told() -> None:
 
 
 def test_claims_hold_hardware_against_the_other_api() -> None:
-    [one] = on_hardware({KEY: row(HELD, replace(PARTED, admin=True))})
+    prepared = {KEY: row(HELD, replace(PARTED, admin=True), replace(HELD, device_id="GPU-9", admin=True))}
+    assert holding(prepared, GPU) == {"GPU-0": "claim ns/other"}
+    assert holding(prepared, MIG) == {}
+    [one] = on_hardware(prepared)
     assert (one.device_id, one.place, one.words) == (
         "GPU-0",
         Place("GPU-0"),
@@ -536,6 +540,30 @@ def test_devices_that_one_container_gets_are_told_of_together() -> None:
     second = replace(HELD, name="gpu-1", device_id="GPU-1")
     third = replace(HELD, name="gpu-2", requests=["more"])
     assert list(claims.by_resource(row(HELD, second, third))) == [(HELD, second), (third,)]
+
+
+# Readiness.
+
+TAKEN, UNTAKEN = (
+    DriverStanding(name="d.com", devices=2, registered=one, trouble="" if one else "no") for one in (True, False)
+)
+
+
+@pytest.mark.parametrize(
+    ("drivers", "begun", "kubelet_s", "hindrances", "ready", "words"),
+    [
+        ([TAKEN], True, 5.0, (), True, "d.com: registered, 2 devices"),
+        ([TAKEN, UNTAKEN], True, 5.0, (), False, "d.com: not registered; no"),
+        ([UNTAKEN], True, None, (), True, "no kubelet takes registrations"),
+        ([TAKEN], False, 5.0, (), False, "starting"),
+        ([], True, 5.0, (), True, "no devices"),
+        ([TAKEN], True, 5.0, (Hindrance("b", "why", held_up=True),), False, "backend b: why"),
+        ([TAKEN], True, 5.0, (Hindrance("b", "why"),), True, "backend b: why"),
+    ],
+)
+def test_readiness(drivers: Any, begun: bool, kubelet_s: Any, hindrances: Any, ready: bool, words: str) -> None:
+    found = judge_drivers(drivers, begun=begun, kubelet_s=kubelet_s, hindrances=hindrances)
+    assert (found.ready, words in found.text) == (ready, True)
 
 
 # CDI.

@@ -477,7 +477,11 @@ def test_a_long_name_fits_into_a_path() -> None:
 
 
 def test_a_specification_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    cdi.write(NAME, "u", {"kind": "x"}, tmp_path)
+    before_mask = os.umask(0o077)
+    try:
+        cdi.write(NAME, "u", {"kind": "x"}, tmp_path)
+    finally:
+        os.umask(before_mask)
     path = cdi.path_of(NAME, "u", tmp_path)
     before = path.stat()
     cdi.write(NAME, "u", {"kind": "x"}, tmp_path)
