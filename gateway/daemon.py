@@ -12,18 +12,18 @@ import gc
 import signal
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from gateway.configuration import reload
+from gateway.folder import Folder
 from gateway.following import Follower
 from gateway.handover import instance, message
 from gateway.handover.peers import HANDED_OVER_WAIT, Peers
 from gateway.kubelet.beliefs import CHECKPOINT, Beliefs
 from gateway.kubelet.presence import Presence
-from gateway.kubelet.watch import KUBELET_SOCKET, Watch, is_pinned
+from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lists import Lists
 from gateway.memory.holdings import Holdings
 from gateway.memory.ledger import Ledger
@@ -31,14 +31,13 @@ from gateway.memory.scribe import Scribe
 from gateway.registration import events
 from gateway.registration.events import Phase
 from gateway.registration.registrar import Plugin
-from gateway.registration.turns import Turns
+from gateway.surroundings import Surroundings
 from gateway.tally import Tally
 from gateway.tasks import Tasks
 from gateway.telling.commands import Commands
 from gateway.telling.listeners import Listeners
 from gateway.wires import notify
 from gateway.wires.log import Seldom
-from gateway.wires.pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -52,21 +51,15 @@ if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Look
     from gateway.kubelet.drift import Earlier
     from gateway.kubelet.identity import KubeletId
-    from gateway.memory.holdings import Memory
+    from gateway.kubernetes.features import Features
     from gateway.pair.role import Role
 
 FIRST_LOOK = 1.0
 """Seconds that the source's first inventory is waited for, before what the ledger knows is served from memory."""
 YIELD_TIME = 0.05
 """Seconds that an older gateway is given to end its streams before this one registers."""
-FOLDER_AGAIN, FOLDER_TOLD = 0.5, 60.0
-"""Seconds between two looks for the socket directory while it can't be used, and between two words about that."""
-REBIND_FIRST, REBIND_MAX = 0.05, 5.0
-"""Seconds until a new socket directory that can't be used is tried again, at first and at most."""
 FOUND_IS_TOLD = 0.05
 """Seconds after a kubelet was found at which that is logged: the Registers go first."""
-EXIT_PINNED = 75
-"""Exit status (EX_TEMPFAIL) for: the socket directory was replaced under a mount that can't follow. A restart helps."""
 
 _loop_errors = Seldom(times=5)
 _log = structlog.get_logger()
@@ -91,7 +84,6 @@ class Gateway:
 
     def __init__(self, settings: Settings, source: DeviceSource, role: Role | None = None) -> None:
         self.settings, self.source, self._role = settings, source, role
-        self.guard = role.guard if role is not None else None
         """What is laid around answers to the kubelet, in a pair."""
         born_ns = role.born_ns if role is not None else None
         age = instance.begin(host_service=settings.host_service, born_ns=born_ns)
@@ -100,20 +92,14 @@ class Gateway:
         self.scribe = Scribe(self.ledger)
         self.tally = Tally()
         self.config = reload.Fate()
-        self._features = None
-        if settings.asks_api_server:
-            from gateway.kubernetes.features import Features  # noqa: PLC0415 - who needs none needn't pay for it
-
-            self._features = Features(settings)
+        self._features = _features(settings) if settings.asks_api_server else None
         self.waits_for = ""
         """What the start waits for, and why; empty where it doesn't."""
         checkpoint = settings.socket_dir / CHECKPOINT
-        self.turns = Turns(checkpoint)
-        self._pool = Pool()
-        self._tasks = Tasks(self._end)
+        self._tasks = Tasks(self._end, role.active if role is not None else None)
         self._plugins: dict[str, Plugin] = {}
-        self.presence = Presence(self.kubelet_socket)
-        self.beliefs = Beliefs(self.pod_resources, checkpoint, self._looked, self._forgotten)
+        self.presence = Presence(settings.socket_dir / KUBELET_SOCKET)
+        self.beliefs = Beliefs(settings.pod_resources_socket, checkpoint, self._looked, self._forgotten)
         self.started = time.monotonic()
         self.holdings = Holdings(self.ledger, self.scribe, self.beliefs, self.presence, self._plugins, self._tasks)
         self.others = Peers(
@@ -129,6 +115,19 @@ class Gateway:
             self.tally,
             self._tasks,
         )
+        self.around = Surroundings(
+            settings,
+            source,
+            self._instance,
+            self.ledger,
+            self.scribe,
+            self.beliefs,
+            self.presence,
+            self.holdings,
+            self.others,
+            self.tally,
+            role.guard if role is not None else None,
+        )
         self.lists = Lists(
             settings,
             source,
@@ -139,17 +138,28 @@ class Gateway:
             self.holdings,
             self.others,
             self._plugins,
-            lambda name: Plugin(self, name, self.ledger.accepted),
+            lambda name: Plugin(self.around, name, self.ledger.accepted),
             self._changed,
             self._sent,
             self._tasks,
             self.started,
         )
         self._follower = Follower(source, self.lists.take, self._end)
-        self._listeners = Listeners(settings, self.token, self._tasks, self._once_active)
-        self._rebinding: asyncio.Task[None] | None = None
+        self._listeners = Listeners(settings, self.token, self._tasks)
+        self._folder = Folder(
+            settings,
+            self._instance,
+            self.presence,
+            self._plugins,
+            self.lists.lock,
+            kubelet_up=self._kubelet_up,
+            peers_changed=self.others.look,
+            bound_anew=self._bound_anew,
+            late=self.tally.late,
+            end=self._end,
+            tasks=self._tasks,
+        )
         self._exit: asyncio.Future[int]
-        self._watch: Watch
         self.door: Door | None = None
         """Where devices are offered by DRA, instead of by plugins."""
 
@@ -176,13 +186,15 @@ class Gateway:
         await self._unless_ended(self.scribe.load(patient=True))
         self.holdings.recall(self.ledger.resources())
         self._listeners.open_probes(self)
-        await self._wait_for_folder()
+        await self._unless_ended(self._folder.wait(self._say_waiting))
+        self.waits_for = ""
+        await self._listeners.close_control()
         self.beliefs.look_within(0)
         if removed := instance.sweep(self.settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
         self._instance.create()
         if self.settings.dra != "off":
-            self._open_door()
+            self.door = _door(self)
         first = asyncio.Event()
         self._tasks.spawn("source", self._follower.run(first))
         label = None if self._features is None else self._features.label
@@ -193,16 +205,7 @@ class Gateway:
         if self.lists.inventory is None:
             await self.lists.take(None)
         await self._open_control()
-        self._watch = Watch(
-            self.settings.socket_dir,
-            self.settings.socket_dir / instance.FOLDER,
-            kubelet_up=self._kubelet_up,
-            name_lost=self._name_lost,
-            peers_changed=self.others.look,
-            replaced=self._replaced,
-            late=self.tally.late,
-        )
-        self._tasks.spawn("watch", self._watch.run())
+        self._tasks.spawn("watch", self._folder.run())
         await self._unless_ended(self.others.know_devices(first, self.source.name))
         await self._unless_ended(self.others.ability.wait())
         elders = self._instance.peers() if self.door is None else {}
@@ -224,7 +227,7 @@ class Gateway:
         if (seconds := notify.watchdog()) is not None:
             self._tasks.spawn("watchdog", notify.keep_alive(seconds))
         if self._features is not None:
-            self._tasks.spawn("kubernetes", self._once_active(self._features.run(self)))
+            self._tasks.spawn_once_active("kubernetes", self._features.run(self))
         gc.freeze()  # What is there now stays: a full collection of it takes 8 to 15 ms, in which nothing is answered.
         tell = partial(_log.info, "serving") if self.presence.since is not None else self.presence.wait
         tell(
@@ -234,32 +237,10 @@ class Gateway:
             resources={name: len(plugin.resource.devices) for name, plugin in self._plugins.items()},
         )
 
-    def _open_door(self) -> None:
-        from gateway.dra import door  # noqa: PLC0415 - its imports are paid only where DRA is wanted
-        from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
-
-        inside = door.Inside(
-            self._instance.age, self.source, self.ledger, self.scribe, self.beliefs, self.held, lambda: self.plugins
-        )
-        try:
-            self.door = door.Door(self.settings, inside)
-        except AccessError as error:
-            _log.error("giving up: --dra needs the API server", reason=str(error))
-            raise _EndedError(1) from error
-
-    async def _wait_for_folder(self) -> None:
-        """Wait until the socket directory can be used, and say again and again why it can't."""
-        folder, tell_at = self.settings.socket_dir, 0.0
-        while reason := instance.make_folder(folder):
-            self.waits_for = f"the socket directory: {reason}"
-            if not self._listeners.has_control:
-                await self._listeners.open_control(Commands(self).handlers_while_waiting)
-            if (now := time.monotonic()) >= tell_at:
-                _log.warning("waiting for the socket directory", folder=str(folder), reason=reason)
-                tell_at = now + FOLDER_TOLD
-            await self._unless_ended(asyncio.sleep(FOLDER_AGAIN))
-        self.waits_for = ""
-        await self._listeners.close_control()
+    async def _say_waiting(self, reason: str) -> None:
+        self.waits_for = f"the socket directory: {reason}"
+        if not self._listeners.has_control:
+            await self._listeners.open_control(Commands(self).handlers_while_waiting)
 
     async def _unless_ended(self, work: Coroutine[Any, Any, Any]) -> None:
         """Await ``work``, but leave at once when the gateway is to end."""
@@ -301,16 +282,6 @@ class Gateway:
         await self._listeners.open_control({**commands.handlers, **handing})
         self._listeners.open_metrics(commands.document, self.tally, self)
 
-    async def _once_active(self, work: Coroutine[object, object, None]) -> None:
-        """Do what only one of a pair may: listen on a port, write at the API server."""
-        try:
-            if self._role is not None:
-                await self._role.active()
-        except asyncio.CancelledError:
-            work.close()
-            raise
-        await work
-
     # What happens.
 
     def _changed(self) -> None:
@@ -347,7 +318,7 @@ class Gateway:
         self.beliefs.restarted(name for name, plugin in self._plugins.items() if plugin.standing_by_for is None)
         if first:
             self.holdings.recall(self.ledger.resources())
-        tell = partial(_log.info, "kubelet found", socket=str(self.kubelet_socket))
+        tell = partial(_log.info, "kubelet found", socket=str(self.presence.socket))
         asyncio.get_running_loop().call_later(FOUND_IS_TOLD, tell)
 
     def _tell_kubelet(self, plugins: Iterable[Plugin]) -> None:
@@ -356,87 +327,14 @@ class Gateway:
             for plugin in plugins:
                 plugin.feed(events.KubeletUp(self.presence.kubelet))
 
-    def _name_lost(self, name: str) -> None:
-        if name.startswith(self.token):  # What the kubelet does to its own files is nothing to us.
-            for plugin in self._plugins.values():
-                plugin.feed(events.NameLost(name))
-        elif name == KUBELET_SOCKET:
-            self.presence.check()
-
-    def _replaced(self) -> None:
-        if is_pinned(self.settings.socket_dir):
-            _log.error(
-                "the socket directory was replaced, and this mount still shows the deleted one",
-                folder=str(self.settings.socket_dir),
-                advice="the container must be restarted to see the new one; mount its parent to avoid this",
-            )
-            self._end(EXIT_PINNED)
-            return
-        _log.warning("the socket directory was replaced: binding anew", folder=str(self.settings.socket_dir))
-        if self._rebinding is not None:
-            self._rebinding.cancel()
-        self._rebinding = self._tasks.start(self._rebind())
-
-    async def _rebind(self) -> None:
-        """Bind every server once more, in the new folder. Streams of the kubelet before live on until the next one."""
-        wait = REBIND_FIRST
-        while not await self._bind_anew(told=wait > REBIND_FIRST):
-            await asyncio.sleep(wait)
-            wait = min(wait * 2, REBIND_MAX)
-        self._watch.look_now()
-        self._tell_kubelet([plugin for plugin in self._plugins.values() if plugin.state.phase is Phase.ABSENT])
-
-    async def _bind_anew(self, *, told: bool) -> bool:
-        async with self.lists.lock:
-            self._instance.remove()
-            try:
-                self._instance.create()
-                for plugin in self._plugins.values() if self.door is None else ():
-                    await plugin.bind()
-                self._instance.publish()
-            except (OSError, RuntimeError) as error:  # It went again, or there is no descriptor left for it.
-                if not told:
-                    _log.warning("the new socket directory can't be used yet", reason=str(error))
-                return False
-        return True
-
-    # For the plugins.
-
-    def accepted(self, dialect: str) -> None:
-        """Remember, for the next start, which dialect the kubelet accepted."""
-        if self.ledger.accept(dialect):
-            self.scribe.soon()
-
-    def stood(self, plugin: Plugin) -> None:
-        """Take note that a plugin's registration may stand elsewhere now."""
-        if plugin.state.phase is Phase.ABSENT:
-            self.presence.check()
-        elif plugin.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
-            self.presence.found(anew=False)
-        self._pool.served(served=all(one.unserved_since is None for one in self.plugins))
-        self.others.stood(plugin)
-
-    def look_within(self, seconds: float) -> None:
-        """Look into the kubelet's books ``seconds`` from now at the latest."""
-        self.beliefs.look_within(seconds)
-
-    def memory(self, resource: str) -> Memory:
-        """Return what is known and remembered of a resource's devices, beyond its list."""
-        return self.holdings.memory(resource)
-
-    def own_socket(self, resource: str) -> Path:
-        """The socket that the resource's server is bound on."""
-        return self._instance.folder / instance.socket_name(resource)
+    def _bound_anew(self) -> None:
+        self._tell_kubelet([plugin for plugin in self.plugins if plugin.state.phase is Phase.ABSENT])
 
     # For those who ask.
 
     async def update(self) -> None:
         """Bring every resource's list up to date, because something else than the source has news."""
         await self.lists.update()
-
-    def held(self, resource: str) -> frozenset[str] | None:
-        """Return what containers hold of a resource; None where nobody knows."""
-        return self.holdings.held(resource)
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Say what keeps the sources of devices from telling of them, or from offering some."""
@@ -445,10 +343,6 @@ class Gateway:
     def left(self) -> list[str]:
         """Name the resources that are left to another gateway until their source has told of its devices."""
         return self.lists.left()
-
-    def kubelet_listens(self) -> bool:
-        """Tell whether a kubelet takes connections now."""
-        return self.presence.listens()
 
     @property
     def standby(self) -> Standby:
@@ -466,16 +360,6 @@ class Gateway:
         return tuple(self._plugins.values())
 
     @property
-    def kubelet_socket(self) -> Path:
-        """Where the kubelet takes registrations."""
-        return self.settings.socket_dir / KUBELET_SOCKET
-
-    @property
-    def pod_resources(self) -> Path:
-        """Where the kubelet tells what it believes."""
-        return self.settings.pod_resources_socket
-
-    @property
     def age(self) -> Age:
         """This gateway's own age."""
         return self._instance.age
@@ -484,6 +368,25 @@ class Gateway:
     def token(self) -> str:
         """This gateway's own token."""
         return self._instance.token
+
+
+def _features(settings: Settings) -> Features:
+    from gateway.kubernetes.features import Features  # noqa: PLC0415 - who needs none needn't pay for it
+
+    return Features(settings)
+
+
+def _door(gateway: Gateway) -> Door:
+    from gateway.dra import door  # noqa: PLC0415 - its imports are paid only where DRA is wanted
+    from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
+
+    memory = gateway.ledger, gateway.scribe, gateway.beliefs, gateway.holdings.held
+    inside = door.Inside(gateway.age, gateway.source, *memory, lambda: gateway.plugins)
+    try:
+        return door.Door(gateway.settings, inside)
+    except AccessError as error:
+        _log.error("giving up: --dra needs the API server", reason=str(error))
+        raise _EndedError(1) from error
 
 
 def _report_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

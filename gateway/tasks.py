@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import structlog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
 _T = TypeVar("_T")
 _log = structlog.get_logger()
@@ -19,10 +19,11 @@ class Tasks:
 
     Args:
         end: ends the gateway with an exit status.
+        active: waits until this gateway is the one of a pair that serves; None: it is alone.
     """
 
-    def __init__(self, end: Callable[[int], None]) -> None:
-        self._end = end
+    def __init__(self, end: Callable[[int], None], active: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._end, self._active = end, active
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def background(self, work: Coroutine[object, object, object]) -> None:
@@ -51,6 +52,19 @@ class Tasks:
 
         task.add_done_callback(ended)
         self._tasks.add(task)
+
+    def spawn_once_active(self, name: str, work: Coroutine[object, object, None]) -> None:
+        """Run such a task for what only one of a pair may do: listen on a port, write at the API server."""
+        self.spawn(name, self._once_active(work))
+
+    async def _once_active(self, work: Coroutine[object, object, None]) -> None:
+        try:
+            if self._active is not None:
+                await self._active()
+        except asyncio.CancelledError:
+            work.close()
+            raise
+        await work
 
     async def settle(self) -> None:
         """Wait until none of those runs that there are now; not for those that never end."""

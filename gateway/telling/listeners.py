@@ -10,7 +10,7 @@ import structlog
 from gateway.wires.control import ControlError, Server, socket_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Mapping
 
     from gateway.configuration.settings import Settings
     from gateway.tally import Tally
@@ -33,17 +33,10 @@ class Listeners:
         settings: which of them are wanted, and where.
         token: names the control socket.
         tasks: runs those on the network until the gateway ends.
-        once_active: does so only when it is this gateway's turn, where it is one of a pair.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        token: str,
-        tasks: Tasks,
-        once_active: Callable[[Coroutine[object, object, None]], Coroutine[object, object, None]],
-    ) -> None:
-        self._settings, self._token, self._tasks, self._once_active = settings, token, tasks, once_active
+    def __init__(self, settings: Settings, token: str, tasks: Tasks) -> None:
+        self._settings, self._token, self._tasks = settings, token, tasks
         self._control: Server | None = None
 
     @property
@@ -79,7 +72,7 @@ class Listeners:
 
                 routes["/metrics"] = gpumetrics.added(gauged, told.answer)
             answer = self._answer("metrics", self._settings.metrics_address, routes)
-            self._tasks.spawn("metrics", self._once_active(answer))
+            self._tasks.spawn_once_active("metrics", answer)
 
     def open_probes(self, judged: Judged) -> None:
         """Answer probes, where they are wanted."""
@@ -87,7 +80,7 @@ class Listeners:
             from gateway.telling import probes  # noqa: PLC0415 - as above
 
             answer = self._answer("probes", self._settings.probe_address, probes.routes(judged))
-            self._tasks.spawn("probes", self._once_active(answer))
+            self._tasks.spawn_once_active("probes", answer)
 
     async def _answer(self, what: str, address: tuple[str, int], routes: Mapping[str, http.Handler]) -> None:
         """Answer those who ask over the network, for ever; an address that can't be had is tried again."""

@@ -23,7 +23,7 @@ MUTANTS = (
     Mutant(
         "Q1",
         "what keeps it waiting is said once",
-        "gateway/daemon.py",
+        "gateway/folder.py",
         "tell_at = now + FOLDER_TOLD",
         "tell_at = now + 10**9",
         "tests/unit/test_serve.py::test_what_keeps_it_waiting_is_said_again_and_again",

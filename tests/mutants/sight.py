@@ -300,8 +300,8 @@ MUTANTS = (
         "O7",
         "without the kubelet's folder nobody is told that it lives",
         "gateway/daemon.py",
-        "        self._listeners.open_probes(self)\n        await self._wait_for_folder()\n",
-        "        await self._wait_for_folder()\n        self._listeners.open_probes(self)\n",
+        "        self._listeners.open_probes(self)\n        await self._unless_ended(self._folder.wait(self._say_waiting))\n",
+        "        await self._unless_ended(self._folder.wait(self._say_waiting))\n        self._listeners.open_probes(self)\n",
         "tests/unit/test_probes.py::test_before_the_socket_directory_is_there_it_lives",
     ),
     Mutant(
@@ -323,8 +323,8 @@ MUTANTS = (
     Mutant(
         "O9",
         "they never rest",
-        "gateway/daemon.py",
-        "        self._pool.served(served=all(one.unserved_since is None for one in self.plugins))\n",
+        "gateway/surroundings.py",
+        "        self._pool.served(served=all(one.unserved_since is None for one in self._others.plugins))\n",
         "",
         "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes",
     ),

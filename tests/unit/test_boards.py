@@ -577,7 +577,7 @@ def test_the_list_of_a_young_kubelet_is_not_the_whole_truth(
     gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(PLAIN))
     gateway.presence.since = None if since is None else 100.0 - since
     gateway.beliefs.last = Look(kubelet_view.View({}, remembered, None, source), 100.0, 100.0)
-    assert gateway.held(GPUS) == (frozenset() if known else None)
+    assert gateway.holdings.held(GPUS) == (frozenset() if known else None)
 
 
 async def test_an_old_ledger_does_not_say_what_a_partition_is_part_of(folder: Path) -> None:

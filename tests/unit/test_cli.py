@@ -19,6 +19,7 @@ from gateway import daemon as shell
 from gateway.cli import main
 from gateway.cli.argv import first_word
 from gateway.configuration.settings import EX_CONFIG, Settings
+from gateway.folder import EXIT_PINNED
 from gateway.lab.gatewayproc import BEGUN
 
 pytestmark = pytest.mark.usefixtures("no_logging")
@@ -190,7 +191,7 @@ def test_a_pinned_socket_directory_ends_it_with_75(folder: Path) -> None:
         shutil.rmtree(sockets)
         sockets.mkdir()
         said = [json.loads(line) for line in daemon.stderr]
-        assert daemon.wait(10) == shell.EXIT_PINNED
+        assert daemon.wait(10) == EXIT_PINNED
         assert any("must be restarted" in line.get("advice", "") for line in said)
     finally:
         os.close(held)

@@ -100,10 +100,10 @@ async def test_one_that_talks_and_one_that_does_not_want_it_at_once(
     """Our Register was in flight for both: when it is over, we stand by, once."""
     gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(Policy()))
     gateway.others.begun, gateway._exit = True, asyncio.get_running_loop().create_future()
-    plugin = gateway._plugins[RESOURCE] = Plugin(gateway, RESOURCE, "")
+    plugin = gateway._plugins[RESOURCE] = Plugin(gateway.around, RESOURCE, "")
     monkeypatch.setattr(gateway.others.handover, "defers_to", lambda _: Age(1, "talks"))
     gateway.others._yielding.add(RESOURCE)  # For one that doesn't talk.
-    gateway.stood(plugin)
+    gateway.around.stood(plugin)
     assert plugin.state.phase is Phase.STANDBY
 
 
@@ -169,7 +169,7 @@ async def test_one_that_could_not_talk_has_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Check, talks: bool, anew: bool
 ) -> None:
     gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(Policy()))
-    plugin = gateway._plugins[RESOURCE] = Plugin(gateway, RESOURCE, "")
+    plugin = gateway._plugins[RESOURCE] = Plugin(gateway.around, RESOURCE, "")
     plugin.checked = checked
     plugin.state = replace(plugin.state, phase=Phase.SERVING, stream=1)
     peers = {Age(1, "other"): tmp_path}  # Older: we serve.

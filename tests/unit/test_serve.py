@@ -42,6 +42,7 @@ from devices.model import (
 from devices.policy import Policy
 from devices.source import NOT_TOLD, Behind, Facts, Fate, GiveUpError, Hindrance, Inventory, Listing, Partial
 from gateway import daemon as shell
+from gateway import folder as folders
 from gateway import following
 from gateway import lists as offering
 from gateway.age import Age
@@ -275,8 +276,8 @@ async def told(logs: asyncio.Queue[EventDict], event: str) -> EventDict:
 async def test_what_keeps_it_waiting_is_said_again_and_again(
     logs: asyncio.Queue[EventDict], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shell, "FOLDER_AGAIN", 0.001)
-    monkeypatch.setattr(shell, "FOLDER_TOLD", 0.005)
+    monkeypatch.setattr(folders, "FOLDER_AGAIN", 0.001)
+    monkeypatch.setattr(folders, "FOLDER_TOLD", 0.005)
     settings = Settings(socket_dir=folder / "dp", state_dir=folder / "state")
     run = asyncio.ensure_future((gateway := Gateway(settings, Source({}))).run())
     try:
@@ -578,7 +579,7 @@ async def test_what_was_handed_out_a_moment_ago_is_held(make: Make, monkeypatch:
     gateway = node._gateway
     gateway.beliefs.last = Look(View(held={}), time.monotonic(), time.time())
     await node.kubelet.allocate(registration, ["a"])
-    assert gateway.held(GPU) == frozenset({"a"})
+    assert gateway.holdings.held(GPU) == frozenset({"a"})
 
 
 async def test_a_lost_device_is_unhealthy_not_absent(make: Make) -> None:
@@ -748,7 +749,7 @@ async def test_a_register_in_flight_is_not_given_up_for_a_younger_gateway(
     gateway.others.look()
     assert one.state.phase is Phase.ACCEPTED
     one.state = replace(one.state, phase=Phase.SERVING)
-    gateway.stood(one)
+    gateway.around.stood(one)
     assert one.state.phase is Phase.STANDBY
 
 
@@ -1527,9 +1528,9 @@ async def test_a_new_socket_directory_that_can_not_be_used_at_once_is_tried_agai
         await bind(self, path)
 
     monkeypatch.setattr(Resource, "bind", fail_at_first)
-    node._gateway._replaced()
+    node._gateway._folder._replaced()
     await told(logs, "the new socket directory can't be used yet")
     async with asyncio.timeout(10):
-        await node._gateway._rebinding  # type: ignore[misc]  # it is there
+        await node._gateway._folder._rebinding  # type: ignore[misc]  # it is there
     assert next(failures, None) is None
-    assert node._gateway.own_socket(GPU).is_socket()
+    assert node._gateway.around.own_socket(GPU).is_socket()

@@ -1,0 +1,138 @@
+"""The kubelet's socket directory: watched, and bound anew where it is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+
+from gateway.handover import instance
+from gateway.kubelet.watch import KUBELET_SOCKET, Watch, is_pinned
+from gateway.registration import events
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from gateway.configuration.settings import Settings
+    from gateway.handover.instance import Instance
+    from gateway.kubelet.identity import KubeletId
+    from gateway.kubelet.presence import Presence
+    from gateway.registration.registrar import Plugin
+    from gateway.tasks import Tasks
+
+FOLDER_AGAIN, FOLDER_TOLD = 0.5, 60.0
+"""Seconds between two looks for the socket directory while it can't be used, and between two words about that."""
+REBIND_FIRST, REBIND_MAX = 0.05, 5.0
+"""Seconds until a new socket directory that can't be used is tried again, at first and at most."""
+EXIT_PINNED = 75
+"""Exit status (EX_TEMPFAIL) for: the socket directory was replaced under a mount that can't follow. A restart helps."""
+_log = structlog.get_logger()
+
+
+class Folder:
+    """The socket directory of one gateway.
+
+    Args:
+        settings: where it is.
+        own: this gateway's own place in it.
+        presence: the kubelet that is there.
+        plugins: the resources whose sockets are in it, by name.
+        lock: held while sockets or lists change.
+        kubelet_up: takes each kubelet that comes.
+        peers_changed: called when a gateway came or went.
+        bound_anew: called when all sockets are in a new directory.
+        late: told how late a look was, and when it was (seconds, monotonic seconds).
+        end: ends the gateway with an exit status.
+        tasks: runs what nobody waits for.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        own: Instance,
+        presence: Presence,
+        plugins: Mapping[str, Plugin],
+        lock: asyncio.Lock,
+        *,
+        kubelet_up: Callable[[KubeletId], None],
+        peers_changed: Callable[[], None],
+        bound_anew: Callable[[], None],
+        late: Callable[[float, float], None],
+        end: Callable[[int], None],
+        tasks: Tasks,
+    ) -> None:
+        self._settings, self._instance, self._presence, self._plugins = settings, own, presence, plugins
+        self._lock, self._bound_anew, self._end, self._tasks = lock, bound_anew, end, tasks
+        self._rebinding: asyncio.Task[None] | None = None
+        self._kubelet_up, self._peers_changed, self._late = kubelet_up, peers_changed, late
+        self._watch: Watch | None = None
+
+    async def wait(self, hindered: Callable[[str], Awaitable[None]]) -> None:
+        """Wait until it can be used; say again and again why it can't, and await ``hindered`` with that."""
+        folder, tell_at = self._settings.socket_dir, 0.0
+        while reason := instance.make_folder(folder):
+            await hindered(reason)
+            if (now := time.monotonic()) >= tell_at:
+                _log.warning("waiting for the socket directory", folder=str(folder), reason=reason)
+                tell_at = now + FOLDER_TOLD
+            await asyncio.sleep(FOLDER_AGAIN)
+
+    async def run(self) -> None:
+        """Watch it, for ever."""
+        self._watch = Watch(
+            self._settings.socket_dir,
+            self._settings.socket_dir / instance.FOLDER,
+            kubelet_up=self._kubelet_up,
+            name_lost=self._name_lost,
+            peers_changed=self._peers_changed,
+            replaced=self._replaced,
+            late=self._late,
+        )
+        await self._watch.run()
+
+    def _name_lost(self, name: str) -> None:
+        if name.startswith(self._instance.token):  # What the kubelet does to its own files is nothing to us.
+            for plugin in self._plugins.values():
+                plugin.feed(events.NameLost(name))
+        elif name == KUBELET_SOCKET:
+            self._presence.check()
+
+    def _replaced(self) -> None:
+        if is_pinned(self._settings.socket_dir):
+            _log.error(
+                "the socket directory was replaced, and this mount still shows the deleted one",
+                folder=str(self._settings.socket_dir),
+                advice="the container must be restarted to see the new one; mount its parent to avoid this",
+            )
+            self._end(EXIT_PINNED)
+            return
+        _log.warning("the socket directory was replaced: binding anew", folder=str(self._settings.socket_dir))
+        if self._rebinding is not None:
+            self._rebinding.cancel()
+        self._rebinding = self._tasks.start(self._rebind())
+
+    async def _rebind(self) -> None:
+        """Bind every server once more, in the new folder. Streams of the kubelet before live on until the next one."""
+        wait = REBIND_FIRST
+        while not await self._bind_anew(told=wait > REBIND_FIRST):
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, REBIND_MAX)
+        if self._watch is not None:
+            self._watch.look_now()
+        self._bound_anew()
+
+    async def _bind_anew(self, *, told: bool) -> bool:
+        async with self._lock:
+            self._instance.remove()
+            try:
+                self._instance.create()
+                for plugin in self._plugins.values() if self._settings.dra == "off" else ():
+                    await plugin.bind()
+                self._instance.publish()
+            except (OSError, RuntimeError) as error:  # It went again, or there is no descriptor left for it.
+                if not told:
+                    _log.warning("the new socket directory can't be used yet", reason=str(error))
+                return False
+        return True

@@ -1,0 +1,94 @@
+"""What every resource of a gateway has around it: the node, its kubelet, and what the gateway remembers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.handover import instance
+from gateway.kubelet.beliefs import CHECKPOINT
+from gateway.registration.events import Phase
+from gateway.registration.turns import Turns
+from gateway.wires.pool import Pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from typing import Any
+
+    from devices.source import DeviceSource
+    from gateway.configuration.settings import Settings
+    from gateway.handover.instance import Instance
+    from gateway.handover.peers import Peers
+    from gateway.kubelet.beliefs import Beliefs
+    from gateway.kubelet.presence import Presence
+    from gateway.memory.holdings import Holdings, Memory
+    from gateway.memory.ledger import Ledger
+    from gateway.memory.scribe import Scribe
+    from gateway.registration.registrar import Plugin
+    from gateway.tally import Tally
+
+
+class Surroundings:
+    """What a resource has around it (a ``registrar.Node``).
+
+    Args:
+        settings: what the gateway was told.
+        source: where devices come from.
+        own: the gateway's own place among the others.
+        ledger: what it remembers.
+        scribe: writes that.
+        beliefs: the kubelet's records.
+        presence: the kubelet that is there.
+        holdings: what containers hold.
+        others: the other gateways.
+        tally: what counts.
+        guard: what is laid around each answer of a gateway in a pair.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: DeviceSource,
+        own: Instance,
+        ledger: Ledger,
+        scribe: Scribe,
+        beliefs: Beliefs,
+        presence: Presence,
+        holdings: Holdings,
+        others: Peers,
+        tally: Tally,
+        guard: Callable[..., Any] | None,
+    ) -> None:
+        self.settings, self.source, self.tally, self.guard = settings, source, tally, guard
+        self.turns = Turns(settings.socket_dir / CHECKPOINT)
+        self.token, self.kubelet_socket = own.token, presence.socket
+        self.pod_resources = settings.pod_resources_socket
+        self._instance, self._ledger, self._scribe, self._beliefs = own, ledger, scribe, beliefs
+        self._presence, self._holdings, self._others = presence, holdings, others
+        self._pool = Pool()
+
+    def accepted(self, dialect: str) -> None:
+        """Remember, for the next start, which dialect the kubelet accepted."""
+        if self._ledger.accept(dialect):
+            self._scribe.soon()
+
+    def stood(self, plugin: Plugin) -> None:
+        """Take note that a plugin's registration may stand elsewhere now."""
+        if plugin.state.phase is Phase.ABSENT:
+            self._presence.check()
+        elif plugin.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
+            self._presence.found(anew=False)
+        self._pool.served(served=all(one.unserved_since is None for one in self._others.plugins))
+        self._others.stood(plugin)
+
+    def look_within(self, seconds: float) -> None:
+        """Look into the kubelet's books ``seconds`` from now at the latest."""
+        self._beliefs.look_within(seconds)
+
+    def memory(self, resource: str) -> Memory:
+        """Return what is known and remembered of a resource's devices, beyond its list."""
+        return self._holdings.memory(resource)
+
+    def own_socket(self, resource: str) -> Path:
+        """The socket that the resource's server is bound on."""
+        return self._instance.folder / instance.socket_name(resource)
