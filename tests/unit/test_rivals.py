@@ -265,7 +265,7 @@ HANGS_WHEN_READ = """
 import time
 from gateway.cli.main import gateway
 from gateway.memory import ledger
-ledger._look = lambda _: time.sleep(60)
+ledger.Ledger.look = lambda _: time.sleep(60)
 gateway()
 """
 
