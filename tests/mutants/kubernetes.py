@@ -29,7 +29,7 @@ _NODECONFIG = "gateway/cli/nodeconfig.py"
 _TEST_CHOICE = "tests/unit/test_choice.py"
 _TEST_NODECONFIG = "tests/unit/test_nodeconfig.py"
 _METRICS = "gateway/telling/gpumetrics.py"
-_NVML = "devices/gpu/nvidia/nvml.py"
+_LOOKER = "devices/gpu/nvidia/watch.py"
 _TEST_METRICS = "tests/unit/test_gpumetrics.py"
 _READY = "gateway/kubernetes/ready.py"
 _KEEPER = "gateway/kubernetes/keeper.py"
@@ -402,7 +402,7 @@ MUTANTS = (
     Mutant(
         "KA11",
         "guests come in when nobody is at home",
-        _NVML,
+        _LOOKER,
         "            yield self._open\n",
         "            yield True\n",
         f"{_TEST_METRICS}::test_guests_leave_before_the_owner_takes_the_library_away",

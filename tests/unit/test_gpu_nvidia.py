@@ -22,9 +22,10 @@ from devices.gpu.model import GPU, Link, Way
 from devices.gpu.nvidia import nvml as nvml_library
 from devices.gpu.nvidia.backend import NvidiaBackend
 from devices.gpu.nvidia.kernel import Node as Kernel
-from devices.gpu.nvidia.nvml import Guests, Nvml, profile
+from devices.gpu.nvidia.nvml import Nvml
 from devices.gpu.nvidia.scan import Let
-from devices.gpu.nvidia.watch import Happened, Looker, News, Pace
+from devices.gpu.nvidia.vendor import profile
+from devices.gpu.nvidia.watch import Guests, Happened, Looker, News, Pace
 from devices.model import Health, Kind
 from devices.policy import Policy, Recovery
 from devices.source import GiveUpError

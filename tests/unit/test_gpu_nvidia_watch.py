@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 
 from devices.gpu.nvidia.kernel import Node
-from devices.gpu.nvidia.nvml import Guests, MismatchError, NotLoadedError, Nvml, NvmlError, UnsupportedError
+from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml, NvmlError, UnsupportedError
 from devices.gpu.nvidia.scan import Let, Scan, Session
-from devices.gpu.nvidia.watch import Looker, Pace, _Command
+from devices.gpu.nvidia.watch import Guests, Looker, Pace, _Command
 
 PACE = Pace(poll=5.0, wait=0.01, again=0.5, again_max=30.0, hang=0.0)
 NOTHING = Scan(0.0, (), {}, frozenset(), "", (), None)

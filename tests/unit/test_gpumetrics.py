@@ -15,8 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from devices.combined import Combined
 from devices.gpu.amd import telemetry as amd
 from devices.gpu.model import GPU
-from devices.gpu.nvidia import nvml
-from devices.gpu.nvidia.nvml import Guests
+from devices.gpu.nvidia.watch import Guests
 from devices.telemetry import Measured, Reading
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.telling import gpumetrics
@@ -280,7 +279,6 @@ def test_guests_leave_before_the_owner_takes_the_library_away() -> None:
     assert guests.gone()
     with guests.let_in() as welcome:
         assert not welcome
-    assert nvml.Guests is Guests
 
 
 # AMD.

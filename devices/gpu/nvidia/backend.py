@@ -20,9 +20,9 @@ from devices.gpu.model import GPU
 from devices.gpu.nvidia import health
 from devices.gpu.nvidia.health import Checks, Health
 from devices.gpu.nvidia.kernel import Node
-from devices.gpu.nvidia.nvml import Guests, MismatchError, NotLoadedError, Nvml
+from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml
 from devices.gpu.nvidia.scan import Let, Scan
-from devices.gpu.nvidia.watch import Down, Happened, Looker, News, Pace
+from devices.gpu.nvidia.watch import Down, Guests, Happened, Looker, News, Pace
 from devices.model import Kind, Trouble
 from devices.policy import Policy
 from devices.source import GiveUpError

@@ -2,7 +2,7 @@
 
 Every call can block for as long as the driver likes, so none belongs on an event loop. What a driver doesn't support is
 None; strings that come from it are checked and bounded, because they end up in device IDs, paths and logs. Facts about
-calls are NVML's API reference (nvml.h); MIG profiles are named as NVIDIA/go-nvlib names them (pkg/nvlib/device/mig_profile.go).
+calls are NVML's API reference (nvml.h).
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from __future__ import annotations
 import _ctypes
 import contextlib
 import ctypes
-import math
 import re
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pynvml
@@ -21,6 +19,7 @@ from msgspec import Struct
 
 from devices.gpu.model import Way
 from devices.gpu.nvidia.health import Event
+from devices.gpu.nvidia.vendor import SUFFIXES, profile
 
 _NONE: Final = 0xFFFFFFFF
 """What an event says where it is no instance's."""
@@ -30,35 +29,6 @@ _MOST_INSTANCES: Final = 64
 _UUID: Final = re.compile(r"(GPU|MIG)-(?!.*\.\.)[0-9A-Za-z.-]{1,80}(/[0-9]{1,3}/[0-9]{1,3})?")
 _WAYS: Final = {0: Way.PIX, 10: Way.PIX, 20: Way.PXB, 30: Way.PHB, 40: Way.NODE, 50: Way.SYS}
 """By nvmlGpuTopologyLevel_t; two GPUs on one board (0) have a switch in common."""
-_SUFFIXES: Final = (
-    dict.fromkeys((7, 8), "+me")
-    | dict.fromkeys((15, 16), "+me.all")
-    | dict.fromkeys((10, 11, 12, 17), "+gfx")
-    | dict.fromkeys((13, 14), "-me")
-)
-"""By NVML_GPU_INSTANCE_PROFILE_…, the number of a profile."""
-
-
-class NvmlError(Exception):
-    """A call failed, in a way that says nothing of the driver as a whole."""
-
-
-class SessionError(NvmlError):
-    """NVML can't be used any more, or not yet: it must be closed, and opened again later."""
-
-
-class NotLoadedError(SessionError):
-    """The driver isn't loaded."""
-
-
-class MismatchError(SessionError):
-    """The library is of another release than the loaded driver: one of them was upgraded."""
-
-
-class LostError(NvmlError):
-    """The GPU doesn't answer any more, and won't until it is reset."""
-
-
 _ARCHITECTURES: Final[Mapping[int, str]] = {
     pynvml.NVML_DEVICE_ARCH_KEPLER: "Kepler",
     pynvml.NVML_DEVICE_ARCH_MAXWELL: "Maxwell",
@@ -83,6 +53,26 @@ _BRANDS: Final[Mapping[int, str]] = {
     pynvml.NVML_BRAND_GEFORCE_RTX: "GeForceRTX",
     pynvml.NVML_BRAND_TITAN_RTX: "TitanRTX",
 }
+
+
+class NvmlError(Exception):
+    """A call failed, in a way that says nothing of the driver as a whole."""
+
+
+class SessionError(NvmlError):
+    """NVML can't be used any more, or not yet: it must be closed, and opened again later."""
+
+
+class NotLoadedError(SessionError):
+    """The driver isn't loaded."""
+
+
+class MismatchError(SessionError):
+    """The library is of another release than the loaded driver: one of them was upgraded."""
+
+
+class LostError(NvmlError):
+    """The GPU doesn't answer any more, and won't until it is reset."""
 
 
 class UnsupportedError(NvmlError):
@@ -128,43 +118,6 @@ class Vitals(Struct, frozen=True):
     remap_pending: bool | None
     remap_failed: bool | None
     action: int | None
-
-
-class Guests:
-    """Who else has NVML open in this process: one reading at a time, and only while its owner has it open.
-
-    The owner is the thread that watches; it takes the library away only when no guest is in it.
-    """
-
-    PATIENCE = 2.0
-    """Seconds for which the owner waits for a guest to leave: who takes longer hangs."""
-
-    def __init__(self) -> None:
-        self._inside = threading.Lock()
-        self._open = False
-
-    @contextlib.contextmanager
-    def let_in(self) -> Iterator[bool]:
-        """Be a guest; False where there is nothing to be one of, or another one is in."""
-        if not self._inside.acquire(blocking=False):
-            yield False
-            return
-        try:
-            yield self._open
-        finally:
-            self._inside.release()
-
-    def opened(self) -> None:
-        """Say that NVML is open."""
-        self._open = True
-
-    def gone(self) -> bool:
-        """Let nobody in any more, and wait until nobody is; False where one hangs in it."""
-        self._open = False
-        if not self._inside.acquire(timeout=self.PATIENCE):
-            return False
-        self._inside.release()
-        return True
 
 
 class Nvml:
@@ -400,22 +353,12 @@ class _TimeoutError(NvmlError):
     """Nothing happened in time."""
 
 
-def profile(compute: int, slices: int, megabytes: int, whole: int) -> str:
-    """Name a MIG profile: ``compute`` of ``slices`` slices, ``megabytes`` (MiB) of the ``whole`` GPU's bytes.
-
-    Memory is rounded up to eighths of the GPU's, which is rounded up to GiB: getMigMemorySizeGB of go-nvlib.
-    """
-    eighths = math.ceil(megabytes * 2**20 / max(whole, 1) * 8) / 8
-    gigabytes = math.floor(eighths * math.ceil(whole / 2**30) + 0.5)
-    return ("" if compute == slices else f"{compute}c.") + f"{slices}g.{gigabytes}gb"
-
-
 def _suffix(parent: Any, instance: int) -> str:
     """What else a profile's name says: that it has the media engines, or none."""
     with contextlib.suppress(UnsupportedError, GoneError):
         gpu_instance = _ask("nvmlDeviceGetGpuInstanceById", parent, instance)
         wanted = _ask("nvmlGpuInstanceGetInfo", gpu_instance).profileId
-        for number, suffix in _SUFFIXES.items():
+        for number, suffix in SUFFIXES.items():
             with contextlib.suppress(UnsupportedError, GoneError):
                 # In its first form, which every driver with MIG has, as NVIDIA's plugin asks it.
                 info = _ask("nvmlDeviceGetGpuInstanceProfileInfo", parent, number, 1)

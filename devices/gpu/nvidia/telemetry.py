@@ -11,7 +11,8 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from devices.gpu.model import GPU
-from devices.gpu.nvidia.nvml import Guests, Nvml, NvmlError, SessionError
+from devices.gpu.nvidia.nvml import Nvml, NvmlError, SessionError
+from devices.gpu.nvidia.watch import Guests
 from devices.telemetry import Reading
 
 

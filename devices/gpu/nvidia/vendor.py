@@ -1,11 +1,12 @@
 """NVIDIA's own rules: the MIG strategy, as its device plugin has it (internal/rm/device_map.go of 0.17 to 0.20), and names.
 
 A GPU in MIG mode is offered whole, by its instances under the GPUs' name (``single``), or by its instances under a name for each
-profile (``mixed``). Pure.
+profile (``mixed``). Profiles are named as NVIDIA/go-nvlib names them (pkg/nvlib/device/mig_profile.go). Pure.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
@@ -19,6 +20,13 @@ from devices.model import ContainerAnswer
 from devices.policy import MigStrategy, Policy
 
 PREFIX: Final = "nvidia.com/"
+SUFFIXES: Final = (
+    dict.fromkeys((7, 8), "+me")
+    | dict.fromkeys((15, 16), "+me.all")
+    | dict.fromkeys((10, 11, 12, 17), "+gfx")
+    | dict.fromkeys((13, 14), "-me")
+)
+"""By NVML_GPU_INSTANCE_PROFILE_…, the number of a profile: what its name ends in."""
 
 
 class _Nvidia:
@@ -89,3 +97,13 @@ def _check_mig(gpus: Sequence[GPU]) -> None:
 
 def _places(gpus: Iterable[GPU]) -> str:
     return ", ".join(str(gpu.index) for gpu in sorted(gpus, key=lambda gpu: gpu.index)[:8])
+
+
+def profile(compute: int, slices: int, megabytes: int, whole: int) -> str:
+    """Name a MIG profile: ``compute`` of ``slices`` slices, ``megabytes`` (MiB) of the ``whole`` GPU's bytes.
+
+    Memory is rounded up to eighths of the GPU's, which is rounded up to GiB: getMigMemorySizeGB of go-nvlib.
+    """
+    eighths = math.ceil(megabytes * 2**20 / max(whole, 1) * 8) / 8
+    gigabytes = math.floor(eighths * math.ceil(whole / 2**30) + 0.5)
+    return ("" if compute == slices else f"{compute}c.") + f"{slices}g.{gigabytes}gb"

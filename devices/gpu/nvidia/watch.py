@@ -14,7 +14,7 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from msgspec import Struct
@@ -23,7 +23,6 @@ from msgspec.structs import replace
 from devices.gpu.nvidia.health import Event
 from devices.gpu.nvidia.kernel import Node
 from devices.gpu.nvidia.nvml import (
-    Guests,
     MismatchError,
     NotLoadedError,
     Nvml,
@@ -87,6 +86,43 @@ class _Command(Struct, frozen=True):
     broken: threading.Event | None = None
     reason: str = ""
     done: Callable[[bool], None] | None = None
+
+
+class Guests:
+    """Who else has NVML open in this process: one reading at a time, and only while its owner has it open.
+
+    The owner is the thread that watches; it takes the library away only when no guest is in it.
+    """
+
+    PATIENCE = 2.0
+    """Seconds for which the owner waits for a guest to leave: who takes longer hangs."""
+
+    def __init__(self) -> None:
+        self._inside = threading.Lock()
+        self._open = False
+
+    @contextlib.contextmanager
+    def let_in(self) -> Iterator[bool]:
+        """Be a guest; False where there is nothing to be one of, or another one is in."""
+        if not self._inside.acquire(blocking=False):
+            yield False
+            return
+        try:
+            yield self._open
+        finally:
+            self._inside.release()
+
+    def opened(self) -> None:
+        """Say that NVML is open."""
+        self._open = True
+
+    def gone(self) -> bool:
+        """Let nobody in any more, and wait until nobody is; False where one hangs in it."""
+        self._open = False
+        if not self._inside.acquire(timeout=self.PATIENCE):
+            return False
+        self._inside.release()
+        return True
 
 
 class Looker:
