@@ -105,7 +105,7 @@ def render(results: Sequence[checks.Result], width: int) -> Iterator[str]:
     found = ", ".join(
         f"{count} {word}{'s' if count > 1 else ''}" for word in ("error", "warning") if (count := outcomes[word])
     )
-    yield f"{found or 'Nothing found'}; {outcomes['ok']} checks are well, {outcomes['unseen']} can't be judged from here (-)."
+    yield f"{found or 'Nothing found'}; {outcomes['ok']} checks passed, {outcomes['unseen']} can't be judged from here (-)."
 
 
 def release(version: str) -> Release | None:

@@ -1,6 +1,6 @@
 """Whether the packages that are imported are this project's own: another one's of the same name hides them, or was merged in.
 
-``gateway``, ``adapters`` and ``devices`` are names that others have, too (docs/adr/0007). This is the first module of a command,
+``gateway``, ``adapters`` and ``devices`` are names that others have, too (docs/adr/0008). This is the first module of a command,
 and imports nothing of them.
 """
 

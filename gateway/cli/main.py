@@ -253,7 +253,9 @@ class _Address(click.ParamType[tuple[str, int]]):
     help="Keep the node's condition nvidia.com/GPUReady: whether its GPUs are allocatable at the API server; needs NODE_NAME.",
 )
 @click.option(
-    "--node-events", is_flag=True, help="Tell of GPUs that fall ill or recover in events of the node; needs NODE_NAME."
+    "--node-events",
+    is_flag=True,
+    help="Tell of GPUs that become unhealthy or recover in events of the node; needs NODE_NAME.",
 )
 @click.option(
     "--host-service",

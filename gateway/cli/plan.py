@@ -143,7 +143,7 @@ def _hop(page: _Page, plan: Plan, hop: Hop, explained: set[str]) -> Iterator[str
     else:
         rescue = f" With a stop at {hop.stop_at} on the way it is kept." if hop.stop_at else ""
         yield from page.line(
-            f"Checkpoint: LOST {checkpoint}. The kubelet starts with empty books and gives GPUs that are in use to others.{rescue}"
+            f"Checkpoint: LOST {checkpoint}. The kubelet starts with empty records and gives GPUs that are in use to others.{rescue}"
         )
     for name, patches in hop.avoided.items():
         lost = f"The checkpoint of {hop.old} can't be read {checkpoint}."

@@ -282,7 +282,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     Flag(
         "DP_DISABLE_HEALTHCHECKS",
         Kind.TEXT,
-        "Xids that are no illness, by commas; all or xids: no health checks",
+        "Xids that leave a GPU healthy, by commas; all or xids: no health checks",
         values="IDS",
         variables=("DP_DISABLE_HEALTHCHECKS",),
         field="disabled_health_checks",
@@ -291,7 +291,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     Flag(
         "DP_ENABLE_HEALTHCHECKS",
         Kind.TEXT,
-        "Xids that are an illness in spite of that",
+        "Xids after which it is unhealthy in spite of that",
         values="IDS",
         variables=("DP_ENABLE_HEALTHCHECKS",),
         field="enabled_health_checks",

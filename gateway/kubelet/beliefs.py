@@ -203,9 +203,9 @@ class Beliefs:
         self._told[resource] = findings
         for finding in findings:
             if finding not in before:
-                _log.warning("drift", resource=resource, kind=finding.kind.value, details=finding.words)
+                _log.warning("mismatch", resource=resource, kind=finding.kind.value, details=finding.words)
         differing = {device_id for finding in findings for device_id in finding.device_ids}
         for finding in before:
             # What only differs in another way now isn't over.
             if over := [device_id for device_id in finding.device_ids if device_id not in differing]:
-                _log.info("drift is over", resource=resource, kind=finding.kind.value, devices=over[:_MOST_TOLD])
+                _log.info("mismatch is over", resource=resource, kind=finding.kind.value, devices=over[:_MOST_TOLD])

@@ -105,7 +105,7 @@ def _sound_cordon(row: Any) -> rows.Content:
     reason, at = fields.get("reason"), fields.get("at")
     return rows.row_of(
         Cordon(
-            reason if isinstance(reason, str) else "its reason was lost with a damaged ledger",
+            reason if isinstance(reason, str) else "its reason was lost with a damaged state file",
             float(at) if isinstance(at, (int, float)) and 0 <= at < 2**63 else 0.0,
         )
     )

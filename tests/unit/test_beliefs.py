@@ -81,7 +81,7 @@ async def until_looked(books: Books) -> View:
 async def test_whom_a_kubelet_forgot_is_told_once_and_remembered(books: Books, lines: list[EventDict]) -> None:
     await books.lost()
     await books.looked(NOBODY, NOBODY)
-    assert [(one["event"], one["kind"]) for one in lines] == [("drift", "forgotten")]
+    assert [(one["event"], one["kind"]) for one in lines] == [("mismatch", "forgotten")]
     assert [[*one] for one in books.remembered] == [["g"]]
     assert books.beliefs.avoid(R) == ("g",)
 
@@ -91,16 +91,16 @@ async def test_an_allocate_of_it_is_told_at_once_and_is_no_end(books: Books, lin
     lines.clear()
     books.beliefs.allocated(R, ["g"])
     assert books.kinds == [Kind.DOUBLED]
-    assert [(one["event"], one["kind"], one["log_level"]) for one in lines] == [("drift", "doubled", "warning")]
+    assert [(one["event"], one["kind"], one["log_level"]) for one in lines] == [("mismatch", "doubled", "warning")]
     await books.looked(B)
-    assert "drift is over" not in {one["event"] for one in lines}
+    assert "mismatch is over" not in {one["event"] for one in lines}
 
 
 async def test_its_end_is_told_and_remembered(books: Books, lines: list[EventDict]) -> None:
     await books.lost()
     lines.clear()
     books.beliefs.forget("g")
-    assert [(one["event"], one["kind"], one["devices"]) for one in lines] == [("drift is over", "forgotten", ["g"])]
+    assert [(one["event"], one["kind"], one["devices"]) for one in lines] == [("mismatch is over", "forgotten", ["g"])]
     assert [[*one] for one in books.remembered] == [["g"], []]
 
 

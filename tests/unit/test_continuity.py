@@ -32,7 +32,7 @@ def seen(**facts: object) -> Outcome:
         pytest.param(
             seen(gap_ms=2_100.0),
             Promise(gap_ms=2_000),
-            ["the kubelet's books had fewer GPUs for 2100 ms, expected at most 2000"],
+            ["the kubelet's records had fewer GPUs for 2100 ms, expected at most 2000"],
             id="a gap",
         ),
         pytest.param(
@@ -106,7 +106,7 @@ def test_a_table_counts_what_was_seen() -> None:
         "| the kubelet is replaced by another version (`to-1.36`) | 1.37 -> 1.36 | all, in 1 of 1 | kept | - | - |",
         (
             "| the kubelet is restarted (TERM) (`kubelet-term`) | 1.37 "
-            "| fewer in 1 of 2, for 10.0 s; in the kubelet's books fewer for 0.3 s "
+            "| fewer in 1 of 2, for 10.0 s; in the kubelet's records fewer for 0.3 s "
             "| bare and deployed: kept; static: kept (1), failed (1); pods failed in 1 of 2 | - | - |"
         ),
         "| the node loses power and boots (`reboot`) | 1.37 | - | - | all, in 2 of 2 | kept; GPUs that could not be opened in 1 |",

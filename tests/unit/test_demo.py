@@ -59,7 +59,7 @@ def after(*holding: Holding, **more: object) -> list[Look]:
         pytest.param(
             after(held("p-1", "a", "b"), free=("d",), ill=("c",), expected=3, allocatable=3),
             [],
-            id="an ill GPU isn't lost",
+            id="an unhealthy GPU isn't lost",
         ),
         pytest.param(
             after(held("p-1", "a", "c"), free=("b", "d")),
@@ -95,24 +95,24 @@ def after(*holding: Holding, **more: object) -> list[Look]:
         pytest.param(
             after(held("p-1", "a", "b"), held("q-1", "c"), free=("d",), told=(held("p-1", "a", "b"), held("q-1", "a"))),
             [
-                "pod q-1 is told to use a, but the kubelet's books give it c",
+                "pod q-1 is told to use a, but the kubelet's records give it c",
                 "a is given twice: told to both p-1 and q-1",
             ],
             id="a container is told to use another pod's GPU",
         ),
         pytest.param(
             after(held("p-1", "a", "b"), free=("c", "d"), told=(held("p-1"),)),
-            ["pod p-1 is told to use nothing, but the kubelet's books give it a, b"],
+            ["pod p-1 is told to use nothing, but the kubelet's records give it a, b"],
             id="a restarted container is told nothing",
         ),
         pytest.param(
             after(held("p-1", "a", "b"), free=("c", "d"), ill=("d",)),
-            ["d is offered, although it is ill"],
-            id="an ill GPU is offered",
+            ["d is offered, although it is unhealthy"],
+            id="an unhealthy GPU is offered",
         ),
         pytest.param(
             after(held("p-1", "a", "b"), free=("c", "d"), allocatable=3),
-            ["expected 4 GPUs allocatable, the kubelet's books show 3"],
+            ["expected 4 GPUs allocatable, the kubelet's records show 3"],
             id="the kubelet miscounts",
         ),
         pytest.param(

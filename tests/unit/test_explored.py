@@ -95,7 +95,7 @@ def test_the_searches_reach_what_there_is() -> None:
         "the kubelet takes the Register that we gave up",
         "our end of a stream is over, and the newer registration is stuck",
         "our end of a stream is over, and the newer registration is cut",
-        "the books said False",
+        "the kubelet's records said False",
     } <= said
 
 

@@ -334,7 +334,7 @@ DEEP = "[" * 40 + "]" * 40
 TOO_DEEP = "[" * 100_000
 TWO = {"GPU-1", "GPU-2"}
 CORDONED = {"GPU-1": SMELLS}
-LOST = "its reason was lost with a damaged ledger"
+LOST = "its reason was lost with a damaged state file"
 
 
 def with_rows(table: str, rows: object) -> dict[str, Any]:

@@ -95,7 +95,7 @@ async def test_it_is_said_until_an_operator_says_otherwise(node: Node, version: 
     words = await until(node, held=NEW, drift={"doubled": 4})
     assert "perhaps in two pods at once" in words
     assert all(name in words for name in (OLD.pod, NEW.pod))
-    await node.gateway.wait_for("drift", kind="doubled")
+    await node.gateway.wait_for("mismatch", kind="doubled")
     for name in scenarios.device_ids({RESOURCE: 4})[RESOURCE]:
         await ask(node, op="forget", id=name)
     await until(node, held=NEW, drift={})
@@ -148,7 +148,7 @@ async def test_pods_that_end_while_no_gateway_runs_have_ended(node: Node) -> Non
     await node.start_gateway()
     await steal(node)
     await until(node, held=NEW, drift={})
-    assert not node.gateway.lines("drift")
+    assert not node.gateway.lines("mismatch")
 
 
 async def test_a_drained_node_loses_nothing(node: Node) -> None:
@@ -158,4 +158,4 @@ async def test_a_drained_node_loses_nothing(node: Node) -> None:
     await lose_memory(node, "1.37", knows=(Demand("proxy-x1b2c", RESOURCE, 0), Demand("network-d3e4f", RESOURCE, 0)))
     await steal(node)
     await until(node, held=NEW, drift={})
-    assert not node.gateway.lines("drift")
+    assert not node.gateway.lines("mismatch")

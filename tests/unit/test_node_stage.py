@@ -1,4 +1,4 @@
-"""What becomes of the GPU pods of a whole node, by what the kubelet's books, the API server and their own logs say."""
+"""What becomes of the GPU pods of a whole node, by what the kubelet's records, the API server and their own logs say."""
 
 import datetime as dt
 from dataclasses import replace
@@ -81,6 +81,6 @@ def test_what_a_pod_was_told_is_held_against_the_books(stage: Stage) -> None:
     told = Account(frozenset({IDS[1]}), frozenset({"/dev/nvidia1"}), "", ())
     one = Standing(pod(BARE), "u", frozenset({IDS[0]}), told)
     [said] = stage._mistold({BARE: one})
-    assert said.startswith(f"pod bare holds ['{IDS[0]}'] by the kubelet's books, was told ['{IDS[1]}']")
+    assert said.startswith(f"pod bare holds ['{IDS[0]}'] by the kubelet's records, was told ['{IDS[1]}']")
     right = replace(one, devices=frozenset({IDS[1]}))
     assert stage._mistold({BARE: right, STATIC: right}) == [f"{IDS[1]} is given to both bare and static"]

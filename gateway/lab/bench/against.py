@@ -1,6 +1,6 @@
 """Any other device plugin beside this one, in the same minutes: how long, how much, and the ratios.
 
-Nothing is known of it but its command line. Which resource it serves is read from the kubelet's books, its sockets are
+Nothing is known of it but its command line. Which resource it serves is read from the kubelet's records, its sockets are
 those that appear in the socket directory. What it doesn't do (recover from a restart, stay alive) is told as never.
 """
 
@@ -112,7 +112,7 @@ async def against(report: Report, python: Path, text: str, runs: int) -> None:
 
 
 async def _discover(side: _Side) -> None:
-    """Find out what a plugin serves: what its kubelet's books show when they change no more."""
+    """Find out what a plugin serves: what its kubelet's records show when they change no more."""
     kubelet = await side.node.kubelet(genuine=True)
     await kubelet.start()
     process = await side.start()

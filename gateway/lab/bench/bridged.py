@@ -87,7 +87,7 @@ async def _calls(report: Report, node: Node, times: int) -> None:
 
 
 async def _long_list(report: Report, node: Node, direct: Node) -> None:
-    """Time a list until it is in the kubelet's books, through the bridge and directly, in turns."""
+    """Time a list until it is in the kubelet's records, through the bridge and directly, in turns."""
     _, bridged = await _bridge(node)
     alone = await direct.kubelet()
     await alone.start()
@@ -112,7 +112,7 @@ async def _long_list(report: Report, node: Node, direct: Node) -> None:
             await asyncio.sleep(1)
     figures = {name: spread(one) for name, one in taken.items()}
     more = percentile(taken["bridged"], 50) - percentile(taken["direct"], 50)
-    report.figures["bridge: a list of 10 000, plugin to the kubelet's books (ms)"] = figures
+    report.figures["bridge: a list of 10 000, plugin to the kubelet's records (ms)"] = figures
     report.bar("bridge: a list of 10 000 over a direct one", more, LIST_MS, "ms", line(figures["bridged"]))
 
 

@@ -33,7 +33,7 @@ ROUNDS: Final = 5
 trivial plugins one can answer 20 % later than the other."""
 DIFFERENT: Final = 256
 """How many devices are asked for in turn."""
-HEALTH: Final = "a health change, profile to books (ms)"
+HEALTH: Final = "a health change, profile to records (ms)"
 SERVICE: Final = "/v1beta1.DevicePlugin"
 OURS, TRIVIAL, PREFERRED = "Allocate", "Allocate, trivial plugin", "GetPreferredAllocation"
 
@@ -150,7 +150,7 @@ def _tell(report: Report, size: int, rounds: Sequence[_Round]) -> None:
 
 
 async def propagation(report: Report, python: Path, runs: int) -> None:
-    """A GPU falls ill in the profile: from then until the kubelet's books show one less. For information, without a bar."""
+    """A GPU becomes unhealthy in the profile: from then until the kubelet's records show one less. For information, without a bar."""
     for size in SIZES:
         samples = []
         async with Node.make(python) as node:

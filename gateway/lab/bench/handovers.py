@@ -33,7 +33,7 @@ ANEW: Final = 4
 
 
 class Looks:
-    """Looks into a kubelet's books, and the longest time in which they didn't have all GPUs.
+    """Looks into a kubelet's records, and the longest time in which they didn't have all GPUs.
 
     Args:
         now: when all were there (monotonic seconds).
@@ -190,7 +190,7 @@ async def stuck(report: Report, python: Path, runs: int, version: str = STUCK_ON
                 await kubelet.remove(f"pod-{number}")
         await asyncio.sleep(SETTLING_SECONDS)
         healed += _heals(gateway)
-    report.figures[f"registered anew, genuine {version}: profile written to books (ms)"] = spread(gaps or [math.inf])
+    report.figures[f"registered anew, genuine {version}: profile written to records (ms)"] = spread(gaps or [math.inf])
     report.bar(f"{name}: pods refused", failed, 0, f"of {runs}", note or f"{handed} of them handovers", exact=True)
     report.bar(f"{name}: healed by the gateway", healed, 0, f"of {runs}", exact=True)
 

@@ -276,7 +276,7 @@ SECTIONS: Final = (
     Section(
         "Handover",
         ("handover",),
-        "A second gateway starts on the node, takes over, and the first one ends. The longest time in which the kubelet's books "
+        "A second gateway starts on the node, takes over, and the first one ends. The longest time in which the kubelet's records "
         "don't show all GPUs, from the last look that had them to the first that has them again, with a look about every "
         "millisecond; 0 where no look missed any.",
         _handovers,
@@ -305,7 +305,7 @@ SECTIONS: Final = (
     Section(
         "A health change",
         (),
-        "A GPU falls ill in the profile: until the kubelet's books show one less (median). The list is always sent whole.",
+        "A GPU becomes unhealthy in the profile: until the kubelet's records show one less (median). The list is always sent whole.",
         _health,
         figures="a health change",
     ),
@@ -317,7 +317,7 @@ SECTIONS: Final = (
         _idle,
         figures="in 20 idle seconds",
     ),
-    Section("Start", ("cold start",), "From the spawn of the process until the kubelet's books show its first list."),
+    Section("Start", ("cold start",), "From the spawn of the process until the kubelet's records show its first list."),
     Section(
         "Imports",
         (),

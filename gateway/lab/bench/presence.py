@@ -36,7 +36,7 @@ _IMPORT = re.compile(r"import time:\s+(\d+) \|\s+\d+ \|\s+([\w.]+)$")
 
 
 async def cold_start(report: Report, python: Path, runs: int) -> None:
-    """From the spawn of the process until the kubelet's books show its first list."""
+    """From the spawn of the process until the kubelet's records show its first list."""
     samples = []
     async with Node.make(python) as node:
         kubelet = await node.kubelet(genuine=True)
@@ -158,7 +158,7 @@ async def lists(report: Report, python: Path) -> None:
         begin = time.monotonic_ns()
         gateway = await node.gateway(plain(MANY))
         seen = await settled(kubelet, RESOURCE, MANY)
-        report.figures[f"{MANY} devices, spawn to books (ms)"] = round((time.monotonic_ns() - begin) / 1e6)
+        report.figures[f"{MANY} devices, spawn to records (ms)"] = round((time.monotonic_ns() - begin) / 1e6)
         report.bar(f"a list of {MANY} devices arrives", seen, MANY, "devices", exact=True)
         await gateway.terminate()
     async with Node.make(python) as node:

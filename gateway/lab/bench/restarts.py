@@ -1,4 +1,4 @@
-"""Restarts and other trouble, in one gateway process: how long until the kubelet's books show all GPUs again.
+"""Restarts and other trouble, in one gateway process: how long until the kubelet's records show all GPUs again.
 
 Times are taken where the kubelet is, by CLOCK_MONOTONIC. That the books show the GPUs could be the list's doing alone
 (kubelets 1.25 to 1.36 can book a list and fail every Allocate), so each restart ends with a pod that gets one.
@@ -30,7 +30,7 @@ REPLACED_MS: Final = 300.0
 ERRORS_MS: Final = 2000.0
 LINGER_SECONDS: Final = 1.5
 """How long a kubelet is left alone at times, so that a second Register would be seen: longer than the gateway's last look
-into the kubelet's books."""
+into the kubelet's records."""
 
 
 async def restart_gaps(report: Report, python: Path, versions: Sequence[str], runs: int) -> None:

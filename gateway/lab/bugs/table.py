@@ -80,7 +80,7 @@ BUGS: Final[Mapping[str, Bug]] = {
         issues=(66596,),
     ),
     "issue-109595": Bug(
-        "after a kubelet's restart a pod is started with devices that nobody serves, ill ones included",
+        "after a kubelet's restart a pod is started with devices that nobody serves, unhealthy ones included",
         9,
         24,
         "late 1.25 (#116376), which made the next one",

@@ -2,7 +2,7 @@
 
 The story is data and the verdict a pure function of what was seen (``gateway.lab.demo.story``). What lies between, here, is
 real: the daemon, the kubelets and their sockets are processes of their own, and all that is judged comes out of the
-kubelet's books and out of what a container's runtime is told, never out of a memory of what was asked for.
+kubelet's records and out of what a container's runtime is told, never out of a memory of what was asked for.
 
 After each step the GPUs that are free are handed to a pod that only looks: so the kubelet itself names every device it
 believes in, and one more pod must find none left.
@@ -40,7 +40,7 @@ GPUS: Final = 8
 SLOW: Final = re.compile(r"Executing <.*> took [0-9.]+ seconds")
 """What asyncio says in Python's development mode where the machine is slow."""
 PATIENCE: Final = 5.0
-"""Seconds until the kubelet's books must show what they should; the gateway is asked to manage in milliseconds."""
+"""Seconds until the kubelet's records must show what they should; the gateway is asked to manage in milliseconds."""
 _UNKNOWN: Final = re.compile(r"code = (NotFound|NOT_FOUND)")
 _STRAY: Final = re.compile(r"Traceback|Exception ignored|Warning:")
 
@@ -264,7 +264,7 @@ class _Node(msgspec.Struct):
 
 
 def describe(ill: Mapping[int, str]) -> str:
-    """Write the profile of the demo's node: its GPUs, and which of them are ill and why."""
+    """Write the profile of the demo's node: its GPUs, and which of them are unhealthy and why."""
     lines = ["resources:", f"  {RESOURCE}:", f"    gpus: {GPUS}", "    numa: [0, 0, 0, 0, 1, 1, 1, 1]"]
     if ill:
         lines += ["    unhealthy:", *(f"      {index}: {reason}" for index, reason in ill.items())]
@@ -294,7 +294,7 @@ def _title(step: Step) -> str:
         case Run():
             return f"pod {step.pod}"
         case Sicken():
-            return "a GPU ill"
+            return "a GPU unhealthy"
         case Recover():
             return "recovery"
 

@@ -1,6 +1,6 @@
 """The demo's story as data, what can be seen of it, and the verdict: all of it pure.
 
-``judge`` knows nothing of how a step was done. It compares what the kubelet's books and the containers' runtimes said after
+``judge`` knows nothing of how a step was done. It compares what the kubelet's records and the containers' runtimes said after
 each step, so that a promise which is broken anywhere between a profile and a container shows here.
 """
 
@@ -34,13 +34,13 @@ class Run(Struct, frozen=True):
 
 
 class Sicken(Struct, frozen=True):
-    """A GPU that no pod holds falls ill."""
+    """A GPU that no pod holds becomes unhealthy."""
 
     reason: str
 
 
 class Recover(Struct, frozen=True):
-    """All GPUs are well again."""
+    """All GPUs are healthy again."""
 
 
 Step = Hop | Run | Sicken | Recover
@@ -52,7 +52,7 @@ STORY: Final[tuple[Step, ...]] = (
     Hop("1.9", drain="kubelet 1.9 can't read the checkpoint of 1.8 and forgets in silence which pod holds which GPU"),
     Run("rendering", 2),
     Hop("1.10"),
-    Hop("1.20", drain="kubelets from 1.11 on call the checkpoint of 1.10 corrupt and begin with empty books"),
+    Hop("1.20", drain="kubelets from 1.11 on call the checkpoint of 1.10 corrupt and begin with empty records"),
     Sicken("fell off the bus"),
     Hop("1.28"),
     Recover(),
@@ -77,7 +77,7 @@ class Look(Struct, frozen=True):
     capacity: int = 0
     allocatable: int = 0
     held: tuple[Holding, ...] = ()
-    """The pods' devices by the kubelet's own books."""
+    """The pods' devices by the kubelet's own records."""
     told: tuple[Holding, ...] = ()
     """The devices that containers were told to use when they were started (again) in this step."""
     free: tuple[str, ...] = ()
@@ -141,7 +141,7 @@ def judge(story: Sequence[Step], looks: Sequence[Look], gpus: Sequence[str], str
 def _miscounted(look: Look) -> list[str]:
     if look.allocatable == look.expected:
         return []
-    return [f"expected {look.expected} GPUs allocatable, the kubelet's books show {look.allocatable}"]
+    return [f"expected {look.expected} GPUs allocatable, the kubelet's records show {look.allocatable}"]
 
 
 def _renamed(free: Sequence[str], gpus: Sequence[str]) -> list[str]:
@@ -152,10 +152,10 @@ def _renamed(free: Sequence[str], gpus: Sequence[str]) -> list[str]:
 
 
 def _offered_wrongly(look: Look) -> list[str]:
-    """Find GPUs that the kubelet gives away although they are ill, or although a pod holds them."""
+    """Find GPUs that the kubelet gives away although they are unhealthy, or although a pod holds them."""
     held = {device_id for holding in look.held for device_id in holding.device_ids}
     return [
-        *(f"{device_id} is offered, although it is ill" for device_id in look.free if device_id in look.ill),
+        *(f"{device_id} is offered, although it is unhealthy" for device_id in look.free if device_id in look.ill),
         *(f"{device_id} is given twice: a pod holds it already" for device_id in look.free if device_id in held),
     ]
 
@@ -173,7 +173,7 @@ def _mistold(look: Look) -> list[str]:
     """Compare what containers are told with the books: the books count for nothing if a container uses another GPU."""
     books = {holding.pod: set(holding.device_ids) for holding in look.held}
     wrong = [
-        f"pod {told.pod} is told to use {', '.join(told.device_ids) or 'nothing'}, but the kubelet's books give it "
+        f"pod {told.pod} is told to use {', '.join(told.device_ids) or 'nothing'}, but the kubelet's records give it "
         f"{', '.join(sorted(books[told.pod])) or 'nothing'}"
         for told in look.told
         if told.pod in books and books[told.pod] != set(told.device_ids)

@@ -102,7 +102,7 @@ class Behaviour:
     checks_health: bool = False
     """Whether devices that a container already has are looked at when it is admitted again."""
     reallocates: bool = False
-    """Whether a container that starts without devices in the books is allocated some then."""
+    """Whether a container that starts without devices in its records is allocated some then."""
     changed_request: str = "pod {0} container {1} changed request for resource {2} from {3} to {4}"
     """The error of an admission that asks for another number of devices than the container has."""
     unknown_plugin: str = "Unknown Device Plugin {}"

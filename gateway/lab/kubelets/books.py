@@ -273,7 +273,7 @@ class DeviceBooks:
     def admission(
         self, pod: str, name: str, answers: Sequence[ContainerAnswer] | None = None, *, tells_cdi: bool
     ) -> Admission:
-        """Merge the answers of all resources (those in the books, or these): of two for the same thing the first counts."""
+        """Merge the answers of all resources (those in its records, or these): of two for the same thing the first counts."""
         held = {resource: allotment for (p, c, resource), allotment in self._held.items() if (p, c) == (pod, name)}
         envs: dict[str, str] = {}
         annotations: dict[str, str] = {}

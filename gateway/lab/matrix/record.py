@@ -110,7 +110,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     forgets: str = ""
     """Why the kubelet itself forgets its pods on this hop, which is why they were drained first; it was seen to forget."""
     checkpoint_kept: bool | None = None
-    """Whether the new kubelet's books held the old one's pods before anything was admitted. None: it didn't come so far."""
+    """Whether the new kubelet's records held the old one's pods before anything was admitted. None: it didn't come so far."""
     api_before: str = ""
     api_after: str = ""
     level_before: str = ""

@@ -46,7 +46,7 @@ INF = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What must hold: for how long the API server, and the kubelet's books, may show fewer GPUs, and what may become of pods."""
+    """What must hold: for how long the API server, and the kubelet's records, may show fewer GPUs, and what may become of pods."""
 
     drop_ms: float = NEVER
     gap_ms: float = INF
@@ -79,7 +79,7 @@ def judge(outcome: Outcome, promise: Promise) -> list[str]:
             else []
         ),
         *(
-            [f"the kubelet's books had fewer GPUs for {outcome.gap_ms:g} ms, expected at most {promise.gap_ms:g}"]
+            [f"the kubelet's records had fewer GPUs for {outcome.gap_ms:g} ms, expected at most {promise.gap_ms:g}"]
             if outcome.gap_ms > promise.gap_ms
             else []
         ),
@@ -124,7 +124,7 @@ async def _missed(stage: Stage) -> None:
     """Wait until the kubelet misses the plugin, so that what is waited for then is its return."""
     seen = len(stage.books)
     async with asyncio.timeout(PATIENCE):
-        while len(stage.books) == seen:  # noqa: ASYNC110 - the kubelet's books tell nobody
+        while len(stage.books) == seen:  # noqa: ASYNC110 - the kubelet's records tell nobody
             await asyncio.sleep(0.01)
 
 
@@ -157,11 +157,11 @@ async def _containerd(stage: Stage) -> None:
 
 
 async def _ill(stage: Stage) -> Facts:
-    """Let the bare pod's GPU fall ill and recover; tell how long each took to show at the API server."""
+    """Let the bare pod's GPU become unhealthy and recover; tell how long each took to show at the API server."""
     [uuid] = stage.standing()[BARE].devices
     loop = asyncio.get_running_loop()
     took = {}
-    for word, ill, healthy in (("ill", [IDS.index(uuid)], GPUS - 1), ("well again", [], GPUS)):
+    for word, ill, healthy in (("ill", [IDS.index(uuid)], GPUS - 1), ("healthy again", [], GPUS)):
         write_profile(stage.node, ill)
         began = loop.time()
         await stage.seen.until(_allocatable(healthy), f"the GPU to be {word}", PATIENCE)
@@ -315,7 +315,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario("containerd", "containerd is restarted", _containerd, _BOTH),
         Scenario(
             "gpu-ill",
-            "a GPU falls ill under a running pod, and recovers",
+            "a GPU becomes unhealthy under a running pod, and recovers",
             _ill,
             {_HOST: Promise(drop_ms=30_000), _POD: Promise(drop_ms=30_000)},
         ),

@@ -84,7 +84,7 @@ def write_profile(node: Node, ill: Collection[int] = (), *, cdi: bool = False) -
     resources: dict[str, Any] = {
         RESOURCE: {
             "gpus": [{"uuid": uuid, "device_nodes": [path]} for uuid, path in DEVICES.items()],
-            "unhealthy": dict.fromkeys(sorted(ill), "the scenario made it ill"),
+            "unhealthy": dict.fromkeys(sorted(ill), "the scenario made it unhealthy"),
         }
     }
     if cdi:

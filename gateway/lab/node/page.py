@@ -99,7 +99,7 @@ def _versions(kubelet: str) -> list[list[int]]:
 
 
 def _gpus(runs: Sequence[Outcome]) -> str:
-    """Say what the API server saw of the GPUs, and what the kubelet's own books had where that was less."""
+    """Say what the API server saw of the GPUs, and what the kubelet's own records had where that was less."""
     dropped = [one for one in runs if one.drops]
     said = (
         f"fewer in {len(dropped)} of {len(runs)}, for {_range(one.drop_ms for one in dropped)}"
@@ -107,7 +107,7 @@ def _gpus(runs: Sequence[Outcome]) -> str:
         else f"all, in {len(runs)} of {len(runs)}"
     )
     gaps = [one.gap_ms for one in runs if one.gap_ms]
-    return said + (f"; in the kubelet's books fewer for {_range(gaps)}" if gaps else "")
+    return said + (f"; in the kubelet's records fewer for {_range(gaps)}" if gaps else "")
 
 
 def _range(ms: Iterable[float]) -> str:

@@ -1,6 +1,6 @@
 """A whole genuine node on which something is going to happen: its GPU pods, what they hold, and what became of them.
 
-Three witnesses are asked, none of them ours: the API server, as a client watches it; the kubelet's own books, by its pod-resources
+Three witnesses are asked, none of them ours: the API server, as a client watches it; the kubelet's own records, by its pod-resources
 API; and each pod, which says what it was told and whether it can open its GPUs.
 """
 
@@ -35,14 +35,14 @@ ENDED_SECONDS = 15.0
 ALIVE_SECONDS = 2.0
 """A container that runs has written a line in this time."""
 LOOK_SECONDS = 0.05
-"""Between two looks into the kubelet's books, which answer 100 requests a second at most."""
+"""Between two looks into the kubelet's records, which answer 100 requests a second at most."""
 POD = f"/api/v1/namespaces/{pods.NAMESPACE}/pods"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{pods.NAMESPACE}/deployments"
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A GPU pod at one moment: what the API server shows, what the kubelet's books give it, what it says itself."""
+    """A GPU pod at one moment: what the API server shows, what the kubelet's records give it, what it says itself."""
 
     seen: PodSeen
     uid: str
@@ -63,7 +63,7 @@ class Outcome(msgspec.Struct, frozen=True):
     drop_ms: float
     """How long, in all."""
     gap_ms: float
-    """For how long in all the kubelet's own books had fewer, while it could be asked."""
+    """For how long in all the kubelet's own records had fewer, while it could be asked."""
     fates: dict[str, str]
     """What became of each kind of pod, in words that ``fate`` gives."""
     failed: list[str]
@@ -85,7 +85,7 @@ class Stage:
     """How long to look on after each event for what must not happen: the kubelet tells the API server every 10 s."""
     installed: Installed | None = None
     books: list[NodeSeen] = field(default_factory=list)
-    """The history of what is allocatable by the kubelet's own books, as far as they could be asked."""
+    """The history of what is allocatable by the kubelet's own records, as far as they could be asked."""
     view: View = field(default_factory=View)
 
     @property
@@ -122,11 +122,11 @@ class Stage:
                 return
 
     async def served(self) -> None:
-        """Wait until the node is ready and the GPUs are allocatable by the kubelet's books, and at the API server."""
+        """Wait until the node is ready and the GPUs are allocatable by the kubelet's records, and at the API server."""
         await self.node.ready(PATIENCE)
         await self._until(
             lambda: bool(self.books) and self.books[-1].allocatable[RESOURCE] == GPUS,
-            f"{GPUS} GPUs in the kubelet's books",
+            f"{GPUS} GPUs in the kubelet's records",
         )
         await self.seen.until(
             lambda seen: seen.node.allocatable.get(RESOURCE, 0) == GPUS and seen.node.ready == "True",
@@ -143,7 +143,7 @@ class Stage:
         )
 
     async def _ended(self) -> None:
-        """Wait, for a while, until pods and the kubelet's books agree: a static pod that was replaced may not have ended yet."""
+        """Wait, for a while, until pods and the kubelet's records agree: a static pod that was replaced may not have ended yet."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ENDED_SECONDS):
                 while self._mistold(self.standing()):  # noqa: ASYNC110 - neither books nor logs tell anybody
@@ -188,7 +188,7 @@ class Stage:
         happens: Callable[[], Awaitable[Mapping[str, str | float] | None]],
         kubelet: str = "",
     ) -> Outcome:
-        """Let something happen, wait until the node is well again, look on for a while, and tell what became of it.
+        """Let something happen, wait until the node is healthy again, look on for a while, and tell what became of it.
 
         What ``happens`` returns are further facts; ``kubelet`` is how its version is to be called, where it changes.
         """
@@ -240,9 +240,9 @@ class Stage:
         ]
 
     def _mistold(self, after: Mapping[str, Standing]) -> list[str]:
-        """Compare what pods say with the kubelet's books."""
+        """Compare what pods say with the kubelet's records."""
         found = [
-            f"pod {kind} holds {sorted(one.devices)} by the kubelet's books, was told {sorted(one.account.told)} and has "
+            f"pod {kind} holds {sorted(one.devices)} by the kubelet's records, was told {sorted(one.account.told)} and has "
             f"{sorted(one.account.nodes)}"
             for kind, one in after.items()
             if one.devices != one.account.told or {DEVICES.get(uuid, "") for uuid in one.devices} != one.account.nodes
@@ -295,10 +295,10 @@ class Stage:
     def told(self) -> str:
         """Say how things stand, for an error's end."""
         accounts = {kind: (sorted(one.devices), one.account) for kind, one in self.standing().items()}
-        return f"the kubelet's books: {self.books[-1:]}; the API server: {self.seen.node}; the pods: {accounts}"
+        return f"the kubelet's records: {self.books[-1:]}; the API server: {self.seen.node}; the pods: {accounts}"
 
     async def look_on(self) -> None:
-        """Look into the kubelet's books for ever."""
+        """Look into the kubelet's records for ever."""
         folder: Path = self.node.plugins
         while True:
             view = await look(folder.parent / "pod-resources" / "kubelet.sock", folder / "kubelet_internal_checkpoint")
@@ -318,7 +318,7 @@ async def stage(node: Node, settle_seconds: float) -> AsyncIterator[Stage]:
     api = Api.of(node)
     async with Recorder(api) as seen:
         made = Stage(node, api, seen, settle_seconds)
-        looking = asyncio.create_task(made.look_on(), name="look into the kubelet's books")
+        looking = asyncio.create_task(made.look_on(), name="look into the kubelet's records")
         try:
             yield made
         finally:

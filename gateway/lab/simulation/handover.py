@@ -280,7 +280,7 @@ class Handover:
                 case Note(outcome):
                     self._gateway.count(outcome)
                 case Renew():
-                    self._clock.met["of two Registers that crossed, the heir's is sent once more"] += 1
+                    self._clock.met["of two Registers that crossed, the newer gateway's is sent once more"] += 1
                     self._gateway.plugin.feed(events.Renew("crossed"))
 
     def _fire(self, partner: Partner) -> None:

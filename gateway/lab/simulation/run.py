@@ -52,7 +52,7 @@ SOMETIMES: Final = (
     "a handover ends: no answer",
     "a handover ends: back",
     "a handover ends: connection lost",
-    "of two Registers that crossed, the heir's is sent once more",
+    "of two Registers that crossed, the newer gateway's is sent once more",
     "one that couldn't talk has gone: registered once more",
     "a Register while the stream before lives",
     "of two racing registrations the later is dropped",

@@ -1,9 +1,9 @@
 """A conformance test for device plugins: which promises of the kubelet's API a plugin keeps, and which it breaks.
 
 Any command that serves a socket directory can be examined. It is watched as a kubelet and a DaemonSet watch it: by the
-kubelet's own books and count of Registers, by the names in the socket directory, and by its process, which is started
+kubelet's own records and count of Registers, by the names in the socket directory, and by its process, which is started
 again whenever it ends by itself. Nothing is asked of its log, and nothing of it is known beforehand: its resources and
-their devices are those in the kubelet's books.
+their devices are those in the kubelet's records.
 
 Each rule says what it rests on. Waits have a cap, because a plugin that comes back at some time and one that never does
 look alike until then: a rule is broken *within that cap*, and the findings name it.
@@ -104,7 +104,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     cap_seconds: float
     """How long was waited for what must come."""
     resources: Mapping[str, Mapping[str, int]]
-    """How many devices each resource had in the books, by kubelet and resource name."""
+    """How many devices each resource had in its records, by kubelet and resource name."""
     findings: tuple[Finding, ...]
 
     @property
@@ -214,14 +214,14 @@ class _Trial:
     ) -> None:
         self.version = version
         self.books: Books | None = None
-        """What the kubelet's books showed of the plugin; None where it never was in them."""
+        """What the kubelet's records showed of the plugin; None where it never was in them."""
         self.exits = 0
-        """How often the plugin ended by itself before it was in the books."""
+        """How often the plugin ended by itself before it was in its records."""
         self._template, self._genuine, self._cap, self._resource = template, genuine, cap_seconds, resource
         self._why = ""
 
     async def discover(self) -> None:
-        """Learn the plugin's resources and devices from the kubelet's books."""
+        """Learn the plugin's resources and devices from the kubelet's records."""
         async with node(self._genuine, plugin=self._template, patience=self._cap) as made:
             kubelet = await made.start_kubelet(self.version)
             await made.start_gateway()
@@ -249,7 +249,7 @@ class _Trial:
         if self.books is None:
             if minor(self.version) < 10:
                 return f"it isn't served by a kubelet that speaks only {dialect(self.version)}"
-            return "it was never in the kubelet's books: see the rule registers"
+            return "it was never in the kubelet's records: see the rule registers"
         least = min(self.books.allocatable.values())
         return f"it takes {rule.devices} healthy devices, there are {least}" if least < rule.devices else ""
 
@@ -298,7 +298,7 @@ class _Trial:
 
 
 def _why_none(registers: Mapping[str, int], resource: str, exits: int, cap: float) -> str:
-    """Say how far a plugin came that had no device in the kubelet's books, by the kubelet's count of its Registers."""
+    """Say how far a plugin came that had no device in the kubelet's records, by the kubelet's count of its Registers."""
     counted = {name: count for name, count in registers.items() if not resource or name == resource}
     others = "" if counted or not registers else f" (but of {', '.join(sorted(registers))})"
     ended = f"; it ended by itself {'once' if exits == 1 else f'{exits} times'}" if exits else ""
@@ -632,7 +632,7 @@ _CHECKPOINT = "pods are kept in the kubelet's checkpoint by device ID (1.8 to 1.
 RULES: tuple[Rule, ...] = (
     Rule(
         "registers",
-        "it registers, and the kubelet has all its devices in its books",
+        "it registers, and the kubelet has all its devices in its records",
         "the device plugin API; from 1.25 on Register answers only after GetDevicePluginOptions (kubernetes #124719)",
         _scenario("register"),
     ),
@@ -780,7 +780,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "unknown-device",
         "Allocate of a device that was never announced is refused",
-        "a kubelet asks for what its books say, which can be older than the plugin's list; a container that starts without "
+        "a kubelet asks for what its records say, which can be older than the plugin's list; a container that starts without "
         "its device is worse than one that doesn't start",
         _unknown_device,
         emulated=True,
@@ -789,7 +789,7 @@ RULES: tuple[Rule, ...] = (
         "preferred-allocation",
         "GetPreferredAllocation chooses as many devices as it is asked for, those to be included among them and none that isn't "
         "available, and a device that was never announced doesn't end it",
-        "the device plugin API; a kubelet asks with the devices of its books, which can be older than the plugin's list (ROCm's "
+        "the device plugin API; a kubelet asks with the devices of its records, which can be older than the plugin's list (ROCm's "
         "plugin panics on one that it doesn't know)",
         _preferred_allocation,
         emulated=True,

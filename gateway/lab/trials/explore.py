@@ -8,7 +8,7 @@ that somebody still speaks of. Counters that only make a wait longer are left ou
 
 Time isn't modelled: timers fire in any order. Some things are sooner than others by more than an order of magnitude, and
 the model says so: our own end of a stream is over before any timer fires; a kubelet that accepted has called, or given up
-its dial (10 s), before we stop waiting for its call (11 s); a look into its books is over before the next one.
+its dial (10 s), before we stop waiting for its call (11 s); a look into its records is over before the next one.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ FAULTS: Final = {
     "mute": "an accepted kubelet never calls ListAndWatch",
     "ghost": "a dead kubelet's call arrives after its death",
     "cut": "a stream is cut while both sides live",
-    "books": "the kubelet's books lose us",
+    "books": "the kubelet's records lose us",
     "name": "our name is deleted from the socket directory",
     "standby": "a younger gateway comes, and goes",
     "unfit": "the list grows too large for the dialect, and shrinks again",
@@ -222,7 +222,7 @@ class Resource(NamedTuple):
     lost: int = 0
     """A name whose loss is on its way to us."""
     look: tuple[int, bool | None] | None = None
-    """A look into the kubelet's books: the stream that it is for, and what it saw (None: not yet)."""
+    """A look into the kubelet's records: the stream that it is for, and what it saw (None: not yet)."""
     accepts: int = 0
     """How many Registers this kubelet accepted, while nothing went wrong."""
     clean: bool = True
@@ -382,11 +382,11 @@ class Surroundings:
     def _look(node: Node, it: Resource, stream: int, *saw: bool | None) -> Iterator[Move]:
         [seen] = saw
         if seen is not None:
-            yield Move(f"the books said {seen}", it._replace(look=None), events.Verified(held=seen))
+            yield Move(f"the kubelet's records said {seen}", it._replace(look=None), events.Verified(held=seen))
         elif node.alive:
-            yield Move("the kubelet's books are read", it._replace(look=(stream, _held(it))))
+            yield Move("the kubelet's records are read", it._replace(look=(stream, _held(it))))
         else:
-            yield Move("the kubelet's books can't be read", it._replace(look=None))
+            yield Move("the kubelet's records can't be read", it._replace(look=None))
 
     def _faults(self, it: Resource) -> Iterator[Move]:
         phase = it.machine.phase
@@ -396,7 +396,7 @@ class Surroundings:
             yield Move("the dead kubelet's call arrives", here, events.StreamOpened(stream))
         if "books" in it.may and _held(it):
             stuck = it._replace(clients=(*it.clients[:-1], it.clients[-1]._replace(held=False)))
-            yield Move("the kubelet's books lose us", self._wrong(stuck, "books"), calm=False)
+            yield Move("the kubelet's records lose us", self._wrong(stuck, "books"), calm=False)
         if "name" in it.may:
             for name in it.names:
                 deleted = it._replace(names=it.names - {name}, lost=name)

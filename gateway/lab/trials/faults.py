@@ -2,8 +2,8 @@
 
 A fault is struck on a ``Ground``: a node with a real gateway and kubelets, and what is wrong with it at present. It lasts
 as long as its context manager; faults may be struck while others last. The runners (tests, ``gateway.lab.trials.gauntlet``)
-decide which, and judge by ``Ground.right``: the kubelet's own books show what the hardware is, a pod gets a device of it,
-nobody lost one or shares one, and the ledger is on disk. All that in the same gateway process, but where a fault is that
+decide which, and judge by ``Ground.right``: the kubelet's own records show what the hardware is, a pod gets a device of it,
+nobody lost one or shares one, and the state file is on disk. All that in the same gateway process, but where a fault is that
 process's own end.
 
 A bound is what the gateway promises on a machine that is idle; ``allowed`` is what a busy one gets.
@@ -154,7 +154,7 @@ class Ground:
                 await kubelet.fault(self.lies)
 
     def show_hardware(self) -> None:
-        """Let the gateway see which GPUs are ill and gone; one that is well again was reset, or it would be held back."""
+        """Let the gateway see which GPUs are unhealthy and gone; one that is healthy again was reset, or it would be held back."""
         self.reset |= self.ill
         well = [self.ids[index] for index in sorted(self.reset - self.ill - self.gone)]
         self.node.traits = {RESOURCE: [f"recovered: [{', '.join(well)}]"]} if well else {}
@@ -201,7 +201,7 @@ class Ground:
                 must([f"the gateway ended by itself, with exit status {await one.wait()}; its log ends:", one.log()])
 
     async def _wrong(self, seconds: float) -> list[str]:
-        """Say what is wrong; the kubelet's books have so many seconds to be right."""
+        """Say what is wrong; the kubelet's records have so many seconds to be right."""
         made = self.node
         kubelet = made.the_kubelet
         made.patience = seconds
@@ -221,7 +221,7 @@ class Ground:
         return self.forgotten() if self.writable else []
 
     def ailing(self) -> set[str]:
-        """Give the devices that are ill or gone."""
+        """Give the devices that are unhealthy or gone."""
         return {self.ids[index] for index in self.ill | self.gone}
 
     def forgotten(self) -> list[str]:
@@ -230,11 +230,11 @@ class Ground:
         try:
             rows = json.loads(path.read_bytes())["resources"][RESOURCE]["announced"]
         except (OSError, ValueError, KeyError) as error:
-            return [f"the ledger on disk can't be used: {error!r}"]
+            return [f"the state file on disk can't be used: {error!r}"]
         ailing = self.ailing()
         wanted = {one: "Unhealthy" if one in ailing else "Healthy" for one in self.ids}
         return [
-            f"the ledger on disk has {one} as {rows.get(one, {}).get('health', 'nothing')}, announced was {health}"
+            f"the state file on disk has {one} as {rows.get(one, {}).get('health', 'nothing')}, announced was {health}"
             for one, health in wanted.items()
             if rows.get(one, {}).get("health") != health
         ][:4]
@@ -477,7 +477,7 @@ async def _plugin_stopped(g: Ground, _: int) -> AsyncIterator[None]:
 
 
 async def _stays_allocatable(g: Ground) -> None:
-    """The kubelet's books show what they showed, for as long as anybody would look twice."""
+    """The kubelet's records show what they showed, for as long as anybody would look twice."""
     ends = time.monotonic() + LINGER_SECONDS
     while time.monotonic() < ends:
         seen = (await g.node.the_kubelet.books()).allocatable.get(RESOURCE, 0)
@@ -784,7 +784,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "kubelet-stopped",
-            "the kubelet stands still (SIGSTOP) for longer than any deadline, while a gateway starts and a device falls ill",
+            "the kubelet stands still (SIGSTOP) for longer than any deadline, while a gateway starts and a device becomes unhealthy",
             1.0,
             _kubelet_stopped,
             lasts=17,
@@ -813,7 +813,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "gateway-stopped",
-            "the gateway stands still (SIGSTOP) for longer than any deadline, while the kubelet is killed and a device falls ill",
+            "the gateway stands still (SIGSTOP) for longer than any deadline, while the kubelet is killed and a device becomes unhealthy",
             1.0,
             _gateway_stopped,
             lasts=17,
@@ -896,7 +896,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "device-ill",
-            "a device falls ill, and is well again",
+            "a device becomes unhealthy, and is healthy again",
             0.5,
             partial(_device, gone=False),
             serves=True,
@@ -913,7 +913,7 @@ FAULTS: Mapping[str, Fault] = {
             "the disk of the state directory is full",
             1.0,
             _disk_full,
-            why="what the ledger couldn't write is tried again after waits that grow",
+            why="what the state file couldn't take is tried again after waits that grow",
             serves=True,
             meanwhile=("device-ill", "kubelet-killed"),
             celled=True,
@@ -1023,7 +1023,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "several-at-once",
-            "the disk is full, links are refused, Register fails, a device is ill, no descriptors are left, and the kubelet is killed",
+            "the disk is full, links are refused, Register fails, a device is unhealthy, no descriptors are left, and the kubelet is killed",
             2.0,
             _several,
             lasts=1,
@@ -1107,8 +1107,8 @@ INTRODUCTION = f"""\
 # What the gateway survives, and how soon
 
 `make gauntlet` makes a node go through every fault below: each alone, on emulated and genuine kubelets, then all of them
-mixed by chance. After each the node must be *right* again within the bound: the kubelet's own books show what the hardware
-is, a pod gets a device of it, no device is in two living pods, no pod lost one, and the ledger is on disk. All that in the
+mixed by chance. After each the node must be *right* again within the bound: the kubelet's own records show what the hardware
+is, a pod gets a device of it, no device is in two living pods, no pod lost one, and the state file is on disk. All that in the
 same gateway process, but where the fault is that process's own end.
 
 A bound is for an idle machine and counts from the fault's end. For a busy one the check allows {SLOWER:g} times the bound, but

@@ -318,7 +318,7 @@ def rounds(steps: Sequence[Step]) -> Iterator[tuple[int, list[Step]]]:
 
 
 async def _unharmed(g: Ground) -> None:
-    """Check the promises to pods in the kubelet's books as they are now, where there are any."""
+    """Check the promises to pods in the kubelet's records as they are now, where there are any."""
     kubelet = g.answering
     if kubelet is not None:
         now = holdings(await kubelet.pods())

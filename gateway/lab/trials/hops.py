@@ -1,7 +1,7 @@
 """Hops: a node's kubelet is replaced by another version while its gateway runs on and its pods hold devices.
 
 A walk is a path of versions on one node: one socket directory with the kubelets' own checkpoint, one gateway, pods that live
-throughout. Each hop of it is observed: what the kubelets' books say, and what the gateway and the new kubelet did. Where a
+throughout. Each hop of it is observed: what the kubelets' records say, and what the gateway and the new kubelet did. Where a
 kubelet can't know the pods of its predecessor they are drained first, as an operator would, and it must then be seen that
 it indeed doesn't know them: the checkpoint still names them.
 

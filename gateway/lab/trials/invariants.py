@@ -16,12 +16,12 @@ from devices.replicas import unshared
 from gateway.registration.api import PROBE_RESOURCE
 
 Pods = Mapping[str, Mapping[str, Mapping[str, Sequence[str]]]]
-"""A kubelet's books: pod -> container -> resource name -> device IDs."""
+"""A kubelet's records: pod -> container -> resource name -> device IDs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The devices of one resource that one container of a pod holds, by the kubelet's own books."""
+    """The devices of one resource that one container of a pod holds, by the kubelet's own records."""
 
     pod: str
     container: str
@@ -30,7 +30,7 @@ class Holding:
 
 
 def holdings(pods: Pods) -> tuple[Holding, ...]:
-    """Read a kubelet's books as holdings, sorted; a container that holds nothing of a resource is left out."""
+    """Read a kubelet's records as holdings, sorted; a container that holds nothing of a resource is left out."""
     return tuple(
         Holding(pod, container, resource, tuple(sorted(device_ids)))
         for pod, containers in sorted(pods.items())

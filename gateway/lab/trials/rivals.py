@@ -181,8 +181,8 @@ RIVALS: Final[Mapping[str, Rival]] = {
     "crashes, its own state": partial(_crashes, elsewhere=True),
     "planted, deaf": partial(_planted, says=None),
     "planted, garbage": partial(_planted, says=b"\x00garbage\n" * 100),
-    "elder stopped": partial(_elder_stopped, elsewhere=False),
-    "elder stopped, its own state": partial(_elder_stopped, elsewhere=True),
+    "older one stopped": partial(_elder_stopped, elsewhere=False),
+    "older one stopped, its own state": partial(_elder_stopped, elsewhere=True),
 }
 """By name; *its own state* is one that can't talk to the gateway that serves."""
 

@@ -5,7 +5,7 @@ told the kubelet's version as a string and nothing else, and what it expects of 
 tables, never from the emulated kubelets, which are on trial too. It raises ``BrokenPromiseError`` with sentences for a
 person, or the error of the handle that failed it.
 
-Nothing here is timed and nothing sleeps: scenarios wait for the kubelet's books, or for a line in the gateway's log.
+Nothing here is timed and nothing sleeps: scenarios wait for the kubelet's records, or for a line in the gateway's log.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def forgets(old: str, new: str) -> str | None:
     formats = [next(first for first, last in _CHECKPOINTS if first <= one <= last) for one in (before, after)]
     if formats[0] == formats[1] or (formats[0] == 11 and 20 <= after <= 30):
         return None
-    return f"kubelet {new} can't read the checkpoint of {old}: it starts with empty books"
+    return f"kubelet {new} can't read the checkpoint of {old}: it starts with empty records"
 
 
 # The node.
@@ -135,7 +135,7 @@ class Node:
     pods: dict[str, Demand] = field(default_factory=dict)
     """The active pods."""
     held: tuple[Holding, ...] = ()
-    """What the pods got, as the kubelet's books said when they came."""
+    """What the pods got, as the kubelet's records said when they came."""
     ill: Mapping[str, Collection[int]] = field(default_factory=dict)
     """Indices of the unhealthy GPUs, by resource name; those that are gone too."""
     gone: Mapping[str, Collection[int]] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class Node:
             count = len(ids) if len(there) == len(ids) else "[" + ", ".join(f"{{uuid: {uuid}}}" for uuid in there) + "]"
             text += [f"  {resource}:", f"    gpus: {count}", *(f"    {line}" for line in self.traits.get(resource, ()))]
             sick = sorted({*ill.get(resource, ())} - {*gone.get(resource, ())})
-            if reasons := ", ".join(f"{ids[index]}: the scenario made it ill" for index in sick):
+            if reasons := ", ".join(f"{ids[index]}: the scenario made it unhealthy" for index in sick):
                 text.append(f"    unhealthy: {{{reasons}}}")
         fresh = self.profile_path.with_suffix(".new")
         fresh.write_text("\n".join(text) + "\n")
@@ -329,7 +329,7 @@ class Node:
     # What pods do, and what must hold.
 
     async def served(self) -> None:
-        """Wait until the kubelet's books show what the hardware is, and check the capacity too."""
+        """Wait until the kubelet's records show what the hardware is, and check the capacity too."""
         for resource in self.gpus:
             await self.the_kubelet.wait(resource, self.healthy(resource), self.patience)
         books = await self.the_kubelet.books()
@@ -341,7 +341,7 @@ class Node:
         self.accepted = dialect(self.the_kubelet.version)
 
     async def unserved(self) -> None:
-        """Wait until the kubelet's books show no device."""
+        """Wait until the kubelet's records show no device."""
         for resource in self.gpus:
             await self.the_kubelet.wait(resource, 0, self.patience)
 
@@ -382,7 +382,7 @@ class Node:
         self.held = ()
 
     async def check(self) -> None:
-        """Check the promises to pods against the kubelet's books."""
+        """Check the promises to pods against the kubelet's records."""
         now = [one for one in holdings(await self.the_kubelet.pods()) if one.pod in self.pods]
         must([*broken(self.held, now, ()), *([] if self.plugin else unannounced(now, self.announced()))])
 
@@ -527,13 +527,13 @@ class Scenario:
     says: frozenset[Field] = frozenset()
     """What a plugin's API must be able to say for it."""
     sees_books: bool = False
-    """Whether who has the GPUs must see the kubelet's books: a plugin behind the bridge doesn't."""
+    """Whether who has the GPUs must see the kubelet's records: a plugin behind the bridge doesn't."""
 
 
 def unsaid(scenario: Scenario, api: str) -> str:
     """Say why a scenario can't be run with a plugin of this API behind the bridge; '' where it can."""
     if scenario.sees_books:
-        return "the kubelet's books are not in the bridge's folder, so a plugin behind it can't see who holds what"
+        return "the kubelet's records are not in the bridge's folder, so a plugin behind it can't see who holds what"
     rules = by_name(api).rules
     missing = sorted(one.value for one in scenario.says if rules[one].verdict is not Verdict.LOSSLESS)
     return f"a plugin that speaks {api} can't say: {', '.join(missing)}" if missing else ""
@@ -588,7 +588,7 @@ async def _health(node: Node, version: str) -> None:
     await node.refuse(Demand("too-many", RESOURCE, node.gpus[RESOURCE]))
     await node.admit(Demand("the-well", RESOURCE, node.healthy()))
     ill = node.announced()[RESOURCE][0]
-    must([f"{ill} is ill, and pod {one.pod} got it" for one in node.held if ill in one.device_ids])
+    must([f"{ill} is unhealthy, and pod {one.pod} got it" for one in node.held if ill in one.device_ids])
     node.set_health({})
     await node.served()
     await node.drain()
@@ -814,7 +814,13 @@ async def _wrong_version(node: Node, version: str) -> None:
     )
     must([] if kubelet.alive and gateway.alive else ["expected kubelet and gateway to go on"])
     books = await kubelet.books()
-    must([f"{name} must not be there, the books have {count}" for name, count in books.capacity.items() if count])
+    must(
+        [
+            f"{name} must not be there, the kubelet's records have {count}"
+            for name, count in books.capacity.items()
+            if count
+        ]
+    )
     code = await gateway.terminate()
     must([] if code == 0 else [f"the gateway ended with {code} after SIGTERM:\n{gateway.log()}"])
     refused = (await kubelet.registers()).get(RESOURCE, 0)
@@ -1138,7 +1144,9 @@ SCENARIOS: Mapping[str, Scenario] = {
             _since(20, "NUMA nodes came with 1.16 and are in the checkpoint since 1.20; before, nothing shows them"),
             says=frozenset({Field.TOPOLOGY}),
         ),
-        Scenario("health", "a device that falls ill is not given away, and is back when it is well", _health),
+        Scenario(
+            "health", "a device that becomes unhealthy is not given away, and is back when it is healthy", _health
+        ),
         Scenario(
             "kubelet-crash",
             "pods keep their devices when the kubelet crashes, by one Register",
@@ -1153,7 +1161,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             "device-lost",
-            "a device that is lost while the kubelet is down stays listed as Unhealthy, and its pod keeps it in the books",
+            "a device that is lost while the kubelet is down stays listed as Unhealthy, and its pod keeps it in its records",
             _lost,
             needs=frozenset({"profile", "log"}),
         ),
@@ -1218,7 +1226,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             "two-gateways",
-            "of two gateways the younger serves, the elder takes over when it is gone, and neither fights",
+            "of two gateways the newer serves, the older one takes over when it is gone, and neither fights",
             _two_gateways,
             needs=frozenset({"log"}),
         ),
