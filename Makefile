@@ -105,7 +105,13 @@ E2E ?=
 .PHONY: e2e
 e2e: $(VENV) ## scenarios on a whole genuine node (wants root; the first time builds Kubernetes: 10 minutes or more)
 	@$(RUN)python -m tools.image --tag 0.1.0 --tag 0.1.0-b --out build/e2e
-	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest -m e2e --ignore=tests/e2e/test_dra.py tests/e2e $(E2E)
+	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest -m e2e --ignore=tests/e2e/test_dra.py --ignore=tests/e2e/test_chart.py tests/e2e $(E2E)
+	@$(RUN)python -m gateway.lab.node --leftovers
+
+.PHONY: e2e-chart
+e2e-chart: $(VENV) ## the Helm chart installed, rolled and removed on such a node (`.ci/chart` builds Helm first)
+	@$(RUN)python -m tools.image --tag 0.1.0 --tag 0.1.0-b --out build/e2e
+	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest -m e2e tests/e2e/test_chart.py $(E2E)
 	@$(RUN)python -m gateway.lab.node --leftovers
 
 # A node of its own: there the device plugin API has no GPUs.

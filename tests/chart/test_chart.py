@@ -229,6 +229,28 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
     ),
     "standby": ({"gateway.standby": True}, {"GATEWAY_STANDBY": "true"}),
     "gpu-metrics": ({"gateway.gpuMetrics": True}, {"GATEWAY_GPU_METRICS": "true"}),
+    "texts": (
+        {
+            "deviceIDStrategy": "index",
+            "nvidiaDevRoot": "/d",
+            "cdi.nvidiaHookPath": "/h",
+            "deviceDiscoveryStrategy": "nvml",
+            "nvidiaDriverCapabilities": "all",
+            "gateway.logLevel": "debug",
+        },
+        {
+            "DEVICE_ID_STRATEGY": "index",
+            "NVIDIA_DEV_ROOT": "/d",
+            "NVIDIA_CDI_HOOK_PATH": "/h",
+            "DEVICE_DISCOVERY_STRATEGY": "nvml",
+            "NVIDIA_DRIVER_CAPABILITIES": "all",
+            "GATEWAY_LOG_LEVEL": "debug",
+        },
+    ),
+    "other-switches": (
+        {"gdrcopyEnabled": True, "mofedEnabled": False},
+        {"GDRCOPY_ENABLED": "true", "MOFED_ENABLED": "false", "FAIL_ON_INIT_ERROR": None},
+    ),
     "list": ({"deviceListStrategy": ["envvar", "cdi-cri"]}, {"DEVICE_LIST_STRATEGY": "envvar,cdi-cri"}),
     "driver-root": ({"nvidiaDriverRoot": "/run/nvidia/driver"}, {"NVIDIA_DRIVER_ROOT": "/run/nvidia/driver"}),
     "more": (
