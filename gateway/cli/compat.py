@@ -36,7 +36,7 @@ Examples:
   gateway compat --only issue-127803                   a known bug of kubelets, shown on one that has it and one that hasn't
   gateway compat --plugin './my-plugin --dir {socket_dir}' --kubelets 1.28,1.37
 
-It writes report.json, report.md, junit.xml and index.html (with --plugin: plugin.json). It ends with 0 when everything
+It writes report.json, report.md, junit.xml and index.html (with --plugin: plugin.json and plugin-report.yaml). It ends with 0 when everything
 passed and with 1 when not.
 """
 
@@ -254,6 +254,7 @@ def _examine(
     **how: Any,
 ) -> NoReturn:
     """Examine a device plugin, tell what was found, and end."""
+    from gateway.lab.conformance import report as plugin_report
     from gateway.lab.kubelets import build
     from gateway.lab.trials import conformance
 
@@ -280,6 +281,7 @@ def _examine(
         _stopped()
     try:
         (out / "plugin.json").write_bytes(conformance.to_json(found))
+        (out / "plugin-report.yaml").write_bytes(plugin_report.to_yaml(found))
     except OSError as error:
         raise click.ClickException(f"the report can't be written: {error}") from error
     click.echo(f"\n{conformance.to_text(found)}\nreport: {out / 'plugin.json'}")

@@ -311,6 +311,7 @@ def test_what_a_plugin_breaks_is_named_and_ends_the_run_with_1(folder: Path) -> 
     assert result.exit_code == 1, result.output
     assert "broken: unknown-device" in result.output
     assert json.loads((folder / "out" / "plugin.json").read_text())["broken"] == ["unknown-device"]
+    assert "unknown-device:\n    level: core\n    result: broken" in (folder / "out" / "plugin-report.yaml").read_text()
 
 
 def test_the_daemons_options_are_the_daemons() -> None:

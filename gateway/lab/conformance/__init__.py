@@ -1,0 +1,1 @@
+"""What is told of a device plugin that was examined."""
