@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -178,6 +180,19 @@ async def test_a_label_without_a_file_leaves_what_counts_until_the_file_is_there
         await said.until("configuration adopted")
         assert (strategies(adopted), fate.error) == ([MigStrategy.SINGLE], "")
     assert said.times("configuration rejected") == 1
+
+
+async def test_sighup_answers_here_too(folder: Path, said: Said) -> None:
+    async with following(folder, Label("mixed")):
+        os.kill(os.getpid(), signal.SIGHUP)
+        await said.until("configuration read: nothing changed")
+
+
+def test_that_nothing_is_chosen_is_complained_of_once(said: Said) -> None:
+    current = reload._Current(Settings(), None, lambda _: None, reload.Fate())
+    for asked in (False, False, True, False):
+        current.choose_nothing(ChoiceError("why"), asked=asked)
+    assert said.times("configuration rejected") == 2  # and again when asked
 
 
 async def test_a_label_that_is_taken_away_falls_back(folder: Path, said: Said) -> None:

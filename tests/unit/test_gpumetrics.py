@@ -6,7 +6,9 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from devices.combined import Combined
 from devices.gpu.amd import telemetry as amd
 from devices.gpu.model import GPU
+from devices.gpu.nvidia import telemetry
 from devices.gpu.nvidia.watch import Guests
 from devices.telemetry import Measured, Reading
+from gateway.configuration.settings import Settings
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.telling import gpumetrics
 from gateway.telling.gpumetrics import FAMILIES, Sampler, holders, text
@@ -96,6 +100,36 @@ def test_a_name_of_an_object_is_escaped() -> None:
     assert labels["pod"] == 'p"\n'
 
 
+@pytest.mark.parametrize(
+    ("pci", "expected"), [("0000:af:00.0", "00000000:AF:00.0"), ("00010000:07:00.0", "00010000:07:00.0"), ("", "")]
+)
+def test_an_address_is_spelled_as_dcgm_does(pci: str, expected: str) -> None:
+    assert gpumetrics._bus_id(pci) == expected
+
+
+@pytest.mark.parametrize(("age", "looks"), [(5.0, 0), (11.0, 1)])
+async def test_a_scrape_has_old_records_read_again_for_the_next(
+    clock: Callable[[float], None], age: float, looks: int
+) -> None:
+    looked: list[float] = []
+    beliefs = SimpleNamespace(
+        last=SimpleNamespace(at=1000.0), look_within=looked.append, holders=lambda _: {"GPU-0": "ns/p/c"}
+    )
+    plugins = [SimpleNamespace(resource=SimpleNamespace(name="nvidia.com/gpu"))]
+    gateway: Any = SimpleNamespace(source=Driver(), settings=Settings(node_name="n1"), beliefs=beliefs, plugins=plugins)
+
+    async def others() -> tuple[HTTPStatus, str, bytes]:
+        return HTTPStatus.OK, "text/plain", b"other 1\n"
+
+    clock(age)
+    answer = gpumetrics.added(gateway, others)()
+    assert not isinstance(answer, tuple)
+    status, _, body = await answer
+    assert (status, looked) == (HTTPStatus.OK, [0] * looks)
+    assert body.startswith(b"other 1\n# HELP DCGM_FI_DEV_GPU_UTIL")
+    assert {labels["Hostname"] for name, labels, _ in samples(body) if name != "other"} == {"n1"}
+
+
 # Who is asked, and who isn't waited for.
 
 
@@ -106,6 +140,9 @@ class Driver:
         self.go = threading.Event()
         self.go.set()
         self.asked = 0
+
+    def readings(self) -> Sequence[Reading]:
+        return self.read()
 
     def read(self) -> Sequence[Reading]:
         self.asked += 1
@@ -216,6 +253,20 @@ async def test_a_gpu_that_fails_takes_no_other_along(node: Node) -> None:
         found = {one.index: one for one in await asyncio.to_thread(watch.backend.readings)}  # type: ignore[attr-defined]
     assert (found["0"].watts, found["0"].busy) == (None, 10)
     assert sorted(found) == ["0", "2", "3", "4", "5", "6", "7"]
+
+
+def test_what_has_another_ones_place_is_left_out(node: Node) -> None:
+    [instance] = node.world.mig(1, "1g.10gb")
+    node.write()
+    guests = Guests()
+    guests.opened()
+    there, other = node.world.gpus[:2]
+    gpus = [
+        GPU("GPU-of-before", 0, 0, pci=there.pci),
+        GPU(other.uuid, 1, 1, pci=other.pci),
+        GPU("MIG-of-before", 1, 1, parent=other.uuid, place=f"1:{instance.place}"),
+    ]
+    assert [one.uuid for one in telemetry.read(str(library()), guests, gpus)] == [other.uuid]
 
 
 async def test_a_gpu_that_doesnt_answer_those_who_watch_isnt_asked(node: Node) -> None:

@@ -46,6 +46,7 @@ def node(allocatable: Mapping[str, str] | None = None, *conditions: Condition, t
         ([standing()], {}, "NotAllocatable"),
         ([standing()], {GPU: "3"}, "NotAllocatable"),
         ([standing()], {GPU: "many"}, "NotAllocatable"),
+        ([standing(devices=2001, healthy=2001)], {GPU: "2k"}, "NotAllocatable"),
         ([standing(), standing(OTHER)], {GPU: "4"}, "NotAllocatable"),
         ([standing(served=False, elsewhere=True)], {}, "NotAllocatable"),
     ],

@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trustme
 
+from gateway.cli import nodeconfig
+from gateway.configuration import choice as choosing
 from gateway.configuration.flags import NODE_LABEL
+from gateway.configuration.settings import Choice, Settings
 from gateway.lab.trials.scenarios import RESOURCE, Node, node
 from tests.fakes.apiserver import ApiServer
 from tests.unit.kubernetes import authority, server
@@ -106,6 +110,25 @@ async def test_a_first_start_without_a_good_file_ends_and_says_why(
         gateway = await made.start_gateway()
         assert await gateway.wait() == status, "not 78: the label may be corrected"
         assert told in gateway.log()
+
+
+@pytest.mark.parametrize(("known", "seconds"), [(None, nodeconfig.PATIENCE), ("thrice", nodeconfig.IMPATIENCE)])
+def test_a_start_waits_for_the_server_where_it_knows_nothing_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str | None, seconds: float
+) -> None:
+    choice = Choice(tmp_path, NODE_LABEL)
+    (tmp_path / "thrice").write_text("version: v1")
+    if known:
+        choosing.remember(choice, tmp_path / "state", known)
+    waited: list[float] = []
+
+    def asked(_: Settings, __: Choice, patience: float) -> str:
+        waited.append(patience)
+        return "thrice"
+
+    monkeypatch.setattr(nodeconfig, "_asked", asked)
+    found, _ = nodeconfig.start(Settings(node_name="n1", state_dir=tmp_path / "state"), choice)
+    assert (waited, found.node_label, found.config_file) == ([seconds], "thrice", tmp_path / "thrice")
 
 
 @pytest.mark.parametrize(

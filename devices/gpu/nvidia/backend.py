@@ -132,8 +132,8 @@ class NvidiaBackend:
 
     def readings(self) -> Sequence[Reading]:
         """Read the gauges of the GPUs that answer and aren't released. Blocks: belongs in a thread, and never raises."""
-        scan, down = self._scan, self._down
-        if scan is None or down is not None:
+        scan = self._scan
+        if scan is None:
             return ()
         from devices.gpu.nvidia import telemetry  # noqa: PLC0415 - who wants no gauges needn't pay for it
 

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from devices.gpu.model import GPU
-from devices.gpu.nvidia.nvml import Nvml, NvmlError, SessionError
+from devices.gpu.nvidia.nvml import Nvml, NvmlError
 from devices.gpu.nvidia.watch import Guests
 from devices.telemetry import Reading
 
@@ -52,8 +52,6 @@ def _board(nvml: Nvml, board: GPU, parts: Iterable[GPU]) -> Iterator[Reading]:
     for part in parts:
         try:
             used, free = nvml.memory_of(board.uuid, int(part.place.rpartition(":")[2]), part.uuid)
-        except SessionError:
-            raise
         except (NvmlError, ValueError):
             continue
         yield Reading(
