@@ -56,13 +56,14 @@ resources:
 class Place:
     """A node's folders, and gateways on it."""
 
-    def __init__(self, folder: Path, server: ApiServer) -> None:
-        self.folder, self.server = folder, server
-        (folder / "dp").mkdir()
+    def __init__(self, folder: Path, server: ApiServer, plugins: str = "dp") -> None:
+        self.folder, self.server, self.plugins = folder, server, folder / plugins
         (folder / "plugins_registry").mkdir()
         self.profile = folder / "profile.yaml"
-        self.profile.write_text(PROFILE)
-        self.holds()
+        if not self.plugins.exists():  # There is no kubelet, which would have made it.
+            self.plugins.mkdir()
+            self.profile.write_text(PROFILE)
+            self.holds()
         server.put("/apis/resource.k8s.io", versions=[{"version": "v1"}])
         server.put("/api/v1/nodes/n1", metadata={"uid": "node-uid"}, status={"nodeInfo": {"kubeletVersion": "v1.37.1"}})
         server.put(f"{API}/resourceslices/other", spec={"driver": "x", "nodeName": "n2"})
@@ -77,7 +78,7 @@ class Place:
             "AllocResp": "",
         }
         found = {"PodDeviceEntries": [entry] if device_ids else [], "RegisteredDevices": {}}
-        (self.folder / "dp" / CHECKPOINT).write_bytes(msgspec.json.encode(found))
+        (self.plugins / CHECKPOINT).write_bytes(msgspec.json.encode(found))
 
     def claim(self, name: str, uid: str, device: str) -> ClaimName:
         result = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "n1", "device": device}
@@ -89,7 +90,7 @@ class Place:
     async def gateway(self, dra: str) -> AsyncIterator[Gateway]:
         policy = Policy(list_strategies=frozenset({ListStrategy.CDI_CRI if dra == "only" else ListStrategy.ENVVAR}))
         settings = Settings(
-            socket_dir=self.folder / "dp",
+            socket_dir=self.plugins,
             state_dir=self.folder / "state",
             policy=policy,
             dra=dra,
