@@ -1,7 +1,7 @@
-"""One bridged resource: who serves it, what was said of it last, and the calls that go through to it.
+"""One bridged resource: who serves it, and what was said of it last.
 
-The rule of what is announced meanwhile is ``shield``'s. Here is what runs: the streams that are read, the connection that is
-tried again, and the calls, which wait for a plugin that is away as long as the shield holds.
+The rule of what is announced meanwhile is ``shield``'s. Here is what runs: the streams that are read, and the connection that
+is tried again. The calls go through in ``calls``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final, cast
 
-import msgspec
 import structlog
 
 from adapters.registry import by_name
-from devices.model import ContainerAnswer, ContainerRequest, Fault, RefusedError
+from devices.model import ContainerAnswer
 from gateway.bridge import judge, shield
-from gateway.bridge.peer import PREPARE_TIME, AwayError, Peer, identity
+from gateway.bridge.peer import AwayError, Peer, identity
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from adapters.dialect import Dialect
-    from devices.model import Device, Options, PreferredRequest
+    from devices.model import Device, Options
     from gateway.bridge.memory import Api, Door
     from gateway.bridge.shield import Limits, Word
 
@@ -43,8 +42,6 @@ OLD_STREAMS: Final = 3
 """Earlier registrations whose streams are left open."""
 PROBE_EVERY: Final = 5.0
 """Seconds between two tries of a plugin that left a call unanswered."""
-MOST_ANSWERS: Final = 256
-"""Answers of a resource that are remembered, where an operator wants them repeated."""
 DEADLINE: Final = 30.0
 """Seconds for one Allocate, unless an operator says otherwise."""
 
@@ -86,6 +83,7 @@ class Bridged:
         self.is_lent = False
         """Whether its registration is another gateway's, so that only calls are made from here."""
         self._turn = asyncio.Lock()
+        """One Allocate at a time."""
         self._back = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._emptied: asyncio.TimerHandle | None = None
@@ -272,123 +270,6 @@ class Bridged:
             return False
         self.follow(peer)
         return True
-
-    # The calls.
-
-    async def allocate(self, request: ContainerRequest) -> ContainerAnswer:
-        """Let the plugin answer, in the order of the calls and one at a time: some look for *the* pod that is waiting.
-
-        Raises:
-            RefusedError: in the plugin's words; UNAVAILABLE where it is away for too long, DEADLINE_EXCEEDED where it hangs.
-        """
-        async with self._turn:
-            while True:
-                peer = self.peer
-                if peer is None:
-                    earlier = self.answers.get(frozenset(request.device_ids)) if self.repeats else None
-                    if earlier is not None:
-                        self.repeated += 1
-                        self._log.warning(
-                            "the plugin is away: an earlier answer is repeated", devices=len(request.device_ids)
-                        )
-                        return earlier
-                    await self._returned(shield.left(self.word, self.limits, time.monotonic()))
-                    continue
-                try:
-                    answer = await peer.allocate(request, self.deadline)
-                except AwayError as error:
-                    await self._let_down(peer, error)
-                    continue
-                self._note(request, answer)
-                return answer
-
-    async def prefer(self, request: PreferredRequest) -> tuple[str, ...]:
-        """Let the plugin choose; where it is away, the first ones that are available are as good as any.
-
-        Raises:
-            RefusedError: in the plugin's words.
-        """
-        if self.peer is not None:
-            try:
-                return await self.peer.prefer(request)
-            except AwayError as error:
-                self._log.warning("the plugin made no choice", reason=str(error))
-        must = request.must_include
-        rest = [one for one in request.available if one not in frozenset(must)]
-        return (*must, *rest[: max(0, request.size - len(must))])
-
-    async def prepare(self, device_ids: tuple[str, ...]) -> None:
-        """Let the plugin make devices ready. The kubelet tries again what is refused.
-
-        Raises:
-            RefusedError: as ``allocate``.
-        """
-        if not self.word.options.pre_start_required:
-            return
-        ends = time.monotonic() + PREPARE_TIME
-        while True:
-            if self.peer is None:
-                await self._returned(
-                    min(shield.left(self.word, self.limits, time.monotonic()), ends - time.monotonic())
-                )
-                continue
-            peer = self.peer
-            try:
-                await peer.prepare(device_ids, max(0.1, ends - time.monotonic()))
-            except AwayError as error:
-                await self._let_down(peer, error)
-            else:
-                return
-
-    async def _returned(self, seconds: float) -> None:
-        """Wait for the plugin.
-
-        Raises:
-            RefusedError: it didn't come back.
-        """
-        self._back.clear()
-        try:
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self._back.wait()
-        except TimeoutError:
-            raise RefusedError(
-                Fault.UNAVAILABLE,
-                f"expected the plugin of {self.resource} to be there, and it is away ({self.word.why or 'never heard of'}): look "
-                f"at its pod; with bridge.repeat for {self.resource} it would have been answered as before",
-            ) from None
-
-    async def _let_down(self, peer: Peer, error: AwayError) -> None:
-        """A call was left without an answer: the connection broke, or the plugin hangs. Returns where to try again is right.
-
-        Raises:
-            RefusedError: it hangs.
-        """
-        if error.hangs and await peer.answers():
-            raise RefusedError(
-                Fault.DEADLINE_EXCEEDED,
-                f"the plugin of {self.resource} lives, but {error}: look at its log, or give it longer (bridge.deadlines)",
-            )
-        if peer is not self.peer:  # Another registration came meanwhile.
-            return
-        if not error.hangs:
-            self.went(str(error))
-            return
-        self.went(f"it hangs: {error}", peer)
-        if not self.repeats:
-            raise RefusedError(
-                Fault.DEADLINE_EXCEEDED, f"the plugin of {self.resource} hangs: {error}; look at its pod, or end it"
-            )
-
-    def _note(self, request: ContainerRequest, answer: ContainerAnswer) -> None:
-        if not self.repeats or len(msgspec.json.encode(answer)) > judge.LONGEST_REPEATED:
-            return
-        asked = frozenset(request.device_ids)
-        before = self.answers.pop(asked, None)
-        self.answers[asked] = answer
-        while len(self.answers) > MOST_ANSWERS:
-            self.answers.popitem(last=False)
-        if before != answer:
-            self._changed()
 
     async def close(self) -> None:
         """Let go of the plugin."""

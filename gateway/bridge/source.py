@@ -16,34 +16,25 @@ from typing import Final
 
 import structlog
 
-from adapters.dialect import Dialect
 from devices.model import (
     ContainerAnswer,
     ContainerRequest,
-    Fault,
-    Options,
     PreferredRequest,
-    RefusedError,
     Sayable,
 )
 from devices.policy import Policy
 from devices.source import Behind, Facts, Fate, Hindrance, Inventory, unclaimed
 from gateway.bridge import judge, memory, shield
-from gateway.bridge.door import LOOK_EVERY, REGISTRY, Doors
-from gateway.bridge.memory import Door
-from gateway.bridge.peer import AwayError, identity
-from gateway.bridge.plugin import DEADLINE, Bridged
+from gateway.bridge.admission import Admission
+from gateway.bridge.calls import Answering
+from gateway.bridge.door import LOOK_EVERY, Doors
+from gateway.bridge.plugin import DEADLINE
 from gateway.bridge.recall import answers_of, recalled, remembered
-from gateway.wires.log import Seldom
 
 SAVE_WITHIN: Final = 1.0
 """Seconds between two writes of what is remembered."""
 FIRST_CALLS: Final = 2.0
 """Seconds that remembered plugins get to answer before the doors open, which makes every plugin register anew."""
-RIVAL_GOES: Final = 1.0
-"""Seconds that a plugin's stream is given to end before another plugin for its resource is refused."""
-MOST_REGISTERS = 600
-"""Registers of one resource in a minute."""
 
 _log = structlog.get_logger()
 
@@ -63,23 +54,22 @@ class Bridge:
     def __init__(
         self, folder: Path, state_dir: Path, policy: Policy, taken: Callable[[str], bool] = lambda _: False
     ) -> None:
-        self._doors = Doors(folder, self)
-        self._state_dir, self._taken = state_dir, taken
-        self.plugins: dict[str, Bridged] = {}
+        self._state_dir = state_dir
+        self.plugins: dict[str, Answering] = {}
         """By the name that the plugin registered."""
+        self._admission = Admission(self.plugins, self._bridged, lambda resource: taken(self._shown(resource)))
+        self._doors = Doors(folder, self._admission)
         self._lent: dict[str, memory.Plugin] = {}
         """What another gateway remembers, where it has the folder."""
         self._news = asyncio.Event()
         self._unsaved = asyncio.Event()
         self._hinders = ""
-        self._seldom = Seldom(times=MOST_REGISTERS)
-        self._closing: asyncio.Future[None] | None = None
         self.adopt(policy)
 
     @property
     def counted(self) -> Collection[str]:
         """The names by which Registers are counted."""
-        return self._seldom.kinds
+        return self._admission.counted
 
     @property
     def is_open(self) -> bool:
@@ -132,7 +122,7 @@ class Bridge:
     def _shown(self, resource: str) -> str:
         return self._policy.bridging.renames.get(resource, resource)
 
-    def _of(self, shown: str) -> Bridged | None:
+    def _of(self, shown: str) -> Answering | None:
         if shown in self.plugins and self._shown(shown) == shown:
             return self.plugins[shown]
         return next((one for name, one in self.plugins.items() if self._shown(name) == shown), None)
@@ -219,117 +209,20 @@ class Bridge:
         self._news.set()
         self._unsaved.set()
 
-    def _bridged(self, resource: str) -> Bridged:
-        one = Bridged(resource, self._changed, self._limits, self._total)
+    def _bridged(self, resource: str) -> Answering:
+        one = Answering(resource, self._changed, self._limits, self._total)
         self._settle(one)
         return one
 
     def _total(self) -> int:
         return sum(len(one.word.devices or ()) for one in self.plugins.values())
 
-    def _settle(self, one: Bridged) -> None:
+    def _settle(self, one: Answering) -> None:
         bridging = self._policy.bridging
         one.limits = self._limits
         one.repeats = any(fnmatchcase(one.resource, pattern) for pattern in bridging.repeat)
         found = (seconds for pattern, seconds in bridging.deadlines if fnmatchcase(one.resource, pattern))
         one.deadline = next(found, DEADLINE)
-
-    # Registering (a ``door.Host``).
-
-    async def register(self, path: Path, dialect: Dialect, resource: str, options: Options, door: Door) -> None:
-        """Take a plugin, or say why not.
-
-        Raises:
-            RefusedError: see there.
-        """
-        if problem := judge.resource_error(resource, self._policy.bridging.allow):
-            raise RefusedError(Fault.INVALID_ARGUMENT, problem)
-        if self._seldom.tell(resource if resource in self.plugins else "") is None:
-            raise RefusedError(
-                Fault.RESOURCE_EXHAUSTED,
-                f"expected at most {MOST_REGISTERS} Registers of {resource} in a minute: register once for each kubelet.sock",
-            )
-        self._require_socket(path, resource)
-        before = self.plugins.get(resource)
-        if before is not None and before.peer is not None:
-            if door == REGISTRY and before.path == path and before.peer.identity == identity(path):
-                return  # Found again, after a restart of the bridge: its stream is open.
-            await self._require_no_rival(before, path, resource)
-        if self._taken(self._shown(resource)):
-            raise RefusedError(
-                Fault.ALREADY_EXISTS,
-                f"{resource} is offered by this gateway itself: give one of them another name (bridge.rename), or end the plugin",
-            )
-        self._require_room(resource)
-        one = self.plugins.get(resource) or self._bridged(resource)
-        peer = one.registration(path, dialect, options)
-        try:
-            await peer.dial()
-            await peer.ask_options()
-        except AwayError as error:
-            raise RefusedError(
-                Fault.UNAVAILABLE, f"failed to dial device plugin: {error}: serve the socket before registering it"
-            ) from error
-        except asyncio.CancelledError:
-            await peer.close()
-            raise
-        one = self.plugins.setdefault(resource, one)
-        one.door = door
-        one.follow(peer)
-        _log.info("a plugin registered", resource=resource, endpoint=path.name, api=dialect.name, door=door)
-
-    def _require_socket(self, path: Path, resource: str) -> None:
-        """Refuse what is no plugin's own socket."""
-        found = identity(path)
-        if found is None:
-            raise RefusedError(
-                Fault.INVALID_ARGUMENT,
-                f"expected a socket at {path.parent.name}/{path.name}, and there is none (links aren't followed): bind it there "
-                "before registering it",
-            )
-        for name, one in self.plugins.items():
-            if name != resource and one.peer is not None and one.path == path and one.peer.identity == found:
-                raise RefusedError(
-                    Fault.ALREADY_EXISTS,
-                    f"expected a socket of {resource}'s own, got {path.name}, which serves {name}: bind one for each resource",
-                )
-
-    async def _require_no_rival(self, before: Bridged, path: Path, resource: str) -> None:
-        """Refuse a second plugin while the first lives. A plugin that serves anew, under the same name or after its end, is none."""
-        peer = before.peer
-        if peer is None or peer.path == path:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RIVAL_GOES):
-                await peer.ended.wait()
-        if peer is before.peer and not peer.ended.is_set() and await peer.answers():
-            raise RefusedError(
-                Fault.ALREADY_EXISTS,
-                f"{resource} is offered by the plugin on {peer.path.name}, which lives: end that one first, or give one of them "
-                "another resource name",
-            )
-
-    def _require_room(self, resource: str) -> None:
-        """Refuse one more resource where there are too many; one that went makes room if it has nothing announced."""
-        if resource in self.plugins or len(self.plugins) < judge.MOST_PLUGINS:
-            return
-        now = time.monotonic()
-        idle = next(
-            (
-                name
-                for name, one in self.plugins.items()
-                if one.peer is None
-                and (not one.word.devices or shield.cover(one.word, one.limits, now) is shield.Cover.WITHDRAWN)
-            ),
-            None,
-        )
-        if idle is None:
-            raise RefusedError(
-                Fault.RESOURCE_EXHAUSTED,
-                f"expected at most {judge.MOST_PLUGINS} resources behind the bridge: end a plugin",
-            )
-        gone = self.plugins.pop(idle)
-        self._closing = asyncio.ensure_future(gone.close())
 
     # The calls.
 
@@ -345,7 +238,7 @@ class Bridge:
         """Let the plugin make its devices ready."""
         await self._asked_of(resource).prepare(device_ids)
 
-    def _asked_of(self, resource: str) -> Bridged:
+    def _asked_of(self, resource: str) -> Answering:
         one = self._of(resource)
         if one is None:
             raise unclaimed(resource)
@@ -395,7 +288,7 @@ class Bridge:
 
     def adopt(self, policy: Policy) -> None:
         """Go by what an operator decides now."""
-        self._policy = policy
+        self._policy, self._admission.allow = policy, policy.bridging.allow
         self._limits = shield.Limits(policy.bridge_grace, policy.bridge_withdraw)
         for one in self.plugins.values():
             self._settle(one)

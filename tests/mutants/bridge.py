@@ -25,6 +25,8 @@ _PEER = "gateway/bridge/peer.py"
 _SHIELD = "gateway/bridge/shield.py"
 _JUDGE = "gateway/bridge/judge.py"
 _SOURCE = "gateway/bridge/source.py"
+_ADMISSION = "gateway/bridge/admission.py"
+_CALLS = "gateway/bridge/calls.py"
 _DOOR = "gateway/bridge/door.py"
 _T = "tests/unit/test_bridge.py"
 _R = "tests/unit/test_bridge_refusals.py"
@@ -114,7 +116,7 @@ MUTANTS = (
     Mutant(
         "B5",
         "an Allocate of a plugin that is away fails",
-        _PLUGIN,
+        _CALLS,
         "                    await self._returned(shield.left(self.word, self.limits, time.monotonic()))\n",
         "                    await self._returned(0)\n",
         f"{_T}::test_while_a_plugin_is_away_its_devices_stay_and_allocate_waits",
@@ -138,7 +140,7 @@ MUTANTS = (
     Mutant(
         "B6",
         "Allocates overtake each other",
-        _PLUGIN,
+        _CALLS,
         "        async with self._turn:\n            while True:\n                peer = self.peer\n",
         "        if True:\n            while True:\n                peer = self.peer\n",
         f"{_T}::test_allocates_reach_a_plugin_one_at_a_time_and_in_order",
@@ -202,15 +204,15 @@ MUTANTS = (
     Mutant(
         "B7",
         "any number of Registers",
-        _SOURCE,
-        '        if self._seldom.tell(resource if resource in self.plugins else "") is None:\n',
+        _ADMISSION,
+        '        if self._seldom.tell(resource if resource in self._plugins else "") is None:\n',
         "        if False:\n",
         f"{_R}::test_registers_without_end_are_refused",
     ),
     Mutant(
         "B8",
         "the newest plugin wins",
-        _SOURCE,
+        _ADMISSION,
         "            await self._require_no_rival(before, path, resource)\n",
         "            pass\n",
         f"{_R}::test_a_register_is_refused_by_name",
@@ -218,7 +220,7 @@ MUTANTS = (
     Mutant(
         "B8",
         "a socket may serve two",
-        _SOURCE,
+        _ADMISSION,
         "one.path == path and one.peer.identity == found:",
         "False:",
         f"{_R}::test_a_register_is_refused_by_name",
@@ -226,8 +228,8 @@ MUTANTS = (
     Mutant(
         "B8",
         "the gateway's own resource can be had",
-        _SOURCE,
-        "        if self._taken(self._shown(resource)):\n",
+        _ADMISSION,
+        "        if self._taken(resource):\n",
         "        if False:\n",
         f"{_R}::test_a_register_is_refused_by_name",
     ),
@@ -282,7 +284,7 @@ MUTANTS = (
     Mutant(
         "B11",
         "one that is slow is away",
-        _PLUGIN,
+        _CALLS,
         "        if error.hangs and await peer.answers():\n",
         "        if False:\n",
         f"{_T}::test_a_plugin_that_is_slow_but_lives_is_not_away",
@@ -338,7 +340,7 @@ MUTANTS = (
     Mutant(
         "B7",
         "large answers are remembered",
-        _PLUGIN,
+        _CALLS,
         " or len(msgspec.json.encode(answer)) > judge.LONGEST_REPEATED",
         "",
         f"{_T}::test_a_large_answer_is_not_remembered",
@@ -354,8 +356,8 @@ MUTANTS = (
     Mutant(
         "B7",
         "each name of a flood is counted by itself",
-        _SOURCE,
-        'resource if resource in self.plugins else ""',
+        _ADMISSION,
+        'resource if resource in self._plugins else ""',
         "resource",
         f"{_R}::test_names_without_end_are_counted_together",
     ),

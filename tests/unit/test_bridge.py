@@ -327,7 +327,7 @@ async def test_one_that_never_registers_again_is_called_by_its_name(
 
 
 async def test_few_answers_are_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.bridge.plugin.MOST_ANSWERS", 1)
+    monkeypatch.setattr("gateway.bridge.calls.MOST_ANSWERS", 1)
     async with bridged(folder, bridging=Bridging(repeat=("*",))) as bridge, plugin(folder):
         await bridge.lists("a", "b")
         for one in ("a", "b"):

@@ -84,7 +84,7 @@ async def test_a_register_is_refused_by_name(
     version: str | None,
     words: str,
 ) -> None:
-    monkeypatch.setattr("gateway.bridge.source.RIVAL_GOES", 0.05)
+    monkeypatch.setattr("gateway.bridge.admission.RIVAL_GOES", 0.05)
     monkeypatch.setattr("gateway.bridge.peer.DIAL_TIME", 0.1)
     bridging = Bridging(
         allow=("*vendor.example/*", "other.example/*", "nic", "", "kubernetes.io/*", "requests.*", "ours.*")
@@ -108,7 +108,7 @@ async def test_what_is_no_register_is_refused(folder: Path) -> None:
 
 
 async def test_registers_without_end_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.bridge.source.MOST_REGISTERS", 20)
+    monkeypatch.setattr("gateway.bridge.admission.MOST_REGISTERS", 20)
     async with beside(folder) as (bridge, _), plugin(folder) as bad:
         for _ in range(20):
             await bad.register()
@@ -118,7 +118,7 @@ async def test_registers_without_end_are_refused(folder: Path, monkeypatch: pyte
 
 
 async def test_names_without_end_are_counted_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.bridge.source.MOST_REGISTERS", 20)
+    monkeypatch.setattr("gateway.bridge.admission.MOST_REGISTERS", 20)
     async with beside(folder) as (bridge, good):
         for number in range(20):
             with pytest.raises(grpc.aio.AioRpcError, match=r"there is none|in a minute"):

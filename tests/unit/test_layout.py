@@ -21,8 +21,6 @@ UNFINISHED: Final = frozenset(
     {
         "gateway/daemon.py",
         "gateway/registration/serve.py",
-        "class Bridged of gateway/bridge/plugin.py",
-        "class Bridge of gateway/bridge/source.py",
         "class Gateway of gateway/daemon.py",
         "class Resource of gateway/registration/serve.py",
     }

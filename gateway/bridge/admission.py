@@ -1,0 +1,151 @@
+"""Which plugins are taken: a Register is judged by what is there already, and answered in words that a plugin's author can use."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from devices.model import Fault, RefusedError
+from gateway.bridge import judge, shield
+from gateway.bridge.door import REGISTRY
+from gateway.bridge.peer import AwayError, identity
+from gateway.wires.log import Seldom
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, MutableMapping, Sequence
+    from pathlib import Path
+
+    from adapters.dialect import Dialect
+    from devices.model import Options
+    from gateway.bridge.calls import Answering
+    from gateway.bridge.memory import Door
+
+RIVAL_GOES: Final = 1.0
+"""Seconds that a plugin's stream is given to end before another plugin for its resource is refused."""
+MOST_REGISTERS = 600
+"""Registers of one resource in a minute."""
+
+_log = structlog.get_logger()
+
+
+class Admission:
+    """Takes plugins, or says why not (a ``door.Host``).
+
+    Args:
+        plugins: those that are known, by the name that they registered; who is taken is put there.
+        made: makes what a resource is bridged by.
+        taken: whether another source of this gateway has what a plugin calls so.
+    """
+
+    def __init__(
+        self, plugins: MutableMapping[str, Answering], made: Callable[[str], Answering], taken: Callable[[str], bool]
+    ) -> None:
+        self._plugins, self._made, self._taken = plugins, made, taken
+        self.allow: Sequence[str] = ()
+        """The names that an operator lets in though another device plugin has them usually."""
+        self._seldom = Seldom(times=MOST_REGISTERS)
+        self._closing: asyncio.Future[None] | None = None
+
+    @property
+    def counted(self) -> Collection[str]:
+        """The names by which Registers are counted."""
+        return self._seldom.kinds
+
+    async def register(self, path: Path, dialect: Dialect, resource: str, options: Options, door: Door) -> None:
+        """Take a plugin, or say why not.
+
+        Raises:
+            RefusedError: see there.
+        """
+        if problem := judge.resource_error(resource, self.allow):
+            raise RefusedError(Fault.INVALID_ARGUMENT, problem)
+        if self._seldom.tell(resource if resource in self._plugins else "") is None:
+            raise RefusedError(
+                Fault.RESOURCE_EXHAUSTED,
+                f"expected at most {MOST_REGISTERS} Registers of {resource} in a minute: register once for each kubelet.sock",
+            )
+        self._require_socket(path, resource)
+        before = self._plugins.get(resource)
+        if before is not None and before.peer is not None:
+            if door == REGISTRY and before.path == path and before.peer.identity == identity(path):
+                return  # Found again, after a restart of the bridge: its stream is open.
+            await self._require_no_rival(before, path, resource)
+        if self._taken(resource):
+            raise RefusedError(
+                Fault.ALREADY_EXISTS,
+                f"{resource} is offered by this gateway itself: give one of them another name (bridge.rename), or end the plugin",
+            )
+        self._require_room(resource)
+        one = self._plugins.get(resource) or self._made(resource)
+        peer = one.registration(path, dialect, options)
+        try:
+            await peer.dial()
+            await peer.ask_options()
+        except AwayError as error:
+            raise RefusedError(
+                Fault.UNAVAILABLE, f"failed to dial device plugin: {error}: serve the socket before registering it"
+            ) from error
+        except asyncio.CancelledError:
+            await peer.close()
+            raise
+        one = self._plugins.setdefault(resource, one)
+        one.door = door
+        one.follow(peer)
+        _log.info("a plugin registered", resource=resource, endpoint=path.name, api=dialect.name, door=door)
+
+    def _require_socket(self, path: Path, resource: str) -> None:
+        """Refuse what is no plugin's own socket."""
+        found = identity(path)
+        if found is None:
+            raise RefusedError(
+                Fault.INVALID_ARGUMENT,
+                f"expected a socket at {path.parent.name}/{path.name}, and there is none (links aren't followed): bind it there "
+                "before registering it",
+            )
+        for name, one in self._plugins.items():
+            if name != resource and one.peer is not None and one.path == path and one.peer.identity == found:
+                raise RefusedError(
+                    Fault.ALREADY_EXISTS,
+                    f"expected a socket of {resource}'s own, got {path.name}, which serves {name}: bind one for each resource",
+                )
+
+    async def _require_no_rival(self, before: Answering, path: Path, resource: str) -> None:
+        """Refuse a second plugin while the first lives. A plugin that serves anew, under the same name or after its end, is none."""
+        peer = before.peer
+        if peer is None or peer.path == path:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RIVAL_GOES):
+                await peer.ended.wait()
+        if peer is before.peer and not peer.ended.is_set() and await peer.answers():
+            raise RefusedError(
+                Fault.ALREADY_EXISTS,
+                f"{resource} is offered by the plugin on {peer.path.name}, which lives: end that one first, or give one of them "
+                "another resource name",
+            )
+
+    def _require_room(self, resource: str) -> None:
+        """Refuse one more resource where there are too many; one that went makes room if it has nothing announced."""
+        if resource in self._plugins or len(self._plugins) < judge.MOST_PLUGINS:
+            return
+        now = time.monotonic()
+        idle = next(
+            (
+                name
+                for name, one in self._plugins.items()
+                if one.peer is None
+                and (not one.word.devices or shield.cover(one.word, one.limits, now) is shield.Cover.WITHDRAWN)
+            ),
+            None,
+        )
+        if idle is None:
+            raise RefusedError(
+                Fault.RESOURCE_EXHAUSTED,
+                f"expected at most {judge.MOST_PLUGINS} resources behind the bridge: end a plugin",
+            )
+        gone = self._plugins.pop(idle)
+        self._closing = asyncio.ensure_future(gone.close())
