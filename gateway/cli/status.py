@@ -61,7 +61,7 @@ _COLOURS: Final = {
 
 
 @dataclass(slots=True)
-class Look:
+class Answers:
     """One look at a node: the documents that came, as they came and as they are read, and who did not answer."""
 
     raw: list[dict[str, Any]] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Look:
     silent: dict[str, str] = field(default_factory=dict)
 
 
-async def look(state_dir: Path) -> Look:
+async def look(state_dir: Path) -> Answers:
     """Ask every gateway of ``state_dir``, all at once.
 
     Raises:
@@ -77,7 +77,7 @@ async def look(state_dir: Path) -> Look:
     """
     paths = control.sockets(state_dir)
     asked = (control.ask(path, {"op": "status"}, _ANSWER_WITHIN) for path in paths)
-    found = Look()
+    found = Answers()
     for path, answer in zip(paths, await asyncio.gather(*asked, return_exceptions=True), strict=True):
         match answer:
             case control.ControlError():
@@ -135,7 +135,7 @@ def status(*, state_dir: Path, as_json: bool, watch: bool, check: bool) -> None:
             click.echo()
 
 
-def _check(found: Look) -> NoReturn:
+def _check(found: Answers) -> NoReturn:
     """Say in a line for each resource that isn't served that it isn't; SystemExit says the same."""
     if not found.read:
         click.echo("no gateway answers")
@@ -149,12 +149,12 @@ def _check(found: Look) -> NoReturn:
     sys.exit(1 if lacking else 0)
 
 
-def _json(found: Look, indent: int) -> str:
+def _json(found: Answers, indent: int) -> str:
     document = msgspec.json.encode({"gateways": found.raw, "silent": found.silent})
     return escaped((msgspec.json.format(document, indent=indent) if indent else document).decode())
 
 
-def _show(found: Look, state_dir: Path, *, again: bool) -> None:
+def _show(found: Answers, state_dir: Path, *, again: bool) -> None:
     """Print for a person; again and again, where it is a terminal, on the same place."""
     screen = shutil.get_terminal_size()
     lines = list(render(found, state_dir, min(max(screen.columns, _NARROWEST), _WIDEST)))
@@ -172,7 +172,7 @@ def _is_live() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def render(found: Look, state_dir: Path, width: int) -> Iterator[str]:
+def render(found: Answers, state_dir: Path, width: int) -> Iterator[str]:
     """Write what was found, in lines of about ``width`` columns; with colours, which ``click.echo`` drops elsewhere."""
     page = _Page(width)
     if not found.read and not found.silent:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gateway.kubelet.drift import Finding
     from gateway.kubernetes.client import Client
     from gateway.kubernetes.node import Node, OwnNode
-    from gateway.kubernetes.ready import Standing, Verdict
+    from gateway.kubernetes.ready import NodeResource, Verdict
     from gateway.registration.registrar import Plugin
 
 LOOK: Final = 2.0
@@ -166,10 +166,10 @@ class Keeper:
         self._unready_since = self._unready_since or now
         return not was or now - self._unready_since >= PATIENCE
 
-    def _standings(self) -> Iterator[Standing]:
+    def _standings(self) -> Iterator[NodeResource]:
         for plugin in self._gateway.plugins:
             entries = plugin.entries
-            yield ready.Standing(
+            yield ready.NodeResource(
                 plugin.resource.name,
                 len(entries),
                 sum(entry.device.health is Health.HEALTHY for entry in entries.values()),

@@ -29,7 +29,7 @@ _QUANTITY: Final = re.compile(r"(\d{1,15})(k|M)?", re.ASCII)
 _FACTORS: Final = {None: 1, "k": 1000, "M": 1_000_000}
 
 
-class Standing(Struct, frozen=True):
+class NodeResource(Struct, frozen=True):
     """Where a resource stands: its devices, how many of them are healthy, and the way to the kubelet.
 
     ``elsewhere``: another gateway on the node serves it. ``served``: the kubelet's stream is open. ``lacking``: the kubelet's
@@ -57,7 +57,7 @@ class Verdict(Struct, frozen=True):
         return self.reason == READY
 
 
-def judge(resources: Sequence[Standing], node: Node, *, hindrance: str = "", was: bool) -> Verdict:
+def judge(resources: Sequence[NodeResource], node: Node, *, hindrance: str = "", was: bool) -> Verdict:
     """Decide, at one moment.
 
     Args:
@@ -132,7 +132,7 @@ def untaint(node: Node, key: str) -> Sequence[Mapping[str, Any]]:
     return patch
 
 
-def _each(resources: Sequence[Standing], words: str) -> str:
+def _each(resources: Sequence[NodeResource], words: str) -> str:
     if not words:
         return ", ".join(f"{one.name} ({one.healthy})" for one in resources)
     return "; ".join(f"{one.name}: {words}" for one in resources)

@@ -96,9 +96,9 @@ def look(gateway: Judged) -> readiness.Verdict:
     )
 
 
-def _standing(plugin: Plugin, gateway: Judged, now: float) -> readiness.Standing:
+def _standing(plugin: Plugin, gateway: Judged, now: float) -> readiness.ResourceStanding:
     own, other = gateway.age, plugin.standing_by_for
-    return readiness.Standing(
+    return readiness.ResourceStanding(
         name=plugin.resource.name,
         devices=len(plugin.entries),
         phase=plugin.state.phase,

@@ -31,7 +31,7 @@ _MOST_LINES: Final = 32
 _LONGEST: Final = 400
 
 
-class Standing(Struct, frozen=True, kw_only=True):
+class ResourceStanding(Struct, frozen=True, kw_only=True):
     """Where one resource stands. Times are ages in seconds, and mean what ``kubelet_s`` of ``judge`` does."""
 
     name: str
@@ -66,7 +66,7 @@ class Verdict(Struct, frozen=True):
 
 
 def judge(
-    resources: Sequence[Standing],
+    resources: Sequence[ResourceStanding],
     *,
     begun: bool,
     kubelet_s: float | None,
@@ -127,7 +127,7 @@ def judge_drivers(
     return Verdict((kubelet_s is None or done) and not held_up, tuple(_bounded(lines or ["no devices"])))
 
 
-def _resource(it: Standing, kubelet_s: float | None) -> tuple[bool, str]:
+def _resource(it: ResourceStanding, kubelet_s: float | None) -> tuple[bool, str]:
     # Or an update would end the one that serves, for one that can't.
     if it.to_take_over and it.devices and kubelet_s is not None:
         words = f"not taken over from {it.standing_by_for}, which is older"

@@ -28,7 +28,7 @@ AWAY = replace(LIVE, state="shielded", since=NOW - 5, reason="it ended its strea
     ],
 )
 def test_a_person_reads_the_chain(behind: Behind, name: str, words: str) -> None:
-    look = cli.Look(read=[document(node(replace(TROUBLED, name=name, behind=behind)))], silent={})
+    look = cli.Answers(read=[document(node(replace(TROUBLED, name=name, behind=behind)))], silent={})
     text = " ".join(click.unstyle("\n".join(cli.render(look, Path("/state"), 96))).split())
     assert words in text
 

@@ -44,7 +44,7 @@ def call(folder: Path, *arguments: str, color: bool = False) -> Result:
 
 
 def seen(*documents: Status, width: int = 96, silent: Mapping[str, str] | None = None) -> str:
-    look = cli.Look(read=list(documents), silent=dict(silent or {}))
+    look = cli.Answers(read=list(documents), silent=dict(silent or {}))
     return click.unstyle("\n".join(cli.render(look, STATE_DIR, width)))
 
 
@@ -318,7 +318,7 @@ def test_colours_are_for_terminals(folder: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("field", ["name", "phase", "trouble", "api"])
 def test_what_others_wrote_does_not_steer_the_terminal(field: str) -> None:
     evil = msgspec.structs.replace(FULL.resources[1], **{field: "a\x1b[2Jb\rc\u202ed"})
-    text = "\n".join(cli.render(cli.Look(read=[msgspec.structs.replace(FULL, resources=(evil,))]), STATE_DIR, 96))
+    text = "\n".join(cli.render(cli.Answers(read=[msgspec.structs.replace(FULL, resources=(evil,))]), STATE_DIR, 96))
     assert "[2Jb" in text
     assert "\x1b[2J" not in text
     assert "\r" not in text

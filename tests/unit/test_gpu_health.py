@@ -17,9 +17,9 @@ from devices.gpu.nvidia.health import (
     QUIET_S,
     Check,
     Checks,
+    Condition,
     Event,
-    Health,
-    Look,
+    Looked,
     event,
     judged,
     looked,
@@ -37,41 +37,41 @@ CHECKS = Checks.of()
 LOSS = Trouble("gone", Kind.RESET_REQUIRED)
 
 
-def seen(at: float, **of_g: object) -> Callable[[Health], Health]:
+def seen(at: float, **of_g: object) -> Callable[[Condition], Condition]:
     """A look at G (as given) and at H, which is well."""
-    return scanned(at, {G: Look(at, **of_g), H: Look(at)})  # type: ignore[arg-type]  # a row's fields of Look
+    return scanned(at, {G: Looked(at, **of_g), H: Looked(at)})  # type: ignore[arg-type]  # a row's fields of Looked
 
 
 def scanned(
     at: float,
-    looks: dict[str, Look],
+    looks: dict[str, Looked],
     *,
     recovery: Recovery = Recovery.SAFE,
     reloaded: float | None = None,
     released: str = "",
-) -> Callable[[Health], Health]:
+) -> Callable[[Condition], Condition]:
     released_ones = {released} - {""}
     return lambda health: looked(health, looks, CHECKS, recovery, now=at, reloaded=reloaded, released=released_ones)
 
 
 def xid(
     number: int, at: float, uuid: str = G, gi: int | None = None, ci: int | None = None
-) -> Callable[[Health], Health]:
+) -> Callable[[Condition], Condition]:
     return lambda health: event(health, Event(uuid, number, gi, ci), CHECKS, at)
 
 
-def ecc(at: float) -> Callable[[Health], Health]:
+def ecc(at: float) -> Callable[[Condition], Condition]:
     return lambda health: event(health, Event(G, None), CHECKS, at)
 
 
-def after(*steps: Callable[[Health], Health]) -> Health:
-    health = Health()
+def after(*steps: Callable[[Condition], Condition]) -> Condition:
+    health = Condition()
     for step in steps:
         health = step(health)
     return health
 
 
-def kinds(health: Health, *uuids: str) -> list[Kind | None]:
+def kinds(health: Condition, *uuids: str) -> list[Kind | None]:
     troubles = [health.trouble(uuid) for uuid in uuids or (G,)]
     return [None if one is None else one.kind for one in troubles]
 
@@ -192,7 +192,7 @@ WITH_PARTS = seen(1, partitions=PARTS)
         "a double bit error",
     ],
 )
-def test_whom_an_error_marks(happened: Callable[[Health], Health], ill: set[str]) -> None:
+def test_whom_an_error_marks(happened: Callable[[Condition], Condition], ill: set[str]) -> None:
     assert after(WITH_PARTS, happened).ills.keys() == ill
 
 
@@ -220,8 +220,8 @@ def test_the_worst_counts() -> None:
             Kind.RESET_REQUIRED,
             set(),
         ),
-        ((seen(1), xid(79, 2), scanned(3, {H: Look(3)}), seen(4)), None, {G}),
-        ((seen(1), xid(79, 2), scanned(3, {H: Look(3)}, released=G), seen(4)), Kind.RESET_REQUIRED, set()),
+        ((seen(1), xid(79, 2), scanned(3, {H: Looked(3)}), seen(4)), None, {G}),
+        ((seen(1), xid(79, 2), scanned(3, {H: Looked(3)}, released=G), seen(4)), Kind.RESET_REQUIRED, set()),
         ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=0)), None, {G}),
         ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=None)), Kind.RESET_REQUIRED, set()),
         ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=2)), Kind.RESET_REQUIRED, set()),
@@ -231,9 +231,9 @@ def test_the_worst_counts() -> None:
         ((seen(1), seen(3, action=1), xid(79, 3.5), seen(4, action=0)), Kind.RESET_REQUIRED, set()),
         ((seen(1), xid(999, 2), seen(3, action=1), seen(4, action=0)), None, {G}),
         ((seen(1), ecc(2), seen(3, action=4), seen(4, action=0)), None, {G}),
-        ((seen(1), xid(79, 2), scanned(4, {G: Look(4), H: Look(4)}, reloaded=3)), None, {G, H}),
-        ((seen(1), xid(79, 3.5), scanned(4, {G: Look(4), H: Look(4)}, reloaded=3)), Kind.RESET_REQUIRED, {H}),
-        ((seen(1), xid(79, 3.5), seen(3.7), scanned(5, {G: Look(5), H: Look(5)}, reloaded=3)), None, {G, H}),
+        ((seen(1), xid(79, 2), scanned(4, {G: Looked(4), H: Looked(4)}, reloaded=3)), None, {G, H}),
+        ((seen(1), xid(79, 3.5), scanned(4, {G: Looked(4), H: Looked(4)}, reloaded=3)), Kind.RESET_REQUIRED, {H}),
+        ((seen(1), xid(79, 3.5), seen(3.7), scanned(5, {G: Looked(5), H: Looked(5)}, reloaded=3)), None, {G, H}),
         ((seen(1), xid(79, 2), seen(3, action=1), xid(94, 3.5), seen(4, action=0)), Kind.RESTART_APP, {G}),
         ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=0), xid(79, 5)), Kind.RESET_REQUIRED, set()),
         ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=0), xid(94, 5)), Kind.RESTART_APP, set()),
@@ -265,7 +265,7 @@ def test_the_worst_counts() -> None:
     ],
 )
 def test_what_a_reset_ends(
-    steps: tuple[Callable[[Health], Health], ...], left: Kind | None, recovered: set[str]
+    steps: tuple[Callable[[Condition], Condition], ...], left: Kind | None, recovered: set[str]
 ) -> None:
     health = after(*steps)
     assert kinds(health) == [left]
@@ -311,8 +311,8 @@ def test_a_state_is_a_trouble_as_long_as_it_lasts(of_g: dict[str, object], kind:
 
 def test_where_all_checks_are_disabled_only_what_can_not_be_reached_is_ill() -> None:
     none = Checks.of("all")
-    bad = Look(2, action=1, remap_failed=True, remap_pending=True)
-    health = looked(after(seen(1)), {G: bad, H: Look(2, failed=LOSS)}, none, Recovery.SAFE, now=2)
+    bad = Looked(2, action=1, remap_failed=True, remap_pending=True)
+    health = looked(after(seen(1)), {G: bad, H: Looked(2, failed=LOSS)}, none, Recovery.SAFE, now=2)
     health = event(event(health, Event(G, 79), none, 3), Event(G, None), none, 3)
     assert kinds(health, G, H) == [None, Kind.RESET_REQUIRED]
 
@@ -334,13 +334,13 @@ def test_the_same_error_again_begins_the_quiet_anew() -> None:
 @pytest.mark.parametrize(
     "then",
     [
-        scanned(4, {G: Look(4, action=0, remap_pending=False)}, recovery=Recovery.OFF),
-        scanned(4, {G: Look(4)}, recovery=Recovery.OFF, reloaded=3.5),
+        scanned(4, {G: Looked(4, action=0, remap_pending=False)}, recovery=Recovery.OFF),
+        scanned(4, {G: Looked(4)}, recovery=Recovery.OFF, reloaded=3.5),
         lambda health: rested(health, 1e6, Recovery.OFF),
     ],
     ids=["a reset", "a new load of the driver", "time"],
 )
-def test_nothing_recovers_by_itself_where_that_is_off(then: Callable[[Health], Health]) -> None:
+def test_nothing_recovers_by_itself_where_that_is_off(then: Callable[[Condition], Condition]) -> None:
     before = after(seen(1), xid(94, 2), xid(79, 2), seen(3, action=1, failed=None))
     health = then(before)
     assert health.ills[G] == before.ills[G]
@@ -357,7 +357,7 @@ def test_an_operators_word_ends_what_is_known(asked: list[str], recovery: Recove
     assert kinds(well, G, M) == [None, None]
     assert well.recovered >= {G, M, N}
     assert (well.trouble(H) is None) is (not asked)
-    shown = looked(well, {G: Look(4, partitions=PARTS, action=1), H: Look(4)}, CHECKS, recovery, now=4)
+    shown = looked(well, {G: Looked(4, partitions=PARTS, action=1), H: Looked(4)}, CHECKS, recovery, now=4)
     assert shown.trouble(G) is not None
     assert G not in shown.recovered
 
@@ -379,7 +379,7 @@ def test_a_storm_of_different_errors_stays_small() -> None:
 
 
 def test_gpus_that_went_are_forgotten_in_the_end() -> None:
-    health = Health()
+    health = Condition()
     for number in range(600):
-        health = scanned(number, {f"GPU-{number}": Look(number)})(health)
+        health = scanned(number, {f"GPU-{number}": Looked(number)})(health)
     assert len(health.looks) <= 257

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from devices.gpu import naming
 from devices.gpu.model import GPU
 from devices.gpu.naming import NamingError
-from devices.gpu.sharing import Offer, could_be, listing, offered
+from devices.gpu.sharing import Offered, could_be, listing, offered
 from devices.gpu.simulated.backend import VENDORS
 from devices.model import Device, Health, Kind, Options, Trouble
 from devices.policy import Globbed, MigStrategy, Naming, Policy, Portion, Slices
@@ -226,7 +226,7 @@ def test_an_instance_is_meant_by_its_place() -> None:
 
 
 def test_without_gpus_a_resource_keeps_its_name() -> None:
-    assert offered({NVIDIA: []}, portions(Portion(("0",), 2, "x.io/s"))) == {NVIDIA: Offer({})}
+    assert offered({NVIDIA: []}, portions(Portion(("0",), 2, "x.io/s"))) == {NVIDIA: Offered({})}
 
 
 @pytest.mark.parametrize(
@@ -265,8 +265,8 @@ GPUS = (
 )
 
 
-def shown(*gpus: GPU, replicas: int = 0) -> Offer:
-    return Offer({gpu.uuid: gpu for gpu in gpus}, replicas)
+def shown(*gpus: GPU, replicas: int = 0) -> Offered:
+    return Offered({gpu.uuid: gpu for gpu in gpus}, replicas)
 
 
 def test_gpus_on_the_list() -> None:

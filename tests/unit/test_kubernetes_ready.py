@@ -14,13 +14,13 @@ from gateway.kubelet.drift import Finding, Kind
 from gateway.kubernetes import events, ready
 from gateway.kubernetes.events import News, Queue
 from gateway.kubernetes.node import Condition, Metadata, Node, Spec, Status, Taint
-from gateway.kubernetes.ready import CONDITION, Standing, judge
+from gateway.kubernetes.ready import CONDITION, NodeResource, judge
 
 GPU, OTHER = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 
 
-def standing(name: str = GPU, devices: int = 4, healthy: int = 4, **more: bool) -> Standing:
-    return Standing(name, devices, healthy, **{"served": True, "looked": True, **more})
+def standing(name: str = GPU, devices: int = 4, healthy: int = 4, **more: bool) -> NodeResource:
+    return NodeResource(name, devices, healthy, **{"served": True, "looked": True, **more})
 
 
 def node(allocatable: Mapping[str, str] | None = None, *conditions: Condition, taints: Sequence[Taint] = ()) -> Node:
@@ -51,7 +51,9 @@ def node(allocatable: Mapping[str, str] | None = None, *conditions: Condition, t
         ([standing(served=False, elsewhere=True)], {}, "NotAllocatable"),
     ],
 )
-def test_a_node_is_ready_when_all_of_it_is(resources: list[Standing], allocatable: dict[str, str], reason: str) -> None:
+def test_a_node_is_ready_when_all_of_it_is(
+    resources: list[NodeResource], allocatable: dict[str, str], reason: str
+) -> None:
     verdict = judge(resources, node(allocatable), was=False)
     assert (verdict.reason, verdict.ready) == (reason, reason == "Ready")
 

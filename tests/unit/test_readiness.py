@@ -10,15 +10,15 @@ from devices.source import Hindrance
 from gateway.registration.events import Phase
 from gateway.tally import Check
 from gateway.telling import readiness
-from gateway.telling.readiness import HOST_SERVICE, PATIENCE, Standing, judge
+from gateway.telling.readiness import HOST_SERVICE, PATIENCE, ResourceStanding, judge
 
 GPU = "nvidia.com/gpu"
 LONG = PATIENCE + 1
 
 
-def standing(phase: Phase, checked: Check | None = Check.HELD, **facts: object) -> Standing:
+def standing(phase: Phase, checked: Check | None = Check.HELD, **facts: object) -> ResourceStanding:
     fields: dict[str, object] = {"name": GPU, "devices": 8, "stream_s": LONG, "unserved_s": LONG} | facts
-    return Standing(phase=phase, checked=checked, **fields)  # type: ignore[arg-type]  # the fields' types are theirs
+    return ResourceStanding(phase=phase, checked=checked, **fields)  # type: ignore[arg-type]  # the fields' types are theirs
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def standing(phase: Phase, checked: Check | None = Check.HELD, **facts: object) 
         ),
     ],
 )
-def test_a_resource(it: Standing, kubelet_s: float | None, ready: bool, words: str) -> None:
+def test_a_resource(it: ResourceStanding, kubelet_s: float | None, ready: bool, words: str) -> None:
     verdict = judge([it], begun=True, kubelet_s=kubelet_s)
     assert verdict.ready is ready
     assert words in verdict.text

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU
 from devices.gpu.nvidia import health
-from devices.gpu.nvidia.health import Checks, Health
+from devices.gpu.nvidia.health import Checks, Condition
 from devices.gpu.nvidia.kernel import Node
 from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml
 from devices.gpu.nvidia.scan import Let, Scan
@@ -72,7 +72,7 @@ class NvidiaBackend:
         self._checks = _checks(policy)
         self._node = Node(sys, proc, dev)
         self._library = library
-        self._health = Health()
+        self._health = Condition()
         self._scan: Scan | None = None
         self._down: Down | None = None
         self._defect: Exception | None = None

@@ -181,7 +181,7 @@ class Event(Struct, frozen=True):
     compute_instance: int | None = None
 
 
-class Look(Struct, frozen=True):
+class Looked(Struct, frozen=True):
     """What a look found of one physical GPU, at ``at`` (monotonic seconds, when it began).
 
     ``failed`` says why it could not be looked at, if so, and then nothing else counts; ``lost`` that it won't answer any
@@ -207,14 +207,14 @@ class Ill(Struct, frozen=True):
     xid: int | None = None
 
 
-class Health(Struct, frozen=True):
+class Condition(Struct, frozen=True):
     """What is wrong on a node: ``ills`` by UUID (of a GPU or a partition) and cause, and the last look at each GPU.
 
     ``recovered`` are UUIDs that were reset since they fell ill, until they do again.
     """
 
     ills: Mapping[str, Mapping[str, Ill]] = field(default_factory=dict)
-    looks: Mapping[str, Look] = field(default_factory=dict)
+    looks: Mapping[str, Looked] = field(default_factory=dict)
     recovered: frozenset[str] = frozenset()
 
     def trouble(self, *uuids: str) -> Trouble | None:
@@ -224,7 +224,7 @@ class Health(Struct, frozen=True):
         return None if worst is None else worst.trouble
 
 
-def event(health: Health, happened: Event, checks: Checks, now: float) -> Health:
+def event(health: Condition, happened: Event, checks: Checks, now: float) -> Condition:
     """Take in an error: on a partition where the driver names one that is known, else on the whole GPU.
 
     An Xid that names only a GPU instance is one of all its compute instances. What is an application's changes nothing.
@@ -251,15 +251,15 @@ def event(health: Health, happened: Event, checks: Checks, now: float) -> Health
 
 
 def looked(
-    health: Health,
-    looks: Mapping[str, Look],
+    health: Condition,
+    looks: Mapping[str, Looked],
     checks: Checks,
     recovery: Recovery,
     *,
     now: float,
     reloaded: float | None = None,
     released: Collection[str] = (),
-) -> Health:
+) -> Condition:
     """Take in a look, begun at ``now``, at all GPUs (by UUID) but those ``released``: any other that isn't in it is gone.
 
     What only a reset ends has ended where this look shows that there was one since the look before: everything that was
@@ -269,7 +269,7 @@ def looked(
     """
     ills: dict[str, Mapping[str, Ill]] = dict(health.ills)
     recovered = set(health.recovered)
-    every: dict[str, Look] = {}
+    every: dict[str, Looked] = {}
     gone = [uuid for uuid in health.looks if uuid not in looks and uuid not in released][-_MOST_GONE:]
     for uuid, last in health.looks.items():
         if uuid in released:
@@ -294,14 +294,14 @@ def looked(
         if any(ill.trouble.kind is not Kind.APPLICATION and ill.at >= look.at for ill in ills[uuid].values()):
             recovered -= both
     there = every.keys() | {one for look in every.values() for one in look.partitions.values()}
-    return Health(
+    return Condition(
         ills={uuid: causes for uuid, causes in ills.items() if causes and uuid in there},
         looks=every,
         recovered=frozenset(recovered & there),
     )
 
 
-def rested(health: Health, now: float, recovery: Recovery) -> Health:
+def rested(health: Condition, now: float, recovery: Recovery) -> Condition:
     """Let go of errors that only wanted their application restarted, and are ``QUIET_S`` old."""
     if recovery is Recovery.OFF:
         return health
@@ -312,7 +312,7 @@ def rested(health: Health, now: float, recovery: Recovery) -> Health:
     return replace(health, ills={uuid: causes for uuid, causes in ills.items() if causes})
 
 
-def rests_at(health: Health, recovery: Recovery) -> float | None:
+def rests_at(health: Condition, recovery: Recovery) -> float | None:
     """When ``rested`` will next change something (monotonic seconds); None: never."""
     if recovery is Recovery.OFF:
         return None
@@ -320,7 +320,7 @@ def rests_at(health: Health, recovery: Recovery) -> float | None:
     return min(ends, default=None)
 
 
-def rejudged(health: Health, checks: Checks) -> Health:
+def rejudged(health: Condition, checks: Checks) -> Condition:
     """Judge the errors that are known by other settings: what counts no longer has recovered, by the operator's word."""
     ills: dict[str, Mapping[str, Ill]] = {}
     recovered = set(health.recovered)
@@ -338,7 +338,7 @@ def rejudged(health: Health, checks: Checks) -> Health:
     return replace(health, ills=ills, recovered=frozenset(recovered))
 
 
-def vouched(health: Health, uuids: Collection[str]) -> Health:
+def vouched(health: Condition, uuids: Collection[str]) -> Condition:
     """Take an operator's word that these GPUs (none means all) are well: what was known of them, and of all on them, is over.
 
     What the next look shows of it comes back. For what ends by nothing else: older drivers don't tell that a GPU was reset.
@@ -353,7 +353,7 @@ def _rests(ill: Ill) -> bool:
     return ill.xid is not None and ill.trouble.kind is Kind.RESTART_APP
 
 
-def _was_reset(before: Look, look: Look) -> bool:
+def _was_reset(before: Looked, look: Looked) -> bool:
     wanted = _ACTIONS.get(before.action or 0, ("", Kind.UNKNOWN))[1]
     return (
         before.lost
@@ -362,7 +362,7 @@ def _was_reset(before: Look, look: Look) -> bool:
     )
 
 
-def _states(causes: Mapping[str, Ill], look: Look, checks: Checks, recovery: Recovery) -> Mapping[str, Ill]:
+def _states(causes: Mapping[str, Ill], look: Looked, checks: Checks, recovery: Recovery) -> Mapping[str, Ill]:
     """Take in what a look found besides errors. A state that ended is over, unless nothing may recover by itself."""
     states: dict[str, Trouble | None] = {"unreachable": look.failed}
     if look.failed is None:

@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from devices.gpu.model import GPU, Link, Way
-from devices.gpu.nvidia.health import Look
+from devices.gpu.nvidia.health import Looked
 from devices.gpu.nvidia.kernel import Node
 from devices.gpu.nvidia.nvml import Board, Instance, LostError, Nvml, NvmlError, SessionError
 from devices.model import Kind, Trouble
@@ -37,7 +37,7 @@ class Scan(Struct, frozen=True):
 
     at: float
     gpus: tuple[GPU, ...]
-    looks: Mapping[str, Look]
+    looks: Mapping[str, Looked]
     let: frozenset[str]
     driver: str
     control_nodes: tuple[str, ...]
@@ -105,7 +105,7 @@ class Scanner:
             elif isinstance(error, NvmlError):
                 self.tell_once(f"index {index}", _UNSEEN, error)
         known: dict[str, tuple[GPU, ...]] = {}
-        looks: dict[str, Look] = {}
+        looks: dict[str, Looked] = {}
         for uuid, (index, unseen) in sorted(found.items(), key=lambda item: item[1][0]):
             self._busy.on(uuid)
             try:
@@ -119,7 +119,7 @@ class Scanner:
                 self.tell_once(uuid, _UNSEEN, failure)
                 if uuid in self._known:  # else there is nothing to show
                     known[uuid] = self._known[uuid]
-                    looks[uuid] = Look(at, *_failed(failure))
+                    looks[uuid] = Looked(at, *_failed(failure))
         self._link(session)
         known = {u: (replace(g, links=self._links(session, g, known)), *rest) for u, (g, *rest) in known.items()}
         self._known = {uuid: gpus for uuid, gpus in self._known.items() if uuid in let.uuids} | known
@@ -170,7 +170,7 @@ class Scanner:
         there = [uuid for uuid in missing if self._known[uuid][0].index == index]
         return there[0] if there else missing[0] if len(missing) == 1 else ""
 
-    def _look_at(self, session: Session, uuid: str, index: int, at: float) -> tuple[tuple[GPU, ...], Look]:
+    def _look_at(self, session: Session, uuid: str, index: int, at: float) -> tuple[tuple[GPU, ...], Looked]:
         board = session.boards.get(uuid)
         if board is None:
             board = self._nvml.board(uuid)
@@ -191,7 +191,7 @@ class Scanner:
             memory=board.memory,
             traits=board.traits,
         )
-        look = Look(
+        look = Looked(
             at=at,
             partitions={(one.gpu_instance, one.compute_instance): one.uuid for one in instances},
             remap_pending=vitals.remap_pending,
