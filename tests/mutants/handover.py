@@ -43,6 +43,14 @@ MUTANTS = (
         f"{_PAIR}::test_whoever_of_the_pair_dies_devices_stay",
     ),
     Mutant(
+        "S19",
+        "the one that serves ends first",
+        "gateway/pair/parent.py",
+        "key=lambda one: one.active)",
+        "key=lambda one: not one.active)",
+        f"{_PAIR}::test_whoever_of_the_pair_dies_devices_stay",
+    ),
+    Mutant(
         "S20",
         "it ends the next one, too",
         "gateway/pair/flight.py",

@@ -85,8 +85,8 @@ async def test_whoever_of_the_pair_dies_devices_stay() -> None:
             mark = process.seen
             os.kill(third, signal.SIGKILL)
             assert (await ready(process, mark))[0] == stands_by
-            assert (await kubelet.registers())[RESOURCE] == 2
             assert await process.terminate() == 0
+            assert (await kubelet.registers())[RESOURCE] == 2, "of a pair that ends nobody takes over"
             assert not any(made.socket_dir.glob("*-*.sock"))
 
 
