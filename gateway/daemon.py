@@ -1,6 +1,6 @@
 """The shell: carries out what the state machines decide, and owns every socket, timer and task while it does.
 
-It holds no rule of any kubelet version. For each resource name there is one ``plugin``; for the node one watch, one ledger,
+It holds no rule of any kubelet version. For each resource name there is one ``registrar.Resource``; for the node one watch, one ledger,
 one source.
 """
 
@@ -30,7 +30,7 @@ from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
 from gateway.registration import events
 from gateway.registration.events import Phase
-from gateway.registration.registrar import Plugin
+from gateway.registration.registrar import Resource
 from gateway.surroundings import Surroundings
 from gateway.tally import Tally
 from gateway.tasks import Tasks
@@ -97,11 +97,11 @@ class Gateway:
         """What the start waits for, and why; empty where it doesn't."""
         checkpoint = settings.socket_dir / CHECKPOINT
         self._tasks = Tasks(self._end, role.active if role is not None else None)
-        self._plugins: dict[str, Plugin] = {}
+        self._resources: dict[str, Resource] = {}
         self.presence = Presence(settings.socket_dir / KUBELET_SOCKET)
         self.beliefs = Beliefs(settings.pod_resources_socket, checkpoint, self._looked, self._forgotten)
         self.started = time.monotonic()
-        self.holdings = Holdings(self.ledger, self.scribe, self.beliefs, self.presence, self._plugins, self._tasks)
+        self.holdings = Holdings(self.ledger, self.scribe, self.beliefs, self.presence, self._resources, self._tasks)
         self.others = Peers(
             settings,
             self._instance,
@@ -109,7 +109,7 @@ class Gateway:
             self.beliefs,
             self.scribe,
             self.holdings,
-            self._plugins,
+            self._resources,
             lambda: self.lists,
             self._is_ending,
             self.tally,
@@ -137,8 +137,8 @@ class Gateway:
             self.presence,
             self.holdings,
             self.others,
-            self._plugins,
-            lambda name: Plugin(self.around, name, self.ledger.accepted),
+            self._resources,
+            lambda name: Resource(self.around, name, self.ledger.accepted),
             self._changed,
             self._sent,
             self._tasks,
@@ -150,7 +150,7 @@ class Gateway:
             settings,
             self._instance,
             self.presence,
-            self._plugins,
+            self._resources,
             self.lists.lock,
             kubelet_up=self._kubelet_up,
             peers_changed=self.others.look,
@@ -220,9 +220,9 @@ class Gateway:
         self.others.look()
         # It was left to another gateway, which went before this one asked for it; or another serves what is offered here
         # under another name.
-        if self.lists.unremembered() or any(plugin.standing_by_for is not None for plugin in self.plugins):
+        if self.lists.unremembered() or any(resource.standing_by_for is not None for resource in self.resources):
             await self._unless_ended(self.update())
-        self._tell_kubelet(self.plugins)
+        self._tell_kubelet(self.resources)
         notify.tell(notify.READY)
         if (seconds := notify.watchdog()) is not None:
             self._tasks.spawn("watchdog", notify.keep_alive(seconds))
@@ -234,7 +234,7 @@ class Gateway:
             backend=self.source.name,
             api=self.settings.api,
             socket_dir=str(self.settings.socket_dir),
-            resources={name: len(plugin.resource.devices) for name, plugin in self._plugins.items()},
+            resources={name: len(resource.plugin.devices) for name, resource in self._resources.items()},
         )
 
     async def _say_waiting(self, reason: str) -> None:
@@ -264,11 +264,11 @@ class Gateway:
         notify.tell(notify.STOPPING)
         if self.door is not None:
             await self.door.close()
-        for plugin in self._plugins.values():
-            plugin.feed(events.Stop())
+        for resource in self._resources.values():
+            resource.feed(events.Stop())
         await self._tasks.close()
         self.lists.close()
-        await asyncio.gather(*(plugin.close() for plugin in self._plugins.values()), self.beliefs.close())
+        await asyncio.gather(*(resource.close() for resource in self._resources.values()), self.beliefs.close())
         await self.others.handover.close()
         self.presence.close()
         await self._listeners.close_control()
@@ -295,12 +295,12 @@ class Gateway:
         if news and await self.others.handover.take_over(self.others.living() or ()):
             await asyncio.sleep(HANDED_OVER_WAIT)
         self.others.look_at_peers()
-        self._tell_kubelet([plugin for plugin in self._plugins.values() if plugin.state.kubelet is None])
+        self._tell_kubelet([resource for resource in self._resources.values() if resource.state.kubelet is None])
 
     def _looked(self, look: Look) -> None:
         """The kubelet's books were read."""
-        for plugin in self.plugins:
-            plugin.looked(look)
+        for resource in self.resources:
+            resource.looked(look)
         self.holdings.looked(look)
         self.lists.looked()
 
@@ -314,21 +314,21 @@ class Gateway:
         self.others.kubelet_up(kubelet)
         if self.begun:
             self.others.approach(kubelet)
-            self._tell_kubelet(self.plugins)
-        self.beliefs.restarted(name for name, plugin in self._plugins.items() if plugin.standing_by_for is None)
+            self._tell_kubelet(self.resources)
+        self.beliefs.restarted(name for name, resource in self._resources.items() if resource.standing_by_for is None)
         if first:
             self.holdings.recall(self.ledger.resources())
         tell = partial(_log.info, "kubelet found", socket=str(self.presence.socket))
         asyncio.get_running_loop().call_later(FOUND_IS_TOLD, tell)
 
-    def _tell_kubelet(self, plugins: Iterable[Plugin]) -> None:
-        """Tell plugins of the kubelet that was found last."""
+    def _tell_kubelet(self, resources: Iterable[Resource]) -> None:
+        """Tell resources of the kubelet that was found last."""
         if self.presence.kubelet is not None:
-            for plugin in plugins:
-                plugin.feed(events.KubeletUp(self.presence.kubelet))
+            for resource in resources:
+                resource.feed(events.KubeletUp(self.presence.kubelet))
 
     def _bound_anew(self) -> None:
-        self._tell_kubelet([plugin for plugin in self.plugins if plugin.state.phase is Phase.ABSENT])
+        self._tell_kubelet([resource for resource in self.resources if resource.state.phase is Phase.ABSENT])
 
     # For those who ask.
 
@@ -355,9 +355,9 @@ class Gateway:
         return self.others.begun
 
     @property
-    def plugins(self) -> Sequence[Plugin]:
-        """The plugins of all resources."""
-        return tuple(self._plugins.values())
+    def resources(self) -> Sequence[Resource]:
+        """All resources of this gateway."""
+        return tuple(self._resources.values())
 
     @property
     def age(self) -> Age:
@@ -381,7 +381,7 @@ def _door(gateway: Gateway) -> Door:
     from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
 
     memory = gateway.ledger, gateway.scribe, gateway.beliefs, gateway.holdings.held
-    inside = door.Inside(gateway.age, gateway.source, *memory, lambda: gateway.plugins)
+    inside = door.Inside(gateway.age, gateway.source, *memory, lambda: gateway.resources)
     try:
         return door.Door(gateway.settings, inside)
     except AccessError as error:

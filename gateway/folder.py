@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gateway.handover.instance import Instance
     from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.presence import Presence
-    from gateway.registration.registrar import Plugin
+    from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
 
 FOLDER_AGAIN, FOLDER_TOLD = 0.5, 60.0
@@ -38,7 +38,7 @@ class Folder:
         settings: where it is.
         own: this gateway's own place in it.
         presence: the kubelet that is there.
-        plugins: the resources whose sockets are in it, by name.
+        resources: those whose sockets are in it, by name.
         lock: held while sockets or lists change.
         kubelet_up: takes each kubelet that comes.
         peers_changed: called when a gateway came or went.
@@ -53,7 +53,7 @@ class Folder:
         settings: Settings,
         own: Instance,
         presence: Presence,
-        plugins: Mapping[str, Plugin],
+        resources: Mapping[str, Resource],
         lock: asyncio.Lock,
         *,
         kubelet_up: Callable[[KubeletId], None],
@@ -63,7 +63,7 @@ class Folder:
         end: Callable[[int], None],
         tasks: Tasks,
     ) -> None:
-        self._settings, self._instance, self._presence, self._plugins = settings, own, presence, plugins
+        self._settings, self._instance, self._presence, self._resources = settings, own, presence, resources
         self._lock, self._bound_anew, self._end, self._tasks = lock, bound_anew, end, tasks
         self._rebinding: asyncio.Task[None] | None = None
         self._kubelet_up, self._peers_changed, self._late = kubelet_up, peers_changed, late
@@ -94,8 +94,8 @@ class Folder:
 
     def _name_lost(self, name: str) -> None:
         if name.startswith(self._instance.token):  # What the kubelet does to its own files is nothing to us.
-            for plugin in self._plugins.values():
-                plugin.feed(events.NameLost(name))
+            for resource in self._resources.values():
+                resource.feed(events.NameLost(name))
         elif name == KUBELET_SOCKET:
             self._presence.check()
 
@@ -128,8 +128,8 @@ class Folder:
             self._instance.remove()
             try:
                 self._instance.create()
-                for plugin in self._plugins.values() if self._settings.dra == "off" else ():
-                    await plugin.bind()
+                for resource in self._resources.values() if self._settings.dra == "off" else ():
+                    await resource.bind()
                 self._instance.publish()
             except (OSError, RuntimeError) as error:  # It went again, or there is no descriptor left for it.
                 if not told:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gateway.memory.holdings import Holdings
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
-    from gateway.registration.registrar import Plugin
+    from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
 
 BIND_AGAIN = 5.0
@@ -81,7 +81,7 @@ class Lists:
         presence: whether a kubelet is there.
         holdings: what containers hold.
         others: the other gateways.
-        plugins: the resources of this gateway, by name; new ones are added here.
+        resources: the resources of this gateway, by name; new ones are added here.
         make: makes a resource of that name, bound to nothing yet.
         changed: called when lists have changed, or what is known of their holders.
         sent: awaited at the end of each update, with whether a resource is new.
@@ -99,8 +99,8 @@ class Lists:
         presence: Presence,
         holdings: Holdings,
         others: Others,
-        plugins: dict[str, Plugin],
-        make: Callable[[str], Plugin],
+        resources: dict[str, Resource],
+        make: Callable[[str], Resource],
         changed: Callable[[], None],
         sent: Callable[[bool], Awaitable[None]],
         tasks: Tasks,
@@ -108,7 +108,7 @@ class Lists:
     ) -> None:
         self._settings, self._source, self._ledger, self._scribe = settings, source, ledger, scribe
         self._beliefs, self._presence, self._holdings, self._others = beliefs, presence, holdings, others
-        self._plugins, self._make, self._changed, self._sent = plugins, make, changed, sent
+        self._resources, self._make, self._changed, self._sent = resources, make, changed, sent
         self._tasks, self._started = tasks, started
         self._owners = Owners(ledger, beliefs, source, holdings.held, others.elsewhere)
         self._claims: Sequence[Claim] = ()
@@ -134,7 +134,7 @@ class Lists:
             clock = merging.Clock(time.monotonic(), time.time(), self._started)
             known = self._ledger.resources()
             if self.only_remembered() and self._others.living():
-                known = tuple(name for name in known if name in self._plugins)
+                known = tuple(name for name in known if name in self._resources)
             listings: dict[str, Listing | None] = dict.fromkeys(known)
             if inventory is not None:
                 listings |= {name: listed(inventory, name) for name in (*known, *inventory)}
@@ -148,28 +148,28 @@ class Lists:
                 for name in sent:
                     self._ledger.announce(name, tuple(entry.device for entry in merged[name].entries))
                 await self._scribe.durable()
-            before = frozenset(self._plugins)
+            before = frozenset(self._resources)
             again = []
             for name in merged.keys() - before:
-                plugin = self._make(name)
+                resource = self._make(name)
                 if self._settings.dra != "off":  # Its devices are offered by DRA alone.
-                    self._plugins[name] = plugin
-                    plugin.feed(events.StandBy(None))
+                    self._resources[name] = resource
+                    resource.feed(events.StandBy(None))
                     continue
                 try:
-                    await plugin.bind()
+                    await resource.bind()
                 except (OSError, RuntimeError) as error:  # No descriptor is left, or the folder went: the others go on.
                     _log.error("can't be bound", resource=name, reason=str(error), retry_s=BIND_AGAIN)
                     again.append(time.monotonic() + BIND_AGAIN)
                     del merged[name]
                     sent.remove(name)
                 else:
-                    self._plugins[name] = plugin
+                    self._resources[name] = resource
             if self._given() != given:  # Somebody got a device meanwhile, by the lists of before.
                 merged = self._merge({name: listings[name] for name in merged}, clock)
-            shown = {name: self._plugins[name].entries for name in merged}
+            shown = {name: self._resources[name].entries for name in merged}
             for name, one in merged.items():
-                self._plugins[name].publish(listings[name], one.entries)
+                self._resources[name].publish(listings[name], one.entries)
             self._changed()
             try:
                 await asyncio.sleep(0)  # The streams come first: to note thousands of devices takes milliseconds.
@@ -178,17 +178,17 @@ class Lists:
                 if any(news):
                     self._tasks.background(self._scribe.durable())
                 for name in sent:
-                    changes.tell(name, shown[name], self._plugins[name].entries)
+                    changes.tell(name, shown[name], self._resources[name].entries)
                 for name in merged if self._settings.dra == "off" else ():
-                    self._beliefs.listed(name, self._plugins[name].resource.devices)
+                    self._beliefs.listed(name, self._resources[name].plugin.devices)
             self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
             self._look_for(claimed)
-            await self._sent(any(name not in before for name in self._plugins))
+            await self._sent(any(name not in before for name in self._resources))
 
     def _merge(self, listings: Mapping[str, Listing | None], clock: merging.Clock) -> dict[str, merging.Merged]:
         """Put what is remembered together with what is there, resource by resource; hardware that is held is given once."""
         known = {name: self._known(name, listing) for name, listing in listings.items()}
-        before = {name: self._plugins[name].entries if name in self._plugins else {} for name in listings}
+        before = {name: self._resources[name].entries if name in self._resources else {} for name in listings}
         grace, merged = self._settings.startup_grace, {}
         if self.inventory is None:
             self._claims = list(self._prepared())
@@ -227,7 +227,7 @@ class Lists:
         if last is not None and since is not None and last.at - since >= beliefs.AFTER_START:
             return claims
         found = {(claim.resource, claim.device_id) for claim in claims}
-        served = {plugin.resource.name for plugin in self._plugins.values() if plugin.resource.streaming}
+        served = {resource.name for resource in self._resources.values() if resource.plugin.streaming}
         kept = [
             claim
             for claim in self._claims
@@ -240,9 +240,9 @@ class Lists:
 
     def _given_out(self) -> Iterator[Device]:
         """Give the devices that the kubelet may give to a pod because of our lists."""
-        for plugin in self._plugins.values():
-            if plugin.resource.streaming:
-                yield from (device for device in plugin.resource.devices if device.health is Health.HEALTHY)
+        for resource in self._resources.values():
+            if resource.plugin.streaming:
+                yield from (device for device in resource.plugin.devices if device.health is Health.HEALTHY)
 
     def _known(self, name: str, listing: Listing | None) -> merging.Known:
         announced = self._ledger.announced(name)
@@ -263,7 +263,7 @@ class Lists:
 
     def _given(self) -> int:
         """Count the containers that were given devices."""
-        return sum(plugin.resource.given for plugin in self._plugins.values())
+        return sum(resource.plugin.given for resource in self._resources.values())
 
     def _claimed(self) -> frozenset[tuple[str, str]]:
         return frozenset((claim.resource, claim.device_id) for claim in self._claims)
@@ -294,12 +294,12 @@ class Lists:
 
     def unremembered(self) -> bool:
         """Whether something is about to be sent that the ledger doesn't know."""
-        plugins = (self._plugins[name] for name in self._others.to_be_sent(self._plugins))
-        return any(one.entries.keys() - self._ledger.announced(one.resource.name).keys() for one in plugins)
+        resources = (self._resources[name] for name in self._others.to_be_sent(self._resources))
+        return any(one.entries.keys() - self._ledger.announced(one.name).keys() for one in resources)
 
     def only_remembered(self) -> Collection[str]:
         """Return the resources that the ledger knows and nobody here serves."""
-        return set(self._ledger.resources()) - self._plugins.keys()
+        return set(self._ledger.resources()) - self._resources.keys()
 
     def left(self) -> list[str]:
         """Name the resources that are left to another gateway until their source has told of its devices."""
@@ -310,13 +310,13 @@ class Lists:
 
     def looked(self) -> None:
         """Take note that the kubelet's books were read: what waited for that goes on."""
-        waiting = bool(self._claims and self._plugins) or any(
+        waiting = bool(self._claims and self._resources) or any(
             entry.state in _WAITING or (entry.beneath is not None and entry.beneath.state in _WAITING)
-            for plugin in self._plugins.values()
-            for entry in plugin.entries.values()
+            for resource in self._resources.values()
+            for entry in resource.entries.values()
         )
         if not waiting and self.inventory is not None:  # What was offered until now by books of before, or by none.
-            waiting = bool(self._heeded(self._owners.of_others(_offered(self.inventory)), self._plugins))
+            waiting = bool(self._heeded(self._owners.of_others(_offered(self.inventory)), self._resources))
         self._changed()
         if waiting:
             if self.only_remembered():  # What another gateway remembers may be over, too.

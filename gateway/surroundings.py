@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gateway.memory.holdings import Holdings, Memory
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
-    from gateway.registration.registrar import Plugin
+    from gateway.registration.registrar import Resource
     from gateway.tally import Tally
 
 
@@ -72,14 +72,14 @@ class Surroundings:
         if self._ledger.accept(dialect):
             self._scribe.soon()
 
-    def stood(self, plugin: Plugin) -> None:
-        """Take note that a plugin's registration may stand elsewhere now."""
-        if plugin.state.phase is Phase.ABSENT:
+    def stood(self, resource: Resource) -> None:
+        """Take note that a resource's registration may stand elsewhere now."""
+        if resource.state.phase is Phase.ABSENT:
             self._presence.check()
-        elif plugin.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
+        elif resource.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
             self._presence.found(anew=False)
-        self._pool.served(served=all(one.unserved_since is None for one in self._others.plugins))
-        self._others.stood(plugin)
+        self._pool.served(served=all(one.unserved_since is None for one in self._others.resources))
+        self._others.stood(resource)
 
     def look_within(self, seconds: float) -> None:
         """Look into the kubelet's books ``seconds`` from now at the latest."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Beliefs
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
-    from gateway.registration.registrar import Plugin
+    from gateway.registration.registrar import Resource
 
 MANAGER: Final = "device-plugin-gateway"
 OVERLAP: Final = 33
@@ -76,7 +76,7 @@ class _Node(Struct):
 class Inside(Struct, frozen=True):
     """What the door needs of the gateway.
 
-    ``beliefs`` are the kubelet's records, ``held`` what containers hold of a resource by them (None: nobody knows), ``plugins``
+    ``beliefs`` are the kubelet's records, ``held`` what containers hold of a resource by them (None: nobody knows), ``resources``
     gives the lists of all devices, as the device plugin API would show them.
     """
 
@@ -86,7 +86,7 @@ class Inside(Struct, frozen=True):
     scribe: Scribe
     beliefs: Beliefs
     held: Callable[[str], frozenset[str] | None]
-    plugins: Callable[[], Sequence[Plugin]]
+    resources: Callable[[], Sequence[Resource]]
 
 
 class Door:
@@ -135,7 +135,7 @@ class Door:
     def update(self) -> None:
         """Look anew at what there is to offer."""
         inside = self._inside
-        listed = {plugin.resource.name: plugin.entries.values() for plugin in inside.plugins()}
+        listed = {resource.name: resource.entries.values() for resource in inside.resources()}
         taken, names = {name: self._records.taken(name) for name in listed}, self._settings.dra_drivers
         self._unknown = frozenset(offer.driver_of(name, names) for name, one in taken.items() if one is None)
         found, withheld = offer.offers(listed, inside.source.facts, taken.__getitem__, names, pcie_root)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gateway.kubelet.identity import KubeletId
     from gateway.kubelet.presence import Presence
-    from gateway.registration.registrar import Plugin
+    from gateway.registration.registrar import Resource
 
 PEERS_AGAIN = 0.5
 """Seconds between two looks whether another gateway still is there."""
@@ -35,7 +35,7 @@ class Ability:
     Args:
         api: the choice of APIs (``--api``).
         presence: the kubelet that is there.
-        plugins: the resources of this gateway, by name.
+        resources: the resources of this gateway, by name.
         living: gives the other living gateways; None where that can't be told.
         changed: takes each resource of which more is known now.
     """
@@ -44,11 +44,11 @@ class Ability:
         self,
         api: str,
         presence: Presence,
-        plugins: Mapping[str, Plugin],
+        resources: Mapping[str, Resource],
         living: Callable[[], object],
         changed: Callable[[str], None],
     ) -> None:
-        self._api, self._presence, self._plugins = api, presence, plugins
+        self._api, self._presence, self._resources = api, presence, resources
         self._living, self._changed = living, changed
         self._speaks: tuple[KubeletId, str | None] | None = None
         """Which kubelet said that it speaks which of our dialects (None: none), where it was asked."""
@@ -59,15 +59,15 @@ class Ability:
         while self._living() and (reason := await self._unable()):
             if reason != told:
                 _log.warning("waiting: another gateway serves, and this one could not", reason=reason)
-                for plugin in self._plugins.values():
-                    plugin.trouble = f"another gateway serves, and this one could not: {reason}"
+                for resource in self._resources.values():
+                    resource.trouble = f"another gateway serves, and this one could not: {reason}"
             told, seen, ends = reason, self._presence.kubelet, time.monotonic() + wait
             while time.monotonic() < ends and self._presence.kubelet == seen and self._living():  # noqa: ASYNC110 - who goes tells nobody
                 await asyncio.sleep(PEERS_AGAIN)
             wait = min(2 * wait, PROBE_AGAIN)
         if told:
-            for plugin in self._plugins.values():
-                plugin.trouble = ""
+            for resource in self._resources.values():
+                resource.trouble = ""
 
     async def _unable(self) -> str:
         """Say why no resource of this gateway could be served by the kubelet that runs; empty where one could, or none runs."""
@@ -75,7 +75,7 @@ class Ability:
             return ""
         if reason := await self.probe():
             return reason
-        unfit = [self.unfit(plugin) for plugin in self._plugins.values()]
+        unfit = [self.unfit(resource) for resource in self._resources.values()]
         return "" if None in unfit else next((reason for reason in unfit if reason), "")
 
     async def probe(self) -> str:
@@ -88,17 +88,17 @@ class Ability:
             return f"expected the kubelet to answer a Register within {PROBE_TIME:g} s: {found.says}"
         if found.api is not None:  # Of what it says else, nobody knows what it means: a Register will show.
             self._speaks = (kubelet, found.api if found.api in CHOICES[self._api] else None)
-        for name in self._plugins:
+        for name in self._resources:
             self._changed(name)
         return ""
 
-    def unfit(self, plugin: Plugin) -> str | None:
+    def unfit(self, resource: Resource) -> str | None:
         """Say why a resource could not be served by the kubelet that runs; None where it could, as far as that is known."""
-        if not plugin.entries:
+        if not resource.entries:
             return "it has no devices"
         if self._speaks is None or self._speaks[0] != kubelet_id(self._presence.socket):
             return None
         api = self._speaks[1]
         if api is None:
             return f"this kubelet speaks none of the APIs that --api {self._api} allows: use --api auto"
-        return plugin.resource.too_large(by_name(api))
+        return resource.plugin.too_large(by_name(api))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gateway.kubelet.presence import Presence
     from gateway.memory.holdings import Holdings
     from gateway.memory.scribe import Scribe
-    from gateway.registration.registrar import Plugin
+    from gateway.registration.registrar import Resource
     from gateway.tally import Tally
     from gateway.tasks import Tasks
 
@@ -80,7 +80,7 @@ class Peers:
         beliefs: its records.
         scribe: reads what the others wrote into the state file.
         holdings: what containers hold.
-        plugins: the resources of this gateway, by name.
+        resources: the resources of this gateway, by name.
         lists: gives their lists, which depend on the others, too.
         ending: whether this gateway is about to end.
         tally: counts handovers.
@@ -95,19 +95,19 @@ class Peers:
         beliefs: Beliefs,
         scribe: Scribe,
         holdings: Holdings,
-        plugins: Mapping[str, Plugin],
+        resources: Mapping[str, Resource],
         lists: Callable[[], Lists],
         ending: Callable[[], bool],
         tally: Tally,
         tasks: Tasks,
     ) -> None:
         self._settings, self._instance, self._presence, self._beliefs = settings, own, presence, beliefs
-        self._scribe, self._holdings, self._plugins, self._lists = scribe, holdings, plugins, lists
+        self._scribe, self._holdings, self._resources, self._lists = scribe, holdings, resources, lists
         self._ending, self._tally, self._tasks = ending, tally, tasks
         self.begun = False
         """Whether this gateway is done with its start."""
         self.handover = Handover(own.age, settings.state_dir, self, tally.handover)
-        self.ability = Ability(settings.api, presence, plugins, self.living, self.handover.changed)
+        self.ability = Ability(settings.api, presence, resources, self.living, self.handover.changed)
         self.standby = Standby(
             self, settings.socket_dir, settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
         )
@@ -128,9 +128,9 @@ class Peers:
         return self._instance.age
 
     @property
-    def plugins(self) -> Sequence[Plugin]:
+    def resources(self) -> Sequence[Resource]:
         """The resources of this gateway."""
-        return tuple(self._plugins.values())
+        return tuple(self._resources.values())
 
     # Who is there, and serves what.
 
@@ -149,9 +149,9 @@ class Peers:
 
     def elsewhere(self, resource: str) -> bool:
         """Whether another gateway serves a resource."""
-        plugin = self._plugins.get(resource)
-        if plugin is not None and any(device.health is Health.HEALTHY for device in plugin.resource.devices):
-            return plugin.standing_by_for is not None or self.handover.defers_to(resource) is not None
+        one = self._resources.get(resource)
+        if one is not None and any(device.health is Health.HEALTHY for device in one.plugin.devices):
+            return one.standing_by_for is not None or self.handover.defers_to(resource) is not None
         return any(listens(folder / instance.socket_name(resource)) for folder in (self.living() or {}).values())
 
     def to_be_sent(self, names: Iterable[str]) -> list[str]:
@@ -162,7 +162,7 @@ class Peers:
         return [
             name
             for name in names
-            if not (name in self._plugins and self._plugins[name].standing_by_for)
+            if not (name in self._resources and self._resources[name].standing_by_for)
             and self.handover.defers_to(name) is None
             and not (peers and self._younger(name, peers))
         ]
@@ -181,17 +181,17 @@ class Peers:
             return
         self._yielding.clear()
         self._look_for_gone(peers)
-        for name, plugin in self._plugins.items():
+        for name, resource in self._resources.items():
             other = self.handover.defers_to(name) or self._served_by(name, peers)
             if other is not None:
-                if plugin.standing_by_for != other:
+                if resource.standing_by_for != other:
                     self.standby.began(name)
                     # It may offer, under this name too, what is offered here under others.
                     self._beliefs.look_within(0)
-                plugin.feed(events.StandBy(other))
-            elif plugin.state.phase is Phase.STANDBY and name not in self._resuming:
+                resource.feed(events.StandBy(other))
+            elif resource.state.phase is Phase.STANDBY and name not in self._resuming:
                 self._resuming.add(name)
-                self._tasks.background(self._resume(plugin))
+                self._tasks.background(self._resume(resource))
         if any(peer < self._instance.age for peer in peers):
             self._tasks.background(self._ask_elders(peers))
 
@@ -201,9 +201,9 @@ class Peers:
         Kubelets 1.12 to 1.22 leave our stream open when another gateway registers, and give out nothing when that one ends.
         """
         gone, self._silent = self._silent - set(peers), {age for age in peers if not self.handover.talks_to(age)}
-        for plugin in self._plugins.values() if gone else ():
-            if plugin.checked is Check.UNKNOWN and plugin.state.phase is Phase.SERVING:
-                plugin.feed(events.Renew("another gateway ended, and this kubelet doesn't tell whom it holds"))
+        for resource in self._resources.values() if gone else ():
+            if resource.checked is Check.UNKNOWN and resource.state.phase is Phase.SERVING:
+                resource.feed(events.Renew("another gateway ended, and this kubelet doesn't tell whom it holds"))
 
     def _served_by(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
         """Return the younger gateway, of those that can't be talked to, to which a resource must be left."""
@@ -224,7 +224,7 @@ class Peers:
             if not self.handover.decides(age, resource) and listens(folder / instance.socket_name(resource))
         ]
         if resource in self.doubts and self.kubelet_listens():
-            names, cuts = standby.names_in(self._settings.socket_dir), self._plugins[resource].cuts
+            names, cuts = standby.names_in(self._settings.socket_dir), self._resources[resource].cuts
             self.doubts[resource] = {
                 age: doubt
                 for age, doubt in self.doubts[resource].items()
@@ -232,13 +232,13 @@ class Peers:
             }
         return elder_should_wait(self._instance.age, offering, self.doubts.get(resource, {}))
 
-    def unserved(self, plugin: Plugin, other: Age) -> None:
+    def unserved(self, resource: Resource, other: Age) -> None:
         """Take a resource back that another gateway is to serve, and that the kubelet's records lack."""
-        name = plugin.resource.name
+        name = resource.name
         if self.handover.defers_to(name) is not None:
             self.handover.unserved(name)
             return
-        doubt = Doubt(plugin.cuts, standby.names_of(other, standby.names_in(self._settings.socket_dir)))
+        doubt = Doubt(resource.cuts, standby.names_of(other, standby.names_in(self._settings.socket_dir)))
         self.doubts.setdefault(name, {})[other] = doubt
         self._tally.handover("elder", Outcome.BACK.value)
         _log.warning(
@@ -249,9 +249,9 @@ class Peers:
         )
         self.look()
 
-    def talks(self, plugin: Plugin) -> bool:
+    def talks(self, resource: Resource) -> bool:
         """Tell whether the gateway that a resource stands by for talks to us."""
-        return self.handover.defers_to(plugin.resource.name) is not None
+        return self.handover.defers_to(resource.name) is not None
 
     async def _ask_elders(self, elders: Collection[Age]) -> None:
         await self.handover.take_over(elders)
@@ -266,17 +266,17 @@ class Peers:
         """Take note of a new kubelet: it knows nobody yet."""
         self.standby.kubelet_up(kubelet.mtime_ns)
         self.doubts = {
-            name: {age: Doubt(self._plugins[name].cuts, doubt.names) for age, doubt in doubts.items()}
+            name: {age: Doubt(self._resources[name].cuts, doubt.names) for age, doubt in doubts.items()}
             for name, doubts in self.doubts.items()
         }
         if self.handover.talks:
             asyncio.get_running_loop().call_later(PROBE_AFTER, lambda: self._tasks.background(self.ability.probe()))
 
-    def stood(self, plugin: Plugin) -> None:
+    def stood(self, resource: Resource) -> None:
         """Take note that a resource's registration may stand elsewhere now."""
-        name = plugin.resource.name
+        name = resource.name
         self.handover.changed(name)
-        if plugin.state.phase is Phase.WAITING and self.doubts.get(name):
+        if resource.state.phase is Phase.WAITING and self.doubts.get(name):
             self.look()
         if name in self._yielding and self.standing(name) is not Standing.BUSY:
             self.look()
@@ -285,8 +285,8 @@ class Peers:
 
     def approach(self, kubelet: KubeletId) -> None:
         """Begin to connect to a kubelet that is there."""
-        for plugin in self._plugins.values():
-            plugin.approach(kubelet)
+        for resource in self._resources.values():
+            resource.approach(kubelet)
 
     async def know_devices(self, first: asyncio.Event, backend: str) -> None:
         """Leave all to another gateway, as long as one is there, until the source has told of its devices once.
@@ -316,20 +316,20 @@ class Peers:
         self._holdings.recall(fresh=True)
         await asyncio.gather(self._lists().update(), asyncio.sleep(HANDED_OVER_WAIT if asked else 0))
 
-    async def _resume(self, plugin: Plugin) -> None:
+    async def _resume(self, resource: Resource) -> None:
         """Serve a resource again that another gateway served, with what that one remembered of it."""
         try:
-            plugin.feed(events.Ours())
+            resource.feed(events.Ours())
             await self._scribe.load()
-            self._holdings.recall([plugin.resource.name], fresh=True)
+            self._holdings.recall([resource.name], fresh=True)
             await self._lists().update()
         except Exception:  # noqa: BLE001 - nobody else serves it, and the list of before is better than none
             _log.exception("the lists could not be brought up to date: serving the last one", retry_s=UPDATE_AGAIN)
             self._lists().update_again([time.monotonic() + UPDATE_AGAIN])
         finally:
-            self._resuming.discard(plugin.resource.name)
-        if not plugin.standing_by_for:
-            plugin.feed(events.Resume())
+            self._resuming.discard(resource.name)
+        if not resource.standing_by_for:
+            resource.feed(events.Resume())
 
     async def _take_up(self) -> None:
         """Serve what only another gateway served, with what that one remembered of it and by what is held now."""
@@ -339,20 +339,20 @@ class Peers:
 
     # What the handover asks (a ``talk.Holder``).
 
-    def resources(self) -> Collection[str]:
+    def names(self) -> Collection[str]:
         """Return the resources of this gateway."""
-        return self._plugins.keys()
+        return self._resources.keys()
 
     def standing(self, resource: str) -> Standing:
         """Return where the registration of a resource stands."""
-        plugin = self._plugins[resource]
-        stands = standing(plugin.state.phase, streams=plugin.resource.streaming, refused=plugin.state.refused)
-        return Standing.OUT if stands is Standing.IDLE and self.ability.unfit(plugin) else stands
+        one = self._resources[resource]
+        stands = standing(one.state.phase, streams=one.plugin.streaming, refused=one.state.refused)
+        return Standing.OUT if stands is Standing.IDLE and self.ability.unfit(one) else stands
 
     def level(self, resource: str) -> Level | None:
         """Return the kubelets that fit the evidence of a resource's stream; None without one."""
-        plugin = self._plugins[resource]
-        return plugin.resource.level if plugin.resource.streaming else None
+        one = self._resources[resource]
+        return one.plugin.level if one.plugin.streaming else None
 
     def kubelet_listens(self) -> bool:
         """Tell whether a kubelet takes connections now."""
@@ -360,4 +360,4 @@ class Peers:
 
     def renew(self, resource: str) -> None:
         """Register a resource once more: the kubelet may hold another gateway's Register."""
-        self._plugins[resource].feed(events.Renew("another gateway registered at the same time"))
+        self._resources[resource].feed(events.Renew("another gateway registered at the same time"))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gateway.age import Age, Doubt
-    from gateway.registration.registrar import Plugin
+    from gateway.registration.registrar import Resource
 
 _MOST_NAMES: Final = 4096
 _log = structlog.get_logger()
@@ -36,7 +36,7 @@ class Own(Protocol):
     """The gateway that stands by."""
 
     @property
-    def plugins(self) -> Sequence[Plugin]:
+    def resources(self) -> Sequence[Resource]:
         """Its resources."""
 
     @property
@@ -46,13 +46,13 @@ class Own(Protocol):
     def kubelet_listens(self) -> bool:
         """Tell whether a kubelet takes connections now."""
 
-    def talks(self, plugin: Plugin) -> bool:
+    def talks(self, resource: Resource) -> bool:
         """Tell whether the gateway that a resource stands by for talks to us."""
 
     def look(self) -> None:
         """Let each resource stand by or resume."""
 
-    def unserved(self, plugin: Plugin, other: Age) -> None:
+    def unserved(self, resource: Resource, other: Age) -> None:
         """Take a resource back that another gateway is to serve, and that the kubelet's records lack."""
 
 
@@ -77,7 +77,7 @@ class Standby:
         """Look, for ever, whenever there is something to look at."""
         while True:
             self._wake.clear()
-            waits = [wait for plugin in self._own.plugins if (wait := self._wait(plugin)) is not None]
+            waits = [wait for resource in self._own.resources if (wait := self._wait(resource)) is not None]
             if not self._own.kubelet_listens():
                 waits = []  # The next one wakes us.
             with contextlib.suppress(TimeoutError):
@@ -110,13 +110,13 @@ class Standby:
         since = self._records.get(resource, Records()).lacking_since
         return 0.0 if since is None else now - since
 
-    def _wait(self, plugin: Plugin) -> float | None:
+    def _wait(self, resource: Resource) -> float | None:
         """Return the seconds until the next look at a resource; None: there is nothing to look at."""
-        name = plugin.resource.name
-        if plugin.state.phase is not Phase.STANDBY:
+        name = resource.name
+        if resource.state.phase is not Phase.STANDBY:
             self._records.pop(name, None)
             return LOOK if self._own.doubts.get(name) else None
-        return self._records.setdefault(name, Records()).again(talks=self._own.talks(plugin))
+        return self._records.setdefault(name, Records()).again(talks=self._own.talks(resource))
 
     async def _look(self) -> None:
         own, records = self._own, self._records
@@ -125,24 +125,26 @@ class Standby:
         if records is not self._records:  # Another kubelet has come meanwhile.
             return
         now = time.monotonic()
-        for plugin in own.plugins:
-            name, other = plugin.resource.name, plugin.standing_by_for
+        for resource in own.resources:
+            name, other = resource.name, resource.standing_by_for
             if other is None or name not in records:
                 if own.doubts.get(name):
                     own.look()
                 continue
-            records[name] = records[name].look(now, shown=self._shown(plugin, other, shown, names))
-            if records[name].unserved(now, len(plugin.entries)):
+            records[name] = records[name].look(now, shown=self._shown(resource, other, shown, names))
+            if records[name].unserved(now, len(resource.entries)):
                 records[name] = replace(records[name], told=now)
-                own.unserved(plugin, other)
+                own.unserved(resource, other)
 
-    def _shown(self, plugin: Plugin, other: Age, shown: frozenset[str] | None, names: set[str] | None) -> bool | None:
-        if not any(device.health is Health.HEALTHY for device in plugin.resource.devices):
+    def _shown(
+        self, resource: Resource, other: Age, shown: frozenset[str] | None, names: set[str] | None
+    ) -> bool | None:
+        if not any(device.health is Health.HEALTHY for device in resource.plugin.devices):
             return None  # Perhaps none of the other's is well, either: that can't be told from none.
         if shown is not None:
-            return plugin.resource.name in shown
+            return resource.name in shown
         # The kubelet tells nothing: whoever registered with it has a name in its folder, which it empties at its start.
-        return bool(names_of(other, names)) if names is not None and not self._own.talks(plugin) else None
+        return bool(names_of(other, names)) if names is not None and not self._own.talks(resource) else None
 
 
 def names_in(socket_dir: Path) -> list[str]:

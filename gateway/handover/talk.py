@@ -63,7 +63,7 @@ _log = structlog.get_logger()
 class Holder(Protocol):
     """What a handover must know of this gateway's own registrations, and the one thing that it asks for."""
 
-    def resources(self) -> Collection[str]:
+    def names(self) -> Collection[str]:
         """The resources that this gateway has."""
         ...
 
@@ -120,7 +120,7 @@ class Handover:
         that is older, and when a resource is new.
         """
         async with self._taking:
-            if not self._closed and self._holder.resources():
+            if not self._closed and self._holder.names():
                 await asyncio.gather(*(self._meet(peer) for peer in list(self._strangers(peers))))
             if not self._ask():
                 return False
@@ -303,7 +303,7 @@ class Handover:
         for partner in self._partners.values():
             if partner.age > self._age:
                 continue
-            for resource in sorted(set(self._holder.resources()) - set(partner.states))[
+            for resource in sorted(set(self._holder.names()) - set(partner.states))[
                 : MAX_RESOURCES - len(partner.states)
             ]:
                 partner.states[resource], actions = succession.heir(self._standing(resource))
@@ -313,7 +313,7 @@ class Handover:
         return asked
 
     def _standing(self, resource: str) -> Standing:
-        return self._holder.standing(resource) if resource in self._holder.resources() else Standing.IDLE
+        return self._holder.standing(resource) if resource in self._holder.names() else Standing.IDLE
 
     def _feed(self, partner: Partner, resource: str, event: Event) -> None:
         """Let one machine take an event, after those that are waiting; what it causes may cause others."""
@@ -328,7 +328,7 @@ class Handover:
             while True:
                 while self._events:
                     self._events.popleft()()
-                deferring = {resource: self.defers_to(resource) for resource in self._holder.resources()}
+                deferring = {resource: self.defers_to(resource) for resource in self._holder.names()}
                 if deferring == self._deferring:
                     break
                 self._deferring = deferring
@@ -378,7 +378,7 @@ class Handover:
             for other in self._partners.values()
             if other is not partner and resource in other.states and isinstance(other.states[resource].stage, sides)
         ]
-        kubelet = resource in self._holder.resources() and self._holder.kubelet_listens()
+        kubelet = resource in self._holder.names() and self._holder.kubelet_listens()
         return succession.could_serve(partner.states[resource], others, kubelet=kubelet)
 
     def _note(self, partner: Partner, resource: str, outcome: Outcome) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gateway.kubernetes.client import Client
     from gateway.kubernetes.node import Node, OwnNode
     from gateway.kubernetes.ready import NodeResource, Verdict
-    from gateway.registration.registrar import Plugin
+    from gateway.registration.registrar import Resource
 
 LOOK: Final = 2.0
 """Seconds between two looks at what the gateway knows."""
@@ -55,7 +55,7 @@ class Serving(Protocol):
         """Its own token."""
 
     @property
-    def plugins(self) -> Sequence[Plugin]:
+    def resources(self) -> Sequence[Resource]:
         """Its resources."""
 
     @property
@@ -167,16 +167,16 @@ class Keeper:
         return not was or now - self._unready_since >= PATIENCE
 
     def _standings(self) -> Iterator[NodeResource]:
-        for plugin in self._gateway.plugins:
-            entries = plugin.entries
+        for resource in self._gateway.resources:
+            entries = resource.entries
             yield ready.NodeResource(
-                plugin.resource.name,
+                resource.name,
                 len(entries),
                 sum(entry.device.health is Health.HEALTHY for entry in entries.values()),
-                served=plugin.state.phase is Phase.SERVING,
-                looked=plugin.checked is not None,
-                lacking=plugin.checked is Check.LACKING,
-                elsewhere=plugin.standing_by_for is not None,
+                served=resource.state.phase is Phase.SERVING,
+                looked=resource.checked is not None,
+                lacking=resource.checked is Check.LACKING,
+                elsewhere=resource.standing_by_for is not None,
             )
 
     def _hindrance(self) -> str:
@@ -186,9 +186,9 @@ class Keeper:
 
     def _take_news(self) -> None:
         now, unix = time.monotonic(), time.time()
-        for plugin in self._gateway.plugins:
-            name, entries = plugin.resource.name, plugin.entries
-            if plugin.standing_by_for is not None:
+        for resource in self._gateway.resources:
+            name, entries = resource.name, resource.entries
+            if resource.standing_by_for is not None:
                 self._entries.pop(name, None)
                 continue
             findings = tuple(self._gateway.beliefs.findings(name))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gateway.kubelet.presence import Presence
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
-    from gateway.registration.registrar import Plugin
+    from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
 
 BOOKED_WITHIN = 1.5
@@ -33,7 +33,7 @@ class Holdings:
         scribe: writes that.
         beliefs: the kubelet's records.
         presence: which kubelet is there.
-        plugins: the resources of this gateway, by name.
+        resources: the resources of this gateway, by name.
         tasks: runs what nobody waits for.
     """
 
@@ -43,11 +43,11 @@ class Holdings:
         scribe: Scribe,
         beliefs: Beliefs,
         presence: Presence,
-        plugins: Mapping[str, Plugin],
+        resources: Mapping[str, Resource],
         tasks: Tasks,
     ) -> None:
         self._ledger, self._scribe, self._beliefs, self._presence = ledger, scribe, beliefs, presence
-        self._plugins, self._tasks = plugins, tasks
+        self._resources, self._tasks = resources, tasks
         self._boot_id = boot_id()
 
     def held(self, resource: str) -> frozenset[str] | None:
@@ -55,8 +55,8 @@ class Holdings:
         holders = self._beliefs.holders(resource)
         if holders is None or self._beliefs.last is None or self._is_half_known(self._beliefs.last):
             return None
-        if resource in self._plugins:
-            self._plugins[resource].resource.note_handed_out()
+        if resource in self._resources:
+            self._resources[resource].plugin.note_handed_out()
         at = self._beliefs.last.unix - BOOKED_WITHIN
         since = (device_id for device_id, row in self._ledger.handed_out(resource).items() if row.at >= at)
         return frozenset((*holders, *since))
@@ -70,13 +70,15 @@ class Holdings:
     def looked(self, look: beliefs.Look) -> None:
         """Take note of the kubelet's records, as they were just read: what was handed out is known anew."""
         news = False
-        for name, plugin in self._plugins.items():
+        for name, resource in self._resources.items():
             holders = self._beliefs.holders(name)
-            if holders is not None and plugin.state.phase is Phase.SERVING:
+            if holders is not None and resource.state.phase is Phase.SERVING:
                 named = (look.view.held or {}).get(name, {})
                 who = {device_id: named.get(device_id, "") for device_id in holders}
                 news = self._ledger.rebuild_handed_out(name, who, look.unix - BOOKED_WITHIN) or news
-        served = all(one.state.phase is Phase.SERVING for one in self._plugins.values() if one.standing_by_for is None)
+        served = all(
+            one.state.phase is Phase.SERVING for one in self._resources.values() if one.standing_by_for is None
+        )
         since = self._presence.since
         if served and look.view.held is not None and since is not None and look.at >= since:
             news = self._ledger.compared_with(self.kubelet_named()) or news
@@ -90,8 +92,8 @@ class Holdings:
 
     def remember_forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> None:
         """Whom the kubelet forgot is to outlive this gateway; of what another one serves, that one remembers it."""
-        plugin = self._plugins.get(resource)
-        if (plugin is None or plugin.standing_by_for is None) and self._ledger.set_forgotten(resource, forgotten):
+        one = self._resources.get(resource)
+        if (one is None or one.standing_by_for is None) and self._ledger.set_forgotten(resource, forgotten):
             self._tasks.background(self._scribe.durable())
 
     def recall(self, resources: Iterable[str] | None = None, *, fresh: bool = False) -> None:

@@ -30,7 +30,7 @@ from gateway.registration import machine as registration
 from gateway.registration.cause import cause
 from gateway.registration.events import Phase, Timer
 from gateway.registration.negotiate import NOBODY, UNFIT
-from gateway.registration.serve import Resource
+from gateway.registration.serve import DevicePlugin
 from gateway.tally import Cause, Check
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Node(Protocol):
     def accepted(self, dialect: str) -> None:
         """Remember which dialect the kubelet accepted."""
 
-    def stood(self, plugin: Plugin) -> None:
+    def stood(self, resource: Resource) -> None:
         """Take note that the resource's registration may stand elsewhere now."""
 
 
@@ -146,14 +146,14 @@ class _Ahead(Struct, frozen=True):
     kubelet: KubeletId | None = None
 
 
-class Plugin:
+class Resource:
     """One resource: its state machine, its device plugin, and what runs between them."""
 
     def __init__(self, node: Node, name: str, last_accepted: str) -> None:
         self._node = node
         self._log = _log.bind(resource=name)
         settings = node.settings
-        self.resource = Resource(
+        self.plugin = DevicePlugin(
             name,
             node.source,
             self.feed,
@@ -188,6 +188,11 @@ class Plugin:
         busy: twice the context switches of an idle gateway.)"""
 
     @property
+    def name(self) -> str:
+        """The resource name."""
+        return self.plugin.name
+
+    @property
     def standing_by_for(self) -> Age | None:
         """The gateway that serves the resource instead of this one."""
         return self.state.standing_by_for
@@ -199,18 +204,18 @@ class Plugin:
             OSError: the folder went, or no descriptor is left.
             RuntimeError: the path can't be bound.
         """
-        await self.resource.bind(self._node.own_socket(self.resource.name))
+        await self.plugin.bind(self._node.own_socket(self.name))
 
     @property
     def entries(self) -> dict[str, states.Entry]:
         """What is on its list, by device ID."""
-        return self.resource.entries
+        return self.plugin.entries
 
     def publish(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> None:
         """Put a new list before the kubelet, and register once more where what Register said is no longer true."""
-        asked = self.resource.options
-        self.resource.publish(listing, entries)
-        if self.resource.options != asked and self.resource.says_options:
+        asked = self.plugin.options
+        self.plugin.publish(listing, entries)
+        if self.plugin.options != asked and self.plugin.says_options:
             self.feed(events.Renew("the resource asks other options of the kubelet than before"))
         if self.state.phase is Phase.OUT:  # The list may fit now.
             self.feed(events.Resume())
@@ -265,7 +270,7 @@ class Plugin:
         elif state.stream != before.stream:
             self.stream_since = now
             if self._without_since is not None:
-                self._node.tally.restart_gap(self.resource.name, now - self._without_since)
+                self._node.tally.restart_gap(self.name, now - self._without_since)
             self._without_since = None
         found = isinstance(event, events.KubeletUp) and state.kubelet != before.kubelet
         resumed = before.phase is Phase.STANDBY and state.phase is not Phase.STANDBY  # Until then another one served.
@@ -286,12 +291,12 @@ class Plugin:
             case events.CancelTimer(timer):
                 self._cancel(timer)
             case events.Heed(stream):
-                self.resource.heed(stream)
+                self.plugin.heed(stream)
             case events.EndStreams():
-                self.resource.end_streams()
+                self.plugin.end_streams()
             case events.Link(name):
                 with contextlib.suppress(OSError):  # The folder itself may be gone; then the watch tells.
-                    os.link(self._node.own_socket(self.resource.name), self._node.settings.socket_dir / name)
+                    os.link(self._node.own_socket(self.name), self._node.settings.socket_dir / name)
                     self._log.info("put our socket's name back", name=name)
             case events.Unlink(name):
                 with contextlib.suppress(OSError):
@@ -310,31 +315,29 @@ class Plugin:
             code, details = "INTERNAL", repr(error)
         self.feed(events.Replied(offer.attempt, code, details))
         if code != "OK":
-            self._node.tally.register_error(self.resource.name, code)
+            self._node.tally.register_error(self.name, code)
         else:
-            self._node.tally.registration(self.resource.name, self._why)
-            await self.resource.drop_earlier_servers()
+            self._node.tally.registration(self.name, self._why)
+            await self.plugin.drop_earlier_servers()
 
     async def _register(self, offer: events.Offer) -> tuple[str, str]:
         dialect = by_name(offer.dialect)
-        if reason := self.resource.too_large(dialect):
+        if reason := self.plugin.too_large(dialect):
             return UNFIT, reason
         socket = self._node.kubelet_socket
         kubelet = kubelet_id(socket)
         if kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet:  # Else another one came in between.
             return NOBODY, f"nobody takes connections on {socket}"
-        own = self._node.own_socket(self.resource.name)
+        own = self._node.own_socket(self.name)
         if not own.is_socket():
             return NOBODY, f"our own socket {own} is gone: the folder was replaced"
         self.feed(events.Reached(offer.attempt, kubelet))
         endpoint = self._link(offer.name)
         try:
-            wire = dialect.encode_register(
-                Registration(dialect.name, endpoint, self.resource.name, self.resource.options)
-            )
+            wire = dialect.encode_register(Registration(dialect.name, endpoint, self.name, self.plugin.options))
         except UnsayableError as error:
             return UNFIT, str(error)
-        self.resource.offer(dialect)
+        self.plugin.offer(dialect)
         channel = self._channel_to(kubelet)
         try:
             register: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
@@ -351,7 +354,7 @@ class Plugin:
 
     def _link(self, name: str) -> str:
         """Give the bound socket a fresh name in the kubelet's folder; return the endpoint to register."""
-        own, folder = self._node.own_socket(self.resource.name), self._node.settings.socket_dir
+        own, folder = self._node.own_socket(self.name), self._node.settings.socket_dir
         try:
             os.link(own, folder / name)
         except OSError as error:
@@ -367,23 +370,23 @@ class Plugin:
         A stream that changes meanwhile proves nothing: the next one is looked for by itself.
         """
         stream, listed, held = self.state.stream, None, None
-        while listed != self.resource.devices:
-            listed = self.resource.devices
+        while listed != self.plugin.devices:
+            listed = self.plugin.devices
             patience = (BOOKS_PATIENCE + len(listed) * BOOKS_PATIENCE_EACH) * 4.0**self.state.heals
-            held = await kubelet_view.holds(self._node.pod_resources, self.resource.name, listed, patience)
+            held = await kubelet_view.holds(self._node.pod_resources, self.name, listed, patience)
             if self.state.stream != stream:
                 return
         self.checked = Check.UNKNOWN if held is None else Check.HELD if held else Check.LACKING
-        self._node.tally.checked(self.resource.name, self.checked)
+        self._node.tally.checked(self.name, self.checked)
         if held is not None:
             self.feed(events.Verified(held))
 
     def looked(self, look: Look) -> None:
         """Take in what a look into the kubelet's books shows that was made for the node."""
         allocatable, since = look.view.allocatable, self.stream_since
-        if allocatable is None or since is None or look.at < since or allocatable.get(self.resource.name):
+        if allocatable is None or since is None or look.at < since or allocatable.get(self.name):
             return
-        if any(device.health is Health.HEALTHY for device in self.resource.devices):
+        if any(device.health is Health.HEALTHY for device in self.plugin.devices):
             self.feed(events.Lacking())
 
     def _report(self, report: events.Report) -> None:
@@ -415,4 +418,4 @@ class Plugin:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._ahead is not None:
             await self._ahead.channel.close()
-        await self.resource.close()
+        await self.plugin.close()

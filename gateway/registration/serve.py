@@ -109,7 +109,7 @@ class _Stream:
         self.changed.set()
 
 
-class Resource:
+class DevicePlugin:
     """The device plugin of one resource name.
 
     Args:

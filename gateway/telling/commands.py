@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gateway.kubelet.presence import Presence
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
-    from gateway.registration.registrar import Plugin
+    from gateway.registration.registrar import Resource
     from gateway.tally import Tally
     from gateway.telling import status
     from gateway.wires.control import Connection, Handler
@@ -100,7 +100,7 @@ class Subject(Protocol):
         """What became of its configuration file."""
 
     @property
-    def plugins(self) -> Sequence[Plugin]:
+    def resources(self) -> Sequence[Resource]:
         """Its resources."""
 
     @property
@@ -159,7 +159,7 @@ class Commands:
             socket_dir=str(gateway.settings.socket_dir),
             waits_for=gateway.waits_for,
             ledger=gateway.scribe.state,
-            plugins=[self._plugin(plugin) for plugin in gateway.plugins],
+            plugins=[self._resource(resource) for resource in gateway.resources],
             kubelet_since=gateway.presence.since,
             books=last.view.source if last is not None else "none",
             books_read=last.at if last is not None else None,
@@ -170,21 +170,21 @@ class Commands:
         )
         return status.document(node, gateway.tally, self._build, now=time.monotonic(), unix=time.time(), rows=rows)
 
-    def _plugin(self, plugin: Plugin) -> status.Plugin:
+    def _resource(self, resource: Resource) -> status.Plugin:
         from gateway.telling import status  # noqa: PLC0415 - as above
 
-        name, other = plugin.resource.name, plugin.standing_by_for
+        name, other = resource.name, resource.standing_by_for
         return status.Plugin(
             name=name,
-            state=plugin.state,
-            entries=plugin.entries,
-            level=plugin.resource.level,
-            stream_since=plugin.stream_since,
+            state=resource.state,
+            entries=resource.entries,
+            level=resource.plugin.level,
+            stream_since=resource.stream_since,
             standing_by_for=other.token if other is not None else "",
             standing_by_for_host_service=other is not None and other.host_service,
             lacking_s=self._gateway.standby.lacking(name, time.monotonic()) or None,
-            trouble=plugin.trouble if self._gateway.door is None else self._gateway.door.words(name),
-            checked=plugin.checked,
+            trouble=resource.trouble if self._gateway.door is None else self._gateway.door.words(name),
+            checked=resource.checked,
             holders=self._holders(name),
             drift=self._gateway.beliefs.findings(name) if other is None else (),
             behind=self._gateway.source.behind(name),
@@ -208,12 +208,12 @@ class Commands:
     async def _devices(self, connection: Connection, _request: dict[str, Any]) -> None:
         """Say the status, and what is known of each device; of replicas once, by the ID of what they share."""
         await self._look()
-        facts = {plugin.resource.name: self._facts(plugin) for plugin in self._gateway.plugins}
+        facts = {resource.name: self._facts(resource) for resource in self._gateway.resources}
         await connection.send({"status": self.document(rows=True), "facts": facts})
 
-    def _facts(self, plugin: Plugin) -> dict[str, Facts]:
-        one_each = {unshared(device_id): device_id for device_id in plugin.entries}
-        facts, name = self._gateway.source.facts, plugin.resource.name
+    def _facts(self, resource: Resource) -> dict[str, Facts]:
+        one_each = {unshared(device_id): device_id for device_id in resource.entries}
+        facts, name = self._gateway.source.facts, resource.name
         return {shared: facts(name, device_id) for shared, device_id in one_each.items()}
 
     async def _handle(self, connection: Connection, request: dict[str, Any]) -> None:
@@ -229,7 +229,7 @@ class Commands:
                 "the gateway"
             ) from error
         await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
-        books = [self._gateway.beliefs.holders(plugin.resource.name) for plugin in self._gateway.plugins]
+        books = [self._gateway.beliefs.holders(resource.name) for resource in self._gateway.resources]
         concerned = dict.fromkeys(handled)
         _log.info("order", op=request["op"], devices=[*concerned][:_MOST_TOLD], count=len(concerned))
         holders = {
@@ -245,9 +245,9 @@ class Commands:
             ControlError: an ID means none.
         """
         meant: dict[str, list[str]] = {one: [] for one in ids}
-        for plugin in self._gateway.plugins if ids else ():
-            facts = self._facts(plugin)
-            for device_id in plugin.entries:
+        for resource in self._gateway.resources if ids else ():
+            facts = self._facts(resource)
+            for device_id in resource.entries:
                 shared = unshared(device_id)
                 for name in {device_id, shared, facts[shared].parent} & meant.keys():
                     meant[name].append(device_id)
@@ -257,7 +257,7 @@ class Commands:
 
     async def _order(self, connection: Connection, request: dict[str, Any]) -> None:
         order = orders.order(request)
-        before = {plugin.resource.name: plugin.entries.get(order.device_id) for plugin in self._gateway.plugins}
+        before = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources}
         found = [(name, entry) for name, entry in before.items() if entry is not None]
         cordoned = order.device_id in self._gateway.ledger.cordons
         resources = [name for name, _ in found]
@@ -277,7 +277,7 @@ class Commands:
             raise ControlError(
                 f"done, but it will be forgotten when the gateway restarts: {self._gateway.scribe.state.last_error}"
             )
-        now = {plugin.resource.name: plugin.entries.get(order.device_id) for plugin in self._gateway.plugins}
+        now = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources}
         outcome = Outcome(
             changed,
             tuple(
@@ -316,8 +316,8 @@ class Commands:
             ControlError: it is on the list because it is there, or because a container holds it.
         """
         gateway = self._gateway
-        plugin = next(plugin for plugin in gateway.plugins if plugin.resource.name == resource)
-        state = _state(plugin.entries.get(device_id))
+        one = next(one for one in gateway.resources if one.name == resource)
+        state = _state(one.entries.get(device_id))
         if state is not None and self._is_just_here(device_id, resource):
             raise ControlError(f"{device_id} of {resource} is {state.value}: there is nothing to forget of it")
         sticky = dict(gateway.ledger.sticky(resource))
@@ -330,13 +330,13 @@ class Commands:
                 return True
             raise ControlError(f"{device_id} of {resource} is held by {holder}: end that pod first")
         gateway.beliefs.forget(device_id)
-        plugin.resource.forget(device_id)
+        one.plugin.forget(device_id)
         gateway.ledger.set_sticky(resource, sticky)
         return (gone and gateway.ledger.withdraw(resource, [device_id])) or ill or forgotten
 
     def _is_just_here(self, device_id: str, resource: str) -> bool:
         """Whether a device is on the list because it is there, and nothing of it is remembered that could be forgotten."""
-        entries = next(plugin.entries for plugin in self._gateway.plugins if plugin.resource.name == resource)
+        entries = next(one.entries for one in self._gateway.resources if one.name == resource)
         remembered = device_id in self._gateway.ledger.sticky(resource) or self._is_forgotten(device_id, resource)
         return not remembered and _state(entries.get(device_id)) in _HERE
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from devices.telemetry import Reading
     from gateway.configuration.settings import Settings
     from gateway.kubelet.beliefs import Beliefs
-    from gateway.registration.registrar import Plugin
+    from gateway.registration.registrar import Resource
     from gateway.wires.http import Answer, Handler
 
 WAIT: Final = 0.1
@@ -76,7 +76,7 @@ class Gauged(Protocol):
         """Where its devices come from."""
 
     @property
-    def plugins(self) -> Sequence[Plugin]:
+    def resources(self) -> Sequence[Resource]:
         """Its resources."""
 
     @property
@@ -200,7 +200,7 @@ def added(gateway: Gauged, answer: Callable[[], Awaitable[Answer]]) -> Handler:
         last = gateway.beliefs.last
         if last is not None and time.monotonic() - last.at > HOLDERS:
             gateway.beliefs.look_within(0)
-        held = holders([gateway.beliefs.holders(plugin.resource.name) for plugin in gateway.plugins])
+        held = holders([gateway.beliefs.holders(resource.name) for resource in gateway.resources])
         return status, kind, body + await asyncio.to_thread(text, readings, held, host)
 
     return both

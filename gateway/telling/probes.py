@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gateway.age import Age
     from gateway.handover.standby import Standby
     from gateway.kubelet.presence import Presence
-    from gateway.registration.registrar import Plugin
+    from gateway.registration.registrar import Resource
 
 
 class Drivers(Protocol):
@@ -42,7 +42,7 @@ class Judged(Protocol):
         """Its own age."""
 
     @property
-    def plugins(self) -> Sequence[Plugin]:
+    def resources(self) -> Sequence[Resource]:
         """Its resources."""
 
     @property
@@ -88,7 +88,7 @@ def look(gateway: Judged) -> readiness.Verdict:
             gateway.door.standings(), begun=gateway.begun, kubelet_s=kubelet_s, hindrances=gateway.hindrances()
         )
     return readiness.judge(
-        [_standing(plugin, gateway, now) for plugin in gateway.plugins],
+        [_standing(resource, gateway, now) for resource in gateway.resources],
         begun=gateway.begun,
         kubelet_s=kubelet_s,
         hindrances=gateway.hindrances(),
@@ -96,17 +96,17 @@ def look(gateway: Judged) -> readiness.Verdict:
     )
 
 
-def _standing(plugin: Plugin, gateway: Judged, now: float) -> readiness.ResourceStanding:
-    own, other = gateway.age, plugin.standing_by_for
+def _standing(resource: Resource, gateway: Judged, now: float) -> readiness.ResourceStanding:
+    own, other = gateway.age, resource.standing_by_for
     return readiness.ResourceStanding(
-        name=plugin.resource.name,
-        devices=len(plugin.entries),
-        phase=plugin.state.phase,
-        checked=plugin.checked,
-        stream_s=0.0 if plugin.stream_since is None else now - plugin.stream_since,
-        unserved_s=0.0 if plugin.unserved_since is None else now - plugin.unserved_since,
+        name=resource.name,
+        devices=len(resource.entries),
+        phase=resource.state.phase,
+        checked=resource.checked,
+        stream_s=0.0 if resource.stream_since is None else now - resource.stream_since,
+        unserved_s=0.0 if resource.unserved_since is None else now - resource.unserved_since,
         standing_by_for="" if other is None else readiness.HOST_SERVICE if other.host_service else other.token,
-        lacking_s=gateway.standby.lacking(plugin.resource.name, now),
+        lacking_s=gateway.standby.lacking(resource.name, now),
         to_take_over=other is not None and other < own,
-        trouble=plugin.trouble,
+        trouble=resource.trouble,
     )

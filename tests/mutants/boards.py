@@ -374,7 +374,7 @@ MUTANTS = (
         "the first list comes before it is known which kubelet runs",
         "gateway/memory/holdings.py",
         "self._presence.kubelet or kubelet_id(self._presence.socket)",
-        "self._kubelet",
+        "self._presence.kubelet",
         f"{_BOARDS}::test_the_kubelet_forgot_while_no_gateway_ran_and_the_next_one_comes_with_an_edit",
     ),
     Mutant(
@@ -453,7 +453,7 @@ MUTANTS = (
         "H9",
         "what no stream offers is given out",
         "gateway/lists.py",
-        "            if plugin.resource.streaming:\n                yield from (",
+        "            if resource.plugin.streaming:\n                yield from (",
         "            if True:\n                yield from (",
         f"{_BOARDS}::test_both_offer_a_gpu",
     ),

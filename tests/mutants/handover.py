@@ -134,7 +134,7 @@ MUTANTS = (
         "S17",
         "one that couldn't talk ends, and nobody registers once more",
         "gateway/handover/peers.py",
-        "            if plugin.checked is Check.UNKNOWN and plugin.state.phase is Phase.SERVING:",
+        "            if resource.checked is Check.UNKNOWN and resource.state.phase is Phase.SERVING:",
         "            if False:",
         f"{_RIVALS}::test_one_that_could_not_talk_has_gone",
     ),

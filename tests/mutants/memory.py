@@ -153,7 +153,7 @@ MUTANTS = (
         "an illness that was sent is forgotten where another gateway is given the resource",
         "gateway/lists.py",
         "news = [self._remember(name, merged[name], illnesses[name]) for name in sent]",
-        "news = [self._remember(name, merged[name], illnesses[name]) for name in sent if not self._plugins[name].standing_by_for]",
+        "news = [self._remember(name, merged[name], illnesses[name]) for name in sent if not self._resources[name].standing_by_for]",
         "tests/unit/test_serve.py::test_an_illness_that_was_sent_is_remembered",
     ),
     Mutant(
@@ -216,7 +216,7 @@ MUTANTS = (
         "M7",
         "what was handed out a moment ago isn't held",
         "gateway/memory/holdings.py",
-        "            self._plugins[resource].resource.note_handed_out()\n",
+        "            self._resources[resource].plugin.note_handed_out()\n",
         "            pass\n",
         "tests/unit/test_serve.py::test_what_was_handed_out_a_moment_ago_is_held",
     ),

@@ -37,7 +37,7 @@ from gateway.lists import HOLDERS_AGAIN
 from gateway.memory.holdings import BOOKED_WITHIN
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
-from gateway.registration.serve import Resource
+from gateway.registration.serve import DevicePlugin
 from gateway.telling.commands import Commands
 from tests.unit.answering import GUARD
 
@@ -216,7 +216,7 @@ class Node:
 
     async def loses_memory(self) -> None:
         """Another kubelet comes, and knows of nobody who holds anything."""
-        self.gateway.beliefs.restarted(self.gateway._plugins)
+        self.gateway.beliefs.restarted(self.gateway._resources)
         await self.pods()
 
     async def forgets(self, *ids: str) -> None:
@@ -225,21 +225,21 @@ class Node:
             await Commands(self.gateway)._order(cast("Any", Deaf()), {"op": "forget", "id": one})
 
     def states(self, resource: str) -> dict[str, State]:
-        plugin = self.gateway._plugins.get(resource)
+        plugin = self.gateway._resources.get(resource)
         return {} if plugin is None else {device_id: entry.state for device_id, entry in plugin.entries.items()}
 
     def free(self) -> dict[str, list[str]]:
         """What the kubelet may give out, held or not."""
         return {
             name: ids
-            for name, plugin in self.gateway._plugins.items()
-            if (ids := [device.id for device in plugin.resource.devices if device.health is Health.HEALTHY])
+            for name, plugin in self.gateway._resources.items()
+            if (ids := [device.id for device in plugin.plugin.devices if device.health is Health.HEALTHY])
         }
 
     async def allocate(self, resource: str, *ids: str) -> None:
         dialect = by_name("v1beta1")
         request = dialect.encode_allocate_request([ContainerRequest(ids)]).data
-        await self.gateway._plugins[resource].resource._allocate(dialect, request, cast("Any", None))
+        await self.gateway._resources[resource].plugin._allocate(dialect, request, cast("Any", None))
 
 
 @pytest.fixture
@@ -418,7 +418,7 @@ async def test_an_edit_gives_nobody_what_a_pod_holds(
             kept = {State.WITHDRAWN, State.LOST, State.PRESENT, State.WITHHELD}
             assert all(node.states(resource)[one] in kept for one in ids)
         await node.pods()
-        assert State.WITHHELD not in [state for name in node.gateway._plugins for state in node.states(name).values()]
+        assert State.WITHHELD not in [state for name in node.gateway._resources for state in node.states(name).values()]
         node2 = {
             name: {device.id for device in one.devices} for name, one in (node.gateway.lists.inventory or {}).items()
         }
@@ -453,7 +453,7 @@ async def test_a_silent_source_gives_nobody_what_a_pod_holds(folder: Path, after
             await node.gateway.lists.take(file)
             assert node.free() == {**free, "a.b/file": ["/dev/f"]}
         await node.sees(*SPLIT)
-        assert State.WITHHELD not in [state for name in node.gateway._plugins for state in node.states(name).values()]
+        assert State.WITHHELD not in [state for name in node.gateway._resources for state in node.states(name).values()]
     finally:
         await node.close()
 
@@ -474,7 +474,7 @@ async def test_what_is_withheld_says_why_and_is_refused(node: Node) -> None:
     await node.sees(*WHOLE)
     await node.pods(a={GPUS: ["U0"]})
     await node.edit(SHARED_AS)
-    entry = node.gateway._plugins["nvidia.com/gpu.shared"].entries["U0::0"]
+    entry = node.gateway._resources["nvidia.com/gpu.shared"].entries["U0::0"]
     assert entry.reason == "still held as nvidia.com/gpu U0 by a/main"
     assert entry.device.health is Health.UNHEALTHY
     with pytest.raises(
@@ -492,7 +492,7 @@ async def test_what_was_given_a_moment_ago_is_held(node: Node) -> None:
     await node.allocate(GPUS, "U0")
     await node.edit(TWICE)
     assert node.free() == {GPUS: ["U1::0", "U1::1"]}
-    assert "given it a moment ago" in node.gateway._plugins[GPUS].entries["U0::0"].reason
+    assert "given it a moment ago" in node.gateway._resources[GPUS].entries["U0::0"].reason
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,7 @@ async def test_books_of_the_same_moment_end_no_hand_out(
 ) -> None:
     await node.sees(*WHOLE)
     await node.allocate(GPUS, "U0")
-    node.gateway._plugins[GPUS].resource.note_handed_out()
+    node.gateway._resources[GPUS].plugin.note_handed_out()
     clock = time.time
     monkeypatch.setattr(time, "time", lambda: clock() + seconds)
     await node.pods()
@@ -555,7 +555,7 @@ async def test_who_holds_it_is_not_known(node: Node, monkeypatch: pytest.MonkeyP
     await node.sees(*WHOLE)
     await node.edit(TWICE)
     assert node.free() == {}
-    assert "can't be seen now" in node.gateway._plugins[GPUS].entries["U0::0"].reason
+    assert "can't be seen now" in node.gateway._resources[GPUS].entries["U0::0"].reason
     monkeypatch.setattr("devices.life.merging.HELD_UNKNOWN_S", 0.0)
     await node.restarts()
     assert node.free() == {GPUS: ["U0::0", "U0::1", "U1::0", "U1::1"]}
@@ -612,7 +612,7 @@ async def test_a_cordon_lies_over_it(node: Node) -> None:
     await node.edit(TWICE)
     node.gateway.ledger.cordon("U0::0", Cordon("for repair", 1.0))
     await node.gateway.update()
-    entry = node.gateway._plugins[GPUS].entries["U0::0"]
+    entry = node.gateway._resources[GPUS].entries["U0::0"]
     assert (entry.state, entry.beneath and entry.beneath.state) == (State.CORDONED, State.WITHHELD)
     assert entry.reason == "for repair; without the cordon: withheld, still held as nvidia.com/gpu U0 by a/main"
     await node.pods()
@@ -678,7 +678,7 @@ async def test_what_no_ledger_knows_of_is_held_all_the_same(
         await node.gateway._tasks.settle()
     assert node.free() == free
     await node.pods()
-    assert State.WITHHELD not in [state for name in node.gateway._plugins for state in node.states(name).values()]
+    assert State.WITHHELD not in [state for name in node.gateway._resources for state in node.states(name).values()]
 
 
 # What only another gateway serves.
@@ -714,8 +714,8 @@ async def test_what_only_another_gateway_serves(
     node.policy = SHARED_AS
     node.source.adopt(SHARED_AS)
     await node.sees(*WHOLE)
-    assert GPUS not in node.gateway._plugins
-    entries = node.gateway._plugins["nvidia.com/gpu.shared"].entries
+    assert GPUS not in node.gateway._resources
+    entries = node.gateway._resources["nvidia.com/gpu.shared"].entries
     assert entries["U0::0"].reason == entries["U0::1"].reason == withheld
     assert entries["U1::0"].state is State.PRESENT
 
@@ -770,7 +770,7 @@ async def test_both_offer_a_gpu(
     """They came at the same time, so that each found nothing on offer: the age decides, on both sides alike."""
     node.source.adopt(SHARED_AS)
     await node.sees(*WHOLE)
-    monkeypatch.setattr(Resource, "streaming", streaming)
+    monkeypatch.setattr(DevicePlugin, "streaming", streaming)
     monkeypatch.setattr(node.gateway.others, "living", lambda: {age: node.folder})
     data = msgspec.json.encode({"PodDeviceEntries": [], "RegisteredDevices": {GPUS: ["U0"]}})
     (node.folder / "dp" / CHECKPOINT).write_bytes(data)
@@ -835,7 +835,7 @@ async def test_what_the_other_gateway_offers_under_a_name_that_both_have(
     """Another MIG strategy, for example: the elder offers a GPU whole, and this one its instances, under a name of their own."""
     node.source.adopt(MIXED)
     await node.sees(*SPLIT)
-    one = node.gateway._plugins[GPUS]
+    one = node.gateway._resources[GPUS]
     one.state = replace(one.state, standing_by_for=standing_by_for)
     if known:
         node.gateway.ledger.announce(GPUS, (Device("U0"),))
@@ -912,7 +912,7 @@ async def test_an_edit_gives_nobody_what_the_kubelet_forgot(
         assert node.free() == free
         for ids in held.values():
             await node.forgets(*ids)
-        assert State.WITHHELD not in [state for name in node.gateway._plugins for state in node.states(name).values()]
+        assert State.WITHHELD not in [state for name in node.gateway._resources for state in node.states(name).values()]
     finally:
         await node.close()
 
@@ -967,6 +967,6 @@ async def test_a_claim_says_that_the_kubelet_forgot(node: Node) -> None:
     await node.edit(TWICE)
     await node.loses_memory()
     assert (
-        node.gateway._plugins[GPUS].entries["U0::0"].reason
+        node.gateway._resources[GPUS].entries["U0::0"].reason
         == "still held as nvidia.com/gpu U0 by 'a/main', perhaps: the kubelet forgot who; when it has ended, say `gateway forget`"
     )

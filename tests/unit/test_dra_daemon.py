@@ -138,7 +138,7 @@ async def place(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 
 def states(gateway: Gateway) -> dict[str, State]:
-    return {device_id: one.state for plugin in gateway.plugins for device_id, one in plugin.entries.items()}
+    return {device_id: one.state for plugin in gateway.resources for device_id, one in plugin.entries.items()}
 
 
 async def test_devices_are_offered_by_dra_alone(place: Place) -> None:
@@ -148,7 +148,7 @@ async def test_devices_are_offered_by_dra_alone(place: Place) -> None:
     os.utime(left, (0, 0))
     async with place.gateway("only") as one:
         await until(lambda: place.published == {"gpu-0": [], "gpu-1": []})
-        assert [plugin.state.phase for plugin in one.plugins] == [Phase.STANDBY]
+        assert [plugin.state.phase for plugin in one.resources] == [Phase.STANDBY]
         assert not list((place.folder / "dp").glob("*.sock"))
         kubelet = await place.kubelet()
         assert not left.exists()
@@ -209,7 +209,7 @@ async def test_without_dra_a_claims_gpu_is_given_to_nobody(place: Place) -> None
         await kubelet.channel.close()
     async with place.gateway("off") as one:
         await until(lambda: states(one) == {"GPU-a": State.WITHHELD, "GPU-b": State.PRESENT})
-        [plugin] = one.plugins
+        [plugin] = one.resources
         assert "prepared for the ResourceClaim ns/c by DRA" in plugin.entries["GPU-a"].reason
 
 

@@ -482,9 +482,7 @@ async def test_files_beside_a_silent_nvml_are_given_as_files_and_gpus_as_gpus(
         async with running(folder, both) as gateway:
             await kubelet.wait(FPGA, 2)
             await kubelet.wait(NVIDIA, 2)
-            states = {
-                plugin.resource.name: {one.state for one in plugin.entries.values()} for plugin in gateway.plugins
-            }
+            states = {plugin.name: {one.state for one in plugin.entries.values()} for plugin in gateway.resources}
             assert states == {NVIDIA: {State.NOT_LOOKED_YET}, FPGA: {State.PRESENT}}
             file, gpu = await kubelet.admit("file", FPGA, 1), await kubelet.admit("gpu", NVIDIA, 1)
             (root / "dev" / "fpga1").unlink()

@@ -168,7 +168,7 @@ class Gateway:
 
     # What a handover asks of its holder.
 
-    def resources(self) -> Collection[str]:
+    def names(self) -> Collection[str]:
         return self.states.keys()
 
     def standing(self, resource: str) -> Standing:

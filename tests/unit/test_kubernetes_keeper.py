@@ -181,7 +181,7 @@ def gateway(*, served: bool = True, elsewhere: bool = False, ill: int = 0, hindr
         for number, state in enumerate(gone)
     }
     plugin = SimpleNamespace(
-        resource=SimpleNamespace(name=RESOURCE),
+        name=RESOURCE,
         entries=entries,
         state=SimpleNamespace(phase=Phase.SERVING if served else Phase.WAITING),
         checked=Check.HELD,
@@ -189,7 +189,7 @@ def gateway(*, served: bool = True, elsewhere: bool = False, ill: int = 0, hindr
     )
     return SimpleNamespace(
         settings=Settings(node_name="n1", node_condition=True, node_events=True, startup_taint=TAINT["key"]),
-        plugins=[plugin],
+        resources=[plugin],
         hindrances=lambda: hindrances,
         beliefs=SimpleNamespace(findings=lambda _: ()),
         token="abc",  # noqa: S106 - its name

@@ -122,7 +122,7 @@ async def test_a_request_that_ends_a_gateway_does_not_end_the_next_one() -> None
         profile.write_text(f"resources: {{{RESOURCE}: {{gpus: 1}}}}\n")
         command = gateway_command(made.socket_dir, made.root / "state", profile)
         crash = "async def crash(*_): os.abort()\n"
-        program = f"import os; from gateway.registration import serve\n{crash}serve.Resource._allocate = crash\n"
+        program = f"import os; from gateway.registration import serve\n{crash}serve.DevicePlugin._allocate = crash\n"
         program += "from gateway.cli.main import gateway; gateway()"
         async with await GatewayProcess.launch([command[0], "-c", program, *command[3:], "--standby"]) as process:
             _, stood_by = await ready(process)

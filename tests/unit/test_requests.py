@@ -27,9 +27,8 @@ from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRe
 from devices.source import Listing
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import target
-from gateway.registration import registrar as plugin
-from gateway.registration import requests, serve
-from gateway.registration.serve import REQUEST_LIMIT, Resource
+from gateway.registration import registrar, requests, serve
+from gateway.registration.serve import REQUEST_LIMIT, DevicePlugin
 from gateway.registration.turns import Turns
 from gateway.tally import Tally
 
@@ -59,7 +58,14 @@ class _Memory:
 @asynccontextmanager
 async def calling(folder: Path) -> AsyncIterator[grpc.aio.Channel]:
     """Serve a resource; give a channel to it."""
-    resource = Resource("nvidia.com/gpu", _Source(), lambda _: None, _Memory(), Tally(), Turns(folder / "checkpoint"))  # type: ignore[arg-type]
+    resource = DevicePlugin(
+        "nvidia.com/gpu",
+        cast("Any", _Source()),
+        lambda _: None,
+        _Memory(),
+        Tally(),
+        Turns(folder / "checkpoint"),
+    )
     resource.publish(Listing(()), tuple(Entry(Device(one), Life.PRESENT) for one in IDS))
     await resource.bind(folder / "gpu.sock")
     resource.offer(V1BETA1)
@@ -106,7 +112,7 @@ async def test_a_folder_may_have_any_name(folder: Path, name: str) -> None:
     async with calling(folder / name) as channel:
         assert await allocates(channel)
     async with calling(folder / name):
-        for own in (plugin._channel, kubelet_view._channel):
+        for own in (registrar._channel, kubelet_view._channel):
             async with own(folder / name / "gpu.sock") as channel:
                 assert await allocates(channel)
 
@@ -335,7 +341,14 @@ async def test_a_read_that_nobody_waits_for_comes_to_its_end(monkeypatch: pytest
 
 
 async def test_a_write_that_nobody_waits_for_comes_to_its_end(folder: Path) -> None:
-    resource = Resource("nvidia.com/gpu", _Source(), lambda _: None, _Memory(), Tally(), Turns(folder / "checkpoint"))  # type: ignore[arg-type]
+    resource = DevicePlugin(
+        "nvidia.com/gpu",
+        cast("Any", _Source()),
+        lambda _: None,
+        _Memory(),
+        Tally(),
+        Turns(folder / "checkpoint"),
+    )
     slow: Any = _Slow()
     stream = asyncio.ensure_future(resource._list_and_watch(V1BETA1, slow))
     for _ in range(5):

@@ -30,7 +30,7 @@ from gateway.lab.kubelets.kubelet import Faults
 from gateway.lab.trials import rivals
 from gateway.lab.trials.scenarios import RESOURCE, node
 from gateway.registration.events import Phase
-from gateway.registration.registrar import Plugin
+from gateway.registration.registrar import Resource
 from gateway.registration.serve import MOST_STREAMS
 from gateway.tally import Check
 from tests.unit.test_probes import get
@@ -100,7 +100,7 @@ async def test_one_that_talks_and_one_that_does_not_want_it_at_once(
     """Our Register was in flight for both: when it is over, we stand by, once."""
     gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(Policy()))
     gateway.others.begun, gateway._exit = True, asyncio.get_running_loop().create_future()
-    plugin = gateway._plugins[RESOURCE] = Plugin(gateway.around, RESOURCE, "")
+    plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
     monkeypatch.setattr(gateway.others.handover, "defers_to", lambda _: Age(1, "talks"))
     gateway.others._yielding.add(RESOURCE)  # For one that doesn't talk.
     gateway.around.stood(plugin)
@@ -169,7 +169,7 @@ async def test_one_that_could_not_talk_has_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Check, talks: bool, anew: bool
 ) -> None:
     gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(Policy()))
-    plugin = gateway._plugins[RESOURCE] = Plugin(gateway.around, RESOURCE, "")
+    plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
     plugin.checked = checked
     plugin.state = replace(plugin.state, phase=Phase.SERVING, stream=1)
     peers = {Age(1, "other"): tmp_path}  # Older: we serve.
@@ -234,11 +234,12 @@ async def test_a_new_kubelet_is_looked_into_although_the_last_one_knew_the_other
     monkeypatch.setattr("gateway.kubelet.view.shown", shown)
     plugin = SimpleNamespace(
         state=SimpleNamespace(phase=Phase.STANDBY),
-        resource=SimpleNamespace(name=RESOURCE, devices=(Device("a"),)),
+        name=RESOURCE,
+        plugin=SimpleNamespace(devices=(Device("a"),)),
         standing_by_for=object(),
         entries=("a",),
     )
-    own = SimpleNamespace(plugins=[plugin], kubelet_listens=lambda: True, talks=lambda _: True, doubts={})
+    own = SimpleNamespace(resources=[plugin], kubelet_listens=lambda: True, talks=lambda _: True, doubts={})
     one = standby.Standby(cast("Any", own), Path("none"), Path("none"), Path("none"))
     one.began(RESOURCE)
     running = asyncio.create_task(one.run())

@@ -59,10 +59,9 @@ from gateway.kubelet.view import View
 from gateway.memory import scribe
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger, Snapshot, Written
-from gateway.registration import registrar as plugin
-from gateway.registration import serve
+from gateway.registration import registrar, serve
 from gateway.registration.events import Event, KubeletUp, Lacking, Phase, StandBy, Timer
-from gateway.registration.serve import Resource
+from gateway.registration.serve import DevicePlugin
 from gateway.registration.turns import Turns
 from gateway.tally import Check
 from gateway.telling import probes, readiness
@@ -373,13 +372,13 @@ async def test_an_illness_that_was_sent_is_remembered(make: Make, monkeypatch: p
     node = await make(inventory(A))
     lists = node.kubelet.lists(await node.kubelet.registered())
     assert await anext(lists) == (A,)
-    publish = plugin.Plugin.publish
+    publish = registrar.Resource.publish
 
-    def last_word(self: plugin.Plugin, listing: Listing | None, entries: tuple[Entry, ...]) -> None:
+    def last_word(self: registrar.Resource, listing: Listing | None, entries: tuple[Entry, ...]) -> None:
         publish(self, listing, entries)
         self.state = replace(self.state, standing_by_for=Age(1 << 62, "3f9a2c1d"))
 
-    monkeypatch.setattr(plugin.Plugin, "publish", last_word)
+    monkeypatch.setattr(registrar.Resource, "publish", last_word)
     node.source.inventories.put_nowait({GPU: Listing((A,), troubles={"a": Trouble("Xid 79", Kind.RESET_REQUIRED)})})
     assert await anext(lists) == (replace(A, health=Health.UNHEALTHY),)
     await node.end()
@@ -459,7 +458,7 @@ async def test_what_a_silent_source_had_is_served_from_memory_beside_the_others(
     registered = [await node.kubelet.registered(), await node.kubelet.registered()]
     lists = {one.resource_name: node.kubelet.lists(one) for one in registered}
     assert {name: await anext(one) for name, one in lists.items()} == {GPU: (A, B), FILE: (Device("/dev/null"),)}
-    states = {plugin.resource.name: {one.state for one in plugin.entries.values()} for plugin in node._gateway.plugins}
+    states = {plugin.name: {one.state for one in plugin.entries.values()} for plugin in node._gateway.resources}
     assert states == {GPU: {State.NOT_LOOKED_YET}, FILE: {State.PRESENT}}
     assert (node._gateway.hindrances(), node._gateway.left()) == ((), [])
     node.source.inventories.put_nowait({GPU: Listing((A,)), FILE: Listing((Device("/dev/null"),))})
@@ -641,15 +640,15 @@ async def test_a_resource_that_can_not_be_bound_holds_up_no_other_and_is_bound_l
     node = await make(inventory(A))
     lists = node.kubelet.lists(await node.kubelet.registered())
     assert await anext(lists) == (A,)
-    failing, bind = asyncio.Event(), Resource.bind
+    failing, bind = asyncio.Event(), DevicePlugin.bind
     failing.set()
 
-    async def fail(self: Resource, path: Path) -> None:
+    async def fail(self: DevicePlugin, path: Path) -> None:
         if failing.is_set():
             raise RuntimeError("Too many open files")
         await bind(self, path)
 
-    monkeypatch.setattr(Resource, "bind", fail)
+    monkeypatch.setattr(DevicePlugin, "bind", fail)
     for b in (B, replace(B, health=Health.UNHEALTHY), B):  # With a device that is new to the ledger, and without.
         node.source.inventories.put_nowait({**inventory(A, b), **inventory(B, resource="late.example/gpu")})
         async with asyncio.timeout(4):
@@ -673,7 +672,7 @@ async def test_a_gateway_for_other_devices_is_left_alone_while_it_lives(make: Ma
     try:
         assert (await node.kubelet.registered()).resource_name == "late.example/gpu"
         source.inventories.put_nowait(inventory(B, ILL, resource="late.example/gpu"))
-        await until(lambda: "ill" in other._gateway.plugins[0].entries)
+        await until(lambda: "ill" in other._gateway.resources[0].entries)
         assert await other._gateway.scribe.durable()
         node.source.inventories.put_nowait(inventory(A, ILL))
         assert await anext(lists) == (A, ILL)
@@ -694,7 +693,7 @@ async def test_what_another_gateway_served_is_served_whatever_fails(
     node = await make(inventory(A))
     await anext(node.kubelet.lists(await node.kubelet.registered()))
     gateway, again = node._gateway, asyncio.Event()
-    one = gateway._plugins[GPU]
+    one = gateway._resources[GPU]
 
     async def fails() -> None:
         if one.state.phase is Phase.STANDBY:
@@ -743,7 +742,7 @@ async def test_a_register_in_flight_is_not_given_up_for_a_younger_gateway(
 ) -> None:
     node = await make(inventory(A))
     await served(node, logs)
-    gateway, one = node._gateway, node._gateway.plugins[0]
+    gateway, one = node._gateway, node._gateway.resources[0]
     one.state = replace(one.state, phase=Phase.ACCEPTED)
     younger()
     gateway.others.look()
@@ -758,7 +757,7 @@ async def test_what_another_gateway_serves_is_not_remembered_but_what_it_remembe
 ) -> None:
     node = await make(inventory(A))
     await served(node, logs)
-    gateway, one = node._gateway, node._gateway.plugins[0]
+    gateway, one = node._gateway, node._gateway.resources[0]
     other = younger()
     await until(lambda: one.state.phase is Phase.STANDBY)
     node.source.inventories.put_nowait(inventory(A, B))
@@ -784,7 +783,7 @@ async def test_whom_the_kubelet_forgot_is_remembered_by_who_serves(
 ) -> None:
     node = await make(inventory(A))
     await served(node, logs)
-    gateway, one = node._gateway, node._gateway.plugins[0]
+    gateway, one = node._gateway, node._gateway.resources[0]
     if leaves:
         younger()
         await until(lambda: one.state.phase is Phase.STANDBY)
@@ -802,7 +801,7 @@ async def test_what_the_one_before_remembered_last_is_taken_over(
 
     async def able() -> None:  # It has read the ledger already.
         node.source.inventories.put_nowait(inventory(A, B))
-        await until(lambda: "b" in node._gateway.plugins[0].entries)
+        await until(lambda: "b" in node._gateway.resources[0].entries)
         node._gateway.ledger.set_forgotten(GPU, FORGOTTEN)
         assert await node._gateway.scribe.durable()
 
@@ -879,7 +878,7 @@ async def test_one_that_was_stood_by_for_in_vain_counts_again_once_it_registers(
 ) -> None:
     node = await make(inventory(A))
     await served(node, logs)
-    gateway, one = node._gateway, node._gateway.plugins[0]
+    gateway, one = node._gateway, node._gateway.resources[0]
     other = younger()
     await until(lambda: one.state.phase is Phase.STANDBY)
     gateway.others.unserved(one, other.age)
@@ -906,7 +905,7 @@ async def test_books_are_looked_into_again_where_the_list_changed(
 ) -> None:
     node = await make(inventory(A))
     await served(node, logs)
-    one = node._gateway._plugins[GPU]
+    one = node._gateway._resources[GPU]
     one._cancel(Timer.VERIFY)
     looks: list[Sequence[Device]] = []
 
@@ -946,7 +945,7 @@ async def test_what_was_handed_over_is_registered_a_moment_later(make: Make, mon
 async def test_what_is_connected_to_the_kubelet_before_is_not_used(make: Make, logs: asyncio.Queue[EventDict]) -> None:
     node = await make(inventory(A))
     await served(node, logs)
-    one = node._gateway.plugins[0]
+    one = node._gateway.resources[0]
     one.approach(KubeletId(0, 0, 0))
     assert one._ahead is not None
     await one._ahead.channel.channel_ready()
@@ -965,7 +964,7 @@ async def test_who_is_served_or_stands_by_holds_no_connection_to_the_kubelet(
     """It would keep gRPC's threads busy."""
     node = await make(inventory(A))
     await served(node, logs)
-    one, kubelet = node._gateway.plugins[0], watch.kubelet_id(node.folder / "dp" / "kubelet.sock")
+    one, kubelet = node._gateway.resources[0], watch.kubelet_id(node.folder / "dp" / "kubelet.sock")
     assert kubelet is not None
     one.approach(kubelet)
     one.feed(KubeletUp(kubelet))
@@ -982,10 +981,10 @@ async def test_a_kubelet_that_came_in_between_is_not_taken_for_the_one_before(
     node = await make(inventory(A))
     lists = await served(node, logs)
     whole, stale = watch.kubelet_id, [KubeletId(0, 0, 0)]
-    monkeypatch.setattr(plugin, "kubelet_id", lambda path: stale.pop() if stale else whole(path))
+    monkeypatch.setattr(registrar, "kubelet_id", lambda path: stale.pop() if stale else whole(path))
     await lists.aclose()
     await node.kubelet.registered()
-    assert node._gateway.plugins[0].state.kubelet == whole(node.folder / "dp" / "kubelet.sock")
+    assert node._gateway.resources[0].state.kubelet == whole(node.folder / "dp" / "kubelet.sock")
 
 
 async def test_without_hard_links_the_servers_own_path_is_registered(
@@ -1011,7 +1010,7 @@ async def test_the_unexpected_while_registering_is_said_and_tried_again(
             raise failures.pop()
         return whole(path)
 
-    monkeypatch.setattr(plugin, "kubelet_id", once)
+    monkeypatch.setattr(registrar, "kubelet_id", once)
     kubelet = (await make(inventory(A))).kubelet
     assert (await told(logs, "unexpected while registering"))["level"] == "error"
     assert (await kubelet.registered()).resource_name == GPU
@@ -1236,7 +1235,7 @@ async def test_who_else_listens_costs_the_kubelet_nothing(
         node.source.inventories.put_nowait(inventory(A, B))
         assert (await anext(lists), await anext(lasting)) == ((A, B), (A, B))
     assert node.kubelet.registrations.empty()
-    assert node._gateway.plugins[0].state.cuts == 0
+    assert node._gateway.resources[0].state.cuts == 0
 
 
 @pytest.mark.parametrize(("user_agent", "deadline"), [("", None), ("grpc-go/1.60.0", 600.0)])
@@ -1259,7 +1258,7 @@ async def test_who_listens_before_the_kubelet_calls_does_not_take_its_place(
 
 async def test_how_many_asked_for_the_options_is_bounded(make: Make) -> None:
     node = await make(inventory(A))
-    to, resource = await node.kubelet.registered(), node._gateway.plugins[0].resource
+    to, resource = await node.kubelet.registered(), node._gateway.resources[0].plugin
     for number in range(serve._MOST_AGENTS + 1):
         async with contextlib.aclosing(Listener(node, f"other/{number}")) as other:
             await other.call(to, "GetDevicePluginOptions")
@@ -1270,7 +1269,7 @@ async def test_who_else_listens_is_not_waited_for(make: Make, logs: asyncio.Queu
     """A handover waits until our streams are over: the kubelet's are meant."""
     node = await make(inventory(A))
     lists = await served(node, logs)
-    resource, to = node._gateway.plugins[0].resource, node._gateway.plugins[0].state.name
+    resource, to = node._gateway.resources[0].plugin, node._gateway.resources[0].state.name
     async with contextlib.aclosing(Listener(node)) as other:
         await anext(other.lists(Registration("v1beta1", to, GPU)))
         assert resource.streaming
@@ -1287,9 +1286,9 @@ async def test_a_list_that_is_too_large_for_somebody_else_is_not_withheld(
     monkeypatch.setattr(type(node.kubelet.dialect), "message_limit", 1)
     async with contextlib.aclosing(Listener(node)) as other:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await other.first(Registration("v1beta1", node._gateway.plugins[0].state.name, GPU))
+            await other.first(Registration("v1beta1", node._gateway.resources[0].state.name, GPU))
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert node._gateway.plugins[0].state.phase is Phase.SERVING
+    assert node._gateway.resources[0].state.phase is Phase.SERVING
 
 
 async def test_what_others_show_is_no_evidence_of_the_kubelet(make: Make) -> None:
@@ -1299,9 +1298,9 @@ async def test_what_others_show_is_no_evidence_of_the_kubelet(make: Make) -> Non
     async with contextlib.aclosing(Listener(node, "grpc-go/1.82.1 other/1.0")) as other:
         await other.call(to, "GetDevicePluginOptions")
         await anext(node.kubelet.lists(to))
-        before = node._gateway.plugins[0].resource.level
+        before = node._gateway.resources[0].plugin.level
         await anext(other.lists(to))
-        assert node._gateway.plugins[0].resource.level == before == Level(23, 24)
+        assert node._gateway.resources[0].plugin.level == before == Level(23, 24)
 
 
 async def test_others_are_bounded_and_the_kubelet_is_always_heard(
@@ -1354,7 +1353,7 @@ async def test_no_stream_ends_for_options_that_say_nothing_new(
     lists = await served(node, logs)
     await node._gateway.lists.take(then)
     await anext(lists)
-    assert node._gateway._plugins[GPU].state.phase is Phase.SERVING
+    assert node._gateway._resources[GPU].state.phase is Phase.SERVING
 
 
 # One list at a time.
@@ -1410,7 +1409,7 @@ class Context:
 async def test_a_list_that_changes_while_one_is_sent_is_sent_too(make: Make, logs: asyncio.Queue[EventDict]) -> None:
     node = await make(inventory(A))
     await served(node, logs)
-    one, sent, enough = node._gateway.plugins[0], list[tuple[Device, ...]](), asyncio.Event()
+    one, sent, enough = node._gateway.resources[0], list[tuple[Device, ...]](), asyncio.Event()
 
     async def write(data: bytes) -> None:
         sent.append(node.kubelet.dialect.decode_list(data))
@@ -1420,7 +1419,7 @@ async def test_a_list_that_changes_while_one_is_sent_is_sent_too(make: Make, log
             enough.set()
 
     stream = asyncio.ensure_future(
-        one.resource._list_and_watch(node.kubelet.dialect, cast("serve._Context", Context(write)))
+        one.plugin._list_and_watch(node.kubelet.dialect, cast("serve._Context", Context(write)))
     )
     async with asyncio.timeout(10):
         await enough.wait()
@@ -1442,7 +1441,7 @@ async def test_a_list_may_be_just_as_large_as_the_kubelet_receives(
     await served(node, logs)
     dialect = node.kubelet.dialect
     monkeypatch.setattr(type(dialect), "message_limit", len(dialect.encode_list(devices).data) + room)
-    said = node._gateway.plugins[0].resource.too_large(dialect)
+    said = node._gateway.resources[0].plugin.too_large(dialect)
     assert said is None if fits else "1 devices would fit" in (said or "")
 
 
@@ -1468,7 +1467,7 @@ async def test_a_later_look_that_lacks_a_resource_begins_a_look_for_it(
 ) -> None:
     node = await make(inventory(*devices))
     lists = await served(node, logs)
-    one, fed = node._gateway.plugins[0], list[Event]()
+    one, fed = node._gateway.resources[0], list[Event]()
     assert one.stream_since is not None
     monkeypatch.setattr(one, "feed", fed.append)
     at = one.stream_since + (-1 if young else 1)
@@ -1520,14 +1519,14 @@ async def test_a_new_socket_directory_that_can_not_be_used_at_once_is_tried_agai
     """As where no descriptor is left to bind with: seen in the gauntlet, and nothing else would ever mend it."""
     node = await make(inventory(A))
     await node.kubelet.registered()
-    failures, bind = iter(range(3)), Resource.bind
+    failures, bind = iter(range(3)), DevicePlugin.bind
 
-    async def fail_at_first(self: Resource, path: Path) -> None:
+    async def fail_at_first(self: DevicePlugin, path: Path) -> None:
         if next(failures, None) is not None:
             raise RuntimeError("Too many open files")
         await bind(self, path)
 
-    monkeypatch.setattr(Resource, "bind", fail_at_first)
+    monkeypatch.setattr(DevicePlugin, "bind", fail_at_first)
     node._gateway._folder._replaced()
     await told(logs, "the new socket directory can't be used yet")
     async with asyncio.timeout(10):
