@@ -441,6 +441,7 @@ def test_a_kubelet_elsewhere_moves_its_pod_resources_and_nothing_else() -> None:
 def test_there_is_no_token_where_no_feature_needs_one() -> None:
     found = rendered()
     assert found["DaemonSet", "nvidia"]["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    assert found["ServiceAccount", ""]["automountServiceAccountToken"] is False
     assert not {kind for kind, _ in found} & {"ClusterRole", "ClusterRoleBinding"}
 
 
