@@ -9,6 +9,7 @@ RULES = {
     "Q2": "the emulated kubelet warns before it forgets who holds which devices",
     "Q3": "a matrix runs on the kubelets that were asked for, and only where its report can be kept",
     "Q4": "who wants no colours gets none",
+    "Q5": "another project's package in the place of ours is recognised before anything is imported, and named",
 }
 
 MUTANTS = (
@@ -91,5 +92,29 @@ MUTANTS = (
         'not os.environ.get("NO_COLOR")',
         '"NO_COLOR" not in os.environ',
         "tests/unit/test_cli_status.py::test_who_wants_no_colours_gets_none",
+    ),
+    Mutant(
+        "Q5",
+        "a package that was merged into ours is taken for it",
+        "gateway/cli/environment.py",
+        " or PROJECT.encode() not in origin.read_bytes():",
+        ":",
+        "tests/unit/test_environment.py::test_whose_packages_they_are",
+    ),
+    Mutant(
+        "Q5",
+        "a package from elsewhere is taken for ours",
+        "gateway/cli/environment.py",
+        "if origin is None or origin.parents[1] != ours or",
+        "if origin is None or not ours or",
+        "tests/unit/test_environment.py::test_whose_packages_they_are",
+    ),
+    Mutant(
+        "Q5",
+        "the rest is imported first",
+        "gateway/cli/__init__.py",
+        "environment.require()\n",
+        "from gateway.cli import main\n\nenvironment.require()\n",
+        "tests/unit/test_environment.py::test_whose_packages_they_are",
     ),
 )
