@@ -290,11 +290,12 @@ class Player:
             return
         where = (gateway.talks, "GPU-0")
         self.node.cordoned.pop(where, None)  # Until it is acknowledged, either may be.
+        alone = self._done == self._orders
         self._orders += 1
         order = self._orders
 
         def done() -> None:
-            if gateway.scribe.ledger.pending == 0 and order == self._orders and self._done == order - 1:
+            if gateway.scribe.ledger.pending == 0 and alone and order == self._orders:
                 self.node.cordoned[where] = cordon
             self._done += 1
 
