@@ -101,4 +101,4 @@ class Ability:
         api = self._speaks[1]
         if api is None:
             return f"this kubelet speaks none of the APIs that --api {self._api} allows: use --api auto"
-        return resource.plugin.too_large(by_name(api))
+        return resource.plugin.list.too_large(by_name(api))

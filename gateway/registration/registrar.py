@@ -213,9 +213,9 @@ class Resource:
 
     def publish(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> None:
         """Put a new list before the kubelet, and register once more where what Register said is no longer true."""
-        asked = self.plugin.options
+        asked = self.plugin.list.options
         self.plugin.publish(listing, entries)
-        if self.plugin.options != asked and self.plugin.says_options:
+        if self.plugin.list.options != asked and self.plugin.says_options:
             self.feed(events.Renew("the resource asks other options of the kubelet than before"))
         if self.state.phase is Phase.OUT:  # The list may fit now.
             self.feed(events.Resume())
@@ -322,7 +322,7 @@ class Resource:
 
     async def _register(self, offer: events.Offer) -> tuple[str, str]:
         dialect = by_name(offer.dialect)
-        if reason := self.plugin.too_large(dialect):
+        if reason := self.plugin.list.too_large(dialect):
             return UNFIT, reason
         socket = self._node.kubelet_socket
         kubelet = kubelet_id(socket)
@@ -334,7 +334,7 @@ class Resource:
         self.feed(events.Reached(offer.attempt, kubelet))
         endpoint = self._link(offer.name)
         try:
-            wire = dialect.encode_register(Registration(dialect.name, endpoint, self.name, self.plugin.options))
+            wire = dialect.encode_register(Registration(dialect.name, endpoint, self.name, self.plugin.list.options))
         except UnsayableError as error:
             return UNFIT, str(error)
         self.plugin.offer(dialect)

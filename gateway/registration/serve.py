@@ -15,28 +15,26 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 import grpc
 import grpc.aio
 import structlog
-from msgspec.structs import replace
 
 from adapters.dialect import MalformedError, UnsayableError, Verdict, sayable, span
 from adapters.levels import Evidence, level, may_be_kubelet
 from devices.life import admission, states
-from devices.model import Fault, Field, Options, RefusedError
+from devices.model import Fault, Field, RefusedError
 from gateway.kubelet import drift
 from gateway.kubelet.watch import target
+from gateway.registration.devicelist import DeviceList
 from gateway.registration.events import StreamEnded, StreamOpened, Withhold
 from gateway.registration.requests import Requests, whole
-from gateway.registration.spelled import spell
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
     from pathlib import Path
 
-    from adapters.dialect import Dialect, Level, Wire
+    from adapters.dialect import Dialect, Level
     from devices.model import ContainerAnswer, ContainerRequest, Device
     from devices.source import DeviceSource, Listing
     from gateway.registration.events import Event
-    from gateway.registration.spelled import Parts
     from gateway.registration.turns import Turns
     from gateway.tally import Tally
 
@@ -140,21 +138,17 @@ class DevicePlugin:
         self.name = name
         self._guard = guard
         self._source, self._emit, self._memory, self._tally, self._turns = source, emit, memory, tally, turns
-        self._kubelet_minor, self._grace = kubelet_minor, grace
+        self._kubelet_minor = kubelet_minor
         self._log = _log.bind(resource=name)
         self._dialect: Dialect | None = None
         self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         self._evidence = Evidence()
         self._asked_options: set[str | None] = set()
         """The user agents of those who asked for the options since the last Register."""
-        self._by_id: dict[str, states.Entry] = {}
-        self._listing: Listing | None = None
-        self._lists: dict[str, Wire] = {}
-        self._parts: dict[str, Parts] = {}
+        self.list = DeviceList(name, tally, grace=grace)
         self._streams: dict[int, _Stream] = {}
         self._heeded: int | None = None
         """The stream that is taken for the kubelet's, or was taken for it last."""
-        self._lost_fields: set[tuple[str, Field]] = set()
         self._notes: list[tuple[str, tuple[str, ...], Level]] = []
         """What was handed out and isn't noted yet: the dialect, the devices, and what is known of the kubelet."""
         self.given = 0
@@ -168,51 +162,18 @@ class DevicePlugin:
     @property
     def devices(self) -> tuple[Device, ...]:
         """The list as the kubelet is to see it."""
-        return tuple(entry.device for entry in self._by_id.values())
+        return self.list.devices
 
     @property
     def entries(self) -> dict[str, states.Entry]:
         """What is on the list, with each device's state, by device ID."""
-        return self._by_id
+        return self.list.entries
 
     def publish(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> None:
         """Put a new list before every open stream, if it says anything new. The caller has made its device IDs durable."""
-        before = self.devices
-        if listing is not None and not listing.devices and self._listing is not None:
-            # Nothing is offered any more: what containers hold still asks what it asked.
-            listing = replace(listing, options=self._listing.options)
-        self._listing = listing
-        self._by_id = {entry.device.id: entry for entry in entries}
-        if self.devices == before:
-            return
-        self._lists.clear()
-        for stream in self._streams.values():
-            stream.changed.set()
-
-    def forget(self, device_id: str) -> None:
-        """Judge a device anew with the next list, as if it had never been on one."""
-        self._by_id.pop(device_id, None)
-
-    def too_large(self, dialect: Dialect) -> str | None:
-        """Say why the list can't be sent in ``dialect``, and how many devices of it could; None where it can."""
-        size = len(self._list(dialect).data)
-        if dialect.message_limit is None or size <= dialect.message_limit:
-            return None
-        fits = _how_many_fit(dialect, self.devices, dialect.message_limit)
-        return (
-            f"the list of {len(self._by_id)} devices takes {size} bytes, and a kubelet of {dialect.name} receives at most "
-            f"{dialect.message_limit} in one message: {fits} devices would fit. Announce fewer devices (fewer replicas), or "
-            "shorten their IDs"
-        )
-
-    def _list(self, dialect: Dialect) -> Wire:
-        """Spell the list, once per dialect and change."""
-        wire = self._lists.get(dialect.name)
-        if wire is None:
-            wire, self._parts[dialect.name] = spell(dialect, self.devices, self._parts.get(dialect.name, ()))
-            self._lists[dialect.name] = wire
-            self._note_lost(dialect, wire)
-        return wire
+        if self.list.becomes(listing, entries):
+            for stream in self._streams.values():
+                stream.changed.set()
 
     # Being served.
 
@@ -331,7 +292,7 @@ class DevicePlugin:
     async def _get_options(self, dialect: Dialect, _request: bytes, context: _Context) -> bytes:
         if len(self._asked_options) < _MOST_AGENTS:
             self._asked_options.add(_user_agent(context))
-        return dialect.encode_options(self.options).data
+        return dialect.encode_options(self.list.options).data
 
     async def _list_and_watch(self, dialect: Dialect, context: _Context) -> None:
         number, agent = next(_streams), _user_agent(context)
@@ -351,11 +312,11 @@ class DevicePlugin:
                     await self._turns.take(dialect.spacing, writes=True)
                 if stream.ending:
                     break
-                if reason := self.too_large(dialect):
+                if reason := self.list.too_large(dialect):
                     if number == self._heeded:
                         self._emit(Withhold(reason))
                     await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
-                await whole(context.write(self._list(dialect).data))
+                await whole(context.write(self.list.wire(dialect).data))
                 await stream.changed.wait()
         finally:
             del self._streams[number]
@@ -382,17 +343,18 @@ class DevicePlugin:
             )
         known_level = level(dialect, self._evidence)
         answers: list[ContainerAnswer] = []
-        listed = self._by_id
+        listed = self.list.entries
         for container in containers:
             self._check(dialect, container)
             answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
         if dialect.spacing:
             await self._turns.take(dialect.spacing, writes=False)  # It writes when all of the container's are answered.
-        if self._by_id is not listed:  # The list changed while the source was asked: what was judged is no longer so.
+        # The list changed while the source was asked: what was judged is no longer so.
+        if self.list.entries is not listed:
             for container in containers:
                 self._check(dialect, container)
         wire = dialect.encode_allocate_answer(containers, answers, known_level)
-        self._note_lost(dialect, wire)
+        self.list.note_lost(dialect, wire)
         # When the answer is on its way: the kubelet starts no other pod until it has it (#117435).
         if not self._notes:
             asyncio.get_running_loop().call_later(NOTED_AFTER, self.note_handed_out)
@@ -410,13 +372,13 @@ class DevicePlugin:
 
     def _check(self, dialect: Dialect, container: ContainerRequest) -> None:
         """Raise RefusedError unless the life of each device allows it to be handed out now."""
-        if admission.all_present(container.device_ids, self._by_id):
+        if admission.all_present(container.device_ids, self.list.entries):
             return
         self.note_handed_out()  # It counts now.
         warnings = admission.judge(
             self.name,
             container.device_ids,
-            self._by_id,
+            self.list.entries,
             now=time.monotonic(),
             # 1.8 asks again at each start of a container, so that a refusal would end a pod that runs.
             handed_out=self._memory.handed_out if dialect.asks_again else frozenset(),
@@ -433,44 +395,14 @@ class DevicePlugin:
 
     async def _pre_start(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
         device_ids = dialect.decode_pre_start_request(request)
-        admission.judge_pre_start(self.name, device_ids, self._by_id)
+        admission.judge_pre_start(self.name, device_ids, self.list.entries)
         await self._source.prepare(self.name, device_ids)
         return b""  # PreStartContainerResponse has no fields
-
-    @property
-    def options(self) -> Options:
-        """What is asked of the kubelet for this resource; nothing while the source has not looked yet."""
-        options = self._listing.options if self._listing is not None else Options()
-        if self._grace and admission.awaits_pre_start(self._by_id.values()):
-            return replace(options, pre_start_required=True)
-        return options
 
     @property
     def says_options(self) -> bool:
         """Whether the kubelet can be told of them: not by the alphas, which have no word for them."""
         return self._dialect is not None and self._dialect.rules[Field.OPTIONS].verdict is Verdict.LOSSLESS
-
-    def _note_lost(self, dialect: Dialect, wire: Wire) -> None:
-        """Count what a dialect could not say, and tell it once per field."""
-        for field in wire.lost:
-            self._tally.lost_field(dialect.name, field)
-            if (dialect.name, field) not in self._lost_fields:
-                self._lost_fields.add((dialect.name, field))
-                self._log.info(
-                    "left out", field=field.value, api=dialect.name, why="this API cannot say it; pods work without"
-                )
-
-
-def _how_many_fit(dialect: Dialect, devices: Sequence[Device], limit: int) -> int:
-    """Count the first devices whose list takes at most ``limit`` bytes; a list's size is the sum of its parts'."""
-    fits, step = 0, 4096
-    while step:
-        part = len(dialect.encode_list(devices[fits : fits + step]).data)
-        if part <= limit and fits + step <= len(devices):
-            fits, limit = fits + step, limit - part
-        else:
-            step //= 2
-    return fits
 
 
 class _Calls(grpc.GenericRpcHandler):

@@ -330,7 +330,7 @@ class Commands:
                 return True
             raise ControlError(f"{device_id} of {resource} is held by {holder}: end that pod first")
         gateway.beliefs.forget(device_id)
-        one.plugin.forget(device_id)
+        one.plugin.list.forget(device_id)
         gateway.ledger.set_sticky(resource, sticky)
         return (gone and gateway.ledger.withdraw(resource, [device_id])) or ill or forgotten
 

@@ -197,7 +197,7 @@ MUTANTS = (
         "H5",
         "an Allocate that an edit overtook is answered",
         "gateway/registration/serve.py",
-        "        if self._by_id is not listed:",
+        "        if self.list.entries is not listed:",
         "        if False:",
         f"{_BOARDS}::test_an_edit_while_the_source_is_asked_refuses_what_is_offered_no_longer",
     ),

@@ -117,8 +117,8 @@ MUTANTS = (
         "Z2",
         "a write is cancelled with its stream",
         "gateway/registration/serve.py",
-        "await whole(context.write(self._list(dialect).data))",
-        "await context.write(self._list(dialect).data)",
+        "await whole(context.write(self.list.wire(dialect).data))",
+        "await context.write(self.list.wire(dialect).data)",
         f"{_REQUESTS}::test_a_write_that_nobody_waits_for_comes_to_its_end",
     ),
     Mutant(

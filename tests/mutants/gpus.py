@@ -157,8 +157,8 @@ MUTANTS = (
     Mutant(
         "U6",
         "every inventory is a new list",
-        "gateway/registration/serve.py",
-        "        if self.devices == before:\n            return\n",
+        "gateway/registration/devicelist.py",
+        "        if self.devices == before:\n            return False\n",
         "",
         f"{_SERVE}::test_a_list_that_says_nothing_new_is_not_sent",
     ),

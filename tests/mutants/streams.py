@@ -216,8 +216,8 @@ MUTANTS = (
         "J6",
         "what changes while a list is sent is forgotten",
         "gateway/registration/serve.py",
-        "                await whole(context.write(self._list(dialect).data))\n",
-        "                await whole(context.write(self._list(dialect).data))\n                stream.changed.clear()\n",
+        "                await whole(context.write(self.list.wire(dialect).data))\n",
+        "                await whole(context.write(self.list.wire(dialect).data))\n                stream.changed.clear()\n",
         f"{_SERVE}::test_a_list_that_changes_while_one_is_sent_is_sent_too",
     ),
 )

@@ -17,14 +17,7 @@ APART: Final = ("adapters/pb", "gateway/cli", "gateway/lab")
 MOST_LINES: Final = 450
 MOST_LINES_OF_A_CLASS: Final = 300
 MOST_MODULES: Final = 12
-UNFINISHED: Final = frozenset(
-    {
-        "gateway/daemon.py",
-        "gateway/registration/serve.py",
-        "class Gateway of gateway/daemon.py",
-        "class Resource of gateway/registration/serve.py",
-    }
-)
+UNFINISHED: Final[frozenset[str]] = frozenset()
 """What is too large still: a row goes when it is cut, and none comes."""
 
 

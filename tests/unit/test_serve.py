@@ -1441,7 +1441,7 @@ async def test_a_list_may_be_just_as_large_as_the_kubelet_receives(
     await served(node, logs)
     dialect = node.kubelet.dialect
     monkeypatch.setattr(type(dialect), "message_limit", len(dialect.encode_list(devices).data) + room)
-    said = node._gateway.resources[0].plugin.too_large(dialect)
+    said = node._gateway.resources[0].plugin.list.too_large(dialect)
     assert said is None if fits else "1 devices would fit" in (said or "")
 
 

@@ -1,0 +1,116 @@
+"""The list of one resource: what is on it, what is asked of the kubelet with it, and how each dialect spells it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+from msgspec.structs import replace
+
+from devices.life import admission, states
+from devices.model import Field, Options
+from gateway.registration.spelled import spell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from adapters.dialect import Dialect, Wire
+    from devices.model import Device
+    from devices.source import Listing
+    from gateway.registration.spelled import Parts
+    from gateway.tally import Tally
+
+_log = structlog.get_logger()
+
+
+class DeviceList:
+    """What is on offer under one resource name.
+
+    Args:
+        name: the resource name.
+        tally: counts what a dialect can't say.
+        grace: whether containers wait, by a PreStartContainer that is refused, for devices that nobody has looked for yet.
+    """
+
+    def __init__(self, name: str, tally: Tally, *, grace: bool) -> None:
+        self._name, self._tally, self._grace = name, tally, grace
+        self._log = _log.bind(resource=name)
+        self.entries: dict[str, states.Entry] = {}
+        """What is on the list, with each device's state, by device ID."""
+        self._listing: Listing | None = None
+        self._wires: dict[str, Wire] = {}
+        self._parts: dict[str, Parts] = {}
+        self._lost_fields: set[tuple[str, Field]] = set()
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The list as the kubelet is to see it."""
+        return tuple(entry.device for entry in self.entries.values())
+
+    def becomes(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> bool:
+        """Take a new list; say whether it tells the kubelet anything new."""
+        before = self.devices
+        if listing is not None and not listing.devices and self._listing is not None:
+            # Nothing is offered any more: what containers hold still asks what it asked.
+            listing = replace(listing, options=self._listing.options)
+        self._listing = listing
+        self.entries = {entry.device.id: entry for entry in entries}
+        if self.devices == before:
+            return False
+        self._wires.clear()
+        return True
+
+    def forget(self, device_id: str) -> None:
+        """Judge a device anew with the next list, as if it had never been on one."""
+        self.entries.pop(device_id, None)
+
+    def too_large(self, dialect: Dialect) -> str | None:
+        """Say why the list can't be sent in ``dialect``, and how many devices of it could; None where it can."""
+        size = len(self.wire(dialect).data)
+        if dialect.message_limit is None or size <= dialect.message_limit:
+            return None
+        fits = _how_many_fit(dialect, self.devices, dialect.message_limit)
+        return (
+            f"the list of {len(self.entries)} devices takes {size} bytes, and a kubelet of {dialect.name} receives at most "
+            f"{dialect.message_limit} in one message: {fits} devices would fit. Announce fewer devices (fewer replicas), or "
+            "shorten their IDs"
+        )
+
+    def wire(self, dialect: Dialect) -> Wire:
+        """Spell the list, once per dialect and change."""
+        wire = self._wires.get(dialect.name)
+        if wire is None:
+            wire, self._parts[dialect.name] = spell(dialect, self.devices, self._parts.get(dialect.name, ()))
+            self._wires[dialect.name] = wire
+            self.note_lost(dialect, wire)
+        return wire
+
+    @property
+    def options(self) -> Options:
+        """What is asked of the kubelet for this resource; nothing while the source has not looked yet."""
+        options = self._listing.options if self._listing is not None else Options()
+        if self._grace and admission.awaits_pre_start(self.entries.values()):
+            return replace(options, pre_start_required=True)
+        return options
+
+    def note_lost(self, dialect: Dialect, wire: Wire) -> None:
+        """Count what a dialect could not say, and tell it once per field."""
+        for field in wire.lost:
+            self._tally.lost_field(dialect.name, field)
+            if (dialect.name, field) not in self._lost_fields:
+                self._lost_fields.add((dialect.name, field))
+                self._log.info(
+                    "left out", field=field.value, api=dialect.name, why="this API cannot say it; pods work without"
+                )
+
+
+def _how_many_fit(dialect: Dialect, devices: Sequence[Device], limit: int) -> int:
+    """Count the first devices whose list takes at most ``limit`` bytes; a list's size is the sum of its parts'."""
+    fits, step = 0, 4096
+    while step:
+        part = len(dialect.encode_list(devices[fits : fits + step]).data)
+        if part <= limit and fits + step <= len(devices):
+            fits, limit = fits + step, limit - part
+        else:
+            step //= 2
+    return fits
