@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from adapters.registry import DIALECTS
 from gateway.cli.main import gateway
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class _Versions(click.ParamType[tuple[str, ...]]):
 )
 @click.option(
     "--behind",
-    type=click.Choice(("0.1", "v1alpha2", "v1beta1")),
+    type=click.Choice(tuple(one.name for one in reversed(DIALECTS))),
     default=None,
     help="Run them through the bridge: a plugin that speaks this API has the GPUs, and the gateways only pass it on.",
 )
