@@ -119,7 +119,7 @@ e2e-chart: $(VENV) ## the Helm chart installed, rolled and removed on such a nod
 e2e-dra: $(VENV) ## the same with ResourceClaims, on kubelets 1.32, 1.36 and 1.37 (--dra only)
 	@for version in 1.32 1.36 1.37; do \
 		$(RUN)python -m gateway.lab.node --kubelet $$version -- \
-			.venv/bin/python -m pytest -m e2e tests/e2e/test_dra.py -k "$$version or write" $(E2E) || exit 1; done
+			.venv/bin/python -m pytest -m e2e tests/e2e/test_dra.py -k "$$version or write or away" $(E2E) || exit 1; done
 	@$(RUN)python -m gateway.lab.node --leftovers
 
 # IMAGE: more options. "--tag 0.1.0 --tag 0.1.0-b" makes two archives of one layer, to try a roll with.

@@ -1,5 +1,6 @@
 """Pods with ResourceClaims on a genuine node whose GPUs the gateway offers by DRA alone, through restarts of everybody."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -7,7 +8,7 @@ import pytest_asyncio
 
 from gateway.lab.node import Node
 from gateway.lab.node.dra import DRIVER, DraNode
-from gateway.lab.node.installed import DEVICES
+from gateway.lab.node.installed import DEVICES, GPUS, write_profile
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 OVERLAP = ["1.36", "1.37"]
@@ -34,6 +35,7 @@ async def begin(dra: DraNode, version: str) -> None:
     if dra.node.kubelet.version != version:
         await dra.node.kubelet.restart(version=version)
         await dra.node.ready()
+    write_profile(dra.node)
     while len(dra.gateways) > 1:
         await dra.end(dra.gateways[0])
     if not dra.gateways:
@@ -78,6 +80,37 @@ async def test_a_roll_loses_no_claim(dra: DraNode, version: str) -> None:
     await dra.end(elder)
     await dra.claim_pod("c")
     await dra.delete("a", "b", "c")
+    assert dra.prepared() == {}
+
+
+async def test_a_node_is_switched_with_its_pods(dra: DraNode, version: str) -> None:
+    await begin(dra, version)
+    await dra.close()
+    await dra.start(only=False)
+    held = {name: await dra.named_pod(name) for name in ("x", "y")}
+    await dra.close()
+    await dra.start()
+    await dra.published(GPUS - 2)
+    given = [DEVICES[await dra.claim_pod(name)] for name in ("a", "b")]
+    assert not {*given} & {*held.values()}
+    await dra.delete("x")  # Nobody writes the kubelet's checkpoint any more.
+    await dra.published(GPUS - 1)
+    await dra.delete("y", "a", "b")
+    await dra.published()
+
+
+async def test_an_api_server_that_was_away_is_told_what_happened(dra: DraNode) -> None:
+    await begin(dra, "1.37")
+    await dra.claim_pod("a")
+    await dra.node.apiserver.stop()
+    write_profile(dra.node, ill={GPUS - 1})
+    await dra.node.apiserver.start()
+    async with asyncio.timeout(20):
+        while await dra.tainted() != {f"gpu-{GPUS - 1}"}:  # noqa: ASYNC110 - a look costs milliseconds
+            await asyncio.sleep(0.05)
+    write_profile(dra.node)
+    assert dra.account("a").lost == ()
+    await dra.delete("a")
     assert dra.prepared() == {}
 
 

@@ -72,14 +72,14 @@ class DraNode:
 
     # The gateway.
 
-    async def start(self) -> GatewayProcess:
-        """Start one more gateway; return when the kubelet took its registration."""
+    async def start(self, *, only: bool = True) -> GatewayProcess:
+        """Start one more gateway, with DRA only, or without; return when the kubelet took its registration."""
         root, state = self.node.root, self.node.root / STATE
         state.mkdir(parents=True, exist_ok=True)
         (root / "run/cdi").mkdir(parents=True, exist_ok=True)
         kubeconfig = self.node.folder / "run" / "gateway.kubeconfig"
         kubeconfig.write_text(json.dumps(self._kubeconfig()))
-        options = ["--dra", "only", "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
+        options = ["--dra", "only" if only else "off", "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
         command = gateway_command(self.node.plugins, state, write_profile(self.node), options=options)
         # The runtime's folder of specifications is the node's: the gateway sees it where a pod or a host service does.
         enter = f'mkdir -p /run/cdi && mount --bind "{root}/run/cdi" /run/cdi && exec "$@"'
@@ -87,7 +87,7 @@ class DraNode:
             ["unshare", "--mount", "sh", "-c", enter, "sh", *command], self.node.logs / "gateway.log"
         )
         self.gateways.append(one)
-        await one.wait_for("DRA driver registered", seconds=PATIENCE)
+        await one.wait_for("DRA driver registered" if only else "registered", seconds=PATIENCE)
         return one
 
     async def end(self, one: GatewayProcess) -> None:
@@ -129,6 +129,12 @@ class DraNode:
             for device in one["spec"].get("devices", ())
         }
 
+    async def tainted(self) -> set[str]:
+        """Give the names of the devices that are published with a taint."""
+        found = await self.api.get(SLICES)
+        devices = (device for one in found["items"] for device in one["spec"].get("devices", ()))
+        return {device["name"] for device in devices if device.get("taints")}
+
     async def published(self, count: int = GPUS) -> None:
         """Wait until so many devices are published."""
         async with asyncio.timeout(PATIENCE):
@@ -160,6 +166,13 @@ class DraNode:
         return 200
 
     # Pods.
+
+    async def named_pod(self, name: str) -> str:
+        """Start a pod that asks for one GPU by its resource's name; return its device node when its container runs."""
+        await self.api.create(POD, pods.gpu_pod(name, 1))
+        await self._runs(name)
+        [node] = self.account(name).nodes
+        return node
 
     async def claim_pod(self, name: str) -> str:
         """Start a pod with a claim for one GPU; return the UUID of what was allocated when its container runs."""
