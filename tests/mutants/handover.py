@@ -24,8 +24,33 @@ _HANDOVER = "tests/unit/test_handover.py"
 _RIVALS = "tests/unit/test_rivals.py"
 
 _PAIR = "tests/unit/test_pair.py"
+_PARTS = "tests/unit/test_parts.py"
 
 MUTANTS = (
+    Mutant(
+        "S12",
+        "who serves a resource instead isn't known",
+        "gateway/registration/machine.py",
+        "            state = replace(state, standing_by_for=peer)\n",
+        "",
+        f"{_PARTS}::test_who_serves_a_resource_instead",
+    ),
+    Mutant(
+        "S12",
+        "who is gone serves it still",
+        "gateway/registration/machine.py",
+        "            return replace(state, standing_by_for=None), ()\n",
+        "            return state, ()\n",
+        f"{_PARTS}::test_who_serves_a_resource_instead",
+    ),
+    Mutant(
+        "S12",
+        "a lease's end is told to nobody",
+        "gateway/handover/leases.py",
+        "            self._gone()\n",
+        "            pass\n",
+        f"{_PARTS}::test_a_lease_tells_once_that_its_holder_is_gone",
+    ),
     Mutant(
         "S19",
         "the next one of a pair is younger, and takes over",
