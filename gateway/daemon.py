@@ -315,7 +315,8 @@ class Gateway:
         if self.begun:
             self.others.approach(kubelet)
             self._tell_kubelet(self.resources)
-        self.beliefs.restarted(name for name, resource in self._resources.items() if resource.standing_by_for is None)
+        ours = (name for name, resource in self._resources.items() if resource.standing_by_for is None)
+        self.beliefs.restarted(ours, kubelet.mtime_ns / 1e9)
         if first:
             self.holdings.recall(self.ledger.resources())
         tell = partial(_log.info, "kubelet found", socket=str(self.presence.socket))

@@ -8,6 +8,7 @@ waits for news; each costs about a millisecond. What a look shows is kept until 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -157,10 +158,10 @@ class Beliefs:
         self._become(drift)
         self.look_within(AFTER_DOUBLED if drift.is_in_question(device_ids) else AFTER_ALLOCATE)
 
-    def restarted(self, resources: Iterable[str]) -> None:
-        """Take note of a new kubelet, which is to remember who holds what of these resources."""
+    def restarted(self, resources: Iterable[str], since: float = math.inf) -> None:
+        """Take note of a new kubelet, there ``since`` (unix seconds), which is to remember who holds what of these resources."""
         now = time.monotonic()
-        self._drifts |= {resource: self._drift(resource).restarted(now) for resource in resources}
+        self._drifts |= {resource: self._drift(resource).restarted(now, since) for resource in resources}
         self.look_within(AFTER_START)
 
     def recall(

@@ -21,6 +21,7 @@ nothing: a kubelet that has just started, or can't reach the API server, knows o
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -135,10 +136,15 @@ class Drift(Struct, frozen=True):
             _to_book=self._to_book if listed - unwell == self._listed - self._unwell else now,
         )
 
-    def restarted(self, now: float) -> Drift:
-        """Take note of a new kubelet: what was held at the last look, or given since, is to be in its books, too."""
+    def restarted(self, now: float, since: float = math.inf) -> Drift:
+        """Take note of a new kubelet: what was held at the last look, or given since, is to be in its records, too.
+
+        Args:
+            now: monotonic seconds.
+            since: when its socket was made, in unix seconds (infinite: nobody knows). What was seen after that is its own word.
+        """
         seen, held = self._seen, {}
-        if seen is not None:
+        if seen is not None and self._seen_at < since:
             held = {
                 device_id: Earlier(seen.names_of(self.resource, device_id), self._seen_at)
                 for device_id in (seen.held or {}).get(self.resource, {})

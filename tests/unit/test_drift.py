@@ -204,6 +204,8 @@ START = Drift(R).listed(devices("abcd"), 0).look(seen("ab"), 99).restarted(100)
         pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2), {}, id="its own pod is absent: it ended before"),
         pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2).look(seen("ab", by="x", pods="axy"), 110), {Kind.DOUBLED: "a"}, id="no, it comes late"),
         pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2).look(seen("ab", by="x", pods="xy"), 103).look(seen("ab", by="x", pods="axy"), 110), {Kind.DOUBLED: "a"}, id="and later still"),
+        pytest.param(Drift(R).listed(devices("ab"), 0).look(seen("ab"), 99, 50.0).restarted(100, 60.0).look(seen(""), 101), {Kind.FORGOTTEN: "ab"}, id="seen before this kubelet was there"),
+        pytest.param(Drift(R).listed(devices("ab"), 0).look(seen("ab"), 99, 50.0).restarted(100, 40.0).look(seen(""), 101), {}, id="seen of this kubelet, before we knew of it"),
         pytest.param(START.look(seen("", pods="xy"), 101).restarted(102).look(seen("", pods=""), 103), {Kind.FORGOTTEN: "ab"}, id="one more kubelet, before that was known"),
         pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 110), {}, id="drained before: no word of it"),
         pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 200).look(seen("", pods="abxy"), 300), {}, id="nor later"),
