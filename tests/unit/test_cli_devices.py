@@ -35,7 +35,7 @@ GPUS = [f"GPU-{number}f3a{number}c6e-77b0-4b1e-9d4a-0c5b8e21d9f{number}" for num
 PARTS = [f"MIG-{number}a41d2b7-0d5c-5a0e-8b7e-3f0f6d1c2e4{number}" for number in range(2)]
 KEYS = [
     *("gateway", "resource", "id", "health", "state", "kind", "reason", "numa", "holder", "drift"),
-    *("product", "index", "pci", "parent", "profile", "links", "nodes"),
+    *("product", "index", "pci", "parent", "profile", "links", "nodes", "minor", "driver", "memory", "traits"),
 ]
 
 Says = dict[str, Any] | Handled | ControlError
@@ -299,6 +299,10 @@ def test_for_a_script(folder: Path) -> None:
         "profile": "1g.10gb",
         "links": {},
         "nodes": [],
+        "minor": None,
+        "memory": 0,
+        "driver": "",
+        "traits": {},
     }
 
 

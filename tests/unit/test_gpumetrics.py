@@ -115,8 +115,8 @@ async def test_a_scrape_has_old_records_read_again_for_the_next(
     beliefs = SimpleNamespace(
         last=SimpleNamespace(at=1000.0), look_within=looked.append, holders=lambda _: {"GPU-0": "ns/p/c"}
     )
-    plugins = [SimpleNamespace(resource=SimpleNamespace(name="nvidia.com/gpu"))]
-    gateway: Any = SimpleNamespace(source=Driver(), settings=Settings(node_name="n1"), beliefs=beliefs, plugins=plugins)
+    resources = [SimpleNamespace(name="nvidia.com/gpu")]
+    gateway: Any = SimpleNamespace(source=Driver(), settings=Settings(node_name="n1"), beliefs=beliefs, resources=resources)
 
     async def others() -> tuple[HTTPStatus, str, bytes]:
         return HTTPStatus.OK, "text/plain", b"other 1\n"
@@ -387,15 +387,15 @@ def test_sources_that_have_none_are_left_out() -> None:
     assert Combined([Some(), Nothing()]).readings() == [GPU_0]  # type: ignore[list-item]
 
 
-async def test_a_gateway_tells_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gateway_tells_them(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the library where the driver's root is, as in a container; and one that hangs is left out."""
     world = dgx(tmp_path / "world", 2)
     world.write()
     monkeypatch.setenv("FAKE_NVML_WORLD", str(world.path))
-    folder = tmp_path / "root/usr/lib64"
-    folder.mkdir(parents=True)
-    (folder / "libnvidia-ml.so.1").symlink_to(library())
-    sockets = tmp_path / "device-plugins"
+    libraries = tmp_path / "root/usr/lib64"
+    libraries.mkdir(parents=True)
+    (libraries / "libnvidia-ml.so.1").symlink_to(library())
+    sockets = folder / "device-plugins"
     sockets.mkdir()
     options = ["--container-driver-root", str(tmp_path / "root"), "--metrics-address", "127.0.0.1:0", "--gpu-metrics"]
     command = gateway_command(sockets, tmp_path / "state", options=options)
