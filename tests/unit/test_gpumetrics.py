@@ -116,7 +116,9 @@ async def test_a_scrape_has_old_records_read_again_for_the_next(
         last=SimpleNamespace(at=1000.0), look_within=looked.append, holders=lambda _: {"GPU-0": "ns/p/c"}
     )
     resources = [SimpleNamespace(name="nvidia.com/gpu")]
-    gateway: Any = SimpleNamespace(source=Driver(), settings=Settings(node_name="n1"), beliefs=beliefs, resources=resources)
+    gateway: Any = SimpleNamespace(
+        source=Driver(), settings=Settings(node_name="n1"), beliefs=beliefs, resources=resources
+    )
 
     async def others() -> tuple[HTTPStatus, str, bytes]:
         return HTTPStatus.OK, "text/plain", b"other 1\n"
