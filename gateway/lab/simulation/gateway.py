@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gateway.lab.simulation.node import Node
 
 FIRST_LOOK, PEERS_AGAIN, PROBE_AGAIN, YIELD_TIME, HANDED_OVER_WAIT = 1.0, 0.5, 15.0, 0.05, 0.002
-"""As in ``gateway.daemon``, in seconds."""
+"""As in ``gateway.daemon``, ``gateway.handover.peers`` and ``gateway.handover.ability``, in seconds."""
 LEASE_AGAIN: Final = 0.3
 END_TIME, LAST_WRITE = 0.02, 2.2
 """Seconds that an orderly end takes, and that the last write is waited for."""
