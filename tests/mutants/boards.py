@@ -239,7 +239,7 @@ MUTANTS = (
         "gateway/handover/peers.py",
         "        await self._scribe.load()\n        await self._beliefs.look()\n",
         "        await self._beliefs.look()\n",
-        "tests/unit/test_serve.py::test_a_gateway_for_other_devices_is_left_alone_while_it_lives",
+        "tests/unit/test_serve.py::test_what_only_others_served_is_taken_up_at_once_when_nobody_is_left",
     ),
     Mutant(
         "H6",

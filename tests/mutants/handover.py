@@ -313,7 +313,7 @@ MUTANTS = (
         "gateway/handover/peers.py",
         "                self._tasks.background(self._take_up())\n\n    def look_at_peers",
         "                pass\n\n    def look_at_peers",
-        "tests/unit/test_serve.py::test_a_gateway_for_other_devices_is_left_alone_while_it_lives",
+        "tests/unit/test_serve.py::test_what_only_others_served_is_taken_up_at_once_when_nobody_is_left",
     ),
     Mutant(
         "S14",

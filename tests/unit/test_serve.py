@@ -686,6 +686,32 @@ async def test_a_gateway_for_other_devices_is_left_alone_while_it_lives(make: Ma
         await other.end()
 
 
+async def test_what_only_others_served_is_taken_up_at_once_when_nobody_is_left(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what the last one remembered of it: the state file is read before the lists are made."""
+    node = await make(inventory(A))
+    await node.kubelet.registered()
+    gateway, done = node._gateway, list[str]()
+    taken = asyncio.Event()
+    gateway.ledger.announce("late.example/gpu", (B,))
+
+    async def load(**_: object) -> None:
+        done.append("the state file is read")
+
+    async def update() -> None:
+        done.append("the lists are made")
+        taken.set()
+
+    monkeypatch.setattr(gateway.scribe, "load", load)
+    monkeypatch.setattr(gateway.lists, "update", update)
+    monkeypatch.setattr(gateway.others, "look_at_peers", lambda: None)
+    gateway.others.look()
+    async with asyncio.timeout(10):
+        await taken.wait()
+    assert done == ["the state file is read", "the lists are made"]
+
+
 async def test_what_another_gateway_served_is_served_whatever_fails(
     make: Make, monkeypatch: pytest.MonkeyPatch, logs: asyncio.Queue[EventDict]
 ) -> None:
