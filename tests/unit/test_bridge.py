@@ -100,6 +100,7 @@ async def test_allocates_reach_a_plugin_one_at_a_time_and_in_order(folder: Path)
         async with asyncio.timeout(GUARD_S):
             while not played.allocated:  # noqa: ASYNC110 - the plugin tells nobody
                 await asyncio.sleep(0.005)
+        await asyncio.wait(calls, timeout=0.2)  # nothing must happen
         assert played.allocated == [("b",)]
         played.free.set()
         await asyncio.gather(*calls)
