@@ -117,6 +117,8 @@ class Peers:
         self._resuming: set[str] = set()
         self._silent: set[Age] = set()
         """The other gateways that can't be talked to."""
+        self._talked: set[Age] = set()
+        """Those that ever talked to us."""
         self._yielding: set[str] = set()
         """What another gateway is to serve as soon as no Register of ours is in flight for it."""
         self._asked = False
@@ -200,7 +202,9 @@ class Peers:
 
         Kubelets 1.12 to 1.22 leave our stream open when another gateway registers, and give out nothing when that one ends.
         """
-        gone, self._silent = self._silent - set(peers), {age for age in peers if not self.handover.talks_to(age)}
+        gone = self._silent - set(peers)
+        self._talked = {age for age in peers if age in self._talked or self.handover.talks_to(age)}
+        self._silent = set(peers) - self._talked  # Who is about to end doesn't talk any more, and has given all away.
         for resource in self._resources.values() if gone else ():
             if resource.checked is Check.UNKNOWN and resource.state.phase is Phase.SERVING:
                 resource.feed(events.Renew("another gateway ended, and this kubelet doesn't tell whom it holds"))

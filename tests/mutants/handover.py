@@ -164,6 +164,14 @@ MUTANTS = (
         f"{_RIVALS}::test_one_that_could_not_talk_has_gone",
     ),
     Mutant(
+        "S17",
+        "who said goodbye counts as one that couldn't talk",
+        "gateway/handover/peers.py",
+        "if age in self._talked or self.handover.talks_to(age)}",
+        "if self.handover.talks_to(age)}",
+        f"{_RIVALS}::test_one_that_could_not_talk_has_gone",
+    ),
+    Mutant(
         "S15",
         "a kubelet that never wrote a file shows nothing",
         "gateway/kubelet/view.py",

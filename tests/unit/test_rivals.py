@@ -9,6 +9,7 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -160,13 +161,14 @@ async def test_what_nobody_serves_calls_for_a_person_until_somebody_does() -> No
 @pytest.mark.parametrize(
     ("checked", "talks", "anew"),
     [
-        pytest.param(Check.UNKNOWN, False, True, id="the kubelet doesn't tell whom it holds"),
-        pytest.param(Check.HELD, False, False, id="it does"),
-        pytest.param(Check.UNKNOWN, True, False, id="what it served was handed over"),
+        pytest.param(Check.UNKNOWN, (False,), True, id="the kubelet doesn't tell whom it holds"),
+        pytest.param(Check.HELD, (False,), False, id="it does"),
+        pytest.param(Check.UNKNOWN, (True,), False, id="what it served was handed over"),
+        pytest.param(Check.UNKNOWN, (False, True, False), False, id="it talked, and said goodbye before it went"),
     ],
 )
 async def test_one_that_could_not_talk_has_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Check, talks: bool, anew: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Check, talks: Sequence[bool], anew: bool
 ) -> None:
     gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(Policy()))
     plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
@@ -174,9 +176,10 @@ async def test_one_that_could_not_talk_has_gone(
     plugin.state = replace(plugin.state, phase=Phase.SERVING, stream=1)
     peers = {Age(1, "other"): tmp_path}  # Older: we serve.
     monkeypatch.setattr(gateway.others, "living", lambda: peers)
-    monkeypatch.setattr(gateway.others.handover, "talks_to", lambda _: talks)
-    gateway.others.look_at_peers()
-    assert plugin.state.stream == 1
+    for talking in talks:
+        monkeypatch.setattr(gateway.others.handover, "talks_to", lambda _, talking=talking: talking)
+        gateway.others.look_at_peers()
+        assert plugin.state.stream == 1
     peers.clear()
     gateway.others.look_at_peers()
     assert (plugin.state.phase.value == Phase.WAITING.value) is anew
