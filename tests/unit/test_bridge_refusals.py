@@ -255,6 +255,8 @@ async def test_connections_without_end_leave_the_others_alone(folder: Path) -> N
         await bridge.allocate("b", resource=OTHER)
         for one in held:
             one.close()
+        async with asyncio.timeout(GUARD_S), grpc.aio.insecure_channel(target(Path(path))) as channel:
+            await channel.channel_ready()  # It was noticed that they went.
         async with plugin(folder):
             await bridge.lists("a", "b")
 
