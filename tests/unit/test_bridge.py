@@ -87,7 +87,8 @@ async def test_a_plugins_error_arrives_with_its_code_and_text(folder: Path, code
     async with bridged(folder) as bridge, plugin(folder, failing=(code, "no pod is pending")):
         await bridge.lists("a", "b")
         with pytest.raises(RefusedError, match=r"^no pod is pending$") as refused:
-            await bridge.allocate("a")
+            async with asyncio.timeout(GUARD_S):
+                await bridge.allocate("a")
         assert refused.value.fault.value == code.name
         assert bridge.one().absences == 0
 

@@ -182,7 +182,8 @@ async def test_a_device_in_use_is_waited_for(node: Node) -> None:
     await node.of.prepare(ASKED)
     node.claims["d"] = claim({}, uid="v")
     waiting = asyncio.ensure_future(node.of.prepare(ClaimName("ns", "d", "v")))
-    await asyncio.sleep(0)
+    await asyncio.wait({waiting}, timeout=0.05)  # nothing must happen
+    assert not waiting.done()
     await node.of.unprepare(ASKED)
     answer = await waiting
     assert isinstance(answer, tuple)
