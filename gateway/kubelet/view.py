@@ -122,9 +122,7 @@ async def shown(pod_resources: Path, checkpoint_file: Path, since_ns: int) -> fr
     after ``since_ns`` (unix time, nanoseconds): kubelets 1.9 and later write it for each list that they get. A file from before
     shows nothing of what came since: none of the lists.
     """
-    # What has a pod-resources API (1.13) has written its checkpoint if it ever took a list.
-    missing = frozenset[str]() if listens(pod_resources) else None
-    if missing is not None:
+    if listens(pod_resources):
         try:
             async with asyncio.timeout(_SHOWN_DEADLINE), _channel(pod_resources) as channel:
                 found = await _ask(channel, podresources.GET_ALLOCATABLE, podresources.decode_allocatable)
@@ -137,7 +135,7 @@ async def shown(pod_resources: Path, checkpoint_file: Path, since_ns: int) -> fr
             return frozenset(resource for resource, ids in found.items() if ids)
     try:
         async with asyncio.timeout(_SHOWN_DEADLINE):
-            return await asyncio.to_thread(_registered, checkpoint_file, since_ns, missing)
+            return await asyncio.to_thread(_registered, checkpoint_file, since_ns)
     except TimeoutError:
         return None
 
@@ -216,17 +214,15 @@ def _alone(decode: Callable[[bytes], _Found], data: bytes) -> _Found:
         _decoding.release()
 
 
-def _registered(path: Path, since_ns: int, missing: frozenset[str] | None) -> frozenset[str] | None:
-    """Read which resources have healthy devices by a checkpoint; ``missing`` where there is none.
+def _registered(path: Path, since_ns: int) -> frozenset[str] | None:
+    """Read which resources have healthy devices by a checkpoint; runs in a thread, because a disk may be slow.
 
-    Runs in a thread, because a disk may be slow.
+    None where there is none: kubelets 1.16 to 1.20 take lists and write it with the first pod (run on 1.16, 1.18, 1.20).
     """
     try:
         with open(path, "rb", opener=_opener) as file:
             written_ns = os.fstat(file.fileno()).st_mtime_ns
             found = checkpoint.read(file.read(checkpoint.MAX_BYTES + 1))
-    except FileNotFoundError:
-        return missing
     except (OSError, MalformedError):
         return None
     if not found.registered:

@@ -173,14 +173,6 @@ MUTANTS = (
     ),
     Mutant(
         "S15",
-        "a kubelet that never wrote a file shows nothing",
-        "gateway/kubelet/view.py",
-        "        return missing",
-        "        return None",
-        "tests/unit/test_kubelet_view.py::test_what_the_records_show",
-    ),
-    Mutant(
-        "S15",
         "an heir that said that it registers is believed for as long as a Register can take",
         "gateway/handover/machine.py",
         "return replace(state, busy=True), (Wait(BUSY_AGAIN),)",

@@ -107,7 +107,7 @@ WRITTEN = b'{"PodDeviceEntries":null,"RegisteredDevices":{"nvidia.com/gpu":["a"]
         pytest.param([NOT_THERE], WRITTEN, OLD_NS, set(), id="a file of before: nobody sent a list since"),
         pytest.param([NOT_THERE], b"{", NEW_NS, None, id="a file that is half written"),
         pytest.param([NOT_THERE], b'{"Entries":[]}', NEW_NS, None, id="1.8 doesn't write what is registered"),
-        pytest.param([NOT_THERE], None, 0, set(), id="no file: nobody ever sent a list"),
+        pytest.param([NOT_THERE], None, 0, None, id="no file: kubelets 1.16 to 1.20 write it with the first pod"),
         pytest.param([TOO_OFTEN], WRITTEN, NEW_NS, None, id="asked too often by everyone"),
         pytest.param([b"\xff\xff"], WRITTEN, NEW_NS, None, id="no such message"),
     ],
