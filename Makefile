@@ -172,7 +172,7 @@ gauntlet: $(VENV) ## every fault, alone and mixed by chance, on emulated kubelet
 docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m tools.dialects docs/dialects.md
 	$(RUN)python -m tools.machines docs/machines.md
-	$(RUN)python -m gateway.lab.trials.faults docs/faults.md
+	$(RUN)python -m tools.faults docs/faults.md
 	$(RUN)python -m gateway.lab.bugs.page docs/track-record.md
 	$(RUN)python -m tools.flags docs/configuration.md
 	$(RUN)python -m tools.chart
@@ -180,7 +180,7 @@ docs: $(VENV) ## write the tables of docs/ from what the code declares
 docs-check: $(VENV) ## are the tables of docs/ what the code declares?
 	$(RUN)python -m tools.dialects --check docs/dialects.md
 	$(RUN)python -m tools.machines --check docs/machines.md
-	$(RUN)python -m gateway.lab.trials.faults --check docs/faults.md
+	$(RUN)python -m tools.faults --check docs/faults.md
 	$(RUN)python -m gateway.lab.bugs.page --check docs/track-record.md
 	$(RUN)python -m tools.flags --check docs/configuration.md
 	$(RUN)python -m tools.chart --check

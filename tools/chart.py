@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
+
+from tools import pages
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 CHART: Final = ROOT / "deploy" / "chart"
@@ -53,35 +55,24 @@ def page(text: str, table: Mapping[str, Sequence[Row]]) -> str:
     Raises:
         ValueError: the page has no place for one of them.
     """
-    for name, rows in (("nvidia", _nvidia), ("rocm", _rocm), ("ours", _ours)):
-        begin, end = BEGIN.format(name=name), END.format(name=name)
-        before, opened, rest = text.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not opened or not closed:
-            raise ValueError(f"expected the lines {begin.strip()!r} and {end.strip()!r} in {PAGE}: write them there")
-        lines = "".join(f"| {' | '.join(cells)} |\n" for cells in rows(table[name]))
-        text = before + begin + lines + end + after
+    for name, (head, rows) in TABLES.items():
+        lines = pages.table(head, rows(table[name]))
+        text = pages.between(text, BEGIN.format(name=name), END.format(name=name), lines)
     return text
 
 
 def _nvidia(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    yield "value", "", "what becomes of it"
-    yield ("---",) * 3
     for row in rows:
         does = "honoured, in part" if row["does"] == "partly" else row["does"]
         yield f"`{row['key']}`", does, row["text"]
 
 
 def _rocm(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    yield "value of ROCm's chart", "say here"
-    yield ("---",) * 2
     for row in rows:
         yield f"`{row['key']}`", row["here"]
 
 
 def _ours(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    yield "value", "meaning", "default"
-    yield ("---",) * 3
     for row in rows:
         values = f": {', '.join(row['enum'])}" if "enum" in row else ""
         default = row["default"]
@@ -89,6 +80,14 @@ def _ours(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
             "" if default in ("", {}, None) else f"`{json.dumps(default) if not isinstance(default, str) else default}`"
         )
         yield f"`{row['key']}`", row["text"] + values, shown
+
+
+TABLES: Final[Mapping[str, tuple[tuple[str, ...], Callable[[Sequence[Row]], Iterator[tuple[str, ...]]]]]] = {
+    "nvidia": (("value", "", "what becomes of it"), _nvidia),
+    "rocm": (("value of ROCm's chart", "say here"), _rocm),
+    "ours": (("value", "meaning", "default"), _ours),
+}
+"""The tables of the page: their heads, and what their rows are made by."""
 
 
 def _rights(name: str) -> str:

@@ -258,7 +258,7 @@ def test_the_committed_page_is_the_table() -> None:
 def test_a_page_that_differs_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "faults.md"
     page.write_text(faults.page().replace("0.1 s", "0.2 s"), encoding="utf-8")
-    command = [sys.executable, "-m", "gateway.lab.trials.faults", "--check", str(page)]
+    command = [sys.executable, "-m", "tools.faults", "--check", str(page)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "make docs" in done.stderr

@@ -11,7 +11,6 @@ A bound is what the gateway promises on a machine that is idle; ``allowed`` is w
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -1146,21 +1145,3 @@ def page() -> str:
     head = ("fault", "what happens", "right again within", "serves", "kubelets", "why so long")
     lines = [f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows)]
     return "\n".join([INTRODUCTION, *lines, "", NOTES])
-
-
-def main() -> None:
-    """Print, write or check the page; SystemExit 1 where the file isn't what the table says."""
-    parser = argparse.ArgumentParser(description="Print docs/faults.md out of the table of faults.")
-    parser.add_argument("file", nargs="?", type=Path, help="where the page is; without it, it is printed")
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    arguments = parser.parse_args()
-    if arguments.file is None:
-        sys.stdout.write(page())
-    elif not arguments.check:
-        arguments.file.write_text(page(), encoding="utf-8")
-    elif not arguments.file.exists() or arguments.file.read_text(encoding="utf-8") != page():
-        sys.exit(f"{arguments.file} is not what gateway/lab/trials/faults.py says; run `make docs` and commit it")
-
-
-if __name__ == "__main__":
-    main()
