@@ -173,7 +173,7 @@ docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m tools.dialects docs/dialects.md
 	$(RUN)python -m tools.machines docs/machines.md
 	$(RUN)python -m tools.faults docs/faults.md
-	$(RUN)python -m gateway.lab.bugs.page docs/track-record.md
+	$(RUN)python -m tools.bugs docs/track-record.md
 	$(RUN)python -m tools.flags docs/configuration.md
 	$(RUN)python -m tools.chart
 	$(RUN)python -m tools.doctor docs/doctor.md
@@ -181,7 +181,7 @@ docs-check: $(VENV) ## are the tables of docs/ what the code declares?
 	$(RUN)python -m tools.dialects --check docs/dialects.md
 	$(RUN)python -m tools.machines --check docs/machines.md
 	$(RUN)python -m tools.faults --check docs/faults.md
-	$(RUN)python -m gateway.lab.bugs.page --check docs/track-record.md
+	$(RUN)python -m tools.bugs --check docs/track-record.md
 	$(RUN)python -m tools.flags --check docs/configuration.md
 	$(RUN)python -m tools.chart --check
 	$(RUN)python -m tools.doctor --check docs/doctor.md

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli.main import gateway
-from gateway.lab.bugs import page
 from gateway.lab.bugs.run import Sight, look, versions
 from gateway.lab.bugs.table import BUGS, Bug
 from gateway.lab.kubelets.behaviour import behaviour
+from tools import bugs as page
 
 ROOT = Path(__file__).parents[2]
 

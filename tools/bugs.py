@@ -1,11 +1,9 @@
-"""``docs/track-record.md``, made from the table: ``python -m gateway.lab.bugs.page [--check] FILE``."""
+"""Print docs/track-record.md out of the table of bugs: ``python -m tools.bugs [--check] [FILE]``."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from gateway.lab.bugs.table import BUGS, Bug
+from tools.pages import main
 
 _BEGIN = """# Track record
 
@@ -43,18 +41,5 @@ def _section(name: str, bug: Bug) -> str:
     return f"## {name}\n\n| | |\n|---|---|\n{table}\n"
 
 
-def main() -> int:
-    """Write the page, or say whether it is as it must be."""
-    *check, file = sys.argv[1:]
-    path = Path(file)
-    if not check:
-        path.write_text(page(), encoding="utf-8")
-        return 0
-    if path.read_text(encoding="utf-8") == page():
-        return 0
-    print(f"{path} isn't what the table says: make docs")
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main(page, __doc__, "gateway/lab/bugs/table.py says")
