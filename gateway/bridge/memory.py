@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from adapters.registry import DIALECTS
 from devices.filewatch import NotPlainError, read_plain
 from devices.model import ContainerAnswer
 from gateway.bridge.judge import MOST_DEVICES, MOST_PLUGINS
@@ -22,7 +24,8 @@ NAME: Final = "bridge.json"
 FORMAT: Final = 1
 _MAX_BYTES: Final = 32 * 1024 * 1024
 Door = Literal["device-plugins", "plugins_registry"]
-Api = Literal["v1beta1", "v1alpha2", "0.1"]
+Api = Annotated[str, Meta(pattern=rf"\A(?:{'|'.join(re.escape(dialect.name) for dialect in DIALECTS)})\Z")]
+"""A dialect that there is."""
 _Text = Annotated[str, Meta(max_length=4096)]
 _Name = Annotated[str, Meta(min_length=1, max_length=512)]
 

@@ -12,11 +12,11 @@ import time
 from collections import OrderedDict
 from functools import partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from adapters.registry import by_name
+from adapters.registry import DIALECTS, by_name
 from devices.model import ContainerAnswer
 from gateway.bridge import judge, shield
 from gateway.bridge.peer import AwayError, Peer, identity
@@ -69,7 +69,7 @@ class Bridged:
         self.path: Path | None = None
         """Where it was served last."""
         self.door: Door = "device-plugins"
-        self.api: Api = "v1beta1"
+        self.api: Api = DIALECTS[0].name
         self.deadline = DEADLINE
         """Seconds for one Allocate."""
         self.repeats = False
@@ -114,7 +114,7 @@ class Bridged:
         self.peer, self._hung, self.is_lent = peer, None, False
         while len(self._old) > OLD_STREAMS:
             _ = self._spawn(self._old.pop(0).close())
-        self.path, self.api = peer.path, cast("Api", peer.dialect.name)
+        self.path, self.api = peer.path, peer.dialect.name
         self.registrations += 1
         self._back.set()
         _ = self._spawn(self._read(peer))
