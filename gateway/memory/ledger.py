@@ -124,9 +124,9 @@ class Ledger:
             )
 
     def snapshot(self) -> Snapshot:
-        """Return what ``save`` needs. The only part of a write that must run on the event loop: 1.4 ms for 10 000 devices."""
+        """Return what ``save`` needs. The only part of a write that must run on the event loop."""
         return Snapshot(
-            file.encode(self._tables.content), dict(self._tables.changes), self._base, self._tables.revision
+            file.encode(self._tables.spelled()), dict(self._tables.changes), self._base, self._tables.revision
         )
 
     def save(self, snapshot: Snapshot) -> Written:

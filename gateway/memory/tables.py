@@ -25,11 +25,28 @@ class Tables:
         """A number that grows with each change."""
         self._values: dict[tuple[str, ...], Any] = {}
         """Tables as values, by their place in the content: a list of thousands is asked for with each event of one device."""
+        self._spelled: dict[tuple[str, ...], msgspec.Raw] = {}
+        """Tables as JSON, by their place: most writes change a row of one, and the others hold thousands (1.5 to 3 ms)."""
 
     def replace(self, content: Content) -> None:
         """Go on with another content, such as what the file holds."""
         self.content = content
         self._values.clear()
+        self._spelled.clear()
+
+    def spelled(self) -> Content:
+        """Return the content with each resource's tables in JSON."""
+        resources = self.content.get("resources", {})
+        if not resources:
+            return self.content
+        return self.content | {"resources": {name: self._spell(name, tables) for name, tables in resources.items()}}
+
+    def _spell(self, resource: str, tables: Content) -> dict[str, msgspec.Raw]:
+        for table in tables:
+            place = ("resources", resource, table)
+            if place not in self._spelled:
+                self._spelled[place] = msgspec.Raw(msgspec.json.encode(tables[table]))
+        return {table: self._spelled["resources", resource, table] for table in tables}
 
     def rows(self, resource: str, table: str) -> dict[str, Content]:
         """Return a table as it is in the file."""
@@ -95,6 +112,7 @@ class Tables:
         apply(self.content, changes)
         for at in changes:
             self._values.pop(at[:-1], None)
+            self._spelled.pop(at[:-1], None)
         return bool(changes)
 
 

@@ -94,6 +94,14 @@ MUTANTS = (
     ),
     Mutant(
         "M5",
+        "a table is written as it was spelled once",
+        "gateway/memory/tables.py",
+        "            self._spelled.pop(at[:-1], None)\n",
+        "",
+        _LEDGER,
+    ),
+    Mutant(
+        "M5",
         "a row is replaced, with what isn't known in it",
         "gateway/memory/tables.py",
         "            trail[-1].setdefault(leaf, {}).update(row)\n",
