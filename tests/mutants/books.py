@@ -54,6 +54,14 @@ MUTANTS = (
         f"{_LOOK}::test_until_all_pods_are_known_none_has_ended",
     ),
     Mutant(
+        "K2",
+        "a kubelet without a checkpoint counts as one that holds no list",
+        "gateway/kubelet/view.py",
+        "    except (OSError, MalformedError):\n        return None\n    if not found.registered:",
+        "    except FileNotFoundError:\n        return frozenset()\n    except (OSError, MalformedError):\n        return None\n    if not found.registered:",
+        f"{_VIEW}::test_what_the_records_show",
+    ),
+    Mutant(
         "K3",
         "v1alpha1 is asked after any failure",
         "gateway/kubelet/view.py",
