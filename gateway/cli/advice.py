@@ -399,5 +399,5 @@ def _inside(title: str) -> str:
 
 
 def _release(text: str) -> tuple[int, int]:
-    _, minor, patch = text.split(".")
-    return int(minor), int(patch)
+    _, minor, patch = Version(text).release
+    return minor, patch

@@ -17,6 +17,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from adapters.levels import minor_version
 from gateway.cli import advice, main
 from gateway.cli.status import look as ask
 from gateway.configuration.settings import STATE_DIR, ConfigError
@@ -117,7 +118,7 @@ def release(version: str) -> Release | None:
         return Release(unknown=str(error))
     unkept = ""
     after = advice.Kubelet(found.minor + 1)
-    if after.minor <= int(facts.last.split(".")[1]) and not facts.keeps(found, after):
+    if after.minor <= minor_version(facts.last) and not facts.keeps(found, after):
         unkept = f"kubelet {found} has written it, and {after} can't read it"
     mended = tuple(
         f"kubelet {found}: {bug.title} ({bug.id}); mended in {later}"

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from adapters.levels import minor_version
 from gateway.cli import advice
 from gateway.cli.advice import Drain, Facts, Hop, Kubelet, Plan, PlanError
 
@@ -160,11 +161,11 @@ def _steps(groups: Iterable[Group]) -> Iterator[Step]:
         hops = [(hop, group) for group, made in plans if made.way == way for hop in made.hops]
         if way == "down":
             hops.reverse()
-        targets = sorted({_minor(hop) for hop, _ in hops}, reverse=way == "down")
+        targets = sorted({minor_version(hop.new) for hop, _ in hops}, reverse=way == "down")
         for number, target in enumerate(targets, 1):
             alike: dict[bytes, list[tuple[Hop, Group]]] = defaultdict(list)
             for hop, group in hops:
-                if _minor(hop) == target:
+                if minor_version(hop.new) == target:
                     alike[msgspec.json.encode(hop)].append((hop, group))
             for same in alike.values():
                 yield Step(
@@ -174,10 +175,6 @@ def _steps(groups: Iterable[Group]) -> Iterator[Step]:
                     devices=sum(group.devices for _, group in same),
                     hop=same[0][0],
                 )
-
-
-def _minor(hop: Hop) -> int:
-    return int(hop.new.split(".")[1])
 
 
 def _drained(groups: Iterable[Group]) -> dict[str, int]:

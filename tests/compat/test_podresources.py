@@ -12,14 +12,15 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-import tenacity
 
 from adapters import podresources
+from adapters.levels import minor_version
 from devices.model import Device, Health
 from gateway.cli import status
 from gateway.kubelet.view import holds, look
 from gateway.lab.kubelets.build import available, built
-from gateway.lab.trials.scenarios import RESOURCE, Node, device_ids, minor, node
+from gateway.lab.trials.scenarios import RESOURCE, Node, device_ids, node
+from gateway.lab.waiting import until
 from tests.compat.conftest import GENUINE
 
 GATE = "KubeletPodResourcesGetAllocatable"
@@ -29,7 +30,7 @@ def versions(first: int, last: int = 99) -> list[str]:
     return [
         version
         for version in available()
-        if first <= minor(version) <= last and (version in GENUINE or built(version) is not None)
+        if first <= minor_version(version) <= last and (version in GENUINE or built(version) is not None)
     ]
 
 
@@ -99,11 +100,11 @@ async def test_it_tells_who_holds_what(version: str) -> None:
         await made.run_pods()
         held = {one: f"default/{pod.pod}/{pod.container}" for pod in made.held for one in pod.device_ids}
         view = await look(socket(made), made.kubelet_dir / "kubelet_internal_checkpoint")
-        assert view.source == ("checkpoint" if minor(version) < 16 else "pod-resources")
+        assert view.source == ("checkpoint" if minor_version(version) < 16 else "pod-resources")
         assert set(view.holders(RESOURCE)) == set(held)
-        assert view.allocatable == (None if minor(version) < 24 else {RESOURCE: healthy(made)})
+        assert view.allocatable == (None if minor_version(version) < 24 else {RESOURCE: healthy(made)})
         for first, method in ((16, podresources.LIST_V1ALPHA1), (20, podresources.LIST)):
-            if first <= minor(version):
+            if first <= minor_version(version):
                 listed = podresources.decode_list(await ask(made, method))
                 assert listed.held == {RESOURCE: held}
                 assert listed.pods == {f"default/{pod.pod}" for pod in made.held}
@@ -146,14 +147,16 @@ async def test_a_kubelet_that_is_gone_says_nothing_and_the_next_one_does(version
 @pytest.mark.parametrize("version", versions(24))
 async def test_the_gateway_finds_its_registration_there(version: str) -> None:
     async with served(version) as made:
+        found = ""
 
-        async def checked() -> str:
+        async def checked() -> bool:
+            nonlocal found
             [gateway] = (await status.look(made.root / "state")).read
-            return gateway.resources[0].checked
+            found = gateway.resources[0].checked
+            return bool(found)
 
-        nothing_yet = tenacity.retry_if_result(lambda found: not found)
-        wait, stop = tenacity.wait_fixed(0.05), tenacity.stop_after_delay(made.patience)
-        assert await tenacity.AsyncRetrying(retry=nothing_yet, wait=wait, stop=stop)(checked) == "held"
+        await until(checked, made.patience, every=0.05)
+        assert found == "held"
         await made.finish(1)
 
 

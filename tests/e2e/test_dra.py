@@ -1,6 +1,5 @@
 """Pods with ResourceClaims on a genuine node whose GPUs the gateway offers by DRA alone, through restarts of everybody."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,6 +8,7 @@ import pytest_asyncio
 from gateway.lab.node import Node
 from gateway.lab.node.dra import DRIVER, DraNode
 from gateway.lab.node.installed import DEVICES, GPUS, write_profile
+from gateway.lab.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 OVERLAP = ["1.36", "1.37"]
@@ -105,9 +105,11 @@ async def test_an_api_server_that_was_away_is_told_what_happened(dra: DraNode) -
     await dra.node.apiserver.stop()
     write_profile(dra.node, ill={GPUS - 1})
     await dra.node.apiserver.start()
-    async with asyncio.timeout(20):
-        while await dra.tainted() != {f"gpu-{GPUS - 1}"}:  # noqa: ASYNC110 - a look costs milliseconds
-            await asyncio.sleep(0.05)
+
+    async def tainted() -> bool:
+        return await dra.tainted() == {f"gpu-{GPUS - 1}"}
+
+    await until(tainted, 20, every=0.05)
     write_profile(dra.node)
     assert dra.account("a").lost == ()
     await dra.delete("a")

@@ -25,8 +25,8 @@ MUTANTS = (
         "FL1",
         "a way back begins with the oldest",
         _FLEET,
-        'targets = sorted({_minor(hop) for hop, _ in hops}, reverse=way == "down")',
-        "targets = sorted({_minor(hop) for hop, _ in hops})",
+        'targets = sorted({minor_version(hop.new) for hop, _ in hops}, reverse=way == "down")',
+        "targets = sorted({minor_version(hop.new) for hop, _ in hops})",
         _ORDER,
     ),
     Mutant(

@@ -13,6 +13,7 @@ import pytest
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from adapters.levels import minor_version
 from adapters.pb.v1alpha import v0_1_pb2, v1alpha2_pb2
 from adapters.pb.v1beta1 import v1beta1_pb2
 
@@ -26,7 +27,7 @@ def _golden(file: Path) -> dict[str, Any]:
 
 
 def _minor(file: Path) -> int:
-    return int(_golden(file)["kubernetes"].split(".")[1])
+    return minor_version(_golden(file)["kubernetes"])
 
 
 def _module(minor: int) -> ModuleType:

@@ -21,6 +21,7 @@ from gateway.lab.bench.presence import idle_cost
 from gateway.lab.gatewayproc import GatewayProcess
 from gateway.lab.kubelets.kubelet import Kubelet
 from gateway.lab.plugins.played import PlayedPlugin
+from gateway.lab.waiting import until
 
 NIC: Final = "vendor.example/nic"
 COUNT: Final = 8
@@ -46,9 +47,7 @@ async def _bridge(node: Node) -> tuple[Unheard, Kubelet]:
     options = ("--backend", "none", "--bridge", str(node.root / "b"), "--log-level", "warning")
     gateway = await node.unheard(node.gateway_command(options))
     socket = _folder(node) / "kubelet.sock"
-    async with asyncio.timeout(SECONDS):
-        while not socket.exists():  # noqa: ASYNC110 - another process binds
-            await asyncio.sleep(0.01)
+    await until(socket.exists, SECONDS)
     return gateway, kubelet
 
 
@@ -165,9 +164,7 @@ async def _ends(report: Report, node: Node) -> None:
         plugin = await node.plugin(_command(node, endpoint))
         await plugin.wait_for("registered", seconds=SECONDS)
         answered = seen.answered
-        async with asyncio.timeout(SECONDS):
-            while seen.answered < answered + 2 and not seen.failed:  # noqa: ASYNC110 - a thread calls
-                await asyncio.sleep(0.005)
+        await until(lambda: seen.answered >= answered + 2 or bool(seen.failed), SECONDS)
 
     for _ in range(RESTARTS):
         await again(lambda one: one.terminate(), "played.sock")

@@ -22,6 +22,7 @@ from gateway.lab.bench.node import EMULATED, GPUS, RESOURCE, Node
 from gateway.lab.gatewayproc import GatewayProcess
 from gateway.lab.kubelets import build
 from gateway.lab.kubelets.kubelet import Faults, Gap, Kubelet, KubeletError
+from gateway.lab.waiting import until
 
 MEDIAN_GAP_MS: Final = 6.0
 P99_GAP_MS: Final = 20.0
@@ -116,8 +117,7 @@ async def late(node: Node, _gateway: GatewayProcess) -> float:
     kubelet = await node.kubelet()
     await kubelet.fault(Faults(listen_late_ms=500))
     await kubelet.start()
-    while not listens(node.sockets / KUBELET_SOCKET):  # noqa: ASYNC110  another process listens
-        await asyncio.sleep(0.0005)
+    await until(lambda: listens(node.sockets / KUBELET_SOCKET), every=0.0005)
     begin = time.monotonic_ns()
     recovered = ((await kubelet.wait(RESOURCE, GPUS)).monotonic_ns - begin) / 1e6
     await kubelet.close()
@@ -150,8 +150,11 @@ async def hang(node: Node, _gateway: GatewayProcess) -> float:
     kubelet = await node.kubelet()
     await kubelet.fault(Faults(register_hangs=True))
     await kubelet.start()
-    while not (await kubelet.registers()).get(RESOURCE):  # noqa: ASYNC110  another process counts
-        await asyncio.sleep(0.005)
+
+    async def registered() -> bool:
+        return RESOURCE in await kubelet.registers()
+
+    await until(registered)
     await kubelet.close()
     kubelet = await node.kubelet()
     gap = await kubelet.start_measured(RESOURCE, GPUS)

@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NotRequired, TypedDict, cast
 
+from adapters.levels import minor_version
+
 __all__ = [
     "BuildError",
     "Go",
@@ -196,13 +198,9 @@ def _row(version: str) -> _Row:
     return versions[version]
 
 
-def _minor(version: str) -> int:
-    return int(version.partition(".")[2])
-
-
 def _tags(version: str) -> str:
     """Like Go's own go1.N: one tag for each minor version up to this one, from the first that has device plugins."""
-    return ",".join(f"k8s1.{minor}" for minor in range(8, _minor(version) + 1))
+    return ",".join(f"k8s1.{minor}" for minor in range(8, minor_version(version) + 1))
 
 
 def _takes(source: str, version: str) -> bool:
@@ -212,7 +210,7 @@ def _takes(source: str, version: str) -> bool:
         return True
     for term in constraint[1].split(" && "):
         tag = _TAG.fullmatch(term)
-        if tag and (_minor(version) >= int(tag[2])) == bool(tag[1]):
+        if tag and (minor_version(version) >= int(tag[2])) == bool(tag[1]):
             return False
     return True
 

@@ -20,6 +20,7 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
+from adapters.levels import minor_version
 from devices.gpu import naming
 from devices.gpu.simulated import profile
 from devices.model import Health
@@ -72,7 +73,7 @@ class Bug:
 
     def hits(self, scenario: str, version: str) -> bool:
         """Whether it must show there."""
-        return self.scenario == scenario and self.first <= int(version.split(".")[1]) <= self.last
+        return self.scenario == scenario and self.first <= minor_version(version) <= self.last
 
 
 BUGS: tuple[Bug, ...] = ()

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from packaging.version import Version
+
 from gateway.lab.kubelets.build import (
     GO_PIN,
     BuildError,
@@ -35,7 +37,7 @@ def versions() -> tuple[str, ...]:
     Raises:
         BuildError: Their go.mod files aren't there.
     """
-    found = sorted((path.parent.name for path in _SOURCES.glob("*/go.mod")), key=lambda name: int(name.split(".")[1]))
+    found = sorted((path.parent.name for path in _SOURCES.glob("*/go.mod")), key=Version)
     if not found:
         raise BuildError(f"expected {_SOURCES}/MINOR/go.mod, found none: run this from a checkout of the repository")
     return tuple(found)

@@ -20,15 +20,17 @@ import stat
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+
+from packaging.version import Version
 
 from gateway.lab.node import configuration
 from gateway.lab.node.image import BUSYBOX, PAUSE, busybox
 from gateway.lab.node.machine import ADDRESS, BOOT_ID, HOSTNAME, VIEW
+from gateway.lab.waiting import until
 
 __all__ = ["VARIABLE", "ApiServer", "Containerd", "Daemon", "Kubelet", "Node", "NodeError"]
 
@@ -308,7 +310,7 @@ class Node:
     def kubelet_versions(self) -> tuple[str, ...]:
         """The minor versions of the kubelets, oldest first."""
         names = [path.name for path in (self.root / f".{_KUBERNETES}").iterdir()]
-        return tuple(sorted(names, key=lambda name: [int(part) for part in name.split(".")]))
+        return tuple(sorted(names, key=Version))
 
     @property
     def kubelet(self) -> Kubelet:
@@ -436,17 +438,16 @@ class Node:
         """What the API server answers to the administrator's GET of a path, or None when it isn't 200."""
         return await asyncio.to_thread(self._get, path)
 
-    async def until(self, done: Callable[[], Any], seconds: float, error: Callable[[], NodeError]) -> None:
+    async def until(self, done: Callable[[], Awaitable[bool]], seconds: float, error: Callable[[], NodeError]) -> None:
         """Asks again and again until ``done`` is true.
 
         Raises:
             NodeError: ``error`` of it, after so many seconds.
         """
-        deadline = time.monotonic() + seconds
-        while not await done():
-            if time.monotonic() > deadline:
-                raise error()
-            await asyncio.sleep(_POLL_SECONDS)
+        try:
+            await until(done, seconds, every=_POLL_SECONDS)
+        except TimeoutError:
+            raise error() from None
 
     def _get(self, path: str) -> bytes | None:
         context = ssl.create_default_context(cafile=str(self.ca))

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from adapters.levels import minor_version
 from gateway.lab.node.image import PAUSE
 from gateway.lab.node.machine import ADDRESS, HOSTNAME
 
@@ -124,8 +125,7 @@ oom_score = 0
 
 def gates(kubelet: str) -> Sequence[str]:
     """Give the flags of a kubelet of that version that make it one with dynamic resource allocation: below 1.34 it is off."""
-    minor = int(kubelet.partition(".")[2])
-    return ("--feature-gates=DynamicResourceAllocation=true",) if minor < _DRA else ()
+    return ("--feature-gates=DynamicResourceAllocation=true",) if minor_version(kubelet) < _DRA else ()
 
 
 def write(root: Path) -> None:

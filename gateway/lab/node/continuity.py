@@ -28,6 +28,7 @@ from gateway.lab.node.installed import (
 from gateway.lab.node.stage import BARE, KINDS, PATIENCE, POD, STATIC, Outcome, Stage
 from gateway.lab.node.watch import PodSeen, Recorder
 from gateway.lab.trials.scenarios import RESOURCE, must
+from gateway.lab.waiting import until
 
 Facts = Mapping[str, str | float]
 KEPT = frozenset({"kept"})
@@ -123,9 +124,7 @@ async def _delete_pod(stage: Stage) -> None:
 async def _missed(stage: Stage) -> None:
     """Wait until the kubelet misses the plugin, so that what is waited for then is its return."""
     seen = len(stage.books)
-    async with asyncio.timeout(PATIENCE):
-        while len(stage.books) == seen:  # noqa: ASYNC110 - the kubelet's records tell nobody
-            await asyncio.sleep(0.01)
+    await until(lambda: len(stage.books) != seen, PATIENCE)
 
 
 async def _roll(stage: Stage) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.node import Node, pods
 from gateway.lab.node.api import Api, ApiError, Object
 from gateway.lab.node.installed import GPUS, NAMESPACE, STATE, write_profile
+from gateway.lab.waiting import until
 
 DRIVER: Final = "gpu.nvidia.com"
 RESOURCES: Final = "/apis/resource.k8s.io/v1"
@@ -137,9 +139,11 @@ class DraNode:
 
     async def published(self, count: int = GPUS) -> None:
         """Wait until so many devices are published."""
-        async with asyncio.timeout(PATIENCE):
-            while len(await self.devices()) != count:  # noqa: ASYNC110 - a look costs milliseconds, a watch more code
-                await asyncio.sleep(0.01)
+
+        async def all_are() -> bool:
+            return len(await self.devices()) == count
+
+        await until(all_are, PATIENCE)
 
     def prepared(self) -> Mapping[str, Any]:
         """Give the claims that the gateway remembers."""
@@ -185,9 +189,7 @@ class DraNode:
 
     async def _runs(self, name: str) -> None:
         try:
-            async with asyncio.timeout(PATIENCE):
-                while not self.account(name).nodes:  # noqa: ASYNC110 - logs tell nobody
-                    await asyncio.sleep(0.01)
+            await until(lambda: bool(self.account(name).nodes), PATIENCE)
         except TimeoutError:
             found = await self.api.get("/api/v1/namespaces/default/events")
             said = [one["message"] for one in found["items"] if one["involvedObject"]["name"] == name]
@@ -212,17 +214,16 @@ class DraNode:
             await self.api.delete(f"{POD}/{name}")
         async with asyncio.timeout(PATIENCE):
             for name in names:
-                while await self._is_there(name):  # noqa: ASYNC110 - see above
-                    await asyncio.sleep(0.05)
+                await until(partial(self._is_gone, name), every=0.05)
 
-    async def _is_there(self, name: str) -> bool:
+    async def _is_gone(self, name: str) -> bool:
         try:
             await self.api.get(f"{POD}/{name}")
         except ApiError as error:
             if error.status == 404:
-                return False
+                return True
             raise
-        return True
+        return False
 
 
 def _object(version: str, kind: str, name: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from packaging.version import Version
 
 from gateway.lab.node.continuity import SCENARIOS
 from gateway.lab.node.installed import DaemonSet, HostService
@@ -94,8 +95,8 @@ def _values(values: Sequence[str | float]) -> str:
     return ", or ".join(dict.fromkeys(map(str, values)))
 
 
-def _versions(kubelet: str) -> list[list[int]]:
-    return [[int(number) for number in one.split(".")] for one in kubelet.split(" -> ")]
+def _versions(kubelet: str) -> list[Version]:
+    return [Version(one) for one in kubelet.split(" -> ")]
 
 
 def _gpus(runs: Sequence[Outcome]) -> str:

@@ -24,6 +24,7 @@ from gateway.lab.node.pods import Account
 from gateway.lab.node.watch import Drop, NodeSeen, PodSeen, Recorder, drops, failed
 from gateway.lab.trials.invariants import Holding, given_twice
 from gateway.lab.trials.scenarios import RESOURCE, must
+from gateway.lab.waiting import until
 
 BARE, DEPLOYED, STATIC = "bare", "deployed", "static"
 KINDS = (BARE, DEPLOYED, STATIC)
@@ -145,9 +146,7 @@ class Stage:
     async def _ended(self) -> None:
         """Wait, for a while, until pods and the kubelet's records agree: a static pod that was replaced may not have ended yet."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ENDED_SECONDS):
-                while self._mistold(self.standing()):  # noqa: ASYNC110 - neither books nor logs tell anybody
-                    await asyncio.sleep(2 * LOOK_SECONDS)
+            await until(lambda: not self._mistold(self.standing()), ENDED_SECONDS, every=2 * LOOK_SECONDS)
 
     def _decided(self, kind: str) -> bool:
         """Whether what becomes of a kind of pods is settled; a Deployment goes on until one runs."""
@@ -286,9 +285,7 @@ class Stage:
     async def _until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait for what no watch tells: books and logs."""
         try:
-            async with asyncio.timeout(PATIENCE):
-                while not holds():  # noqa: ASYNC110 - neither tells anybody
-                    await asyncio.sleep(2 * LOOK_SECONDS)
+            await until(holds, PATIENCE, every=2 * LOOK_SECONDS)
         except TimeoutError:
             must([f"expected {what} within {PATIENCE:g} s; {self.told()}"])
 

@@ -26,6 +26,7 @@ from typing import Literal, TypeAlias
 import grpc
 import msgspec
 
+from adapters.levels import minor_version
 from adapters.registry import by_name
 from devices.model import ContainerAnswer, PreferredRequest
 from gateway.kubelet.watch import listens
@@ -37,10 +38,10 @@ from gateway.lab.trials.scenarios import (
     Node,
     allocate_by_hand,
     dialect,
-    minor,
     must,
     node,
 )
+from gateway.lab.waiting import until
 
 CAP_SECONDS = 10.0
 RULE_SECONDS = 120.0
@@ -244,10 +245,10 @@ class _Trial:
         return {name: count for name, count in books.capacity.items() if count and name in wanted}
 
     def _why_not(self, rule: Rule) -> str:
-        if minor(self.version) < rule.since:
+        if minor_version(self.version) < rule.since:
             return rule.why
         if self.books is None:
-            if minor(self.version) < 10:
+            if minor_version(self.version) < 10:
                 return f"it isn't served by a kubelet that speaks only {dialect(self.version)}"
             return "it was never in the kubelet's records: see the rule registers"
         least = min(self.books.allocatable.values())
@@ -259,7 +260,7 @@ class _Trial:
         began, exits = time.monotonic(), 0
         verdict: Verdict = "not applicable"
         seen = self._why_not(rule)
-        if self.books is None and minor(self.version) >= 10 and rule.id == "registers":
+        if self.books is None and minor_version(self.version) >= 10 and rule.id == "registers":
             verdict, seen, exits = "broken", self._why, self.exits
         elif not seen:
             verdict, seen, exits = await self._run(rule)
@@ -341,12 +342,15 @@ async def _again(node: Node) -> str:
 
 async def _registered(node: Node, *, more_than: int = 0, seconds: float) -> bool:
     """Wait until the kubelet has counted more Registers; say whether it has."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if (await node.the_kubelet.registers()).get(node.resource, 0) > more_than:
-            return True
-        await asyncio.sleep(0.05)
-    return False
+
+    async def more() -> bool:
+        return (await node.the_kubelet.registers()).get(node.resource, 0) > more_than
+
+    try:
+        await until(more, seconds, every=0.05)
+    except TimeoutError:
+        return False
+    return True
 
 
 def _endpoint(node: Node) -> Path:
@@ -432,11 +436,10 @@ async def _socket_deleted(node: Node, version: str) -> str:
     await _up(node, version)
     deleted = _endpoint(node)
     deleted.unlink()
-    deadline = time.monotonic() + node.patience
-    while not listens(_endpoint(node)):
-        if time.monotonic() > deadline:
-            must([f"after {node.patience:g} s nobody listens on {deleted.name}, and no other socket is registered"])
-        await asyncio.sleep(0.05)
+    try:
+        await until(lambda: listens(_endpoint(node)), node.patience, every=0.05)
+    except TimeoutError:
+        must([f"after {node.patience:g} s nobody listens on {deleted.name}, and no other socket is registered"])
     await _again(node)
     return "put back" if _endpoint(node) == deleted else "registered anew"
 

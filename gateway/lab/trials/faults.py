@@ -38,6 +38,7 @@ from gateway.lab.matrix.witness import logs
 from gateway.lab.trials.invariants import given_twice, holdings
 from gateway.lab.trials.rivals import MOST, RIVALS
 from gateway.lab.trials.scenarios import PATIENCE, RESOURCE, BrokenPromiseError, Node, device_ids, must, node
+from gateway.lab.waiting import until
 
 GPUS = 8
 RESTART, COLD_START = 0.1, 1.0
@@ -350,7 +351,7 @@ async def _listens_late(g: Ground, _: int) -> AsyncIterator[None]:
     await g.lie(listen_late_ms=0)
     yield
     if g.answering is not None:
-        await until(lambda: listens(g.node.kubelet_dir / KUBELET_SOCKET), 10, "the kubelet to listen")
+        await expect(lambda: listens(g.node.kubelet_dir / KUBELET_SOCKET), 10, "the kubelet to listen")
 
 
 @asynccontextmanager
@@ -524,7 +525,7 @@ def _name(g: Ground, endpoint: str) -> Path:
 
 async def _name_is_back(g: Ground) -> None:
     name = _name(g, str(g.node.gateway.lines("registered")[-1]["endpoint"]))
-    await until(name.is_socket, allowed(RESTART), f"{name.name} to be put back")
+    await expect(name.is_socket, allowed(RESTART), f"{name.name} to be put back")
 
 
 @asynccontextmanager
@@ -672,16 +673,14 @@ async def _updates_pile_up(g: Ground) -> None:
     must([f"{PENDING_UPDATES} lists that nobody read cost {grown:.1f} MiB"] if grown > PENDING_MIB else [])
 
 
-async def until(true: Callable[[], bool], seconds: float, what: str) -> None:
+async def expect(true: Callable[[], bool], seconds: float, what: str) -> None:
     """Wait for something that only looking tells.
 
     Raises:
         BrokenPromiseError: it wasn't so within ``seconds``.
     """
     try:
-        async with asyncio.timeout(seconds):
-            while not true():  # noqa: ASYNC110 - another process does it
-                await asyncio.sleep(0.002)
+        await until(true, seconds, every=0.002)
     except TimeoutError:
         raise BrokenPromiseError(f"expected {what} within {seconds:g} s") from None
 
@@ -1085,7 +1084,7 @@ async def _alone(fault: Fault, g: Ground) -> float:
                 await fault.proof(g)
             await asyncio.sleep(begin + fault.lasts - time.monotonic())
             if fault.shows:
-                await until(partial(_told, g, fault.shows), allowed(RESTART), f"a log to say {fault.shows!r}")
+                await expect(partial(_told, g, fault.shows), allowed(RESTART), f"a log to say {fault.shows!r}")
         worst = max(worst, await g.right(fault.promised(time.monotonic() - begin)))
     worst = max(worst, await g.right(fault.bound))
     await asyncio.sleep(LINGER_SECONDS)

@@ -31,6 +31,7 @@ from typing import Final, Self
 
 import msgspec
 
+from adapters.levels import minor_version
 from gateway.lab.bench.footprint import footprint
 from gateway.lab.cell import Cell, CellError
 from gateway.lab.gatewayproc import GatewayProcess
@@ -40,7 +41,7 @@ from gateway.lab.matrix.witness import logs
 from gateway.lab.trials.faults import FAILURES, FAULTS, Fault, Ground, Outcome, alone, descriptors, ground
 from gateway.lab.trials.insider import TASKS
 from gateway.lab.trials.invariants import Holding, broken, given_twice, holdings
-from gateway.lab.trials.scenarios import RESOURCE, forgets, minor, mistold, must
+from gateway.lab.trials.scenarios import RESOURCE, forgets, mistold, must
 
 KUBELETS: Final = ("1.9", "1.20", "1.28", "1.37")
 """One of each kind of registration."""
@@ -366,7 +367,9 @@ class _Admissions:
         free = made.gpus[RESOURCE] - len(ailing) - taken
         if kubelet is None or free <= demand.count or len(made.pods) >= MOST_PODS or demand.pod in made.pods:
             return
-        if not at_once and minor(kubelet.version) == 9:  # Ended while it writes its checkpoint, it loses every pod.
+        if (
+            not at_once and minor_version(kubelet.version) == 9
+        ):  # Ended while it writes its checkpoint, it loses every pod.
             return
         if at_once:
             await self._admit(kubelet, demand)

@@ -20,12 +20,13 @@ from typing import Any
 
 import msgspec
 
+from adapters.levels import minor_version
 from gateway.lab.gatewayproc import GatewayError
 from gateway.lab.kubelets.kubelet import Demand, Kubelet, KubeletError
 from gateway.lab.matrix import witness
 from gateway.lab.matrix.record import Hop, PodFact
 from gateway.lab.trials.invariants import Holding, holdings
-from gateway.lab.trials.scenarios import RESOURCE, BrokenPromiseError, Node, counted, forgets, minor, must, node
+from gateway.lab.trials.scenarios import RESOURCE, BrokenPromiseError, Node, counted, forgets, must, node
 
 JUMPS = (("1.20", "1.24"), ("1.24", "1.28"), ("1.28", "1.32"), ("1.32", "newest"))
 """The jumps over several versions that people make."""
@@ -157,7 +158,7 @@ class _Hop:
         self.note(level_after=level)
         must(
             []
-            if covers(level, minor(kubelet.version))
+            if covers(level, minor_version(kubelet.version))
             else [f"the gateway takes kubelet {kubelet.version} for {level}"]
         )
 

@@ -29,6 +29,7 @@ from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets import build
 from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.lab.trials.scenarios import RESOURCE, BrokenPromiseError, Node, dialect, node
+from gateway.lab.waiting import until
 
 MOST: Final = 3.0
 """Seconds for which the kubelet's records may lack devices, once, whatever another gateway does."""
@@ -88,9 +89,7 @@ async def _stopped(made: Node, *, elsewhere: bool) -> AsyncIterator[None]:
 
     async with _launched(_command(made, elsewhere=elsewhere)) as process:
         with contextlib.suppress(TimeoutError):  # One that may not ask isn't seen.
-            async with asyncio.timeout(_START):
-                while not seen():  # noqa: ASYNC110 - the moment counts
-                    await asyncio.sleep(0.001)
+            await until(seen, _START, every=0.001)
         os.kill(process.pid, signal.SIGSTOP)
         yield
 

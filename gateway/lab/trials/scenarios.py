@@ -27,6 +27,7 @@ import grpc.aio
 
 from adapters import checkpoint
 from adapters.dialect import MalformedError, Verdict
+from adapters.levels import minor_version
 from adapters.registry import by_kubelet, by_name
 from devices.gpu import naming, sharing
 from devices.gpu.model import GPU
@@ -41,6 +42,7 @@ from gateway.kubelet.watch import listens
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Admission, Demand, Faults, Kubelet, KubeletError
 from gateway.lab.trials.invariants import Holding, broken, given_twice, holdings, registered, short, unannounced
+from gateway.lab.waiting import until
 from gateway.lab.wire.tap import Tap
 from gateway.wires import control
 
@@ -63,14 +65,9 @@ class BrokenPromiseError(Exception):
 # What is known of kubelets, by version.
 
 
-def minor(version: str) -> int:
-    """Give the 28 of ``1.28``."""
-    return int(version.split(".")[1])
-
-
 def dialect(version: str) -> str:
     """Give the one version string that a kubelet's Register accepts."""
-    return by_kubelet(minor(version)).name
+    return by_kubelet(minor_version(version)).name
 
 
 def counted(version: str, accepted_before: str) -> int:
@@ -90,7 +87,7 @@ _CHECKPOINTS = ((8, 8), (9, 10), (11, 19), (20, 99))
 
 def forgets(old: str, new: str) -> str | None:
     """Say why kubelet ``new`` forgets the pods of ``old`` on the same node; None where it knows them."""
-    before, after = minor(old), minor(new)
+    before, after = minor_version(old), minor_version(new)
     formats = [next(first for first, last in _CHECKPOINTS if first <= one <= last) for one in (before, after)]
     if formats[0] == formats[1] or (formats[0] == 11 and 20 <= after <= 30):
         return None
@@ -248,8 +245,7 @@ class Node:
             self.exits += 1
             await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_BACKOFF)
-            while not listens(self.kubelet_dir / "kubelet.sock"):  # noqa: ASYNC110 - another process listens
-                await asyncio.sleep(0.02)
+            await until(partial(listens, self.kubelet_dir / "kubelet.sock"))
             if self.gateways[at].told_to_end:
                 return
             self.gateways[at] = await GatewayProcess.launch(command)
@@ -291,13 +287,12 @@ class Node:
         It writes its checkpoint in place, after its books change: one that is ended in between has lost its pods (run),
         and that is no plugin's fault. ``lists``: what pods hold isn't enough, the list of devices must be there, too.
         """
-        if self.kubelet is None or minor(self.kubelet.version) != 9:
+        kubelet = self.kubelet
+        if kubelet is None or minor_version(kubelet.version) != 9:
             return True
         held = {device_id for one in self.held for device_id in one.device_ids}
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(5):
-                while self.kubelet.alive and not self._is_written(held, lists=lists):  # noqa: ASYNC110 - a file tells nobody
-                    await asyncio.sleep(0.01)
+            await until(lambda: not kubelet.alive or self._is_written(held, lists=lists), 5)
         return self._is_written(held, lists=lists)
 
     def _is_written(self, held: Collection[str], *, lists: bool) -> bool:
@@ -334,7 +329,7 @@ class Node:
             await self.the_kubelet.wait(resource, self.healthy(resource), self.patience)
         books = await self.the_kubelet.books()
         # Before 1.10 there is no allocatable: unhealthy devices are not in the capacity either.
-        alpha = minor(self.the_kubelet.version) < 10
+        alpha = minor_version(self.the_kubelet.version) < 10
         capacity = {name: self.healthy(name) if alpha else count for name, count in self.gpus.items()}
         must(short({name: self.healthy(name) for name in self.gpus}, books.allocatable, "allocatable"))
         must(short(capacity, books.capacity, "capacity"))
@@ -665,14 +660,14 @@ async def _cdi(node: Node, version: str) -> None:
     await node.start_kubelet(version)
     await node.start_gateway()
     await node.served()
-    if minor(version) < 29:
+    if minor_version(version) < 29:
         await node.refuse(Demand("a", RESOURCE, 1), because="CDI device names")
-        if minor(version) == 28:
+        if minor_version(version) == 28:
             # What 1.28 has behind its gate can't be told from outside: grpc-go and calls are those of 1.26.
             await node.start_kubelet(version, gates="DevicePluginCDIDevices=true")
             await node.served()
             await node.refuse(Demand("a", RESOURCE, 1), because="CDI device names")
-        await node.finish(counted(version, node.accepted if minor(version) == 28 else ""))
+        await node.finish(counted(version, node.accepted if minor_version(version) == 28 else ""))
         return
     admission = await node.the_kubelet.admit("a", RESOURCE, 2)
     names = {f"{CDI_KIND}={device_id}" for device_id in admission.devices[RESOURCE]}
@@ -689,7 +684,7 @@ async def _topology(node: Node, version: str) -> None:
     await node.served()
     await node.admit(Demand("a", RESOURCE, node.gpus[RESOURCE]))
     first, second, third, unplaced = node.announced()[RESOURCE]
-    nowhere = "-1" if minor(version) >= 23 else "0"
+    nowhere = "-1" if minor_version(version) >= 23 else "0"
     wanted: dict[str, set[str]] = {"0": {first}, "1": {second, third}}
     wanted[nowhere] = {*wanted.get(nowhere, ()), unplaced}
     written = json.loads((node.kubelet_dir / "kubelet_internal_checkpoint").read_bytes())
@@ -1077,7 +1072,7 @@ async def _end(node: Node, pod: str) -> None:
 
 def _since(first: int, why: str) -> Callable[[str], str | None]:
     """Give an ``applies`` for what kubelets do from 1.``first`` on."""
-    return lambda version: None if minor(version) >= first else why
+    return lambda version: None if minor_version(version) >= first else why
 
 
 SCENARIOS: Mapping[str, Scenario] = {
