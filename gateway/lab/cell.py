@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
-from types import TracebackType
 from typing import Self
+
+from gateway.lab.spawned import Spawned, spawn
 
 SECONDS = 10.0
 """How long making namespaces, or a command in them, may take."""
@@ -20,11 +21,11 @@ class CellError(Exception):
     """The machine doesn't allow it. The message is the reason, in its own words."""
 
 
-class Cell:
+class Cell(Spawned):
     """Namespaces of a node. Make one with ``open``; ``async with`` closes it."""
 
     def __init__(self, holder: asyncio.subprocess.Process) -> None:
-        self._holder = holder
+        super().__init__(holder)
 
     @classmethod
     async def open(cls) -> Self:
@@ -36,14 +37,9 @@ class Cell:
         for program in ("unshare", "nsenter", "mount", "umount", "tee"):
             if shutil.which(program) is None:
                 raise CellError(f"there is no {program} here (util-linux has it)")
-        holder = await asyncio.create_subprocess_exec(
-            *("unshare", "--user", "--map-root-user", "--mount", "--propagation", "private"),
-            *("sh", "-c", "echo ready && exec cat"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        made = ("unshare", "--user", "--map-root-user", "--mount", "--propagation", "private")
+        pipe = asyncio.subprocess.PIPE
+        holder = await spawn((*made, "sh", "-c", "echo ready && exec cat"), stdin=pipe, stdout=pipe, stderr=pipe)
         cell = cls(holder)
         assert holder.stdout is not None
         assert holder.stderr is not None
@@ -59,23 +55,15 @@ class Cell:
             raise CellError(f"namespaces of our own aren't allowed here: {reason.decode(errors='replace').strip()}")
         return cell
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     @property
     def prefix(self) -> tuple[str, ...]:
         """What a command line begins with to be run inside; it stays the same process."""
         here = ("--user", "--mount", "--preserve-credentials", f"--wd={Path.cwd()}")
-        return ("nsenter", "--target", str(self._holder.pid), *here, "--")
+        return ("nsenter", "--target", str(self.pid), *here, "--")
 
     def inside(self, path: Path) -> Path:
         """Give the path by which this process reaches what ``path`` is inside."""
-        return Path("/proc", str(self._holder.pid), "root", *path.absolute().parts[1:])
+        return Path("/proc", str(self.pid), "root", *path.absolute().parts[1:])
 
     async def run(self, *command: str, text: str = "") -> None:
         """Run a command inside, with ``text`` as its input.
@@ -101,11 +89,10 @@ class Cell:
 
     async def close(self) -> None:
         """Let go of the namespaces; they end with the last process in them."""
-        if self._holder.stdin is not None:
-            self._holder.stdin.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         try:
             async with asyncio.timeout(SECONDS):
-                await self._holder.wait()
+                await self._process.wait()
         except TimeoutError:
-            self._holder.kill()
-            await self._holder.wait()
+            await self.kill()

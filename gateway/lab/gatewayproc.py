@@ -1,8 +1,7 @@
 """A device plugin as a process of its own: spawned on a socket directory, heard by its JSON log lines, ended for sure.
 
 The plugin is the gateway (``gateway_command``), or any other command that serves a socket directory: nothing here asks
-for more than a process that writes lines. The process is a session of its own and is killed, whole, when the handle is
-closed or its start fails.
+for more than a process that writes lines.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
+
+from gateway.lab.spawned import Spawned, spawn
 
 LINES = 10_000
 """How many of the newest log lines are kept."""
@@ -46,11 +45,11 @@ def gateway_command(
     ]
 
 
-class GatewayProcess:
+class GatewayProcess(Spawned):
     """A running plugin. Make one with ``launch``; end it with ``terminate`` or ``kill``; ``async with`` ends it for sure."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path | None) -> None:
-        self._process = process
+        super().__init__(process)
         self._sink = Path(os.devnull) if log is None else log
         self._lines: deque[Line] = deque(maxlen=LINES)
         self._changed = asyncio.Condition()
@@ -67,34 +66,14 @@ class GatewayProcess:
 
         It need not be ready when this returns.
         """
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
+        process = await spawn(
+            command,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             limit=LONGEST_LINE,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
         )
         return cls(process, log)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.kill()
-
-    @property
-    def pid(self) -> int:
-        """The process, which is also its process group."""
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process still runs."""
-        return self._process.returncode is None
 
     def lines(self, event: str, since: int = 0, **fields: Any) -> list[Line]:
         """Give the lines with this ``event`` and these fields that came since a mark (as far as they are kept)."""
@@ -159,10 +138,6 @@ class GatewayProcess:
         await self._gone()
         return code
 
-    async def exited(self) -> None:
-        """Wait for the end of the process, however long it takes."""
-        await self._process.wait()
-
     async def terminate(self, seconds: float = 30) -> int:
         """Send TERM, wait, and return the exit code.
 
@@ -177,9 +152,7 @@ class GatewayProcess:
     async def kill(self) -> None:
         """End the process, and what it may have started, as a crash does."""
         self.told_to_end = True
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        await self._process.wait()
+        await super().kill()
         await self._gone()
 
     async def _gone(self) -> None:

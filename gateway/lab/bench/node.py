@@ -6,7 +6,6 @@ import asyncio
 import os
 import platform
 import shutil
-import signal
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -20,6 +19,7 @@ from gateway.kubelet.watch import KUBELET_SOCKET, listens
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets import build
 from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
+from gateway.lab.spawned import Spawned, spawn
 
 RESOURCE: Final = "nvidia.com/gpu"
 GPUS: Final = 8
@@ -28,35 +28,19 @@ EMULATED: Final = "1.28"
 will do, it is the genuine one of this version, if that is built."""
 
 
-class Unheard:
+class Unheard(Spawned):
     """A plugin whose log goes into a file: to read it while calls are timed would cost more than the calls.
 
     Make one with ``Node.unheard``; it ends with the node.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
-        self._process = process
+        super().__init__(process)
         self._log = log
-
-    @property
-    def pid(self) -> int:
-        """The process, which is also its process group."""
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process still runs."""
-        return self._process.returncode is None
 
     def log(self) -> str:
         """The end of the log, as text."""
         return self._log.read_text(errors="replace")[-2000:]
-
-    async def kill(self) -> None:
-        """End the process, and what it may have started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        await self._process.wait()
 
 
 @dataclass(slots=True)
@@ -126,9 +110,7 @@ class Node:
         """Start any plugin, and don't listen to it."""
         log = self.root / "plugin.log"
         with log.open("ab") as file:
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
-            )
+            process = await spawn(command, stdout=file, stderr=file)
         plugin = Unheard(process, log)
         self.stack.push_async_callback(plugin.kill)
         return plugin

@@ -3,8 +3,8 @@
 Both kinds speak the same protocol on stdin and stdout (``gateway/lab/kubelets/driver/README.md``), so that a scenario is written
 once. A kubelet restart or upgrade is: end the process (``kill``), launch another one on the same directory.
 
-The process is a session of its own and is killed, whole, when the handle is closed, when ``launch`` fails, and (by the end
-of its stdin) when this process dies.
+The process is killed, whole, when the handle is closed, when ``launch`` fails, and (by the end of its stdin) when this
+process dies.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Literal, Self
+from typing import IO, Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from devices.model import ContainerAnswer, DeviceNode, Mount
+from gateway.lab.spawned import Spawned, spawn
 
 DEADLINE_SECONDS = 20.0
 """How long an op may take that waits for no plugin."""
@@ -128,18 +126,25 @@ Held = Mapping[str, Mapping[str, Mapping[str, tuple[str, ...]]]]
 """Device IDs by pod, container and resource name."""
 
 
-@dataclass(slots=True)
-class Kubelet:
+class Kubelet(Spawned):
     """A running kubelet process. Make one with ``launch``; end it with ``close``, or use it as a context manager."""
 
-    version: str
-    directory: Path
-    kind: Literal["emulated", "genuine"]
-    _process: asyncio.subprocess.Process
-    _log: IO[bytes]
-    _waiting: dict[int, tuple[str, asyncio.Future[dict[str, Any]]]] = field(default_factory=dict)
-    _last_id: int = 0
-    _reader: asyncio.Task[None] | None = None
+    def __init__(
+        self,
+        version: str,
+        directory: Path,
+        kind: Literal["emulated", "genuine"],
+        process: asyncio.subprocess.Process,
+        log: IO[bytes],
+    ) -> None:
+        super().__init__(process)
+        self.version = version
+        self.directory = directory
+        self.kind = kind
+        self._log = log
+        self._waiting: dict[int, tuple[str, asyncio.Future[dict[str, Any]]]] = {}
+        self._last_id = 0
+        self._reader = asyncio.create_task(self._read(), name=f"kubelet-{version}-replies")
 
     @classmethod
     async def launch(
@@ -159,44 +164,23 @@ class Kubelet:
         )
         sink: IO[bytes] = tempfile.TemporaryFile() if log is None else log.open("a+b")  # noqa: SIM115  closed in close()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *arguments,
+            process = await spawn(
+                arguments,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=sink,
                 limit=LINE_LIMIT,
-                start_new_session=True,
             )
         except BaseException:
             sink.close()
             raise
         kubelet = cls(version, directory, "emulated" if genuine is None else "genuine", process, sink)
-        kubelet._reader = asyncio.create_task(kubelet._read(), name=f"kubelet-{version}-replies")
         try:
             await kubelet.about()
         except BaseException:
-            kubelet._kill_group()
             await asyncio.shield(kubelet.close())
             raise
         return kubelet
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    @property
-    def pid(self) -> int:
-        """The process, which is also its process group."""
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process still runs."""
-        return self._process.returncode is None
 
     def log(self) -> str:
         """The end of the kubelet's own log."""
@@ -309,7 +293,7 @@ class Kubelet:
 
     async def kill(self) -> None:
         """End the process as a crash does (KILL)."""
-        self._kill_group()
+        await super().kill()
         await self._gone()
 
     async def terminate(self, seconds: float = 5) -> None:
@@ -341,7 +325,7 @@ class Kubelet:
     async def _ask(self, op: str, deadline: float = DEADLINE_SECONDS, **fields: Any) -> dict[str, Any]:
         stdin = self._process.stdin
         assert stdin is not None
-        if not self.alive or self._reader is None or self._reader.done():
+        if not self.alive or self._reader.done():
             raise self._error(op, f"the process has ended (exit code {self._process.returncode})")
         self._last_id += 1
         number = self._last_id
@@ -391,18 +375,12 @@ class Kubelet:
             + (f"; its log ends:\n{tail}" if tail else ""),
         )
 
-    def _kill_group(self) -> None:
-        if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-
     async def _gone(self) -> None:
         """Wait for the end of a process that was told to end, and of the task that reads from it."""
         await self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        if self._reader is not None:
-            await asyncio.wait([self._reader])
+        await asyncio.wait([self._reader])
 
 
 def _start(

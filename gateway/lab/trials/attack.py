@@ -32,6 +32,7 @@ import grpc.aio
 from gateway.kubelet.watch import target
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
+from gateway.lab.spawned import Spawned, spawn
 
 RESOURCE: Final = "nvidia.com/gpu"
 LIMIT_MIB: Final = 256
@@ -436,24 +437,18 @@ async def attack(seconds: float, at_once: int = 4, seed: int = 1, only: str = ""
             for work in (_measure(gateway.pid, seen), _probe(ports[0], seen), _pods(kubelet, seen))
         ]
         try:
-            striker = await asyncio.create_subprocess_exec(
-                *(
-                    sys.executable,
-                    "-m",
-                    "gateway.lab.trials.attack",
-                    "--strike",
-                    str(seconds),
-                    "--at-once",
-                    str(at_once),
-                ),
-                *("--seed", str(seed), "--only", only, *map(str, ports), str(plugin), str(control)),
+            how = ("--strike", str(seconds), "--at-once", str(at_once), "--seed", str(seed), "--only", only)
+            attacker = (
+                sys.executable,
+                "-m",
+                "gateway.lab.trials.attack",
+                *how,
+                *map(str, ports),
+                str(plugin),
+                str(control),
             )
-            try:
-                await asyncio.wait_for(striker.wait(), seconds + 60)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    striker.kill()
-                await striker.wait()
+            async with Spawned(await spawn(attacker)) as striker:
+                await asyncio.wait_for(striker.exited(), seconds + 60)
             await asyncio.sleep(SETTLE)
         except OSError as error:
             seen.pods_failed.append(str(error))
