@@ -5,7 +5,7 @@ Pure: clocks are values here, and what was promised, ordered and held comes from
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
@@ -41,7 +41,8 @@ class Known(Struct, frozen=True):
     """What is known of a resource's devices besides what the backend sees; all by device ID.
 
     ``announced`` holds every device that a kubelet was ever told of, as it was told last. ``cordons`` are an operator's, with
-    their reasons; ``withheld`` are the listed ones whose hardware is in use under another ID, with theirs. ``sticky`` are the troubles that were remembered, in whichever boot; ``boot_id`` names this one. ``held`` is
+    their reasons; ``withheld`` are the listed ones whose hardware is in use under another ID, with theirs; ``away`` those that
+    are another API's, or go there (LEAVING or ELSEWHERE). ``sticky`` are the troubles that were remembered, in whichever boot; ``boot_id`` names this one. ``held`` is
     what containers hold by the kubelet's own books; None: they can't be read now. ``fates`` says of what the backend no
     longer lists where it went (LOST where it doesn't), and ``lost_since`` since when it has been lost (unix seconds).
     """
@@ -50,6 +51,7 @@ class Known(Struct, frozen=True):
     boot_id: str = ""
     cordons: Mapping[str, str] = field(default_factory=dict)
     withheld: Mapping[str, str] = field(default_factory=dict)
+    away: Mapping[str, tuple[State, str]] = field(default_factory=dict)
     sticky: Mapping[str, Sticky] = field(default_factory=dict)
     held: AbstractSet[str] | None = None
     fates: Mapping[str, Fate] = field(default_factory=dict)
@@ -149,13 +151,9 @@ def merge(
             continue
         if found.until is not None:
             again.append(found.until)
-        for state, what, reasons in (
-            (State.WITHHELD, "that", known.withheld),
-            (State.CORDONED, "the cordon", known.cordons),
-        ):
-            if device_id in reasons:
-                covered = _entry(device, found, told, last, clock.now, covered)
-                found = _Found(state, _over(reasons[device_id], what, covered), covered.kind)
+        for state, what, reason in _covers(known, device_id):
+            covered = _entry(device, found, told, last, clock.now, covered)
+            found = _Found(state, _over(reason, what, covered), covered.kind)
         entries.append(_entry(device, found, told, shown, clock.now, covered))
     new = seen.keys() - known.announced.keys()
     return Merged(tuple(entries), new, frozenset(dropped), sticky, lost_since, min(again, default=None))
@@ -173,6 +171,17 @@ def remaining(
         if sure or (miss.state is State.WITHDRAWN and not miss.free):
             found.append(known.announced[device_id])
     return tuple(found)
+
+
+def _covers(known: Known, device_id: str) -> Iterator[tuple[State, str, str]]:
+    """Give what lies over a device, the lowest first: the state, what to call it, and its reason."""
+    if device_id in known.withheld:
+        yield State.WITHHELD, "that", known.withheld[device_id]
+    if device_id in known.away:
+        state, reason = known.away[device_id]
+        yield state, "that", reason
+    if device_id in known.cordons:
+        yield State.CORDONED, "the cordon", known.cordons[device_id]
 
 
 def _bare(entry: Entry | None) -> Entry | None:
@@ -204,6 +213,7 @@ def _in_question(known: Known, listing: Listing | None, sticky: Mapping[str, Sti
     return (
         known.cordons.keys()
         | known.withheld.keys()
+        | known.away.keys()
         | listing.recovered
         | listing.released
         | (listing.troubles.keys() - sticky.keys())

@@ -28,9 +28,11 @@ class State(Enum):
     CORDONED = "cordoned"
     RELEASED = "released"
     WITHHELD = "withheld"
+    LEAVING = "leaving"
+    ELSEWHERE = "elsewhere"
 
 
-COVERS: Final = frozenset({State.CORDONED, State.WITHHELD})
+COVERS: Final = frozenset({State.CORDONED, State.WITHHELD, State.LEAVING, State.ELSEWHERE})
 """States that lie over another one."""
 
 
@@ -93,6 +95,19 @@ TABLE: Final[Mapping[State, Row]] = {
         Fault.FAILED_PRECONDITION,
         held=True,
         way_out="it is offered again when that container has ended; or take the change of the configuration back",
+    ),
+    # It goes to DRA when nobody holds it. What it covers decides for those who do.
+    State.LEAVING: Row(
+        Health.UNHEALTHY,
+        Fault.FAILED_PRECONDITION,
+        held=True,
+        way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim",
+    ),
+    # DRA gives it away. Nobody holds it by this API, whatever the kubelet's checkpoint goes on saying of pods that ended.
+    State.ELSEWHERE: Row(
+        Health.UNHEALTHY,
+        Fault.FAILED_PRECONDITION,
+        way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim; `gateway cross --to plugin` brings it back",
     ),
     # Somebody is about to reset or partition it. Unhealthy also while a container holds it: the moment that one ends, the
     # kubelet would give it to the next. What it covers stays as it was seen last, and decides for those who hold it.

@@ -52,8 +52,9 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def encode(content: rows.Content) -> bytes:
-    """Spell the file. Cordons and claims stand first: what of a file is damaged is mostly its end."""
+    """Spell the file. Cordons, claims and owners stand first: what of a file is damaged is mostly its end."""
     first = {"format": rows.FORMAT, "cordons": content.get("cordons", {}), "claims": content.get("claims", {})}
+    first |= {"sides": content["sides"]} if "sides" in content else {}
     return msgspec.json.encode(first | {key: value for key, value in content.items() if key not in first})
 
 

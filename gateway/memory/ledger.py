@@ -2,8 +2,8 @@
 
 One JSON file in ``--state-dir`` (0700, root only). By resource name it holds every device ID that was ever announced and
 how it was announced last, which of them are lost, the illnesses that stick, what Allocate handed out, and whom the kubelet
-forgot; besides them the operator's cordons, what was prepared for ResourceClaims, the dialect that the kubelet accepted last,
-and which kubelet was looked at last. Two gateways share it while one replaces the other. So what a gateway keeps is the file and its own *changes* since its last write, and a write never undoes what the other wrote: it takes the lock, reads
+forgot; besides them the operator's cordons, what was prepared for ResourceClaims, to which API each board belongs where both are
+served, the dialect that the kubelet accepted last, and which kubelet was looked at last. Two gateways share it while one replaces the other. So what a gateway keeps is the file and its own *changes* since its last write, and a write never undoes what the other wrote: it takes the lock, reads
 the file anew where somebody else wrote it, applies the changes, and replaces it as a whole (write, fsync, rename, fsync
 of the folder). A crash at any moment leaves the old file or the new one. Fields that this release doesn't know are kept.
 A file that can't be read in full is put aside, never deleted; what is sound in it is kept, cordons even from a newer
@@ -39,6 +39,7 @@ from gateway.memory.rows import (
     row_of,
 )
 from gateway.memory.tables import Changes, Tables, apply, combine
+from gateway.sides.table import Side
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -258,6 +259,15 @@ class Ledger:
     def set_claim(self, uid: str, row: Claimed | None) -> None:
         """Note what is prepared for a claim; None: nothing any more. Durable before the kubelet is told."""
         self._tables.change({("claims", uid): None if row is None else msgspec.to_builtins(row)})
+
+    @property
+    def sides(self) -> Mapping[str, Side]:
+        """To which API boards belong, by the board's name; the row of '' is that of all that have none."""
+        return self._tables.whole("sides", dict[str, Side])
+
+    def set_side(self, board: str, side: Side) -> None:
+        """Note to which API a board belongs. Durable before it is in force."""
+        self._tables.change({("sides", board): side.value})
 
     def sticky(self, resource: str) -> Mapping[str, Sticky]:
         """Return the illnesses that outlive a restart, by device ID."""

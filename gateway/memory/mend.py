@@ -13,6 +13,7 @@ from devices import naming
 from gateway.memory import rows
 from gateway.memory.claimed import Claimed
 from gateway.memory.rows import Cordon
+from gateway.sides.table import Side
 
 MAX_BYTES = 16 * 1024 * 1024
 """The most bytes of a ledger."""
@@ -118,7 +119,7 @@ def _prune(content: rows.Content) -> list[str]:
         if not isinstance(content.get(key, ""), str):
             wrong.append(f"{key}: expected a text")
             del content[key]
-    for key, kind in {"cordons": Cordon, "claims": Claimed, "resources": dict}.items():
+    for key, kind in {"cordons": Cordon, "claims": Claimed, "sides": Side, "resources": dict}.items():
         if key in content:
             content[key] = _sound_rows(content[key], kind, key, wrong)
     resources = content.get("resources", {})

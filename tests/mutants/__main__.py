@@ -49,6 +49,7 @@ from tests.mutants import (
     memory,
     orders,
     people,
+    sides,
     sight,
     simulation,
     streams,
@@ -59,7 +60,7 @@ from tests.mutants.table import Mutant
 ROOT = Path(__file__).parents[2]
 TABLES = (
     table, memory, life, boards, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
-    manifests, deploy, bounds, people, streams, dra, kubernetes, bridge, doctor, fleet, simulation,
+    manifests, deploy, bounds, people, streams, dra, kubernetes, bridge, doctor, fleet, simulation, sides,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]
 MUTANTS = [mutant for one in TABLES for mutant in one.MUTANTS]

@@ -69,6 +69,8 @@ GONE = Listing(())
         (State.WITHDRAWN, ILL, Fault.NOT_FOUND, False, True, None, False, False),
         (State.CORDONED, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
         (State.WITHHELD, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
+        (State.LEAVING, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
+        (State.ELSEWHERE, ILL, Fault.FAILED_PRECONDITION, False, False, None, True, True),
         (State.RELEASED, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
     ],
 )

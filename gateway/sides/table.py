@@ -1,0 +1,143 @@
+"""The table of owners: to which API a board belongs, what each may do with it, and when it crosses over. Pure.
+
+A board is a physical GPU with all that it is partitioned or shared into: what is physically one thing has one owner. A change is
+on disk before it is in force, and in force before either API is told, so that a crash at any point leaves one owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from devices.life.states import State
+
+
+class Side(Enum):
+    """Where a board is. The values stand in the state file."""
+
+    PLUGIN = "plugin"
+    """The device plugin API gives it away."""
+    TO_DRA = "to-dra"
+    """On its way: who holds it keeps it, nobody else gets it by either API."""
+    DRA = "dra"
+    """DRA gives it away."""
+    TO_PLUGIN = "to-plugin"
+    """On its way back: claims that were allocated get it, the scheduler is to allocate it to no other."""
+    RECLAIMED = "reclaimed"
+    """Called back from the device plugin API for a claim that was allocated by a ResourceSlice of before."""
+
+
+class Seen(Struct, frozen=True):
+    """What is known of who holds a board.
+
+    ``pod`` says in words which container has it by the device plugin API: '' for none, None where that isn't known since the
+    kubelet was told to give it to nobody. ``claim`` says to which claim it is prepared ('' for none), ``allocated`` to which one
+    it is allocated at the API server: None where that isn't known since the ResourceSlice offers it to nobody new.
+    """
+
+    pod: str | None = None
+    claim: str = ""
+    allocated: str | None = None
+
+
+class Offered(Enum):
+    """How a ResourceSlice shows what is on a board."""
+
+    NOT = "not"
+    LEAVING = "leaving"
+    """To nobody new."""
+    FREE = "free"
+
+
+_ORDERS: Final[Mapping[tuple[Side, Side], Side]] = {
+    (Side.PLUGIN, Side.DRA): Side.TO_DRA,
+    (Side.TO_PLUGIN, Side.DRA): Side.DRA,
+    (Side.RECLAIMED, Side.DRA): Side.TO_DRA,
+    (Side.TO_DRA, Side.PLUGIN): Side.PLUGIN,
+    (Side.DRA, Side.PLUGIN): Side.TO_PLUGIN,
+}
+_OF_DRA: Final = frozenset({Side.DRA, Side.TO_PLUGIN})
+MOVING: Final = frozenset({Side.TO_DRA, Side.TO_PLUGIN, Side.RECLAIMED})
+"""Where a board doesn't stay."""
+
+
+def actual(side: Side, *, claimed: bool) -> Side:
+    """Say where a board is: what is prepared for a claim is DRA's, whatever the table says.
+
+    So it is after ``--dra only``, which keeps no table, and where Prepare was answered while the board's way back was written.
+    """
+    if not claimed or side in _OF_DRA:
+        return side
+    return Side.DRA if side is Side.TO_DRA else Side.TO_PLUGIN
+
+
+def ordered(side: Side, to: Side) -> Side:
+    """Say where a board is once an operator wants it at one end (PLUGIN or DRA)."""
+    return _ORDERS.get((side, to), side)
+
+
+def missed(side: Side, seen: Seen) -> Side:
+    """Say where a board is once a claim asks for it that is the other side's: it is called back if nobody holds it."""
+    return Side.RECLAIMED if side is Side.PLUGIN and seen.pod == "" else side
+
+
+def moved(side: Side, seen: Seen) -> Side:
+    """Say where a board on its way is now; the same where it has to wait."""
+    match side:
+        case Side.TO_DRA if seen.pod == "":
+            return Side.DRA
+        case Side.RECLAIMED if seen.pod == "":
+            return Side.TO_PLUGIN
+        case Side.RECLAIMED if seen.pod:
+            return Side.PLUGIN
+        case Side.TO_PLUGIN if not seen.claim and seen.allocated == "":
+            return Side.PLUGIN
+        case _:
+            return side
+
+
+def listed(side: Side) -> State | None:
+    """Say what lies over a device in the device plugin API's list; None: nothing."""
+    if side is Side.PLUGIN:
+        return None
+    return State.ELSEWHERE if side in _OF_DRA else State.LEAVING
+
+
+def offered(side: Side, shown: State | None, pod: str | None) -> Offered:
+    """Say how DRA offers a board, to Prepare and in a slice.
+
+    Args:
+        side: where the board is.
+        shown: what lies over it in the other API's list, as that is served now.
+        pod: as in ``Seen``. A gateway that starts looks before it offers: the one before it may have died between the disk and
+            the list.
+    """
+    if shown is not State.ELSEWHERE or side not in _OF_DRA or pod != "":
+        return Offered.NOT
+    return Offered.FREE if side is Side.DRA else Offered.LEAVING
+
+
+def words(side: Side, seen: Seen) -> str:
+    """Say for people where a board is, and what it waits for."""
+    match side:
+        case Side.PLUGIN:
+            return "offered by the device plugin API; `gateway cross --to dra` moves it"
+        case Side.TO_DRA:
+            return f"it goes to DRA as soon as nobody holds it{_by(seen.pod)}"
+        case Side.RECLAIMED:
+            return f"called back by DRA for a claim that was allocated it{_by(seen.pod)}"
+        case Side.DRA:
+            return f"offered by DRA{_has(seen.claim)}"
+        case Side.TO_PLUGIN:
+            return f"it comes back from DRA as soon as no claim has it{_has(seen.claim or seen.allocated or '')}"
+
+
+def _by(pod: str | None) -> str:
+    return f": held by {pod:.160}" if pod else ""
+
+
+def _has(claim: str) -> str:
+    return f": {claim:.160} has it" if claim else ""

@@ -1,0 +1,138 @@
+"""Whose each GPU is: each rule of the table, and the table explored with two doors, a kubelet, a scheduler and late news."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from devices.life.states import State
+from gateway.lab.trials.explore import search
+from gateway.lab.trials.owners import Model, is_settled
+from gateway.sides import table
+from gateway.sides.table import Offered, Seen, Side
+
+_offered = table.offered
+FREE = Seen(pod="", claim="", allocated="")
+
+
+@pytest.mark.parametrize(
+    ("side", "seen", "after"),
+    [
+        (Side.PLUGIN, FREE, Side.PLUGIN),
+        (Side.DRA, FREE, Side.DRA),
+        (Side.TO_DRA, FREE, Side.DRA),
+        (Side.TO_DRA, Seen(pod=None), Side.TO_DRA),
+        (Side.TO_DRA, Seen(pod="a pod"), Side.TO_DRA),
+        (Side.RECLAIMED, FREE, Side.TO_PLUGIN),
+        (Side.RECLAIMED, Seen(pod=None), Side.RECLAIMED),
+        (Side.RECLAIMED, Seen(pod="a pod"), Side.PLUGIN),
+        (Side.TO_PLUGIN, FREE, Side.PLUGIN),
+        (Side.TO_PLUGIN, Seen(pod="", claim="c", allocated=""), Side.TO_PLUGIN),
+        (Side.TO_PLUGIN, Seen(pod="", claim="", allocated="c"), Side.TO_PLUGIN),
+        (Side.TO_PLUGIN, Seen(pod="", claim="", allocated=None), Side.TO_PLUGIN),
+    ],
+)
+def test_a_board_moves_on_when_nobody_has_it(side: Side, seen: Seen, after: Side) -> None:
+    assert table.moved(side, seen) is after
+
+
+@pytest.mark.parametrize(
+    ("side", "to_dra", "to_plugin"),
+    [
+        (Side.PLUGIN, Side.TO_DRA, Side.PLUGIN),
+        (Side.TO_DRA, Side.TO_DRA, Side.PLUGIN),
+        (Side.DRA, Side.DRA, Side.TO_PLUGIN),
+        (Side.TO_PLUGIN, Side.DRA, Side.TO_PLUGIN),
+        (Side.RECLAIMED, Side.TO_DRA, Side.RECLAIMED),
+    ],
+)
+def test_an_order_is_followed_or_taken_back(side: Side, to_dra: Side, to_plugin: Side) -> None:
+    assert (table.ordered(side, Side.DRA), table.ordered(side, Side.PLUGIN)) == (to_dra, to_plugin)
+
+
+def test_what_is_prepared_for_a_claim_is_dras_whatever_the_table_says() -> None:
+    assert [table.actual(side, claimed=True) for side in Side] == [
+        Side.TO_PLUGIN, Side.DRA, Side.DRA, Side.TO_PLUGIN, Side.TO_PLUGIN,
+    ]  # fmt: skip
+    assert [table.actual(side, claimed=False) for side in Side] == list(Side)
+
+
+@pytest.mark.parametrize(("pod", "after"), [("", Side.RECLAIMED), (None, Side.PLUGIN), ("a pod", Side.PLUGIN)])
+def test_a_late_claim_calls_back_what_nobody_holds(pod: str | None, after: Side) -> None:
+    assert table.missed(Side.PLUGIN, Seen(pod=pod)) is after
+    assert table.missed(Side.DRA, Seen(pod=pod)) is Side.DRA
+
+
+def test_one_api_at_most_gives_a_board_away() -> None:
+    for side in Side:
+        shown = table.listed(side)
+        assert (shown is None) is (side is Side.PLUGIN)
+        for over in (None, State.LEAVING, State.ELSEWHERE):
+            for pod in (None, "", "a pod"):
+                may = side in {Side.DRA, Side.TO_PLUGIN} and over is State.ELSEWHERE and pod == ""
+                assert (table.offered(side, over, pod) is not Offered.NOT) is may
+    assert table.offered(Side.DRA, State.ELSEWHERE, "") is Offered.FREE
+    assert table.offered(Side.TO_PLUGIN, State.ELSEWHERE, "") is Offered.LEAVING
+
+
+@pytest.mark.parametrize(
+    ("side", "seen", "words"),
+    [
+        (Side.TO_DRA, Seen(pod="ns/p"), "it goes to DRA as soon as nobody holds it: held by ns/p"),
+        (Side.DRA, Seen(claim="claim ns/c"), "offered by DRA: claim ns/c has it"),
+        (Side.TO_PLUGIN, Seen(claim="claim ns/c"), "it comes back from DRA as soon as no claim has it: claim ns/c has it"),
+        (Side.TO_PLUGIN, Seen(allocated="claim ns/d"), "it comes back from DRA as soon as no claim has it: claim ns/d has it"),
+        (Side.PLUGIN, FREE, "offered by the device plugin API; `gateway cross --to dra` moves it"),
+        (Side.RECLAIMED, FREE, "called back by DRA for a claim that was allocated it"),
+    ],
+)  # fmt: skip
+def test_people_are_told_who_has_it(side: Side, seen: Seen, words: str) -> None:
+    assert table.words(side, seen) == words
+
+
+# Explored.
+
+
+def test_no_gpu_is_given_twice_and_every_crossing_can_end() -> None:
+    model = Model()
+    found = search(model.start, model.moves, model.check)
+    assert (found.broken, found.trace) == ("", ())
+    assert found.states > 20_000
+    assert model.unending(is_settled) == set()
+
+
+@pytest.mark.parametrize(
+    ("rule", "broken"),
+    [
+        ("actual", lambda side, claimed: side),  # noqa: ARG005 - the table's signature
+        ("listed", lambda side: None if side is Side.TO_PLUGIN else State.ELSEWHERE),
+        ("offered", lambda side, shown, pod: _offered(side, State.ELSEWHERE, pod)),  # noqa: ARG005
+        ("offered", lambda side, shown, pod: _offered(side, shown, "")),  # noqa: ARG005
+    ],
+)
+def test_a_table_that_breaks_a_rule_is_seen_to_give_twice(
+    rule: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, rule, broken)
+    model = Model()
+    found = search(model.start, model.moves, model.check)
+    assert found.broken == "GPU 0 is given twice"
+    assert found.trace
+
+
+@pytest.mark.parametrize(
+    ("rule", "broken"),
+    [
+        ("moved", lambda side, seen: side),  # noqa: ARG005
+        ("missed", lambda side, seen: side),  # noqa: ARG005
+    ],
+)
+def test_a_table_in_which_somebody_waits_for_ever_is_seen(
+    rule: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, rule, broken)
+    model = Model()
+    assert not search(model.start, model.moves, model.check).broken
+    assert model.unending(is_settled)
