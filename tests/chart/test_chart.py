@@ -274,6 +274,11 @@ PLACES: dict[str, tuple[dict[str, object], str, object]] = {
     "priority": ({"priorityClassName": "mine"}, "priorityClassName", "mine"),
     "tolerations": ({"tolerations": [{"operator": "Exists"}]}, "tolerations", [{"operator": "Exists"}]),
     "no-tolerations": ({"tolerations": []}, "tolerations", []),
+    "its-own-taint": (
+        {"tolerations": [{"operator": "Exists", "effect": "NoExecute"}], "nodeReadiness.startupTaint": "a/b"},
+        "tolerations",
+        [{"operator": "Exists", "effect": "NoExecute"}, {"key": "a/b", "operator": "Exists"}],
+    ),
     "host-network": ({"devicePlugin.enableHostNetwork": True}, "hostNetwork", True),
     "its-names": ({"devicePlugin.enableHostNetwork": True}, "dnsPolicy", "ClusterFirstWithHostNet"),
     "pod-security": (

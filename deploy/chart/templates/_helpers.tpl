@@ -155,17 +155,18 @@ nodeAffinity:
 {{- end -}}
 
 {{- define "gateway.tolerations" -}}
-{{- if kindIs "slice" .Values.tolerations -}}
-{{- toYaml .Values.tolerations -}}
-{{- else -}}
-- key: CriticalAddonsOnly
-  operator: Exists
-{{- if ne .Values.gateway.backend "simulated" }}
-- key: {{ .Values.gateway.backend }}.com/gpu
-  operator: Exists
-  effect: NoSchedule
+{{- $rows := .Values.tolerations -}}
+{{- if not (kindIs "slice" $rows) -}}
+{{- $rows = list (dict "key" "CriticalAddonsOnly" "operator" "Exists") -}}
+{{- if ne .Values.gateway.backend "simulated" -}}
+{{- $rows = append $rows (dict "key" (printf "%s.com/gpu" .Values.gateway.backend) "operator" "Exists" "effect" "NoSchedule") -}}
 {{- end -}}
 {{- end -}}
+{{- /* Who is to take the taint away must not be kept off by it. */ -}}
+{{- with .Values.nodeReadiness.startupTaint -}}
+{{- $rows = append $rows (dict "key" . "operator" "Exists") -}}
+{{- end -}}
+{{- toYaml $rows -}}
 {{- end -}}
 
 {{- define "gateway.updateStrategy" -}}
