@@ -34,8 +34,8 @@ MUTANTS = (
         "Y1",
         "ready for a moment is long enough",
         _AMD,
-        "minReadySeconds: 10",
-        "minReadySeconds: 1",
+        "successThreshold: 6",
+        "successThreshold: 1",
         f"{_TEST}::test_in_an_update_the_new_gateway_comes_before_the_old_one_goes",
     ),
     Mutant(

@@ -296,8 +296,6 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario("rolled", "the gateway is replaced by another release", _roll, _BOTH),
         Scenario("rolled-back", "and back", _roll_back, _BOTH),
-        # Behind the rolls: while a pod of the DaemonSet became ready in the last minReadySeconds, the DaemonSet controller (run on
-        # 1.37.1) may forget to look at the next one again, and leaves the elder standing by for minutes.
         Scenario(
             "gateway-kill",
             "the gateway is killed (KILL)",
