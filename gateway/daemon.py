@@ -58,8 +58,6 @@ FIRST_LOOK = 1.0
 """Seconds that the source's first inventory is waited for, before what the ledger knows is served from memory."""
 YIELD_TIME = 0.05
 """Seconds that an older gateway is given to end its streams before this one registers."""
-FOUND_IS_TOLD = 0.05
-"""Seconds after a kubelet was found at which that is logged: the Registers go first."""
 
 _loop_errors = Seldom(times=5)
 _log = structlog.get_logger()
@@ -319,8 +317,7 @@ class Gateway:
         self.beliefs.restarted(ours, kubelet.mtime_ns / 1e9)
         if first:
             self.holdings.recall(self.ledger.resources())
-        tell = partial(_log.info, "kubelet found", socket=str(self.presence.socket))
-        asyncio.get_running_loop().call_later(FOUND_IS_TOLD, tell)
+        _log.info("kubelet found", socket=str(self.presence.socket))
 
     def _tell_kubelet(self, resources: Iterable[Resource]) -> None:
         """Tell resources of the kubelet that was found last."""

@@ -34,11 +34,11 @@ _MAX_WRONG = 1000
 """How many rows of a table may be wrong until the rest of it isn't looked at."""
 
 
-_TOKEN = re.compile(r'((?:[^][{}"]+|"(?:[^"\\]|\\.)*(?:"|\Z))*)([][{}]|\Z)', re.DOTALL)
-"""What a document's shape hangs on: a bracket, and what is before it; texts count as a whole, and the last may have no end."""
+_FIELD = re.compile(r'[\s{,]*("(?:[^"\\]|\\.)*")\s*:\s*', re.DOTALL)
+"""The name of an object's next field, and what is before it."""
 
 
-_COMMA = re.compile(r'"(?:[^"\\]|\\.)*"?|,', re.DOTALL)
+_DECODER = json.JSONDecoder()
 
 
 def decode(data: bytes) -> tuple[rows.Content, str]:
@@ -65,33 +65,29 @@ def decode(data: bytes) -> tuple[rows.Content, str]:
 
 
 def _mend(data: bytes) -> Any:
-    """Decode as much of the beginning of a damaged file as makes sense, in a second or so; None where nothing does."""
-    text = data[:_MAX_SALVAGE].decode(errors="replace")
+    """Decode the whole fields that a damaged file begins with, in a second or so; None where nothing makes sense.
+
+    A write replaces the file as a whole, so none is ever half written: what is kept of one that a disk or a person cut off are
+    the fields that stand first, the cordons among them.
+    """
     with contextlib.suppress(ValueError, RecursionError):
-        try:
-            whole = json.loads(text)
-        except json.JSONDecodeError as error:
-            whole = json.loads(_closed(text[: error.pos]))
+        whole = _fields(data[:_MAX_SALVAGE].decode(errors="replace"), 0)
         # What comes out can be encoded again: halves of a surrogate pair can't, and the lenient decoder takes them.
         return msgspec.json.decode(json.dumps(whole, ensure_ascii=False).encode(errors="replace"))
     return None
 
 
-def _closed(text: str) -> str:
-    """Cut the beginning of a JSON document back to its last whole part, and close what is open there."""
-    closers: list[str] = []
-    end = 0
-    for token in _TOKEN.finditer(text):
-        between, bracket = token.group(1, 2)
-        if bracket in {"{", "["}:
-            closers.append("}" if bracket == "{" else "]")
-        elif bracket:
-            closers.pop()
-        elif comma := [part.start() for part in _COMMA.finditer(between) if part[0] == ","]:
-            end = token.start() + comma[-1]
-        if bracket:
-            end = token.end()
-    return text[:end] + "".join(reversed(closers))
+def _fields(text: str, at: int) -> dict[str, Any]:
+    """Decode an object field by field, to the one that is damaged; that one is None, but for the cordons that are whole."""
+    found: dict[str, Any] = {}
+    while match := _FIELD.match(text, at):
+        key = json.loads(match[1])
+        try:
+            found[key], at = _DECODER.raw_decode(text, match.end())
+        except ValueError:
+            found[key] = _fields(text, match.end()) if key == "cordons" else None
+            break
+    return found
 
 
 def _only_cordons(content: Any) -> rows.Content:

@@ -25,6 +25,7 @@ from devices.model import Device, Health, Kind, Trouble
 from gateway.kubelet.drift import Earlier
 from gateway.memory import ledger as ledger_module
 from gateway.memory import ledger as module
+from gateway.memory.claimed import Claimed
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger, boot_id
 from gateway.memory.rows import FORMAT, Cordon, HandedOut
@@ -334,6 +335,7 @@ DEEP = "[" * 40 + "]" * 40
 TOO_DEEP = "[" * 100_000
 TWO = {"GPU-1", "GPU-2"}
 CORDONED = {"GPU-1": SMELLS}
+CLAIMED = Claimed("default", "one", "gpu.example.com", 1.0)
 LOST = "its reason was lost with a damaged state file"
 
 
@@ -348,12 +350,13 @@ def with_rows(table: str, rows: object) -> dict[str, Any]:
     [
         pytest.param("", "truncated", {}, set(), id="empty"),
         pytest.param(b"\0" * 4096, "invalid character", {}, set(), id="zeros, as after a power cut"),
-        pytest.param(json.dumps(content())[:300] + "\0" * 4096, "malformed", CORDONED, TWO, id="a tail of zeros"),
+        pytest.param(json.dumps(content())[:300] + "\0" * 4096, "malformed", CORDONED, set(), id="a tail of zeros"),
         pytest.param(json.dumps(content()) + "}", "trailing", CORDONED, TWO, id="something after the end"),
         pytest.param(json.dumps(content()).encode() .replace(b"Xid", b"\xff"), "utf-8", CORDONED, TWO, id="no text"),
         pytest.param(json.dumps(content()).replace("Xid", "\\ud800"), "", CORDONED, TWO, id="half a character"),
-        pytest.param('{"format": 1, "cordons": {"GPU-1": {"reason": "smells", "at": 1.0', "truncated", {"GPU-1": Cordon("smells", 0.0)}, set(), id="cut off in a cordon"),
+        pytest.param('{"format": 1, "cordons": {"GPU-1": {"reason": "smells", "at": 1.0', "truncated", {"GPU-1": Cordon(LOST, 0.0)}, set(), id="cut off in a cordon"),
         pytest.param('{"format": 1, "cordons": {"GPU-1": {"reason": "smells", "at": 1.0}, "GPU-2": {"reason": "}]}}\x01', "malformed", CORDONED | {"GPU-2": Cordon(LOST, 0.0)}, set(), id="cut off in a text that looks like an end"),
+        pytest.param(json.dumps(dict(sorted(content(b="x" * 2**20).items(), key=lambda one: one[0] == "cordons"))) + "}", "trailing", {}, TWO, id="cordons behind a megabyte"),
         pytest.param("[]", "no object with a format", {}, set(), id="another shape"),
         pytest.param({"cordons": content()["cordons"]}, "no object with a format", CORDONED, set(), id="no format"),
         pytest.param(content(format="1"), "no object with a format", CORDONED, set(), id="the format is a text"),
@@ -395,13 +398,15 @@ def test_what_is_sound_in_a_damaged_file_is_kept(
     assert (tmp_path / ledger.aside).read_bytes() == damaged
 
 
-def test_cordons_survive_a_cut_anywhere_behind_them(tmp_path: Path) -> None:
-    whole = write(filled(tmp_path)).path.read_bytes()
+def test_cordons_and_claims_survive_a_cut_anywhere_behind_them(tmp_path: Path) -> None:
+    filled_one = filled(tmp_path)
+    filled_one.set_claim("uid", CLAIMED)
+    whole = write(filled_one).path.read_bytes()
     behind = whole.index(b'"accepted"')
     for end in range(behind, len(whole)):
         ledger = placed(tmp_path, whole[:end])
         salvaged(ledger)
-        assert ledger.cordons == CORDONED
+        assert (ledger.cordons, ledger.claims) == (CORDONED, {"uid": CLAIMED})
         assert set(ledger.announced(GPU).values()) <= {WELL, OTHER}
 
 
