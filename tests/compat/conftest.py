@@ -20,12 +20,12 @@ import pytest
 
 from gateway.lab.kubelets.build import built, default
 from gateway.lab.kubelets.kubelet import Demand
+from gateway.lab.matrix.run import WATCHING, WATCHING_AT_ONCE
 from gateway.lab.trials.scenarios import RESOURCE, SCENARIOS, Node, node
 from gateway.lab.wire.tap import Connection
 
 GENUINE = default()
 AT_ONCE = (os.cpu_count() or 1) + 1
-WATCHING_AT_ONCE = 9
 JOB_SECONDS = 180
 
 
@@ -112,7 +112,7 @@ def recordings(request: pytest.FixtureRequest) -> Iterator[Recordings]:
     busy, watching = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(WATCHING_AT_ONCE)
 
     async def run(job: Job) -> list[Connection]:
-        async with watching if job.scenario == "two-gateways" else busy:
+        async with watching if job.scenario in WATCHING else busy:
             return await job.run()
 
     # The loop goes on while some test waits, never beside pytest: it changes the environment between two tests, which

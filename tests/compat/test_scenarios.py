@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from _pytest.mark import ParameterSet
 
+from gateway.lab.matrix.run import WATCHING
 from gateway.lab.trials.scenarios import SCENARIOS, Scenario
 from tests.compat.conftest import GENUINE, Job, Recordings
 
@@ -49,7 +50,7 @@ def _versions(kind: str, scenario: Scenario) -> list[str]:
 
 def _rows() -> Iterator[ParameterSet]:
     # The longest first: they wait while the others run.
-    for scenario in sorted(SCENARIOS.values(), key=lambda one: one.name != "two-gateways"):
+    for scenario in sorted(SCENARIOS.values(), key=lambda one: one.name not in WATCHING):
         for version in _versions("emulated", scenario):
             yield pytest.param((Job("emulated", scenario.name, version),), id=f"{scenario.name}-emulated-{version}")
         for version in _versions("genuine", scenario):

@@ -49,9 +49,9 @@ from gateway.registration.negotiate import CHOICES
 
 CELL_SECONDS = 120
 AT_ONCE = 2 * (os.cpu_count() or 1)
-WATCHING_AT_ONCE = 6
-WATCHING = frozenset({"two-gateways"})
-"""Scenarios that mostly watch, for ten seconds or so: they run beside the others."""
+WATCHING_AT_ONCE = 12
+WATCHING = frozenset({"two-gateways", "config-edited"})
+"""Scenarios that mostly watch, for ten seconds or thirty: they run beside the others."""
 FORCING = frozenset({"wrong-version"})
 """Scenarios that choose the API themselves, whatever ``--api`` says."""
 PROFILE = "your-profile"
