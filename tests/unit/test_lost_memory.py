@@ -35,7 +35,7 @@ async def begin(node: Node, version: str) -> None:
 async def written(node: Node, holds: Callable[[str], bool]) -> None:
     """Wait until the state file is so: a disk takes its time, and a gateway that is killed meanwhile forgets."""
     file = node.root / "state" / "ledger.json"
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(20):
         while not holds(file.read_text()):  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(0.05)
 

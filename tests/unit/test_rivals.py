@@ -260,7 +260,7 @@ async def test_a_new_kubelet_is_looked_into_although_the_last_one_knew_the_other
 HANGS = """
 import os, sys, time
 from gateway.cli.main import gateway
-os.fsync = lambda _: time.sleep(60)
+os.fsync = lambda _: time.sleep(30)  # A gateway that waits for it ends then, and the test with it.
 gateway()
 """
 

@@ -7,7 +7,7 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -64,8 +64,11 @@ class Disk(Ledger):
 
 
 @pytest.fixture
-async def disk(tmp_path: Path) -> Disk:
-    return Disk(tmp_path)
+async def disk(tmp_path: Path) -> AsyncIterator[Disk]:
+    one = Disk(tmp_path)
+    yield one
+    one.once = False
+    one.answers.set()  # No thread of a test that failed waits on, and the end of the loop for it.
 
 
 async def next_of(queue: asyncio.Queue[int] | asyncio.Queue[bool]) -> int:
@@ -105,7 +108,10 @@ async def test_who_comes_during_a_write_shares_the_next(disk: Disk) -> None:
     await asyncio.sleep(0)  # They are waiting now.
     disk.answers.set()
     assert await first  # Whoever takes that write for its own looks at the disk now, before the next one.
-    await next_of(disk.begun)
+    begun = asyncio.ensure_future(next_of(disk.begun))
+    await asyncio.wait({begun, *others}, return_when=asyncio.FIRST_COMPLETED)
+    assert not any(one.done() for one in others)
+    await begun
     disk.answers.set()
     assert await asyncio.gather(*others) == [True] * 8
     assert scribe.state.writes == 2
