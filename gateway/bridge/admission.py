@@ -38,13 +38,13 @@ class Admission:
     Args:
         plugins: those that are known, by the name that they registered; who is taken is put there.
         made: makes what a resource is bridged by.
-        taken: whether another source of this gateway has what a plugin calls so.
+        occupied: says whose the name already is that the kubelet would know a resource by (empty: nobody else's).
     """
 
     def __init__(
-        self, plugins: MutableMapping[str, Answering], made: Callable[[str], Answering], taken: Callable[[str], bool]
+        self, plugins: MutableMapping[str, Answering], made: Callable[[str], Answering], occupied: Callable[[str], str]
     ) -> None:
-        self._plugins, self._made, self._taken = plugins, made, taken
+        self._plugins, self._made, self._occupied = plugins, made, occupied
         self.allow: Sequence[str] = ()
         """The names that an operator lets in though another device plugin has them usually."""
         self._seldom = Seldom(times=MOST_REGISTERS)
@@ -70,26 +70,23 @@ class Admission:
             )
         self._require_socket(path, resource)
         before = self._plugins.get(resource)
-        if before is not None and before.peer is not None:
-            if door == REGISTRY and before.path == path and before.peer.identity == identity(path):
-                return  # Found again, after a restart of the bridge: its stream is open.
-            await self._require_no_rival(before, path, resource)
-        if self._taken(resource):
-            raise RefusedError(
-                Fault.ALREADY_EXISTS,
-                f"{resource} is offered by this gateway itself: give one of them another name (bridge.rename), or end the plugin",
-            )
+        living = None if before is None else before.peer
+        if door == REGISTRY and living is not None and living.path == path and living.identity == identity(path):
+            return  # Found again, after a restart of the bridge: its stream is open.
+        if problem := self._occupied(resource):
+            raise RefusedError(Fault.ALREADY_EXISTS, problem)
         self._require_room(resource)
         one = self._plugins.get(resource) or self._made(resource)
         peer = one.registration(path, dialect, options)
         try:
             await peer.dial()
             await peer.ask_options()
+            await self._require_no_rival(resource, path)
         except AwayError as error:
             raise RefusedError(
                 Fault.UNAVAILABLE, f"failed to dial device plugin: {error}: serve the socket before registering it"
             ) from error
-        except asyncio.CancelledError:
+        except (RefusedError, asyncio.CancelledError):
             await peer.close()
             raise
         one = self._plugins.setdefault(resource, one)
@@ -113,20 +110,26 @@ class Admission:
                     f"expected a socket of {resource}'s own, got {path.name}, which serves {name}: bind one for each resource",
                 )
 
-    async def _require_no_rival(self, before: Answering, path: Path, resource: str) -> None:
-        """Refuse a second plugin while the first lives. A plugin that serves anew, under the same name or after its end, is none."""
-        peer = before.peer
-        if peer is None or peer.path == path:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RIVAL_GOES):
-                await peer.ended.wait()
-        if peer is before.peer and not peer.ended.is_set() and await peer.answers():
-            raise RefusedError(
-                Fault.ALREADY_EXISTS,
-                f"{resource} is offered by the plugin on {peer.path.name}, which lives: end that one first, or give one of them "
-                "another resource name",
-            )
+    async def _require_no_rival(self, resource: str, path: Path) -> None:
+        """Refuse a second plugin while the first lives. A plugin that serves anew, under the same name or after its end, is none.
+
+        Of two that register at once, as all do when kubelet.sock comes, each looks when nothing is left but to take it.
+        """
+        dead = None
+        while (one := self._plugins.get(resource)) is not None:
+            peer = one.peer
+            if peer is None or peer is dead or peer.path == path:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RIVAL_GOES):
+                    await peer.ended.wait()
+            if peer is one.peer and not peer.ended.is_set() and await peer.answers():
+                raise RefusedError(
+                    Fault.ALREADY_EXISTS,
+                    f"{resource} is offered by the plugin on {peer.path.name}, which lives: end that one first, or give one of "
+                    "them another resource name",
+                )
+            dead = peer
 
     def _require_room(self, resource: str) -> None:
         """Refuse one more resource where there are too many; one that went makes room if it has nothing announced."""

@@ -107,6 +107,7 @@ class Peer:
         self._place = place
         self._known: Known = {}
         self.identity = identity(path)
+        """The socket that it was connected to last."""
         self.ended = asyncio.Event()
         """Set when its stream is over, or when it is given up."""
         self.lists = 0
@@ -125,6 +126,7 @@ class Peer:
         except TimeoutError:
             await self.close()
             raise AwayError(f"nobody takes connections on {self.path.name}") from None
+        self.identity = identity(self.path)
 
     async def close(self) -> None:
         """Let go of the connection, and so of all calls."""
@@ -267,12 +269,16 @@ _BROKEN: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELL
 
 
 def identity(path: Path) -> tuple[int, int, int] | None:
-    """Tell the socket that has this name now from a later one; None where there is none, or something else."""
+    """Tell the socket that has this name now from a later one; None where there is none, or something else.
+
+    An inode's number may be given again at once. The time of its making tells the two apart, and a chmod, a link or another
+    SELinux label, which change ctime, leave it as it is.
+    """
     try:
         found = path.stat(follow_symlinks=False)
     except OSError:
         return None
-    return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
+    return (found.st_dev, found.st_ino, found.st_mtime_ns) if stat.S_ISSOCK(found.st_mode) else None
 
 
 def _unfit(what: str) -> RefusedError:

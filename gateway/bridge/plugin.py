@@ -106,6 +106,9 @@ class Bridged:
     def follow(self, peer: Peer) -> None:
         """Go by a new registration from now on. The stream of the one before is left open as long as the plugin wants."""
         self._stop_recovery()
+        if self._emptied is not None and self.peer is not None and self.peer.identity != peer.identity:
+            self._cancel_emptied()  # It was the other one's farewell.
+            self._last = b""
         for before in (self.peer, self._hung):
             if before is not None and not before.ended.is_set():
                 self._old.append(before)
@@ -182,20 +185,24 @@ class Bridged:
         """The name of its socket."""
         return self.path.name if self.path is not None else ""
 
-    async def borrow(self, word: Word, path: Path, door: Door, api: Api) -> None:
-        """Go by what the gateway remembers that has the plugin: its stream is the other's, and calls reach it from here, too."""
-        news = self.word != word
-        self.recall(word, path, door, api)
-        if self.peer is not None and (word.away_since is not None or self.peer.identity != identity(path)):
+    async def borrow(self, word: Word, path: Path, door: Door, api: Api, *, again: bool) -> None:
+        """Go by what the gateway remembers that has the plugin: its stream is the other's, and calls reach it from here, too.
+
+        ``again``: that is what it remembered at the last look, too. Then what was noticed here stands until the plugin can be
+        reached: a restart may be over before the other one has written of it.
+        """
+        before = self.word
+        self.recall(before if again else word, path, door, api)
+        if self.peer is not None and (self.word.away_since is not None or self.peer.identity != identity(path)):
             peer, self.peer = self.peer, None
             await peer.close()
         if self.peer is None and word.away_since is None and identity(path) is not None:
             peer = self.registration(path, by_name(api), word.options)
             with contextlib.suppress(AwayError):
                 await peer.dial(CALL_TIME)
-                self.peer, self.is_lent = peer, True
+                self.word, self.peer, self.is_lent = word, peer, True
                 self._back.set()
-        if news:
+        if self.word != before:
             self._changed()
 
     # That it is away, and what brings it back.

@@ -74,8 +74,8 @@ def changes_at(word: Word, limits: Limits, now: float) -> float | None:
 
 
 def left(word: Word, limits: Limits, now: float) -> float:
-    """Say for how many seconds a call may still wait for the plugin's return."""
-    return 0.0 if word.away_since is None else max(0.0, word.away_since + limits.grace - now)
+    """Say for how many seconds a call that found nobody may still wait for the plugin; one that isn't known to be away goes now."""
+    return limits.grace if word.away_since is None else max(0.0, word.away_since + limits.grace - now)
 
 
 def went(word: Word, why: str, now: float) -> Word:

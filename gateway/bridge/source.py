@@ -57,7 +57,8 @@ class Bridge:
         self._state_dir = state_dir
         self.plugins: dict[str, Answering] = {}
         """By the name that the plugin registered."""
-        self._admission = Admission(self.plugins, self._bridged, lambda resource: taken(self._shown(resource)))
+        self._taken = taken
+        self._admission = Admission(self.plugins, self._bridged, self._occupied)
         self._doors = Doors(folder, self._admission)
         self._lent: dict[str, memory.Plugin] = {}
         """What another gateway remembers, where it has the folder."""
@@ -108,7 +109,7 @@ class Bridge:
         shown = (
             (self._shown(name), shield.listing(one.word, one.limits, now))
             for name, one in self.plugins.items()
-            if judge.resource_error(name, allow) is None
+            if judge.resource_error(name, allow) is None and not self._occupied(name)
         )
         return {name: listing for name, listing in shown if listing is not None}
 
@@ -126,6 +127,20 @@ class Bridge:
         if shown in self.plugins and self._shown(shown) == shown:
             return self.plugins[shown]
         return next((one for name, one in self.plugins.items() if self._shown(name) == shown), None)
+
+    def _occupied(self, resource: str) -> str:
+        """Say whose the name already is under which a plugin's resource would be shown; empty: nobody else's.
+
+        A registration is refused for it. It may also come later: by an edit of the configuration, or at a start by what is
+        remembered.
+        """
+        shown = self._shown(resource)
+        if self._taken(shown):
+            return f"{shown} is offered by this gateway itself: give one of them another name (bridge.rename), or end the plugin"
+        other = self._of(shown)
+        if other is not None and other.resource != resource:
+            return f"{shown} is the name of what {other.endpoint} offers as {other.resource}: give one of them another name (bridge.rename)"
+        return ""
 
     # The doors and the memory.
 
@@ -153,6 +168,8 @@ class Bridge:
                 hinders = self._doors.hinders()
                 if not hinders and not called:
                     called = True
+                    if self._lent:  # What the one that ended wrote last.
+                        await self._borrow()
                     await self._call_remembered()
                 if not hinders:
                     await self._doors.keep_open()
@@ -182,9 +199,8 @@ class Bridge:
                 one = self.plugins.get(row.resource) or self._bridged(row.resource)
                 self.plugins[row.resource] = one
                 path = self._doors.folder / row.door / row.endpoint
-                word = one.word if self._lent.get(row.resource) == row else recalled(row, lent=True)
-                self._lent[row.resource] = row
-                await one.borrow(word, path, row.door, row.api)
+                again, self._lent[row.resource] = self._lent.get(row.resource) == row, row
+                await one.borrow(recalled(row, lent=True), path, row.door, row.api, again=again)
 
     async def _keep_memory(self) -> None:
         failed = ""
@@ -264,8 +280,8 @@ class Bridge:
             stands = shield.cover(one.word, one.limits, time.monotonic())
             if stands not in {shield.Cover.LIVE, shield.Cover.SHIELDED}:
                 found.append(Hindrance(f"{self.name} {name}", f"its plugin is away ({one.word.why}): {stands.value}"))
-            if one.trouble:
-                found.append(Hindrance(f"{self.name} {name}", one.trouble))
+            if problem := one.trouble or self._occupied(name):
+                found.append(Hindrance(f"{self.name} {name}", problem))
         return tuple(found)
 
     def facts(self, resource: str, device_id: str) -> Facts:  # noqa: ARG002 - the protocol's

@@ -18,6 +18,8 @@ RULES = {
     "B11": "a plugin that hangs is away until it answers, without a second call",
     "B13": "what the kubelet and people see of a plugin that ends is nothing, and the chain to it",
     "B12": "an ID is its plugin's own, unless it is the hardware's",
+    "B14": "a name is one source's: the gateway's own, then the plugin's that has it, at a start and after an edit, too",
+    "B15": "a second gateway goes by what the first one wrote last, and by what it can reach",
 }
 
 _PLUGIN = "gateway/bridge/plugin.py"
@@ -31,6 +33,7 @@ _DOOR = "gateway/bridge/door.py"
 _T = "tests/unit/test_bridge.py"
 _R = "tests/unit/test_bridge_refusals.py"
 _S = "tests/unit/test_bridge_shield.py"
+_M = "tests/unit/test_bridge_meeting.py"
 
 MUTANTS = (
     Mutant(
@@ -376,5 +379,77 @@ MUTANTS = (
         "    recovered = word.mended\n",
         "    recovered = frozenset[str]()\n",
         f"{_S}::test_a_device_that_falls_ill_again_and_again_is_well_when_its_plugin_says_so",
+    ),
+    Mutant(
+        "B8",
+        "who registers at the same time isn't looked at again",
+        _ADMISSION,
+        "            await self._require_no_rival(resource, path)\n",
+        "",
+        f"{_M}::test_of_two_that_register_at_once_one_is_taken_and_the_other_is_told",
+    ),
+    Mutant(
+        "B10",
+        "a chmod makes another socket",
+        _PEER,
+        "found.st_mtime_ns) if",
+        "found.st_ctime_ns) if",
+        f"{_M}::test_a_socket_is_the_same_whatever_its_mode_or_label",
+    ),
+    Mutant(
+        "B14",
+        "what is remembered takes the gateway's own name",
+        _SOURCE,
+        " and not self._occupied(name)\n",
+        "\n",
+        f"{_M}::test_what_is_remembered_gives_way_to_the_gateways_own",
+    ),
+    Mutant(
+        "B14",
+        "a name that another one was given is taken",
+        _SOURCE,
+        "        if other is not None and other.resource != resource:\n",
+        "        if False:\n",
+        f"{_M}::test_a_list_and_the_answers_are_one_plugins",
+    ),
+    Mutant(
+        "B3",
+        "the farewell of one that was replaced counts",
+        _PLUGIN,
+        "            self._cancel_emptied()  # It was the other one's farewell.\n",
+        "",
+        f"{_M}::test_an_empty_list_of_one_that_was_replaced_says_nothing_of_the_next",
+    ),
+    Mutant(
+        "B3",
+        "the next one's empty list is taken for the farewell",
+        _PLUGIN,
+        '            self._last = b""\n',
+        "",
+        f"{_M}::test_an_empty_list_of_one_that_was_replaced_says_nothing_of_the_next",
+    ),
+    Mutant(
+        "B15",
+        "what a second gateway noticed stands for ever",
+        _PLUGIN,
+        "self.word, self.peer, self.is_lent = word, peer, True",
+        "self.peer, self.is_lent = peer, True",
+        f"{_M}::test_a_restart_that_only_a_second_gateway_noticed_is_over_when_the_plugin_can_be_reached",
+    ),
+    Mutant(
+        "B15",
+        "who takes over goes by what was written earlier",
+        _SOURCE,
+        "                    if self._lent:  # What the one that ended wrote last.\n",
+        "                    if False:\n",
+        f"{_M}::test_who_takes_over_knows_what_came_last",
+    ),
+    Mutant(
+        "B5",
+        "a call that finds nobody doesn't wait",
+        _SHIELD,
+        "    return limits.grace if word.away_since is None else",
+        "    return 0.0 if word.away_since is None else",
+        f"{_M}::test_a_call_that_finds_nobody_waits_though_nobody_is_known_to_be_away",
     ),
 )

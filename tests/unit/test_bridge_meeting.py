@@ -1,0 +1,140 @@
+"""Where the bridge meets what else happens on a node: rivals, renames, own devices, a second gateway, a relabelled folder."""
+
+from __future__ import annotations
+
+import asyncio
+import socket as sockets
+from collections.abc import Mapping
+from pathlib import Path
+
+import grpc
+import pytest
+
+from devices.model import Device
+from devices.policy import Bridging, Policy
+from gateway.bridge import shield
+from gateway.bridge.peer import identity
+from gateway.lab.plugins.played import Habits
+from tests.unit.bridging import GUARD_S, NIC, TWO, bridged, plugin
+
+OTHER = "other.example/fpga"
+
+
+async def test_of_two_that_register_at_once_one_is_taken_and_the_other_is_told(folder: Path) -> None:
+    async with (
+        bridged(folder) as bridge,
+        plugin(folder, start=False, endpoint="one.sock") as one,
+        plugin(folder, start=False, endpoint="two.sock") as two,
+    ):
+        await one.serve()
+        await two.serve()
+        said = await asyncio.gather(one.register(), two.register(), return_exceptions=True)
+        [refused] = [error for error in said if error is not None]
+        assert isinstance(refused, grpc.aio.AioRpcError)
+        assert refused.code() is grpc.StatusCode.ALREADY_EXISTS
+        await bridge.lists("a", "b")
+        assert bridge.one().registrations == 1
+
+
+def test_a_socket_is_the_same_whatever_its_mode_or_label(folder: Path) -> None:
+    path = folder / "x.sock"
+
+    def bind() -> None:
+        with sockets.socket(sockets.AF_UNIX) as one:
+            one.bind(str(path))
+
+    bind()
+    before = identity(path)
+    path.chmod(0o600)
+    assert identity(path) == before
+    path.rename(folder / "y.sock")
+    bind()
+    assert identity(path) not in {before, None}
+
+
+async def test_what_is_remembered_gives_way_to_the_gateways_own(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder):
+        await bridge.lists("a", "b")
+        await bridge.close()
+        async with bridged(folder, taken=lambda name: name == NIC) as again:
+            assert again.bridge.plugins.keys() == {NIC}
+            assert NIC not in again.told
+            assert any("by this gateway itself" in one.reason for one in again.bridge.hindrances())
+
+
+async def test_a_name_that_another_one_was_given_is_refused(folder: Path) -> None:
+    async with bridged(folder, bridging=Bridging(renames={NIC: OTHER})) as bridge, plugin(folder):
+        await bridge.lists("a", "b", resource=OTHER)
+        async with plugin(folder, start=False, resource=OTHER, endpoint="other.sock") as other:
+            await other.serve()
+            with pytest.raises(grpc.aio.AioRpcError, match=r"is the name of what played\.sock offers"):
+                await other.register()
+
+
+@pytest.mark.parametrize("renames", [{NIC: OTHER}, {OTHER: NIC}], ids=["the first one's", "the second one's"])
+async def test_a_list_and_the_answers_are_one_plugins(folder: Path, renames: Mapping[str, str]) -> None:
+    [shown] = renames.values()
+    async with (
+        bridged(folder) as bridge,
+        plugin(folder) as nic,
+        plugin(folder, resource=OTHER, endpoint="other.sock", devices=(Device("x"),)) as other,
+    ):
+        await bridge.lists("a", "b")
+        await bridge.lists("x", resource=OTHER)
+        bridge.bridge.adopt(Policy(bridge=str(folder), bridging=Bridging(renames=renames)))
+        told = await bridge.until(lambda told: told.keys() == {shown})
+        of = nic if shown == NIC else other
+        assert {one.id for one in told[shown].devices} == {one.id for one in of.devices}
+        await bridge.allocate(*(one.id for one in of.devices), resource=shown)
+        assert len(of.allocated) == 1
+        assert any("is the name of what" in one.reason for one in bridge.bridge.hindrances())
+
+
+async def test_an_empty_list_of_one_that_was_replaced_says_nothing_of_the_next(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.bridge.plugin.EMPTY_PATIENCE", 0.2)
+    async with bridged(folder) as bridge, plugin(folder) as ending:
+        await bridge.lists("a", "b")
+        await ending.change(())
+        async with asyncio.timeout(GUARD_S):
+            while bridge.one()._emptied is None:  # noqa: ASYNC110 - nobody is told of what is held back
+                await asyncio.sleep(0.005)
+        async with plugin(folder, start=False, habits=Habits(silent_again=True), lists=1) as late:
+            await late.start()
+            await asyncio.sleep(0.3)
+            await bridge.lists("a", "b")
+            await late.change(())  # The same bytes: now they are its own.
+            await bridge.lists()
+
+
+async def test_a_restart_that_only_a_second_gateway_noticed_is_over_when_the_plugin_can_be_reached(
+    folder: Path,
+) -> None:
+    async with bridged(folder) as first, plugin(folder) as played:
+        await first.lists("a", "b")
+        async with bridged(folder, opens=False) as second:
+            await second.lists("a", "b")
+            await second.allocate("a")
+            second.one().went("its connection broke")
+            await second.until(lambda _: second.one().word.away_since is None)
+            await second.allocate("b")
+            assert (played.allocated, played.lists) == ([("a",), ("b",)], 1)
+
+
+async def test_who_takes_over_knows_what_came_last(folder: Path) -> None:
+    async with bridged(folder) as first, plugin(folder):
+        await first.lists("a", "b")
+        async with bridged(folder, opens=False) as second:
+            await second.lists("a", "b")
+            async with plugin(folder, resource=OTHER, endpoint="other.sock") as late:
+                await first.lists("a", "b", resource=OTHER)
+                await first.close()
+                await second.lists("a", "b", resource=OTHER)
+                async with asyncio.timeout(GUARD_S):
+                    while late.lists < 2:  # noqa: ASYNC110 - the plugin tells nobody
+                        await asyncio.sleep(0.005)
+
+
+def test_a_call_that_finds_nobody_waits_though_nobody_is_known_to_be_away() -> None:
+    assert shield.left(shield.Word(TWO), shield.Limits(grace=60), 1000) == 60
