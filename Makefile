@@ -99,6 +99,10 @@ compat-bridge: kubelets ## the same through the bridge, with a plugin of each AP
 	@for api in 0.1 v1alpha2 v1beta1; do \
 		$(RUN)gateway compat --genuine built --no-hops --behind $$api --out compat-report/$$api $(COMPAT) || exit 1; done
 
+.PHONY: thirdparty
+thirdparty: kubelets ## genuine plugins of others behind the bridge, ended and killed on kubelets of each API (wants root, fetches Go modules)
+	$(RUN)python -m gateway.lab.plugins.thirdparty
+
 # E2E: more of pytest's options. In the environment: REPEAT, how often each scenario is run; SETTLE, how many seconds each looks
 # on; OUTCOMES, a file for what was seen. The images are made first: the node has no network.
 E2E ?=

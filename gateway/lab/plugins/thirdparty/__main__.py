@@ -1,0 +1,248 @@
+"""Runs genuine plugins of third parties behind the bridge, on genuine kubelets of both sides of each change of the API.
+
+Kubernetes' own sample plugin, one on KubeVirt's device-plugin-manager, and the servers of the RDMA shared plugin, which wait in
+plugins_registry. They live on while the kubelet goes from one version to the next; each is ended, killed and started again.
+What is said: whether allocatable was ever less than all, and whether pods got devices and kept them.
+
+They are built like the genuine kubelets, into the same cache. It wants root: the plugins register at a path that is compiled
+in, so each runs in a mount name space in which that folder is the bridge's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gateway.lab.bench.node import Node
+from gateway.lab.kubelets import build
+from gateway.lab.kubelets.kubelet import Kubelet
+
+KUBELETS: Final = ("1.8", "1.9", "1.10", "1.37")
+"""The last one of each API, and the first and the last one of v1beta1."""
+SECONDS: Final = 30.0
+LOOK_EVERY: Final = 0.02
+_SOURCES: Final = Path(__file__).parent
+_MODULES: Final = Path(build.__file__).parent / "driver" / "mods"
+_FOLDER: Final = "/var/lib/kubelet"
+_INSIDE: Final = f'mount -t tmpfs none {Path(_FOLDER).parent} && mkdir {_FOLDER} && mount --bind "$1" {_FOLDER} && shift && exec "$@"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThirdParty:
+    """A plugin: what it is, what is built of which module, what it offers, and how many of it."""
+
+    name: str
+    source: str
+    package: str
+    resource: str
+    count: int
+
+
+PLUGINS: Final = (
+    ThirdParty(
+        name="k8s.io/kubernetes sample-device-plugin",
+        source="sample",
+        package="k8s.io/kubernetes/test/images/sample-device-plugin",
+        resource="example.com/resource",
+        count=2,
+    ),
+    ThirdParty(name="kubevirt/device-plugin-manager", source="dpm", package=".", resource="dpm.example/null", count=2),
+    # Without RDMA hardware it has no devices; how it is found, asked and told is the same.
+    ThirdParty(
+        name="Mellanox/k8s-rdma-shared-dev-plugin", source="rdma", package=".", resource="rdma/hca_shared", count=0
+    ),
+)
+
+
+def binary(plugin: ThirdParty) -> Path:
+    """Build a plugin unless it is built; say where it is.
+
+    Raises:
+        BuildError: it can't be.
+    """
+    go = build.machine_go() or build.pinned_go(print)
+    if (
+        plugin.source == "sample"
+    ):  # Kubernetes is a module whose dependencies only a main module can pin: the kubelet's does.
+        files = {"go.mod": _MODULES / "k1.37.mod", "go.sum": _MODULES / "k1.37.sum"}
+    else:
+        files = {path.name: path for path in (_SOURCES / plugin.source).iterdir()}
+    content = sorted((name, path.read_bytes()) for name, path in files.items())
+    key = build.go_fingerprint(go.version, plugin.package, "-s -w", content)
+    home = build.cache() / "plugins"
+    place = home / f"{plugin.source}-{key}"
+    with build.locked(home, print):
+        if not place.is_dir():
+            with tempfile.TemporaryDirectory() as folder:
+                for name, data in content:
+                    (Path(folder) / name).write_bytes(data)
+                build.go_build(
+                    go,
+                    Path(folder),
+                    place / "binary",
+                    ["-mod=mod", "-ldflags", "-s -w", plugin.package],
+                    name=plugin.name,
+                    progress=print,
+                )
+    [found] = place.iterdir()
+    return found
+
+
+class Running:
+    """A plugin's process, which can be ended and started again."""
+
+    def __init__(self, node: Node, command: Sequence[str], log: Path) -> None:
+        bridge = str(node.root / "b")
+        self._command = ["unshare", "--mount", "sh", "-c", _INSIDE, "sh", bridge, *command]
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it."""
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    async def end(self, sign: signal.Signals) -> None:
+        """End it by a signal."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(sign)
+            await self._process.wait()
+
+
+@dataclass
+class Seen:
+    """What was offered least, of each resource."""
+
+    kubelet: Kubelet
+    least: dict[str, int]
+
+    async def watch(self) -> None:
+        """Look, until it is cancelled."""
+        while True:
+            offered = (await self.kubelet.books()).allocatable
+            for one in PLUGINS:
+                count = offered.get(one.resource, 0)
+                self.least[one.resource] = min(count, self.least.get(one.resource, count))
+            await asyncio.sleep(LOOK_EVERY)
+
+
+@asynccontextmanager
+async def watched(kubelet: Kubelet) -> AsyncIterator[Seen]:
+    """Watch what a kubelet has to give."""
+    seen = Seen(kubelet, {})
+    watching = asyncio.create_task(seen.watch())
+    try:
+        yield seen
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _served(kubelet: Kubelet) -> None:
+    """Wait until the kubelet has all of them."""
+    for one in PLUGINS:
+        await kubelet.wait(one.resource, one.count, SECONDS)
+    async with asyncio.timeout(SECONDS):
+        while not {one.resource for one in PLUGINS} <= (await kubelet.registers()).keys():  # noqa: ASYNC110 - it is asked
+            await asyncio.sleep(LOOK_EVERY)
+
+
+def _returns(log: Path) -> int:
+    return log.read_text().count("the plugin is there")
+
+
+async def _again(running: Running, sign: signal.Signals, log: Path) -> None:
+    """End a plugin, start it again, and wait until the bridge says that it came."""
+    before = _returns(log)
+    await running.end(sign)
+    await running.start()
+    async with asyncio.timeout(SECONDS):
+        while _returns(log) == before:  # noqa: ASYNC110 - another process writes
+            await asyncio.sleep(LOOK_EVERY)
+
+
+async def _on(kubelet: Kubelet, version: str, running: Sequence[Running], log: Path) -> list[str]:
+    """Let the plugins come and go under one kubelet; say what went wrong."""
+    wrong = []
+    await _served(kubelet)
+    held = await kubelet.pods()
+    async with watched(kubelet) as seen:
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            for process in running:
+                await _again(process, sign, log)
+        for one in PLUGINS:
+            if one.count and not held:
+                await kubelet.admit(f"pod-{one.source}", one.resource, 1)
+    for one in PLUGINS:
+        least = seen.least[one.resource]
+        print(f"  kubelet {version:4}  {one.name:42} {one.resource:22} at least {least} of {one.count} allocatable")
+        if least != one.count:
+            wrong.append(f"{one.resource} was at {least} on {version}")
+    kept = await kubelet.pods()
+    if any(kept.get(pod) != devices for pod, devices in held.items()) or not kept:
+        wrong.append(f"pods had {held} and have {kept} on {version}")
+    return wrong
+
+
+async def run(versions: Sequence[str]) -> list[str]:
+    """Run all plugins on one node through these kubelets; say what went wrong."""
+    binaries = [binary(one) for one in PLUGINS]
+    kubelets = build.build(versions, progress=print)
+    wrong: list[str] = []
+    async with Node.make(Path(sys.executable)) as node:
+        config = node.root / "rdma.json"
+        pool = {
+            "resourceName": "hca_shared",
+            "resourcePrefix": "rdma",
+            "rdmaHcaMax": 1,
+            "selectors": {"ifNames": ["lo"]},
+        }
+        config.write_text(json.dumps({"periodicUpdateInterval": 0, "configList": [pool]}))
+        options = ("--backend", "none", "--bridge", str(node.root / "b"), "--log-level", "info")
+        await node.unheard(node.gateway_command(options))
+        async with asyncio.timeout(SECONDS):
+            while not (node.root / "b" / "device-plugins" / "kubelet.sock").exists():  # noqa: ASYNC110 - another process
+                await asyncio.sleep(LOOK_EVERY)
+        running = []
+        for path, one in zip(binaries, PLUGINS, strict=True):
+            command = [str(path), *([str(config)] if one.source == "rdma" else [])]
+            made = Running(node, command, node.root / f"{one.source}.log")
+            node.stack.push_async_callback(made.end, signal.SIGKILL)
+            await made.start()
+            running.append(made)
+        for version in versions:
+            kubelet = await Kubelet.launch(version, node.sockets, kubelets[version])
+            async with kubelet:
+                await kubelet.start()
+                wrong += await _on(kubelet, version, running, node.root / "plugin.log")
+    return wrong
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``python -m gateway.lab.plugins.thirdparty``."""
+    parser = argparse.ArgumentParser(prog="python -m gateway.lab.plugins.thirdparty", description=__doc__)
+    parser.add_argument("--kubelets", default=",".join(KUBELETS), help="by default %(default)s")
+    options = parser.parse_args(arguments)
+    if shutil.which("unshare") is None:
+        print("expected unshare (util-linux), found none: install it")
+        return 1
+    wrong = asyncio.run(run(options.kubelets.split(",")))
+    for one in wrong:
+        print(f"broken: {one}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
