@@ -14,6 +14,7 @@ from gateway.cli import nodeconfig
 from gateway.configuration import choice as choosing
 from gateway.configuration.flags import NODE_LABEL
 from gateway.configuration.settings import Choice, Settings
+from gateway.lab.bench.footprint import footprint
 from gateway.lab.trials.scenarios import RESOURCE, Node, node
 from tests.fakes.apiserver import ApiServer
 from tests.unit.kubernetes import authority, server
@@ -146,3 +147,21 @@ async def test_settings_that_cant_be_gone_by_end_it(authority: trustme.CA, optio
         gateway = await made.start_gateway()
         assert await gateway.wait() == 78
         assert told in gateway.log()
+
+
+async def test_the_label_and_what_the_node_says_cost_less_than_15_mib(server: ApiServer) -> None:
+    server.put(NODE, **label("twice"))
+    cost = []
+    for asked in (False, True):
+        async with chosen(server) as made:
+            told = ("--node-condition", "--node-events", "--startup-taint", "a/b")
+            made.options = (*made.options, *told) if asked else ()
+            kubelet = await made.start_kubelet("1.37")
+            gateway = await made.start_gateway()
+            await kubelet.wait(RESOURCE, 4 if asked else 2)
+            if asked:
+                await gateway.wait_for("node condition written")
+            cost.append(footprint(gateway.pid).rss)
+    off, on = cost
+    print(f"off {off:.1f} MiB, on {on:.1f} MiB")  # noqa: T201 - pytest -rP shows it
+    assert on - off < 15
