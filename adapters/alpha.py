@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from adapters.dialect import Level, MalformedError, Rule, Verdict, Wire, left_out
+from adapters.dialect import Fidelity, Level, MalformedError, Rule, Wire, left_out
 from adapters.fields import of_allocate, of_list, of_options, of_preferred, of_registration
 from adapters.pb.v1alpha import v1alpha2_pb2 as pb
 from adapters.spelling import CDI_ADVICE, health, parse, require_answers, require_bounded, serialize
@@ -26,24 +26,24 @@ _NO_CALL = "kubelet 1.8 and 1.9 call ListAndWatch and Allocate only"
 _SAME = "as released in 1.8.15 and 1.9.11"
 
 _RULES: Mapping[Field, Rule] = {
-    Field.OPTIONS: Rule(Verdict.DEGRADED, source="Register has no options before kubelet 1.10"),
-    Field.GET_OPTIONS: Rule(Verdict.DEGRADED, source=_NO_CALL),
-    Field.TOPOLOGY: Rule(Verdict.DEGRADED, source="came with kubelet 1.16; pods start, unaligned"),
+    Field.OPTIONS: Rule(Fidelity.DEGRADED, source="Register has no options before kubelet 1.10"),
+    Field.GET_OPTIONS: Rule(Fidelity.DEGRADED, source=_NO_CALL),
+    Field.TOPOLOGY: Rule(Fidelity.DEGRADED, source="came with kubelet 1.16; pods start, unaligned"),
     Field.SEVERAL_CONTAINERS: Rule(
-        Verdict.IMPOSSIBLE,
+        Fidelity.IMPOSSIBLE,
         source="one container in each call before kubelet 1.10 (#60318)",
         advice="expected one container; make one Allocate call for each",
     ),
-    Field.ENVS: Rule(Verdict.LOSSLESS, source=_SAME),
-    Field.MOUNTS: Rule(Verdict.LOSSLESS, source=_SAME),
-    Field.DEVICE_NODES: Rule(Verdict.LOSSLESS, source=_SAME),
-    Field.ANNOTATIONS: Rule(Verdict.DEGRADED, source="came with kubelet 1.10; in no released alpha"),
+    Field.ENVS: Rule(Fidelity.LOSSLESS, source=_SAME),
+    Field.MOUNTS: Rule(Fidelity.LOSSLESS, source=_SAME),
+    Field.DEVICE_NODES: Rule(Fidelity.LOSSLESS, source=_SAME),
+    Field.ANNOTATIONS: Rule(Fidelity.DEGRADED, source="came with kubelet 1.10; in no released alpha"),
     Field.CDI_DEVICES: Rule(
-        Verdict.IMPOSSIBLE, source="came with kubelet 1.28; nothing else brings what CDI brings", advice=CDI_ADVICE
+        Fidelity.IMPOSSIBLE, source="came with kubelet 1.28; nothing else brings what CDI brings", advice=CDI_ADVICE
     ),
-    Field.PREFERRED_ALLOCATION: Rule(Verdict.DEGRADED, source="came with kubelet 1.19; the kubelet chooses by itself"),
+    Field.PREFERRED_ALLOCATION: Rule(Fidelity.DEGRADED, source="came with kubelet 1.19; the kubelet chooses by itself"),
     Field.PRE_START: Rule(
-        Verdict.IMPOSSIBLE,
+        Fidelity.IMPOSSIBLE,
         source="came with kubelet 1.10; containers would start unprepared",
         advice="its containers would start on devices that nobody made ready; run kubelet 1.10 or later",
     ),

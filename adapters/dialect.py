@@ -2,7 +2,7 @@
 
 A dialect knows nothing but spelling. It is pure, and speaks in both directions: the gateway is a device plugin to the
 kubelet, and can stand in the kubelet's place for other plugins. What it cannot say is declared, not coded: each
-``Field`` of the model has a ``Verdict``, and for a dialect that grew over time (v1beta1: kubelet 1.10 to today) the
+``Field`` of the model has a ``Fidelity``, and for a dialect that grew over time (v1beta1: kubelet 1.10 to today) the
 kubelet minor version from which that verdict holds. The page ``docs/dialects.md`` is printed from these declarations.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import FileDescriptor
 
 
-class Verdict(Enum):
+class Fidelity(Enum):
     """What becomes of a field in a dialect."""
 
     LOSSLESS = "lossless"
@@ -45,9 +45,9 @@ class Verdict(Enum):
 class Rule(Struct, frozen=True):
     """``verdict`` holds for kubelet 1.``since`` and later (None: all that speak the dialect), ``before`` below it."""
 
-    verdict: Verdict
+    verdict: Fidelity
     since: int | None = None
-    before: Verdict = Verdict.IMPOSSIBLE
+    before: Fidelity = Fidelity.IMPOSSIBLE
     source: str = ""
     """Where the rule comes from: a Kubernetes issue, a feature gate, a kubelet version that was run."""
     advice: str = ""
@@ -150,7 +150,7 @@ class Dialect(Protocol):
     def decode_pre_start_request(self, data: bytes) -> tuple[str, ...]: ...
 
 
-def verdict(dialect: Dialect, field: Field, level: Level) -> Verdict | None:
+def verdict(dialect: Dialect, field: Field, level: Level) -> Fidelity | None:
     """Say what becomes of ``field`` at ``level``; None where the level leaves it open."""
     rule = dialect.rules[field]
     if rule.since is None:
@@ -176,10 +176,10 @@ def left_out(dialect: Dialect, used: Iterable[Field], level: Level | None = None
     for field in used:
         rule = dialect.rules[field]
         found = rule.verdict if level is None else verdict(dialect, field, level)
-        if found is Verdict.IMPOSSIBLE:
+        if found is Fidelity.IMPOSSIBLE:
             to = dialect.name if level is None or rule.since is None else f"{dialect.name} (kubelet {span(level)})"
             raise UnsayableError(field, to, rule.advice)
-        if found is Verdict.DEGRADED and rule.since is None:  # A field that came later is always spelled.
+        if found is Fidelity.DEGRADED and rule.since is None:  # A field that came later is always spelled.
             lost.add(field)
     return frozenset(lost)
 
@@ -189,6 +189,6 @@ def sayable(dialect: Dialect, level: Level) -> Sayable:
     """Collect what can be said in ``dialect`` to a kubelet of ``level``, for a device source to choose from."""
     verdicts = {field: verdict(dialect, field, level) for field in Field}
     return Sayable(
-        said=frozenset(field for field, found in verdicts.items() if found is Verdict.LOSSLESS),
+        said=frozenset(field for field, found in verdicts.items() if found is Fidelity.LOSSLESS),
         unsure=frozenset(field for field, found in verdicts.items() if found is None),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.dialect import Level, Rule, Verdict, Wire, left_out
+from adapters.dialect import Fidelity, Level, Rule, Wire, left_out
 from adapters.fields import of_allocate, of_list, of_options, of_preferred, of_registration
 from adapters.pb.v1beta1 import v1beta1_pb2 as pb
 from adapters.spelling import (
@@ -34,35 +34,35 @@ if TYPE_CHECKING:
 _ALWAYS = "since 1.10"
 
 RULES: Mapping[Field, Rule] = {
-    Field.OPTIONS: Rule(Verdict.LOSSLESS, source="heeded by 1.10 to 1.24; 1.25 and later ask GetDevicePluginOptions"),
+    Field.OPTIONS: Rule(Fidelity.LOSSLESS, source="heeded by 1.10 to 1.24; 1.25 and later ask GetDevicePluginOptions"),
     Field.GET_OPTIONS: Rule(
-        Verdict.LOSSLESS, source="called by 1.25 and later; before, Register's options say the same"
+        Fidelity.LOSSLESS, source="called by 1.25 and later; before, Register's options say the same"
     ),
     Field.TOPOLOGY: Rule(
-        Verdict.LOSSLESS,
+        Fidelity.LOSSLESS,
         since=18,
-        before=Verdict.DEGRADED,
+        before=Fidelity.DEGRADED,
         source="came with 1.16; its gate TopologyManager is on by default from 1.18",
     ),
-    Field.SEVERAL_CONTAINERS: Rule(Verdict.LOSSLESS, source=f"{_ALWAYS} (#60318)"),
-    Field.ENVS: Rule(Verdict.LOSSLESS, source=_ALWAYS),
-    Field.MOUNTS: Rule(Verdict.LOSSLESS, source=_ALWAYS),
-    Field.DEVICE_NODES: Rule(Verdict.LOSSLESS, source=_ALWAYS),
-    Field.ANNOTATIONS: Rule(Verdict.LOSSLESS, source=_ALWAYS),
+    Field.SEVERAL_CONTAINERS: Rule(Fidelity.LOSSLESS, source=f"{_ALWAYS} (#60318)"),
+    Field.ENVS: Rule(Fidelity.LOSSLESS, source=_ALWAYS),
+    Field.MOUNTS: Rule(Fidelity.LOSSLESS, source=_ALWAYS),
+    Field.DEVICE_NODES: Rule(Fidelity.LOSSLESS, source=_ALWAYS),
+    Field.ANNOTATIONS: Rule(Fidelity.LOSSLESS, source=_ALWAYS),
     Field.CDI_DEVICES: Rule(
-        Verdict.LOSSLESS,
+        Fidelity.LOSSLESS,
         since=29,
-        before=Verdict.IMPOSSIBLE,
+        before=Fidelity.IMPOSSIBLE,
         source="came with 1.28; its gate DevicePluginCDIDevices is on by default from 1.29",
         advice=CDI_ADVICE,
     ),
     Field.PREFERRED_ALLOCATION: Rule(
-        Verdict.LOSSLESS,
+        Fidelity.LOSSLESS,
         since=19,
-        before=Verdict.DEGRADED,
+        before=Fidelity.DEGRADED,
         source="came with 1.19; before, the kubelet chooses by itself",
     ),
-    Field.PRE_START: Rule(Verdict.LOSSLESS, source=_ALWAYS),
+    Field.PRE_START: Rule(Fidelity.LOSSLESS, source=_ALWAYS),
 }
 
 

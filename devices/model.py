@@ -21,7 +21,7 @@ class Health(Enum):
     UNHEALTHY = "Unhealthy"
 
 
-class Kind(Enum):
+class TroubleKind(Enum):
     """What it takes for a device that is in trouble to be well again. The values are what people are told."""
 
     APPLICATION = "application"
@@ -34,7 +34,7 @@ class Kind(Enum):
     """Nobody knows: as much as anything could take."""
 
     @classmethod
-    def named(cls, word: str) -> Kind:
+    def named(cls, word: str) -> TroubleKind:
         """Return the kind of that value; ``UNKNOWN`` for a word of a release to come."""
         return next((kind for kind in cls if kind.value == word), cls.UNKNOWN)
 
@@ -43,7 +43,7 @@ class Trouble(Struct, frozen=True):
     """What is wrong with a device: in words for a person, and what it takes to end it."""
 
     reason: str
-    kind: Kind = Kind.RESTART_APP
+    kind: TroubleKind = TroubleKind.RESTART_APP
 
 
 class Device(Struct, frozen=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from devices.gpu.asked import Surroundings
+    from devices.gpu.asked import NodeTraits
     from devices.gpu.backend import Sight
     from devices.gpu.nvidia.cdi import DriverFiles
     from devices.policy import Policy
@@ -120,7 +120,7 @@ def _simulated(settings: Settings) -> DeviceSource:
     return GPUSource(simulated, settings.policy, VENDORS, partial(_survey, driver=DriverFiles(())))
 
 
-def _survey(sight: Sight, policy: Policy, driver: DriverFiles | None = None) -> Surroundings:
+def _survey(sight: Sight, policy: Policy, driver: DriverFiles | None = None) -> NodeTraits:
     from devices.gpu.nvidia.survey import keep  # Paid only where an operator chose CDI.
 
     return keep(sight, policy, driver=driver)

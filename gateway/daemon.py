@@ -89,7 +89,7 @@ class Gateway:
         self.ledger = Ledger(settings.state_dir)
         self.scribe = Scribe(self.ledger)
         self.tally = Tally()
-        self.config = reload.Fate()
+        self.config = reload.FileFate()
         self._features = _features(settings) if settings.asks_api_server else None
         self.waits_for = ""
         """What the start waits for, and why; empty where it doesn't."""

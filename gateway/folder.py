@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gateway.handover import instance
-from gateway.kubelet.watch import KUBELET_SOCKET, Watch, is_pinned
+from gateway.kubelet.watch import KUBELET_SOCKET, FolderWatch, is_pinned
 from gateway.registration import events
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Folder:
         self._lock, self._bound_anew, self._end, self._tasks = lock, bound_anew, end, tasks
         self._rebinding: asyncio.Task[None] | None = None
         self._kubelet_up, self._peers_changed, self._late = kubelet_up, peers_changed, late
-        self._watch: Watch | None = None
+        self._watch: FolderWatch | None = None
 
     async def wait(self, hindered: Callable[[str], Awaitable[None]]) -> None:
         """Wait until it can be used; say again and again why it can't, and await ``hindered`` with that."""
@@ -81,7 +81,7 @@ class Folder:
 
     async def run(self) -> None:
         """Watch it, for ever."""
-        self._watch = Watch(
+        self._watch = FolderWatch(
             self._settings.socket_dir,
             self._settings.socket_dir / instance.FOLDER,
             kubelet_up=self._kubelet_up,

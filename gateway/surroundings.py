@@ -8,7 +8,7 @@ from gateway.handover import instance
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.registration.events import Phase
 from gateway.registration.turns import Turns
-from gateway.wires.pool import Pool
+from gateway.wires.pool import GrpcThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +65,7 @@ class Surroundings:
         self.pod_resources = settings.pod_resources_socket
         self._instance, self._ledger, self._scribe, self._beliefs = own, ledger, scribe, beliefs
         self._presence, self._holdings, self._others = presence, holdings, others
-        self._pool = Pool()
+        self._pool = GrpcThreads()
 
     def accepted(self, dialect: str) -> None:
         """Remember, for the next start, which dialect the kubelet accepted."""

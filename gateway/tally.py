@@ -42,7 +42,7 @@ class Cause(Enum):
     """The list had been too large for the dialect."""
 
 
-class Check(Enum):
+class Confirmation(Enum):
     """What a look into the kubelet's books told of a registration. The values are what people read."""
 
     HELD = "held"
@@ -147,7 +147,7 @@ class Tally:
         """A message went out in ``dialect`` without ``field``."""
         self.lost_fields.add(dialect, field.name.lower())
 
-    def checked(self, resource: str, result: Check) -> None:
+    def checked(self, resource: str, result: Confirmation) -> None:
         """A registration was looked up in the kubelet's books."""
         self.checks.add(resource, result.value)
 

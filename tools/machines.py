@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.age import Age
 from gateway.handover import machine as handover
-from gateway.handover.events import Asked, Fired, Heard, Renew, Say, Standing, Stood, Tell, Unserved
+from gateway.handover.events import Heard, RegisterAgain, Say, Standing, Stood, Tell, Unserved, WaitOver, Wanted
 from gateway.handover.machine import Elder, Heir
 from gateway.kubelet.identity import KubeletId
 from gateway.registration import events as told
@@ -124,12 +124,12 @@ def _registration_events(state: registration.State) -> Mapping[str, Any]:
 def _handover(stages: list[Enum]) -> Iterator[tuple[str, ...]]:
     beginnings = [handover.elder(own) for own in Standing] + [handover.heir(own)[0] for own in Standing]
     events: dict[str, Any] = {
-        "it asks for the resource": Asked(first=False),
-        "it asks, and registers first": Asked(first=True),
+        "it asks for the resource": Wanted(first=False),
+        "it asks, and registers first": Wanted(first=True),
         **{f'it says "{say.value}"': Heard(say) for say in Say if say is not Say.ASK},
         **{f"our registration is {own.value}": Stood(own) for own in Standing},
-        "the wait is over, and we could serve": Fired(could_serve=True),
-        "the wait is over, and we couldn't serve": Fired(could_serve=False),
+        "the wait is over, and we could serve": WaitOver(could_serve=True),
+        "the wait is over, and we couldn't serve": WaitOver(could_serve=False),
         "the kubelet's records lack the resource": Unserved(),
     }
     return _rows(_followed(beginnings, lambda _: events, handover.step, _alike, lambda state: state.stage), stages)
@@ -180,13 +180,13 @@ def _rows(found: Followed, stages: list[Enum]) -> Iterator[tuple[str, ...]]:
 
 
 _DONE: Final[Mapping[type, str]] = {
-    told.CancelOffer: "give up the Register in flight",
+    told.CancelRegister: "give up the Register in flight",
     told.EndStreams: "end its streams",
-    told.Unlink: "delete its name",
-    told.Link: "give the socket its name again",
-    told.Offer: "register",
+    told.UnlinkSocket: "delete its name",
+    told.LinkSocket: "give the socket its name again",
+    told.SendRegister: "register",
     told.Verify: "look into the kubelet's records",
-    Renew: "register once more",
+    RegisterAgain: "register once more",
 }
 
 

@@ -13,7 +13,7 @@ from devices.policy import Policy
 from devices.replicas import unshared
 
 
-class Surroundings(Struct, frozen=True):
+class NodeTraits(Struct, frozen=True):
     """What an answer needs to know of the node besides the GPUs.
 
     ``control_nodes`` are those of ``Sight``. ``extras`` are the CDI names of what containers get beside GPUs.
@@ -47,7 +47,7 @@ class Asked:
         gpus: Mapping[str, GPU],
         policy: Policy,
         sayable: Sayable,
-        around: Surroundings,
+        around: NodeTraits,
         token: str = "",
     ) -> None:
         self.resource, self.gpus, self.policy, self.sayable, self.around = resource, gpus, policy, sayable, around

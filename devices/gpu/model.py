@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from devices.model import Health, Kind, Trouble
+from devices.model import Health, Trouble, TroubleKind
 from devices.replicas import unshared
 
 
@@ -101,7 +101,7 @@ class GPU(Struct, frozen=True):
     @property
     def health(self) -> Health:
         """Whether a container can use it: in spite of a trouble that is only an application's, it can."""
-        well = self.trouble is None or self.trouble.kind is Kind.APPLICATION
+        well = self.trouble is None or self.trouble.kind is TroubleKind.APPLICATION
         return Health.HEALTHY if well else Health.UNHEALTHY
 
 

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from devices.gpu.model import GPU
 from devices.gpu.vendor import PLAIN, Vendor, vendor_of
-from devices.model import Kind, Trouble
+from devices.model import Trouble, TroubleKind
 from devices.policy import Policy
 
-_SEVERITY: Final = tuple(Kind)
+_SEVERITY: Final = tuple(TroubleKind)
 """The kinds of trouble, the worst last."""
 
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from devices.boards import Place
 from devices.gpu import answers, naming, sharing
 from devices.gpu.allocation import preferred
-from devices.gpu.asked import Asked, Surroundings
+from devices.gpu.asked import Asked, NodeTraits
 from devices.gpu.backend import Backend, Sight
 from devices.gpu.model import GPU, found
 from devices.gpu.naming import NamingError
@@ -63,13 +63,13 @@ class GPUSource:
         backend: Backend,
         policy: Policy,
         vendors: Sequence[Vendor] = (),
-        survey: Callable[[Sight, Policy], Surroundings] | None = None,
+        survey: Callable[[Sight, Policy], NodeTraits] | None = None,
         tell: Callable[[Policy], None] = lambda _: None,
     ) -> None:
         self.name = backend.name
         self._backend, self._policy, self._vendors = backend, policy, vendors
         self._survey_cdi, self._tell = survey, tell
-        self._around = Surroundings()
+        self._around = NodeTraits()
         self._news = asyncio.Event()
         self._sight: Sight | None = None
         self._offers: Mapping[str, Offered] = {}
@@ -78,7 +78,7 @@ class GPUSource:
         self._unnamed = ""
         self._answered: dict[tuple[str, tuple[str, ...], Sayable], ContainerAnswer] = {}
         """Answers that were given, which stay the same as long as what they rest on does."""
-        self._answered_from: tuple[Mapping[str, Offered], Policy, Surroundings] = (self._offers, policy, self._around)
+        self._answered_from: tuple[Mapping[str, Offered], Policy, NodeTraits] = (self._offers, policy, self._around)
 
     async def watch(self) -> AsyncGenerator[Inventory]:
         """Yield the inventory, and again after each change of what the backend sees or the operator wants.
@@ -315,7 +315,7 @@ class GPUSource:
         if sight is None:
             return
         if self._survey_cdi is None or not policy.list_strategies & CDI_STRATEGIES:
-            self._around = Surroundings(sight.control_nodes)
+            self._around = NodeTraits(sight.control_nodes)
             return
         around = await asyncio.to_thread(self._survey_cdi, sight, policy)
         if around.without_cdi:

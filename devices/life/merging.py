@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from devices.life.states import COVERS, TABLE, Entry, Spells, State
-from devices.model import Device, Health, Kind, Trouble
+from devices.model import Device, Health, Trouble, TroubleKind
 from devices.source import Fate, Listing
 
 FIRST_DISCOVERY_S: Final = 300.0
@@ -26,7 +26,7 @@ LOST_FORGOTTEN_S: Final = 30 * 86_400.0
 """How long a lost device that nobody holds stays on the list, in seconds: a repair by the vendor takes weeks."""
 
 
-_STICKY: Final = (Kind.RESET_REQUIRED, Kind.UNKNOWN)
+_STICKY: Final = (TroubleKind.RESET_REQUIRED, TroubleKind.UNKNOWN)
 
 
 class Sticky(Struct, frozen=True):
@@ -91,7 +91,7 @@ class _Found(NamedTuple):
 
     state: State
     reason: str = ""
-    kind: Kind | None = None
+    kind: TroubleKind | None = None
     until: float | None = None
     spells: Spells = Spells()
     free: bool = False
@@ -247,7 +247,7 @@ def _look(device: Device, listing: Listing, row: Sticky | None, last: Entry | No
     trouble = listing.troubles.get(device.id)
     if trouble is None and device.health is Health.UNHEALTHY:
         trouble = Trouble("")
-    ill = trouble is not None and trouble.kind is not Kind.APPLICATION
+    ill = trouble is not None and trouble.kind is not TroubleKind.APPLICATION
     spells = spells.after(ill=ill, now=now)
     kind, reason = (None, "") if trouble is None else (trouble.kind, trouble.reason)
     if ill:
@@ -255,7 +255,7 @@ def _look(device: Device, listing: Listing, row: Sticky | None, last: Entry | No
     back = None if spells.ended is None else spells.ended + spells.hold
     if back is not None and now < back:
         reason = f"it became unhealthy {spells.count} times in a row, and is held back until it was healthy for {spells.hold:.0f} s"
-        return _Found(State.UNHEALTHY, reason, Kind.RESTART_APP, back, spells)
+        return _Found(State.UNHEALTHY, reason, TroubleKind.RESTART_APP, back, spells)
     return _Found(State.PRESENT, reason, kind, spells=spells)
 
 

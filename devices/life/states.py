@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from devices.model import Device, Fault, Health, Kind
+from devices.model import Device, Fault, Health, TroubleKind
 
 
 class State(Enum):
@@ -36,7 +36,7 @@ COVERS: Final = frozenset({State.CORDONED, State.WITHHELD, State.LEAVING, State.
 """States that lie over another one."""
 
 
-class Row(Struct, frozen=True):
+class Consequence(Struct, frozen=True):
     """What follows from a state.
 
     ``health`` is what the list says (None: what it said last). ``allocate`` is how Allocate refuses the device (None: the
@@ -56,25 +56,25 @@ class Row(Struct, frozen=True):
     way_out: str = ""
 
 
-TABLE: Final[Mapping[State, Row]] = {
-    State.PRESENT: Row(Health.HEALTHY),
+TABLE: Final[Mapping[State, Consequence]] = {
+    State.PRESENT: Consequence(Health.HEALTHY),
     # Its ID comes from memory; the first discovery decides. Served: a refused admission would be final, where a refused
     # pre-start is tried again.
-    State.NOT_LOOKED_YET: Row(None, pre_start=Fault.FAILED_PRECONDITION, way_out="the kubelet tries again"),
-    State.UNHEALTHY: Row(
+    State.NOT_LOOKED_YET: Consequence(None, pre_start=Fault.FAILED_PRECONDITION, way_out="the kubelet tries again"),
+    State.UNHEALTHY: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         lenient=True,
         way_out="start the pod anew so that it gets another device, and repair this one",
     ),
     # Listed, not dropped, while anything may still hold it: the kubelet would forget whose it is.
-    State.LOST: Row(
+    State.LOST: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         way_out="start the pod anew so that it gets another device, and check this one's seat, power and driver",
     ),
     # Somebody wanted it gone, so nothing of it stays but what a container holds.
-    State.WITHDRAWN: Row(
+    State.WITHDRAWN: Consequence(
         Health.UNHEALTHY,
         Fault.NOT_FOUND,
         held=True,
@@ -83,35 +83,35 @@ TABLE: Final[Mapping[State, Row]] = {
         way_out="start the pod anew so that it gets another device; this one is no longer offered under this name",
     ),
     # What it covers decides for those who hold the device.
-    State.CORDONED: Row(
+    State.CORDONED: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         held=True,
         way_out="start the pod anew so that it gets another device, or lift the cordon",
     ),
     # Its hardware is in use under another ID (``devices.boards``). What it covers decides for those who hold the device.
-    State.WITHHELD: Row(
+    State.WITHHELD: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         held=True,
         way_out="it is offered again when that container has ended; or take the change of the configuration back",
     ),
     # It goes to DRA when nobody holds it. What it covers decides for those who do.
-    State.LEAVING: Row(
+    State.LEAVING: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         held=True,
         way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim",
     ),
     # DRA gives it away. Nobody holds it by this API, whatever the kubelet's checkpoint goes on saying of pods that ended.
-    State.ELSEWHERE: Row(
+    State.ELSEWHERE: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim; `gateway cross --to plugin` brings it back",
     ),
     # Somebody is about to reset or partition it. Unhealthy also while a container holds it: the moment that one ends, the
     # kubelet would give it to the next. What it covers stays as it was seen last, and decides for those who hold it.
-    State.RELEASED: Row(
+    State.RELEASED: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         held=True,
@@ -175,7 +175,7 @@ class Entry(Struct, frozen=True):
     state: State
     reason: str = ""
     since: float | None = None
-    kind: Kind | None = None
+    kind: TroubleKind | None = None
     until: float | None = None
     spells: Spells = Spells()
     beneath: Entry | None = None

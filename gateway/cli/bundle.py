@@ -22,7 +22,7 @@ from gateway.cli import advice, main
 from gateway.cli.doctor import below, seen
 from gateway.configuration.settings import STATE_DIR, ConfigError
 from gateway.doctor import checks
-from gateway.doctor.snapshot import Snapshot
+from gateway.doctor.snapshot import Surveyed
 from gateway.telling import status
 
 _EXAMPLES = """
@@ -107,7 +107,7 @@ def archive(members: Mapping[str, bytes], folder: str) -> bytes:
     return packed.getvalue()
 
 
-def _members(root: click.Context, found: Snapshot, state_dir: Path, host_root: Path) -> Iterator[tuple[str, bytes]]:
+def _members(root: click.Context, found: Surveyed, state_dir: Path, host_root: Path) -> Iterator[tuple[str, bytes]]:
     yield "status.json", _json({"gateways": found.statuses, "silent": found.silent})
     yield "doctor.json", _json(list(checks.judged(found)))
     yield "snapshot.json", _json(found)

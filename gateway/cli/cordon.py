@@ -22,7 +22,7 @@ from gateway.cli import named
 from gateway.cli.devices import look, rows
 from gateway.configuration.settings import STATE_DIR
 from gateway.telling import orders
-from gateway.telling.orders import Order, Outcome
+from gateway.telling.orders import Order, OrderOutcome
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.log import escaped
@@ -140,13 +140,13 @@ def _carry_out(request: Mapping[str, Any], state_dir: Path, *, as_json: bool) ->
     sys.exit(1 if any(isinstance(answer, ControlError) for answer in answers.values()) else 0)
 
 
-async def _tell(order: Order, paths: list[Path]) -> dict[str, Outcome | ControlError]:
+async def _tell(order: Order, paths: list[Path]) -> dict[str, OrderOutcome | ControlError]:
     """Tell every gateway at once; return what each says, by its token."""
     request = {"op": order.op, "id": order.device_id, "reason": order.reason}
 
-    async def tell(path: Path) -> Outcome | ControlError:
+    async def tell(path: Path) -> OrderOutcome | ControlError:
         try:
-            return msgspec.convert(await control.ask(path, request, ANSWER_TIME), Outcome)
+            return msgspec.convert(await control.ask(path, request, ANSWER_TIME), OrderOutcome)
         except msgspec.ValidationError as error:
             return ControlError(f"its answer is none that this release knows: {error}; use its own release's command")
         except ControlError as error:
@@ -201,8 +201,8 @@ def _plain(value: Any) -> Any:
     return {"error": str(value)} if isinstance(value, ControlError) else str(value)
 
 
-def _print(order: Order, answers: Mapping[str, Outcome | ControlError], noted: _Noted | None) -> None:
-    done = [answer for answer in answers.values() if isinstance(answer, Outcome)]
+def _print(order: Order, answers: Mapping[str, OrderOutcome | ControlError], noted: _Noted | None) -> None:
+    done = [answer for answer in answers.values() if isinstance(answer, OrderOutcome)]
     found = [device for outcome in done for device in outcome.found]
     if done or noted:
         changed = noted.changed if noted else any(outcome.changed for outcome in done)

@@ -25,7 +25,7 @@ from gateway.cli.status import _clean, _colour, _remarks
 from gateway.configuration.settings import STATE_DIR
 from gateway.telling import orders
 from gateway.telling.orders import Handled
-from gateway.telling.status import Device, Resource, Status
+from gateway.telling.status import DeviceStatus, GatewayStatus, ResourceStatus
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.log import escaped
@@ -53,7 +53,7 @@ _WELL: Final = "present"
 class Answer(msgspec.Struct, frozen=True):
     """What a gateway says of its devices: ``facts`` by resource, and by the ID of what replicas share."""
 
-    status: Status
+    status: GatewayStatus
     facts: dict[str, dict[str, Facts]]
 
 
@@ -63,7 +63,7 @@ class Row:
 
     gateway: str
     resource: str
-    device: Device
+    device: DeviceStatus
     facts: Facts
     books: bool
     """Whether it is known who holds what."""
@@ -77,7 +77,7 @@ class Row:
 
 def rows(answers: Iterable[Answer]) -> list[Row]:
     """Return the devices of every resource, by its name, as told by the gateway that serves it."""
-    told_by: dict[str, tuple[Answer, Resource]] = {}
+    told_by: dict[str, tuple[Answer, ResourceStatus]] = {}
     for answer in answers:
         for resource in answer.status.resources:
             if resource.name not in told_by or not resource.standing_by_for:

@@ -23,7 +23,7 @@ from gateway.cli.status import look as ask
 from gateway.configuration.settings import STATE_DIR, ConfigError
 from gateway.doctor import checks, collect
 from gateway.doctor.look import Places, Told, cluster, look
-from gateway.doctor.snapshot import Release, Snapshot
+from gateway.doctor.snapshot import Release, Surveyed
 from gateway.wires import control
 from gateway.wires.log import escaped, printable
 
@@ -88,7 +88,7 @@ def doctor(ctx: click.Context, *, state_dir: Path, host_root: Path, ignore: Sequ
     sys.exit(2 if outcomes["error"] else 1 if outcomes["warning"] else 0)
 
 
-def render(results: Sequence[checks.Result], width: int) -> Iterator[str]:
+def render(results: Sequence[checks.CheckResult], width: int) -> Iterator[str]:
     """Write the results for a person: a line for each check, and what to do below each that found something."""
     for heading, group in groupby(results, key=lambda result: result.category):
         yield click.style(heading, bold=True)
@@ -130,7 +130,7 @@ def release(version: str) -> Release | None:
     return Release(found.minor, unkept=unkept, mended=mended)
 
 
-def seen(root: click.Context, state_dir: Path, host_root: Path) -> Snapshot:
+def seen(root: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
     """Ask and look; the daemon's own options, before the command, say where."""
     options = dict(root.params)
     for name in ("log_format", "log_level"):

@@ -43,13 +43,13 @@ def probe(*, socket_dir: Path, as_json: bool) -> None:
     its metric device_plugin_registration_total, under the resource gateway.invalid/probe.
     """
     from gateway.kubelet.watch import KUBELET_SOCKET, listens
-    from gateway.registration.api import Finding, ask
+    from gateway.registration.api import Probed, ask
 
     socket = socket_dir / KUBELET_SOCKET
     if listens(socket):
         finding = asyncio.run(ask(socket))
     else:
-        finding = Finding(
+        finding = Probed(
             None, "unknown", f"no kubelet takes connections on {socket}: start it, or correct --socket-dir"
         )
     if as_json:

@@ -17,8 +17,8 @@ import click
 import msgspec
 
 from gateway.configuration.settings import STATE_DIR
-from gateway.tally import Check
-from gateway.telling.status import Device, Resource, Status
+from gateway.tally import Confirmation
+from gateway.telling.status import DeviceStatus, GatewayStatus, ResourceStatus
 from gateway.telling.wanting import wanting
 from gateway.wires import control
 from gateway.wires import log as observe
@@ -65,7 +65,7 @@ class Answers:
     """One look at a node: the documents that came, as they came and as they are read, and who did not answer."""
 
     raw: list[dict[str, Any]] = field(default_factory=list)
-    read: list[Status] = field(default_factory=list)
+    read: list[GatewayStatus] = field(default_factory=list)
     silent: dict[str, str] = field(default_factory=dict)
 
 
@@ -86,7 +86,7 @@ async def look(state_dir: Path) -> Answers:
                 raise answer
             case _:
                 try:
-                    found.read.append(msgspec.convert(answer.get("status"), Status))
+                    found.read.append(msgspec.convert(answer.get("status"), GatewayStatus))
                 except msgspec.ValidationError as error:
                     found.silent[str(path)] = f"expected a status document, got something else: {error}"
                 else:
@@ -205,7 +205,7 @@ class _Page:
             yield lead + (click.style(line, fg=colour) if colour else line)
             lead = " " * len(lead)
 
-    def gateway(self, one: Status) -> Iterator[str]:
+    def gateway(self, one: GatewayStatus) -> Iterator[str]:
         """Write all about one gateway."""
         title = click.style(f"gateway {_clean(one.token)}", bold=True)
         kind = ", host service" if one.host_service else ""
@@ -238,7 +238,7 @@ class _Page:
             yield ""
             yield from self.resource(resource)
 
-    def resource(self, one: Resource) -> Iterator[str]:
+    def resource(self, one: ResourceStatus) -> Iterator[str]:
         """Write all about one resource."""
         name = click.style(_clean(one.name), bold=True)
         if one.standing_by_for:
@@ -258,13 +258,13 @@ class _Page:
         yield from self.text("  ", one.trouble, "red")
         yield from self.text("  ", _registered(one))
         yield from self.text("  ", ", ".join(_answered(call, codes) for call, codes in one.calls.items()))
-        if one.checked == Check.LACKING.value:
+        if one.checked == Confirmation.LACKING.value:
             yield from self.text("  ", "the kubelet's own records lack this registration", "red")
         for finding in one.drift:
             yield from self.text("  ", f"mismatch: {finding.words}", "yellow")
         yield from self._devices(one)
 
-    def _devices(self, one: Resource) -> Iterator[str]:
+    def _devices(self, one: ResourceStatus) -> Iterator[str]:
         """Draw the devices as a table; what there is to say of one is below it."""
         shown = one.devices
         if len(shown) > _MOST_DEVICES:
@@ -285,7 +285,7 @@ class _Page:
             yield click.style(f"  {hidden} more of {len(one.devices)} devices: --json has them all", dim=True)
 
 
-def _chain(one: Resource) -> str:
+def _chain(one: ResourceStatus) -> str:
     """Say by whom a bridged resource comes to the kubelet, with the API on each side; nothing of the gateway's own."""
     plugin = one.behind
     if plugin is None:
@@ -300,7 +300,7 @@ def _chain(one: Resource) -> str:
     )
 
 
-def _bar(one: Resource) -> str:
+def _bar(one: ResourceStatus) -> str:
     """Draw one square for each device, where they are few enough to count."""
     if not 0 < one.listed <= _MOST_DEVICES:
         return ""
@@ -309,7 +309,7 @@ def _bar(one: Resource) -> str:
     return "".join(click.style(text, **style) for text, style in squares if text) + "  "
 
 
-def _registered(one: Resource) -> str:
+def _registered(one: ResourceStatus) -> str:
     """Say how often it was registered, and why; nothing where it never was."""
     times = sum(one.registrations.values())
     causes = ", ".join(f"{count} {why}" for why, count in one.registrations.items())
@@ -322,12 +322,12 @@ def _answered(call: str, codes: dict[str, int]) -> str:
     return f"{call} {sum(codes.values())}" + (f" ({failed})" if failed else "")
 
 
-def _cells(device: Device) -> tuple[str, ...]:
+def _cells(device: DeviceStatus) -> tuple[str, ...]:
     numa = ",".join(map(str, device.numa)) or "-"
     return _clean(device.id), _clean(device.state), numa, _clean(device.holder or "-")
 
 
-def _remarks(device: Device) -> str:
+def _remarks(device: DeviceStatus) -> str:
     """All there is to say of one device; empty for one that is simply well."""
     parts = (
         ": ".join(part for part in (device.kind, device.reason) if part),

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from devices.policy import Policy
 from gateway.configuration.flags import FLAGS
-from gateway.configuration.kinds import TRUTH, Flag, Kind
+from gateway.configuration.kinds import TRUTH, Flag, FlagKind
 from gateway.configuration.settings import ConfigError, Given
 
 _PREFIX: Final = "GATEWAY_"
@@ -51,7 +51,7 @@ def spelled(arguments: Sequence[str], valued: Collection[str]) -> list[str]:
                 done.append(left.popleft())
         elif joined:
             done.append(f"--{name}={value}")
-        elif flag.kind is Kind.SWITCH:
+        elif flag.kind is FlagKind.SWITCH:
             if left and left[0] in TRUTH:
                 raise ConfigError(
                     f"--{name} {left[0]}: expected the value of a switch behind '=': write --{name}={left[0]}"

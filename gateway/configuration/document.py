@@ -42,19 +42,19 @@ _RESOLVED: Final = frozenset(f"tag:yaml.org,2002:{name}" for name in ("bool", "f
 Plain = str | int | float | bool | None
 
 
-class Node(Struct, frozen=True):
+class YamlNode(Struct, frozen=True):
     """A value of the text: a scalar, a list or a mapping, and its line from 1 (in a mapping: its key's).
 
     ``count`` is how many values it holds, itself among them, and ``height`` how many levels of them.
     """
 
-    value: Plain | tuple[Node, ...] | Mapping[str, Node]
+    value: Plain | tuple[YamlNode, ...] | Mapping[str, YamlNode]
     line: int
     count: int = 1
     height: int = 1
 
 
-def read(content: bytes, name: str) -> Node:
+def read(content: bytes, name: str) -> YamlNode:
     """Turn a text into its value; an empty one is null. ``name`` is what its errors call it.
 
     Raises:
@@ -77,11 +77,11 @@ class _Reader:
                 f"{name}: expected at most {MAX_BYTES} bytes, got more: leave out what is no configuration"
             )
         self._name = name
-        self._anchors: dict[str, Node | None] = {}
+        self._anchors: dict[str, YamlNode | None] = {}
         self._events: Iterator[yaml.Event] = yaml.parse(content, Loader=_LOADER)
         self._count = 0
 
-    def document(self) -> Node:
+    def document(self) -> YamlNode:
         """Build the first document's value."""
         try:
             for event in self._events:
@@ -97,9 +97,9 @@ class _Reader:
             problem = str(error).partition("\n")[0]
             problem = f"expected YAML, got something else ({problem}): write plain text in UTF-8"
             raise fault(self._name, 1, problem) from error
-        return Node(None, 1)
+        return YamlNode(None, 1)
 
-    def _value(self, event: yaml.Event, depth: int) -> Node:
+    def _value(self, event: yaml.Event, depth: int) -> YamlNode:
         """Build the value that begins with ``event``, and use up its events."""
         line = _line(event)
         if depth > MAX_DEPTH:
@@ -125,9 +125,9 @@ class _Reader:
             self._anchors[anchor] = node
         return node
 
-    def _plain(self, event: yaml.Event, line: int, depth: int) -> Node:
+    def _plain(self, event: yaml.Event, line: int, depth: int) -> YamlNode:
         before = self._count
-        value: Plain | tuple[Node, ...] | Mapping[str, Node]
+        value: Plain | tuple[YamlNode, ...] | Mapping[str, YamlNode]
         height = 1
         if isinstance(event, yaml.ScalarEvent):
             value = _scalar(event)
@@ -140,10 +140,10 @@ class _Reader:
         else:
             value = members = self._mapping(depth)
             height += max((member.height for member in members.values()), default=0)
-        return Node(value, line, self._count - before + 1, height)
+        return YamlNode(value, line, self._count - before + 1, height)
 
-    def _mapping(self, depth: int) -> Mapping[str, Node]:
-        members: dict[str, Node] = {}
+    def _mapping(self, depth: int) -> Mapping[str, YamlNode]:
+        members: dict[str, YamlNode] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             line = _line(event)
             key = self._value(event, depth + 1)
@@ -156,7 +156,7 @@ class _Reader:
                 members[_text(key.value)] = replace(member, line=line)
         return members
 
-    def _merged(self, node: Node, line: int) -> Iterator[tuple[str, Node]]:
+    def _merged(self, node: YamlNode, line: int) -> Iterator[tuple[str, YamlNode]]:
         """Yield what ``<<`` brings: of several mappings the first counts."""
         for one in reversed(node.value) if isinstance(node.value, tuple) else (node,):
             if not isinstance(one.value, Mapping):

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from devices.policy import Policy
 from gateway.configuration.flags import FLAGS
-from gateway.configuration.kinds import Kind
+from gateway.configuration.kinds import FlagKind
 
 if TYPE_CHECKING:
     from gateway.configuration.settings import Given, Settings
@@ -42,7 +42,7 @@ def of_devices(settings: Settings, said: Mapping[str, Given]) -> Iterable[Settin
         elif flag.inert:
             continue
         else:
-            value = False if flag.kind is Kind.SWITCH else flag.default if flag.default != "none" else None
+            value = False if flag.kind is FlagKind.SWITCH else flag.default if flag.default != "none" else None
         yield Setting(flag.name, plain(value), DEFAULT if given is None else given.source)
     for name in _FILE_ALONE:
         value = getattr(settings.policy, name)

@@ -20,10 +20,10 @@ from devices.filewatch import NotPlainError, read_plain
 from devices.naming import resource_name_error
 from devices.policy import Bridging, Globbed, Policy, Portion, Slices
 from gateway.configuration import commandline, document
-from gateway.configuration.document import Node
+from gateway.configuration.document import YamlNode
 from gateway.configuration.flags import FLAGS
 from gateway.configuration.keys import KeyPath, Reader, nearest, shown
-from gateway.configuration.kinds import Flag, Kind
+from gateway.configuration.kinds import Flag, FlagKind
 from gateway.configuration.settings import ConfigError, Given
 
 MAX_REPLICAS: Final = 10_000
@@ -33,7 +33,7 @@ _NVIDIA: Final = "nvidia.com/"
 _SHARED: Final = ".shared"
 
 
-class UnreadableError(ConfigError):
+class UnreadableConfigError(ConfigError):
     """The file can't be read now; what is wrong may be elsewhere (no descriptor left), so it may well be later."""
 
     lasting = False
@@ -68,7 +68,7 @@ def read(path: Path) -> bytes:
     except NotPlainError:
         raise ConfigError(f"{path}: expected a plain file, got something else: put the configuration there") from None
     except OSError as error:
-        raise UnreadableError(
+        raise UnreadableConfigError(
             f"{path}: the configuration file can't be read ({error.strerror}): write it, or correct its mode"
         ) from error
 
@@ -115,7 +115,7 @@ class _Reading(Reader):
         super().__init__(name, strict=strict)
         self._given: dict[str, Given] = {}
 
-    def file(self, root: Node) -> File:
+    def file(self, root: YamlNode) -> File:
         top = self._members(self._configuration(root), (), _TOP)
         self._version(top.get("version"))
         ours = self._section(top.get("gateway"), ("gateway",), ("devices", "honourResourceNames", "bridge"))
@@ -130,7 +130,7 @@ class _Reading(Reader):
         bridging = self._bridging(ours.get("bridge"))
         return File(self._given, slices, fail, globbed, bridging, gpu_names, mig_names, self.warnings())
 
-    def _configuration(self, root: Node) -> Node:
+    def _configuration(self, root: YamlNode) -> YamlNode:
         """Judge whether it is a configuration at all before anything of it is quoted: it may be a file of secrets."""
         if root.value is None:
             return root
@@ -148,11 +148,11 @@ class _Reading(Reader):
             return replace(root, value=None)
         return root
 
-    def _version(self, node: Node | None) -> None:
+    def _version(self, node: YamlNode | None) -> None:
         if node is not None and node.value not in (None, "", "v1"):
             raise self._fault(node, ("version",), f"expected v1, got {shown(node)}: write v1; there is no other")
 
-    def _section(self, node: Node | None, path: KeyPath, others: Iterable[str] = ()) -> Mapping[str, Node]:
+    def _section(self, node: YamlNode | None, path: KeyPath, others: Iterable[str] = ()) -> Mapping[str, YamlNode]:
         """Take the flags of one level, and return what else of it is known."""
         here = {flag.key[-1]: flag for flag in FLAGS if flag.key[:-1] == path and flag.key}
         found = self._members(node, path, (*here, *others))
@@ -163,27 +163,27 @@ class _Reading(Reader):
                 self._given[flag.name] = Given(self._typed(found[key], where, flag), source)
         return found
 
-    def _typed(self, node: Node, path: KeyPath, flag: Flag) -> bool | str | tuple[str, ...] | tuple[int, ...]:
+    def _typed(self, node: YamlNode, path: KeyPath, flag: Flag) -> bool | str | tuple[str, ...] | tuple[int, ...]:
         match flag.kind, node.value:
-            case (Kind.SWITCH, bool(value)):
+            case (FlagKind.SWITCH, bool(value)):
                 return value
-            case (Kind.TEXT, str(value)):
+            case (FlagKind.TEXT, str(value)):
                 return value
-            case (Kind.SECONDS, int(value) | float(value)) if not isinstance(value, bool):
+            case (FlagKind.SECONDS, int(value) | float(value)) if not isinstance(value, bool):
                 return str(value)
-            case (Kind.TEXT, False) if "off" in flag.values.split("|"):
+            case (FlagKind.TEXT, False) if "off" in flag.values.split("|"):
                 return "off"  # which YAML 1.1 takes for false
-            case (Kind.LIST, str(value)):
+            case (FlagKind.LIST, str(value)):
                 return (value,)
-            case (Kind.LIST, tuple()):
+            case (FlagKind.LIST, tuple()):
                 return self._texts(node, path)
-            case (Kind.NUMBERS, tuple(items)):
+            case (FlagKind.NUMBERS, tuple(items)):
                 return tuple(self._number(item, path) for item in items)
             case _:
                 raise self._expected(node, path, flag.kind.value)
 
     def _names(
-        self, node: Node | None, *, honour: bool
+        self, node: YamlNode | None, *, honour: bool
     ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
         """Read ``resources``: names by product or MIG profile."""
         if node is None or node.value is None:
@@ -195,7 +195,7 @@ class _Reading(Reader):
         found = self._members(node, ("resources",), ("gpus", "mig"))
         return self._patterns(found.get("gpus"), "gpus"), self._patterns(found.get("mig"), "mig")
 
-    def _patterns(self, node: Node | None, key: str) -> tuple[tuple[str, str], ...]:
+    def _patterns(self, node: YamlNode | None, key: str) -> tuple[tuple[str, str], ...]:
         pairs = []
         for path, item in self._items(node, ("resources", key)):
             found = self._members(item, path, ("pattern", "name"), fold=False)
@@ -204,7 +204,7 @@ class _Reading(Reader):
             pairs.append((self._text(pattern, (*path, "pattern")), self._resource(name, (*path, "name"))))
         return tuple(pairs)
 
-    def _sharing(self, node: Node | None, *, honour: bool) -> tuple[Mapping[str, Slices], bool]:
+    def _sharing(self, node: YamlNode | None, *, honour: bool) -> tuple[Mapping[str, Slices], bool]:
         found = self._members(node, ("sharing",), ("timeSlicing", "mps"))
         mps, slicing = found.get("mps"), found.get("timeSlicing")
         if mps is not None and mps.value is not None:
@@ -212,7 +212,7 @@ class _Reading(Reader):
             raise self._fault(mps, ("sharing", "mps"), problem)
         return ({}, False) if slicing is None else self._time_slicing(slicing, honour=honour)
 
-    def _time_slicing(self, node: Node, *, honour: bool) -> tuple[Mapping[str, Slices], bool]:
+    def _time_slicing(self, node: YamlNode, *, honour: bool) -> tuple[Mapping[str, Slices], bool]:
         path = ("sharing", "timeSlicing")
         keys = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
         found = self._members(node, path, keys, fold=False)
@@ -242,7 +242,7 @@ class _Reading(Reader):
             raise self._fault(node, path, f"expected a name for each resource, got {twice} for two: rename one of them")
         return slices, fail
 
-    def _sliced(self, path: KeyPath, item: Node, *, renamed: bool, honour: bool) -> tuple[str, Slices | Portion]:
+    def _sliced(self, path: KeyPath, item: YamlNode, *, renamed: bool, honour: bool) -> tuple[str, Slices | Portion]:
         found = self._members(item, path, ("name", "replicas", "rename", "devices"), fold=False)
         name = self._resource(self._required(found, item, path, "name"), (*path, "name"))
         replicas = self._number(self._required(found, item, path, "replicas"), (*path, "replicas"))
@@ -269,7 +269,7 @@ class _Reading(Reader):
             return name, Slices(replicas, shown)
         return name, Portion(some, replicas, shown)
 
-    def _some(self, node: Node, path: KeyPath) -> tuple[str, ...] | int | None:
+    def _some(self, node: YamlNode, path: KeyPath) -> tuple[str, ...] | int | None:
         """Read which ``devices`` are meant: some by index and UUID, the first so many, or all of them (None)."""
         match node.value:
             case "all":
@@ -282,7 +282,7 @@ class _Reading(Reader):
                 return tuple(str(item.value) for item in items)
         raise self._expected(node, path, "all, a count, or a list of indexes and UUIDs")
 
-    def _devices(self, node: Node | None) -> tuple[Globbed, ...]:
+    def _devices(self, node: YamlNode | None) -> tuple[Globbed, ...]:
         """Read ``gateway.devices``: devices by path."""
         items = self._items(node, ("gateway", "devices"))
         if not items:
@@ -305,7 +305,7 @@ class _Reading(Reader):
             rules[resource] = rule
         return tuple(rules.values())
 
-    def _bridging(self, node: Node | None) -> Bridging:
+    def _bridging(self, node: YamlNode | None) -> Bridging:
         """Read ``gateway.bridge``: what holds for single resources of other vendors' plugins."""
         path = ("gateway", "bridge")
         found = self._section(node, path, ("allow", "repeat", "rename", "deadlines"))
@@ -332,7 +332,7 @@ class _Reading(Reader):
             deadlines.append((pattern, float(seconds)))
         return Bridging(allow, repeat, renames, tuple(deadlines))
 
-    def _resource(self, node: Node, path: KeyPath) -> str:
+    def _resource(self, node: YamlNode, path: KeyPath) -> str:
         name = self._text(node, path)
         if "/" not in name:
             name = _NVIDIA + name
@@ -340,6 +340,6 @@ class _Reading(Reader):
             raise self._fault(node, path, problem)
         return name
 
-    def _ignored(self, node: Node, path: KeyPath) -> None:
+    def _ignored(self, node: YamlNode, path: KeyPath) -> None:
         advice = "ignored, as by NVIDIA's plugin; gateway.honourResourceNames: true makes it count"
         self._warn(node.line, path, advice)

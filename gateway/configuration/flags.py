@@ -13,7 +13,7 @@ from typing import Final
 
 from devices.policy import CdiFallback, IdStrategy, MigStrategy, Naming, Policy, Recovery, Sharing
 from gateway.configuration import kinds
-from gateway.configuration.kinds import Flag, Kind
+from gateway.configuration.kinds import Flag, FlagKind
 
 NODE_LABEL: Final = "nvidia.com/device-plugin.config"
 """The label by which NVIDIA's config-manager chooses a configuration."""
@@ -23,7 +23,7 @@ _OURS: Final = "gateway"
 FLAGS: Final[tuple[Flag, ...]] = (
     Flag(
         "mig-strategy",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "how MIG instances are offered: not at all, as GPUs, or by profile",
         default="none",
         values="none|single|mixed",
@@ -34,7 +34,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "fail-on-init-error",
-        Kind.SWITCH,
+        FlagKind.SWITCH,
         "end with the reason where the hardware can't be initialised, instead of trying on",
         default="true with --backend nvidia",
         variables=("FAIL_ON_INIT_ERROR",),
@@ -43,7 +43,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "nvidia-driver-root",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "where the driver is on the host",
         default="/",
         values="PATH",
@@ -55,7 +55,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "nvidia-dev-root",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "where its device nodes are on the host",
         default="the driver root",
         values="PATH",
@@ -67,7 +67,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "container-driver-root",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "where the driver root is mounted in the gateway's container",
         default="/driver-root",
         values="PATH",
@@ -79,7 +79,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "pass-device-specs",
-        Kind.SWITCH,
+        FlagKind.SWITCH,
         "name the device nodes in answers, too",
         default="false",
         variables=("PASS_DEVICE_SPECS",),
@@ -88,7 +88,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "device-list-strategy",
-        Kind.LIST,
+        FlagKind.LIST,
         "how a container is told its GPUs; several, by commas or by repeating the flag",
         default="envvar",
         values="envvar|volume-mounts|cdi-annotations|cdi-cri",
@@ -99,7 +99,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "device-id-strategy",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "by what a container is told its GPUs",
         default="uuid",
         values="uuid|index",
@@ -110,7 +110,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "shared-devices-allocation-policy",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "shared GPUs are given out the least used first, or the most used first",
         default="distributed",
         values="distributed|packed",
@@ -121,7 +121,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "gdrcopy-enabled",
-        Kind.SWITCH,
+        FlagKind.SWITCH,
         "containers get GDRCopy",
         default="false",
         variables=("GDRCOPY_ENABLED",),
@@ -130,7 +130,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "gds-enabled",
-        Kind.SWITCH,
+        FlagKind.SWITCH,
         "containers get GPUDirect Storage",
         default="false",
         variables=("GDS_ENABLED",),
@@ -139,7 +139,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "mofed-enabled",
-        Kind.SWITCH,
+        FlagKind.SWITCH,
         "containers get Mellanox OFED",
         default="false",
         variables=("MOFED_ENABLED",),
@@ -148,7 +148,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "cdi-annotation-prefix",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "what the keys of CDI annotations begin with",
         default=Policy().cdi_annotation_prefix,
         values="PREFIX",
@@ -159,7 +159,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "nvidia-cdi-hook-path",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "the program of CDI hooks, on the host",
         default=Policy().cdi_hook_path,
         values="PATH",
@@ -171,7 +171,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "cdi-disable-hooks",
-        Kind.LIST,
+        FlagKind.LIST,
         "hooks that the CDI specification is to lack, by commas (an older NVIDIA Container Toolkit has fewer); all: it has none",
         values="HOOKS",
         variables=("CDI_DISABLE_HOOKS",),
@@ -181,14 +181,14 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "kubelet-socket",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "the kubelet's kubelet.sock; its folder is the same as --socket-dir",
         values="PATH",
         variables=("KUBELET_SOCKET",),
     ),
     Flag(
         "config-file",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "a file in the format of NVIDIA's plugin: docs/configuration.md",
         default="none",
         values="PATH",
@@ -196,7 +196,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "config-file-srcdir",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "a folder of such files, of which the node's label names one: docs/configuration.md",
         default="none",
         values="PATH",
@@ -204,7 +204,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "node-label",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "the label that names the file",
         default=NODE_LABEL,
         values="NAME",
@@ -212,7 +212,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "default-config",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "the file for a node without the label",
         default="none",
         values="NAME",
@@ -220,14 +220,14 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "fallback-strategies",
-        Kind.LIST,
+        FlagKind.LIST,
         "without the label and a default, in this order: the file named default, the only one, or an empty one",
         values="named|single|empty",
         variables=("FALLBACK_STRATEGIES",),
     ),
     Flag(
         "kubeconfig",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "how to reach the API server, for what needs one: a token, its file, or a client certificate",
         default="what every pod is told",
         values="PATH",
@@ -235,14 +235,14 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "node-name",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "this node's name at the API server, for what needs one",
         values="NAME",
         variables=("NODE_NAME",),
     ),
     Flag(
         "dra",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "dynamic resource allocation (docs/dra.md): not at all, or instead of the device plugin API",
         default="off",
         values="off|only",
@@ -250,7 +250,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "dra-drivers",
-        Kind.LIST,
+        FlagKind.LIST,
         "DRA drivers' names by the domain of resources, by commas",
         default="gpu.nvidia.com, gpu.amd.com, else the domain",
         values="DOMAIN=DRIVER",
@@ -258,7 +258,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "device-discovery-strategy",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "how NVIDIA's GPUs are found; tegra is refused",
         default="auto",
         values="auto|nvml",
@@ -268,7 +268,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "imex-channel-ids",
-        Kind.NUMBERS,
+        FlagKind.NUMBERS,
         "IMEX channels for each container; any is refused",
         default="none",
         values="IDS",
@@ -276,12 +276,12 @@ FLAGS: Final[tuple[Flag, ...]] = (
         key=("imex", "channelIDs"),
         take=kinds.channels,
     ),
-    Flag("imex-required", Kind.SWITCH, "", variables=("IMEX_REQUIRED",), key=("imex", "required"), inert=True),
-    Flag("mps-root", Kind.TEXT, "", variables=("MPS_ROOT",), key=("flags", "mpsRoot"), inert=True),
-    Flag("cdi-feature-flags", Kind.LIST, "", variables=("CDI_FEATURE_FLAGS",), inert=True),
+    Flag("imex-required", FlagKind.SWITCH, "", variables=("IMEX_REQUIRED",), key=("imex", "required"), inert=True),
+    Flag("mps-root", FlagKind.TEXT, "", variables=("MPS_ROOT",), key=("flags", "mpsRoot"), inert=True),
+    Flag("cdi-feature-flags", FlagKind.LIST, "", variables=("CDI_FEATURE_FLAGS",), inert=True),
     Flag(
         "DP_DISABLE_HEALTHCHECKS",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "Xids that leave a GPU healthy, by commas; all or xids: no health checks",
         values="IDS",
         variables=("DP_DISABLE_HEALTHCHECKS",),
@@ -290,7 +290,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "DP_ENABLE_HEALTHCHECKS",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "Xids after which it is unhealthy in spite of that",
         values="IDS",
         variables=("DP_ENABLE_HEALTHCHECKS",),
@@ -299,7 +299,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "resource-naming-strategy",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "how AMD's GPUs are named: all amd.com/gpu, or by partition",
         default="single",
         values="single|mixed",
@@ -309,13 +309,13 @@ FLAGS: Final[tuple[Flag, ...]] = (
         take=kinds.one_of(Naming),
     ),
     # AMD's images pass these.
-    Flag("pulse", Kind.TEXT, "", inert=True),
-    Flag("logtostderr", Kind.SWITCH, "", inert=True),
-    Flag("stderrthreshold", Kind.TEXT, "", inert=True),
-    Flag("v", Kind.TEXT, "", inert=True),
+    Flag("pulse", FlagKind.TEXT, "", inert=True),
+    Flag("logtostderr", FlagKind.SWITCH, "", inert=True),
+    Flag("stderrthreshold", FlagKind.TEXT, "", inert=True),
+    Flag("v", FlagKind.TEXT, "", inert=True),
     Flag(
         "health-recovery",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "whether a GPU that became unhealthy may come back: never, or by evidence",
         default="safe",
         values="off|safe",
@@ -326,7 +326,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "cdi-fallback",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "what to do where a kubelet can't be told CDI names, and nothing else carries the GPU",
         default="refuse",
         values="refuse|envvar|expand",
@@ -337,7 +337,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "bridge",
-        Kind.TEXT,
+        FlagKind.TEXT,
         "a folder in which other vendors' device plugins register, to be served through the gateway: docs/bridge.md",
         default="none",
         values="DIR",
@@ -348,7 +348,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "bridge-grace",
-        Kind.SECONDS,
+        FlagKind.SECONDS,
         "for how many seconds the devices of a bridged plugin that is away stay as they are",
         default="60",
         values="SECONDS",
@@ -359,7 +359,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "bridge-withdraw",
-        Kind.SECONDS,
+        FlagKind.SECONDS,
         "after how many seconds those that no container holds are offered no longer",
         default="3600",
         values="SECONDS",
@@ -370,7 +370,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "strict-config",
-        Kind.SWITCH,
+        FlagKind.SWITCH,
         "refuse a configuration file with unknown keys",
         default="false",
         variables=("GATEWAY_STRICT_CONFIG",),

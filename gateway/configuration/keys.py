@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gateway.configuration import document
-from gateway.configuration.document import Node
+from gateway.configuration.document import YamlNode
 from gateway.configuration.flags import FLAGS
 from gateway.configuration.settings import ConfigError
 
@@ -30,15 +30,15 @@ class Reader:
         return (*self._warnings, *more)
 
     def _members(
-        self, node: Node | None, path: KeyPath, known: Sequence[str], *, fold: bool = True
-    ) -> Mapping[str, Node]:
+        self, node: YamlNode | None, path: KeyPath, known: Sequence[str], *, fold: bool = True
+    ) -> Mapping[str, YamlNode]:
         """Find known keys (of several spellings the last in the alphabet counts, as with Go); warn of the others."""
         if node is None or node.value is None:
             return {}
         if not isinstance(node.value, Mapping):
             raise self._expected(node, path, "a mapping")
         names = {key.casefold() if fold else key: key for key in known}
-        found: dict[str, Node] = {}
+        found: dict[str, YamlNode] = {}
         for key in sorted(node.value):
             name = names.get(key.casefold() if fold else key)
             if name is None:
@@ -47,7 +47,7 @@ class Reader:
                 found[name] = node.value[key]
         return found
 
-    def _items(self, node: Node | None, path: KeyPath) -> list[tuple[KeyPath, Node]]:
+    def _items(self, node: YamlNode | None, path: KeyPath) -> list[tuple[KeyPath, YamlNode]]:
         """Give each item of a list its own path."""
         if node is None or node.value is None:
             return []
@@ -55,12 +55,12 @@ class Reader:
             raise self._expected(node, path, "a list")
         return [((*path[:-1], f"{path[-1]}[{number}]"), item) for number, item in enumerate(node.value)]
 
-    def _required(self, found: Mapping[str, Node], item: Node, path: KeyPath, key: str) -> Node:
+    def _required(self, found: Mapping[str, YamlNode], item: YamlNode, path: KeyPath, key: str) -> YamlNode:
         if key not in found:
             raise self._fault(item, path, f"expected the key '{key}', got none: write it")
         return found[key]
 
-    def _switch(self, found: Mapping[str, Node], path: KeyPath) -> bool:
+    def _switch(self, found: Mapping[str, YamlNode], path: KeyPath) -> bool:
         node = found.get(path[-1])
         if node is None or node.value is None:
             return False
@@ -68,15 +68,15 @@ class Reader:
             raise self._expected(node, path, "true or false")
         return node.value
 
-    def _text(self, node: Node, path: KeyPath) -> str:
+    def _text(self, node: YamlNode, path: KeyPath) -> str:
         if not isinstance(node.value, str):
             raise self._expected(node, path, "text")
         return node.value
 
-    def _texts(self, node: Node, path: KeyPath) -> tuple[str, ...]:
+    def _texts(self, node: YamlNode, path: KeyPath) -> tuple[str, ...]:
         return tuple("" if item.value is None else self._text(item, at) for at, item in self._items(node, path))
 
-    def _number(self, node: Node, path: KeyPath) -> int:
+    def _number(self, node: YamlNode, path: KeyPath) -> int:
         value = node.value
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # JSON has one kind of number
@@ -99,10 +99,10 @@ class Reader:
         else:
             self._more += 1
 
-    def _expected(self, node: Node, path: KeyPath, what: str) -> ConfigError:
+    def _expected(self, node: YamlNode, path: KeyPath, what: str) -> ConfigError:
         return self._fault(node, path, f"expected {what}, got {shown(node)}: write it so")
 
-    def _fault(self, node: Node, path: KeyPath, problem: str) -> ConfigError:
+    def _fault(self, node: YamlNode, path: KeyPath, problem: str) -> ConfigError:
         return document.fault(self._name, node.line, f"{_dotted(path) or 'the file'}: {problem}")
 
 
@@ -126,7 +126,7 @@ def nearest(path: KeyPath, known: Sequence[str]) -> str:
 _PLACES: Final[Mapping[str, KeyPath]] = {flag.key[-1].casefold(): flag.key for flag in FLAGS if flag.key}
 
 
-def shown(node: Node) -> str:
+def shown(node: YamlNode) -> str:
     """Say what a value is."""
     match node.value:
         case None:

@@ -22,7 +22,7 @@ TRUTH: Final[Mapping[str, bool]] = dict.fromkeys(("1", "t", "T", "TRUE", "true",
 _LONGEST: Final = 30 * 86_400
 
 
-class Kind(Enum):
+class FlagKind(Enum):
     """What a flag takes; the value is a person's word for it."""
 
     SWITCH = "true or false"
@@ -44,7 +44,7 @@ class Flag(Struct, frozen=True):
     """
 
     name: str
-    kind: Kind
+    kind: FlagKind
     meaning: str
     default: str = ""
     variables: tuple[str, ...] = ()
@@ -69,15 +69,15 @@ class Flag(Struct, frozen=True):
         """
         parts = tuple(part.strip() for text in texts for part in text.split(","))
         match self.kind:
-            case Kind.TEXT | Kind.SECONDS:
+            case FlagKind.TEXT | FlagKind.SECONDS:
                 return Given(texts[-1], source)
-            case Kind.LIST:
+            case FlagKind.LIST:
                 return Given(parts, source)
-            case Kind.SWITCH:
+            case FlagKind.SWITCH:
                 if texts[-1] and texts[-1] not in TRUTH:
                     raise ConfigError(f"{source}: expected true or false, got {texts[-1]!r:.80}: write one of them")
                 return Given(TRUTH.get(texts[-1], False), source)  # a variable that is empty means false
-            case Kind.NUMBERS:
+            case FlagKind.NUMBERS:
                 wrong = [
                     part for part in parts if part and not (part.isascii() and part.isdecimal() and len(part) < 10)
                 ]

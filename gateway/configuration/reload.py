@@ -31,7 +31,7 @@ _AT_START: Final = ("fail_on_init_error", "container_driver_root", "bridge")
 _log = structlog.get_logger()
 
 
-class Fate:
+class FileFate:
     """What became of the configuration file the last time that it was looked at, for people and metrics."""
 
     def __init__(self) -> None:
@@ -43,7 +43,9 @@ class Fate:
         """The file, where it isn't the one of the start."""
 
 
-async def follow(settings: Settings, adopt: Callable[[Policy], None], fate: Fate, label: Label | None = None) -> None:
+async def follow(
+    settings: Settings, adopt: Callable[[Policy], None], fate: FileFate, label: Label | None = None
+) -> None:
     """Call ``adopt`` with each new policy, for ever. Without a file, SIGHUP only gets an answer in the log.
 
     Args:
@@ -126,7 +128,7 @@ async def _remember(choice: Choice, state_dir: Path, label: str) -> None:
 class _Current:
     """The policy in force, and the text that it came from: ``path``'s, or the empty one where that is None."""
 
-    def __init__(self, settings: Settings, path: Path | None, adopt: Callable[[Policy], None], fate: Fate) -> None:
+    def __init__(self, settings: Settings, path: Path | None, adopt: Callable[[Policy], None], fate: FileFate) -> None:
         self._settings, self.path, self._adopt, self._fate = settings, path, adopt, fate
         self._policy = settings.policy
         self._content: bytes | None = None
@@ -153,7 +155,7 @@ class _Current:
             self._content, self.fault = content, ""
             file = config.parse(content, str(self.path), strict=settings.strict_config)
             policy = config.policy(file, settings.given, settings.backend)
-        except config.UnreadableError as error:
+        except config.UnreadableConfigError as error:
             self._missed += 1
             # NVIDIA's config-manager takes the file away before it puts another there: only the second time means something.
             if asked or self._missed == 2:

@@ -11,11 +11,11 @@ import yaml
 from msgspec import Struct
 
 from gateway.doctor import cluster, drivers, gateways, kubelets, runtimes
-from gateway.doctor.snapshot import Snapshot
+from gateway.doctor.snapshot import Surveyed
 
 PAGES: Final = "docs/"
 Outcome = Literal["ok", "unseen", "warning", "error"]
-JUDGES: Final[Mapping[str, Callable[[Snapshot], str]]] = {
+JUDGES: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     **kubelets.CHECKS,
     **gateways.CHECKS,
     **drivers.CHECKS,
@@ -44,7 +44,7 @@ class Category(Struct, frozen=True, forbid_unknown_fields=True):
     checks: tuple[Check, ...]
 
 
-class Result(Struct, frozen=True, omit_defaults=True):
+class CheckResult(Struct, frozen=True, omit_defaults=True):
     """What became of one check. ``seen`` and what follows are empty where nothing was found, or what it needs can't be seen."""
 
     code: str
@@ -62,7 +62,7 @@ def categories() -> tuple[Category, ...]:
     return msgspec.convert(yaml.safe_load((Path(__file__).parent / "checks.yaml").read_bytes()), tuple[Category, ...])
 
 
-def judged(snapshot: Snapshot, ignored: Iterable[str] = ()) -> Iterator[Result]:
+def judged(snapshot: Surveyed, ignored: Iterable[str] = ()) -> Iterator[CheckResult]:
     """Judge a snapshot by every check that isn't ignored, in the order of the file."""
     left_out = set(ignored)
     for category in categories():
@@ -73,8 +73,8 @@ def judged(snapshot: Snapshot, ignored: Iterable[str] = ()) -> Iterator[Result]:
             said: dict[str, Any] = {"code": check.code, "category": category.category, "title": check.title}
             if seen:
                 page = f"{PAGES}{check.page}"
-                yield Result(**said, outcome=check.level, seen=seen, means=check.means, do=check.do, page=page)
+                yield CheckResult(**said, outcome=check.level, seen=seen, means=check.means, do=check.do, page=page)
             elif check.needs and getattr(snapshot, check.needs) in (None, (), {}):
-                yield Result(**said, outcome="unseen")
+                yield CheckResult(**said, outcome="unseen")
             else:
-                yield Result(**said, outcome="ok")
+                yield CheckResult(**said, outcome="ok")

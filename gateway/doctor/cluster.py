@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gateway.doctor.snapshot import Snapshot
+from gateway.doctor.snapshot import Surveyed
 
 _DRIVERS: Final = {"gpu.nvidia.com": "nvidia.com/", "gpu.amd.com": "amd.com/"}
 """DRA drivers of GPUs, and what the names of their vendor's resources begin with."""
 _VENDORS: Final = ("nvidia.com/", "amd.com/")
 
 
-def _dra(seen: Snapshot) -> str:
+def _dra(seen: Surveyed) -> str:
     offered = {name for name, count in _offered(seen).items() if count}
     both = sorted(
         driver
@@ -22,7 +22,7 @@ def _dra(seen: Snapshot) -> str:
     return f"{', '.join(both)} is registered with the kubelet, beside {', '.join(sorted(offered))}" if both else ""
 
 
-def _dead(seen: Snapshot) -> str:
+def _dead(seen: Surveyed) -> str:
     if seen.node is None or not seen.statuses:
         return ""
     dead = sorted(
@@ -33,7 +33,7 @@ def _dead(seen: Snapshot) -> str:
     return f"the node has {', '.join(dead)} with 0, and no gateway offers that" if dead else ""
 
 
-def _unseen(seen: Snapshot) -> str:
+def _unseen(seen: Surveyed) -> str:
     if seen.node is None:
         return ""
     missing = [
@@ -44,21 +44,21 @@ def _unseen(seen: Snapshot) -> str:
     return "; ".join(missing)
 
 
-def _no_class(seen: Snapshot) -> str:
+def _no_class(seen: Surveyed) -> str:
     runtime = seen.runtime
     if seen.runtime_classes is None or runtime is None or not runtime.nvidia or runtime.default:
         return ""
     return "" if "nvidia" in seen.runtime_classes else "there is no RuntimeClass nvidia"
 
 
-def _offered(seen: Snapshot) -> dict[str, int]:
+def _offered(seen: Surveyed) -> dict[str, int]:
     """What the serving gateways say that the kubelet can give out."""
     return {
         one.name: one.allocatable for status in seen.statuses for one in status.resources if not one.standing_by_for
     }
 
 
-CHECKS: Final[Mapping[str, Callable[[Snapshot], str]]] = {
+CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0501": _dra,
     "DPG0502": _dead,
     "DPG0503": _unseen,

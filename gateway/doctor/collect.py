@@ -24,10 +24,10 @@ from adapters import checkpoint
 from adapters.dialect import MalformedError
 from devices.filewatch import NotPlainError, read_plain
 from gateway.doctor.snapshot import (
-    Checkpoint,
-    Kubelet,
-    Node,
-    Nvml,
+    CheckpointSeen,
+    DeviceNodeSeen,
+    KubeletProcess,
+    NvmlSeen,
     Pci,
     Process,
     Runtime,
@@ -67,25 +67,25 @@ def socket_dir(path: Path) -> SocketDir:
     return SocketDir(str(path), listening=frozenset(n for n in sockets if listens(path / n)), names=names)
 
 
-def kubelet_checkpoint(path: Path) -> Checkpoint | None:
+def kubelet_checkpoint(path: Path) -> CheckpointSeen | None:
     """Read the kubelet's checkpoint; None where there is none."""
     try:
         checkpoint.read(read_plain(path, checkpoint.MAX_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, NotPlainError, MalformedError) as error:
-        return Checkpoint(f"{path}: {str(error) or 'it is no plain file'}")
-    return Checkpoint()
+        return CheckpointSeen(f"{path}: {str(error) or 'it is no plain file'}")
+    return CheckpointSeen()
 
 
-def kubelets(root: Path) -> tuple[Kubelet, ...]:
+def kubelets(root: Path) -> tuple[KubeletProcess, ...]:
     """Find the kubelets among the processes that can be seen."""
     found = []
     for folder in _processes(root):
         name = _text(folder / "comm").strip()
         if name in _KUBELETS:
             arguments = tuple(part for part in _text(folder / "cmdline").split("\0") if part)
-            found.append(Kubelet(int(folder.name), arguments))
+            found.append(KubeletProcess(int(folder.name), arguments))
     return tuple(found)
 
 
@@ -174,16 +174,16 @@ def modules(root: Path) -> frozenset[str] | None:
     return frozenset(name for name in ("nvidia", "nouveau", "amdgpu") if (folder / name).is_dir())
 
 
-def nvml() -> Nvml:
+def nvml() -> NvmlSeen:
     """Ask NVIDIA's library, in a thread: it may hang, and then so may whoever asks."""
-    found: list[Nvml] = []
+    found: list[NvmlSeen] = []
     thread = threading.Thread(target=lambda: found.append(_nvml()), daemon=True, name="nvml")
     thread.start()
     thread.join(_NVML_WITHIN)
-    return found[0] if found else Nvml("silent", f"NVML has not answered for {_NVML_WITHIN:g} s")
+    return found[0] if found else NvmlSeen("silent", f"NVML has not answered for {_NVML_WITHIN:g} s")
 
 
-def nodes(root: Path, gpus_there: int, *, tried: bool) -> tuple[Node, ...] | None:
+def nodes(root: Path, gpus_there: int, *, tried: bool) -> tuple[DeviceNodeSeen, ...] | None:
     """Look at NVIDIA's device nodes, and (``tried``) open them as who uses them does; None where /dev can't be seen."""
     dev = root / "dev"
     if not dev.is_dir():
@@ -242,26 +242,26 @@ def dra_drivers(kubelet_dir: Path) -> frozenset[str] | None:
     return frozenset(names)
 
 
-def _nvml() -> Nvml:
+def _nvml() -> NvmlSeen:
     import pynvml  # noqa: PLC0415 - it is asked on nodes with NVIDIA GPUs alone
 
     try:
         pynvml.nvmlInit()
         try:
-            return Nvml("well", gpus=int(pynvml.nvmlDeviceGetCount()))
+            return NvmlSeen("well", gpus=int(pynvml.nvmlDeviceGetCount()))
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         states: Mapping[int, Any] = {_MISMATCH: "mismatch", _WITHOUT_LIBRARY: "missing"}
-        return Nvml(states.get(error.value, "failed"), f"NVML: {error}")
+        return NvmlSeen(states.get(error.value, "failed"), f"NVML: {error}")
 
 
-def _node(root: Path, path: Path, *, tried: bool) -> Node:
+def _node(root: Path, path: Path, *, tried: bool) -> DeviceNodeSeen:
     shown = f"/{path.relative_to(root)}"
     try:
         info = path.stat()
     except OSError:
-        return Node(shown, there=False)
+        return DeviceNodeSeen(shown, there=False)
     refused, linked = False, None
     if stat.S_ISCHR(info.st_mode):
         if (root / "dev/char").is_dir():
@@ -272,7 +272,7 @@ def _node(root: Path, path: Path, *, tried: bool) -> Node:
                 os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         except OSError as error:
             refused = error.errno in {errno.EPERM, errno.EACCES}
-    return Node(shown, refused=refused, linked=linked)
+    return DeviceNodeSeen(shown, refused=refused, linked=linked)
 
 
 def _containerd(path: str, content: Mapping[str, Any]) -> Runtime:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from gateway.doctor.snapshot import Nvml, Pci, Snapshot
+from gateway.doctor.snapshot import NvmlSeen, Pci, Surveyed
 
 _NVIDIA: Final = "0x10de"
 _AMD: Final = "0x1002"
@@ -13,23 +13,23 @@ _SYS_ADMIN: Final = 1 << 21
 _VIRTUAL: Final = "vfio-pci"
 
 
-def _nvidia_unloaded(seen: Snapshot) -> str:
+def _nvidia_unloaded(seen: Surveyed) -> str:
     if seen.modules is None or "nvidia" in seen.modules or _nouveau(seen):
         return ""
     return _listed("NVIDIA GPUs", _gpus(seen, _NVIDIA), "and the module nvidia isn't loaded")
 
 
-def _library_missing(seen: Snapshot) -> str:
+def _library_missing(seen: Surveyed) -> str:
     nvml = _nvml(seen)
     return nvml.message if nvml and nvml.state == "missing" and not _unwatchable(seen) else ""
 
 
-def _mismatch(seen: Snapshot) -> str:
+def _mismatch(seen: Surveyed) -> str:
     nvml = _nvml(seen)
     return nvml.message if nvml and nvml.state == "mismatch" else ""
 
 
-def _unwatchable(seen: Snapshot) -> str:
+def _unwatchable(seen: Surveyed) -> str:
     if not seen.monitors_mig:
         return ""
     for one in seen.processes:
@@ -38,25 +38,25 @@ def _unwatchable(seen: Snapshot) -> str:
     return ""
 
 
-def _failing(seen: Snapshot) -> str:
+def _failing(seen: Surveyed) -> str:
     nvml = _nvml(seen)
     if nvml is None or nvml.state not in {"failed", "silent"} or _closed(seen):
         return ""
     return nvml.message
 
 
-def _nodes_missing(seen: Snapshot) -> str:
+def _nodes_missing(seen: Surveyed) -> str:
     missing = [one.path for one in seen.nodes or () if not one.there]
     loaded = seen.modules is not None and "nvidia" in seen.modules
     return f"missing: {', '.join(missing)}" if missing and loaded and _gpus(seen, _NVIDIA) else ""
 
 
-def _closed(seen: Snapshot) -> str:
+def _closed(seen: Surveyed) -> str:
     refused = [one.path for one in seen.nodes or () if one.refused]
     return f"not permitted: {', '.join(refused)}" if refused else ""
 
 
-def _lost(seen: Snapshot) -> str:
+def _lost(seen: Surveyed) -> str:
     nvml = _nvml(seen)
     there = [one for one in _gpus(seen, _NVIDIA) if one.driver == "nvidia"]
     if nvml is None or nvml.state != "well" or nvml.gpus >= len(there):
@@ -64,31 +64,31 @@ def _lost(seen: Snapshot) -> str:
     return f"{len(there)} are on the bus, NVML has {nvml.gpus}"
 
 
-def _nouveau(seen: Snapshot) -> str:
+def _nouveau(seen: Surveyed) -> str:
     return _listed("nouveau has", [one for one in _gpus(seen, _NVIDIA) if one.driver == "nouveau"])
 
 
-def _amd_unloaded(seen: Snapshot) -> str:
+def _amd_unloaded(seen: Surveyed) -> str:
     without = [one for one in _gpus(seen, _AMD) if not one.driver]
     if seen.modules is None or "amdgpu" in seen.modules:
         return ""
     return _listed("AMD GPUs", without, "and the module amdgpu isn't loaded")
 
 
-def _hidden(seen: Snapshot) -> str:
+def _hidden(seen: Surveyed) -> str:
     taken = [one for one in _gpus(seen, _AMD) if one.driver == "amdgpu"]
     return _listed("amdgpu has", taken, "and KFD shows none") if seen.kfd_gpus == 0 else ""
 
 
-def _virtual(seen: Snapshot) -> str:
+def _virtual(seen: Surveyed) -> str:
     return _listed("vfio-pci has", [one for one in seen.gpus or () if one.driver == _VIRTUAL])
 
 
-def _gpus(seen: Snapshot, vendor: str) -> list[Pci]:
+def _gpus(seen: Surveyed, vendor: str) -> list[Pci]:
     return [one for one in seen.gpus or () if one.vendor == vendor and one.driver != _VIRTUAL]
 
 
-def _nvml(seen: Snapshot) -> Nvml | None:
+def _nvml(seen: Surveyed) -> NvmlSeen | None:
     """What NVML said, where there is something for it to say."""
     loaded = seen.modules is None or "nvidia" in seen.modules
     return seen.nvml if loaded and _gpus(seen, _NVIDIA) else None
@@ -99,7 +99,7 @@ def _listed(what: str, gpus: Iterable[Pci], then: str = "") -> str:
     return f"{what} {addresses} {then}".strip() if addresses else ""
 
 
-CHECKS: Final[Mapping[str, Callable[[Snapshot], str]]] = {
+CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0301": _nvidia_unloaded,
     "DPG0302": _library_missing,
     "DPG0303": _mismatch,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from devices.life.states import State
-from devices.model import Kind
-from gateway.doctor.snapshot import Snapshot
+from devices.model import TroubleKind
+from gateway.doctor.snapshot import Surveyed
 from gateway.kubelet import drift
-from gateway.telling.status import Resource
+from gateway.telling.status import ResourceStatus
 from gateway.telling.wanting import wanting
 
 _LEAST_BYTES: Final = 16 * 1024 * 1024
@@ -18,33 +18,33 @@ _LEAST_FILES: Final = 4096
 _NEARLY: Final = 0.9
 _LATE: Final = 0.1
 """Seconds: what decides after a kubelet's start whether the node is seen without devices."""
-_DOUBLED: Final = drift.Kind.DOUBLED.value
+_DOUBLED: Final = drift.MismatchKind.DOUBLED.value
 _OLDEST: Final = 1_735_689_600.0
 """2025: no clock that is right was ever before this program."""
 _AHEAD: Final = 86_400.0
-_HANDS: Final = (Kind.RESET_REQUIRED.value, Kind.UNKNOWN.value)
+_HANDS: Final = (TroubleKind.RESET_REQUIRED.value, TroubleKind.UNKNOWN.value)
 
 
-def _none(seen: Snapshot) -> str:
+def _none(seen: Surveyed) -> str:
     if seen.statuses or seen.silent or seen.alive:
         return ""
     return f"none in {seen.state_dir.path}, and none in {seen.socket_dir.path}"
 
 
-def _hanging(seen: Snapshot) -> str:
+def _hanging(seen: Surveyed) -> str:
     return _joined(f"{path}: {why}" for path, why in seen.silent.items())
 
 
-def _unserved(seen: Snapshot) -> str:
+def _unserved(seen: Surveyed) -> str:
     return _joined(f"{name}: {why}" for name, why in wanting(seen.statuses).items())
 
 
-def _unwritable(seen: Snapshot) -> str:
+def _unwritable(seen: Surveyed) -> str:
     folder = seen.state_dir
     return f"{folder.path} can't be written to" if folder.there and not folder.writable else ""
 
 
-def _full(seen: Snapshot) -> str:
+def _full(seen: Surveyed) -> str:
     folder = seen.state_dir
     if folder.free_bytes is not None and folder.free_bytes < _LEAST_BYTES:
         return f"{folder.path}: {folder.free_bytes // 1024} KiB are free"
@@ -53,13 +53,13 @@ def _full(seen: Snapshot) -> str:
     return ""
 
 
-def _damaged(seen: Snapshot) -> str:
+def _damaged(seen: Surveyed) -> str:
     return seen.state_dir.complaint or _joined(
         f"{one.ledger.put_aside} was put aside" for one in seen.statuses if one.ledger.put_aside
     )
 
 
-def _apart(seen: Snapshot) -> str:
+def _apart(seen: Surveyed) -> str:
     known = {one.token for one in seen.statuses} | {path.rpartition("/")[2][:8] for path in seen.silent}
     apart = sorted(seen.alive - known)
     if not apart or not known:
@@ -69,15 +69,15 @@ def _apart(seen: Snapshot) -> str:
     )
 
 
-def _unsaved(seen: Snapshot) -> str:
+def _unsaved(seen: Surveyed) -> str:
     return _joined(f"{one.ledger.path}: {one.ledger.error}" for one in seen.statuses if not one.ledger.writable)
 
 
-def _settings(seen: Snapshot) -> str:
+def _settings(seen: Surveyed) -> str:
     return seen.settings
 
 
-def _rejected(seen: Snapshot) -> str:
+def _rejected(seen: Surveyed) -> str:
     return _joined(
         f"{one.configuration.path}: {one.configuration.error}"
         for one in seen.statuses
@@ -85,15 +85,15 @@ def _rejected(seen: Snapshot) -> str:
     )
 
 
-def _doubled(seen: Snapshot) -> str:
+def _doubled(seen: Surveyed) -> str:
     return _joined(one.words for resource in _resources(seen) for one in resource.drift if one.kind == _DOUBLED)
 
 
-def _drifted(seen: Snapshot) -> str:
+def _drifted(seen: Surveyed) -> str:
     return _joined(one.words for resource in _resources(seen) for one in resource.drift if one.kind != _DOUBLED)
 
 
-def _ill(seen: Snapshot) -> str:
+def _ill(seen: Surveyed) -> str:
     return _joined(
         f"{device.id} ({one.name}) is {device.state}: {device.reason}"
         for one in _resources(seen)
@@ -102,14 +102,14 @@ def _ill(seen: Snapshot) -> str:
     )
 
 
-def _instances(seen: Snapshot) -> str:
+def _instances(seen: Surveyed) -> str:
     used = sum(one.instances for one in seen.processes)
     if seen.inotify_most is None or used < _NEARLY * seen.inotify_most:
         return ""
     return f"{used} of {seen.inotify_most} are in use (fs.inotify.max_user_instances)"
 
 
-def _files(seen: Snapshot) -> str:
+def _files(seen: Surveyed) -> str:
     for one in seen.processes:
         if one.most_files is not None and one.most_files < _LEAST_FILES:
             return f"process {one.pid} may open {one.most_files}"
@@ -118,15 +118,15 @@ def _files(seen: Snapshot) -> str:
     return ""
 
 
-def _throttled(seen: Snapshot) -> str:
+def _throttled(seen: Surveyed) -> str:
     return _joined(f"process {one.pid} was held {one.throttled} times" for one in seen.processes if one.throttled)
 
 
-def _killed(seen: Snapshot) -> str:
+def _killed(seen: Surveyed) -> str:
     return _joined(f"{one.killed} kills in the container of process {one.pid}" for one in seen.processes if one.killed)
 
 
-def _clock(seen: Snapshot) -> str:
+def _clock(seen: Surveyed) -> str:
     if seen.now < _OLDEST:
         return f"it says {seen.now:.0f} seconds since 1970, which is before this program was made"
     written = seen.state_dir.written
@@ -135,17 +135,17 @@ def _clock(seen: Snapshot) -> str:
     return ""
 
 
-def _hindered(seen: Snapshot) -> str:
+def _hindered(seen: Surveyed) -> str:
     return _joined(f"{one.source}: {one.reason}" for status in seen.statuses for one in status.hindrances)
 
 
-def _late(seen: Snapshot) -> str:
+def _late(seen: Surveyed) -> str:
     return _joined(
         f"gateway {one.token}: {one.lag_s * 1000:.0f} ms late" for one in seen.statuses if one.lag_s >= _LATE
     )
 
 
-def _resources(seen: Snapshot) -> Iterator[Resource]:
+def _resources(seen: Surveyed) -> Iterator[ResourceStatus]:
     """Those that a gateway serves, or should: who stands by for another knows less."""
     for status in seen.statuses:
         yield from (one for one in status.resources if not one.standing_by_for)
@@ -155,7 +155,7 @@ def _joined(found: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(found))
 
 
-CHECKS: Final[Mapping[str, Callable[[Snapshot], str]]] = {
+CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0201": _none,
     "DPG0202": _hanging,
     "DPG0203": _unserved,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gateway.doctor.snapshot import Snapshot
+from gateway.doctor.snapshot import Surveyed
 
 _KUBELET: Final = "kubelet.sock"
 _REGISTRAR: Final = "-reg.sock"
@@ -17,17 +17,17 @@ _ON_BY_DEFAULT: Final = 10
 _POD_RESOURCES: Final = 13
 
 
-def _missing(seen: Snapshot) -> str:
+def _missing(seen: Surveyed) -> str:
     folder = seen.socket_dir
     return f"there is no folder {folder.path}" if folder.state == "missing" else ""
 
 
-def _stale(seen: Snapshot) -> str:
+def _stale(seen: Surveyed) -> str:
     folder = seen.socket_dir
     return f"{folder.path} has been deleted: no name leads to it" if folder.state == "stale" else ""
 
 
-def _silent(seen: Snapshot) -> str:
+def _silent(seen: Surveyed) -> str:
     folder = seen.socket_dir
     if folder.state != "there" or _registry(seen) or _KUBELET in folder.listening:
         return ""
@@ -35,7 +35,7 @@ def _silent(seen: Snapshot) -> str:
     return f"{folder.path}/{_KUBELET}: {there}"
 
 
-def _elsewhere(seen: Snapshot) -> str:
+def _elsewhere(seen: Surveyed) -> str:
     for kubelet in seen.kubelets:
         root = _flag(kubelet.arguments, "root-dir")
         if root and root.rstrip("/") != _ROOT and not seen.pod_resources:
@@ -43,18 +43,18 @@ def _elsewhere(seen: Snapshot) -> str:
     return ""
 
 
-def _registry(seen: Snapshot) -> str:
+def _registry(seen: Surveyed) -> str:
     folder = seen.socket_dir
     foreign = sorted(name for name in folder.names if name.endswith(_REGISTRAR))
     return f"{folder.path} has {foreign[0]} and no {_KUBELET}" if foreign and _KUBELET not in folder.names else ""
 
 
-def _other(seen: Snapshot) -> str:
+def _other(seen: Surveyed) -> str:
     others = sorted(name for name in seen.socket_dir.listening if name.startswith(_OTHERS))
     return f"somebody listens on {', '.join(others)} in {seen.socket_dir.path}" if others else ""
 
 
-def _pod_resources(seen: Snapshot) -> str:
+def _pod_resources(seen: Surveyed) -> str:
     if seen.pod_resources is not False or _elsewhere(seen) or seen.socket_dir.state != "there":
         return ""
     return (
@@ -64,23 +64,23 @@ def _pod_resources(seen: Snapshot) -> str:
     )
 
 
-def _unreadable(seen: Snapshot) -> str:
+def _unreadable(seen: Surveyed) -> str:
     return seen.checkpoint.complaint if seen.checkpoint else ""
 
 
-def _next(seen: Snapshot) -> str:
+def _next(seen: Surveyed) -> str:
     return seen.release.unkept if seen.release else ""
 
 
-def _bugs(seen: Snapshot) -> str:
+def _bugs(seen: Surveyed) -> str:
     return "; ".join(seen.release.mended) if seen.release else ""
 
 
-def _unknown(seen: Snapshot) -> str:
+def _unknown(seen: Surveyed) -> str:
     return seen.release.unknown if seen.release else ""
 
 
-def _switched_off(seen: Snapshot) -> str:
+def _switched_off(seen: Surveyed) -> str:
     if not seen.release or not 0 < seen.release.minor < _ON_BY_DEFAULT:
         return ""
     for kubelet in seen.kubelets:
@@ -97,7 +97,7 @@ def _flag(arguments: tuple[str, ...], name: str) -> str:
     return ""
 
 
-CHECKS: Final[Mapping[str, Callable[[Snapshot], str]]] = {
+CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0101": _missing,
     "DPG0102": _stale,
     "DPG0103": _silent,

@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from gateway.doctor import collect
-from gateway.doctor.snapshot import ApiNode, Nvml, Release, Snapshot
+from gateway.doctor.snapshot import ApiNode, NvmlSeen, Release, Surveyed
 from gateway.handover import instance
 from gateway.kubelet.watch import listens
 from gateway.kubernetes import access, client
-from gateway.telling.status import Status
+from gateway.telling.status import GatewayStatus
 
 _WITHIN: Final = 5.0
 """Seconds that the API server has for each answer."""
@@ -35,7 +35,7 @@ class Places(Struct, frozen=True, kw_only=True):
 class Told(Struct, frozen=True, kw_only=True):
     """What is known before the look: the gateways' own words, and the settings that they would have here."""
 
-    statuses: tuple[Status, ...] = ()
+    statuses: tuple[GatewayStatus, ...] = ()
     silent: Mapping[str, str] = {}
     settings: str = ""
     strategies: frozenset[str] = frozenset({"envvar"})
@@ -54,8 +54,8 @@ def look(
     told: Told,
     cluster: Cluster,
     release: Callable[[str], Release | None],
-    nvml: Callable[[], Nvml] | None = None,
-) -> Snapshot:
+    nvml: Callable[[], NvmlSeen] | None = None,
+) -> Surveyed:
     """Look at everything once. ``release`` says what is known of a kubelet's version; without ``nvml`` that isn't asked.
 
     From a container with the host's files in a folder, the host's devices and libraries can't be judged by use.
@@ -65,7 +65,7 @@ def look(
     of_nvidia = sum(one.vendor == "0x10de" for one in gpus or ())
     seen = collect.socket_dir(places.socket_dir)
     there = seen.state == "there"
-    return Snapshot(
+    return Surveyed(
         now=time.time(),
         socket_dir=seen,
         checkpoint=collect.kubelet_checkpoint(places.socket_dir / _CHECKPOINT) if there else None,

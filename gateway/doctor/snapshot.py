@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gateway.telling.status import Status
+from gateway.telling.status import GatewayStatus
 
 
 class SocketDir(Struct, frozen=True):
@@ -19,13 +19,13 @@ class SocketDir(Struct, frozen=True):
     names: frozenset[str] = frozenset()
 
 
-class Checkpoint(Struct, frozen=True):
+class CheckpointSeen(Struct, frozen=True):
     """The kubelet's checkpoint; ``complaint`` says why it can't be read."""
 
     complaint: str = ""
 
 
-class Kubelet(Struct, frozen=True):
+class KubeletProcess(Struct, frozen=True):
     """A process that is, or holds, a kubelet, with what it was started with."""
 
     pid: int
@@ -82,7 +82,7 @@ class Pci(Struct, frozen=True):
     driver: str = ""
 
 
-class Nvml(Struct, frozen=True):
+class NvmlSeen(Struct, frozen=True):
     """What NVIDIA's library said."""
 
     state: Literal["well", "missing", "mismatch", "failed", "silent"]
@@ -90,7 +90,7 @@ class Nvml(Struct, frozen=True):
     gpus: int = 0
 
 
-class Node(Struct, frozen=True):
+class DeviceNodeSeen(Struct, frozen=True):
     """A device node: whether it is there, how opening it failed, and whether /dev/char has a link to it."""
 
     path: str
@@ -118,16 +118,16 @@ class ApiNode(Struct, frozen=True):
     allocatable: Mapping[str, int] = {}
 
 
-class Snapshot(Struct, frozen=True, kw_only=True):
+class Surveyed(Struct, frozen=True, kw_only=True):
     """All that was seen. Times are unix seconds."""
 
     now: float
     socket_dir: SocketDir
-    checkpoint: Checkpoint | None = None
+    checkpoint: CheckpointSeen | None = None
     pod_resources: bool | None = None
-    kubelets: tuple[Kubelet, ...] = ()
+    kubelets: tuple[KubeletProcess, ...] = ()
     release: Release | None = None
-    statuses: tuple[Status, ...] = ()
+    statuses: tuple[GatewayStatus, ...] = ()
     silent: Mapping[str, str] = {}
     alive: frozenset[str] = frozenset()
     """Tokens of the gateways that live, by their locks in the socket folder."""
@@ -141,8 +141,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     processes: tuple[Process, ...] = ()
     gpus: tuple[Pci, ...] | None = None
     modules: frozenset[str] | None = None
-    nvml: Nvml | None = None
-    nodes: tuple[Node, ...] | None = None
+    nvml: NvmlSeen | None = None
+    nodes: tuple[DeviceNodeSeen, ...] | None = None
     kfd_gpus: int | None = None
     runtime: Runtime | None = None
     cdi_files: Mapping[str, str] = {}

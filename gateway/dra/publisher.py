@@ -18,7 +18,7 @@ from msgspec import Struct
 from gateway.dra import slices
 from gateway.dra.slices import Change, Pool, Slice
 from gateway.kubernetes.client import KubernetesError, Patch
-from gateway.kubernetes.watch import Kind, Watch, pause
+from gateway.kubernetes.watch import ChangeKind, Watch, pause
 
 if TYPE_CHECKING:
     from gateway.dra.offer import Offer
@@ -142,11 +142,11 @@ class Publisher:
     async def _look(self) -> None:
         watch = Watch(self._api, f"{self._server.path}/resourceslices", Slice, fields=f"spec.nodeName={self._node}")
         async for change in watch.changes():
-            if change.kind is Kind.WHOLE:
+            if change.kind is ChangeKind.WHOLE:
                 self._there = {one.metadata.name: one for one in change.objects}
             elif self._there is not None:
                 [one] = change.objects
-                if change.kind is Kind.DELETED:
+                if change.kind is ChangeKind.DELETED:
                     self._there.pop(one.metadata.name, None)
                 else:
                     self._there[one.metadata.name] = one

@@ -71,7 +71,7 @@ class Say(Enum):
 # Events.
 
 
-class Asked(Struct, frozen=True):
+class Wanted(Struct, frozen=True):
     """The heir wants the resource. ``first``: it may register, or does, before our streams have ended."""
 
     first: bool
@@ -89,7 +89,7 @@ class Stood(Struct, frozen=True):
     standing: Standing
 
 
-class Fired(Struct, frozen=True):
+class WaitOver(Struct, frozen=True):
     """The wait is over. ``could_serve``: we could, were it not for this partner (``could_serve`` below)."""
 
     could_serve: bool
@@ -99,7 +99,7 @@ class Unserved(Struct, frozen=True):
     """The kubelet's records have lacked the resource for a while, although the partner is to serve it and we could."""
 
 
-Event = Asked | Heard | Stood | Fired | Unserved
+Event = Wanted | Heard | Stood | WaitOver | Unserved
 
 
 # Actions.
@@ -111,13 +111,13 @@ class Tell(Struct, frozen=True):
     say: Say
 
 
-class Wait(Struct, frozen=True):
-    """Send ``Fired`` after so many seconds; forget an earlier wait. None: don't."""
+class SetWait(Struct, frozen=True):
+    """Send ``WaitOver`` after so many seconds; forget an earlier wait. None: don't."""
 
     seconds: float | None
 
 
-class Outcome(Enum):
+class HandoverOutcome(Enum):
     """How a handover of a resource went, to be counted. The values are what people read."""
 
     DONE = "done"
@@ -133,11 +133,11 @@ class Outcome(Enum):
 class Note(Struct, frozen=True):
     """Count and log it."""
 
-    outcome: Outcome
+    outcome: HandoverOutcome
 
 
-class Renew(Struct, frozen=True):
+class RegisterAgain(Struct, frozen=True):
     """Register once more."""
 
 
-Action = Tell | Wait | Note | Renew
+Action = Tell | SetWait | Note | RegisterAgain

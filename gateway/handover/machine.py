@@ -33,19 +33,19 @@ from msgspec.structs import replace
 
 from gateway.handover.events import (
     Action,
-    Asked,
     Event,
-    Fired,
+    HandoverOutcome,
     Heard,
     Note,
-    Outcome,
-    Renew,
+    RegisterAgain,
     Say,
+    SetWait,
     Standing,
     Stood,
     Tell,
     Unserved,
-    Wait,
+    WaitOver,
+    Wanted,
 )
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def step(state: State, event: Event) -> Step:
     return state, actions
 
 
-def _to(state: State, stage: Elder | Heir, *says: Say, note: Outcome | None = None) -> Step:
+def _to(state: State, stage: Elder | Heir, *says: Say, note: HandoverOutcome | None = None) -> Step:
     """Enter a stage: each has its own wait."""
     if stage not in {Elder.CONFIRMED, Elder.CHECKING}:
         state = replace(state, doubted=False, crossed=state.crossed and stage is Elder.PROMISED)
@@ -200,7 +200,7 @@ def _to(state: State, stage: Elder | Heir, *says: Say, note: Outcome | None = No
         state = replace(state, failures=min(state.failures + 1, MOST_FAILURES))
     state = replace(state, stage=stage, busy=False, asked=0)
     noted = (Note(note),) if note is not None else ()
-    return state, (Wait(_patience(state)), *(Tell(say) for say in says), *noted)
+    return state, (SetWait(_patience(state)), *(Tell(say) for say in says), *noted)
 
 
 def _patience(state: State) -> float | None:
@@ -229,7 +229,7 @@ def _patience(state: State) -> float | None:
 
 def _elder(state: State, event: Event) -> Step:
     match event:
-        case Asked(first):
+        case Wanted(first):
             return _asked(state, first=first)
         case Heard(Say.GOING):
             return _going(state)
@@ -238,13 +238,13 @@ def _elder(state: State, event: Event) -> Step:
                 return state, ()
             if state.stage in {Elder.TAKEN, Elder.RESTING}:
                 return _mine(state)
-            return _to(state, Elder.CONFIRMED, note=None if state.stage is Elder.CHECKING else Outcome.DONE)
+            return _to(state, Elder.CONFIRMED, note=None if state.stage is Elder.CHECKING else HandoverOutcome.DONE)
         case Heard(Say.RELEASED):
             if state.stage in {Elder.APART, Elder.RESTING}:
                 return state, ()
-            return _to(state, Elder.RESTING, note=None if state.stage is Elder.TAKEN else Outcome.BACK)
+            return _to(state, Elder.RESTING, note=None if state.stage is Elder.TAKEN else HandoverOutcome.BACK)
         case Heard(Say.BUSY) if state.stage in {Elder.REVOKING, Elder.CHECKING}:
-            return replace(state, busy=True), (Wait(BUSY_AGAIN),)
+            return replace(state, busy=True), (SetWait(BUSY_AGAIN),)
         case Heard():
             return state, ()
         case Stood(now):
@@ -255,13 +255,13 @@ def _elder(state: State, event: Event) -> Step:
             if state.crossed and state.stage is not Elder.PROMISED and now in _FREE:
                 return replace(state, crossed=False), (Tell(Say.ANEW),)
             return state, ()
-        case Fired():
+        case WaitOver():
             return _elder_waited(state, could_serve=event.could_serve)
         case Unserved():
             if state.stage is not Elder.CONFIRMED:
                 return state, ()
             if state.doubted:  # It said that it serves, and the records say the same as before.
-                return _to(state, Elder.TAKEN, Say.MINE, note=Outcome.BACK)
+                return _to(state, Elder.TAKEN, Say.MINE, note=HandoverOutcome.BACK)
             return _to(replace(state, doubted=True), Elder.CHECKING, Say.REVOKE)
 
 
@@ -305,20 +305,20 @@ def _elder_waited(state: State, *, could_serve: bool) -> Step:
         case Elder.ENDING if state.standing is not Standing.BUSY:  # A stream that doesn't end: nobody reads it.
             return _to(state, Elder.LENT, Say.YOURS)
         case Elder.PROMISED if state.standing is not Standing.BUSY:
-            return _to(state, Elder.TAKEN, Say.MINE, note=Outcome.BACK)
+            return _to(state, Elder.TAKEN, Say.MINE, note=HandoverOutcome.BACK)
         case Elder.LENT if could_serve:
             return _to(state, Elder.REVOKING, Say.REVOKE)
         case Elder.CONFIRMED if could_serve:
             return _to(replace(state, doubted=False), Elder.CHECKING, Say.REVOKE)
         case Elder.ENDING | Elder.PROMISED | Elder.LENT | Elder.CONFIRMED:
-            return state, (Wait(_patience(state)),)
+            return state, (SetWait(_patience(state)),)
         case Elder.REVOKING | Elder.CHECKING if state.busy and state.asked * BUSY_AGAIN < BUSY_WAIT:
-            return replace(state, busy=False, asked=state.asked + 1), (Wait(ANSWER_WAIT), Tell(Say.REVOKE))
+            return replace(state, busy=False, asked=state.asked + 1), (SetWait(ANSWER_WAIT), Tell(Say.REVOKE))
         case Elder.REVOKING | Elder.CHECKING:
-            return _to(state, Elder.TAKEN, Say.MINE, note=Outcome.BACK)
+            return _to(state, Elder.TAKEN, Say.MINE, note=HandoverOutcome.BACK)
         case Elder.TAKEN:
             # Once more, and no more: what a stopped heir doesn't read would end the connection some day.
-            return state, (Tell(Say.MINE), Wait(None))
+            return state, (Tell(Say.MINE), SetWait(None))
         case Elder.RESTING:
             return _to(state, Elder.APART)
         case _:
@@ -334,19 +334,19 @@ def _heir(state: State, event: Event) -> Step:
             return _heir_heard(state, say)
         case Stood(now):
             return _heir_stood(state, now)
-        case Fired(could_serve):
+        case WaitOver(could_serve):
             if state.stage in {Heir.ASKING, Heir.WAITING}:
-                return _to(state, Heir.TRYING, Say.GOING, note=Outcome.ALONE)
+                return _to(state, Heir.TRYING, Say.GOING, note=HandoverOutcome.ALONE)
             if state.stage is Heir.SERVED:
                 return replace(state, failures=0), ()
             if state.stage is not Heir.RESTING:
                 return state, ()
-            return _to(state, Heir.ASKING, Say.ASK) if could_serve else (state, (Wait(_patience(state)),))
+            return _to(state, Heir.ASKING, Say.ASK) if could_serve else (state, (SetWait(_patience(state)),))
         case Unserved():
             if state.stage is Heir.WAITING:  # Its Register is in flight, or it hangs: nothing is ended for ours.
-                return _to(state, Heir.TRYING, Say.GOING, note=Outcome.ALONE)
+                return _to(state, Heir.TRYING, Say.GOING, note=HandoverOutcome.ALONE)
             return _to(state, Heir.ASKING, Say.ASK) if state.stage is Heir.RESTING else (state, ())
-        case Asked():
+        case Wanted():
             return state, ()
 
 
@@ -358,7 +358,7 @@ def _heir_heard(state: State, say: Say) -> Step:
         case Say.FIRST | Say.YOURS if asking:
             return _to(state, Heir.TRYING)
         case Say.ANEW if state.stage is Heir.SERVED:
-            return state, (Renew(),)
+            return state, (RegisterAgain(),)
         case Say.MINE | Say.REVOKE if state.stage is Heir.RESTING:
             return state, (Tell(Say.RELEASED),)
         case Say.MINE if state.stage is not Heir.RETURNING:
@@ -378,11 +378,11 @@ def _heir_heard(state: State, say: Say) -> Step:
 def _heir_stood(state: State, now: Standing) -> Step:
     match state.stage:
         case Heir.TRYING | Heir.GIVING if now is Standing.SERVING:
-            return _to(state, Heir.SERVED, Say.SERVING, note=Outcome.DONE)
+            return _to(state, Heir.SERVED, Say.SERVING, note=HandoverOutcome.DONE)
         case Heir.TRYING | Heir.SERVED if now in _UNABLE:
             return _give_back(state)
         case Heir.GIVING | Heir.RETURNING if now in _FREE:
-            return _to(state, Heir.RESTING, Say.RELEASED, note=Outcome.BACK)
+            return _to(state, Heir.RESTING, Say.RELEASED, note=HandoverOutcome.BACK)
         case _:
             return state, ()
 
@@ -390,5 +390,5 @@ def _heir_stood(state: State, now: Standing) -> Step:
 def _give_back(state: State) -> Step:
     """Stand by, and say so when it is true."""
     if state.standing in _FREE:
-        return _to(state, Heir.RESTING, Say.RELEASED, note=Outcome.BACK)
+        return _to(state, Heir.RESTING, Say.RELEASED, note=HandoverOutcome.BACK)
     return _to(state, Heir.RETURNING)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gateway.age import Age
     from gateway.handover.events import Say
     from gateway.handover.machine import State
-    from gateway.wires.control import Connection
+    from gateway.wires.control import ControlConnection
 
 AGAIN: Final = 5.0
 """Seconds before a gateway with which a conversation failed is spoken to again, doubled for each failure in a row."""
@@ -30,7 +30,7 @@ _MAX_REMEMBERED: Final = 64
 class Partner:
     """One other gateway, the conversation with it, and where each resource stands between us."""
 
-    def __init__(self, age: Age, connection: Connection) -> None:
+    def __init__(self, age: Age, connection: ControlConnection) -> None:
         self.age, self.connection = age, connection
         self.states: dict[str, State] = {}
         self.timers: dict[str, asyncio.TimerHandle] = {}

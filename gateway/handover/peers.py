@@ -13,7 +13,7 @@ from devices.model import Health
 from gateway.age import Doubt, elder_should_wait
 from gateway.handover import instance, standby
 from gateway.handover.ability import Ability
-from gateway.handover.events import Outcome, Standing, standing
+from gateway.handover.events import HandoverOutcome, Standing, standing
 from gateway.handover.leases import Leases
 from gateway.handover.standby import Standby
 from gateway.handover.talk import Handover
@@ -22,7 +22,7 @@ from gateway.kubelet.watch import listens
 from gateway.registration import events
 from gateway.registration.events import Phase
 from gateway.registration.registrar import warm_up
-from gateway.tally import Check
+from gateway.tally import Confirmation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -53,7 +53,7 @@ UPDATE_AGAIN = 5.0
 _log = structlog.get_logger()
 
 
-class Lists(Protocol):
+class OfferedLists(Protocol):
     """The lists of this gateway, as far as they depend on the others."""
 
     @property
@@ -96,7 +96,7 @@ class Peers:
         scribe: Scribe,
         holdings: Holdings,
         resources: Mapping[str, Resource],
-        lists: Callable[[], Lists],
+        lists: Callable[[], OfferedLists],
         ending: Callable[[], bool],
         tally: Tally,
         tasks: Tasks,
@@ -206,7 +206,7 @@ class Peers:
         self._talked = {age for age in peers if age in self._talked or self.handover.talks_to(age)}
         self._silent = set(peers) - self._talked  # Who is about to end doesn't talk any more, and has given all away.
         for resource in self._resources.values() if gone else ():
-            if resource.checked is Check.UNKNOWN and resource.state.phase is Phase.SERVING:
+            if resource.checked is Confirmation.UNKNOWN and resource.state.phase is Phase.SERVING:
                 resource.feed(events.Renew("another gateway ended, and this kubelet doesn't tell whom it holds"))
 
     def _served_by(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
@@ -244,7 +244,7 @@ class Peers:
             return
         doubt = Doubt(resource.cuts, standby.names_of(other, standby.names_in(self._settings.socket_dir)))
         self.doubts.setdefault(name, {})[other] = doubt
-        self._tally.handover("elder", Outcome.BACK.value)
+        self._tally.handover("elder", HandoverOutcome.BACK.value)
         _log.warning(
             "taking it back: the kubelet's records show no device of it",
             resource=name,

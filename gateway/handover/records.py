@@ -17,7 +17,7 @@ _MOST_UNKNOWN = 7
 """Looks in a row that showed nothing at all, as far as they are counted: the longest pause is 32 s."""
 
 
-class Records(Struct, frozen=True):
+class RecordsSeen(Struct, frozen=True):
     """What the kubelet's own records showed of a resource that we stand by for. Times are in monotonic seconds."""
 
     lacking_since: float | None = None
@@ -29,12 +29,12 @@ class Records(Struct, frozen=True):
     unknown: int = 0
     """How many looks in a row showed nothing at all."""
 
-    def look(self, now: float, *, shown: bool | None) -> Records:
+    def look(self, now: float, *, shown: bool | None) -> RecordsSeen:
         """Take what one look showed; None: nothing could be known."""
         if shown is None:
             return replace(self, unknown=min(self.unknown + 1, _MOST_UNKNOWN))
         if shown:
-            return Records(seen=True)
+            return RecordsSeen(seen=True)
         return replace(self, lacking_since=now if self.lacking_since is None else self.lacking_since, unknown=0)
 
     def unserved(self, now: float, devices: int) -> bool:

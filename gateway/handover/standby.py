@@ -2,7 +2,7 @@
 
 Only what is stood by for is looked at, a few times a second until it is shown. After that a gateway that talks to us is
 trusted until the kubelet starts anew (it says when it can't serve), and one that doesn't is looked after every second.
-``Records`` decides when that was long enough; what follows then is the shell's.
+``RecordsSeen`` decides when that was long enough; what follows then is the shell's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import structlog
 from msgspec.structs import replace
 
 from devices.model import Health
-from gateway.handover.records import LOOK, Records
+from gateway.handover.records import LOOK, RecordsSeen
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import listens
 from gateway.registration.events import Phase
@@ -68,7 +68,7 @@ class Standby:
 
     def __init__(self, own: Own, socket_dir: Path, pod_resources: Path, checkpoint: Path) -> None:
         self._own, self._socket_dir, self._pod_resources, self._checkpoint = own, socket_dir, pod_resources, checkpoint
-        self._records: dict[str, Records] = {}
+        self._records: dict[str, RecordsSeen] = {}
         self._since_ns = 0
         self._failed = False
         self._wake = asyncio.Event()
@@ -96,18 +96,18 @@ class Standby:
     def began(self, resource: str) -> None:
         """Take notice that another gateway is to serve a resource from now on."""
         self._since_ns = time.time_ns()
-        self._records[resource] = Records()
+        self._records[resource] = RecordsSeen()
         self._wake.set()
 
     def kubelet_up(self, since_ns: int) -> None:
         """Take notice of a new kubelet, whose socket was made at ``since_ns`` (unix time): it knows nobody yet."""
         self._since_ns = since_ns
-        self._records = dict.fromkeys(self._records, Records())
+        self._records = dict.fromkeys(self._records, RecordsSeen())
         self._wake.set()
 
     def lacking(self, resource: str, now: float) -> float:
         """Return for how many seconds the kubelet's records have lacked a resource that we stand by for."""
-        since = self._records.get(resource, Records()).lacking_since
+        since = self._records.get(resource, RecordsSeen()).lacking_since
         return 0.0 if since is None else now - since
 
     def _wait(self, resource: Resource) -> float | None:
@@ -116,7 +116,7 @@ class Standby:
         if resource.state.phase is not Phase.STANDBY:
             self._records.pop(name, None)
             return LOOK if self._own.doubts.get(name) else None
-        return self._records.setdefault(name, Records()).again(talks=self._own.talks(resource))
+        return self._records.setdefault(name, RecordsSeen()).again(talks=self._own.talks(resource))
 
     async def _look(self) -> None:
         own, records = self._own, self._records

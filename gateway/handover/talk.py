@@ -22,19 +22,19 @@ from gateway.handover import machine as succession
 from gateway.handover import message
 from gateway.handover.events import (
     Action,
-    Asked,
     Event,
-    Fired,
+    HandoverOutcome,
     Heard,
     Note,
-    Outcome,
-    Renew,
+    RegisterAgain,
     Say,
+    SetWait,
     Standing,
     Stood,
     Tell,
     Unserved,
-    Wait,
+    WaitOver,
+    Wanted,
 )
 from gateway.handover.machine import DEFERRING, Elder, Heir
 from gateway.handover.partner import MAX_RESOURCES, Partner, Rests, remember
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from types import UnionType
 
     from adapters.dialect import Level
-    from gateway.wires.control import Connection
+    from gateway.wires.control import ControlConnection
 
 CONNECT_TIME: Final = 1.0
 """Seconds that an elder's socket is given to take our connection. The kernel does that for it, at once, so that what takes
@@ -95,7 +95,7 @@ class Handover:
         age: our own.
         state_dir: where the control sockets of this node's gateways are.
         holder: our own registrations.
-        count: takes the side ("elder" or "heir") and the outcome (a ``Outcome`` in words) of each handover.
+        count: takes the side ("elder" or "heir") and the outcome (a ``HandoverOutcome`` in words) of each handover.
     """
 
     def __init__(self, age: Age, state_dir: Path, holder: Holder, count: Callable[[str, str], None]) -> None:
@@ -129,7 +129,7 @@ class Handover:
                     await self._answered.wait()
             return True
 
-    async def serve(self, connection: Connection, request: Mapping[str, Any]) -> None:
+    async def serve(self, connection: ControlConnection, request: Mapping[str, Any]) -> None:
         """Hand over to a younger gateway: the control server's handler of ``OP``. Returns when the lease is over.
 
         Raises:
@@ -271,7 +271,7 @@ class Handover:
         if say is not Say.ASK:
             return Heard(say)
         level = self._holder.level(resource) if self._standing(resource) is Standing.SERVING else None
-        return Asked(first=succession.register_first(level, late=late))
+        return Wanted(first=succession.register_first(level, late=late))
 
     def _part(self, partner: Partner) -> None:
         """End the leases that hang on this connection. What serves now, and who, the shell looks at anew."""
@@ -286,7 +286,7 @@ class Handover:
         self._rest(partner.age)
         for resource, state in partner.states.items():
             if state.unsettled:
-                self._note(partner, resource, Outcome.LOST)
+                self._note(partner, resource, HandoverOutcome.LOST)
         self._events.append(self._look)
         self._run()
 
@@ -355,7 +355,7 @@ class Handover:
             match action:
                 case Tell(say):
                     partner.say(say, resource)
-                case Wait(seconds):
+                case SetWait(seconds):
                     if (timer := partner.timers.pop(resource, None)) is not None:
                         timer.cancel()
                     if seconds is not None:
@@ -363,11 +363,11 @@ class Handover:
                         partner.timers[resource] = loop.call_later(seconds, self._fire, partner, resource)
                 case Note(outcome):
                     self._note(partner, resource, outcome)
-                case Renew():
+                case RegisterAgain():
                     self._holder.renew(resource)
 
     def _fire(self, partner: Partner, resource: str) -> None:
-        self._feed(partner, resource, Fired(self._could_serve(partner, resource)))
+        self._feed(partner, resource, WaitOver(self._could_serve(partner, resource)))
 
     def _could_serve(
         self, partner: Partner, resource: str, sides: type[Elder | Heir] | UnionType = Elder | Heir
@@ -381,7 +381,7 @@ class Handover:
         kubelet = resource in self._holder.names() and self._holder.kubelet_listens()
         return succession.could_serve(partner.states[resource], others, kubelet=kubelet)
 
-    def _note(self, partner: Partner, resource: str, outcome: Outcome) -> None:
+    def _note(self, partner: Partner, resource: str, outcome: HandoverOutcome) -> None:
         side = "heir" if partner.age < self._age else "elder"
         self._count(side, outcome.value)
         _log.info("handover", side=side, outcome=outcome.value, resource=resource, peer=partner.age.token)

@@ -50,7 +50,7 @@ MOST_EARLIER: Final = 8
 """How many earlier holders of one device are told apart; of the others it is known that there are some."""
 
 
-class Kind(Enum):
+class MismatchKind(Enum):
     """What differs. The values are what metrics and people call it."""
 
     FORGOTTEN = "forgotten"
@@ -63,7 +63,7 @@ class Kind(Enum):
 class Finding(Struct, frozen=True):
     """Something that differs: which devices (sorted), and what a person should know."""
 
-    kind: Kind
+    kind: MismatchKind
     device_ids: tuple[str, ...]
     words: str
 
@@ -207,7 +207,7 @@ class Drift(Struct, frozen=True):
                 doubled[device_id] = f" ({who} before a kubelet's start, {now} since)"
             else:
                 lost[device_id] = f" (then held by {who})"
-        about = ((Kind.DOUBLED, doubled), (Kind.FORGOTTEN, lost))
+        about = ((MismatchKind.DOUBLED, doubled), (MismatchKind.FORGOTTEN, lost))
         return (*(self._finding(kind, devices) for kind, devices in about if devices), *self._differs)
 
     @property
@@ -229,7 +229,9 @@ class Drift(Struct, frozen=True):
 
     def avoid(self, now: float) -> tuple[str, ...]:
         """Name the devices to be given last, the least bad ones first: ill of late, forgotten, not well."""
-        bad = self._unwell.union(*(finding.device_ids for finding in self._differs if finding.kind is Kind.SURPLUS))
+        bad = self._unwell.union(
+            *(finding.device_ids for finding in self._differs if finding.kind is MismatchKind.SURPLUS)
+        )
         forgotten = self.forgotten.keys() - bad
         ill = {device_id for device_id, since in self._ill.items() if now - since < ILL_FOR} - forgotten - bad
         return (*sorted(ill), *sorted(forgotten), *sorted(bad))
@@ -314,40 +316,43 @@ class Drift(Struct, frozen=True):
         held = (view.held or {}).get(self.resource, {})
         if unlisted := held.keys() - self._listed:
             yield self._finding(
-                Kind.UNLISTED, {device_id: f" (held by {held[device_id]!r:.160})" for device_id in unlisted}
+                MismatchKind.UNLISTED, {device_id: f" (held by {held[device_id]!r:.160})" for device_id in unlisted}
             )
         if view.allocatable is None or now - self._to_book < BOOKED_AFTER:
             return
         healthy, allocatable = self._listed - self._unwell, view.allocatable.get(self.resource, frozenset())
-        for kind, differing in ((Kind.WITHHELD, healthy - allocatable), (Kind.SURPLUS, allocatable - healthy)):
+        for kind, differing in (
+            (MismatchKind.WITHHELD, healthy - allocatable),
+            (MismatchKind.SURPLUS, allocatable - healthy),
+        ):
             if differing:
                 yield self._finding(kind, dict.fromkeys(differing, ""))
 
-    def _finding(self, kind: Kind, about: Mapping[str, str]) -> Finding:
+    def _finding(self, kind: MismatchKind, about: Mapping[str, str]) -> Finding:
         device_ids = tuple(sorted(about))
         some = [f"{device_id!r:.80}{about[device_id]}" for device_id in device_ids[:3]]
         rest = [f"{len(about) - 3} more"] if len(about) > 3 else []
         return Finding(kind, device_ids, _WORDS[kind].format(resource=self.resource, devices=", ".join([*some, *rest])))
 
 
-_WORDS: Mapping[Kind, str] = {
-    Kind.FORGOTTEN: (
+_WORDS: Mapping[MismatchKind, str] = {
+    MismatchKind.FORGOTTEN: (
         "the kubelet lost its memory of devices of {resource} that were held before its start: {devices}. A container that "
         "ran through it may still use them: see to those pods, then say `gateway forget`"
     ),
-    Kind.DOUBLED: (
+    MismatchKind.DOUBLED: (
         "devices of {resource} are perhaps in two pods at once: {devices}. The kubelet lost its memory of who held them, and gave "
         "them away again: end one of the pods, then say `gateway forget` for each device"
     ),
-    Kind.UNLISTED: (
+    MismatchKind.UNLISTED: (
         "pods hold devices of {resource} that aren't in the list: {devices}. Bring them back into the configuration, or end "
         "those pods"
     ),
-    Kind.WITHHELD: (
+    MismatchKind.WITHHELD: (
         "the kubelet would not give devices of {resource} that are listed as healthy: {devices}. If that stays, another "
         "plugin serves the resource, or the kubelet needs a restart"
     ),
-    Kind.SURPLUS: (
+    MismatchKind.SURPLUS: (
         "the kubelet would give devices of {resource} that aren't listed as healthy: {devices}. If that stays, another "
         "plugin serves the resource, or the kubelet needs a restart"
     ),

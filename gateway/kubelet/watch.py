@@ -96,7 +96,7 @@ def _names(folder: Path) -> frozenset[str]:
         return frozenset()
 
 
-class Watch:
+class FolderWatch:
     """Watches one socket directory and the gateways' folder in it, and calls back on the event loop.
 
     Args:

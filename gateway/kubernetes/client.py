@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from gateway.kubernetes.access import AccessError, Trust
-from gateway.kubernetes.wire import AwayError, Connection, NoAnswerError
+from gateway.kubernetes.wire import Connection, NoAnswerError, ServerAwayError
 
 if TYPE_CHECKING:
     import h11
@@ -212,7 +212,9 @@ class Client:
             async with asyncio.timeout(min(CONNECT, seconds)):
                 return await Connection.open(self.access, self._trust.context())
         except TimeoutError as error:
-            raise AwayError(f"no connection to {self.access.host}:{self.access.port} within {CONNECT:g} s") from error
+            raise ServerAwayError(
+                f"no connection to {self.access.host}:{self.access.port} within {CONNECT:g} s"
+            ) from error
 
     async def _send(self, connection: Connection, method: str, path: str, content: bytes, kind: str) -> h11.Response:
         headers = [
@@ -286,7 +288,7 @@ async def _within(seconds: float, what: str) -> AsyncIterator[None]:
 
 
 def _unanswered(what: str, error: Exception) -> KubernetesError:
-    return KubernetesError(what, 0, str(error), away=isinstance(error, AwayError | AccessError))
+    return KubernetesError(what, 0, str(error), away=isinstance(error, ServerAwayError | AccessError))
 
 
 def _refusal(what: str, answer: h11.Response, text: bytes) -> KubernetesError:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
     from gateway.kubernetes.client import Client
     from gateway.kubernetes.keeper import Serving
-    from gateway.kubernetes.node import Node
+    from gateway.kubernetes.node import NodeObject
 
 AGAIN: Final = 10.0
 """Seconds until what failed is begun again."""
@@ -58,6 +58,6 @@ class Features:
             if self._settings.writes_node:
                 tasks.create_task(Keeper(gateway, api, own).run())
 
-    def _take_label(self, found: Node) -> None:
+    def _take_label(self, found: NodeObject) -> None:
         if self.label is not None and self._settings.choice is not None:
             self.label.say(found.metadata.labels.get(self._settings.choice.label, ""))

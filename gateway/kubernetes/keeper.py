@@ -18,7 +18,7 @@ from gateway.kubernetes import events, node, ready, watch
 from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.kubernetes.events import Queue
 from gateway.registration.events import Phase
-from gateway.tally import Check
+from gateway.tally import Confirmation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.drift import Finding
     from gateway.kubernetes.client import Client
-    from gateway.kubernetes.node import Node, OwnNode
-    from gateway.kubernetes.ready import NodeResource, Verdict
+    from gateway.kubernetes.node import NodeObject, OwnNode
+    from gateway.kubernetes.ready import NodeReadiness, NodeResource
     from gateway.registration.registrar import Resource
 
 LOOK: Final = 2.0
@@ -127,7 +127,7 @@ class Keeper:
         else:
             self._failed.pop(step.__name__, None)
 
-    def _verdict(self, own: Node, *, was: bool) -> Verdict | None:
+    def _verdict(self, own: NodeObject, *, was: bool) -> NodeReadiness | None:
         """Judge; None where another gateway serves, and says so."""
         standings = list(self._standings())
         if standings and all(one.elsewhere for one in standings):
@@ -157,7 +157,7 @@ class Keeper:
             await self._api.patch(self._path, taints, Patch.JSON)
             _log.info("start-up taint removed", key=key)
 
-    def _counts(self, verdict: Verdict, *, was: bool) -> bool:
+    def _counts(self, verdict: NodeReadiness, *, was: bool) -> bool:
         """Say whether the verdict is to be written: one that takes readiness away, once it has been so for a while."""
         now = time.monotonic()
         if verdict.ready:
@@ -175,7 +175,7 @@ class Keeper:
                 sum(entry.device.health is Health.HEALTHY for entry in entries.values()),
                 served=resource.state.phase is Phase.SERVING,
                 looked=resource.checked is not None,
-                lacking=resource.checked is Check.LACKING,
+                lacking=resource.checked is Confirmation.LACKING,
                 elsewhere=resource.standing_by_for is not None,
             )
 

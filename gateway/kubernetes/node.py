@@ -12,18 +12,18 @@ from msgspec import Struct, field
 
 from gateway.kubernetes import access, watch
 from gateway.kubernetes.client import Client, KubernetesError
-from gateway.kubernetes.watch import Kind, Watch
+from gateway.kubernetes.watch import ChangeKind, Watch
 
 if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
 
-__all__ = ["Condition", "KubernetesError", "Node", "Taint", "client", "label", "path"]
+__all__ = ["Condition", "KubernetesError", "NodeObject", "Taint", "client", "label", "path"]
 
 MANAGER: Final = "device-plugin-gateway"
 NODES: Final = "/api/v1/nodes"
 
 
-class Metadata(Struct, frozen=True):
+class NodeMetadata(Struct, frozen=True):
     """Of a node."""
 
     name: str = ""
@@ -50,25 +50,25 @@ class Condition(Struct, frozen=True):
     message: str = ""
 
 
-class Spec(Struct, frozen=True):
+class NodeSpec(Struct, frozen=True):
     """Of a node."""
 
     taints: tuple[Taint, ...] = ()
 
 
-class Status(Struct, frozen=True):
+class NodeConditions(Struct, frozen=True):
     """Of a node."""
 
     allocatable: dict[str, str] = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
 
 
-class Node(Struct, frozen=True):
+class NodeObject(Struct, frozen=True):
     """What is wanted of a node."""
 
-    metadata: Metadata
-    spec: Spec = Spec()
-    status: Status = Status()
+    metadata: NodeMetadata
+    spec: NodeSpec = NodeSpec()
+    status: NodeConditions = NodeConditions()
 
 
 def client(settings: Settings) -> Client:
@@ -98,7 +98,7 @@ async def label(settings: Settings, name: str, seconds: float) -> str:
         while True:
             left = ends - asyncio.get_running_loop().time()
             try:
-                found = await api.get(path(settings), Node, seconds=max(left, 0.1))
+                found = await api.get(path(settings), NodeObject, seconds=max(left, 0.1))
                 return found.metadata.labels.get(name, "")
             except KubernetesError as error:
                 wait = watch.pause(error, failures, random.random())  # noqa: S311 - no secret
@@ -115,15 +115,15 @@ class OwnNode:
     """
 
     def __init__(self, api: Client, settings: Settings) -> None:
-        self.watch = Watch(api, NODES, Node, name=settings.node_name)
-        self.last: Node | None = None
-        self.told: list[Callable[[Node], None]] = []
+        self.watch = Watch(api, NODES, NodeObject, name=settings.node_name)
+        self.last: NodeObject | None = None
+        self.told: list[Callable[[NodeObject], None]] = []
 
     async def run(self) -> None:
         """Follow it, for ever."""
         async with contextlib.aclosing(self.watch.changes()) as changes:
             async for change in changes:
-                if change.kind is not Kind.DELETED and change.objects:
+                if change.kind is not ChangeKind.DELETED and change.objects:
                     self.last = change.objects[-1]
                     for tell in self.told:
                         tell(self.last)

@@ -17,7 +17,7 @@ from msgspec import Struct
 from gateway.wires.log import printable
 
 if TYPE_CHECKING:
-    from gateway.kubernetes.node import Condition, Node
+    from gateway.kubernetes.node import Condition, NodeObject
 
 CONDITION: Final = "nvidia.com/GPUReady"
 """The condition's type."""
@@ -45,7 +45,7 @@ class NodeResource(Struct, frozen=True):
     elsewhere: bool = False
 
 
-class Verdict(Struct, frozen=True):
+class NodeReadiness(Struct, frozen=True):
     """Whether the node is ready, and why: in a word, and in words for a person."""
 
     reason: str
@@ -57,7 +57,7 @@ class Verdict(Struct, frozen=True):
         return self.reason == READY
 
 
-def judge(resources: Sequence[NodeResource], node: Node, *, hindrance: str = "", was: bool) -> Verdict:
+def judge(resources: Sequence[NodeResource], node: NodeObject, *, hindrance: str = "", was: bool) -> NodeReadiness:
     """Decide, at one moment.
 
     Args:
@@ -69,11 +69,11 @@ def judge(resources: Sequence[NodeResource], node: Node, *, hindrance: str = "",
     """
     there = [one for one in resources if one.devices]
     if hindrance:
-        return Verdict("DevicesUnknown", hindrance)
+        return NodeReadiness("DevicesUnknown", hindrance)
     if not there:
-        return Verdict("NoDevices", "no GPU was found")
+        return NodeReadiness("NoDevices", "no GPU was found")
     if not any(one.healthy for one in there):
-        return Verdict("NoHealthyDevices", _each(there, "none is healthy"))
+        return NodeReadiness("NoHealthyDevices", _each(there, "none is healthy"))
     for reason, wrong, words in (
         (
             "NotRegistered",
@@ -88,28 +88,28 @@ def judge(resources: Sequence[NodeResource], node: Node, *, hindrance: str = "",
         ),
     ):
         if wrong:
-            return Verdict(reason, _each(wrong, words))
+            return NodeReadiness(reason, _each(wrong, words))
     unseen = [one for one in there if allocatable(node, one.name) < (min(1, one.healthy) if was else one.healthy)]
     if unseen:
         words = "; ".join(
             f"{one.name}: {allocatable(node, one.name)} of {one.healthy} are allocatable" for one in unseen
         )
-        return Verdict("NotAllocatable", words)
-    return Verdict(READY, "every resource is registered, verified and allocatable: " + _each(there, ""))
+        return NodeReadiness("NotAllocatable", words)
+    return NodeReadiness(READY, "every resource is registered, verified and allocatable: " + _each(there, ""))
 
 
-def allocatable(node: Node, resource: str) -> int:
+def allocatable(node: NodeObject, resource: str) -> int:
     """Say how many devices of a resource the API server shows as allocatable."""
     match = _QUANTITY.fullmatch(node.status.allocatable.get(resource, "0"))
     return int(match[1]) * _FACTORS[match[2]] if match else 0
 
 
-def current(node: Node) -> Condition | None:
+def current(node: NodeObject) -> Condition | None:
     """Find our condition."""
     return next((one for one in node.status.conditions if one.type == CONDITION), None)
 
 
-def condition(node: Node, verdict: Verdict, now: float) -> Mapping[str, Any] | None:
+def condition(node: NodeObject, verdict: NodeReadiness, now: float) -> Mapping[str, Any] | None:
     """Make the strategic merge patch of the node's status that says the verdict; None where it says so. ``now``: unix seconds."""
     status, message = str(verdict.ready), printable(verdict.message)[:_LONGEST]
     before = current(node)
@@ -122,7 +122,7 @@ def condition(node: Node, verdict: Verdict, now: float) -> Mapping[str, Any] | N
     return {"status": {"conditions": [said]}}
 
 
-def untaint(node: Node, key: str) -> Sequence[Mapping[str, Any]]:
+def untaint(node: NodeObject, key: str) -> Sequence[Mapping[str, Any]]:
     """Make the JSON patch that takes the taints of a key away, unless they are others by then; empty where there is none."""
     patch: list[Mapping[str, Any]] = []
     for index, taint in reversed(list(enumerate(node.spec.taints))):

@@ -39,7 +39,7 @@ _GONE: Final = 410
 _log = structlog.get_logger()
 
 
-class Kind(Enum):
+class ChangeKind(Enum):
     """What a change is."""
 
     WHOLE = "WHOLE"
@@ -49,10 +49,10 @@ class Kind(Enum):
     DELETED = "DELETED"
 
 
-class Change(Struct, Generic[T], frozen=True):
+class ObjectChange(Struct, Generic[T], frozen=True):
     """One change: all objects for WHOLE, else one."""
 
-    kind: Kind
+    kind: ChangeKind
     objects: tuple[T, ...]
 
 
@@ -109,7 +109,7 @@ class Watch(Generic[T]):
         self.trouble = "not asked yet"
         """Why nothing is known of what happens now; empty while the watch goes on."""
 
-    async def changes(self) -> AsyncGenerator[Change[T], None]:
+    async def changes(self) -> AsyncGenerator[ObjectChange[T], None]:
         """Give all objects, and then each change; after a gap all of them again."""
         while True:
             error: KubernetesError | None = None
@@ -132,7 +132,7 @@ class Watch(Generic[T]):
             await asyncio.sleep(pause(error, self._failures, random.random()))  # noqa: S311 - no secret
             self._failures += 1
 
-    async def _everything(self) -> Change[T]:
+    async def _everything(self) -> ObjectChange[T]:
         if not self._name:
             found, self._version = await self._api.list(
                 self._path,
@@ -140,13 +140,13 @@ class Watch(Generic[T]):
                 fields=self._query.get("fieldSelector", ""),
                 labels=self._query.get("labelSelector", ""),
             )
-            return Change(Kind.WHOLE, tuple(found))
+            return ObjectChange(ChangeKind.WHOLE, tuple(found))
         what = f"GET {self._path}/{self._name}"
         text = await self._api.get(f"{self._path}/{self._name}", msgspec.Raw)
         self._version = client.decoded(bytes(text), _Versioned, what).metadata.resource_version
-        return Change(Kind.WHOLE, (client.decoded(bytes(text), self._kind, what),))
+        return ObjectChange(ChangeKind.WHOLE, (client.decoded(bytes(text), self._kind, what),))
 
-    async def _events(self) -> AsyncGenerator[Change[T], None]:
+    async def _events(self) -> AsyncGenerator[ObjectChange[T], None]:
         """Give changes until the server ends the watch."""
         query = {
             "watch": "1",
@@ -164,7 +164,7 @@ class Watch(Generic[T]):
                     if change is not None:
                         yield change
 
-    def _change(self, event: _Event) -> Change[T] | None:
+    def _change(self, event: _Event) -> ObjectChange[T] | None:
         what = f"watch of {self._path}"
         if event.type == "ERROR":
             error = client.decoded(bytes(event.object), _Error, what)
@@ -174,10 +174,10 @@ class Watch(Generic[T]):
         if event.type == "BOOKMARK":
             return None
         try:
-            kind = Kind(event.type)
+            kind = ChangeKind(event.type)
         except ValueError:
             return None  # of a later Kubernetes
-        return Change(kind, (client.decoded(bytes(event.object), self._kind, what),))
+        return ObjectChange(kind, (client.decoded(bytes(event.object), self._kind, what),))
 
     def _well(self) -> None:
         if self.trouble:

@@ -41,7 +41,7 @@ class NoAnswerError(Exception):
     """What came was no whole answer."""
 
 
-class AwayError(NoAnswerError):
+class ServerAwayError(NoAnswerError):
     """Nobody was reached who could have been asked."""
 
 
@@ -70,7 +70,7 @@ class Connection:
             except OSError as error:  # of which TLS's are
                 problem = error
         else:
-            raise AwayError(f"no connection to {access.host}:{access.port}: {problem}") from problem
+            raise ServerAwayError(f"no connection to {access.host}:{access.port}: {problem}") from problem
         peer: socket.socket = writer.get_extra_info("socket")
         with contextlib.suppress(OSError):
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -151,5 +151,5 @@ async def _addresses(host: str) -> Sequence[str]:
             _resolver, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         )
     except OSError as error:
-        raise AwayError(f"the name {host} has no address: {error}") from error
+        raise ServerAwayError(f"the name {host} has no address: {error}") from error
     return [str(one[4][0]) for one in found[:_ADDRESSES]]

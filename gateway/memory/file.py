@@ -43,7 +43,7 @@ class LedgerError(Exception):
     """The ledger could not be read or written. The message says what became of it and what to do."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class ReadFile(msgspec.Struct, frozen=True):
     """A file that is there: what is sound of it, and what is not."""
 
     identity: Identity | None
@@ -70,7 +70,7 @@ def identity_of(path: Path) -> Identity | None:
         return None
 
 
-def read(path: Path) -> Found | None:
+def read(path: Path) -> ReadFile | None:
     """Read the file; None where there is none. Links are not followed, and a pipe isn't waited for.
 
     Raises:
@@ -81,7 +81,7 @@ def read(path: Path) -> Found | None:
         try:
             info = os.fstat(descriptor)
             if not stat.S_ISREG(info.st_mode):
-                return Found(None, complaint="it is no regular file")
+                return ReadFile(None, complaint="it is no regular file")
             if info.st_mode & 0o077:
                 with contextlib.suppress(OSError):
                     os.fchmod(descriptor, 0o600)
@@ -95,8 +95,8 @@ def read(path: Path) -> Found | None:
     except OSError as error:
         if error.errno in _NOT_NOW:
             raise
-        return Found(None, complaint=error.strerror or str(error))
-    return Found(_identity(info), content, complaint)
+        return ReadFile(None, complaint=error.strerror or str(error))
+    return ReadFile(_identity(info), content, complaint)
 
 
 @contextlib.contextmanager

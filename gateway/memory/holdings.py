@@ -125,7 +125,7 @@ class _Asked:
 
 
 class Memory:
-    """What is known and remembered of one resource's devices, beyond its list (a ``serve.Memory``)."""
+    """What is known and remembered of one resource's devices, beyond its list (a ``serve.DeviceMemory``)."""
 
     def __init__(
         self,

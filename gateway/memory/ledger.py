@@ -23,7 +23,7 @@ from devices.model import Device
 from gateway.kubelet.drift import Earlier
 from gateway.memory import file, mend
 from gateway.memory.claimed import Claimed
-from gateway.memory.file import Found, LedgerError
+from gateway.memory.file import LedgerError, ReadFile
 from gateway.memory.rows import (
     FORMAT,
     MAX_TEXT,
@@ -44,7 +44,7 @@ from gateway.sides.table import Side
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class LedgerSnapshot(msgspec.Struct, frozen=True):
     """The ledger at one moment, to be written elsewhere than on the event loop."""
 
     data: bytes
@@ -96,7 +96,7 @@ class Ledger:
         """
         self.take(self.look())
 
-    def look(self) -> Found | OSError | None:
+    def look(self) -> ReadFile | OSError | None:
         """Read the file: the part of ``load`` that blocks, which may run in any thread. None: there is nothing new."""
         self.exposure = file.close_to_others(self.path.parent)
         file.sweep(self.path)
@@ -107,7 +107,7 @@ class Ledger:
         except OSError as error:
             return error
 
-    def take(self, found: Found | OSError | None) -> None:
+    def take(self, found: ReadFile | OSError | None) -> None:
         """Take what ``look`` found: the other part of ``load``."""
         if isinstance(found, OSError):
             self._tables.revision += 1
@@ -124,13 +124,13 @@ class Ledger:
                 f"expected a state file of format {FORMAT} in {self.path}: {found.complaint}; {self._put_aside_in_words()}"
             )
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> LedgerSnapshot:
         """Return what ``save`` needs. The only part of a write that must run on the event loop."""
-        return Snapshot(
+        return LedgerSnapshot(
             file.encode(self._tables.spelled()), dict(self._tables.changes), self._base, self._tables.revision
         )
 
-    def save(self, snapshot: Snapshot) -> Written:
+    def save(self, snapshot: LedgerSnapshot) -> Written:
         """Replace the file, durably. Blocks: about 0.4 ms on a good disk, and at most a second for the other gateway.
 
         Where the lock can't be had in that time, its holder is stopped or no gateway, and what must be durable can't wait
@@ -156,7 +156,7 @@ class Ledger:
             )
         return written
 
-    def settle(self, snapshot: Snapshot, written: Written) -> None:
+    def settle(self, snapshot: LedgerSnapshot, written: Written) -> None:
         """Take note of a ``save`` that succeeded: its changes are on disk, and what another gateway wrote is ours, too."""
         done = snapshot.changes
         self._tables.changes = {
@@ -338,7 +338,7 @@ class Ledger:
 
     # The file.
 
-    def _write(self, snapshot: Snapshot) -> Written:
+    def _write(self, snapshot: LedgerSnapshot) -> Written:
         """Write the snapshot, or, where the file isn't the one it is built on, what the file holds and its changes."""
         data, content, aside, complaint = snapshot.data, None, "", ""
         if file.identity_of(self.path) not in {None, snapshot.base} and (found := file.read(self.path)) is not None:

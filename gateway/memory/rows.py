@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from devices.life.merging import Sticky
-from devices.model import Device, Health, Kind, Trouble
+from devices.model import Device, Health, Trouble, TroubleKind
 from gateway.kubelet.drift import MOST_EARLIER, Earlier
 
 FORMAT = 1
@@ -92,7 +92,7 @@ def device_row(device: Device) -> Content:
 
 def illness_of(_: str, row: Content) -> Sticky:
     """Read a row of ``sticky``."""
-    return Sticky(Trouble(row["reason"], Kind.named(row["kind"])), float(row["at"]), row["boot_id"])
+    return Sticky(Trouble(row["reason"], TroubleKind.named(row["kind"])), float(row["at"]), row["boot_id"])
 
 
 def illness_row(illness: Sticky) -> Content:

@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 from msgspec import Struct
 
-from gateway.memory.file import Found, LedgerError
+from gateway.memory.file import LedgerError, ReadFile
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
 
@@ -33,7 +33,7 @@ _MOST_TOLD = 16
 _log = structlog.get_logger()
 
 
-class State(Struct, frozen=True):
+class FileState(Struct, frozen=True):
     """How the ledger is, for people and metrics. ``last_written`` is in unix seconds, 0 for never.
 
     ``pending`` counts changes that aren't known to be on disk, ``put_aside`` names the damaged file met last, ``exposed``
@@ -68,9 +68,9 @@ class Scribe:
         self._writes = 0
 
     @property
-    def state(self) -> State:
+    def state(self) -> FileState:
         """How the ledger is now."""
-        return State(
+        return FileState(
             path=self._ledger.path,
             writable=not self._error,
             last_error=self._error,
@@ -103,7 +103,7 @@ class Scribe:
         if self._ledger.exposure:
             _log.warning("the state directory is not private", reason=self._ledger.exposure)
 
-    async def _look(self) -> Found | OSError | None:
+    async def _look(self) -> ReadFile | OSError | None:
         """Read the file in a thread, once more where this gateway has written it meanwhile: that is newer."""
         while True:
             writes = self._writes

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from gateway.memory.file import Found
+from gateway.memory.file import ReadFile
 from gateway.memory.rows import Content
 
 Changes: TypeAlias = dict[tuple[str, ...], Any]
@@ -135,7 +135,7 @@ def apply(content: Content, changes: Changes) -> Content:
     return content
 
 
-def combine(found: Found, ours: Content, changes: Changes) -> Content:
+def combine(found: ReadFile, ours: Content, changes: Changes) -> Content:
     """Return what is to be remembered: a sound file and our changes; under a damaged one's remains lies all we know."""
     return apply(_laid_over(found.content, ours) if found.complaint else found.content, changes)
 

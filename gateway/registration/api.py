@@ -14,7 +14,7 @@ import grpc.aio
 from adapters.registry import DIALECTS
 from devices.model import Registration
 from gateway.kubelet.watch import target
-from gateway.registration.negotiate import SPOKEN_BY, Kind, classify
+from gateway.registration.negotiate import SPOKEN_BY, AnswerKind, classify
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ _ONE_OF_EACH_SERVICE: Final = tuple({one.registration_service: one for one in re
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Probed:
     """What a probe found. ``api`` is None where the kubelet's API is unknown; ``says`` holds its own words."""
 
     api: str | None
@@ -37,7 +37,7 @@ class Finding:
     """Whether the kubelet said anything at all."""
 
 
-async def ask(socket: Path, deadline: float = DEADLINE) -> Finding:
+async def ask(socket: Path, deadline: float = DEADLINE) -> Probed:
     """Probe the kubelet behind ``socket``: a Register for each service that there is, each with a deadline in seconds."""
     says: list[str] = []
     answered = False
@@ -46,16 +46,16 @@ async def ask(socket: Path, deadline: float = DEADLINE) -> Finding:
         code, details = await _register(socket, f"/{dialect.registration_service}/Register", request, deadline)
         says.append(f"{dialect.registration_service}: {code} {details}".strip())
         answer = classify(code, details)
-        answered = answer.kind is not Kind.NO_ANSWER
-        if answer.kind is Kind.OTHER_VERSION:
+        answered = answer.kind is not AnswerKind.NO_ANSWER
+        if answer.kind is AnswerKind.OTHER_VERSION:
             named = answer.supported or _of_those_who_do_not_say(dialect.registration_service)
             known = [name for name in named if name in SPOKEN_BY]
             if known:
-                return Finding(known[0], SPOKEN_BY[known[0]], says[-1])
-            return Finding(None, f"newer than this gateway: it speaks {', '.join(named)}", says[-1])
-        if answer.kind is not Kind.NO_SERVICE:
+                return Probed(known[0], SPOKEN_BY[known[0]], says[-1])
+            return Probed(None, f"newer than this gateway: it speaks {', '.join(named)}", says[-1])
+        if answer.kind is not AnswerKind.NO_SERVICE:
             break
-    return Finding(None, "unknown", "; ".join(says), answered)
+    return Probed(None, "unknown", "; ".join(says), answered)
 
 
 def _of_those_who_do_not_say(service: str) -> tuple[str, ...]:

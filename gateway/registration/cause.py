@@ -20,13 +20,13 @@ def cause(state: registration.State, event: events.Event) -> Cause | None:
             return Cause.KUBELET_START if news else None
         case events.Replied(_, code, details):
             match negotiate.classify(code, details).kind:
-                case negotiate.Kind.REPORTED:
+                case negotiate.AnswerKind.REPORTED:
                     return Cause.ERROR
-                case negotiate.Kind.NO_ANSWER if state.stream is None:  # Otherwise it called, and that counts.
+                case negotiate.AnswerKind.NO_ANSWER if state.stream is None:  # Otherwise it called, and that counts.
                     return Cause.ERROR
-                case negotiate.Kind.ACCEPTED if state.called and state.stream is None:
+                case negotiate.AnswerKind.ACCEPTED if state.called and state.stream is None:
                     return Cause.STREAM_ENDED
-                case negotiate.Kind.ACCEPTED if state.stream is not None and state.stale:
+                case negotiate.AnswerKind.ACCEPTED if state.stream is not None and state.stale:
                     return Cause.OPTIONS
                 case _:
                     return None

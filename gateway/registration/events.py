@@ -125,7 +125,7 @@ Event = (
 )  # fmt: skip
 
 
-class Offer(Struct, frozen=True):
+class SendRegister(Struct, frozen=True):
     """Make a fresh name for the socket and send one Register in ``dialect`` under it."""
 
     attempt: int
@@ -133,7 +133,7 @@ class Offer(Struct, frozen=True):
     name: str
 
 
-class CancelOffer(Struct, frozen=True):
+class CancelRegister(Struct, frozen=True):
     """Give up the Register in flight: it was for a kubelet that is gone."""
 
 
@@ -160,13 +160,13 @@ class EndStreams(Struct, frozen=True):
     """End all ListAndWatch streams of the resource from our side."""
 
 
-class Link(Struct, frozen=True):
+class LinkSocket(Struct, frozen=True):
     """Give the bound socket ``name`` in the socket directory (again)."""
 
     name: str
 
 
-class Unlink(Struct, frozen=True):
+class UnlinkSocket(Struct, frozen=True):
     """Take our ``name`` out of the socket directory."""
 
     name: str
@@ -184,4 +184,15 @@ class Report(Struct, frozen=True):
     details: str = ""
 
 
-Action = Offer | CancelOffer | SetTimer | CancelTimer | Heed | EndStreams | Link | Unlink | Verify | Report
+Action = (
+    SendRegister
+    | CancelRegister
+    | SetTimer
+    | CancelTimer
+    | Heed
+    | EndStreams
+    | LinkSocket
+    | UnlinkSocket
+    | Verify
+    | Report
+)

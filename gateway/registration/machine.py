@@ -23,7 +23,7 @@ from gateway.kubelet.identity import KubeletId
 from gateway.registration import negotiate
 from gateway.registration.events import (
     Action,
-    CancelOffer,
+    CancelRegister,
     CancelTimer,
     EndStreams,
     Event,
@@ -31,9 +31,8 @@ from gateway.registration.events import (
     Heed,
     KubeletUp,
     Lacking,
-    Link,
+    LinkSocket,
     NameLost,
-    Offer,
     Ours,
     Phase,
     Reached,
@@ -41,18 +40,19 @@ from gateway.registration.events import (
     Replied,
     Report,
     Resume,
+    SendRegister,
     SetTimer,
     StandBy,
     Stop,
     StreamEnded,
     StreamOpened,
     Timer,
-    Unlink,
+    UnlinkSocket,
     Verified,
     Verify,
     Withhold,
 )
-from gateway.registration.negotiate import Kind, Negotiation
+from gateway.registration.negotiate import AnswerKind, Negotiation
 
 CUT_WAIT = 0.005
 """Seconds between the end of a stream and the next Register, doubled for each cut in a row. (Run on 1.32.13: after
@@ -169,7 +169,7 @@ def step(state: State, event: Event) -> Step:
             return _fired(state, timer)
         case NameLost(name):
             # The kubelet keeps its connection: no harm is done, and registering again would end it (facts, trap 4).
-            return state, ((Link(name),) if name == state.name and state.stream is not None else ())
+            return state, ((LinkSocket(name),) if name == state.name and state.stream is not None else ())
         case Verified(held):
             return _verified(state, held=held)
         case Lacking():
@@ -205,7 +205,7 @@ def _kubelet_up(state: State, kubelet: KubeletId) -> Step:
     )
     if state.phase is Phase.STANDBY:
         return state, ()
-    gone: tuple[Action, ...] = (CancelOffer(),) if state.phase is Phase.OFFERING else ()
+    gone: tuple[Action, ...] = (CancelRegister(),) if state.phase is Phase.OFFERING else ()
     state, actions = _offer(state)
     return state, (*gone, *actions)
 
@@ -226,7 +226,7 @@ def _offer(state: State) -> Step:
     if dialect is None:
         # Only a new kubelet can change this; ask again, slowly, in case that one was missed.
         said, drop = negotiate.failure(state.negotiation), _drop(state)
-        unfit = any(answer.kind is Kind.UNFIT for _, answer in state.negotiation.refused)
+        unfit = any(answer.kind is AnswerKind.UNFIT for _, answer in state.negotiation.refused)
         fresh = negotiate.begin(state.negotiation.choice, state.accepted or None)
         state = replace(state, phase=Phase.WAITING, negotiation=fresh)
         if unfit:
@@ -248,13 +248,13 @@ def _offer(state: State) -> Step:
         reached=False,
         refused=False,
     )
-    return state, (*quiet, *drop, Offer(attempt, dialect, name))
+    return state, (*quiet, *drop, SendRegister(attempt, dialect, name))
 
 
 def _drop(state: State) -> tuple[Action, ...]:
     """Let go of a stream (the kubelet's before, or of one that called and refused us: nobody's, either way) and a name."""
     ends: tuple[Action, ...] = (EndStreams(),) if state.stream is not None or state.others else ()
-    return (*ends, Unlink(state.name)) if state.name else ends
+    return (*ends, UnlinkSocket(state.name)) if state.name else ends
 
 
 def _replied(state: State, reply: Replied) -> Step:
@@ -262,7 +262,7 @@ def _replied(state: State, reply: Replied) -> Step:
         return state, ()
     answer = negotiate.classify(reply.code, reply.details)
     match answer.kind:
-        case Kind.ACCEPTED:
+        case AnswerKind.ACCEPTED:
             state = replace(state, accepted=state.dialect)
             report = Report("info", "registered")
             if state.stream is not None:
@@ -271,18 +271,18 @@ def _replied(state: State, reply: Replied) -> Step:
             if state.called:
                 return _wait_after_cut(state, Report("info", "stream ended", "while it registered"))
             return replace(state, phase=Phase.ACCEPTED), (report, SetTimer(Timer.CALL, CALL_WAIT))
-        case Kind.OTHER_VERSION | Kind.NO_SERVICE | Kind.UNFIT:
+        case AnswerKind.OTHER_VERSION | AnswerKind.NO_SERVICE | AnswerKind.UNFIT:
             return _offer(replace(state, negotiation=negotiate.refuse(state.negotiation, answer)))
-        case Kind.NOBODY:
+        case AnswerKind.NOBODY:
             # The watch tells when one comes; the timer only mends what it misses.
             seconds, errors = _after_error(state)
             state = replace(state, phase=Phase.ABSENT, errors=errors)
             return state, (Report("info", "waiting for a kubelet", answer.details), SetTimer(Timer.RETRY, seconds))
-        case Kind.NO_ANSWER:
+        case AnswerKind.NO_ANSWER:
             if state.stream is not None:  # It never answered, but it called: what counts is the call.
                 return _serving(replace(state, accepted=state.dialect))
             return _wait_after_error(state, Report("warning", "no answer to Register", answer.details))
-        case Kind.REPORTED:
+        case AnswerKind.REPORTED:
             if state.stream is not None:  # An earlier Register is answered by a call: that counts.
                 return _serving(state)
             refused = replace(state, refused=True)
@@ -314,7 +314,7 @@ def _stream_opened(state: State, stream: int, *, likely: bool) -> Step:
         return state, (Heed(stream),)
     state, actions = _serving(state)
     # Where it is early, an earlier Register is answered after all.
-    return state, (Heed(stream), *((CancelOffer(),) if early else ()), *actions)
+    return state, (Heed(stream), *((CancelRegister(),) if early else ()), *actions)
 
 
 def _serving(state: State) -> Step:
@@ -417,10 +417,10 @@ def _hold_back(state: State, phase: Phase, report: Report | None) -> Step:
         return state, ()
     actions: list[Action] = [CancelTimer(timer) for timer in Timer]
     if state.phase is Phase.OFFERING:
-        actions.append(CancelOffer())
+        actions.append(CancelRegister())
     actions.append(EndStreams())
     if state.name:
-        actions.append(Unlink(state.name))
+        actions.append(UnlinkSocket(state.name))
     if report is not None:
         actions.append(report)
     return replace(state, phase=phase, stream=None, others=_NONE, name="", renewed=False), tuple(actions)

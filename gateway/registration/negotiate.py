@@ -48,7 +48,7 @@ _VERSION_REFUSALS = (
 )
 
 
-class Kind(Enum):
+class AnswerKind(Enum):
     """What a kubelet's answer to Register means."""
 
     ACCEPTED = "accepted"
@@ -63,7 +63,7 @@ class Kind(Enum):
 class Answer(Struct, frozen=True):
     """A classified answer; ``supported`` are the versions that the kubelet named, if it named any."""
 
-    kind: Kind
+    kind: AnswerKind
     supported: tuple[str, ...] = ()
     details: str = ""
 
@@ -76,21 +76,21 @@ def classify(code: str, details: str) -> Answer:
     """
     details = details[:_MAX_DETAILS]
     if code == "OK":
-        return Answer(Kind.ACCEPTED)
+        return Answer(AnswerKind.ACCEPTED)
     if code == "UNIMPLEMENTED":
-        return Answer(Kind.NO_SERVICE, details=details)
+        return Answer(AnswerKind.NO_SERVICE, details=details)
     if code == NOBODY:
-        return Answer(Kind.NOBODY, details=details)
+        return Answer(AnswerKind.NOBODY, details=details)
     if code == UNFIT:
-        return Answer(Kind.UNFIT, details=details)
+        return Answer(AnswerKind.UNFIT, details=details)
     if code in {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}:
-        return Answer(Kind.NO_ANSWER, details=details)
+        return Answer(AnswerKind.NO_ANSWER, details=details)
     if code == "UNKNOWN":
         for refusal in _VERSION_REFUSALS:
             if found := refusal.search(details):
                 named = found.groupdict().get("supported") or ""
-                return Answer(Kind.OTHER_VERSION, tuple(_QUOTED.findall(named)), details)
-    return Answer(Kind.REPORTED, details=details)
+                return Answer(AnswerKind.OTHER_VERSION, tuple(_QUOTED.findall(named)), details)
+    return Answer(AnswerKind.REPORTED, details=details)
 
 
 class Negotiation(Struct, frozen=True):
@@ -129,7 +129,7 @@ def failure(negotiation: Negotiation) -> str:
     said = "; ".join(
         f"{name} ({SPOKEN_BY[name]}): {answer.details or answer.kind.value}" for name, answer in negotiation.refused
     )
-    unfit = [answer for _, answer in negotiation.refused if answer.kind is Kind.UNFIT]
+    unfit = [answer for _, answer in negotiation.refused if answer.kind is AnswerKind.UNFIT]
     supported = sorted({version for _, answer in negotiation.refused for version in answer.supported})
     unknown = [version for version in supported if version not in NEWEST_FIRST]
     if unfit:

@@ -31,7 +31,7 @@ from gateway.registration.cause import cause
 from gateway.registration.events import Phase, Timer
 from gateway.registration.negotiate import NOBODY, UNFIT
 from gateway.registration.serve import DevicePlugin
-from gateway.tally import Cause, Check
+from gateway.tally import Cause, Confirmation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
     from gateway.kubelet.beliefs import Look
     from gateway.kubelet.identity import KubeletId
-    from gateway.registration.serve import Memory
+    from gateway.registration.serve import DeviceMemory
     from gateway.registration.turns import Turns
     from gateway.tally import Tally
 
@@ -126,7 +126,7 @@ class Node(Protocol):
     def own_socket(self, resource: str) -> Path:
         """Return the socket that the resource's server is bound on."""
 
-    def memory(self, resource: str) -> Memory:
+    def memory(self, resource: str) -> DeviceMemory:
         """Return what is known of the resource's devices beyond its list."""
 
     def look_within(self, seconds: float) -> None:
@@ -167,7 +167,7 @@ class Resource:
         self.state = registration.start(f"{node.token}-{secrets.token_hex(2)}", settings.api, last_accepted)
         self.trouble = ""
         """The last thing that went wrong with the registration."""
-        self.checked: Check | None = None
+        self.checked: Confirmation | None = None
         """What the last look into the kubelet's books told of the registration."""
         self.stream_since: float | None = None
         """When the open stream was opened (monotonic seconds)."""
@@ -279,9 +279,9 @@ class Resource:
 
     def _act(self, action: events.Action) -> None:
         match action:
-            case events.Offer():
+            case events.SendRegister():
                 self._offer_task = asyncio.ensure_future(self._offer(action))
-            case events.CancelOffer():
+            case events.CancelRegister():
                 if self._offer_task is not None:
                     self._offer_task.cancel()
             case events.SetTimer(timer, seconds):
@@ -294,11 +294,11 @@ class Resource:
                 self.plugin.heed(stream)
             case events.EndStreams():
                 self.plugin.end_streams()
-            case events.Link(name):
+            case events.LinkSocket(name):
                 with contextlib.suppress(OSError):  # The folder itself may be gone; then the watch tells.
                     os.link(self._node.own_socket(self.name), self._node.settings.socket_dir / name)
                     self._log.info("put our socket's name back", name=name)
-            case events.Unlink(name):
+            case events.UnlinkSocket(name):
                 with contextlib.suppress(OSError):
                     (self._node.settings.socket_dir / name).unlink()
             case events.Verify():
@@ -306,7 +306,7 @@ class Resource:
             case events.Report():
                 self._report(action)
 
-    async def _offer(self, offer: events.Offer) -> None:
+    async def _offer(self, offer: events.SendRegister) -> None:
         """Send one Register, and feed back what became of it, whatever that is: the state machine waits for it."""
         try:
             code, details = await self._register(offer)
@@ -320,7 +320,7 @@ class Resource:
             self._node.tally.registration(self.name, self._why)
             await self.plugin.drop_earlier_servers()
 
-    async def _register(self, offer: events.Offer) -> tuple[str, str]:
+    async def _register(self, offer: events.SendRegister) -> tuple[str, str]:
         dialect = by_name(offer.dialect)
         if reason := self.plugin.list.too_large(dialect):
             return UNFIT, reason
@@ -376,7 +376,7 @@ class Resource:
             held = await kubelet_view.holds(self._node.pod_resources, self.name, listed, patience)
             if self.state.stream != stream:
                 return
-        self.checked = Check.UNKNOWN if held is None else Check.HELD if held else Check.LACKING
+        self.checked = Confirmation.UNKNOWN if held is None else Confirmation.HELD if held else Confirmation.LACKING
         self._node.tally.checked(self.name, self.checked)
         if held is not None:
             self.feed(events.Verified(held))

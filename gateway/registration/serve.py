@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import structlog
 
-from adapters.dialect import MalformedError, UnsayableError, Verdict, sayable, span
+from adapters.dialect import Fidelity, MalformedError, UnsayableError, sayable, span
 from adapters.levels import Evidence, level, may_be_kubelet
 from devices.life import admission, states
 from devices.model import Fault, Field, RefusedError
@@ -76,7 +76,7 @@ _log = structlog.get_logger()
 _STATUS = {fault: grpc.StatusCode[fault.value] for fault in Fault}
 
 
-class Memory(Protocol):
+class DeviceMemory(Protocol):
     """What is known of a resource's devices beyond the list, and remembered of them."""
 
     @property
@@ -127,7 +127,7 @@ class DevicePlugin:
         name: str,
         source: DeviceSource,
         emit: Callable[[Event], None],
-        memory: Memory,
+        memory: DeviceMemory,
         tally: Tally,
         turns: Turns,
         *,
@@ -238,11 +238,11 @@ class DevicePlugin:
     def _calls(self, dialect: Dialect) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
         """Make the handlers of the calls that a dialect has, by full method path: what is missing is UNIMPLEMENTED."""
         unary: dict[str, _Answer] = {"Allocate": self._allocate}
-        if dialect.rules[Field.GET_OPTIONS].verdict is Verdict.LOSSLESS:
+        if dialect.rules[Field.GET_OPTIONS].verdict is Fidelity.LOSSLESS:
             unary["GetDevicePluginOptions"] = self._get_options
-        if dialect.rules[Field.PREFERRED_ALLOCATION].verdict is Verdict.LOSSLESS:
+        if dialect.rules[Field.PREFERRED_ALLOCATION].verdict is Fidelity.LOSSLESS:
             unary["GetPreferredAllocation"] = self._prefer
-        if dialect.rules[Field.PRE_START].verdict is Verdict.LOSSLESS:
+        if dialect.rules[Field.PRE_START].verdict is Fidelity.LOSSLESS:
             unary["PreStartContainer"] = self._pre_start
 
         async def watch(context: _Context) -> None:  # Its request is empty: it isn't waited for.
@@ -402,7 +402,7 @@ class DevicePlugin:
     @property
     def says_options(self) -> bool:
         """Whether the kubelet can be told of them: not by the alphas, which have no word for them."""
-        return self._dialect is not None and self._dialect.rules[Field.OPTIONS].verdict is Verdict.LOSSLESS
+        return self._dialect is not None and self._dialect.rules[Field.OPTIONS].verdict is Fidelity.LOSSLESS
 
 
 class _Calls(grpc.GenericRpcHandler):

@@ -15,11 +15,11 @@ import structlog
 
 from devices.life.states import State
 from devices.replicas import unshared
-from gateway.kubelet.drift import Kind
+from gateway.kubelet.drift import MismatchKind
 from gateway.memory.claimed import holding
 from gateway.memory.rows import Cordon
 from gateway.telling import orders
-from gateway.telling.orders import Found, Handled, Order, Outcome
+from gateway.telling.orders import FoundDevice, Handled, Order, OrderOutcome
 from gateway.wires.control import ControlError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from devices.life.states import Entry
     from devices.source import DeviceSource, Facts, Hindrance
-    from gateway.configuration.reload import Fate
+    from gateway.configuration.reload import FileFate
     from gateway.configuration.settings import Settings
     from gateway.handover.standby import Standby
     from gateway.kubelet.beliefs import Beliefs
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gateway.registration.registrar import Resource
     from gateway.tally import Tally
     from gateway.telling import status
-    from gateway.wires.control import Connection, Handler
+    from gateway.wires.control import ControlConnection, Handler
 
 FRESH = 1.0
 """Seconds for which the last look into the kubelet's books is good enough for a person."""
@@ -49,7 +49,7 @@ _log = structlog.get_logger()
 _HERE = frozenset({State.PRESENT, State.RELEASED, State.WITHHELD})
 
 
-class Drivers(Protocol):
+class TellingDrivers(Protocol):
     """The DRA drivers of a gateway."""
 
     def words(self, resource: str) -> str:
@@ -96,7 +96,7 @@ class Subject(Protocol):
         """What it counted."""
 
     @property
-    def config(self) -> Fate:
+    def config(self) -> FileFate:
         """What became of its configuration file."""
 
     @property
@@ -112,7 +112,7 @@ class Subject(Protocol):
         """What its start waits for, and why; empty where it doesn't."""
 
     @property
-    def door(self) -> Drivers | None:
+    def door(self) -> TellingDrivers | None:
         """Its DRA drivers, where devices are offered by them."""
 
     def hindrances(self) -> Sequence[Hindrance]:
@@ -144,14 +144,14 @@ class Commands:
         """Who meets which op before there is a list."""
         return {"status": self._status, "cordon": self._order, "uncordon": self._order}
 
-    def document(self, rows: bool) -> status.Status:  # noqa: FBT001 - the metrics' signature
+    def document(self, rows: bool) -> status.GatewayStatus:  # noqa: FBT001 - the metrics' signature
         """Say what is known now; ``rows``: of each device, too."""
         from gateway.telling import status  # noqa: PLC0415 - only a gateway that is asked pays for it
 
         gateway = self._gateway
         self._build = self._build or status.build()
         last = gateway.beliefs.last
-        node = status.Node(
+        node = status.NodeFacts(
             pid=os.getpid(),
             token=gateway.token,
             host_service=gateway.settings.host_service,
@@ -170,11 +170,11 @@ class Commands:
         )
         return status.document(node, gateway.tally, self._build, now=time.monotonic(), unix=time.time(), rows=rows)
 
-    def _resource(self, resource: Resource) -> status.Plugin:
+    def _resource(self, resource: Resource) -> status.ResourceFacts:
         from gateway.telling import status  # noqa: PLC0415 - as above
 
         name, other = resource.name, resource.standing_by_for
-        return status.Plugin(
+        return status.ResourceFacts(
             name=name,
             state=resource.state,
             entries=resource.entries,
@@ -195,7 +195,7 @@ class Commands:
         holders, prepared = self._gateway.beliefs.holders(resource), holding(self._gateway.ledger.claims, resource)
         return holders if not prepared else {**(holders or {}), **prepared}
 
-    async def _status(self, connection: Connection, _request: dict[str, Any]) -> None:
+    async def _status(self, connection: ControlConnection, _request: dict[str, Any]) -> None:
         await self._look()
         await connection.send({"status": self.document(rows=True)})
 
@@ -205,7 +205,7 @@ class Commands:
         if last is None or time.monotonic() - last.at > FRESH:
             await self._gateway.beliefs.look()
 
-    async def _devices(self, connection: Connection, _request: dict[str, Any]) -> None:
+    async def _devices(self, connection: ControlConnection, _request: dict[str, Any]) -> None:
         """Say the status, and what is known of each device; of replicas once, by the ID of what they share."""
         await self._look()
         facts = {resource.name: self._facts(resource) for resource in self._gateway.resources}
@@ -216,7 +216,7 @@ class Commands:
         facts, name = self._gateway.source.facts, resource.name
         return {shared: facts(name, device_id) for shared, device_id in one_each.items()}
 
-    async def _handle(self, connection: Connection, request: dict[str, Any]) -> None:
+    async def _handle(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         """Let go of hardware, or look at it again."""
         source = self._gateway.source
         device_ids = self._meant(orders.handle_ids(request))
@@ -255,7 +255,7 @@ class Commands:
             raise ControlError(f"no device here is called {unknown[0]!r}: `gateway devices` lists them")
         return tuple(dict.fromkeys(device_id for found in meant.values() for device_id in found))
 
-    async def _order(self, connection: Connection, request: dict[str, Any]) -> None:
+    async def _order(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         order = orders.order(request)
         before = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources}
         found = [(name, entry) for name, entry in before.items() if entry is not None]
@@ -278,10 +278,10 @@ class Commands:
                 f"done, but it will be forgotten when the gateway restarts: {self._gateway.scribe.state.last_error}"
             )
         now = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources}
-        outcome = Outcome(
+        outcome = OrderOutcome(
             changed,
             tuple(
-                Found(
+                FoundDevice(
                     name,
                     entry.state.value,
                     one.state.value if (one := now.get(name)) is not None else "forgotten",
@@ -343,7 +343,11 @@ class Commands:
     def _is_forgotten(self, device_id: str, resource: str) -> bool:
         """Whether the kubelet forgot who held a device."""
         findings = self._gateway.beliefs.findings(resource)
-        return any(device_id in one.device_ids for one in findings if one.kind in {Kind.FORGOTTEN, Kind.DOUBLED})
+        return any(
+            device_id in one.device_ids
+            for one in findings
+            if one.kind in {MismatchKind.FORGOTTEN, MismatchKind.DOUBLED}
+        )
 
 
 def _state(entry: Entry | None) -> State | None:

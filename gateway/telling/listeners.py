@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from gateway.wires.control import ControlError, Server, socket_path
+from gateway.wires.control import ControlError, ControlServer, socket_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ class Listeners:
 
     def __init__(self, settings: Settings, token: str, tasks: Tasks) -> None:
         self._settings, self._token, self._tasks = settings, token, tasks
-        self._control: Server | None = None
+        self._control: ControlServer | None = None
 
     @property
     def has_control(self) -> bool:
@@ -46,7 +46,7 @@ class Listeners:
 
     async def open_control(self, handlers: Mapping[str, Handler]) -> None:
         """Listen for orders on the control socket."""
-        server = Server(socket_path(self._settings.state_dir, self._token), handlers)
+        server = ControlServer(socket_path(self._settings.state_dir, self._token), handlers)
         try:
             await server.start()
         except ControlError as error:
@@ -60,7 +60,7 @@ class Listeners:
             await self._control.close()
             self._control = None
 
-    def open_metrics(self, document: Callable[[bool], status.Status], tally: Tally, gauged: Gauged) -> None:
+    def open_metrics(self, document: Callable[[bool], status.GatewayStatus], tally: Tally, gauged: Gauged) -> None:
         """Serve metrics, where they are wanted."""
         if self._settings.metrics_address is not None:
             from gateway.telling import metrics  # noqa: PLC0415 - its imports are paid only where metrics are wanted
@@ -87,7 +87,7 @@ class Listeners:
         from gateway.wires import http  # noqa: PLC0415 - as above
 
         host, port = address
-        server = http.Server(host, port, routes)
+        server = http.HttpServer(host, port, routes)
         taken = None
         try:
             while taken is None:

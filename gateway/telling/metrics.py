@@ -29,7 +29,7 @@ from gateway.registration.events import Phase
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from gateway.telling.status import Status
+    from gateway.telling.status import GatewayStatus
     from gateway.wires.http import Answer
 
 PREFIX: Final = "device_plugin_gateway_"
@@ -196,9 +196,11 @@ class Metrics(Collector):
         device_ids: whether each device gets a sample of its own.
     """
 
-    def __init__(self, document: Callable[[bool], Status], counted: tally.Tally, *, device_ids: bool = False) -> None:
+    def __init__(
+        self, document: Callable[[bool], GatewayStatus], counted: tally.Tally, *, device_ids: bool = False
+    ) -> None:
         self._document, self._tally, self._device_ids = document, counted, device_ids
-        self._taken: tuple[Status, tally.Tally]
+        self._taken: tuple[GatewayStatus, tally.Tally]
         """What the text is made of, as it was when that began."""
         self._text: asyncio.Future[bytes] | None = None
         self._text_since = float("-inf")
@@ -254,7 +256,7 @@ def _failed(text: asyncio.Future[bytes]) -> bool:
     return text.cancelled() or text.exception() is not None
 
 
-def _gauges(status: Status, *, device_ids: bool) -> dict[str, dict[tuple[str, ...], float]]:
+def _gauges(status: GatewayStatus, *, device_ids: bool) -> dict[str, dict[tuple[str, ...], float]]:
     """Read the gauges out of the document: samples by labels, by family. What isn't known has no sample."""
     build = status.build
     found: dict[str, dict[tuple[str, ...], float]] = {
@@ -295,7 +297,7 @@ def _gauges(status: Status, *, device_ids: bool) -> dict[str, dict[tuple[str, ..
         put("allocatable_devices", name, resource.allocatable)
         put("held_devices", name, resource.held)
         put("free_devices", name, resource.free)
-        found.setdefault("drift_devices", {}).update({(*name, kind.value): 0 for kind in drift.Kind})
+        found.setdefault("drift_devices", {}).update({(*name, kind.value): 0 for kind in drift.MismatchKind})
         for finding in resource.drift:
             put("drift_devices", (*name, finding.kind), finding.devices)
         for device in resource.devices if device_ids else ():
@@ -304,7 +306,7 @@ def _gauges(status: Status, *, device_ids: bool) -> dict[str, dict[tuple[str, ..
     return found
 
 
-def _counters(status: Status, counted: tally.Tally) -> dict[str, Mapping[tuple[str, ...], int]]:
+def _counters(status: GatewayStatus, counted: tally.Tally) -> dict[str, Mapping[tuple[str, ...], int]]:
     """Read the counters out of the tally, each resource's from 0 on."""
     names = [resource.name for resource in status.resources]
     bridged = {(resource.name,): resource.behind for resource in status.resources if resource.behind is not None}
@@ -314,7 +316,9 @@ def _counters(status: Status, counted: tally.Tally) -> dict[str, Mapping[tuple[s
         "bridged_repeated_answers_total": {name: one.repeated for name, one in bridged.items()},
         "registrations_total": _from_zero(product(names, (why.value for why in tally.Cause)), counted.registrations),
         "register_errors_total": counted.register_errors,
-        "registration_checks_total": _from_zero(product(names, (one.value for one in tally.Check)), counted.checks),
+        "registration_checks_total": _from_zero(
+            product(names, (one.value for one in tally.Confirmation)), counted.checks
+        ),
         "calls_total": _from_zero(product(names, CALLS, CODES), counted.calls),
         "handovers_total": counted.handovers,
         "lost_fields_total": counted.lost_fields,

@@ -26,7 +26,7 @@ class Order(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundDevice(msgspec.Struct, frozen=True):
     """A device in one resource: its state before and now (a ``devices.life.states.State`` in words), and who holds it."""
 
     resource: str
@@ -35,11 +35,11 @@ class Found(msgspec.Struct, frozen=True):
     holder: str | None = None
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class OrderOutcome(msgspec.Struct, frozen=True):
     """What an order did: whether it changed anything, and in which resources the device was found."""
 
     changed: bool
-    found: tuple[Found, ...] = ()
+    found: tuple[FoundDevice, ...] = ()
 
 
 class Handled(msgspec.Struct, frozen=True):

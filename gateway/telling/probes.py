@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gateway.registration.registrar import Resource
 
 
-class Drivers(Protocol):
+class JudgedDrivers(Protocol):
     """The DRA drivers of a gateway."""
 
     def standings(self) -> Sequence[readiness.DriverStanding]:
@@ -54,7 +54,7 @@ class Judged(Protocol):
         """What is known of the resources that another gateway is to serve."""
 
     @property
-    def door(self) -> Drivers | None:
+    def door(self) -> JudgedDrivers | None:
         """Its DRA drivers, where devices are offered by them."""
 
     def hindrances(self) -> Sequence[Hindrance]:

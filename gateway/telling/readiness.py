@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from gateway.registration.events import Phase
-from gateway.tally import Check
+from gateway.tally import Confirmation
 from gateway.wires.log import printable
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class ResourceStanding(Struct, frozen=True, kw_only=True):
     name: str
     devices: int
     phase: Phase
-    checked: Check | None = None
+    checked: Confirmation | None = None
     """What the last look into the kubelet's records told, since the gateway's start; None: there was none."""
     stream_s: float = 0.0
     """The age of the kubelet's stream."""
@@ -141,12 +141,12 @@ def _resource(it: ResourceStanding, kubelet_s: float | None) -> tuple[bool, str]
         return True, "no devices"
     if kubelet_s is None:
         return True, "not served: no kubelet"
-    if it.checked is Check.LACKING:
+    if it.checked is Confirmation.LACKING:
         return False, "registered, but the kubelet's own records lack it: registering again"
     if it.phase is Phase.SERVING:
         if it.checked is None:
             return it.stream_s >= PATIENCE, "served, not looked up in the kubelet's records yet"
-        return True, "served" if it.checked is Check.HELD else "served (the kubelet's records can't be read)"
+        return True, "served" if it.checked is Confirmation.HELD else "served (the kubelet's records can't be read)"
     waited = min(it.unserved_s, kubelet_s)
     words = f"not served for {waited:.1f} s: {it.phase.value}" + (f"; {it.trouble}" if it.trouble else "")
     return it.checked is not None and it.phase is not Phase.OUT and waited < PATIENCE, words

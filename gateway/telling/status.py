@@ -1,7 +1,7 @@
 """The status document: what one gateway knows of itself, its kubelet and its devices, at one moment.
 
 One source of truth: ``gateway status`` prints it, the metrics are read from it, and the control socket answers with it.
-Pure: the shell fills in ``Node`` and ``Plugin`` with what it holds anyway, and ``document`` says it in plain words and numbers.
+Pure: the shell fills in ``NodeFacts`` and ``ResourceFacts`` with what it holds anyway, and ``document`` says it in plain words and numbers.
 The format only grows. Times are ages in seconds (fields in ``_s``), by a clock that never jumps.
 
 ``python -m gateway.telling.status`` prints the JSON schema of ``gateway status --json``.
@@ -24,7 +24,7 @@ from devices.life import states
 from devices.model import Health
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase
-from gateway.tally import Check, Tally
+from gateway.tally import Confirmation, Tally
 
 if TYPE_CHECKING:
     from gateway.kubelet.drift import Finding
@@ -46,7 +46,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     protobuf: str
 
 
-class Kubelet(msgspec.Struct, frozen=True, kw_only=True):
+class KubeletStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet: ``present`` where its socket is there, found ``age_s`` ago."""
 
     present: bool
@@ -60,7 +60,7 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None = None
 
 
-class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+class StateFileStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The gateway's memory on disk.
 
     ``writable``: the last write did not fail; otherwise ``error`` says how it did. ``written_s`` is the age of the last good
@@ -78,7 +78,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     exposed: str = ""
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One device.
 
     ``health`` is what the kubelet is told, ``state`` where the device is in its life, ``kind`` what it takes to end its
@@ -104,7 +104,7 @@ class Count(msgspec.Struct, frozen=True, kw_only=True):
     devices: int
 
 
-class Drift(msgspec.Struct, frozen=True, kw_only=True):
+class MismatchStatus(msgspec.Struct, frozen=True, kw_only=True):
     """In what the kubelet's records differ from ours: for how many devices, and what to do about it."""
 
     kind: str
@@ -112,7 +112,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     words: str
 
 
-class Behind(msgspec.Struct, frozen=True, kw_only=True):
+class BehindStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The other device plugin that a resource is of, behind the bridge.
 
     ``resource`` is its own name for it, ``endpoint`` its socket in the folder ``door``, ``api`` what it speaks. ``state`` has been so
@@ -132,7 +132,7 @@ class Behind(msgspec.Struct, frozen=True, kw_only=True):
     repeated: int = 0
 
 
-class Resource(msgspec.Struct, frozen=True, kw_only=True):
+class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One resource. ``behind`` is the other plugin that it is of, null where it is the gateway's own.
 
     ``phase`` is where its registration stands; ``api`` and ``kubelets`` say what the kubelet speaks and which versions of
@@ -167,12 +167,12 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
     held: int | None = None
     free: int | None = None
     states: tuple[Count, ...] = ()
-    drift: tuple[Drift, ...] = ()
-    behind: Behind | None = None
-    devices: tuple[Device, ...] = ()
+    drift: tuple[MismatchStatus, ...] = ()
+    behind: BehindStatus | None = None
+    devices: tuple[DeviceStatus, ...] = ()
 
 
-class Hindrance(msgspec.Struct, frozen=True, kw_only=True):
+class HindranceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What keeps a source of devices from telling of them, or from offering some: its name, and the reason in words."""
 
     source: str
@@ -191,7 +191,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     accepted_s: float | None = None
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway.
 
     ``host_service``: it is the node's own service, not a pod. ``waits_for`` says what its start waits for, and is mostly empty.
@@ -207,13 +207,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float
     socket_dir: str
     waits_for: str = ""
-    kubelet: Kubelet
+    kubelet: KubeletStatus
     books: Books
-    ledger: Ledger
+    ledger: StateFileStatus
     lag_s: float = 0.0
-    hindrances: tuple[Hindrance, ...] = ()
+    hindrances: tuple[HindranceStatus, ...] = ()
     configuration: Configuration | None = None
-    resources: tuple[Resource, ...] = ()
+    resources: tuple[ResourceStatus, ...] = ()
 
 
 class Gateways(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,14 +222,14 @@ class Gateways(msgspec.Struct, frozen=True, kw_only=True):
     ``silent`` names those that live and did not answer, with the reason, by the path of their control socket.
     """
 
-    gateways: tuple[Status, ...] = ()
+    gateways: tuple[GatewayStatus, ...] = ()
     silent: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 # What the shell knows. Moments are monotonic seconds.
 
 
-class Plugin(msgspec.Struct, frozen=True, kw_only=True):
+class ResourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one resource."""
 
     name: str
@@ -242,14 +242,14 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     standing_by_for_host_service: bool = False
     lacking_s: float | None = None
     trouble: str = ""
-    checked: Check | None = None
+    checked: Confirmation | None = None
     holders: Mapping[str, str] | None = None
     """Who holds what, by device ID; None: nobody knows."""
     drift: Sequence[Finding] = ()
     behind: source.Behind | None = None
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the node and the gateway as a whole."""
 
     pid: int
@@ -258,8 +258,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     started: float
     socket_dir: str
     waits_for: str = ""
-    ledger: scribe.State
-    plugins: Sequence[Plugin] = ()
+    ledger: scribe.FileState
+    plugins: Sequence[ResourceFacts] = ()
     kubelet_since: float | None = None
     """When the kubelet was found; None: there is none."""
     books: Literal["pod-resources", "checkpoint", "none"] = "none"
@@ -274,10 +274,12 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """The sources of devices that are hindered, each with the reason."""
 
 
-def document(node: Node, tally: Tally, build: Build, *, now: float, unix: float, rows: bool = True) -> Status:
+def document(
+    node: NodeFacts, tally: Tally, build: Build, *, now: float, unix: float, rows: bool = True
+) -> GatewayStatus:
     """Say what is known at ``now`` (monotonic seconds; ``unix``: the same by the wall clock); ``rows``: each device, too."""
     ledger = node.ledger
-    return Status(
+    return GatewayStatus(
         build=build,
         pid=node.pid,
         token=node.token,
@@ -285,9 +287,9 @@ def document(node: Node, tally: Tally, build: Build, *, now: float, unix: float,
         uptime_s=_age(node.started, now),
         socket_dir=node.socket_dir,
         waits_for=node.waits_for,
-        kubelet=Kubelet(present=node.kubelet_since is not None, age_s=_age_or_none(node.kubelet_since, now)),
+        kubelet=KubeletStatus(present=node.kubelet_since is not None, age_s=_age_or_none(node.kubelet_since, now)),
         books=Books(source=node.books, age_s=_age_or_none(node.books_read, now)),
-        ledger=Ledger(
+        ledger=StateFileStatus(
             path=str(ledger.path),
             writable=ledger.writable,
             error=ledger.last_error,
@@ -298,13 +300,13 @@ def document(node: Node, tally: Tally, build: Build, *, now: float, unix: float,
             exposed=ledger.exposed,
         ),
         lag_s=round(tally.lag(now), 6),
-        hindrances=tuple(Hindrance(source=source, reason=reason) for source, reason in node.hindrances),
+        hindrances=tuple(HindranceStatus(source=source, reason=reason) for source, reason in node.hindrances),
         configuration=_configuration(node, now),
         resources=tuple(_resource(plugin, tally, now, rows=rows) for plugin in node.plugins),
     )
 
 
-def _configuration(node: Node, now: float) -> Configuration | None:
+def _configuration(node: NodeFacts, now: float) -> Configuration | None:
     if not node.config_file:
         return None
     accepted_s = _age_or_none(node.config_accepted, now)
@@ -323,7 +325,7 @@ def build() -> Build:
     )
 
 
-def _resource(plugin: Plugin, tally: Tally, now: float, *, rows: bool) -> Resource:
+def _resource(plugin: ResourceFacts, tally: Tally, now: float, *, rows: bool) -> ResourceStatus:
     serving = plugin.state.phase is Phase.SERVING
     entries = plugin.entries
     states = Counter((entry.state.value, _kind(entry)) for entry in entries.values())
@@ -333,7 +335,7 @@ def _resource(plugin: Plugin, tally: Tally, now: float, *, rows: bool) -> Resour
     for (resource, call, code), count in tally.calls.items():
         if resource == plugin.name:
             calls.setdefault(call, {})[code] = count
-    return Resource(
+    return ResourceStatus(
         name=plugin.name,
         phase=plugin.state.phase.value,
         api=plugin.state.dialect,
@@ -354,7 +356,7 @@ def _resource(plugin: Plugin, tally: Tally, now: float, *, rows: bool) -> Resour
         free=None if holders is None else len(healthy - holders.keys()) if serving else 0,
         states=tuple(Count(state=state, kind=kind, devices=count) for (state, kind), count in sorted(states.items())),
         drift=tuple(
-            Drift(kind=finding.kind.value, devices=len(finding.device_ids), words=finding.words)
+            MismatchStatus(kind=finding.kind.value, devices=len(finding.device_ids), words=finding.words)
             for finding in plugin.drift
         ),
         behind=_behind(plugin.behind, now) if plugin.behind is not None else None,
@@ -362,8 +364,8 @@ def _resource(plugin: Plugin, tally: Tally, now: float, *, rows: bool) -> Resour
     )
 
 
-def _behind(plugin: source.Behind, now: float) -> Behind:
-    return Behind(
+def _behind(plugin: source.Behind, now: float) -> BehindStatus:
+    return BehindStatus(
         resource=plugin.resource,
         endpoint=plugin.endpoint,
         door=plugin.door,
@@ -377,14 +379,14 @@ def _behind(plugin: source.Behind, now: float) -> Behind:
     )
 
 
-def _devices(plugin: Plugin) -> tuple[Device, ...]:
+def _devices(plugin: ResourceFacts) -> tuple[DeviceStatus, ...]:
     drift: dict[str, tuple[str, ...]] = {}
     for finding in plugin.drift:
         for id_ in finding.device_ids:
             drift[id_] = (*drift.get(id_, ()), finding.kind.value)
     holders = plugin.holders or {}
     return tuple(
-        Device(
+        DeviceStatus(
             id=id_,
             health=entry.device.health.value,
             state=entry.state.value,

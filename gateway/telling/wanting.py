@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
-    from gateway.telling.status import Resource, Status
+    from gateway.telling.status import GatewayStatus, ResourceStatus
 
 _BY_DRA: Final = "offered by DRA"
 _NOT_YET: Final = "not registered"
 
 
-def wanting(statuses: Iterable[Status]) -> dict[str, str]:
+def wanting(statuses: Iterable[GatewayStatus]) -> dict[str, str]:
     """Say of each resource with devices that no gateway serves where its registration stands; by name.
 
     Who stands by for another gateway says nothing. What is offered by DRA is served once the kubelet took the driver.
@@ -28,5 +28,5 @@ def wanting(statuses: Iterable[Status]) -> dict[str, str]:
     }
 
 
-def _is_claimed(one: Resource) -> bool:
+def _is_claimed(one: ResourceStatus) -> bool:
     return one.phase == Phase.STANDBY.value and one.trouble.startswith(_BY_DRA) and _NOT_YET not in one.trouble

@@ -55,7 +55,7 @@ class ControlError(Exception):
     """A conversation that could not be had, or a request that can't be met. The message says what to do."""
 
 
-class Connection:
+class ControlConnection:
     """One end of a conversation."""
 
     def __init__(
@@ -122,11 +122,11 @@ class Connection:
         self._writer.transport.abort()
 
 
-Handler = Callable[[Connection, dict[str, Any]], Awaitable[None]]
+Handler = Callable[[ControlConnection, dict[str, Any]], Awaitable[None]]
 """Meets one request. When it returns, the next one is read; a ControlError out of it is answered as ``{"error": ...}``."""
 
 
-class Server:
+class ControlServer:
     """The gateway's control socket.
 
     Args:
@@ -137,7 +137,7 @@ class Server:
     def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
         self.path = path
         self._handlers = handlers
-        self._pace = Pace(TOTAL_RATE)
+        self._pace = Throttle(TOTAL_RATE)
         self._open: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -186,13 +186,13 @@ class Server:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Begin a conversation, in a task of our own: Python 3.11's streams report one of theirs that is cancelled."""
-        own = Pace(CONNECTION_RATE)
+        own = Throttle(CONNECTION_RATE)
 
         async def turn() -> None:
             await own.turn()
             await self._pace.turn()
 
-        connection = Connection(reader, writer, turn)
+        connection = ControlConnection(reader, writer, turn)
         if self._server is None or not _may_talk(writer.get_extra_info("socket")):
             connection.abort()
             return
@@ -205,7 +205,7 @@ class Server:
         self._open.add(task)
         task.add_done_callback(ended)
 
-    async def _serve(self, connection: Connection, *, full: bool) -> None:
+    async def _serve(self, connection: ControlConnection, *, full: bool) -> None:
         """Meet the requests of one connection, one after the other."""
         with contextlib.suppress(ControlError):  # It went while it was answered.
             if full:
@@ -215,7 +215,7 @@ class Server:
                 await self._talk(connection)
         await connection.finish()
 
-    async def _talk(self, connection: Connection) -> None:
+    async def _talk(self, connection: ControlConnection) -> None:
         while not connection.closed:
             try:
                 async with asyncio.timeout(IDLE_TIME):
@@ -245,7 +245,7 @@ class Server:
         return handler
 
 
-class Pace:
+class Throttle:
     """A pace of ``rate`` a second: what comes sooner waits, but for a first second's worth at once."""
 
     def __init__(self, rate: float) -> None:
@@ -284,7 +284,7 @@ def sockets(state_dir: Path) -> list[Path]:
         ) from error
 
 
-async def connect(path: Path, seconds: float) -> Connection:
+async def connect(path: Path, seconds: float) -> ControlConnection:
     """Open a conversation with the gateway on ``path``.
 
     Raises:
@@ -292,7 +292,7 @@ async def connect(path: Path, seconds: float) -> Connection:
     """
     try:
         async with asyncio.timeout(seconds):
-            return Connection(*await asyncio.open_unix_connection(path, limit=REPLY_LIMIT))
+            return ControlConnection(*await asyncio.open_unix_connection(path, limit=REPLY_LIMIT))
     except OSError as error:
         raise ControlError(f"no gateway takes connections on {path}: {_why(error)}") from error
 

@@ -110,7 +110,7 @@ class _Connection:
         self.task: asyncio.Task[None] | None = None
 
 
-class Server:
+class HttpServer:
     """The listener.
 
     Args:

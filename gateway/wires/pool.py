@@ -24,7 +24,7 @@ _NAME: Final = "event_engine"
 _log = structlog.get_logger()
 
 
-class Pool:
+class GrpcThreads:
     """Lets the threads rest, and wakes them. Where that is forbidden (a system call filter), they stay as they are."""
 
     def __init__(self) -> None:

@@ -29,8 +29,8 @@ MUTANTS = (
         "DOC1",
         "unseen is well",
         _CHECKS,
-        'yield Result(**said, outcome="unseen")',
-        'yield Result(**said, outcome="ok")',
+        'yield CheckResult(**said, outcome="unseen")',
+        'yield CheckResult(**said, outcome="ok")',
         f"{_TEST}::test_what_cannot_be_seen_is_no_finding_and_is_not_called_well",
     ),
     Mutant(

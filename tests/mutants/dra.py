@@ -538,8 +538,8 @@ MUTANTS = (
         "DRA11",
         "a slice that went isn't missed",
         _PUBLISHER,
-        "                if change.kind is Kind.DELETED:\n                    self._there.pop(one.metadata.name, None)",
-        "                if change.kind is Kind.DELETED:\n                    pass",
+        "                if change.kind is ChangeKind.DELETED:\n                    self._there.pop(one.metadata.name, None)",
+        "                if change.kind is ChangeKind.DELETED:\n                    pass",
         f"{_WRITTEN}::test_a_deleted_slice_is_there_again_and_newer",
     ),
     Mutant(

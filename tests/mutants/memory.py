@@ -64,8 +64,8 @@ MUTANTS = (
         "M3",
         "cordons stand behind what is long",
         "gateway/memory/file.py",
-        '    first = {"format": rows.FORMAT, "cordons": content.get("cordons", {}), "claims": content.get("claims", {})}\n    return msgspec.json.encode(first | {key: value for key, value in content.items() if key not in first})\n',
-        '    first = {"format": rows.FORMAT}\n    last = {"cordons": content.get("cordons", {})}\n    return msgspec.json.encode(first | {key: value for key, value in content.items() if key != "cordons"} | last)\n',
+        "    return msgspec.json.encode(first | {key",
+        '    last = {"cordons": first.pop("cordons")}\n    return msgspec.json.encode(first | {key: value for key, value in content.items() if key not in last} | last | {key',
         f"{_LEDGER}::test_cordons_and_claims_survive_a_cut_anywhere_behind_them",
     ),
     Mutant(

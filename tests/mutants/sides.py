@@ -51,11 +51,11 @@ MUTANTS = (
         "OWN1",
         "the plugin gives to pods what the kubelet's checkpoint names, though it is DRA's",
         "devices/life/states.py",
-        """    State.ELSEWHERE: Row(
+        """    State.ELSEWHERE: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
 """,
-        """    State.ELSEWHERE: Row(
+        """    State.ELSEWHERE: Consequence(
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         held=True,

@@ -244,7 +244,7 @@ MUTANTS = (
         "O7",
         "a registration that the kubelet's books lack is ready",
         "gateway/telling/readiness.py",
-        "    if it.checked is Check.LACKING:",
+        "    if it.checked is Confirmation.LACKING:",
         "    if False:",
         f"{_READY}::test_a_resource",
     ),

@@ -36,7 +36,7 @@ def gateways(folder: Path, says: Mapping[str, Any], *operations: str) -> Iterato
     ready, loop, ended = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
 
     def answer(token: str) -> control.Handler:
-        async def handle(connection: control.Connection, request: dict[str, Any]) -> None:
+        async def handle(connection: control.ControlConnection, request: dict[str, Any]) -> None:
             asked[token] = request
             said = says[token].operation[request["op"]] if isinstance(says[token], By) else says[token]
             if isinstance(said, control.ControlError):
@@ -49,7 +49,7 @@ def gateways(folder: Path, says: Mapping[str, Any], *operations: str) -> Iterato
         async with contextlib.AsyncExitStack() as stack:
             for token in says:
                 handlers = dict.fromkeys(operations, answer(token))
-                server = control.Server(control.socket_path(folder, token), handlers)
+                server = control.ControlServer(control.socket_path(folder, token), handlers)
                 await server.start()
                 stack.push_async_callback(server.close)
             ready.set()

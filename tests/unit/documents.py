@@ -9,15 +9,15 @@ from msgspec.structs import replace
 from adapters.dialect import Level
 from devices.life import states
 from devices.life.states import State
-from devices.model import Device, Field, Health, Kind
+from devices.model import Device, Field, Health, TroubleKind
 from gateway.kubelet import drift
 from gateway.kubelet.drift import Finding
 from gateway.memory import scribe
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase
-from gateway.tally import Cause, Check, Tally
+from gateway.tally import Cause, Confirmation, Tally
 from gateway.telling import status
-from gateway.telling.status import Build, Node, Plugin, Status
+from gateway.telling.status import Build, GatewayStatus, NodeFacts, ResourceFacts
 
 NOW = 1_000_000.0
 UNIX = 1_700_000_000.0
@@ -34,11 +34,11 @@ def _entries() -> dict[str, states.Entry]:
         2: (
             State.UNHEALTHY,
             "Xid 79: GPU has fallen off the bus; the driver lost it, and no reset was seen since",
-            Kind.RESET_REQUIRED,
+            TroubleKind.RESET_REQUIRED,
         ),
         3: (State.LOST, "the backend no longer finds it", None),
         5: (State.CORDONED, "swap the riser, ticket 4711", None),
-        6: (State.UNHEALTHY, "double-bit ECC error", Kind.UNKNOWN),
+        6: (State.UNHEALTHY, "double-bit ECC error", TroubleKind.UNKNOWN),
     }
     entries = {}
     for number, id_ in enumerate(IDS):
@@ -53,31 +53,31 @@ def state(phase: Phase, dialect: str = "v1beta1") -> registration.State:
     return replace(registration.start("t", "auto", dialect), phase=phase, dialect=dialect)
 
 
-TROUBLED = Plugin(
+TROUBLED = ResourceFacts(
     name=RESOURCE,
     state=state(Phase.SERVING),
     entries=_entries(),
     level=Level(29),
     stream_since=NOW - 7800,
-    checked=Check.HELD,
+    checked=Confirmation.HELD,
     holders={IDS[0]: "default/training-0/main", IDS[2]: "default/training-1/main", IDS[4]: "jupyter/notebook-7/kernel"},
     drift=[
         Finding(
-            drift.Kind.FORGOTTEN,
+            drift.MismatchKind.FORGOTTEN,
             (IDS[7],),
             f"the kubelet lost its memory of devices of {RESOURCE} that were held before its start: '{IDS[7]}' (then held by "
             "'default/batch-3/main')",
         )
     ],
 )
-REFUSED = Plugin(
+REFUSED = ResourceFacts(
     name="nvidia.com/mig-1g.10gb",
     state=state(Phase.WAITING),
     entries={"MIG-1": states.Entry(Device("MIG-1"), State.PRESENT)},
     trouble="Register was refused: the ResourceName is invalid",
 )
-STANDBY = Plugin(name=RESOURCE, state=state(Phase.STANDBY), entries=_entries(), standing_by_for=SERVING)
-GOOD_LEDGER = scribe.State(
+STANDBY = ResourceFacts(name=RESOURCE, state=state(Phase.STANDBY), entries=_entries(), standing_by_for=SERVING)
+GOOD_LEDGER = scribe.FileState(
     path=Path("/var/lib/device-plugin-gateway/ledger.json"),
     writable=True,
     last_error="",
@@ -90,9 +90,9 @@ GOOD_LEDGER = scribe.State(
 BAD_LEDGER = replace(GOOD_LEDGER, writable=False, last_error="No space left on device", pending=2)
 
 
-def node(*plugins: Plugin, token: str = SERVING, ledger: scribe.State = GOOD_LEDGER) -> Node:
+def node(*plugins: ResourceFacts, token: str = SERVING, ledger: scribe.FileState = GOOD_LEDGER) -> NodeFacts:
     """Give what a shell would know."""
-    return Node(
+    return NodeFacts(
         pid=4711,
         token=token,
         started=NOW - 273_600,
@@ -120,13 +120,13 @@ def counted() -> Tally:
     for _ in range(3):
         tally.call(RESOURCE, "Allocate", 0.0002, "FAILED_PRECONDITION")
     tally.lost_field("v1alpha2", Field.TOPOLOGY)
-    tally.checked(RESOURCE, Check.HELD)
+    tally.checked(RESOURCE, Confirmation.HELD)
     tally.handover("younger", "completed")
     tally.late(0.0021, NOW - 1)
     return tally
 
 
-def document(node: Node, tally: Tally | None = None, *, rows: bool = True) -> Status:
+def document(node: NodeFacts, tally: Tally | None = None, *, rows: bool = True) -> GatewayStatus:
     """Say what ``node`` knows, now."""
     return status.document(node, tally or Tally(), BUILD, now=NOW, unix=UNIX, rows=rows)
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from adapters.dialect import Dialect, Level, MalformedError, UnsayableError, Verdict, Wire
+from adapters.dialect import Dialect, Fidelity, Level, MalformedError, UnsayableError, Wire
 from adapters.pb.podresources import v1_pb2  # noqa: F401 - it must be there when another v1 comes
 from adapters.pb.v1beta1 import v1beta1_pb2
 from adapters.registry import DIALECTS, by_name
@@ -207,7 +207,7 @@ def test_each_part_of_the_model_is_drawn(kind: type[Struct], values: st.SearchSt
     find(values, lambda value: getattr(value, name) != getattr(first, name), settings=at_all)
 
 
-def _used(message: Message, dialect: Dialect, value: Any, verdict: Verdict) -> set[Field]:
+def _used(message: Message, dialect: Dialect, value: Any, verdict: Fidelity) -> set[Field]:
     """Name the fields in ``value`` that ``dialect`` declares as ``verdict``, for the newest kubelet that speaks it."""
     return {
         field for field, (uses, _) in message.fields.items() if dialect.rules[field].verdict is verdict and uses(value)
@@ -216,13 +216,13 @@ def _used(message: Message, dialect: Dialect, value: Any, verdict: Verdict) -> s
 
 def _spoken(message: Message, dialect: Dialect, value: Any) -> Any:
     """Spell and read ``value``; check it against the declarations; None when they call a part of it impossible."""
-    if impossible := _used(message, dialect, value, Verdict.IMPOSSIBLE):
+    if impossible := _used(message, dialect, value, Fidelity.IMPOSSIBLE):
         with pytest.raises(UnsayableError) as refused:
             message.encode(dialect, value)
         assert refused.value.field in impossible
         assert dialect.name in refused.value.dialect
         return None
-    lost = _used(message, dialect, value, Verdict.DEGRADED)
+    lost = _used(message, dialect, value, Fidelity.DEGRADED)
     wire = message.encode(dialect, value)
     assert wire.lost == lost
     read = message.decode(dialect, wire.data)
@@ -446,7 +446,7 @@ def test_an_unknown_dialect_is_an_error_that_lists_the_known_ones() -> None:
         by_name("v1")
 
 
-_L, _D, _I = Verdict.LOSSLESS, Verdict.DEGRADED, Verdict.IMPOSSIBLE
+_L, _D, _I = Fidelity.LOSSLESS, Fidelity.DEGRADED, Fidelity.IMPOSSIBLE
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,7 @@ _L, _D, _I = Verdict.LOSSLESS, Verdict.DEGRADED, Verdict.IMPOSSIBLE
     ],
     ids=lambda value: value.name if isinstance(value, Field) else "",
 )
-def test_rules(field: Field, alpha: Verdict, v1beta1: Verdict, since: int | None, before: Verdict | None) -> None:
+def test_rules(field: Field, alpha: Fidelity, v1beta1: Fidelity, since: int | None, before: Fidelity | None) -> None:
     for name in ("0.1", "v1alpha2"):
         assert (by_name(name).rules[field].verdict, by_name(name).rules[field].since) == (alpha, None)
     rule = by_name("v1beta1").rules[field]

@@ -14,7 +14,7 @@ from devices.model import Device
 from gateway.kubelet import beliefs
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import Beliefs
-from gateway.kubelet.drift import Earlier, Kind
+from gateway.kubelet.drift import Earlier, MismatchKind
 from gateway.kubelet.view import View
 
 R = "example.com/gpu"
@@ -56,7 +56,7 @@ class Books:
         await self.looked(NOBODY)
 
     @property
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[MismatchKind]:
         return [finding.kind for finding in self.beliefs.findings(R)]
 
 
@@ -90,7 +90,7 @@ async def test_an_allocate_of_it_is_told_at_once_and_is_no_end(books: Books, lin
     await books.lost()
     lines.clear()
     books.beliefs.allocated(R, ["g"])
-    assert books.kinds == [Kind.DOUBLED]
+    assert books.kinds == [MismatchKind.DOUBLED]
     assert [(one["event"], one["kind"], one["log_level"]) for one in lines] == [("mismatch", "doubled", "warning")]
     await books.looked(B)
     assert "mismatch is over" not in {one["event"] for one in lines}

@@ -9,13 +9,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from devices.life.states import Entry, State
-from devices.model import Device, Health, Kind
+from devices.model import Device, Health, TroubleKind
 from gateway.telling.changes import MOST, tell
 
 WELL = Entry(Device("g"), State.PRESENT)
 UNSEEN = Entry(Device("g"), State.NOT_LOOKED_YET, "announced before a restart")
-ILL = Entry(Device("g", Health.UNHEALTHY), State.UNHEALTHY, "Xid 79", kind=Kind.RESET_REQUIRED)
-WORSE = Entry(Device("g", Health.UNHEALTHY), State.UNHEALTHY, "Xid 48", kind=Kind.RESET_REQUIRED)
+ILL = Entry(Device("g", Health.UNHEALTHY), State.UNHEALTHY, "Xid 79", kind=TroubleKind.RESET_REQUIRED)
+WORSE = Entry(Device("g", Health.UNHEALTHY), State.UNHEALTHY, "Xid 48", kind=TroubleKind.RESET_REQUIRED)
 OTHER = Entry(Device("h"), State.PRESENT)
 
 

@@ -118,9 +118,9 @@ def test_a_memory_that_is_none_is_forgotten(tmp_path: Path, content: bytes) -> N
 
 
 @asynccontextmanager
-async def following(folder: Path, label: Label, *fallbacks: str) -> AsyncIterator[tuple[list[Policy], reload.Fate]]:
+async def following(folder: Path, label: Label, *fallbacks: str) -> AsyncIterator[tuple[list[Policy], reload.FileFate]]:
     """A gateway that began with the folder's file ``mixed``."""
-    adopted, fate = list[Policy](), reload.Fate()
+    adopted, fate = list[Policy](), reload.FileFate()
     policy = Policy(mig_strategy=MigStrategy.MIXED)
     settings = Settings(choice=rule(*fallbacks, folder=folder), policy=policy, state_dir=folder.parent)
     task = asyncio.create_task(reload.follow(settings, adopted.append, fate, label))
@@ -189,7 +189,7 @@ async def test_sighup_answers_here_too(folder: Path, said: Said) -> None:
 
 
 def test_that_nothing_is_chosen_is_complained_of_once(said: Said) -> None:
-    current = reload._Current(Settings(), None, lambda _: None, reload.Fate())
+    current = reload._Current(Settings(), None, lambda _: None, reload.FileFate())
     for asked in (False, False, True, False):
         current.choose_nothing(ChoiceError("why"), asked=asked)
     assert said.times("configuration rejected") == 2  # and again when asked

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gateway.cli import bundle
 from gateway.cli.main import gateway
-from gateway.telling.status import Status
+from gateway.telling.status import GatewayStatus
 from gateway.wires import control
 from tests.unit.answering import gateways
 from tests.unit.documents import FULL, OTHER, SERVING, WAITING
@@ -136,7 +136,9 @@ SERVED = replace(FULL, resources=FULL.resources[:1])
         ({SERVING: replace(SERVED, waits_for="the folder /x")}, 1, "waiting for the folder /x"),
     ],
 )
-def test_a_script_goes_by_the_exit_status(folder: Path, answers: dict[str, Status], status: int, words: str) -> None:
+def test_a_script_goes_by_the_exit_status(
+    folder: Path, answers: dict[str, GatewayStatus], status: int, words: str
+) -> None:
     with gateways(folder, {token: {"status": answer} for token, answer in answers.items()}, "status"):
         code, output = checked(folder)
     assert (code, output.splitlines()[0]) == (status, "not ready" if status else "ready")

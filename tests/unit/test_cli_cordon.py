@@ -15,18 +15,18 @@ from gateway.cli.main import gateway
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
 from gateway.telling import orders
-from gateway.telling.orders import Found, Outcome
+from gateway.telling.orders import FoundDevice, OrderOutcome
 from gateway.wires.control import ControlError
 from tests.unit.answering import By, gateways
 from tests.unit.test_cli_devices import FULL, GPUS
 
 OLDER, YOUNGER = "00000001", "00000002"
 GPU = "nvidia.com/gpu"
-FREE = Outcome(changed=True, found=(Found(GPU, "present", "cordoned"),))
-HELD = Outcome(changed=True, found=(Found(GPU, "present", "cordoned", "default/train-0"),))
+FREE = OrderOutcome(changed=True, found=(FoundDevice(GPU, "present", "cordoned"),))
+HELD = OrderOutcome(changed=True, found=(FoundDevice(GPU, "present", "cordoned", "default/train-0"),))
 CORDON = ("cordon", "GPU-1", "--reason", "ECC")
 
-Says = Outcome | ControlError | dict[str, Any]
+Says = OrderOutcome | ControlError | dict[str, Any]
 
 
 def call(folder: Path, *arguments: str) -> Result:
@@ -70,14 +70,14 @@ def test_every_living_gateway_is_told(folder: Path, arguments: tuple[str, ...], 
         ),
         pytest.param(
             CORDON,
-            {OLDER: Outcome(changed=False, found=(Found(GPU, "cordoned", "cordoned"),))},
+            {OLDER: OrderOutcome(changed=False, found=(FoundDevice(GPU, "cordoned", "cordoned"),))},
             0,
             ["GPU-1 was cordoned already: ECC", f"gateway {OLDER}: {GPU}: was cordoned, is cordoned"],
             id="cordoned already",
         ),
         pytest.param(
             CORDON,
-            {OLDER: Outcome(changed=True)},
+            {OLDER: OrderOutcome(changed=True)},
             0,
             [
                 "GPU-1 is cordoned: ECC",
@@ -87,14 +87,14 @@ def test_every_living_gateway_is_told(folder: Path, arguments: tuple[str, ...], 
         ),
         pytest.param(
             ("uncordon", "GPU-1"),
-            {OLDER: Outcome(changed=True, found=(Found(GPU, "cordoned", "unhealthy"),))},
+            {OLDER: OrderOutcome(changed=True, found=(FoundDevice(GPU, "cordoned", "unhealthy"),))},
             0,
             ["GPU-1 is no longer cordoned", f"gateway {OLDER}: {GPU}: was cordoned, is unhealthy"],
             id="uncordoned",
         ),
         pytest.param(
             ("uncordon", "GPU-1"),
-            {OLDER: Outcome(changed=True, found=(Found(GPU, "cordoned", "present", "default/train-0"),))},
+            {OLDER: OrderOutcome(changed=True, found=(FoundDevice(GPU, "cordoned", "present", "default/train-0"),))},
             0,
             [
                 "GPU-1 is no longer cordoned",
@@ -103,18 +103,22 @@ def test_every_living_gateway_is_told(folder: Path, arguments: tuple[str, ...], 
             id="uncordoned while a pod holds it",
         ),
         pytest.param(
-            ("uncordon", "GPU-1"), {OLDER: Outcome(changed=False)}, 0, ["GPU-1 was not cordoned"], id="not cordoned"
+            ("uncordon", "GPU-1"),
+            {OLDER: OrderOutcome(changed=False)},
+            0,
+            ["GPU-1 was not cordoned"],
+            id="not cordoned",
         ),
         pytest.param(
             ("forget", "GPU-1"),
-            {OLDER: Outcome(changed=True, found=(Found(GPU, "lost", "forgotten"),))},
+            {OLDER: OrderOutcome(changed=True, found=(FoundDevice(GPU, "lost", "forgotten"),))},
             0,
             ["GPU-1 is forgotten", f"gateway {OLDER}: {GPU}: was lost, is forgotten"],
             id="forgotten",
         ),
         pytest.param(
             ("forget", "GPU-1"),
-            {OLDER: Outcome(changed=False)},
+            {OLDER: OrderOutcome(changed=False)},
             0,
             ["GPU-1 is on no list: nothing to forget"],
             id="nothing to forget",

@@ -15,14 +15,14 @@ from click.testing import CliRunner, Result
 
 from devices.life import states
 from devices.life.states import State
-from devices.model import Device, Health, Kind
+from devices.model import Device, Health, TroubleKind
 from devices.source import Facts
 from gateway.cli import devices as cli
 from gateway.cli import named
 from gateway.registration.events import Phase
 from gateway.telling import orders
 from gateway.telling.orders import Handled
-from gateway.telling.status import Plugin, Status
+from gateway.telling.status import GatewayStatus, ResourceFacts
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from tests.unit.answering import By, gateways
@@ -39,10 +39,10 @@ KEYS = [
 ]
 
 Says = dict[str, Any] | Handled | ControlError
-Rows = Mapping[str, tuple[State, str, Kind | None, int | None]]
+Rows = Mapping[str, tuple[State, str, TroubleKind | None, int | None]]
 
 
-def plugin(name: str, rows: Rows, holders: Mapping[str, str] | None = None, waits_for: str = "") -> Plugin:
+def plugin(name: str, rows: Rows, holders: Mapping[str, str] | None = None, waits_for: str = "") -> ResourceFacts:
     entries = {
         device_id: states.Entry(
             Device(
@@ -56,7 +56,7 @@ def plugin(name: str, rows: Rows, holders: Mapping[str, str] | None = None, wait
         )
         for device_id, (where, reason, kind, numa) in rows.items()
     }
-    return Plugin(
+    return ResourceFacts(
         name=name, state=state(Phase.SERVING), entries=entries, holders=holders, standing_by_for=waits_for, level=None
     )
 
@@ -65,7 +65,7 @@ def well(*device_ids: str, numa: int | None = None) -> Rows:
     return dict.fromkeys(device_ids, (State.PRESENT, "", None, numa))
 
 
-def answer(status: Status, facts: Mapping[str, Mapping[str, Facts]] | None = None) -> dict[str, Any]:
+def answer(status: GatewayStatus, facts: Mapping[str, Mapping[str, Facts]] | None = None) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins({"status": status, "facts": facts or {}})
     return found
 
@@ -74,7 +74,7 @@ WHOLE = plugin(
     RESOURCE,
     {
         **well(*GPUS[:2], numa=0),
-        GPUS[2]: (State.UNHEALTHY, "Xid 79: GPU has fallen off the bus", Kind.RESET_REQUIRED, 1),
+        GPUS[2]: (State.UNHEALTHY, "Xid 79: GPU has fallen off the bus", TroubleKind.RESET_REQUIRED, 1),
     },
     {GPUS[0]: "default/training-0/main"},
 )
@@ -196,7 +196,7 @@ def test_replicas_one_by_one() -> None:
         pytest.param(plugin("a.b/c", {}, {}), {}, [], id="a resource without devices"),
     ],
 )
-def test_rarer_things(one: Plugin, facts: dict[str, Facts], expected: list[str]) -> None:
+def test_rarer_things(one: ResourceFacts, facts: dict[str, Facts], expected: list[str]) -> None:
     lines = [
         " ".join(line.split()) for line in seen(answer(document(node(one)), {"a.b/c": facts})).splitlines() if line
     ]

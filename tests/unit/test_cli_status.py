@@ -24,7 +24,7 @@ from devices.model import Device, Health
 from gateway.cli import status as cli
 from gateway.cli.main import gateway
 from gateway.registration.events import Phase
-from gateway.telling.status import Configuration, Gateways, Plugin, Status
+from gateway.telling.status import Configuration, Gateways, GatewayStatus, ResourceFacts
 from gateway.wires import control
 from gateway.wires import log as observe
 from tests.unit.answering import gateways
@@ -43,7 +43,7 @@ def call(folder: Path, *arguments: str, color: bool = False) -> Result:
     return CliRunner().invoke(gateway, ["status", "--state-dir", str(folder), *arguments], color=color)
 
 
-def seen(*documents: Status, width: int = 96, silent: Mapping[str, str] | None = None) -> str:
+def seen(*documents: GatewayStatus, width: int = 96, silent: Mapping[str, str] | None = None) -> str:
     look = cli.Answers(read=list(documents), silent=dict(silent or {}))
     return click.unstyle("\n".join(cli.render(look, STATE_DIR, width)))
 
@@ -267,7 +267,7 @@ def test_a_person_reads(sentence: str) -> None:
         ),
     ],
 )
-def test_a_person_reads_of_rarer_things(document_: Status, words: str) -> None:
+def test_a_person_reads_of_rarer_things(document_: GatewayStatus, words: str) -> None:
     assert words in " ".join(seen(document_).split())
 
 
@@ -299,7 +299,7 @@ def test_of_many_devices_those_with_something_to_say_are_shown() -> None:
         )
         for number in range(1000)
     }
-    plugin = Plugin(name="a/b", state=state(Phase.SERVING), entries=entries)
+    plugin = ResourceFacts(name="a/b", state=state(Phase.SERVING), entries=entries)
     text = seen(document(node(plugin)))
     assert [line.split()[0] for line in text.splitlines() if line.startswith("  GPU-")] == ["GPU-0", "GPU-1", "GPU-2"]
     assert "997 more of 1000 devices: --json has them all" in text

@@ -581,7 +581,7 @@ def test_a_number_of_a_million_digits_is_text() -> None:
     assert isinstance(node.value, str)
 
 
-def plain(node: document.Node) -> object:
+def plain(node: document.YamlNode) -> object:
     if isinstance(node.value, tuple):
         return [plain(item) for item in node.value]
     if isinstance(node.value, Mapping):
@@ -614,7 +614,7 @@ def test_whatever_comes_it_is_a_file_or_an_error(content: bytes) -> None:
 
 def test_reading_takes_plain_files_only(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
-    with pytest.raises(config.UnreadableError, match="No such file"):
+    with pytest.raises(config.UnreadableConfigError, match="No such file"):
         config.read(file)
     os.mkfifo(file)
     with pytest.raises(ConfigError, match="plain file"):
@@ -622,7 +622,7 @@ def test_reading_takes_plain_files_only(tmp_path: Path) -> None:
     file.unlink()
     file.mkdir()
     before = descriptors(os.getpid())
-    with pytest.raises(config.UnreadableError, match="directory"):
+    with pytest.raises(config.UnreadableConfigError, match="directory"):
         config.read(file)
     assert not descriptors(os.getpid()) - before
     file.rmdir()

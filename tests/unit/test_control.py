@@ -31,7 +31,7 @@ from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.lab.gatewayproc import BEGUN
 from gateway.telling import orders
 from gateway.wires import control
-from gateway.wires.control import Connection, ControlError, Server
+from gateway.wires.control import ControlConnection, ControlError, ControlServer
 
 TOKEN, OTHER = "0123abcd", "4567ef01"
 PING: dict[str, Any] = {"v": 1, "op": "ping"}
@@ -40,19 +40,19 @@ GUARD = 10.0
 """Seconds after which a test that waits for ever is told so."""
 
 
-async def _ping(connection: Connection, _request: Mapping[str, Any]) -> None:
+async def _ping(connection: ControlConnection, _request: Mapping[str, Any]) -> None:
     await connection.send({"pong": True})
 
 
-async def _refuse(_connection: Connection, _request: Mapping[str, Any]) -> None:
+async def _refuse(_connection: ControlConnection, _request: Mapping[str, Any]) -> None:
     raise ControlError("no such device")
 
 
-async def _fail(_connection: Connection, _request: Mapping[str, Any]) -> None:
+async def _fail(_connection: ControlConnection, _request: Mapping[str, Any]) -> None:
     raise ValueError("a defect")
 
 
-async def _lease(connection: Connection, _request: Mapping[str, Any]) -> None:
+async def _lease(connection: ControlConnection, _request: Mapping[str, Any]) -> None:
     """Echo what comes, for as long as the partner is there."""
     while (message := await connection.receive()) is not None:
         await connection.send({"echo": message})
@@ -62,11 +62,11 @@ HANDLERS: dict[str, control.Handler] = {"ping": _ping, "refuse": _refuse, "fail"
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, handlers: Mapping[str, control.Handler] = HANDLERS) -> AsyncIterator[Server]:
+async def serving(folder: Path, handlers: Mapping[str, control.Handler] = HANDLERS) -> AsyncIterator[ControlServer]:
     """Run a server; at its end, no exception was left to the event loop."""
     troubles: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, trouble: troubles.append(trouble))
-    server = Server(control.socket_path(folder, TOKEN), handlers)
+    server = ControlServer(control.socket_path(folder, TOKEN), handlers)
     await server.start()
     try:
         async with asyncio.timeout(GUARD):
@@ -78,7 +78,7 @@ async def serving(folder: Path, handlers: Mapping[str, control.Handler] = HANDLE
 
 
 @contextlib.asynccontextmanager
-async def talking(server: Server) -> AsyncIterator[Connection]:
+async def talking(server: ControlServer) -> AsyncIterator[ControlConnection]:
     connection = await control.connect(server.path, 1)
     try:
         yield connection
@@ -215,7 +215,7 @@ async def test_a_client_that_never_reads_is_let_go(folder: Path, monkeypatch: py
     monkeypatch.setattr(control, "WRITE_TIME", 0.05)
     ended: asyncio.Future[ControlError] = asyncio.get_running_loop().create_future()
 
-    async def pour(connection: Connection, _request: Mapping[str, Any]) -> None:
+    async def pour(connection: ControlConnection, _request: Mapping[str, Any]) -> None:
         try:
             while True:
                 await connection.send({"much": "x" * 100_000})
@@ -258,7 +258,7 @@ async def test_of_a_hundred_connections_sixteen_are_served(folder: Path) -> None
     ],
 )
 def test_pace(rate: float, times: list[float], waits: list[float]) -> None:
-    pace = control.Pace(rate)
+    pace = control.Throttle(rate)
     assert [pace.wait(now) for now in times] == pytest.approx(waits)
 
 
@@ -266,18 +266,18 @@ async def test_each_message_takes_its_turn(folder: Path, monkeypatch: pytest.Mon
     """Of its connection's own pace and of everybody's; and a new connection one of everybody's."""
     turns: list[float] = []
 
-    def wait(self: control.Pace, _now: float) -> float:
+    def wait(self: control.Throttle, _now: float) -> float:
         turns.append(round(1 / self._step))
         return 0
 
-    monkeypatch.setattr(control.Pace, "wait", wait)
+    monkeypatch.setattr(control.Throttle, "wait", wait)
     async with serving(folder) as server:
         await converse(server.path, line(PING) * 3)
     assert turns == [200, *[50, 200] * 3]
 
 
 async def test_an_answer_that_is_too_long_is_an_error(folder: Path) -> None:
-    async def much(connection: Connection, _request: Mapping[str, Any]) -> None:
+    async def much(connection: ControlConnection, _request: Mapping[str, Any]) -> None:
         await connection.send({"much": "x" * control.REPLY_LIMIT})
 
     async with serving(folder, {"much": much}) as server:
@@ -288,7 +288,7 @@ async def test_an_answer_that_is_too_long_is_an_error(folder: Path) -> None:
 async def test_ten_thousand_devices_fit_an_answer(folder: Path) -> None:
     devices = [{"id": f"GPU-{number:036}::0", "state": "unhealthy", "reason": "r" * 256} for number in range(10_000)]
 
-    async def status(connection: Connection, _request: Mapping[str, Any]) -> None:
+    async def status(connection: ControlConnection, _request: Mapping[str, Any]) -> None:
         await connection.send({"devices": devices})
 
     async with serving(folder, {"status": status}) as server:
@@ -383,7 +383,7 @@ async def test_the_state_directory_is_made_for_us_alone(folder: Path) -> None:
 )
 async def test_a_socket_that_cannot_be_had(folder: Path, name: str, says: str) -> None:
     (folder / "file").write_text("")
-    server = Server(control.socket_path(folder / name, TOKEN), HANDLERS)
+    server = ControlServer(control.socket_path(folder / name, TOKEN), HANDLERS)
     with pytest.raises(ControlError, match=says):
         await server.start()
     assert names(folder) == {"file"}
@@ -392,7 +392,7 @@ async def test_a_socket_that_cannot_be_had(folder: Path, name: str, says: str) -
 
 async def test_a_failed_start_leaves_nothing(folder: Path) -> None:
     control.socket_path(folder, TOKEN).mkdir()  # It can't be renamed to this.
-    server = Server(control.socket_path(folder, TOKEN), HANDLERS)
+    server = ControlServer(control.socket_path(folder, TOKEN), HANDLERS)
     with pytest.raises(ControlError, match="make --state-dir writable"):
         await server.start()
     assert names(folder) == {f"{TOKEN}.sock"}
@@ -414,7 +414,7 @@ async def test_what_dead_gateways_left_is_removed(folder: Path) -> None:
     (folder / "33333333.sock").write_text("no socket")
     (folder / "ledger.json").write_text("{}")
     _leave(folder / "foreign.sock")
-    living = Server(control.socket_path(folder, OTHER), HANDLERS)
+    living = ControlServer(control.socket_path(folder, OTHER), HANDLERS)
     await living.start()
     async with serving(folder):
         assert names(folder) == kept
@@ -471,7 +471,7 @@ async def test_ask(folder: Path) -> None:
 async def test_ask_without_an_answer(folder: Path, partner: str | None, says: str) -> None:
     path = control.socket_path(folder, TOKEN)
 
-    async def mute(connection: Connection, _request: Mapping[str, Any]) -> None:
+    async def mute(connection: ControlConnection, _request: Mapping[str, Any]) -> None:
         connection.close()
 
     async with contextlib.AsyncExitStack() as stack:

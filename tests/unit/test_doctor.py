@@ -26,19 +26,19 @@ from gateway.cli.doctor import release
 from gateway.cli.main import gateway
 from gateway.doctor import checks, collect
 from gateway.doctor.look import Cluster, Places, Told, asked, look
-from gateway.doctor.snapshot import ApiNode, Node, Nvml, Release, Snapshot
+from gateway.doctor.snapshot import ApiNode, DeviceNodeSeen, NvmlSeen, Release, Surveyed
 from gateway.handover.instance import Instance
 from gateway.telling.status import (
     Books,
     Build,
     Configuration,
-    Device,
-    Drift,
-    Hindrance,
-    Kubelet,
-    Ledger,
-    Resource,
-    Status,
+    DeviceStatus,
+    GatewayStatus,
+    HindranceStatus,
+    KubeletStatus,
+    MismatchStatus,
+    ResourceStatus,
+    StateFileStatus,
 )
 from tests.fakes.apiserver import ApiServer
 from tests.unit.answering import gateways
@@ -50,17 +50,17 @@ ROOT = Path(__file__).resolve().parents[2]
 CODES = {check.code: check for category in checks.categories() for check in category.checks}
 GPU = "nvidia.com/gpu"
 __all__ = ["authority", "server"]
-DEVICES = tuple(Device(id=f"GPU-{number}", health="Healthy", state="present") for number in range(2))
-SERVED = Resource(name=GPU, phase="serving", listed=2, healthy=2, allocatable=2, devices=DEVICES)
-STATUS = Status(
+DEVICES = tuple(DeviceStatus(id=f"GPU-{number}", health="Healthy", state="present") for number in range(2))
+SERVED = ResourceStatus(name=GPU, phase="serving", listed=2, healthy=2, allocatable=2, devices=DEVICES)
+STATUS = GatewayStatus(
     build=Build(gateway="0.1.0", python="3.11.7", grpcio="1.80", protobuf="6.30"),
     pid=4711,
     token=SERVING,
     uptime_s=60.0,
     socket_dir="/var/lib/kubelet/device-plugins",
-    kubelet=Kubelet(present=True, age_s=60.0),
+    kubelet=KubeletStatus(present=True, age_s=60.0),
     books=Books(source="pod-resources", age_s=1.0),
-    ledger=Ledger(path="/var/lib/device-plugin-gateway/ledger.json"),
+    ledger=StateFileStatus(path="/var/lib/device-plugin-gateway/ledger.json"),
     resources=(SERVED,),
 )
 CONTAINERD = """
@@ -86,12 +86,12 @@ class Fake:
 
     root: Path
     stack: ExitStack
-    status: Status = STATUS
-    others: list[Status] = field(default_factory=list)
+    status: GatewayStatus = STATUS
+    others: list[GatewayStatus] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)
     node: ApiNode = field(default_factory=lambda: ApiNode("v1.36.3", {GPU: 2}, {GPU: 2}))
     classes: frozenset[str] = frozenset({"nvidia"})
-    nvml: Nvml = field(default_factory=lambda: Nvml("well", gpus=2))
+    nvml: NvmlSeen = field(default_factory=lambda: NvmlSeen("well", gpus=2))
     changed: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -126,7 +126,7 @@ class Fake:
     def resource(self, **changes: Any) -> None:
         self.status = replace(self.status, resources=(replace(SERVED, **changes),))
 
-    def look(self) -> Snapshot:
+    def look(self) -> Surveyed:
         places = Places(
             root=self.root,
             socket_dir=self.sockets,
@@ -281,7 +281,7 @@ def descriptors_used_up(fake: Fake) -> None:
 
 def unwatchable(fake: Fake) -> None:
     fake.told["monitors_mig"] = True
-    fake.nvml = Nvml("missing", "NVML: Library Not Found")
+    fake.nvml = NvmlSeen("missing", "NVML: Library Not Found")
 
 
 def unloaded(fake: Fake) -> None:
@@ -308,7 +308,7 @@ def amd_hidden(fake: Fake) -> None:
 
 def virtual(fake: Fake) -> None:
     fake.gpu(2, driver="vfio-pci")
-    fake.nvml = Nvml("well", gpus=1)
+    fake.nvml = NvmlSeen("well", gpus=1)
 
 
 def nodes_of(**changes: bool) -> Callable[[Fake], None]:
@@ -320,7 +320,7 @@ def nodes_of(**changes: bool) -> Callable[[Fake], None]:
 
 def nvml(state: Any, message: str) -> Callable[[Fake], None]:
     def change(fake: Fake) -> None:
-        fake.nvml = Nvml(state, message)
+        fake.nvml = NvmlSeen(state, message)
 
     return change
 
@@ -362,18 +362,22 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0205": lambda fake: fake.changed.update(state_dir=replace(fake.look().state_dir, free_bytes=4096)),
     "DPG0206": written("var/lib/device-plugin-gateway/ledger.json", '{"format": 1, "cord'),
     "DPG0207": apart,
-    "DPG0208": status_of(ledger=Ledger(path="/l", writable=False, error="No space left on device")),
+    "DPG0208": status_of(ledger=StateFileStatus(path="/l", writable=False, error="No space left on device")),
     "DPG0209": lambda fake: fake.told.update(settings="MIG_STRATEGY: expected none, single or mixed, got 'both'"),
     "DPG0210": status_of(configuration=Configuration(path="/c.yaml", error="line 3: no key migStrategi")),
-    "DPG0211": lambda fake: fake.resource(drift=(Drift(kind="doubled", devices=1, words="'GPU-0': a, then b"),)),
-    "DPG0212": lambda fake: fake.resource(drift=(Drift(kind="forgotten", devices=1, words="the kubelet lost"),)),
+    "DPG0211": lambda fake: fake.resource(
+        drift=(MismatchStatus(kind="doubled", devices=1, words="'GPU-0': a, then b"),)
+    ),
+    "DPG0212": lambda fake: fake.resource(
+        drift=(MismatchStatus(kind="forgotten", devices=1, words="the kubelet lost"),)
+    ),
     "DPG0213": lambda fake: fake.resource(devices=(replace(DEVICES[0], state="lost", reason="it is gone"),)),
     "DPG0214": inotify_used_up,
     "DPG0215": descriptors_used_up,
     "DPG0216": throttled,
     "DPG0217": written("sys/fs/cgroup/kubepods/gateway/memory.events", "oom 2\noom_kill 2\n"),
     "DPG0218": from_the_future,
-    "DPG0219": status_of(hindrances=(Hindrance(source="nvidia", reason="NVML: Driver Not Loaded"),)),
+    "DPG0219": status_of(hindrances=(HindranceStatus(source="nvidia", reason="NVML: Driver Not Loaded"),)),
     "DPG0220": status_of(lag_s=0.4),
     "DPG0301": unloaded,
     "DPG0302": nvml("missing", "NVML: Library Not Found"),
@@ -382,7 +386,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0305": nvml("silent", "NVML has not answered for 10 s"),
     "DPG0306": gone("dev/nvidiactl"),
     "DPG0307": nodes_of(refused=True),
-    "DPG0308": lambda fake: setattr(fake, "nvml", Nvml("well", gpus=1)),
+    "DPG0308": lambda fake: setattr(fake, "nvml", NvmlSeen("well", gpus=1)),
     "DPG0309": nouveau,
     "DPG0310": amd_unloaded,
     "DPG0311": amd_hidden,
@@ -420,7 +424,7 @@ MORE: Mapping[str, tuple[str, Callable[[Fake], None]]] = {
     "a damaged specification": ("DPG0404", written("etc/cdi/other.json", "{")),
     "no specification": ("DPG0404", written("etc/cdi/other.json", "{}")),
     "a state file of another kind": ("DPG0206", written("var/lib/device-plugin-gateway/ledger.json", "[]")),
-    "a file put aside": ("DPG0206", status_of(ledger=Ledger(path="/l", put_aside="/l.broken"))),
+    "a file put aside": ("DPG0206", status_of(ledger=StateFileStatus(path="/l", put_aside="/l.broken"))),
     "few inodes": (
         "DPG0205",
         lambda fake: fake.changed.update(state_dir=replace(fake.look().state_dir, free_inodes=3)),
@@ -578,7 +582,7 @@ def test_a_device_cgroup_that_refuses_is_seen(tmp_path: Path, monkeypatch: pytes
     """EPERM is what the kernel says where the cgroup lacks the device; root can't be refused otherwise."""
     (tmp_path / "dev/char").mkdir(parents=True)
     (tmp_path / "dev/nvidiactl").symlink_to("/dev/null")
-    assert collect.nodes(tmp_path, 0, tried=True) == (Node("/dev/nvidiactl", refused=False, linked=False),)
+    assert collect.nodes(tmp_path, 0, tried=True) == (DeviceNodeSeen("/dev/nvidiactl", refused=False, linked=False),)
 
     def refuse(*_: Any) -> int:
         raise PermissionError(errno.EPERM, "Operation not permitted")
@@ -591,7 +595,7 @@ def test_a_device_cgroup_that_refuses_is_seen(tmp_path: Path, monkeypatch: pytes
 def test_a_library_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(collect, "_NVML_WITHIN", 0.01)
-    monkeypatch.setattr(collect, "_nvml", lambda: go_on.wait(20) and Nvml("well"))
+    monkeypatch.setattr(collect, "_nvml", lambda: go_on.wait(20) and NvmlSeen("well"))
     assert collect.nvml().state == "silent"
     go_on.set()
 
@@ -643,7 +647,7 @@ def test_a_check_leads_to_a_page_that_is_there(check: checks.Check) -> None:
         if line.startswith("#")
     }
     assert not anchor or anchor in headings
-    assert not check.needs or check.needs in Snapshot.__struct_fields__
+    assert not check.needs or check.needs in Surveyed.__struct_fields__
 
 
 def test_the_page_is_what_the_checks_say() -> None:

@@ -18,7 +18,7 @@ from gateway.kubelet.drift import (
     REBOOKED_AFTER,
     Drift,
     Earlier,
-    Kind,
+    MismatchKind,
     steer,
 )
 from gateway.kubelet.view import View
@@ -52,7 +52,7 @@ def seen(
     )
 
 
-def found(drift: Drift) -> dict[Kind, str]:
+def found(drift: Drift) -> dict[MismatchKind, str]:
     return {finding.kind: "".join(finding.device_ids) for finding in drift.findings}
 
 
@@ -86,7 +86,7 @@ def test_without_a_restart_a_pod_has_ended() -> None:
 def test_the_old_file_is_no_proof_of_memory() -> None:
     """The kubelet writes its checkpoint with our first list: until then its predecessor's is there."""
     early = restarted(seen("ab"), seen("ab"))
-    assert found(early.look(seen(""), 102)) == {Kind.FORGOTTEN: "ab"}
+    assert found(early.look(seen(""), 102)) == {MismatchKind.FORGOTTEN: "ab"}
     late = early.look(seen("ab"), 100 + REBOOKED_AFTER)
     assert not late.look(seen(""), 200).findings, "a pod that ends later has ended"
 
@@ -95,7 +95,7 @@ def test_twenty_kubelets_in_a_row_are_compared_with_what_was_held_before_them() 
     drift = Drift(R).listed(devices("ab"), 0).look(seen("ab"), 99)
     for second in range(20):
         drift = drift.restarted(100 + second)
-    assert found(drift.look(seen(""), 120)) == {Kind.FORGOTTEN: "ab"}
+    assert found(drift.look(seen(""), 120)) == {MismatchKind.FORGOTTEN: "ab"}
 
 
 FORGOT = restarted(seen("ab"), seen(""))
@@ -167,19 +167,19 @@ def test_static_pods_end_alike() -> None:
 @pytest.mark.parametrize(
     ("drift", "kinds"),
     [
-        pytest.param(FORGOT.look(seen("a", by="x"), 200), {Kind.DOUBLED: "a", Kind.FORGOTTEN: "b"}, id="another pod has it"),
-        pytest.param(FORGOT.allocated("a", 200, 0), {Kind.DOUBLED: "a", Kind.FORGOTTEN: "b"}, id="Allocate gave it: no look is needed"),
-        pytest.param(FORGOT.allocated("a", 200, 0).look(seen(None, None), 300), {Kind.DOUBLED: "a", Kind.FORGOTTEN: "b"}, id="and none can be had"),
-        pytest.param(FORGOT.allocated("a", 200, 0).look(seen(""), 200.9), {Kind.DOUBLED: "a", Kind.FORGOTTEN: "b"}, id="it isn't booked yet"),
-        pytest.param(FORGOT.allocated("a", 200, 0).look(seen(""), 201), {Kind.FORGOTTEN: "ab"}, id="the pod came to nothing"),
-        pytest.param(FORGOT.allocated("a", 200, 0).look(seen("a"), 201), {Kind.FORGOTTEN: "b"}, id="it was its own pod"),
-        pytest.param(FORGOT.look(seen("a", by="x"), 200).look(seen(""), 300), {Kind.FORGOTTEN: "ab"}, id="the other pod ended, and its own may not have"),
-        pytest.param(FORGOT.look(seen("a", by="x"), 200).listed(devices("Abcd"), 201), {Kind.DOUBLED: "a", Kind.FORGOTTEN: "b"}, id="it falls ill"),
+        pytest.param(FORGOT.look(seen("a", by="x"), 200), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="another pod has it"),
+        pytest.param(FORGOT.allocated("a", 200, 0), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="Allocate gave it: no look is needed"),
+        pytest.param(FORGOT.allocated("a", 200, 0).look(seen(None, None), 300), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="and none can be had"),
+        pytest.param(FORGOT.allocated("a", 200, 0).look(seen(""), 200.9), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="it isn't booked yet"),
+        pytest.param(FORGOT.allocated("a", 200, 0).look(seen(""), 201), {MismatchKind.FORGOTTEN: "ab"}, id="the pod came to nothing"),
+        pytest.param(FORGOT.allocated("a", 200, 0).look(seen("a"), 201), {MismatchKind.FORGOTTEN: "b"}, id="it was its own pod"),
+        pytest.param(FORGOT.look(seen("a", by="x"), 200).look(seen(""), 300), {MismatchKind.FORGOTTEN: "ab"}, id="the other pod ended, and its own may not have"),
+        pytest.param(FORGOT.look(seen("a", by="x"), 200).listed(devices("Abcd"), 201), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="it falls ill"),
         pytest.param(FORGOT.look(seen("ab", by="x", pods="xy"), 200).look(seen("ab", by="x", pods="xy"), 300), {}, id="its own pod is gone"),
-        pytest.param(FORGOT.look(seen("ab", by="x", pods="abx"), 200).look(seen("ab", by="x", pods="abx"), 300), {Kind.DOUBLED: "ab"}, id="its own pod is there"),
+        pytest.param(FORGOT.look(seen("ab", by="x", pods="abx"), 200).look(seen("ab", by="x", pods="abx"), 300), {MismatchKind.DOUBLED: "ab"}, id="its own pod is there"),
     ],
 )  # fmt: skip
-def test_two_pods_have_one_device(drift: Drift, kinds: dict[Kind, str]) -> None:
+def test_two_pods_have_one_device(drift: Drift, kinds: dict[MismatchKind, str]) -> None:
     assert found(drift) == kinds
 
 
@@ -188,7 +188,7 @@ def test_pods_share_replicas_anyway() -> None:
         return View({R: {"a::0": f"ns/{by}/main"}}, {})
 
     drift = Drift(R).listed([Device("a::0"), Device("a::1")], 0).look(view("p"), 99).restarted(100).look(seen(""), 101)
-    assert [one.kind for one in drift.look(view("q"), 200).findings] == [Kind.FORGOTTEN]
+    assert [one.kind for one in drift.look(view("q"), 200).findings] == [MismatchKind.FORGOTTEN]
 
 
 START = Drift(R).listed(devices("abcd"), 0).look(seen("ab"), 99).restarted(100)
@@ -197,24 +197,24 @@ START = Drift(R).listed(devices("abcd"), 0).look(seen("ab"), 99).restarted(100)
 @pytest.mark.parametrize(
     ("drift", "kinds"),
     [
-        pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x"), 101.2), {Kind.DOUBLED: "a"}, id="given before the first look, and to no one before"),
+        pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x"), 101.2), {MismatchKind.DOUBLED: "a"}, id="given before the first look, and to no one before"),
         pytest.param(START.look(seen("ab", by="x"), 101.2), {}, id="held without an Allocate: the kubelet remembers, our last look was too old"),
-        pytest.param(START.allocated("a", 101, 0).look(seen("b"), 101.2).look(seen("ab", by="x"), 102), {Kind.DOUBLED: "a"}, id="not booked at first"),
+        pytest.param(START.allocated("a", 101, 0).look(seen("b"), 101.2).look(seen("ab", by="x"), 102), {MismatchKind.DOUBLED: "a"}, id="not booked at first"),
         pytest.param(START.allocated("a", 101, 0).look(seen("ab"), 101.2).look(seen("ab"), 110), {}, id="its own pod asked again"),
         pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2), {}, id="its own pod is absent: it ended before"),
-        pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2).look(seen("ab", by="x", pods="axy"), 110), {Kind.DOUBLED: "a"}, id="no, it comes late"),
-        pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2).look(seen("ab", by="x", pods="xy"), 103).look(seen("ab", by="x", pods="axy"), 110), {Kind.DOUBLED: "a"}, id="and later still"),
-        pytest.param(Drift(R).listed(devices("ab"), 0).look(seen("ab"), 99, 50.0).restarted(100, 60.0).look(seen(""), 101), {Kind.FORGOTTEN: "ab"}, id="seen before this kubelet was there"),
+        pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2).look(seen("ab", by="x", pods="axy"), 110), {MismatchKind.DOUBLED: "a"}, id="no, it comes late"),
+        pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2).look(seen("ab", by="x", pods="xy"), 103).look(seen("ab", by="x", pods="axy"), 110), {MismatchKind.DOUBLED: "a"}, id="and later still"),
+        pytest.param(Drift(R).listed(devices("ab"), 0).look(seen("ab"), 99, 50.0).restarted(100, 60.0).look(seen(""), 101), {MismatchKind.FORGOTTEN: "ab"}, id="seen before this kubelet was there"),
         pytest.param(Drift(R).listed(devices("ab"), 0).look(seen("ab"), 99, 50.0).restarted(100, 40.0).look(seen(""), 101), {}, id="seen of this kubelet, before we knew of it"),
-        pytest.param(START.look(seen("", pods="xy"), 101).restarted(102).look(seen("", pods=""), 103), {Kind.FORGOTTEN: "ab"}, id="one more kubelet, before that was known"),
+        pytest.param(START.look(seen("", pods="xy"), 101).restarted(102).look(seen("", pods=""), 103), {MismatchKind.FORGOTTEN: "ab"}, id="one more kubelet, before that was known"),
         pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 110), {}, id="drained before: no word of it"),
         pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 200).look(seen("", pods="abxy"), 300), {}, id="nor later"),
-        pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="abxy"), 110), {Kind.FORGOTTEN: "ab"}, id="not drained: the kubelet hears of it late"),
-        pytest.param(Drift(R).listed(devices("ab"), 0).allocated("a", 99, 0).restarted(100).look(seen(""), 101), {Kind.FORGOTTEN: "a"}, id="given just before the start"),
+        pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="abxy"), 110), {MismatchKind.FORGOTTEN: "ab"}, id="not drained: the kubelet hears of it late"),
+        pytest.param(Drift(R).listed(devices("ab"), 0).allocated("a", 99, 0).restarted(100).look(seen(""), 101), {MismatchKind.FORGOTTEN: "a"}, id="given just before the start"),
         pytest.param(Drift(R).listed(devices("ab"), 0).allocated("a", 99, 0).restarted(100).look(seen("a"), 101).look(seen("a"), 110).look(seen(""), 111), {}, id="given just before, and remembered"),
     ],
 )  # fmt: skip
-def test_what_happens_right_after_a_start(drift: Drift, kinds: dict[Kind, str]) -> None:
+def test_what_happens_right_after_a_start(drift: Drift, kinds: dict[MismatchKind, str]) -> None:
     assert found(drift) == kinds
 
 
@@ -258,9 +258,9 @@ def test_lost_again_and_again_stays_bounded() -> None:
 def test_what_another_process_knew() -> None:
     kept = {"a": (Earlier(("ns/pod-a/main",), 5.0),)}
     drift = Drift(R).listed(devices("abc"), 0).recalled(kept, {"b": Earlier(("ns/pod-b/main",), 6.0)})
-    assert found(drift) == {Kind.FORGOTTEN: "a"}
-    assert found(drift.restarted(10).look(seen(""), 11)) == {Kind.FORGOTTEN: "ab"}
-    assert found(drift.restarted(10).look(seen("b"), 11)) == {Kind.FORGOTTEN: "a"}
+    assert found(drift) == {MismatchKind.FORGOTTEN: "a"}
+    assert found(drift.restarted(10).look(seen(""), 11)) == {MismatchKind.FORGOTTEN: "ab"}
+    assert found(drift.restarted(10).look(seen("b"), 11)) == {MismatchKind.FORGOTTEN: "a"}
 
 
 @pytest.mark.parametrize(
@@ -302,15 +302,15 @@ def test_what_an_allocate_should_be_looked_at_for(drift: Drift, device: str, ans
     ("listed", "view", "differs"),
     [
         pytest.param("abC", seen("a", allocatable="ab"), {}, id="as it should be"),
-        pytest.param("ab", seen("ay"), {Kind.UNLISTED: "y"}, id="held and not listed"),
+        pytest.param("ab", seen("ay"), {MismatchKind.UNLISTED: "y"}, id="held and not listed"),
         pytest.param("ab", seen("a", "y"), {}, id="an ended pod's may be listed no more"),
-        pytest.param("abc", seen(allocatable="a"), {Kind.WITHHELD: "bc"}, id="healthy, and not to be given"),
-        pytest.param("ab", seen(allocatable=""), {Kind.WITHHELD: "ab"}, id="the endpoint is stopped"),
-        pytest.param("aB", seen(allocatable="abz"), {Kind.SURPLUS: "bz"}, id="to be given, and not healthy"),
+        pytest.param("abc", seen(allocatable="a"), {MismatchKind.WITHHELD: "bc"}, id="healthy, and not to be given"),
+        pytest.param("ab", seen(allocatable=""), {MismatchKind.WITHHELD: "ab"}, id="the endpoint is stopped"),
+        pytest.param("aB", seen(allocatable="abz"), {MismatchKind.SURPLUS: "bz"}, id="to be given, and not healthy"),
         pytest.param("ab", seen(allocatable=None), {}, id="a kubelet that can't say"),
     ],
 )
-def test_what_differs(listed: str, view: View, differs: dict[Kind, str]) -> None:
+def test_what_differs(listed: str, view: View, differs: dict[MismatchKind, str]) -> None:
     assert found(Drift(R).listed(devices(listed), 0).look(view, BOOKED_AFTER)) == differs
 
 
@@ -318,14 +318,14 @@ def test_what_differs(listed: str, view: View, differs: dict[Kind, str]) -> None
     ("drift", "differs"),
     [
         pytest.param(Drift(R).listed(devices("ab"), 10), {}, id="a list that was just sent"),
-        pytest.param(Drift(R).listed(devices("ab"), 0).listed(devices("ab"), 10), {Kind.WITHHELD: "ab"}, id="the same list, sent again"),
+        pytest.param(Drift(R).listed(devices("ab"), 0).listed(devices("ab"), 10), {MismatchKind.WITHHELD: "ab"}, id="the same list, sent again"),
         pytest.param(Drift(R).listed(devices("aB"), 0).listed(devices("ab"), 10), {}, id="a device that just came back"),
         pytest.param(Drift(R).listed(devices("ab"), 0).restarted(10), {}, id="a kubelet that just started"),
     ],
 )  # fmt: skip
-def test_a_kubelet_takes_a_moment_to_book(drift: Drift, differs: dict[Kind, str]) -> None:
+def test_a_kubelet_takes_a_moment_to_book(drift: Drift, differs: dict[MismatchKind, str]) -> None:
     assert found(drift.look(seen(allocatable=""), 10.9)) == differs
-    assert found(drift.look(seen(allocatable=""), 11)) == {Kind.WITHHELD: "ab"}
+    assert found(drift.look(seen(allocatable=""), 11)) == {MismatchKind.WITHHELD: "ab"}
 
 
 def test_words_for_a_person() -> None:

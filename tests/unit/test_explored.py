@@ -234,7 +234,7 @@ def _waits_on_errors(replied: Callable[..., Step]) -> Callable[..., Step]:
             id="no orderly stop",
         ),
         pytest.param(
-            "_hold_back", _without(events.CancelOffer), Run(LATE), "a Register is in flight", id="no orderly end"
+            "_hold_back", _without(events.CancelRegister), Run(LATE), "a Register is in flight", id="no orderly end"
         ),
         pytest.param("_kubelet_up", _nothing, Run(LATE), "it stays waiting for a kubelet", id="a kubelet is missed"),
         pytest.param("_verified", _nothing, Run(LATE, ("books",)), "round for ever", id="stuck registrations stay"),

@@ -25,7 +25,7 @@ from devices.policy import (
 from gateway.cli import main
 from gateway.configuration import commandline
 from gateway.configuration.flags import FLAGS
-from gateway.configuration.kinds import Flag, Kind
+from gateway.configuration.kinds import Flag, FlagKind
 from gateway.configuration.settings import SOCKET_DIR, Settings
 from tools import flags as flagtable
 
@@ -88,7 +88,9 @@ def test_each_flag_by_each_way(
     for option in (flag.name, *flag.aliases) if flag.option else ():
         runs += [call(f"--{option}={text}"), call(f"-{option}={text}")]
         runs += (
-            [call(f"--{option}")] if flag.kind is Kind.SWITCH else [call(f"--{option}", text), call(f"-{option}", text)]
+            [call(f"--{option}")]
+            if flag.kind is FlagKind.SWITCH
+            else [call(f"--{option}", text), call(f"-{option}", text)]
         )
     if flag.key:
         runs.append(call("--config-file", written(tmp_path, flag.key, text)))
@@ -111,7 +113,7 @@ def test_every_flag_with_an_effect_has_a_row() -> None:
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.inert], ids=lambda flag: flag.name)
 def test_what_has_no_effect_is_accepted(given: list[Settings], tmp_path: Path, flag: Flag) -> None:
-    text = "true" if flag.kind is Kind.SWITCH else "3"
+    text = "true" if flag.kind is FlagKind.SWITCH else "3"
     runs = [call(f"-{flag.name}={text}"), *(call(**{variable: text}) for variable in flag.variables)]
     runs += (
         [call("--config-file", written(tmp_path, flag.key, f'"{text}"' if text == "3" else text))] if flag.key else []

@@ -32,7 +32,7 @@ from devices.gpu.amd.sysfs import AbsentError, Topology
 from devices.gpu.amd.vendor import AMD
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
-from devices.model import Kind, PreferredRequest
+from devices.model import PreferredRequest, TroubleKind
 from devices.policy import Naming, Policy
 from tests.fakes.amd import CPUS, Board, Sysfs, mi210, mi300x, mi308, vega
 
@@ -400,7 +400,7 @@ def test_a_tree_that_changed_while_it_was_read_is_read_again(tmp_path: Path, mon
     tree = spx(tmp_path)
     nodes, changes = sysfs._nodes, iter([True, False])
 
-    def changing(folder: Path, renders: Collection[int | None]) -> tuple[tuple[sysfs.Node, ...], str]:
+    def changing(folder: Path, renders: Collection[int | None]) -> tuple[tuple[sysfs.KfdNode, ...], str]:
         found = nodes(folder, renders)
         if next(changes):
             tree.boards = tree.boards[:2]
@@ -525,7 +525,7 @@ async def test_what_is_seen_after_a_change_and_after_its_end(
         assert {gpu.uuid: gpu.profile for gpu in changed.gpus}.items() <= {
             gpu.uuid: gpu.profile for gpu in before.gpus
         }.items()
-        assert all(gpu.trouble.kind is Kind.RESTART_APP for gpu in changed.gpus if gpu.trouble)
+        assert all(gpu.trouble.kind is TroubleKind.RESTART_APP for gpu in changed.gpus if gpu.trouble)
         tree.boards = boards
         tree.write()
         assert (await watched.next()).gpus == before.gpus

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from devices.gpu.amd.vendor import AMD
 from devices.gpu.answers import answer
-from devices.gpu.asked import Asked, Surroundings
+from devices.gpu.asked import Asked, NodeTraits
 from devices.gpu.model import GPU, found, in_order
 from devices.gpu.nvidia import cdi
 from devices.gpu.nvidia.cdi import DriverFiles
@@ -155,20 +155,20 @@ def said(
     *device_ids: str,
     policy: Policy | None = None,
     sayable: Sayable = ALL,
-    around: Surroundings | None = None,
+    around: NodeTraits | None = None,
     gpus: dict[str, GPU] | None = None,
     resource: str = "nvidia.com/gpu",
     vendors: Sequence[Vendor] = VENDORS,
 ) -> ContainerAnswer:
     known = REAL if gpus is None else gpus
-    asked = Asked(resource, device_ids, known, policy or Policy(), sayable, around or Surroundings(), "token")
+    asked = Asked(resource, device_ids, known, policy or Policy(), sayable, around or NodeTraits(), "token")
     return answer(asked, device_ids, vendors)
 
 
-def around(*, hooks: bool) -> Surroundings:
+def around(*, hooks: bool) -> NodeTraits:
     policy = Policy(driver_root="/run/nvidia/driver")
     driver = DriverFiles(libraries=(FILE,)) if hooks else DriverFiles((), others=(FILE,))
-    return Surroundings(specifications=cdi.specifications(REAL.values(), ("/dev/nvidiactl",), policy, driver))
+    return NodeTraits(specifications=cdi.specifications(REAL.values(), ("/dev/nvidiactl",), policy, driver))
 
 
 @pytest.mark.parametrize(
@@ -249,24 +249,24 @@ def test_what_a_specification_says_can_be_said_instead() -> None:
 @pytest.mark.parametrize(
     ("policy", "sayable", "there", "says"),
     [
-        pytest.param(Policy(list_strategies=CDI_CRI), WITHOUT_CDI, Surroundings(), "by CDI device names, which", id="CDI"),
-        pytest.param(Policy(list_strategies=CDI_CRI), PERHAPS_CDI, Surroundings(), "by CDI device names, which", id="perhaps"),
-        pytest.param(Policy(list_strategies=CDI), WITHOUT_CDI, Surroundings(), "CDI device names, annotations", id="both"),
+        pytest.param(Policy(list_strategies=CDI_CRI), WITHOUT_CDI, NodeTraits(), "by CDI device names, which", id="CDI"),
+        pytest.param(Policy(list_strategies=CDI_CRI), PERHAPS_CDI, NodeTraits(), "by CDI device names, which", id="perhaps"),
+        pytest.param(Policy(list_strategies=CDI), WITHOUT_CDI, NodeTraits(), "CDI device names, annotations", id="both"),
         pytest.param(
             Policy(list_strategies=CDI_CRI, cdi_fallback=CdiFallback.EXPAND), WITHOUT_CDI, around(hooks=True), "a hook of",
             id="a hook",
         ),
         pytest.param(
-            Policy(list_strategies=CDI_CRI, cdi_fallback=CdiFallback.EXPAND), WITHOUT_CDI, Surroundings(),
+            Policy(list_strategies=CDI_CRI, cdi_fallback=CdiFallback.EXPAND), WITHOUT_CDI, NodeTraits(),
             "in no CDI specification", id="no specification",
         ),
         pytest.param(
-            Policy(list_strategies=CDI_CRI), ALL, Surroundings(without_cdi="CDI needs the driver's libraries"),
+            Policy(list_strategies=CDI_CRI), ALL, NodeTraits(without_cdi="CDI needs the driver's libraries"),
             "there is no specification: CDI needs the driver's libraries", id="no libraries",
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_said_is_refused(policy: Policy, sayable: Sayable, there: Surroundings, says: str) -> None:
+def test_what_cannot_be_said_is_refused(policy: Policy, sayable: Sayable, there: NodeTraits, says: str) -> None:
     with pytest.raises(RefusedError) as refused:
         said("GPU-a", policy=policy, sayable=sayable, around=there)
     assert refused.value.fault is Fault.FAILED_PRECONDITION
@@ -275,13 +275,13 @@ def test_what_cannot_be_said_is_refused(policy: Policy, sayable: Sayable, there:
 
 def test_a_specification_that_is_not_there_is_not_named() -> None:
     policy = Policy(list_strategies=CDI_CRI | ENVVAR)
-    there = Surroundings(without_cdi="CDI needs the driver's libraries")
+    there = NodeTraits(without_cdi="CDI needs the driver's libraries")
     assert said("GPU-a", policy=policy, around=there) == ContainerAnswer(envs={VARIABLE: "GPU-a"})
 
 
 def test_each_gpu_once_in_the_order_of_indices() -> None:
     policy = Policy(pass_device_specs=True)
-    told = said("GPU-a::3", "GPU-b::0", "GPU-a::1", policy=policy, around=Surroundings(("/dev/nvidiactl",)))
+    told = said("GPU-a::3", "GPU-b::0", "GPU-a::1", policy=policy, around=NodeTraits(("/dev/nvidiactl",)))
     assert told.envs == {VARIABLE: "GPU-b,GPU-a"}
     assert [node.container_path for node in told.device_nodes] == ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"]
 
@@ -344,7 +344,7 @@ CARDS = {
         }.items()
     )
 }
-KFD = Surroundings(("/dev/kfd",))
+KFD = NodeTraits(("/dev/kfd",))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from adapters.dialect import Dialect, Level, sayable
 from adapters.registry import by_name
 from devices.gpu.answers import answer
-from devices.gpu.asked import Asked, Surroundings
+from devices.gpu.asked import Asked, NodeTraits
 from devices.gpu.model import GPU
 from devices.gpu.nvidia.cdi import Extra, qualified
 from devices.gpu.simulated.backend import VENDORS
@@ -116,7 +116,7 @@ MEASURED = {
 
 def told(world: World, policy: Policy, to: str, resource: str = "") -> ContainerAnswer:
     gpus = {gpu.uuid: gpu for gpu in world.gpus}
-    around = Surroundings(world.control)
+    around = NodeTraits(world.control)
     asked = Asked(resource or world.resource, world.asked, gpus, policy, sayable(*LEVELS[to]), around, UNIQUE)
     return answer(asked, world.asked, VENDORS)
 
@@ -274,7 +274,7 @@ def test_extras_are_named_after_the_gpus() -> None:
     world = WORLDS["none"]
     policy = Policy(list_strategies=ONLY[ListStrategy.CDI_CRI], gds=True, mofed=True)
     gpus = {gpu.uuid: gpu for gpu in world.gpus}
-    around = Surroundings(extras=tuple(qualified("all", extra.value) for extra in (Extra.GDS, Extra.MOFED)))
+    around = NodeTraits(extras=tuple(qualified("all", extra.value) for extra in (Extra.GDS, Extra.MOFED)))
     said = answer(
         Asked(world.resource, world.asked, gpus, policy, sayable(*LEVELS[MODERN]), around, UNIQUE), world.asked, VENDORS
     )

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.gpu import cdi
-from devices.gpu.asked import Surroundings
+from devices.gpu.asked import NodeTraits
 from devices.gpu.backend import Sight
 from devices.gpu.cdi import HookError, Specification, expanded, with_gone
 from devices.gpu.cdi_files import CDIFileError, path_of, write
@@ -24,7 +24,7 @@ from devices.gpu.nvidia import driverfiles
 from devices.gpu.nvidia.cdi import (
     DriverFiles,
     Extra,
-    Link,
+    Symlink,
     extras,
     name_of,
     qualified,
@@ -48,7 +48,10 @@ CUDA = f"/usr/lib64/libcuda.so.{VERSION}"
 DRIVER = DriverFiles(
     libraries=(Mount(CUDA, f"/run/driver{CUDA}", read_only=True),),
     others=(Mount("/usr/bin/nvidia-smi", "/run/driver/usr/bin/nvidia-smi", read_only=True),),
-    links=(Link("/usr/lib64/libcuda.so", "libcuda.so.1"), Link("/usr/lib64/libcuda.so.1", f"libcuda.so.{VERSION}")),
+    links=(
+        Symlink("/usr/lib64/libcuda.so", "libcuda.so.1"),
+        Symlink("/usr/lib64/libcuda.so.1", f"libcuda.so.{VERSION}"),
+    ),
     nodes={Extra.GDS: ("/dev/nvidia-fs0",), Extra.GDRCOPY: ()},
     mounts={Extra.GDS: (Mount("/run/udev", "/run/udev", read_only=True),)},
 )
@@ -369,7 +372,7 @@ def test_a_file_that_can_not_be_put_in_place_leaves_nothing_behind(
 def test_amds_gpus_are_not_told_by_cdi(tmp_path: Path) -> None:
     amd = GPU("amd-0", 0, 0, resource="amd.com/gpu", device_nodes=("/dev/dri/renderD128",))
     policy = Policy(list_strategies=frozenset({ListStrategy.CDI_CRI}))
-    assert keep(Sight((amd,)), policy, driver=DRIVER, folder=tmp_path) == Surroundings()
+    assert keep(Sight((amd,)), policy, driver=DRIVER, folder=tmp_path) == NodeTraits()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -393,7 +396,7 @@ def test_what_is_kept_is_what_answers_rest_on(root: Path, tmp_path_factory: pyte
     sight = Sight((*GPUS, own), control_nodes=("/dev/nvidiactl",), driver=VERSION)
     around = keep(sight, policy, folder=folder)
     (spec,) = around.specifications
-    assert around == Surroundings(("/dev/nvidiactl",), specifications=(spec,))
+    assert around == NodeTraits(("/dev/nvidiactl",), specifications=(spec,))
     assert [device["name"] for device in spec["devices"]] == ["GPU-a", "GPU-b", "MIG-c", "all"]
     assert json.loads(path_of(spec, folder).read_bytes()) == spec
 
@@ -409,7 +412,7 @@ def test_what_cannot_be_kept_is_said_to_answers(tmp_path: Path, root: Path) -> N
 
 
 def test_without_a_cdi_strategy_nothing_is_looked_for_or_written(tmp_path: Path) -> None:
-    assert keep(Sight(GPUS, control_nodes=("/dev/nvidiactl",)), Policy(), folder=tmp_path / "cdi") == Surroundings(
+    assert keep(Sight(GPUS, control_nodes=("/dev/nvidiactl",)), Policy(), folder=tmp_path / "cdi") == NodeTraits(
         ("/dev/nvidiactl",)
     )
     assert not (tmp_path / "cdi").exists()
@@ -499,9 +502,9 @@ def test_links_beside_a_library_are_made_again(root: Path) -> None:
     link(root, "/usr/lib64/libfoo.so", "/etc/passwd")
     link(root, "/usr/lib64/libcuda.so.0", f"libcuda.so.{VERSION}")
     assert look(root).links == (
-        Link("/usr/lib64/libcuda.so", "libcuda.so.1"),
-        Link("/usr/lib64/libcuda.so.0", f"libcuda.so.{VERSION}"),
-        Link("/usr/lib64/libcuda.so.1", f"libcuda.so.{VERSION}"),
+        Symlink("/usr/lib64/libcuda.so", "libcuda.so.1"),
+        Symlink("/usr/lib64/libcuda.so.0", f"libcuda.so.{VERSION}"),
+        Symlink("/usr/lib64/libcuda.so.1", f"libcuda.so.{VERSION}"),
     )
 
 
@@ -518,7 +521,7 @@ def test_links_beside_a_library_are_made_again(root: Path) -> None:
 def test_links_that_the_loader_does_not_make(root: Path, library: str, path: str, target: str) -> None:
     put(root, f"/usr/lib64/{library}.{VERSION}")
     put(root, f"/usr/lib64/{library}.470.1")
-    assert Link(f"/usr/lib64/{path}", target) in look(root).links
+    assert Symlink(f"/usr/lib64/{path}", target) in look(root).links
     assert len(look(root).links) == (1 if library == "libcuda.so" else 2)
 
 
@@ -574,7 +577,7 @@ def test_of_several_places_the_first_counts(root: Path, first: str, second: str)
 def test_the_glx_server_module_has_its_link(root: Path) -> None:
     put(root, f"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so.{VERSION}")
     folder = "/usr/lib64/xorg/modules/extensions"
-    assert Link(f"{folder}/libglxserver_nvidia.so", f"libglxserver_nvidia.so.{VERSION}") in look(root).links
+    assert Symlink(f"{folder}/libglxserver_nvidia.so", f"libglxserver_nvidia.so.{VERSION}") in look(root).links
 
 
 def test_a_socket_is_looked_for_in_both_places_and_taken_once(root: Path) -> None:

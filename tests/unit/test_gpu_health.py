@@ -15,11 +15,11 @@ from devices.gpu.nvidia.health import (
     CATALOGUE,
     IGNORED,
     QUIET_S,
-    Check,
     Checks,
-    Condition,
     Event,
     Looked,
+    NodeHealth,
+    XidRuling,
     event,
     judged,
     looked,
@@ -28,16 +28,16 @@ from devices.gpu.nvidia.health import (
     rests_at,
     vouched,
 )
-from devices.model import Kind, Trouble
+from devices.model import Trouble, TroubleKind
 from devices.policy import Recovery
 
 G, H, M, N = "GPU-g", "GPU-h", "MIG-m", "MIG-n"
 PARTS = {(1, 0): M, (2, 0): N}
 CHECKS = Checks.of()
-LOSS = Trouble("gone", Kind.RESET_REQUIRED)
+LOSS = Trouble("gone", TroubleKind.RESET_REQUIRED)
 
 
-def seen(at: float, **of_g: object) -> Callable[[Condition], Condition]:
+def seen(at: float, **of_g: object) -> Callable[[NodeHealth], NodeHealth]:
     """A look at G (as given) and at H, which is well."""
     return scanned(at, {G: Looked(at, **of_g), H: Looked(at)})  # type: ignore[arg-type]  # a row's fields of Looked
 
@@ -49,29 +49,29 @@ def scanned(
     recovery: Recovery = Recovery.SAFE,
     reloaded: float | None = None,
     released: str = "",
-) -> Callable[[Condition], Condition]:
+) -> Callable[[NodeHealth], NodeHealth]:
     released_ones = {released} - {""}
     return lambda health: looked(health, looks, CHECKS, recovery, now=at, reloaded=reloaded, released=released_ones)
 
 
 def xid(
     number: int, at: float, uuid: str = G, gi: int | None = None, ci: int | None = None
-) -> Callable[[Condition], Condition]:
+) -> Callable[[NodeHealth], NodeHealth]:
     return lambda health: event(health, Event(uuid, number, gi, ci), CHECKS, at)
 
 
-def ecc(at: float) -> Callable[[Condition], Condition]:
+def ecc(at: float) -> Callable[[NodeHealth], NodeHealth]:
     return lambda health: event(health, Event(G, None), CHECKS, at)
 
 
-def after(*steps: Callable[[Condition], Condition]) -> Condition:
-    health = Condition()
+def after(*steps: Callable[[NodeHealth], NodeHealth]) -> NodeHealth:
+    health = NodeHealth()
     for step in steps:
         health = step(health)
     return health
 
 
-def kinds(health: Condition, *uuids: str) -> list[Kind | None]:
+def kinds(health: NodeHealth, *uuids: str) -> list[TroubleKind | None]:
     troubles = [health.trouble(uuid) for uuid in uuids or (G,)]
     return [None if one is None else one.kind for one in troubles]
 
@@ -96,7 +96,7 @@ def kinds(health: Condition, *uuids: str) -> list[Kind | None]:
 )
 def test_what_is_checked(disabled: str, enabled: str, counting: set[int], ignored: set[int]) -> None:
     checks = Checks.of(disabled, enabled)
-    assert {one for one in counting | ignored if checks.of_xid(one) is Check.IGNORED} == ignored
+    assert {one for one in counting | ignored if checks.of_xid(one) is XidRuling.IGNORED} == ignored
 
 
 def test_words_that_are_no_xid_are_told() -> None:
@@ -107,42 +107,47 @@ def test_words_that_are_no_xid_are_told() -> None:
     disabled=st.text("al,xids0123456789 \n-", max_size=40), enabled=st.text(max_size=40), number=st.integers(1, 2**64)
 )
 def test_any_text_says_something(disabled: str, enabled: str, number: int) -> None:
-    assert judged(number, Checks.of(disabled, enabled)).kind in Kind
+    assert judged(number, Checks.of(disabled, enabled)).kind in TroubleKind
 
 
 @pytest.mark.parametrize(
     ("number", "kind"),
     [
-        *((number, Kind.APPLICATION) for number in sorted(IGNORED)),
-        (63, Kind.APPLICATION),
-        (154, Kind.APPLICATION),
-        (8, Kind.RESTART_APP),
-        (69, Kind.RESTART_APP),
-        (94, Kind.RESTART_APP),
-        (48, Kind.RESET_REQUIRED),
-        (62, Kind.RESET_REQUIRED),
-        (64, Kind.RESET_REQUIRED),
-        (74, Kind.RESET_REQUIRED),
-        (79, Kind.RESET_REQUIRED),
-        (95, Kind.RESET_REQUIRED),
-        (119, Kind.RESET_REQUIRED),
-        (140, Kind.RESET_REQUIRED),
-        (151, Kind.RESET_REQUIRED),
-        (145, Kind.UNKNOWN),
-        (54, Kind.UNKNOWN),
-        (171, Kind.UNKNOWN),
-        (2**64 - 1, Kind.UNKNOWN),
+        *((number, TroubleKind.APPLICATION) for number in sorted(IGNORED)),
+        (63, TroubleKind.APPLICATION),
+        (154, TroubleKind.APPLICATION),
+        (8, TroubleKind.RESTART_APP),
+        (69, TroubleKind.RESTART_APP),
+        (94, TroubleKind.RESTART_APP),
+        (48, TroubleKind.RESET_REQUIRED),
+        (62, TroubleKind.RESET_REQUIRED),
+        (64, TroubleKind.RESET_REQUIRED),
+        (74, TroubleKind.RESET_REQUIRED),
+        (79, TroubleKind.RESET_REQUIRED),
+        (95, TroubleKind.RESET_REQUIRED),
+        (119, TroubleKind.RESET_REQUIRED),
+        (140, TroubleKind.RESET_REQUIRED),
+        (151, TroubleKind.RESET_REQUIRED),
+        (145, TroubleKind.UNKNOWN),
+        (54, TroubleKind.UNKNOWN),
+        (171, TroubleKind.UNKNOWN),
+        (2**64 - 1, TroubleKind.UNKNOWN),
     ],
 )
-def test_what_an_xid_takes(number: int, kind: Kind) -> None:
+def test_what_an_xid_takes(number: int, kind: TroubleKind) -> None:
     assert judged(number, CHECKS).kind is kind
 
 
 @pytest.mark.parametrize(
     ("number", "kind"),
-    [(43, Kind.RESTART_APP), (63, Kind.RESTART_APP), (109, Kind.RESET_REQUIRED), (999, Kind.UNKNOWN)],
+    [
+        (43, TroubleKind.RESTART_APP),
+        (63, TroubleKind.RESTART_APP),
+        (109, TroubleKind.RESET_REQUIRED),
+        (999, TroubleKind.UNKNOWN),
+    ],
 )
-def test_what_is_enabled_by_name_is_an_illness(number: int, kind: Kind) -> None:
+def test_what_is_enabled_by_name_is_an_illness(number: int, kind: TroubleKind) -> None:
     assert judged(number, Checks.of("all", str(number))).kind is kind
 
 
@@ -192,7 +197,7 @@ WITH_PARTS = seen(1, partitions=PARTS)
         "a double bit error",
     ],
 )
-def test_whom_an_error_marks(happened: Callable[[Condition], Condition], ill: set[str]) -> None:
+def test_whom_an_error_marks(happened: Callable[[NodeHealth], NodeHealth], ill: set[str]) -> None:
     assert after(WITH_PARTS, happened).ills.keys() == ill
 
 
@@ -203,7 +208,7 @@ def test_a_gpu_instance_is_all_its_compute_instances() -> None:
 
 def test_the_worst_counts() -> None:
     health = after(WITH_PARTS, xid(94, 2), xid(79, 3, gi=1, ci=0), xid(8, 4))
-    assert kinds(health, G, M, N) == [Kind.RESTART_APP, Kind.RESET_REQUIRED, None]
+    assert kinds(health, G, M, N) == [TroubleKind.RESTART_APP, TroubleKind.RESET_REQUIRED, None]
     worst = health.trouble(M, G)
     assert worst is not None
     assert "Xid 79" in worst.reason
@@ -212,31 +217,35 @@ def test_the_worst_counts() -> None:
 @pytest.mark.parametrize(
     ("steps", "left", "recovered"),
     [
-        ((seen(1), xid(79, 2), seen(3), seen(4)), Kind.RESET_REQUIRED, set()),
+        ((seen(1), xid(79, 2), seen(3), seen(4)), TroubleKind.RESET_REQUIRED, set()),
         ((seen(1), xid(79, 2), seen(3, failed=LOSS, lost=True), seen(4)), None, {G}),
         ((seen(1), xid(79, 2), seen(3, failed=LOSS, lost=True), seen(4, failed=LOSS), seen(5)), None, {G}),
         (
-            (seen(1), xid(79, 2), seen(3, failed=replace(LOSS, kind=Kind.RESTART_APP)), seen(4)),
-            Kind.RESET_REQUIRED,
+            (seen(1), xid(79, 2), seen(3, failed=replace(LOSS, kind=TroubleKind.RESTART_APP)), seen(4)),
+            TroubleKind.RESET_REQUIRED,
             set(),
         ),
         ((seen(1), xid(79, 2), scanned(3, {H: Looked(3)}), seen(4)), None, {G}),
-        ((seen(1), xid(79, 2), scanned(3, {H: Looked(3)}, released=G), seen(4)), Kind.RESET_REQUIRED, set()),
+        ((seen(1), xid(79, 2), scanned(3, {H: Looked(3)}, released=G), seen(4)), TroubleKind.RESET_REQUIRED, set()),
         ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=0)), None, {G}),
-        ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=None)), Kind.RESET_REQUIRED, set()),
-        ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=2)), Kind.RESET_REQUIRED, set()),
-        ((seen(1), xid(79, 2), seen(3, action=3), seen(4, action=0)), Kind.RESET_REQUIRED, set()),
+        ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=None)), TroubleKind.RESET_REQUIRED, set()),
+        ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=2)), TroubleKind.RESET_REQUIRED, set()),
+        ((seen(1), xid(79, 2), seen(3, action=3), seen(4, action=0)), TroubleKind.RESET_REQUIRED, set()),
         ((seen(1), xid(79, 2), seen(3, remap_pending=True), seen(4, remap_pending=False)), None, {G}),
-        ((seen(1), xid(79, 2), seen(3, remap_pending=True), seen(4)), Kind.RESET_REQUIRED, set()),
-        ((seen(1), seen(3, action=1), xid(79, 3.5), seen(4, action=0)), Kind.RESET_REQUIRED, set()),
+        ((seen(1), xid(79, 2), seen(3, remap_pending=True), seen(4)), TroubleKind.RESET_REQUIRED, set()),
+        ((seen(1), seen(3, action=1), xid(79, 3.5), seen(4, action=0)), TroubleKind.RESET_REQUIRED, set()),
         ((seen(1), xid(999, 2), seen(3, action=1), seen(4, action=0)), None, {G}),
         ((seen(1), ecc(2), seen(3, action=4), seen(4, action=0)), None, {G}),
         ((seen(1), xid(79, 2), scanned(4, {G: Looked(4), H: Looked(4)}, reloaded=3)), None, {G, H}),
-        ((seen(1), xid(79, 3.5), scanned(4, {G: Looked(4), H: Looked(4)}, reloaded=3)), Kind.RESET_REQUIRED, {H}),
+        (
+            (seen(1), xid(79, 3.5), scanned(4, {G: Looked(4), H: Looked(4)}, reloaded=3)),
+            TroubleKind.RESET_REQUIRED,
+            {H},
+        ),
         ((seen(1), xid(79, 3.5), seen(3.7), scanned(5, {G: Looked(5), H: Looked(5)}, reloaded=3)), None, {G, H}),
-        ((seen(1), xid(79, 2), seen(3, action=1), xid(94, 3.5), seen(4, action=0)), Kind.RESTART_APP, {G}),
-        ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=0), xid(79, 5)), Kind.RESET_REQUIRED, set()),
-        ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=0), xid(94, 5)), Kind.RESTART_APP, set()),
+        ((seen(1), xid(79, 2), seen(3, action=1), xid(94, 3.5), seen(4, action=0)), TroubleKind.RESTART_APP, {G}),
+        ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=0), xid(79, 5)), TroubleKind.RESET_REQUIRED, set()),
+        ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=0), xid(94, 5)), TroubleKind.RESTART_APP, set()),
         ((seen(1), xid(79, 2), seen(3, action=1), seen(4, action=0), xid(13, 5)), None, {G}),
     ],
     ids=[
@@ -265,7 +274,7 @@ def test_the_worst_counts() -> None:
     ],
 )
 def test_what_a_reset_ends(
-    steps: tuple[Callable[[Condition], Condition], ...], left: Kind | None, recovered: set[str]
+    steps: tuple[Callable[[NodeHealth], NodeHealth], ...], left: TroubleKind | None, recovered: set[str]
 ) -> None:
     health = after(*steps)
     assert kinds(health) == [left]
@@ -290,20 +299,20 @@ def test_a_partition_that_is_gone_leaves_nothing() -> None:
 @pytest.mark.parametrize(
     ("of_g", "kind"),
     [
-        ({"failed": LOSS}, Kind.RESET_REQUIRED),
+        ({"failed": LOSS}, TroubleKind.RESET_REQUIRED),
         ({"action": 0}, None),
-        ({"action": 1}, Kind.RESET_REQUIRED),
-        ({"action": 2}, Kind.RESET_REQUIRED),
-        ({"action": 3}, Kind.RESTART_APP),
-        ({"action": 4}, Kind.RESET_REQUIRED),
-        ({"action": 77}, Kind.UNKNOWN),
-        ({"remap_pending": True}, Kind.APPLICATION),
-        ({"remap_failed": True}, Kind.UNKNOWN),
+        ({"action": 1}, TroubleKind.RESET_REQUIRED),
+        ({"action": 2}, TroubleKind.RESET_REQUIRED),
+        ({"action": 3}, TroubleKind.RESTART_APP),
+        ({"action": 4}, TroubleKind.RESET_REQUIRED),
+        ({"action": 77}, TroubleKind.UNKNOWN),
+        ({"remap_pending": True}, TroubleKind.APPLICATION),
+        ({"remap_failed": True}, TroubleKind.UNKNOWN),
         ({"remap_failed": False, "remap_pending": False}, None),
     ],
     ids=str,
 )
-def test_a_state_is_a_trouble_as_long_as_it_lasts(of_g: dict[str, object], kind: Kind | None) -> None:
+def test_a_state_is_a_trouble_as_long_as_it_lasts(of_g: dict[str, object], kind: TroubleKind | None) -> None:
     health = after(seen(1), seen(2, **of_g))
     assert kinds(health) == [kind]
     assert kinds(seen(3, action=0, remap_pending=False, remap_failed=False)(health)) == [None]
@@ -314,15 +323,18 @@ def test_where_all_checks_are_disabled_only_what_can_not_be_reached_is_ill() -> 
     bad = Looked(2, action=1, remap_failed=True, remap_pending=True)
     health = looked(after(seen(1)), {G: bad, H: Looked(2, failed=LOSS)}, none, Recovery.SAFE, now=2)
     health = event(event(health, Event(G, 79), none, 3), Event(G, None), none, 3)
-    assert kinds(health, G, H) == [None, Kind.RESET_REQUIRED]
+    assert kinds(health, G, H) == [None, TroubleKind.RESET_REQUIRED]
 
 
 def test_restart_app_ends_by_quiet_and_nothing_else_does() -> None:
     health = after(WITH_PARTS, xid(94, 2), xid(8, 10), xid(79, 3, gi=1, ci=0))
     assert rests_at(health, Recovery.SAFE) == 2 + QUIET_S
-    assert kinds(rested(health, 9 + QUIET_S, Recovery.SAFE), G, M) == [Kind.RESTART_APP, Kind.RESET_REQUIRED]
+    assert kinds(rested(health, 9 + QUIET_S, Recovery.SAFE), G, M) == [
+        TroubleKind.RESTART_APP,
+        TroubleKind.RESET_REQUIRED,
+    ]
     health = rested(health, 10 + QUIET_S, Recovery.SAFE)
-    assert kinds(health, G, M) == [None, Kind.RESET_REQUIRED]
+    assert kinds(health, G, M) == [None, TroubleKind.RESET_REQUIRED]
     assert rests_at(health, Recovery.SAFE) is None
 
 
@@ -340,7 +352,7 @@ def test_the_same_error_again_begins_the_quiet_anew() -> None:
     ],
     ids=["a reset", "a new load of the driver", "time"],
 )
-def test_nothing_recovers_by_itself_where_that_is_off(then: Callable[[Condition], Condition]) -> None:
+def test_nothing_recovers_by_itself_where_that_is_off(then: Callable[[NodeHealth], NodeHealth]) -> None:
     before = after(seen(1), xid(94, 2), xid(79, 2), seen(3, action=1, failed=None))
     health = then(before)
     assert health.ills[G] == before.ills[G]
@@ -365,7 +377,7 @@ def test_an_operators_word_ends_what_is_known(asked: list[str], recovery: Recove
 def test_what_counts_no_longer_has_recovered() -> None:
     health = after(WITH_PARTS, xid(62, 2), xid(79, 2, gi=1, ci=0), xid(62, 2, uuid=H), ecc(3))
     health = rejudged(health, Checks.of("62,79"))
-    assert kinds(health, G, M, H) == [Kind.RESET_REQUIRED, None, None]
+    assert kinds(health, G, M, H) == [TroubleKind.RESET_REQUIRED, None, None]
     assert health.recovered == {M, H}
     assert kinds(rejudged(health, Checks.of("all"))) == [None]
 
@@ -379,7 +391,7 @@ def test_a_storm_of_different_errors_stays_small() -> None:
 
 
 def test_gpus_that_went_are_forgotten_in_the_end() -> None:
-    health = Condition()
+    health = NodeHealth()
     for number in range(600):
         health = scanned(number, {f"GPU-{number}": Looked(number)})(health)
     assert len(health.looks) <= 257

@@ -12,7 +12,7 @@ from devices.gpu.model import GPU
 from devices.gpu.naming import NamingError
 from devices.gpu.sharing import Offered, could_be, listing, offered
 from devices.gpu.simulated.backend import VENDORS
-from devices.model import Device, Health, Kind, Options, Trouble
+from devices.model import Device, Health, Options, Trouble, TroubleKind
 from devices.policy import Globbed, MigStrategy, Naming, Policy, Portion, Slices
 
 NVIDIA = "nvidia.com/gpu"
@@ -112,39 +112,56 @@ def test_amds_single_needs_gpus_that_are_alike() -> None:
         named([amd("a", "cpx_nps4"), amd("b", "spx_nps1")], Policy())
 
 
-ILL = {kind: Trouble(kind.value, kind) for kind in Kind}
+ILL = {kind: Trouble(kind.value, kind) for kind in TroubleKind}
 
 
 @pytest.mark.parametrize(
     ("whole", "parts", "worst"),
     [
         pytest.param(None, [None, None], None, id="all are well"),
-        pytest.param(None, [None, Kind.RESET_REQUIRED], Kind.RESET_REQUIRED, id="one of its partitions isn't"),
-        pytest.param(Kind.RESET_REQUIRED, [Kind.RESTART_APP], Kind.RESET_REQUIRED, id="its own is the worse"),
-        pytest.param(Kind.APPLICATION, [Kind.RESTART_APP], Kind.RESTART_APP, id="what leaves it well hides nothing"),
-        pytest.param(Kind.RESET_REQUIRED, [Kind.UNKNOWN], Kind.UNKNOWN, id="as bad as anything could be"),
+        pytest.param(
+            None, [None, TroubleKind.RESET_REQUIRED], TroubleKind.RESET_REQUIRED, id="one of its partitions isn't"
+        ),
+        pytest.param(
+            TroubleKind.RESET_REQUIRED, [TroubleKind.RESTART_APP], TroubleKind.RESET_REQUIRED, id="its own is the worse"
+        ),
+        pytest.param(
+            TroubleKind.APPLICATION,
+            [TroubleKind.RESTART_APP],
+            TroubleKind.RESTART_APP,
+            id="what leaves it well hides nothing",
+        ),
+        pytest.param(
+            TroubleKind.RESET_REQUIRED, [TroubleKind.UNKNOWN], TroubleKind.UNKNOWN, id="as bad as anything could be"
+        ),
     ],
 )
 def test_a_gpu_that_is_offered_whole_has_the_worst_trouble_on_it(
-    whole: Kind | None, parts: list[Kind | None], worst: Kind | None
+    whole: TroubleKind | None, parts: list[TroubleKind | None], worst: TroubleKind | None
 ) -> None:
     """With the strategy ``none`` nobody else would say that something on it is ill."""
     board = gpu("GPU-0", split=True, trouble=ILL.get(whole))  # type: ignore[arg-type]  # None is in no mapping
     on_it = [replace(mig("GPU-0", number), trouble=ILL.get(kind)) for number, kind in enumerate(parts)]  # type: ignore[arg-type]
-    found = named([board, *on_it, replace(G1, trouble=ILL[Kind.APPLICATION])], Policy())
-    assert [one.trouble for one in found[NVIDIA]] == [ILL.get(worst), ILL[Kind.APPLICATION]]  # type: ignore[arg-type]
+    found = named([board, *on_it, replace(G1, trouble=ILL[TroubleKind.APPLICATION])], Policy())
+    assert [one.trouble for one in found[NVIDIA]] == [ILL.get(worst), ILL[TroubleKind.APPLICATION]]  # type: ignore[arg-type]
 
 
 def test_a_partition_that_lacks_something_is_ill_and_its_gpu_is_not() -> None:
-    parts = [replace(SMALL[0], lacks="no node"), replace(SMALL[1], trouble=ILL[Kind.RESET_REQUIRED], lacks="no node")]
+    parts = [
+        replace(SMALL[0], lacks="no node"),
+        replace(SMALL[1], trouble=ILL[TroubleKind.RESET_REQUIRED], lacks="no node"),
+    ]
     found = named([gpu("GPU-0", split=True), *parts], Policy(mig_strategy=MigStrategy.MIXED))
-    assert [one.trouble for one in found["nvidia.com/mig-1g.10gb"]] == [Trouble("no node"), ILL[Kind.RESET_REQUIRED]]
+    assert [one.trouble for one in found["nvidia.com/mig-1g.10gb"]] == [
+        Trouble("no node"),
+        ILL[TroubleKind.RESET_REQUIRED],
+    ]
     (whole,) = named([gpu("GPU-0", split=True), parts[0]], Policy())[NVIDIA]
     assert whole.trouble is None
 
 
 def test_a_gpus_trouble_is_that_of_its_partitions() -> None:
-    hot, own = Trouble("hot", Kind.RESET_REQUIRED), Trouble("xid 94")
+    hot, own = Trouble("hot", TroubleKind.RESET_REQUIRED), Trouble("xid 94")
     parts = [SMALL[0], replace(SMALL[1], trouble=own)]
     found = named([gpu("GPU-0", split=True, trouble=hot), *parts], Policy(mig_strategy=MigStrategy.MIXED))
     assert [one.trouble for one in found["nvidia.com/mig-1g.10gb"]] == [hot, hot]
@@ -282,10 +299,10 @@ def test_gpus_on_the_list() -> None:
     assert ready.options.pre_start_required
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_a_gpu_is_ill_by_any_trouble_but_an_applications(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", TroubleKind)
+def test_a_gpu_is_ill_by_any_trouble_but_an_applications(kind: TroubleKind) -> None:
     there = listing(shown(GPU("a", 0, 0, trouble=Trouble("hot", kind))), frozenset(), frozenset())
-    assert there.devices == (Device("a", Health.HEALTHY if kind is Kind.APPLICATION else Health.UNHEALTHY),)
+    assert there.devices == (Device("a", Health.HEALTHY if kind is TroubleKind.APPLICATION else Health.UNHEALTHY),)
     assert there.troubles == {"a": Trouble("hot", kind)}
 
 

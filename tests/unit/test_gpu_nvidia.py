@@ -21,12 +21,12 @@ from devices.gpu.backend import Backend, Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.nvidia import nvml as nvml_library
 from devices.gpu.nvidia.backend import NvidiaBackend
-from devices.gpu.nvidia.kernel import Node as Kernel
+from devices.gpu.nvidia.kernel import KernelFacts as Kernel
 from devices.gpu.nvidia.nvml import Nvml
 from devices.gpu.nvidia.scan import Let
 from devices.gpu.nvidia.vendor import profile
 from devices.gpu.nvidia.watch import Guests, Happened, Looker, News, Pace
-from devices.model import Health, Kind
+from devices.model import Health, TroubleKind
 from devices.policy import Policy, Recovery
 from devices.source import GiveUpError
 from gateway.lab.trials.faults import descriptors
@@ -138,7 +138,7 @@ def by_uuid(sight: Sight) -> dict[str, GPU]:
     return {one.uuid: one for one in sight.gpus}
 
 
-def ill(sight: Sight) -> dict[str, Kind]:
+def ill(sight: Sight) -> dict[str, TroubleKind]:
     """What isn't well, by UUID."""
     return {
         one.uuid: one.trouble.kind for one in sight.gpus if one.trouble is not None and one.health is not Health.HEALTHY
@@ -312,7 +312,7 @@ async def test_an_xid_marks_its_gpu_at_once(node: Node) -> None:
         await watch.until(well)
         node.world.event(3, 79)
         sight = await watch.until(ill)
-    assert ill(sight) == {node.world.gpus[3].uuid: Kind.RESET_REQUIRED}
+    assert ill(sight) == {node.world.gpus[3].uuid: TroubleKind.RESET_REQUIRED}
 
 
 async def test_a_double_bit_error_marks_its_gpu(node: Node) -> None:
@@ -320,7 +320,7 @@ async def test_a_double_bit_error_marks_its_gpu(node: Node) -> None:
         await watch.until(well)
         node.world.event(5, type=2)
         sight = await watch.until(ill)
-    assert ill(sight) == {node.world.gpus[5].uuid: Kind.RESET_REQUIRED}
+    assert ill(sight) == {node.world.gpus[5].uuid: TroubleKind.RESET_REQUIRED}
 
 
 async def test_an_xid_of_an_instance_marks_that_one(node: Node) -> None:
@@ -330,7 +330,7 @@ async def test_an_xid_of_an_instance_marks_that_one(node: Node) -> None:
         await watch.until(well)
         node.world.event(0, 95, gpu_instance=second.gpu_instance, compute_instance=0)
         sight = await watch.until(ill)
-        assert ill(sight) == {second.uuid: Kind.RESET_REQUIRED}
+        assert ill(sight) == {second.uuid: TroubleKind.RESET_REQUIRED}
         node.world.event(0, 48)
         sight = await watch.until(lambda now: len(ill(now)) == 3)
     assert ill(sight).keys() == {node.world.gpus[0].uuid, first.uuid, second.uuid}
@@ -370,7 +370,7 @@ async def test_settings_of_health_count_at_once(node: Node) -> None:
         backend.judge_by(Policy(enabled_health_checks="13"))
         node.world.event(1, 13)
         sight = await watch.until(ill)
-    assert ill(sight) == {node.world.gpus[1].uuid: Kind.RESTART_APP}
+    assert ill(sight) == {node.world.gpus[1].uuid: TroubleKind.RESTART_APP}
 
 
 async def test_a_wanted_reset_that_was_done(node: Node) -> None:
@@ -378,7 +378,7 @@ async def test_a_wanted_reset_that_was_done(node: Node) -> None:
         await watch.until(well)
         node.world.event(4, 48)
         sight = await watch.until(ill)
-        assert ill(sight) == {node.world.gpus[4].uuid: Kind.RESET_REQUIRED}
+        assert ill(sight) == {node.world.gpus[4].uuid: TroubleKind.RESET_REQUIRED}
         # What a look shows that began before the error counts for nothing. One that shows GPU 2 may be such a look, the next
         # isn't; and when that shows GPU 3, it has GPU 4, too, which it asks later.
         reset = node.world.gpus[2:5]
@@ -419,7 +419,7 @@ async def test_a_lost_gpu_and_its_return(node: Node, code: int) -> None:
         node.world.fails("nvmlDeviceGetUUID", code, gpu=2)
         node.world.write()
         sight = await watch.until(ill)
-        assert ill(sight) == {uuid: Kind.RESET_REQUIRED}
+        assert ill(sight) == {uuid: TroubleKind.RESET_REQUIRED}
         assert [replace(one, trouble=None) for one in sight.gpus] == list(before.gpus)
         node.world.works("nvmlDeviceGetUUID", gpu=2)
         node.world.write()
@@ -456,7 +456,7 @@ async def test_a_call_that_fails_for_one_gpu_takes_no_other_along(node: Node, fu
         node.world.fails(function, UNKNOWN, gpu=6)
         node.world.write()
         sight = await watch.until(ill)
-        assert ill(sight) == {node.world.gpus[6].uuid: Kind.RESTART_APP}
+        assert ill(sight) == {node.world.gpus[6].uuid: TroubleKind.RESTART_APP}
         assert [replace(one, trouble=None) for one in sight.gpus] == list(before.gpus)
         node.world.works(function, gpu=6)
         node.world.write()
@@ -555,7 +555,7 @@ async def test_memory_that_is_to_be_replaced(node: Node) -> None:
         node.world.gpus[1].rows = (0, 1, 0, 1)
         node.world.write()
         sight = await watch.until(ill)
-    assert ill(sight) == {uuid: Kind.UNKNOWN}
+    assert ill(sight) == {uuid: TroubleKind.UNKNOWN}
 
 
 async def test_the_driver_is_loaded_anew(node: Node) -> None:
@@ -568,7 +568,7 @@ async def test_the_driver_is_loaded_anew(node: Node) -> None:
             node.world.fails(function, NOT_LOADED)
         node.world.write()
         sight = await watch.until(lambda now: len(ill(now)) == 8)
-        assert set(ill(sight).values()) == {Kind.RESET_REQUIRED, Kind.RESTART_APP}
+        assert set(ill(sight).values()) == {TroubleKind.RESET_REQUIRED, TroubleKind.RESTART_APP}
         node.world.rules.clear()
         node.load()
         node.world.write()
@@ -752,7 +752,7 @@ async def test_a_call_that_hangs(node: Node) -> None:
         node.world.fails("nvmlDeviceGetMigMode", 0, gpu=3, hangs=60)
         node.world.write()
         sight = await watch.until(ill)
-        assert ill(sight) == {uuid: Kind.RESTART_APP}
+        assert ill(sight) == {uuid: TroubleKind.RESTART_APP}
         node.world.event(6, 79)
         sight = await watch.until(lambda now: len(ill(now)) == 2)
         assert ill(sight).keys() == {uuid, node.world.gpus[6].uuid}

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from devices.gpu.nvidia.kernel import Node
+from devices.gpu.nvidia.kernel import KernelFacts
 from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml, NvmlError, UnsupportedError
 from devices.gpu.nvidia.scan import Let, Scan, Session
 from devices.gpu.nvidia.watch import Guests, Looker, Pace, _Command
@@ -48,7 +48,7 @@ def stub() -> Stub:
 
 @pytest.fixture
 def looker(stub: Stub, tmp_path: Path) -> Looker:
-    one = Looker(cast("Nvml", stub), Node(tmp_path, tmp_path, tmp_path), PACE, Let(), Guests())
+    one = Looker(cast("Nvml", stub), KernelFacts(tmp_path, tmp_path, tmp_path), PACE, Let(), Guests())
     one._loop, one._take = cast("Any", type("Loop", (), {"call_soon_threadsafe": lambda *_: None})()), lambda _: None
     return one
 

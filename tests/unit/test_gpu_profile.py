@@ -16,7 +16,7 @@ from devices.gpu.model import GPU, Link, Way
 from devices.gpu.simulated import profile
 from devices.gpu.simulated.document import ProfileError
 from devices.gpu.simulated.profile import Described, find, parse, read, shipped
-from devices.model import Health, Kind, Trouble
+from devices.model import Health, Trouble, TroubleKind
 
 ALL_OF_64 = f"{{between: {list(range(64))}, by: pix}}"
 
@@ -65,9 +65,9 @@ def test_what_may_be_written(beneath: str, seen: list[tuple[int | None, str, tup
 @pytest.mark.parametrize(
     ("beneath", "trouble"),
     [
-        ("hot", Trouble("hot", Kind.RESTART_APP)),
-        ("{reason: hot}", Trouble("hot", Kind.RESTART_APP)),
-        *((f"{{reason: hot, kind: {kind.value}}}", Trouble("hot", kind)) for kind in Kind),
+        ("hot", Trouble("hot", TroubleKind.RESTART_APP)),
+        ("{reason: hot}", Trouble("hot", TroubleKind.RESTART_APP)),
+        *((f"{{reason: hot, kind: {kind.value}}}", Trouble("hot", kind)) for kind in TroubleKind),
     ],
 )
 def test_a_trouble_has_a_kind(beneath: str, trouble: Trouble) -> None:

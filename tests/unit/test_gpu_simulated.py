@@ -450,7 +450,7 @@ async def test_a_profile_that_can_not_be_read_now_is_read_later(
 
     def fail_at_first(path: Path) -> bytes:
         if next(failures, None) is not None:
-            raise profile.UnreadableError("Too many open files")
+            raise profile.UnreadableProfileError("Too many open files")
         return profile.read(path)
 
     monkeypatch.setattr(simulated, "read", fail_at_first)

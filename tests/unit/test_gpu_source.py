@@ -16,13 +16,23 @@ from structlog.testing import capture_logs
 from devices.combined import Combined
 from devices.generic import GenericSource
 from devices.gpu import allocation, source
-from devices.gpu.asked import Surroundings
+from devices.gpu.asked import NodeTraits
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.nvidia.vendor import NVIDIA as NVIDIA_RULES
 from devices.gpu.simulated.backend import VENDORS
 from devices.gpu.source import GPUSource
-from devices.model import ContainerRequest, Fault, Field, Health, Kind, PreferredRequest, RefusedError, Sayable, Trouble
+from devices.model import (
+    ContainerRequest,
+    Fault,
+    Field,
+    Health,
+    PreferredRequest,
+    RefusedError,
+    Sayable,
+    Trouble,
+    TroubleKind,
+)
 from devices.policy import CDI_STRATEGIES, Globbed, IdStrategy, ListStrategy, MigStrategy, Policy, Sharing, Slices
 from devices.source import Facts, Fate, GiveUpError, Inventory
 
@@ -71,16 +81,16 @@ def ids(inventory: Inventory) -> dict[str, list[str]]:
     return {resource: [device.id for device in listing.devices] for resource, listing in inventory.items()}
 
 
-def surveyed(sight: Sight, policy: Policy) -> Surroundings:
+def surveyed(sight: Sight, policy: Policy) -> NodeTraits:
     """Stand in for what answers by CDI rest on: nothing but the nodes."""
     assert policy.list_strategies & CDI_STRATEGIES
-    return Surroundings(sight.control_nodes)
+    return NodeTraits(sight.control_nodes)
 
 
 class Watched:
     """A source over a backend, with its watch open."""
 
-    def __init__(self, policy: Policy = Policy(), survey: Callable[[Sight, Policy], Surroundings] = surveyed) -> None:
+    def __init__(self, policy: Policy = Policy(), survey: Callable[[Sight, Policy], NodeTraits] = surveyed) -> None:
         self.backend = Backend()
         self.source = GPUSource(self.backend, policy, VENDORS, survey)
         self.inventories: AsyncIterator[Inventory] = self.source.watch()
@@ -316,7 +326,7 @@ async def test_nobody_is_asked_to_let_go_of_what_is_not_there(watched: Watched) 
     assert watched.backend.orders == []
 
 
-ILL = Trouble("Xid 95", Kind.RESET_REQUIRED)
+ILL = Trouble("Xid 95", TroubleKind.RESET_REQUIRED)
 
 
 async def test_a_gpu_offered_whole_is_ill_with_an_instance_and_well_with_it(watched: Watched) -> None:
@@ -499,7 +509,7 @@ async def test_answers_that_are_remembered_are_bounded(watched: Watched, monkeyp
 
 
 async def test_a_specification_that_could_not_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = [Surroundings(without_cdi="no folder"), Surroundings(without_cdi="no folder"), Surroundings()]
+    outcomes = [NodeTraits(without_cdi="no folder"), NodeTraits(without_cdi="no folder"), NodeTraits()]
     monkeypatch.setattr(source, "_CDI_RETRY", 0.01)
     one = Watched(Policy(list_strategies=frozenset({ListStrategy.CDI_CRI})), lambda *_: outcomes.pop(0))
     with capture_logs() as logs:

@@ -25,7 +25,7 @@ from gateway.registration import events
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase, Timer
 from gateway.wires import control
-from gateway.wires.control import Connection, Server, socket_path
+from gateway.wires.control import ControlConnection, ControlServer, socket_path
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 GUARD = 10.0
@@ -110,7 +110,7 @@ class Gateway:
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = iter(range(1, 1000))
         self.handover = Handover(self.age, node.folder, self, self._count)
-        self.server = Server(socket_path(node.folder, self.age.token), {talked.OP: self.handover.serve})
+        self.server = ControlServer(socket_path(node.folder, self.age.token), {talked.OP: self.handover.serve})
 
     @property
     def name(self) -> str:
@@ -205,7 +205,7 @@ class Gateway:
         self.states[resource], actions = registration.step(self.states[resource], event)
         for action in actions:
             match action:
-                case events.Offer(attempt):
+                case events.SendRegister(attempt):
                     self._spawn(self._offer(resource, attempt))
                 case events.SetTimer(timer, seconds):
                     self._cancel(resource, timer)
@@ -213,7 +213,7 @@ class Gateway:
                     self._timers[resource, timer] = handle
                 case events.CancelTimer(timer):
                     self._cancel(resource, timer)
-                case events.CancelOffer():
+                case events.CancelRegister():
                     self.kubelet.troubles.append("a Register was given up")
                 case events.EndStreams() if resource in self.streams:
                     self.ending.add(resource)
@@ -271,7 +271,7 @@ class Node:
         folder.mkdir()
         gateway = Gateway(self, born_ns, [GPU])
         gateway.handover = Handover(gateway.age, folder, gateway, lambda *_: None)
-        gateway.server = Server(socket_path(folder, gateway.age.token), {talked.OP: gateway.handover.serve})
+        gateway.server = ControlServer(socket_path(folder, gateway.age.token), {talked.OP: gateway.handover.serve})
         self._made.append(gateway)
         await gateway.start()
         return gateway
@@ -542,7 +542,7 @@ YOUNGER, YOUNGEST, OLDER = Age(9, "00000009"), Age(10, "0000000a"), Age(0, "0000
 class ByHand:
     """A younger partner of ``elder``, over a real connection."""
 
-    def __init__(self, connection: Connection, age: Age) -> None:
+    def __init__(self, connection: ControlConnection, age: Age) -> None:
         self.connection, self.age = connection, age
 
     async def say(self, say: object, resources: object = (GPU,), **more: object) -> None:
@@ -759,27 +759,27 @@ async def test_a_gateway_that_connects_twice_has_one_lease(node: Node) -> None:
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
 
 
-Talk = Callable[[Connection, dict[str, Any]], Any]
+Talk = Callable[[ControlConnection, dict[str, Any]], Any]
 
 
-async def _silent(connection: Connection, _request: Mapping[str, Any]) -> None:
+async def _silent(connection: ControlConnection, _request: Mapping[str, Any]) -> None:
     while await connection.receive() is not None:
         pass
 
 
 def _answers(message: dict[str, Any]) -> Talk:
-    async def answer(connection: Connection, _request: Mapping[str, Any]) -> None:
+    async def answer(connection: ControlConnection, _request: Mapping[str, Any]) -> None:
         await connection.send({"op": talked.OP, "resources": [GPU]} | message)
         await _silent(connection, {})
 
     return answer
 
 
-async def _hangs_up(connection: Connection, _request: Mapping[str, Any]) -> None:
+async def _hangs_up(connection: ControlConnection, _request: Mapping[str, Any]) -> None:
     connection.abort()
 
 
-async def _keeps_saying_wait(connection: Connection, _request: Mapping[str, Any]) -> None:
+async def _keeps_saying_wait(connection: ControlConnection, _request: Mapping[str, Any]) -> None:
     for say in ("wait", "wait", "yours"):
         await connection.send({"op": talked.OP, "resources": [GPU], "say": say})
     await _silent(connection, {})
@@ -800,7 +800,7 @@ async def _keeps_saying_wait(connection: Connection, _request: Mapping[str, Any]
 )
 async def test_whatever_an_elder_does_the_heir_serves(node: Node, talk: Talk) -> None:
     """The elder's own streams are none of its words' business here: this one has none."""
-    server = Server(socket_path(node.folder, OLDER.token), {talked.OP: talk})
+    server = ControlServer(socket_path(node.folder, OLDER.token), {talked.OP: talk})
     await server.start()
     heir = Gateway(node, 2, [GPU])
     node._made.append(heir)
@@ -818,12 +818,12 @@ async def test_an_elder_that_could_not_be_spoken_to_is_asked_again(node: Node, m
     monkeypatch.setattr(partners, "AGAIN_MOST", 0.1)
     tries: list[float] = []
 
-    async def refuse(connection: Connection, _request: Mapping[str, Any]) -> None:
+    async def refuse(connection: ControlConnection, _request: Mapping[str, Any]) -> None:
         tries.append(time.monotonic())
         node.kubelet.pulse()
         connection.abort()
 
-    server = Server(socket_path(node.folder, OLDER.token), {talked.OP: refuse})
+    server = ControlServer(socket_path(node.folder, OLDER.token), {talked.OP: refuse})
     heir = Gateway(node, 2, [GPU])
     node._made.append(heir)
     heir.look = lambda: heir._spawn(heir.handover.take_over([OLDER]))  # type: ignore[method-assign]  # OLDER is no Gateway
@@ -841,7 +841,7 @@ async def test_a_conversation_forgets_the_failures_before_it(node: Node) -> None
     node._made.append(heir)
     await heir.handover.take_over([OLDER])
     heir.handover._rests.until.clear()
-    server = Server(socket_path(node.folder, OLDER.token), {talked.OP: _answers({"say": "yours"})})
+    server = ControlServer(socket_path(node.folder, OLDER.token), {talked.OP: _answers({"say": "yours"})})
     await server.start()
     await heir.handover.take_over([OLDER])
     [partner] = heir.handover._partners.values()
@@ -859,7 +859,7 @@ async def test_what_a_partner_does_not_read_is_bounded() -> None:
             self.aborted = True
 
     deaf = Deaf()
-    partner = partners.Partner(YOUNGER, cast("Connection", deaf))
+    partner = partners.Partner(YOUNGER, cast("ControlConnection", deaf))
     for _ in range(partners._MAX_OUTBOX):
         for say in (Say.MINE, Say.REVOKE):
             partner.say(say, GPU)
@@ -882,7 +882,7 @@ async def test_another_protocol_version_is_no_conversation(node: Node) -> None:
 
 
 async def test_an_elder_that_keeps_it_is_stood_by_for(node: Node) -> None:
-    server = Server(socket_path(node.folder, OLDER.token), {talked.OP: _answers({"say": "mine"})})
+    server = ControlServer(socket_path(node.folder, OLDER.token), {talked.OP: _answers({"say": "mine"})})
     await server.start()
     heir = Gateway(node, 2, [GPU])
     node._made.append(heir)

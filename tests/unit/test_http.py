@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.wires import http
-from gateway.wires.http import TEXT, Answer, Server, address, parse
+from gateway.wires.http import TEXT, Answer, HttpServer, address, parse
 
 BODY = b"all is well\n" * 20_000
 """More than a socket takes at once."""
@@ -58,7 +58,7 @@ ROUTES = {
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[tuple[str, int]]:
-    server = Server("127.0.0.1", 0, ROUTES)
+    server = HttpServer("127.0.0.1", 0, ROUTES)
     try:
         yield await server.start()
     finally:
@@ -169,7 +169,7 @@ async def test_who_does_not_take_the_answer_is_left(monkeypatch: pytest.MonkeyPa
         asyncio.current_task().add_done_callback(lambda _: done.set())  # type: ignore[union-attr]  # we are in one
         return HTTPStatus.OK, TEXT, b"x" * 32_000_000
 
-    server = Server("127.0.0.1", 0, {"/": much})
+    server = HttpServer("127.0.0.1", 0, {"/": much})
     where = await server.start()
     reader, writer = await asyncio.open_connection(*where, limit=1024)
     writer.write(get("/"))
@@ -221,7 +221,7 @@ def idle(where: tuple[str, int], count: int) -> Iterator[list[socket.socket]]:
 
 async def test_so_many_connections_and_no_more() -> None:
     """One more ends one that is silent: who holds them all keeps nobody away."""
-    server = Server("127.0.0.1", 0, ROUTES)
+    server = HttpServer("127.0.0.1", 0, ROUTES)
     where = await server.start()
     held = [await asyncio.open_connection(*where) for _ in range(http.MAX_CONNECTIONS)]
     assert (await ask(where, get("/metrics"))).startswith(b"HTTP/1.1 200 ")
@@ -237,7 +237,7 @@ async def test_so_many_connections_and_no_more() -> None:
 
 async def test_connections_that_come_all_at_once_leave_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "MAX_CONNECTIONS", 32)
-    server = Server("127.0.0.1", 0, ROUTES)
+    server = HttpServer("127.0.0.1", 0, ROUTES)
     where = await server.start()
     before = descriptors()
     with idle(where, 200):
@@ -250,7 +250,7 @@ async def test_connections_that_come_all_at_once_leave_no_descriptor(monkeypatch
 
 
 async def test_one_turn_of_the_loop_takes_no_more_than_so_many() -> None:
-    server = Server("127.0.0.1", 0, ROUTES)
+    server = HttpServer("127.0.0.1", 0, ROUTES)
     where = await server.start()
     with idle(where, 200), patch.object(server, "_take", wraps=server._take) as take:
         listener = server._listeners[0]
@@ -266,7 +266,7 @@ async def test_a_listener_rests_for_what_it_used_not_for_what_others_did(monkeyp
     """On a busy node a turn takes long by the clock: a listener that rests as long has a quarter of the processor for it."""
     clock = iter(range(10**6))
     monkeypatch.setattr("time.thread_time", lambda: 0.25 * next(clock))
-    server = Server("127.0.0.1", 0, ROUTES)
+    server = HttpServer("127.0.0.1", 0, ROUTES)
     where = await server.start()
     with idle(where, http.AT_ONCE), patch.object(server, "_rest") as rest:
         server._accept(server._listeners[0])
@@ -280,7 +280,7 @@ async def test_an_answer_that_is_known_costs_no_task_and_nothing_stays_of_it(
 ) -> None:
     """Nor is any socket spelled with its addresses, which is what a selector does with one that it doesn't know."""
     monkeypatch.setattr(http, "SECONDS", 60.0)
-    server = Server("127.0.0.1", 0, {**ROUTES, "/at-once": lambda: (HTTPStatus.OK, TEXT, b"alive\n")})
+    server = HttpServer("127.0.0.1", 0, {**ROUTES, "/at-once": lambda: (HTTPStatus.OK, TEXT, b"alive\n")})
     where = await server.start()
     loop = asyncio.get_running_loop()
     with (
@@ -306,7 +306,7 @@ async def test_who_is_being_answered_stays(monkeypatch: pytest.MonkeyPatch) -> N
         await go.wait()
         return HTTPStatus.OK, TEXT, b"at last\n"
 
-    server = Server("127.0.0.1", 0, {"/": waits, "/metrics": _well})
+    server = HttpServer("127.0.0.1", 0, {"/": waits, "/metrics": _well})
     where = await server.start()
     monkeypatch.setattr(http, "MAX_CONNECTIONS", 32)
     waiting = [asyncio.ensure_future(ask(where, get("/"))) for _ in range(31)]
@@ -335,7 +335,7 @@ async def test_who_is_being_answered_stays(monkeypatch: pytest.MonkeyPatch) -> N
 )
 async def test_which_one_goes(monkeypatch: pytest.MonkeyPatch, stages: list[str], ends: str) -> None:
     monkeypatch.setattr(http, "MAX_CONNECTIONS", len(stages))
-    server = Server("127.0.0.1", 0, ROUTES)
+    server = HttpServer("127.0.0.1", 0, ROUTES)
     await server.start()
     pairs = [socket.socketpair() for _ in range(len(stages) + 1)]
     for ours, _ in pairs[:-1]:
@@ -359,7 +359,7 @@ async def test_who_does_not_take_the_answer_keeps_nobody_away(monkeypatch: pytes
         begun.release()
         return HTTPStatus.OK, TEXT, b"x" * 32_000_000
 
-    server = Server("127.0.0.1", 0, {"/much": much, "/": _ill})
+    server = HttpServer("127.0.0.1", 0, {"/much": much, "/": _ill})
     where = await server.start()
     with idle(where, 4) as connections:
         for one in connections:
@@ -371,7 +371,7 @@ async def test_who_does_not_take_the_answer_keeps_nobody_away(monkeypatch: pytes
 
 async def test_who_was_answered_and_goes_on_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "SECONDS", 60.0)
-    server = Server("127.0.0.1", 0, ROUTES)
+    server = HttpServer("127.0.0.1", 0, ROUTES)
     where = await server.start()
     _, writer = await asyncio.open_connection(*where)
     writer.write(get("/readyz") + b"x" * 1_000_000)
@@ -388,7 +388,7 @@ async def test_without_descriptors_it_waits_and_says_so_once() -> None:
         def accept(self) -> NoReturn:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    server = Server("127.0.0.1", 0, ROUTES)
+    server = HttpServer("127.0.0.1", 0, ROUTES)
     await server.start()
     with Exhausted() as listener, structlog.testing.capture_logs() as logs:
         for _ in range(100):
@@ -404,7 +404,7 @@ async def test_the_end_waits_for_nobody() -> None:
         asked.set()
         return await _hangs()
 
-    server = Server("127.0.0.1", 0, {"/": hangs})
+    server = HttpServer("127.0.0.1", 0, {"/": hangs})
     where = await server.start()
     waiting = asyncio.ensure_future(ask(where, get("/")))
     async with asyncio.timeout(20):
@@ -419,7 +419,7 @@ async def test_the_end_waits_for_nobody() -> None:
 async def test_an_address_that_is_taken_is_told() -> None:
     async with serving() as (host, port):
         with pytest.raises(OSError, match="in use"):
-            await Server(host, port, ROUTES).start()
+            await HttpServer(host, port, ROUTES).start()
 
 
 GARBAGE = st.one_of(

@@ -23,7 +23,7 @@ from gateway.kubernetes.node import OwnNode
 from gateway.kubernetes.ready import CONDITION
 from gateway.lab.trials.scenarios import RESOURCE, Node, node
 from gateway.registration.events import Phase
-from gateway.tally import Check
+from gateway.tally import Confirmation
 from tests.fakes.apiserver import Answer, ApiServer, Request
 from tests.unit.kubernetes import api, authority, server, until
 
@@ -157,7 +157,7 @@ def test_readiness_is_taken_away_only_where_it_stays_away(
     one._unready_since = None
     for at, reason, was, written in steps:
         monkeypatch.setattr(keeper, "time", FakeTime(1000 + at))
-        assert one._counts(ready.Verdict(reason, ""), was=was) is written
+        assert one._counts(ready.NodeReadiness(reason, ""), was=was) is written
 
 
 class FakeTime:
@@ -184,7 +184,7 @@ def gateway(*, served: bool = True, elsewhere: bool = False, ill: int = 0, hindr
         name=RESOURCE,
         entries=entries,
         state=SimpleNamespace(phase=Phase.SERVING if served else Phase.WAITING),
-        checked=Check.HELD,
+        checked=Confirmation.HELD,
         standing_by_for="another" if elsewhere else None,
     )
     return SimpleNamespace(
@@ -203,7 +203,7 @@ def keep(server: ApiServer, api: Client) -> Callable[[Any], Keeper]:
 
     def make(one: Any) -> Keeper:
         own = OwnNode(api, one.settings)
-        own.last = msgspec.convert(server.objects[NODE], nodes.Node)
+        own.last = msgspec.convert(server.objects[NODE], nodes.NodeObject)
         return Keeper(one, api, own)
 
     return make

@@ -10,10 +10,10 @@ import pytest
 from devices.life import states as life
 from devices.life.states import State
 from devices.model import Device, Health
-from gateway.kubelet.drift import Finding, Kind
+from gateway.kubelet.drift import Finding, MismatchKind
 from gateway.kubernetes import events, ready
 from gateway.kubernetes.events import News, Queue
-from gateway.kubernetes.node import Condition, Metadata, Node, Spec, Status, Taint
+from gateway.kubernetes.node import Condition, NodeConditions, NodeMetadata, NodeObject, NodeSpec, Taint
 from gateway.kubernetes.ready import CONDITION, NodeResource, judge
 
 GPU, OTHER = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
@@ -23,8 +23,10 @@ def standing(name: str = GPU, devices: int = 4, healthy: int = 4, **more: bool) 
     return NodeResource(name, devices, healthy, **{"served": True, "looked": True, **more})
 
 
-def node(allocatable: Mapping[str, str] | None = None, *conditions: Condition, taints: Sequence[Taint] = ()) -> Node:
-    return Node(Metadata("n1"), Spec(tuple(taints)), Status(dict(allocatable or {}), conditions))
+def node(
+    allocatable: Mapping[str, str] | None = None, *conditions: Condition, taints: Sequence[Taint] = ()
+) -> NodeObject:
+    return NodeObject(NodeMetadata("n1"), NodeSpec(tuple(taints)), NodeConditions(dict(allocatable or {}), conditions))
 
 
 @pytest.mark.parametrize(
@@ -158,8 +160,8 @@ def test_the_replicas_of_a_gpu_are_one_event() -> None:
 
 
 def test_a_new_difference_of_records_is_an_event() -> None:
-    old = Finding(Kind.UNLISTED, ("GPU-0",), "old")
-    new = Finding(Kind.DOUBLED, ("GPU-1",), "perhaps in two pods")
+    old = Finding(MismatchKind.UNLISTED, ("GPU-0",), "old")
+    new = Finding(MismatchKind.DOUBLED, ("GPU-1",), "perhaps in two pods")
     [news] = events.of_findings(GPU, [old], [old, new], 0)
     assert (news.reason, news.message) == ("GPURecordsDiffer", "nvidia.com/gpu: perhaps in two pods")
 

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.kubernetes import client, watch
 from gateway.kubernetes.client import Client, KubernetesError
-from gateway.kubernetes.watch import Change, Watch
+from gateway.kubernetes.watch import ObjectChange, Watch
 from tests.fakes.apiserver import Answer, ApiServer, Fault, Request
 from tests.unit.kubernetes import api, authority, node, server, until
 
@@ -31,7 +31,7 @@ class Following:
     async def next(self) -> tuple[str, list[str]]:
         """Wait for a change: its kind, and each object's label ``is``."""
         async with asyncio.timeout(10):
-            change: Change[Anything] = await anext(self._changes)
+            change: ObjectChange[Anything] = await anext(self._changes)
         return change.kind.value, [one["metadata"]["labels"].get("is", "") for one in change.objects]
 
     async def close(self) -> None:

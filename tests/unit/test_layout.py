@@ -17,6 +17,15 @@ APART: Final = ("adapters/pb", "gateway/cli", "gateway/lab")
 MOST_LINES: Final = 450
 MOST_LINES_OF_A_CLASS: Final = 300
 MOST_MODULES: Final = 12
+SHARED_NAMES: Final = {
+    "Answer": "a container's in the bridge's memory, the kubelet's to a Register in negotiation",
+    "Answering": "who answers for devices: behind the bridge, and for DRA",
+    "Lists": "those of this gateway, and what takes those of a plugin behind the bridge",
+    "Metadata": "Kubernetes' own word, of a claim and of a slice",
+    "Offered": "what stands beneath a name, and how a slice shows a board",
+    "State": "each state machine's own, and a device's: read with the module's name",
+}
+"""Names that several classes have, and what each is: the field's own word in rooms that don't meet. None comes without a reason."""
 UNFINISHED: Final[frozenset[str]] = frozenset()
 """What is too large still: a row goes when it is cut, and none comes."""
 
@@ -48,6 +57,16 @@ def full_folders(root: Path) -> Iterator[str]:
     for folder, count in counted.items():
         if count > MOST_MODULES:
             yield f"{folder} has {count} modules"
+
+
+def shared_names(root: Path) -> dict[str, list[str]]:
+    """Where the public classes are whose name another one has, too."""
+    found: dict[str, list[str]] = {}
+    for path in modules(root):
+        for node in ast.walk(ast.parse((root / path).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path))
+    return {name: paths for name, paths in found.items() if len(paths) > 1}
 
 
 def advice_on_modules(found: list[str]) -> str:
@@ -85,6 +104,20 @@ def test_classes_are_short() -> None:
 
 def test_folders_are_small() -> None:
     assert not (found := list(full_folders(ROOT))), advice_on_folders(found)
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    found = shared_names(ROOT)
+    unexpected_ones = {name: paths for name, paths in found.items() if name not in SHARED_NAMES}
+    assert not unexpected_ones, f"{unexpected_ones}: expected one idea per name: call the newer one by what it says"
+    assert SHARED_NAMES.keys() == found.keys(), "a name that only one class has needs no reason any more"
+
+
+def test_a_name_that_two_classes_have_is_found(tmp_path: Path) -> None:
+    (tmp_path / "gateway").mkdir()
+    (tmp_path / "gateway/a.py").write_text("class One: ...\nclass _Own: ...\n", encoding="utf-8")
+    (tmp_path / "gateway/b.py").write_text("class _Own: ...\nclass Two:\n    class One: ...\n", encoding="utf-8")
+    assert shared_names(tmp_path) == {"One": ["gateway/a.py", "gateway/b.py"]}
 
 
 @pytest.mark.parametrize(

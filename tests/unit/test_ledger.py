@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.life.merging import Sticky
-from devices.model import Device, Health, Kind, Trouble
+from devices.model import Device, Health, Trouble, TroubleKind
 from gateway.kubelet.drift import Earlier
 from gateway.memory import ledger as ledger_module
 from gateway.memory import ledger as module
@@ -34,7 +34,7 @@ GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 WELL, ILL = Device("GPU-1", Health.HEALTHY, (0,)), Device("GPU-1", Health.UNHEALTHY, (0,))
 OTHER = Device("GPU-2")
 SMELLS, HUMS = Cordon("smells", 1.0), Cordon("hums", 2.0)
-XID = Sticky(Trouble("Xid 79", Kind.RESET_REQUIRED), 3.0, "boot-1")
+XID = Sticky(Trouble("Xid 79", TroubleKind.RESET_REQUIRED), 3.0, "boot-1")
 ROW = {"health": "Healthy", "numa": [0]}
 
 
@@ -322,7 +322,7 @@ def test_fields_of_a_later_release_are_kept_at_every_depth(later: tuple[dict[str
         ledger = loaded(Path(folder))
         ledger.announce(GPU, (ILL,))
         ledger.cordon("GPU-1", HUMS)
-        ledger.set_sticky(GPU, {"GPU-2": Sticky(Trouble("Xid 48", Kind.UNKNOWN), 5.0, "")})
+        ledger.set_sticky(GPU, {"GPU-2": Sticky(Trouble("Xid 48", TroubleKind.UNKNOWN), 5.0, "")})
         ledger.hand_out(GPU, ["GPU-2"], "0.1", 6.0)
         written = msgspec.json.decode(ledger.snapshot().data)
     for place, fields in zip(PLACES, later, strict=True):
@@ -549,7 +549,7 @@ def test_what_came_or_went_since_is_not_undone(tmp_path: Path) -> None:
 
 
 def test_a_reason_too_long_to_be_kept_whole_is_news_once(tmp_path: Path) -> None:
-    ledger, illness = Ledger(tmp_path), Sticky(Trouble("x" * 5000, Kind.UNKNOWN), 5.0, "")
+    ledger, illness = Ledger(tmp_path), Sticky(Trouble("x" * 5000, TroubleKind.UNKNOWN), 5.0, "")
     assert [ledger.set_sticky(GPU, {"GPU-1": illness}) for _ in range(2)] == [True, False]
     assert [loaded(write(ledger).path.parent).set_sticky(GPU, {"GPU-1": illness}) for _ in range(2)] == [False, False]
 

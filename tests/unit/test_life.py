@@ -24,7 +24,7 @@ from devices.life.merging import (
     merge,
 )
 from devices.life.states import Entry, Spells, State
-from devices.model import Device, Fault, Health, Kind, RefusedError, Trouble
+from devices.model import Device, Fault, Health, RefusedError, Trouble, TroubleKind
 from devices.source import Fate, Listing
 
 WELL, ILL = Health.HEALTHY, Health.UNHEALTHY
@@ -124,13 +124,20 @@ def test_a_device_that_was_looked_for(
 @pytest.mark.parametrize(
     ("kind", "state", "reason", "remembered"),
     [
-        (Kind.APPLICATION, State.PRESENT, "hot", False),
-        (Kind.RESTART_APP, State.UNHEALTHY, "hot", False),
-        (Kind.RESET_REQUIRED, State.UNHEALTHY, "hot; until it is reset, the node reboots, or somebody says", True),
-        (Kind.UNKNOWN, State.UNHEALTHY, "hot; until it is reset, the node reboots, or somebody says", True),
+        (TroubleKind.APPLICATION, State.PRESENT, "hot", False),
+        (TroubleKind.RESTART_APP, State.UNHEALTHY, "hot", False),
+        (
+            TroubleKind.RESET_REQUIRED,
+            State.UNHEALTHY,
+            "hot; until it is reset, the node reboots, or somebody says",
+            True,
+        ),
+        (TroubleKind.UNKNOWN, State.UNHEALTHY, "hot; until it is reset, the node reboots, or somebody says", True),
     ],
 )
-def test_the_kind_of_a_trouble_decides(kind: Kind, state: State, reason: str, remembered: bool, health: Health) -> None:
+def test_the_kind_of_a_trouble_decides(
+    kind: TroubleKind, state: State, reason: str, remembered: bool, health: Health
+) -> None:
     """Whatever the device's own health says beside it."""
     trouble = Trouble("hot", kind)
     merged = look(Known({}, "boot"), listed(Device("g", health), trouble=trouble))
@@ -140,11 +147,13 @@ def test_the_kind_of_a_trouble_decides(kind: Kind, state: State, reason: str, re
 
 
 def test_a_kind_of_a_release_to_come_is_unknown() -> None:
-    assert [Kind.named(kind.value) for kind in Kind] == list(Kind)
-    assert Kind.named("replace-the-fan") is Kind.UNKNOWN
+    assert [TroubleKind.named(kind.value) for kind in TroubleKind] == list(TroubleKind)
+    assert TroubleKind.named("replace-the-fan") is TroubleKind.UNKNOWN
 
 
-RESET, RIDDLE, RESTART = (Trouble("hot", kind) for kind in (Kind.RESET_REQUIRED, Kind.UNKNOWN, Kind.RESTART_APP))
+RESET, RIDDLE, RESTART = (
+    Trouble("hot", kind) for kind in (TroubleKind.RESET_REQUIRED, TroubleKind.UNKNOWN, TroubleKind.RESTART_APP)
+)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +384,7 @@ def test_a_lost_device_is_forgotten_in_the_end(
     [
         pytest.param(listed(G), State.PRESENT, "ticket 7", id="well"),
         pytest.param(
-            listed(G, trouble=Trouble("hot", Kind.APPLICATION)),
+            listed(G, trouble=Trouble("hot", TroubleKind.APPLICATION)),
             State.PRESENT,
             "ticket 7; without the cordon: present, hot",
             id="well, with a remark",
@@ -517,7 +526,7 @@ def test_a_device_that_keeps_falling_ill_is_held_back(script: str, shown: str) -
     entries: Sequence[Entry] = ()
     seen = ""
     for number, character in enumerate(script):
-        trouble = {"x": RESTART, "a": Trouble("exit 1", Kind.APPLICATION)}.get(character)
+        trouble = {"x": RESTART, "a": Trouble("exit 1", TroubleKind.APPLICATION)}.get(character)
         recovered = frozenset("g") if character == "r" else frozenset[str]()
         devices = () if character == " " else (G,)
         merged = look(ANNOUNCED, listed(*devices, trouble=trouble, recovered=recovered), number * 30.0, entries)
@@ -604,7 +613,9 @@ SOME = st.frozensets(NAMES)
 DEVICES = st.dictionaries(NAMES, st.tuples(st.sampled_from(Health), st.sampled_from([(), (0,), (1,)]))).map(
     lambda found: {name: Device(name, *facts) for name, facts in found.items()}
 )
-TROUBLES = st.dictionaries(NAMES, st.builds(Trouble, st.sampled_from(["", "hot", "cold"]), st.sampled_from(Kind)))
+TROUBLES = st.dictionaries(
+    NAMES, st.builds(Trouble, st.sampled_from(["", "hot", "cold"]), st.sampled_from(TroubleKind))
+)
 LISTINGS = st.none() | st.builds(
     lambda devices, troubles, recovered, released: Listing(
         tuple(devices.values()), troubles=troubles, recovered=recovered, released=released
@@ -623,7 +634,7 @@ KNOWN = st.builds(
         NAMES,
         st.builds(
             Sticky,
-            st.builds(Trouble, st.just("old"), st.sampled_from([Kind.RESET_REQUIRED, Kind.UNKNOWN])),
+            st.builds(Trouble, st.just("old"), st.sampled_from([TroubleKind.RESET_REQUIRED, TroubleKind.UNKNOWN])),
             st.floats(0, UNIX),
             st.sampled_from(["this", "that"]),
         ),
@@ -704,7 +715,7 @@ def test_what_stayed_is_not_judged_again(health: Health, trouble: Trouble | None
 @pytest.mark.parametrize(
     ("health", "before", "after", "reason"),
     [
-        pytest.param(WELL, Trouble("a NaN", Kind.APPLICATION), None, "", id="an application's trouble is over"),
+        pytest.param(WELL, Trouble("a NaN", TroubleKind.APPLICATION), None, "", id="an application's trouble is over"),
         pytest.param(ILL, RESET, replace(RESET, reason="worse"), "worse; until", id="another one that lasts"),
     ],
 )

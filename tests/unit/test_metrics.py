@@ -26,7 +26,7 @@ from gateway.registration.events import Phase
 from gateway.tally import Tally
 from gateway.telling import metrics
 from gateway.telling.metrics import FAMILIES, PREFIX, Metrics
-from gateway.telling.status import Behind, Hindrance, Plugin, Status
+from gateway.telling.status import BehindStatus, GatewayStatus, HindranceStatus, ResourceFacts
 from gateway.wires import http
 from tests.unit import documents
 from tests.unit.documents import FULL, IDS, REFUSED, RESOURCE, STANDBY, TROUBLED, document, node
@@ -38,16 +38,16 @@ RULES = ROOT / "deploy" / "alerts" / "device-plugin-gateway.rules.yaml"
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-BEHIND = Behind(resource="a", endpoint="b", door="c", api="v1beta1", state="live", state_s=1)
+BEHIND = BehindStatus(resource="a", endpoint="b", door="c", api="v1beta1", state="live", state_s=1)
 
 
-def text(status: Status, tally: Tally | None = None, *, device_ids: bool = False) -> str:
+def text(status: GatewayStatus, tally: Tally | None = None, *, device_ids: bool = False) -> str:
     told = Metrics(lambda _: status, tally or documents.counted(), device_ids=device_ids)
     told.take()
     return told.exposition().decode()
 
 
-def samples(status: Status, tally: Tally | None = None, *, device_ids: bool = False) -> Samples:
+def samples(status: GatewayStatus, tally: Tally | None = None, *, device_ids: bool = False) -> Samples:
     """Read the exposition back: values by name (without the prefix) and labels."""
     families = text_string_to_metric_families(text(status, tally, device_ids=device_ids))
     return {
@@ -62,7 +62,7 @@ def test_a_rejected_configuration_file_is_seen() -> None:
     assert key("config_last_reload_successful") not in samples(document(replace(node(), config_file="")))
 
 
-HINDERED = replace(FULL, hindrances=(Hindrance(source="simulated", reason="profile rejected"),))
+HINDERED = replace(FULL, hindrances=(HindranceStatus(source="simulated", reason="profile rejected"),))
 
 
 def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
@@ -134,7 +134,7 @@ def test_a_sample(name: str, labels: dict[str, str], value: float) -> None:
         pytest.param(document(node(TROUBLED)), "device_info", id="nobody asked for device IDs"),
     ],
 )
-def test_what_is_not_known_has_no_sample(status: Status, name: str) -> None:
+def test_what_is_not_known_has_no_sample(status: GatewayStatus, name: str) -> None:
     assert [found for found, _ in samples(status) if found == name] == []
 
 
@@ -165,7 +165,7 @@ def test_a_family_is_named_as_prometheus_wants(family: metrics.Family) -> None:
     assert family.help.endswith(".")
 
 
-def _many(count: int) -> Plugin:
+def _many(count: int) -> ResourceFacts:
     entries = {f"GPU-{number}": states.Entry(Device(f"GPU-{number}"), State.PRESENT) for number in range(count)}
     return replace(TROUBLED, entries=entries, holders={f"GPU-{number}": f"a/b-{number}/c" for number in range(count)})
 
@@ -185,7 +185,7 @@ def test_a_device_is_named_only_where_it_was_asked_for() -> None:
 def test_rows_are_made_only_where_they_are_wanted(*, device_ids: bool) -> None:
     asked: list[bool] = []
 
-    def status(rows: bool) -> Status:
+    def status(rows: bool) -> GatewayStatus:
         asked.append(rows)
         return FULL
 
@@ -238,7 +238,7 @@ async def test_a_scrape_that_failed_is_made_anew(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_prometheus_can_read_it_over_http() -> None:
-    server = http.Server("127.0.0.1", 0, {"/metrics": Metrics(lambda _: FULL, documents.counted()).answer})
+    server = http.HttpServer("127.0.0.1", 0, {"/metrics": Metrics(lambda _: FULL, documents.counted()).answer})
     host, port = await server.start()
 
     def fetch() -> tuple[str, bytes]:

@@ -50,8 +50,8 @@ async def test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes
 async def test_what_is_served_for_a_moment_only_lets_nothing_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     rests, later = list[bool](), asyncio.Event()
     monkeypatch.setattr(pool, "SETTLED", 0.0)
-    monkeypatch.setattr(pool.Pool, "_rest", lambda _: rests.append(True))
-    one = pool.Pool()
+    monkeypatch.setattr(pool.GrpcThreads, "_rest", lambda _: rests.append(True))
+    one = pool.GrpcThreads()
     one.served(served=True)
     one.served(served=False)
     asyncio.get_running_loop().call_later(0, later.set)
@@ -67,7 +67,7 @@ async def test_each_time_those_are_woken_that_rest(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pool, "threads", lambda: pooled)
     monkeypatch.setattr(os, "sched_getscheduler", lambda _: os.SCHED_OTHER)
     monkeypatch.setattr(os, "sched_setscheduler", lambda thread, policy, _: set_to.append((thread, policy)))
-    one = pool.Pool()
+    one = pool.GrpcThreads()
     for pooled[0] in (101, 102):
         one._rest()
         one._wake()

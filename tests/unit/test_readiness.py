@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from devices.source import Hindrance
 from gateway.registration.events import Phase
-from gateway.tally import Check
+from gateway.tally import Confirmation
 from gateway.telling import readiness
 from gateway.telling.readiness import HOST_SERVICE, PATIENCE, ResourceStanding, judge
 
@@ -16,7 +16,7 @@ GPU = "nvidia.com/gpu"
 LONG = PATIENCE + 1
 
 
-def standing(phase: Phase, checked: Check | None = Check.HELD, **facts: object) -> ResourceStanding:
+def standing(phase: Phase, checked: Confirmation | None = Confirmation.HELD, **facts: object) -> ResourceStanding:
     fields: dict[str, object] = {"name": GPU, "devices": 8, "stream_s": LONG, "unserved_s": LONG} | facts
     return ResourceStanding(phase=phase, checked=checked, **fields)  # type: ignore[arg-type]  # the fields' types are theirs
 
@@ -26,7 +26,11 @@ def standing(phase: Phase, checked: Check | None = Check.HELD, **facts: object) 
     [
         pytest.param(standing(Phase.SERVING), 60.0, True, "served", id="registered and verified"),
         pytest.param(
-            standing(Phase.SERVING, Check.UNKNOWN), 60.0, True, "records can't be read", id="nothing to verify it with"
+            standing(Phase.SERVING, Confirmation.UNKNOWN),
+            60.0,
+            True,
+            "records can't be read",
+            id="nothing to verify it with",
         ),
         pytest.param(
             standing(Phase.SERVING, None, stream_s=0.5), 60.0, False, "not looked up", id="registered, not verified yet"
@@ -35,10 +39,14 @@ def standing(phase: Phase, checked: Check | None = Check.HELD, **facts: object) 
             standing(Phase.SERVING, None), 60.0, True, "not looked up", id="the list changes too often to verify it"
         ),
         pytest.param(
-            standing(Phase.SERVING, Check.LACKING), 60.0, False, "records lack it", id="the kubelet does not hold it"
+            standing(Phase.SERVING, Confirmation.LACKING),
+            60.0,
+            False,
+            "records lack it",
+            id="the kubelet does not hold it",
         ),
         pytest.param(
-            standing(Phase.WAITING, Check.LACKING), 60.0, False, "records lack it", id="and it registers again"
+            standing(Phase.WAITING, Confirmation.LACKING), 60.0, False, "records lack it", id="and it registers again"
         ),
         pytest.param(
             standing(Phase.OFFERING, None, unserved_s=0.1),
@@ -74,7 +82,7 @@ def standing(phase: Phase, checked: Check | None = Check.HELD, **facts: object) 
             id="no dialect carries the list",
         ),
         pytest.param(standing(Phase.ABSENT), None, True, "no kubelet", id="no kubelet"),
-        pytest.param(standing(Phase.WAITING, Check.LACKING), None, True, "no kubelet", id="none any more"),
+        pytest.param(standing(Phase.WAITING, Confirmation.LACKING), None, True, "no kubelet", id="none any more"),
         pytest.param(standing(Phase.ABSENT, None), 0.0, False, "waiting for a kubelet", id="a kubelet, unseen yet"),
         pytest.param(standing(Phase.WAITING, None, devices=0), 60.0, True, "no devices", id="no devices"),
         pytest.param(

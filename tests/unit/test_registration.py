@@ -31,7 +31,7 @@ def play(events: Sequence[e.Event], choice: str = "auto", last: str = "v1beta1")
 
 
 def offers(actions: Sequence[e.Action]) -> list[str]:
-    return [action.dialect for action in actions if isinstance(action, e.Offer)]
+    return [action.dialect for action in actions if isinstance(action, e.SendRegister)]
 
 
 def timers(actions: Sequence[e.Action]) -> dict[Timer, float]:
@@ -332,10 +332,10 @@ def test_rule(events: list[e.Event], phase: Phase, offered: list[str]) -> None:
             e.EndStreams(),
             id="a new kubelet: the stream of the old one is ended",
         ),
-        pytest.param([*UP, e.KubeletUp(K2)], e.CancelOffer(), id="a new kubelet: the hanging Register is given up"),
+        pytest.param([*UP, e.KubeletUp(K2)], e.CancelRegister(), id="a new kubelet: the hanging Register is given up"),
         pytest.param(
             [*CUT, e.Fired(Timer.RETRY), e.StreamOpened(9)],
-            e.CancelOffer(),
+            e.CancelRegister(),
             id="an earlier Register is answered: the next isn't sent",
         ),
         pytest.param(
@@ -344,18 +344,18 @@ def test_rule(events: list[e.Event], phase: Phase, offered: list[str]) -> None:
             id="the kubelet before: end it",
         ),
         pytest.param(
-            [*SERVING, e.NameLost("token-1.sock")], e.Link("token-1.sock"), id="own name deleted: put it back"
+            [*SERVING, e.NameLost("token-1.sock")], e.LinkSocket("token-1.sock"), id="own name deleted: put it back"
         ),
         pytest.param([*SERVING, e.Verified(held=False)], e.EndStreams(), id="not held: end the dead stream first"),
-        pytest.param([*CUT, e.Fired(Timer.RETRY)], e.Unlink("token-1.sock"), id="the name before is taken away"),
+        pytest.param([*CUT, e.Fired(Timer.RETRY)], e.UnlinkSocket("token-1.sock"), id="the name before is taken away"),
         pytest.param(
             [*CUT, e.Fired(Timer.RETRY)],
-            e.Offer(2, "v1beta1", "token-2.sock"),
+            e.SendRegister(2, "v1beta1", "token-2.sock"),
             id="each Register, a new name",
         ),
         pytest.param([*SERVING, e.Stop()], e.EndStreams(), id="stop: streams first"),
-        pytest.param([*SERVING, e.Stop()], e.Unlink("token-1.sock"), id="stop: own name removed"),
-        pytest.param([*UP, e.Stop()], e.CancelOffer(), id="stop while a Register hangs"),
+        pytest.param([*SERVING, e.Stop()], e.UnlinkSocket("token-1.sock"), id="stop: own name removed"),
+        pytest.param([*UP, e.Stop()], e.CancelRegister(), id="stop while a Register hangs"),
         pytest.param(
             [*SERVING, e.StandBy(Age(1, "b")), e.StreamOpened(5)],
             e.EndStreams(),
@@ -777,7 +777,7 @@ def test_whatever_happens(events: list[e.Event]) -> None:
                     waiting.add(timer)
                 case e.CancelTimer(timer):
                     waiting.discard(timer)
-                case e.Offer():
+                case e.SendRegister():
                     assert not live
                     assert state.phase is Phase.OFFERING
                 case _:

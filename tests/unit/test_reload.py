@@ -70,7 +70,7 @@ def file(tmp_path: Path) -> Path:
 async def following(settings: Settings) -> AsyncIterator[list[Policy]]:
     """The policies that are adopted, from when the file was looked at for the first time."""
     adopted: list[Policy] = []
-    task = asyncio.create_task(reload.follow(settings, adopted.append, reload.Fate()))
+    task = asyncio.create_task(reload.follow(settings, adopted.append, reload.FileFate()))
     await asyncio.sleep(0)
     assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
     try:
@@ -149,14 +149,14 @@ async def test_a_bad_file_leaves_the_last_good_one_and_a_later_good_one_is_taken
 
 def test_a_bad_file_is_complained_of_once(file: Path, said: Said) -> None:
     file.write_text("flags: [")
-    current = reload._Current(Settings(), file, lambda _: None, reload.Fate())
+    current = reload._Current(Settings(), file, lambda _: None, reload.FileFate())
     assert [current.look(asked=asked) for asked in (False, False, True, False)] == [True] * 4
     assert [one["event"] for one in said].count(said[0]["event"]) == len(said) == 2  # and again when asked
 
 
 def test_a_file_that_is_replaced_by_way_of_nothing_is_no_fault(file: Path, said: Said) -> None:
     policies: list[Policy] = []
-    current = reload._Current(Settings(), file, policies.append, reload.Fate())
+    current = reload._Current(Settings(), file, policies.append, reload.FileFate())
     assert not current.look(asked=False)
     assert said == []
     assert [current.look(asked=False) for _ in range(3)] == [False] * 3
@@ -167,7 +167,7 @@ def test_a_file_that_is_replaced_by_way_of_nothing_is_no_fault(file: Path, said:
 
 
 def test_what_became_of_the_file_is_known(file: Path) -> None:
-    fate = reload.Fate()
+    fate = reload.FileFate()
     current = reload._Current(Settings(), file, lambda _: None, fate)
 
     def look(text: str | None) -> str:
@@ -193,7 +193,7 @@ def test_a_file_that_comes_back_as_it_was_changes_nothing(file: Path, said: Said
     policies: list[Policy] = []
     file.write_text(SINGLE)
     current = reload._Current(
-        Settings(policy=Policy(mig_strategy=MigStrategy.SINGLE)), file, policies.append, reload.Fate()
+        Settings(policy=Policy(mig_strategy=MigStrategy.SINGLE)), file, policies.append, reload.FileFate()
     )
     assert current.look(asked=False)
     file.unlink()
@@ -209,7 +209,7 @@ def test_the_command_line_beats_every_edit(file: Path, said: Said) -> None:
     policies: list[Policy] = []
     given = {"mig-strategy": Given("none", "--mig-strategy")}
     file.write_text("flags: {migStrategy: mixed, gdsEnabled: true}")
-    assert reload._Current(Settings(given=given), file, policies.append, reload.Fate()).look(asked=False)
+    assert reload._Current(Settings(given=given), file, policies.append, reload.FileFate()).look(asked=False)
     assert policies == [Policy(gds=True)]
 
 
@@ -230,7 +230,7 @@ def test_what_counts_at_a_start_only_is_said_to_need_one(
 ) -> None:
     policies: list[Policy] = []
     file.write_text(text)
-    assert reload._Current(Settings(), file, policies.append, reload.Fate()).look(asked=False)
+    assert reload._Current(Settings(), file, policies.append, reload.FileFate()).look(asked=False)
     assert policies == adopted
     assert [one["settings"] for one in said if "started anew" in one["event"]] == ([fixed] if fixed else [])
 
@@ -238,9 +238,9 @@ def test_what_counts_at_a_start_only_is_said_to_need_one(
 def test_an_unknown_key_is_refused_in_an_edit_too_where_that_is_wanted(file: Path, said: Said) -> None:
     policies: list[Policy] = []
     file.write_text("flags: {gdsEnabled: true}\nunknown: 1")
-    assert reload._Current(Settings(strict_config=True), file, policies.append, reload.Fate()).look(asked=False)
+    assert reload._Current(Settings(strict_config=True), file, policies.append, reload.FileFate()).look(asked=False)
     assert (policies, len(said)) == ([], 1)
-    assert reload._Current(Settings(), file, policies.append, reload.Fate()).look(asked=False)
+    assert reload._Current(Settings(), file, policies.append, reload.FileFate()).look(asked=False)
     assert policies == [Policy(gds=True)]
 
 

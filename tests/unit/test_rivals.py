@@ -33,7 +33,7 @@ from gateway.lab.trials.scenarios import RESOURCE, node
 from gateway.registration.events import Phase
 from gateway.registration.registrar import Resource
 from gateway.registration.serve import MOST_STREAMS
-from gateway.tally import Check
+from gateway.tally import Confirmation
 from tests.unit.test_probes import get
 
 
@@ -161,14 +161,16 @@ async def test_what_nobody_serves_calls_for_a_person_until_somebody_does() -> No
 @pytest.mark.parametrize(
     ("checked", "talks", "anew"),
     [
-        pytest.param(Check.UNKNOWN, (False,), True, id="the kubelet doesn't tell whom it holds"),
-        pytest.param(Check.HELD, (False,), False, id="it does"),
-        pytest.param(Check.UNKNOWN, (True,), False, id="what it served was handed over"),
-        pytest.param(Check.UNKNOWN, (False, True, False), False, id="it talked, and said goodbye before it went"),
+        pytest.param(Confirmation.UNKNOWN, (False,), True, id="the kubelet doesn't tell whom it holds"),
+        pytest.param(Confirmation.HELD, (False,), False, id="it does"),
+        pytest.param(Confirmation.UNKNOWN, (True,), False, id="what it served was handed over"),
+        pytest.param(
+            Confirmation.UNKNOWN, (False, True, False), False, id="it talked, and said goodbye before it went"
+        ),
     ],
 )
 async def test_one_that_could_not_talk_has_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Check, talks: Sequence[bool], anew: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Confirmation, talks: Sequence[bool], anew: bool
 ) -> None:
     gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(Policy()))
     plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from devices.model import Device
 from gateway.memory import scribe as module
 from gateway.memory.file import LedgerError
-from gateway.memory.ledger import Ledger, Snapshot, Written
+from gateway.memory.ledger import Ledger, LedgerSnapshot, Written
 from gateway.memory.rows import Cordon
 from gateway.memory.scribe import Scribe
 
@@ -41,7 +41,7 @@ class Disk(Ledger):
         """Whether ``answers`` lets one write through, not all that follow."""
         self.trouble: Exception | None = None
 
-    def save(self, snapshot: Snapshot) -> Written:
+    def save(self, snapshot: LedgerSnapshot) -> Written:
         self.loop.call_soon_threadsafe(self.begun.put_nowait, threading.get_ident())
         self.answers.wait(timeout=60)
         if self.once:
@@ -53,7 +53,7 @@ class Disk(Ledger):
         finally:
             self.loop.call_soon_threadsafe(self.ended.put_nowait, self.trouble is None)
 
-    def settle(self, snapshot: Snapshot, written: Written) -> None:
+    def settle(self, snapshot: LedgerSnapshot, written: Written) -> None:
         super().settle(snapshot, written)
         self.settled.set()
 

@@ -31,13 +31,13 @@ from devices.model import (
     Fault,
     Field,
     Health,
-    Kind,
     Options,
     PreferredRequest,
     RefusedError,
     Registration,
     Sayable,
     Trouble,
+    TroubleKind,
 )
 from devices.policy import Policy
 from devices.source import NOT_TOLD, Behind, Facts, Fate, GiveUpError, Hindrance, Inventory, Listing, Partial
@@ -58,12 +58,12 @@ from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.view import View
 from gateway.memory import scribe
 from gateway.memory.file import LedgerError
-from gateway.memory.ledger import Ledger, Snapshot, Written
+from gateway.memory.ledger import Ledger, LedgerSnapshot, Written
 from gateway.registration import registrar, serve
 from gateway.registration.events import Event, KubeletUp, Lacking, Phase, StandBy, Timer
 from gateway.registration.serve import DevicePlugin
 from gateway.registration.turns import Turns
-from gateway.tally import Check
+from gateway.tally import Confirmation
 from gateway.telling import probes, readiness
 from gateway.telling.commands import Commands
 from gateway.wires import control
@@ -349,13 +349,13 @@ async def test_an_illness_is_told_while_the_disk_is_waited_for(make: Make, monke
     assert await anext(lists) == (A,)
     disk, save = threading.Event(), Ledger.save
 
-    def slow(ledger: Ledger, snapshot: Snapshot) -> Written:
+    def slow(ledger: Ledger, snapshot: LedgerSnapshot) -> Written:
         disk.wait(60)
         return save(ledger, snapshot)
 
     monkeypatch.setattr(Ledger, "save", slow)
     monkeypatch.setattr(scribe, "PATIENCE", 3600.0)
-    trouble = Trouble("Xid 79", Kind.RESET_REQUIRED)
+    trouble = Trouble("Xid 79", TroubleKind.RESET_REQUIRED)
     node.source.inventories.put_nowait({GPU: Listing((A,), troubles={"a": trouble})})
     try:
         async with asyncio.timeout(10):
@@ -379,7 +379,9 @@ async def test_an_illness_that_was_sent_is_remembered(make: Make, monkeypatch: p
         self.state = replace(self.state, standing_by_for=Age(1 << 62, "3f9a2c1d"))
 
     monkeypatch.setattr(registrar.Resource, "publish", last_word)
-    node.source.inventories.put_nowait({GPU: Listing((A,), troubles={"a": Trouble("Xid 79", Kind.RESET_REQUIRED)})})
+    node.source.inventories.put_nowait(
+        {GPU: Listing((A,), troubles={"a": Trouble("Xid 79", TroubleKind.RESET_REQUIRED)})}
+    )
     assert await anext(lists) == (replace(A, health=Health.UNHEALTHY),)
     await node.end()
     content = json.loads((node.folder / "state" / "ledger.json").read_text())
@@ -389,7 +391,7 @@ async def test_an_illness_that_was_sent_is_remembered(make: Make, monkeypatch: p
 async def test_an_illness_outlives_its_device(make: Make) -> None:
     """A partition that was ill, was taken away and is made again is the same silicon."""
     gateway = (await make(inventory(A)))._gateway
-    ill = {"a": Sticky(Trouble("Xid 79", Kind.RESET_REQUIRED), 5.0, "")}
+    ill = {"a": Sticky(Trouble("Xid 79", TroubleKind.RESET_REQUIRED), 5.0, "")}
     gateway.ledger.announce(GPU, (A,))
     gateway.ledger.set_sticky(GPU, ill)
     gone = Merged((), frozenset(), dropped=frozenset({"a"}), sticky=ill, lost_since={}, again_at=None)
@@ -537,7 +539,7 @@ async def test_a_cordon_is_confirmed_when_it_is_on_disk(make: Make, monkeypatch:
 
     save = Ledger.save
 
-    def full(ledger: Ledger, snapshot: Snapshot) -> Written:
+    def full(ledger: Ledger, snapshot: LedgerSnapshot) -> Written:
         raise LedgerError("no space left on device")
 
     monkeypatch.setattr(Ledger, "save", full)
@@ -800,7 +802,9 @@ async def test_what_another_gateway_serves_is_not_remembered_but_what_it_remembe
     assert {device.id for device in await anext(node.kubelet.lists(await node.kubelet.registered()))} == {
         *("a", "b", "theirs")
     }
-    assert [(one.kind, one.device_ids) for one in gateway.beliefs.findings(GPU)] == [(drift.Kind.FORGOTTEN, ("a",))]
+    assert [(one.kind, one.device_ids) for one in gateway.beliefs.findings(GPU)] == [
+        (drift.MismatchKind.FORGOTTEN, ("a",))
+    ]
 
 
 @pytest.mark.parametrize("leaves", [True, False])
@@ -836,7 +840,9 @@ async def test_what_the_one_before_remembered_last_is_taken_over(
     try:
         rows = await anext(node.kubelet.lists(await node.kubelet.registered()))
         assert {device.id: device.health for device in rows} == {"a": Health.HEALTHY, "b": Health.UNHEALTHY}
-        assert [(one.kind, one.device_ids) for one in younger.beliefs.findings(GPU)] == [(drift.Kind.FORGOTTEN, ("a",))]
+        assert [(one.kind, one.device_ids) for one in younger.beliefs.findings(GPU)] == [
+            (drift.MismatchKind.FORGOTTEN, ("a",))
+        ]
     finally:
         await other.end()
 
@@ -942,9 +948,9 @@ async def test_books_are_looked_into_again_where_the_list_changed(
         return True
 
     monkeypatch.setattr(kubelet_view, "holds", holds)
-    monkeypatch.setattr(one, "checked", Check.LACKING)
+    monkeypatch.setattr(one, "checked", Confirmation.LACKING)
     await one._verify()
-    assert (looks[:2], one.checked) == ([(A,), (A, B)], Check.HELD)
+    assert (looks[:2], one.checked) == ([(A,), (A, B)], Confirmation.HELD)
 
 
 async def test_what_was_handed_over_is_registered_a_moment_later(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

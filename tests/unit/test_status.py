@@ -11,14 +11,14 @@ from msgspec.structs import replace
 
 from gateway.registration.events import Phase
 from gateway.telling import status
-from gateway.telling.status import Count, Gateways, Plugin, Resource, Status
+from gateway.telling.status import Count, Gateways, GatewayStatus, ResourceFacts, ResourceStatus
 from tests.unit import documents
 from tests.unit.documents import FULL, IDS, RESOURCE, TROUBLED, document, node
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "status.schema.json"
 
 
-def _resource(plugin: Plugin) -> Resource:
+def _resource(plugin: ResourceFacts) -> ResourceStatus:
     [found] = document(node(plugin), documents.counted()).resources
     return found
 
@@ -120,7 +120,7 @@ def test_counts_of_other_resources_are_theirs() -> None:
 
 
 def test_it_comes_back_from_json() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(FULL), type=Status) == FULL
+    assert msgspec.json.decode(msgspec.json.encode(FULL), type=GatewayStatus) == FULL
 
 
 def test_a_document_of_another_release_is_read() -> None:
@@ -129,7 +129,7 @@ def test_a_document_of_another_release_is_read() -> None:
         "surprise": 1,
         "resources": [{"name": "r", "phase": "a new phase", "more": []}],
     }
-    assert msgspec.convert(theirs, Status).resources == (Resource(name="r", phase="a new phase"),)
+    assert msgspec.convert(theirs, GatewayStatus).resources == (ResourceStatus(name="r", phase="a new phase"),)
 
 
 def test_the_versions_are_those_that_run() -> None:
@@ -144,5 +144,5 @@ def test_the_published_schema_is_that_of_the_document() -> None:
 
 def test_the_schema_describes_every_record() -> None:
     definitions = status.schema()["$defs"]
-    assert set(definitions) >= {Gateways.__name__, Status.__name__, Resource.__name__}
+    assert set(definitions) >= {Gateways.__name__, GatewayStatus.__name__, ResourceStatus.__name__}
     assert all(definition["description"] for definition in definitions.values())

@@ -15,23 +15,23 @@ from gateway.age import HOST_SERVICE_NS, Age, Doubt, elder_should_wait, plausibl
 from gateway.handover import machine as s
 from gateway.handover.events import (
     Action,
-    Asked,
     Event,
-    Fired,
+    HandoverOutcome,
     Heard,
     Note,
-    Outcome,
-    Renew,
+    RegisterAgain,
     Say,
+    SetWait,
     Standing,
     Stood,
     Tell,
     Unserved,
-    Wait,
+    WaitOver,
+    Wanted,
     standing,
 )
 from gateway.handover.machine import Elder, Heir
-from gateway.handover.records import LACKING, LACKING_STILL, LOOK_CLOSELY, Records
+from gateway.handover.records import LACKING, LACKING_STILL, LOOK_CLOSELY, RecordsSeen
 from gateway.registration.events import Phase
 
 
@@ -134,7 +134,7 @@ def test_when_a_doubt_is_over(cuts: int, names: set[str], over: bool) -> None:
 
 
 def test_what_the_records_lack_is_told_again() -> None:
-    records = Records().look(10.0, shown=False)
+    records = RecordsSeen().look(10.0, shown=False)
     assert records.unserved(11.5, 8)
     told = replace(records, told=11.5)
     assert [told.unserved(now, 8) for now in (11.75, 12.0, 12.2)] == [False, False, True]
@@ -160,7 +160,7 @@ def test_what_the_records_lack_is_told_again() -> None:
 def test_looks_into_the_records(
     looks: list[tuple[float, bool | None]], devices: int, unserved: bool, again: float
 ) -> None:
-    records = Records()
+    records = RecordsSeen()
     for now, shown in looks:
         records = records.look(now, shown=shown)
     assert (records.unserved(looks[-1][0], devices), records.again(talks=False)) == (unserved, again)
@@ -194,8 +194,8 @@ SERVING, BUSY, IDLE, OUT, LEAVING, REFUSED = (
     Standing.REFUSED,
 )
 UNSERVED = Unserved()
-ASKED, ASKED_LATE = Asked(first=False), Asked(first=True)
-OVER, OVER_IN_VAIN = Fired(could_serve=True), Fired(could_serve=False)
+ASKED, ASKED_LATE = Wanted(first=False), Wanted(first=True)
+OVER, OVER_IN_VAIN = WaitOver(could_serve=True), WaitOver(could_serve=False)
 
 
 def heard(say: Say) -> Heard:
@@ -211,7 +211,7 @@ def said(actions: tuple[Action, ...]) -> list[Say]:
 
 
 def waits(actions: tuple[Action, ...]) -> list[float | None]:
-    return [action.seconds for action in actions if isinstance(action, Wait)]
+    return [action.seconds for action in actions if isinstance(action, SetWait)]
 
 
 def play(state: s.State, events: list[Event]) -> tuple[s.State, tuple[Action, ...]]:
@@ -433,7 +433,7 @@ def test_heir(events: list[Event], stage: Heir, says: list[Say]) -> None:
 @pytest.mark.parametrize(
     ("now", "actions"),
     [
-        pytest.param(SERVING, (Renew(),), id="it serves: by which Register, nobody knows"),
+        pytest.param(SERVING, (RegisterAgain(),), id="it serves: by which Register, nobody knows"),
         pytest.param(BUSY, (), id="its Register is still in flight"),
     ],
 )
@@ -519,14 +519,16 @@ def test_could_serve(own: Elder | Heir, others: list[Elder | Heir], kubelet: boo
 @pytest.mark.parametrize(
     ("state", "events", "outcomes"),
     [
-        pytest.param(s.elder(SERVING), [*DONE, OVER, heard(Say.SERVING)], [Outcome.DONE], id="elder: done, once"),
-        pytest.param(s.elder(SERVING), TAKEN, [Outcome.BACK], id="elder: back"),
-        pytest.param(s.heir(IDLE)[0], [*YOURS, stood(BUSY), stood(SERVING)], [Outcome.DONE], id="heir: done"),
-        pytest.param(s.heir(IDLE)[0], [OVER], [Outcome.ALONE], id="heir: no answer"),
-        pytest.param(s.heir(IDLE)[0], GIVEN_BACK, [Outcome.BACK], id="heir: back"),
+        pytest.param(
+            s.elder(SERVING), [*DONE, OVER, heard(Say.SERVING)], [HandoverOutcome.DONE], id="elder: done, once"
+        ),
+        pytest.param(s.elder(SERVING), TAKEN, [HandoverOutcome.BACK], id="elder: back"),
+        pytest.param(s.heir(IDLE)[0], [*YOURS, stood(BUSY), stood(SERVING)], [HandoverOutcome.DONE], id="heir: done"),
+        pytest.param(s.heir(IDLE)[0], [OVER], [HandoverOutcome.ALONE], id="heir: no answer"),
+        pytest.param(s.heir(IDLE)[0], GIVEN_BACK, [HandoverOutcome.BACK], id="heir: back"),
     ],
 )
-def test_outcomes(state: s.State, events: list[Event], outcomes: list[Outcome]) -> None:
+def test_outcomes(state: s.State, events: list[Event], outcomes: list[HandoverOutcome]) -> None:
     noted = []
     for event in events:
         state, actions = s.step(state, event)
@@ -535,10 +537,10 @@ def test_outcomes(state: s.State, events: list[Event], outcomes: list[Outcome]) 
 
 
 EVENTS = st.one_of(
-    st.builds(Asked, first=st.booleans()),
+    st.builds(Wanted, first=st.booleans()),
     st.builds(Heard, st.sampled_from(Say)),
     st.builds(Stood, st.sampled_from(Standing)),
-    st.builds(Fired, could_serve=st.booleans()),
+    st.builds(WaitOver, could_serve=st.booleans()),
     st.just(Unserved()),
 )
 
@@ -552,13 +554,13 @@ def test_whatever_a_partner_says(younger: bool, own: Standing, events: list[Even
     for event in (None, *events):
         if event is not None:
             state, actions = s.step(state, event)
-            waiting = None if isinstance(event, Fired) else waiting
+            waiting = None if isinstance(event, WaitOver) else waiting
         for seconds in waits(actions):
             waiting = seconds
         assert isinstance(state.stage, Elder if younger else Heir)
         assert len(said(actions)) <= 1
         if state.stage in s.DEFERRING - {Heir.RETURNING}:  # That one waits for our own registration.
-            assert waiting is not None or isinstance(event, Fired)
+            assert waiting is not None or isinstance(event, WaitOver)
 
 
 # Two sides, and all that can happen between them.
@@ -653,7 +655,7 @@ def hear(world: World, who: int) -> World:
 
 
 def fire(world: World, who: int) -> World:
-    return feed(put(world, who, wait=None, running=True), who, Fired(could_serve=True))
+    return feed(put(world, who, wait=None, running=True), who, WaitOver(could_serve=True))
 
 
 def ask(world: World, *, first: bool) -> World:
@@ -662,7 +664,7 @@ def ask(world: World, *, first: bool) -> World:
     late = heir is None or heir.stage is not Heir.ASKING
     at_once = first and world.sides[ELDER].standing is SERVING
     world = replace(world, inbox=(world.inbox[ELDER][1:], world.inbox[HEIR]), unmet=False)
-    return feed(world, ELDER, Asked(first=at_once or late))
+    return feed(world, ELDER, Wanted(first=at_once or late))
 
 
 def part(world: World) -> World:

@@ -16,11 +16,11 @@ from gateway.registration.events import (
     Event,
     Fired,
     KubeletUp,
-    Offer,
     Reached,
     Renew,
     Replied,
     Resume,
+    SendRegister,
     StandBy,
     StreamEnded,
     StreamOpened,
@@ -104,7 +104,7 @@ def test_the_cause_of_a_registration(events: tuple[Event, ...], why: Cause) -> N
     for event in events:
         found = cause.cause(state, event) or found
         state, actions = registration.step(state, event)
-        offered = found if any(isinstance(action, Offer) for action in actions) else offered
+        offered = found if any(isinstance(action, SendRegister) for action in actions) else offered
     assert found is why
     assert offered is not None  # a registration came of it
 
@@ -181,7 +181,7 @@ def test_everything_can_be_read_back() -> None:
     counted.restart_gap("r", 0.2)
     counted.call("r", "Allocate", 0.001, "OK")
     counted.lost_field("v1alpha2", Field.TOPOLOGY)
-    counted.checked("r", tally.Check.LACKING)
+    counted.checked("r", tally.Confirmation.LACKING)
     counted.handover("younger", "completed")
     assert counted.registrations == {("r", "books"): 1}
     assert counted.register_errors == {("r", "UNKNOWN"): 1}

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from gateway.kubelet import watch
 from gateway.kubelet.identity import KubeletId
-from gateway.kubelet.watch import Watch, is_pinned, kubelet_id, listens
+from gateway.kubelet.watch import FolderWatch, is_pinned, kubelet_id, listens
 
 
 class Seen:
@@ -28,7 +28,7 @@ class Seen:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.calls: asyncio.Queue[tuple[str, object]] = asyncio.Queue()
-        self.watch = Watch(
+        self.watch = FolderWatch(
             folder,
             folder / "gateway",
             kubelet_up=lambda kubelet: self.calls.put_nowait(("kubelet", kubelet)),

@@ -19,7 +19,7 @@ import structlog
 from msgspec.structs import replace
 
 from devices.gpu.amd.exporter import Exporter
-from devices.gpu.amd.sysfs import ENTRIES, XGMI, AbsentError, Entry, Node, Topology, Tree, read
+from devices.gpu.amd.sysfs import ENTRIES, XGMI, AbsentError, DriverEntry, KfdNode, Topology, Tree, read
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU, Link, Way
 from devices.model import Trouble
@@ -155,7 +155,7 @@ def gpus(tree: Tree) -> tuple[GPU, ...]:
     nodes = {entry.id: node for entry in tree.whole if (node := by_render.get(entry.render or 0)) is not None}
     boards = {node.number: _board(node, nodes) for node in tree.topology.nodes}
     entries = {entry.id: entry for entry in tree.whole}
-    partitions: dict[str, dict[int, Entry]] = {}
+    partitions: dict[str, dict[int, DriverEntry]] = {}
     for part in tree.partitions:
         if (node := by_render.get(part.render or 0)) is not None:
             partitions.setdefault(boards[node.number], {})[node.number] = part
@@ -186,7 +186,7 @@ def steadied(now: Sequence[GPU], before: Sequence[GPU]) -> tuple[GPU, ...]:
     return tuple(replace(gpu, index=index) for index, gpu in enumerate(shown))
 
 
-def _gpu(entry: Entry, board: Entry, links: tuple[Link, ...], trouble: Trouble | None) -> GPU:
+def _gpu(entry: DriverEntry, board: DriverEntry, links: tuple[Link, ...], trouble: Trouble | None) -> GPU:
     """Describe a GPU or a partition, with what it has from its ``board``."""
     nodes = [f"/dev/dri/card{entry.card}"] if entry.card is not None else []
     nodes += [f"/dev/dri/renderD{entry.render}"] if entry.render is not None else []
@@ -205,7 +205,7 @@ def _gpu(entry: Entry, board: Entry, links: tuple[Link, ...], trouble: Trouble |
     )
 
 
-def _trouble(entry: Entry, node: Node | None, topology: Topology) -> Trouble | None:
+def _trouble(entry: DriverEntry, node: KfdNode | None, topology: Topology) -> Trouble | None:
     if entry.problem:
         return Trouble(f"it can't be read: {entry.problem}")
     if entry.render is None:
@@ -216,7 +216,7 @@ def _trouble(entry: Entry, node: Node | None, topology: Topology) -> Trouble | N
     return Trouble(f"KFD, which computes, has no node with the render minor {entry.render}{unread}")
 
 
-def _board(node: Node, wholes: Mapping[str, Node]) -> str:
+def _board(node: KfdNode, wholes: Mapping[str, KfdNode]) -> str:
     """The ID of the GPU that a node is on: at its bus and device, with its function or the next lower one.
 
     A partition's number stands in the function of its location. (Its unique ID says it only with older drivers:
@@ -230,7 +230,9 @@ def _board(node: Node, wholes: Mapping[str, Node]) -> str:
     return max(near, default=(0, ""))[1]
 
 
-def _links(entry: Entry, node: Node, boards: Mapping[int, str], entries: Mapping[str, Entry]) -> tuple[Link, ...]:
+def _links(
+    entry: DriverEntry, node: KfdNode, boards: Mapping[int, str], entries: Mapping[str, DriverEntry]
+) -> tuple[Link, ...]:
     """Say how a GPU reaches the others, the nearest way to each. KFD knows NUMA nodes, and no PCIe switches."""
     best: dict[str, Link] = {}
     for wire in node.wires:

@@ -60,7 +60,7 @@ class AbsentError(Exception):
     """AMD's GPUs can't be seen now. The message says why."""
 
 
-class Entry(Struct, frozen=True):
+class DriverEntry(Struct, frozen=True):
     """What the driver has for a GPU (``id`` is its PCI address) or a partition (its platform device).
 
     ``card`` and ``render`` are the numbers of its device nodes, None where it has none. ``compute`` and ``memory`` are the
@@ -77,7 +77,7 @@ class Entry(Struct, frozen=True):
     problem: str = ""
 
 
-class Wire(NamedTuple):
+class KfdLink(NamedTuple):
     """A link of KFD's topology: to which node, of which type, over how many lanes."""
 
     to: int
@@ -85,29 +85,29 @@ class Wire(NamedTuple):
     lanes: int
 
 
-class Node(Struct, frozen=True):
+class KfdNode(Struct, frozen=True):
     """A node of KFD's topology that computes. ``location`` is bus << 8 | device << 3 | function, or partition."""
 
     number: int
     render: int
     domain: int
     location: int
-    wires: tuple[Wire, ...] = ()
+    wires: tuple[KfdLink, ...] = ()
 
 
 class Topology(Struct, frozen=True):
     """KFD's nodes as they were at ``key``, which changes with them. ``problem`` says why some could not be read."""
 
     key: tuple[object, ...] = ()
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[KfdNode, ...] = ()
     problem: str = ""
 
 
 class Tree(Struct, frozen=True):
     """Everything in sysfs that counts, as plain values."""
 
-    whole: tuple[Entry, ...] = ()
-    partitions: tuple[Entry, ...] = ()
+    whole: tuple[DriverEntry, ...] = ()
+    partitions: tuple[DriverEntry, ...] = ()
     topology: Topology = Topology()
     driver: str = ""
 
@@ -143,12 +143,12 @@ def _read(root: Path, kfd: Path, drivers: Path, last: Topology) -> Tree:
     return Tree(whole, partitions, topology, driver)
 
 
-def _entry(root: Path, path: Path) -> Entry:
+def _entry(root: Path, path: Path) -> DriverEntry:
     """Read the driver's folder of a GPU or partition."""
     try:
         folder = _folder(root, path)
     except (OSError, ValueError) as error:
-        return Entry(path.name, problem=str(error))
+        return DriverEntry(path.name, problem=str(error))
     said = {name: _optional(folder / name) for name in _FILES}
     compute, memory, numa = (said[name][0].lower() for name in _FILES)
     problems = [f"{name}: {problem}" for name, (_, problem) in said.items() if problem]
@@ -157,7 +157,7 @@ def _entry(root: Path, path: Path) -> Entry:
     ]
     product, _ = _optional(folder / "product_name")
     names = _names(folder / "drm")
-    return Entry(
+    return DriverEntry(
         id=path.name,
         card=_least(_CARD, names),
         render=_least(_RENDER, names),
@@ -169,7 +169,7 @@ def _entry(root: Path, path: Path) -> Entry:
     )
 
 
-def _key(kfd: Path, whole: Iterable[Entry]) -> tuple[object, ...]:
+def _key(kfd: Path, whole: Iterable[DriverEntry]) -> tuple[object, ...]:
     """What changes whenever KFD's topology does: its generation, and since that begins anew with the driver, its inode.
 
     Empty where the kernel tells no generation.
@@ -182,9 +182,9 @@ def _key(kfd: Path, whole: Iterable[Entry]) -> tuple[object, ...]:
     return (generation, inode, *(entry.render for entry in whole)) if generation else ()
 
 
-def _nodes(folder: Path, renders: Collection[int | None]) -> tuple[tuple[Node, ...], str]:
+def _nodes(folder: Path, renders: Collection[int | None]) -> tuple[tuple[KfdNode, ...], str]:
     """Read the nodes that compute, with the links of those that have one of these render minors; and what hindered it."""
-    nodes: list[Node] = []
+    nodes: list[KfdNode] = []
     problem = ""
     for name in _names(folder, _NUMBER):
         try:
@@ -196,11 +196,11 @@ def _nodes(folder: Path, renders: Collection[int | None]) -> tuple[tuple[Node, .
             continue
         if render := has.get("drm_render_minor", 0):  # a CPU has none
             wires = tuple(_wires(folder / name)) if render in renders else ()
-            nodes.append(Node(int(name), render, has.get("domain", 0), has.get("location_id", 0), wires))
+            nodes.append(KfdNode(int(name), render, has.get("domain", 0), has.get("location_id", 0), wires))
     return tuple(nodes), problem
 
 
-def _wires(node: Path) -> Iterator[Wire]:
+def _wires(node: Path) -> Iterator[KfdLink]:
     for kind in ("io_links", "p2p_links"):
         for name in _names(node / kind, _NUMBER):
             with contextlib.suppress(OSError, ValueError):
@@ -208,7 +208,7 @@ def _wires(node: Path) -> Iterator[Wire]:
                 if has.get("type") in {PCIE, XGMI}:
                     one = has.get("min_bandwidth", 0)  # of a single lane (amdgpu_amdkfd_get_xgmi_bandwidth_mbytes)
                     lanes = has.get("max_bandwidth", 0) // one if one else 1
-                    yield Wire(has.get("node_to", -1), has["type"], min(max(lanes, 1), _MOST_LANES))
+                    yield KfdLink(has.get("node_to", -1), has["type"], min(max(lanes, 1), _MOST_LANES))
 
 
 def _properties(path: Path) -> dict[str, int]:

@@ -18,12 +18,12 @@ from msgspec.structs import replace
 from devices.gpu.backend import Sight
 from devices.gpu.model import GPU
 from devices.gpu.nvidia import health
-from devices.gpu.nvidia.health import Checks, Condition
-from devices.gpu.nvidia.kernel import Node
+from devices.gpu.nvidia.health import Checks, NodeHealth
+from devices.gpu.nvidia.kernel import KernelFacts
 from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml
 from devices.gpu.nvidia.scan import Let, Scan
 from devices.gpu.nvidia.watch import Down, Guests, Happened, Looker, News, Pace
-from devices.model import Kind, Trouble
+from devices.model import Trouble, TroubleKind
 from devices.policy import Policy
 from devices.source import GiveUpError
 
@@ -70,9 +70,9 @@ class NvidiaBackend:
     ) -> None:
         self._policy, self._pace = policy, pace
         self._checks = _checks(policy)
-        self._node = Node(sys, proc, dev)
+        self._node = KernelFacts(sys, proc, dev)
         self._library = library
-        self._health = Condition()
+        self._health = NodeHealth()
         self._scan: Scan | None = None
         self._down: Down | None = None
         self._defect: Exception | None = None
@@ -203,7 +203,7 @@ class NvidiaBackend:
             _log.warning("double bit ECC error", gpu=news.event.uuid)
             return
         trouble = health.judged(news.event.xid, self._checks)
-        tell = _log.info if trouble.kind is Kind.APPLICATION else _log.warning
+        tell = _log.info if trouble.kind is TroubleKind.APPLICATION else _log.warning
         tell(
             "Xid",
             gpu=news.event.uuid,
@@ -271,14 +271,14 @@ class NvidiaBackend:
 
     def _trouble(self, gpu: GPU) -> Trouble | None:
         trouble = self._health.trouble(*{gpu.uuid, gpu.board})
-        if trouble is not None and trouble.kind is not Kind.APPLICATION:
+        if trouble is not None and trouble.kind is not TroubleKind.APPLICATION:
             return trouble
         if self._down is not None:
             if isinstance(self._down.error, NotLoadedError):
-                return Trouble(f"the driver isn't loaded: {self._down.error}", Kind.RESTART_APP)
-            return Trouble(f"NVML can't be asked: {self._down.error}", Kind.APPLICATION)
+                return Trouble(f"the driver isn't loaded: {self._down.error}", TroubleKind.RESTART_APP)
+            return Trouble(f"NVML can't be asked: {self._down.error}", TroubleKind.APPLICATION)
         if self._stuck and gpu.board == self._stuck:
-            return Trouble(f"NVML hasn't answered about it for {self._pace.hang:.0f} s", Kind.RESTART_APP)
+            return Trouble(f"NVML hasn't answered about it for {self._pace.hang:.0f} s", TroubleKind.RESTART_APP)
         return trouble
 
 

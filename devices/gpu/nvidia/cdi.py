@@ -38,7 +38,7 @@ class Extra(Enum):
     MOFED = "mofed"
 
 
-class Link(Struct, frozen=True):
+class Symlink(Struct, frozen=True):
     """A symbolic link that a container needs: ``path`` in the container leads to ``target``, as seen from its folder."""
 
     path: str
@@ -54,7 +54,7 @@ class DriverFiles(Struct, frozen=True):
 
     libraries: tuple[Mount, ...]
     others: tuple[Mount, ...] = ()
-    links: tuple[Link, ...] = ()
+    links: tuple[Symlink, ...] = ()
     nodes: Mapping[Extra, tuple[str, ...]] = field(default_factory=dict)
     mounts: Mapping[Extra, tuple[Mount, ...]] = field(default_factory=dict)
 

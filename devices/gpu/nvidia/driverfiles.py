@@ -19,7 +19,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from devices.gpu.nvidia.cdi import DriverFiles, Extra, Link
+from devices.gpu.nvidia.cdi import DriverFiles, Extra, Symlink
 from devices.model import Mount
 from devices.policy import Policy
 
@@ -187,9 +187,9 @@ class _Tree:
         return Mount(container or resolved, self._host + resolved, read_only=True)
 
 
-def _libraries(tree: _Tree, version: str) -> tuple[tuple[Mount, ...], tuple[Link, ...]]:
+def _libraries(tree: _Tree, version: str) -> tuple[tuple[Mount, ...], tuple[Symlink, ...]]:
     libraries: dict[str, Mount] = {}
-    links: dict[str, Link] = {}
+    links: dict[str, Symlink] = {}
     for folder in dict.fromkeys(tree.resolve(folder) for folder in _LIBRARY_FOLDERS):
         entries = [] if folder is None else [one for one in tree.entries(folder) if fnmatchcase(one, "lib*.so*")]
         for name in entries:
@@ -199,7 +199,7 @@ def _libraries(tree: _Tree, version: str) -> tuple[tuple[Mount, ...], tuple[Link
                 continue
             libraries[end] = tree.mount(end)
             if end != path:
-                links[path] = Link(path, PurePosixPath(end).name)
+                links[path] = Symlink(path, PurePosixPath(end).name)
     # A link that leads into another folder isn't made: there, the loader finds the library by itself.
     beside = (link for link in links.values() if str(PurePosixPath(link.path).with_name(link.target)) in libraries)
     return tuple(libraries.values()), tuple(beside)
@@ -241,11 +241,11 @@ def _graphics(tree: _Tree, version: str, libraries: Iterable[Mount]) -> Iterator
             yield replace(mount, container_path=f"/etc/{config}")
 
 
-def _links(libraries: Iterable[Mount], version: str) -> Iterator[Link]:
+def _links(libraries: Iterable[Mount], version: str) -> Iterator[Symlink]:
     for library in libraries:
         path = PurePosixPath(library.container_path)
         if link := _LINKS.get(path.name.removesuffix(f".{version}")):
-            yield Link(f"{path.parent}/{link[0]}", link[1] or path.name)
+            yield Symlink(f"{path.parent}/{link[0]}", link[1] or path.name)
 
 
 def _named(tree: _Tree, paths: Iterable[str]) -> Iterator[Mount]:

@@ -19,7 +19,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from devices.model import Kind, Trouble
+from devices.model import Trouble, TroubleKind
 from devices.policy import Recovery
 
 QUIET_S: Final = 60.0
@@ -72,39 +72,39 @@ CATALOGUE: Final[Mapping[str, Mapping[int, str]]] = {
 """Xids by what the catalogue wants done at once (its column "immediate action"), with its words for them, shortened. Those
 that it leaves to its maker's support, or doesn't know, aren't here."""
 
-_KINDS: Final[Mapping[str, Kind]] = {
-    "IGNORE": Kind.APPLICATION,
-    "RESTART_APP": Kind.RESTART_APP,
-    "WORKFLOW_XID_45": Kind.RESTART_APP,
-    "RESET_GPU": Kind.RESET_REQUIRED,
-    "RESTART_BM": Kind.RESET_REQUIRED,
-    "RESTART_VM": Kind.RESET_REQUIRED,
+_KINDS: Final[Mapping[str, TroubleKind]] = {
+    "IGNORE": TroubleKind.APPLICATION,
+    "RESTART_APP": TroubleKind.RESTART_APP,
+    "WORKFLOW_XID_45": TroubleKind.RESTART_APP,
+    "RESET_GPU": TroubleKind.RESET_REQUIRED,
+    "RESTART_BM": TroubleKind.RESET_REQUIRED,
+    "RESTART_VM": TroubleKind.RESET_REQUIRED,
     # "A GPU reset or node reboot is needed to clear this error", says the catalogue of both.
-    "WORKFLOW_XID_48": Kind.RESET_REQUIRED,
-    "WORKFLOW_NVLINK_ERR": Kind.RESET_REQUIRED,
+    "WORKFLOW_XID_48": TroubleKind.RESET_REQUIRED,
+    "WORKFLOW_NVLINK_ERR": TroubleKind.RESET_REQUIRED,
 }
 _XIDS: Final = {xid: (action, words) for action, rows in CATALOGUE.items() for xid, words in rows.items()}
 
 IGNORED: Final = frozenset({13, 31, 43, 45, 68, 109})
 """The Xids that NVIDIA's plugin takes for an application's, whatever the catalogue wants done."""
 
-_SEVERITY: Final = (Kind.APPLICATION, Kind.RESTART_APP, Kind.RESET_REQUIRED, Kind.UNKNOWN)
-_AFTER_RESET: Final = frozenset({Kind.RESET_REQUIRED, Kind.UNKNOWN})
+_SEVERITY: Final = (TroubleKind.APPLICATION, TroubleKind.RESTART_APP, TroubleKind.RESET_REQUIRED, TroubleKind.UNKNOWN)
+_AFTER_RESET: Final = frozenset({TroubleKind.RESET_REQUIRED, TroubleKind.UNKNOWN})
 
-_ACTIONS: Final[Mapping[int, tuple[str, Kind]]] = {
-    1: ("a GPU reset", Kind.RESET_REQUIRED),
-    2: ("a reboot of the node", Kind.RESET_REQUIRED),
+_ACTIONS: Final[Mapping[int, tuple[str, TroubleKind]]] = {
+    1: ("a GPU reset", TroubleKind.RESET_REQUIRED),
+    2: ("a reboot of the node", TroubleKind.RESET_REQUIRED),
     # All programs that talk to other GPUs must end; then the driver says what else, if anything.
-    3: ("an end of all peer-to-peer traffic", Kind.RESTART_APP),
-    4: ("that nothing new starts on it, and then a reset", Kind.RESET_REQUIRED),
-    5: ("a recovery of the IMEX domain", Kind.RESET_REQUIRED),
-    6: ("a bus reset", Kind.RESET_REQUIRED),
-    7: ("a reboot of the system", Kind.RESET_REQUIRED),
+    3: ("an end of all peer-to-peer traffic", TroubleKind.RESTART_APP),
+    4: ("that nothing new starts on it, and then a reset", TroubleKind.RESET_REQUIRED),
+    5: ("a recovery of the IMEX domain", TroubleKind.RESET_REQUIRED),
+    6: ("a bus reset", TroubleKind.RESET_REQUIRED),
+    7: ("a reboot of the system", TroubleKind.RESET_REQUIRED),
 }
 """What the driver wants done (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, nvml.h); 0 is nothing."""
 
 
-class Check(Enum):
+class XidRuling(Enum):
     """What the operator said of an Xid."""
 
     UNSAID = "unsaid"
@@ -138,14 +138,14 @@ class Checks(Struct, frozen=True):
         """Whether nothing that the driver says of a GPU's health counts."""
         return self.marks.get(0, False)
 
-    def of_xid(self, xid: int) -> Check:
+    def of_xid(self, xid: int) -> XidRuling:
         """Say what was said of an Xid."""
         if self.marks.get(0) is False:
-            return Check.ENABLED
+            return XidRuling.ENABLED
         disabled = self.marks.get(xid)
         if disabled is None:
-            return Check.IGNORED if self.none else Check.UNSAID
-        return Check.IGNORED if disabled else Check.ENABLED
+            return XidRuling.IGNORED if self.none else XidRuling.UNSAID
+        return XidRuling.IGNORED if disabled else XidRuling.ENABLED
 
 
 def _listed(text: str) -> tuple[frozenset[int], tuple[str, ...]]:
@@ -159,12 +159,12 @@ def _listed(text: str) -> tuple[frozenset[int], tuple[str, ...]]:
 def judged(xid: int, checks: Checks) -> Trouble:
     """Say what an Xid means. One that is ignored is an application's; one that is enabled by name never is."""
     action, words = _XIDS.get(xid, ("", ""))
-    kind = _KINDS.get(action, Kind.UNKNOWN)
+    kind = _KINDS.get(action, TroubleKind.UNKNOWN)
     said = checks.of_xid(xid)
-    if said is Check.IGNORED:
-        kind = Kind.APPLICATION
-    elif said is Check.ENABLED and kind is Kind.APPLICATION:
-        kind = Kind.RESTART_APP
+    if said is XidRuling.IGNORED:
+        kind = TroubleKind.APPLICATION
+    elif said is XidRuling.ENABLED and kind is TroubleKind.APPLICATION:
+        kind = TroubleKind.RESTART_APP
     known = f"{words}; NVIDIA's catalogue: {action}" if words else "NVIDIA's catalogue names no cure"
     return Trouble(f"Xid {xid} ({known})", kind)
 
@@ -207,7 +207,7 @@ class Ill(Struct, frozen=True):
     xid: int | None = None
 
 
-class Condition(Struct, frozen=True):
+class NodeHealth(Struct, frozen=True):
     """What is wrong on a node: ``ills`` by UUID (of a GPU or a partition) and cause, and the last look at each GPU.
 
     ``recovered`` are UUIDs that were reset since they fell ill, until they do again.
@@ -224,17 +224,17 @@ class Condition(Struct, frozen=True):
         return None if worst is None else worst.trouble
 
 
-def event(health: Condition, happened: Event, checks: Checks, now: float) -> Condition:
+def event(health: NodeHealth, happened: Event, checks: Checks, now: float) -> NodeHealth:
     """Take in an error: on a partition where the driver names one that is known, else on the whole GPU.
 
     An Xid that names only a GPU instance is one of all its compute instances. What is an application's changes nothing.
     """
     if happened.xid is None:
-        ecc = Trouble("a double bit ECC error", Kind.RESET_REQUIRED)
-        trouble, cause = replace(ecc, kind=Kind.APPLICATION) if checks.none else ecc, "ecc"
+        ecc = Trouble("a double bit ECC error", TroubleKind.RESET_REQUIRED)
+        trouble, cause = replace(ecc, kind=TroubleKind.APPLICATION) if checks.none else ecc, "ecc"
     else:
         trouble, cause = judged(happened.xid, checks), f"xid {happened.xid}"
-    if trouble.kind is Kind.APPLICATION:
+    if trouble.kind is TroubleKind.APPLICATION:
         return health
     look = health.looks.get(happened.uuid)
     hit = {
@@ -251,7 +251,7 @@ def event(health: Condition, happened: Event, checks: Checks, now: float) -> Con
 
 
 def looked(
-    health: Condition,
+    health: NodeHealth,
     looks: Mapping[str, Looked],
     checks: Checks,
     recovery: Recovery,
@@ -259,7 +259,7 @@ def looked(
     now: float,
     reloaded: float | None = None,
     released: Collection[str] = (),
-) -> Condition:
+) -> NodeHealth:
     """Take in a look, begun at ``now``, at all GPUs (by UUID) but those ``released``: any other that isn't in it is gone.
 
     What only a reset ends has ended where this look shows that there was one since the look before: everything that was
@@ -291,17 +291,17 @@ def looked(
                 if not any(ill.trouble.kind in _AFTER_RESET for ill in later.values()):
                     recovered.add(one)
         ills[uuid] = _states(ills.get(uuid, {}), look, checks, recovery)
-        if any(ill.trouble.kind is not Kind.APPLICATION and ill.at >= look.at for ill in ills[uuid].values()):
+        if any(ill.trouble.kind is not TroubleKind.APPLICATION and ill.at >= look.at for ill in ills[uuid].values()):
             recovered -= both
     there = every.keys() | {one for look in every.values() for one in look.partitions.values()}
-    return Condition(
+    return NodeHealth(
         ills={uuid: causes for uuid, causes in ills.items() if causes and uuid in there},
         looks=every,
         recovered=frozenset(recovered & there),
     )
 
 
-def rested(health: Condition, now: float, recovery: Recovery) -> Condition:
+def rested(health: NodeHealth, now: float, recovery: Recovery) -> NodeHealth:
     """Let go of errors that only wanted their application restarted, and are ``QUIET_S`` old."""
     if recovery is Recovery.OFF:
         return health
@@ -312,7 +312,7 @@ def rested(health: Condition, now: float, recovery: Recovery) -> Condition:
     return replace(health, ills={uuid: causes for uuid, causes in ills.items() if causes})
 
 
-def rests_at(health: Condition, recovery: Recovery) -> float | None:
+def rests_at(health: NodeHealth, recovery: Recovery) -> float | None:
     """When ``rested`` will next change something (monotonic seconds); None: never."""
     if recovery is Recovery.OFF:
         return None
@@ -320,7 +320,7 @@ def rests_at(health: Condition, recovery: Recovery) -> float | None:
     return min(ends, default=None)
 
 
-def rejudged(health: Condition, checks: Checks) -> Condition:
+def rejudged(health: NodeHealth, checks: Checks) -> NodeHealth:
     """Judge the errors that are known by other settings: what counts no longer has recovered, by the operator's word."""
     ills: dict[str, Mapping[str, Ill]] = {}
     recovered = set(health.recovered)
@@ -328,7 +328,11 @@ def rejudged(health: Condition, checks: Checks) -> Condition:
         now = {
             c: ill if ill.xid is None else replace(ill, trouble=judged(ill.xid, checks)) for c, ill in causes.items()
         }
-        now = {cause: ill for cause, ill in now.items() if ill.xid is None or ill.trouble.kind is not Kind.APPLICATION}
+        now = {
+            cause: ill
+            for cause, ill in now.items()
+            if ill.xid is None or ill.trouble.kind is not TroubleKind.APPLICATION
+        }
         if checks.none:
             now = {cause: ill for cause, ill in now.items() if cause == "unreachable"}
         if now:
@@ -338,7 +342,7 @@ def rejudged(health: Condition, checks: Checks) -> Condition:
     return replace(health, ills=ills, recovered=frozenset(recovered))
 
 
-def vouched(health: Condition, uuids: Collection[str]) -> Condition:
+def vouched(health: NodeHealth, uuids: Collection[str]) -> NodeHealth:
     """Take an operator's word that these GPUs (none means all) are well: what was known of them, and of all on them, is over.
 
     What the next look shows of it comes back. For what ends by nothing else: older drivers don't tell that a GPU was reset.
@@ -350,11 +354,11 @@ def vouched(health: Condition, uuids: Collection[str]) -> Condition:
 
 
 def _rests(ill: Ill) -> bool:
-    return ill.xid is not None and ill.trouble.kind is Kind.RESTART_APP
+    return ill.xid is not None and ill.trouble.kind is TroubleKind.RESTART_APP
 
 
 def _was_reset(before: Looked, look: Looked) -> bool:
-    wanted = _ACTIONS.get(before.action or 0, ("", Kind.UNKNOWN))[1]
+    wanted = _ACTIONS.get(before.action or 0, ("", TroubleKind.UNKNOWN))[1]
     return (
         before.lost
         or (bool(before.action) and wanted in _AFTER_RESET and look.action == 0)
@@ -368,21 +372,21 @@ def _states(causes: Mapping[str, Ill], look: Looked, checks: Checks, recovery: R
     if look.failed is None:
         states |= {"action": None, "failed remap": None, "remap": None}
         if look.action and not checks.none:
-            unknown = (f"a recovery that this release doesn't know ({look.action})", Kind.UNKNOWN)
+            unknown = (f"a recovery that this release doesn't know ({look.action})", TroubleKind.UNKNOWN)
             words, kind = _ACTIONS.get(look.action, unknown)
             states["action"] = Trouble(f"the driver wants {words}", kind)
         if look.remap_failed and not checks.none:
-            states["failed remap"] = Trouble("a broken row of its memory could not be replaced", Kind.UNKNOWN)
+            states["failed remap"] = Trouble("a broken row of its memory could not be replaced", TroubleKind.UNKNOWN)
         if look.remap_pending and not checks.none:
             # New programs may be started on it, says NVIDIA's memory error management: the page is out of use already.
-            states["remap"] = Trouble("broken memory is replaced at its next reset", Kind.APPLICATION)
+            states["remap"] = Trouble("broken memory is replaced at its next reset", TroubleKind.APPLICATION)
     now = dict(causes)
     for cause, trouble in states.items():
         ill = now.get(cause)
         if trouble is not None:
             if ill is None or ill.trouble != trouble:
                 now[cause] = Ill(trouble, look.at)
-        elif ill is not None and (recovery is Recovery.SAFE or ill.trouble.kind is Kind.APPLICATION):
+        elif ill is not None and (recovery is Recovery.SAFE or ill.trouble.kind is TroubleKind.APPLICATION):
             del now[cause]
     return now
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 _CONTROL: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
 
-class Node(Struct, frozen=True):
+class KernelFacts(Struct, frozen=True):
     """What the kernel tells besides NVML."""
 
     sys: Path

@@ -97,7 +97,7 @@ class Board(Struct, frozen=True):
     traits: tuple[tuple[str, str], ...] = ()
 
 
-class Instance(Struct, frozen=True):
+class MigDevice(Struct, frozen=True):
     """A MIG device: its place on its GPU, its GPU and compute instance, its profile (``1c.2g.20gb``, ``1g.10gb+me``).
 
     ``memory`` is in bytes.
@@ -231,7 +231,7 @@ class Nvml:
             action=_field(handle, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
         )
 
-    def instances(self, uuid: str) -> tuple[Instance, ...]:
+    def instances(self, uuid: str) -> tuple[MigDevice, ...]:
         """Find the MIG devices of a GPU. One that goes meanwhile is left out."""
         handle = self._handles[uuid]
         most = _ask("nvmlDeviceGetMaxMigDeviceCount", handle)
@@ -337,7 +337,7 @@ class Nvml:
         self._uuids[_number(handle)] = uuid
         return uuid
 
-    def _instance(self, parent: Any, place: int) -> Instance:
+    def _instance(self, parent: Any, place: int) -> MigDevice:
         handle = _ask("nvmlDeviceGetMigDeviceHandleByIndex", parent, place)
         uuid = _uuid(_ask("nvmlDeviceGetUUID", handle))
         instance = _ask("nvmlDeviceGetGpuInstanceId", handle)
@@ -346,7 +346,7 @@ class Nvml:
         whole = _ask("nvmlDeviceGetMemoryInfo", parent).total
         name = profile(has.computeInstanceSliceCount, has.gpuInstanceSliceCount, has.memorySizeMB, whole)
         memory = has.memorySizeMB * 2**20
-        return Instance(uuid, place, instance, compute, name + _suffix(parent, instance), memory)
+        return MigDevice(uuid, place, instance, compute, name + _suffix(parent, instance), memory)
 
 
 class _TimeoutError(NvmlError):

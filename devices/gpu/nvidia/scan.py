@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.nvidia.health import Looked
-from devices.gpu.nvidia.kernel import Node
-from devices.gpu.nvidia.nvml import Board, Instance, LostError, Nvml, NvmlError, SessionError
-from devices.model import Kind, Trouble
+from devices.gpu.nvidia.kernel import KernelFacts
+from devices.gpu.nvidia.nvml import Board, LostError, MigDevice, Nvml, NvmlError, SessionError
+from devices.model import Trouble, TroubleKind
 
 _RESOURCE: Final = "nvidia.com/gpu"
 _DISPLAYS: Final = frozenset({"DGX Display", "NVIDIA DGX Display"})
@@ -82,7 +82,7 @@ class Busy:
 class Scanner:
     """Looks at GPUs, and remembers what it saw of each."""
 
-    def __init__(self, nvml: Nvml, node: Node, busy: Busy) -> None:
+    def __init__(self, nvml: Nvml, node: KernelFacts, busy: Busy) -> None:
         self._nvml, self._node, self._busy = nvml, node, busy
         self._known: dict[str, tuple[GPU, ...]] = {}
         self._told: dict[tuple[str, str], str] = {}
@@ -200,7 +200,7 @@ class Scanner:
         )
         return (gpu, *(self._partition(gpu, one) for one in instances)), look
 
-    def _partition(self, gpu: GPU, instance: Instance) -> GPU:
+    def _partition(self, gpu: GPU, instance: MigDevice) -> GPU:
         caps = (
             f"gpu{gpu.minor}/gi{instance.gpu_instance}/access",
             f"gpu{gpu.minor}/gi{instance.gpu_instance}/ci{instance.compute_instance}/access",
@@ -286,5 +286,5 @@ class Scanner:
 def _failed(error: NvmlError) -> tuple[Trouble, bool]:
     """What a failed look says of a GPU, and whether it is lost."""
     if isinstance(error, LostError):
-        return Trouble(f"it doesn't answer any more: {error}", Kind.RESET_REQUIRED), True
-    return Trouble(f"it can't be looked at: {error}", Kind.RESTART_APP), False
+        return Trouble(f"it doesn't answer any more: {error}", TroubleKind.RESET_REQUIRED), True
+    return Trouble(f"it can't be looked at: {error}", TroubleKind.RESTART_APP), False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from devices.gpu.asked import Surroundings
+from devices.gpu.asked import NodeTraits
 from devices.gpu.backend import Sight
 from devices.gpu.cdi import ALL
 from devices.gpu.cdi_files import FOLDER, CDIFileError, write
@@ -25,7 +25,7 @@ def keep(
     root: str | None = None,
     driver: DriverFiles | None = None,
     folder: Path = FOLDER,
-) -> Surroundings:
+) -> NodeTraits:
     """Write what the policy needs of specifications, and say what answers can rest on. It blocks: for a thread.
 
     Args:
@@ -39,7 +39,7 @@ def keep(
     """
     gpus = [one for one in sight.gpus if one.resource.startswith(PREFIX) and not one.cdi_name and not one.lacks]
     if not gpus or not policy.list_strategies & CDI_STRATEGIES:
-        return Surroundings(sight.control_nodes)
+        return NodeTraits(sight.control_nodes)
     if root is None:
         root = "" if Path(policy.container_driver_root).is_dir() else policy.driver_root
     try:
@@ -48,6 +48,6 @@ def keep(
         for specification in specs:
             write(specification, folder)
     except (DriverFilesError, CDIFileError) as error:
-        return Surroundings(sight.control_nodes, without_cdi=str(error))
+        return NodeTraits(sight.control_nodes, without_cdi=str(error))
     names = tuple(cdi.qualified(ALL, extra.value) for extra in extras(policy, driver))
-    return Surroundings(sight.control_nodes, names, specs)
+    return NodeTraits(sight.control_nodes, names, specs)

@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from devices.gpu.nvidia.health import Event
-from devices.gpu.nvidia.kernel import Node
+from devices.gpu.nvidia.kernel import KernelFacts
 from devices.gpu.nvidia.nvml import (
     MismatchError,
     NotLoadedError,
@@ -128,7 +128,7 @@ class Guests:
 class Looker:
     """The two threads. ``start``, ``renew``, ``end`` and ``stuck`` are for the loop; the rest runs in the looking thread."""
 
-    def __init__(self, nvml: Nvml, node: Node, pace: Pace, let: Let, guests: Guests) -> None:
+    def __init__(self, nvml: Nvml, node: KernelFacts, pace: Pace, let: Let, guests: Guests) -> None:
         self._nvml, self._node, self._pace, self._let = nvml, node, pace, let
         self._guests = guests
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()

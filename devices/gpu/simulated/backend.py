@@ -17,7 +17,7 @@ from devices.gpu.asked import Asked
 from devices.gpu.backend import Sight
 from devices.gpu.nvidia.vendor import NVIDIA
 from devices.gpu.simulated.document import ProfileError
-from devices.gpu.simulated.profile import Described, UnreadableError, find, parse, read
+from devices.gpu.simulated.profile import Described, UnreadableProfileError, find, parse, read
 from devices.gpu.vendor import Plain, Vendor
 from devices.model import ContainerAnswer
 
@@ -114,7 +114,7 @@ class SimulatedBackend:
             if str(error) != self.rejected:
                 _log.warning("profile rejected", path=str(self._path), reason=str(error), kept=self._counts())
             self.rejected = str(error)
-            return not isinstance(error, UnreadableError)
+            return not isinstance(error, UnreadableProfileError)
         self.rejected = ""
         _log.info("profile read", path=str(self._path), gpus=self._counts())
         return True

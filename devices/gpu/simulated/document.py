@@ -12,7 +12,7 @@ import msgspec
 import yaml
 
 from devices.gpu.model import Way
-from devices.model import Kind
+from devices.model import TroubleKind
 
 _MAX_DEPTH: Final = 8
 MAX_NODE: Final = 1023
@@ -51,7 +51,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "numa": f"write the number of a NUMA node, 0 to {MAX_NODE}, for each GPU, or null for no known place",
     "unhealthy": "write index or UUID and the reason in 1 to 256 characters, such as '3: fell off the bus', or as "
     "'3: {reason: fell off the bus, kind: reset-required}'",
-    "kind": f"write {', '.join(kind.value for kind in Kind)}",
+    "kind": f"write {', '.join(kind.value for kind in TroubleKind)}",
     "recovered": "write indices or UUIDs, such as [3]",
     "released": "write indices or UUIDs, such as [3]",
     "withdrawn": "write indices or UUIDs, such as [3]",

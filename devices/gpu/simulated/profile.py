@@ -37,7 +37,7 @@ from msgspec.structs import replace
 from devices.filewatch import NotPlainError, read_plain
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.simulated.document import MAX_NODE, Document, ProfileError, Where
-from devices.model import Health, Kind, Trouble
+from devices.model import Health, Trouble, TroubleKind
 from devices.naming import resource_name_error
 
 MAX_BYTES: Final = 8 * 1024 * 1024
@@ -61,7 +61,7 @@ _Instances = Annotated[
 _Some = Annotated[tuple[int | str, ...], msgspec.Meta(max_length=MAX_GPUS)] | None
 
 
-class UnreadableError(ProfileError):
+class UnreadableProfileError(ProfileError):
     """The profile can't be read now; what is wrong may be elsewhere (no descriptor left), so it may well be later."""
 
 
@@ -91,7 +91,7 @@ class _Trouble(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """One GPU's trouble, in full."""
 
     reason: _Reason
-    kind: Kind = Kind.RESTART_APP
+    kind: TroubleKind = TroubleKind.RESTART_APP
 
 
 class _Links(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -161,7 +161,7 @@ def read(path: Path) -> bytes:
     except NotPlainError:
         raise ProfileError(f"{path}: expected a plain file, got something else: put the profile's text there") from None
     except OSError as error:
-        raise UnreadableError(
+        raise UnreadableProfileError(
             f"{path}: the profile can't be read ({error.strerror}): write it, or correct its mode"
         ) from error
     if len(content) > MAX_BYTES:

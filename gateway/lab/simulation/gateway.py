@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from devices.model import Device, Health
 from gateway.age import HOST_SERVICE_NS, Age, Doubt, elder_should_wait
-from gateway.handover.events import Outcome, Standing
+from gateway.handover.events import HandoverOutcome, Standing
 from gateway.kubelet.identity import KubeletId
 from gateway.lab.simulation.clock import Clock, Timer
 from gateway.lab.simulation.handover import Handover
@@ -385,6 +385,6 @@ class Gateway(Process):
         if self.standing_by_for is None:
             self.plugin.feed(events.Resume())
 
-    def count(self, outcome: Outcome) -> None:
+    def count(self, outcome: HandoverOutcome) -> None:
         """Count how a handover went."""
         self.clock.met[f"a handover ends: {outcome.value}"] += 1

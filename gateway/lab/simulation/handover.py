@@ -10,19 +10,19 @@ from gateway.age import Age
 from gateway.handover import machine as succession
 from gateway.handover.events import (
     Action,
-    Asked,
     Event,
-    Fired,
+    HandoverOutcome,
     Heard,
     Note,
-    Outcome,
-    Renew,
+    RegisterAgain,
     Say,
+    SetWait,
     Standing,
     Stood,
     Tell,
     Unserved,
-    Wait,
+    WaitOver,
+    Wanted,
 )
 from gateway.handover.machine import DEFERRING, Elder, Heir, State
 from gateway.lab.simulation.clock import Timer, stop
@@ -195,7 +195,7 @@ class Handover:
             if late:
                 self._clock.met["an ask is read too late"] += 1
             level = self._gateway.plugin.level if self._gateway.plugin.standing is Standing.SERVING else None
-            event = Asked(first=succession.register_first(level, late=late))
+            event = Wanted(first=succession.register_first(level, late=late))
         self._feed(partner, event)
 
     def _hang_up(self, partner: Partner) -> None:
@@ -217,7 +217,7 @@ class Handover:
         self._not_before[partner.age] = self._clock.now + seconds
         self._gateway.later(seconds + 0.1, self._look)
         if partner.state is not None and partner.state.unsettled:
-            self._gateway.count(Outcome.LOST)
+            self._gateway.count(HandoverOutcome.LOST)
         self._events.append(self._look)
         self._run()
 
@@ -272,20 +272,20 @@ class Handover:
             match action:
                 case Tell(say):
                     self._say(partner, say)
-                case Wait(seconds):
+                case SetWait(seconds):
                     stop(partner.timer)
                     partner.timer = None
                     if seconds is not None:
                         partner.timer = self._gateway.later(seconds, self._fire, partner)
                 case Note(outcome):
                     self._gateway.count(outcome)
-                case Renew():
+                case RegisterAgain():
                     self._clock.met["of two Registers that crossed, the newer gateway's is sent once more"] += 1
                     self._gateway.plugin.feed(events.Renew("crossed"))
 
     def _fire(self, partner: Partner) -> None:
         if not partner.gone:
-            self._feed(partner, Fired(self._could_serve(partner)))
+            self._feed(partner, WaitOver(self._could_serve(partner)))
 
     def _could_serve(self, partner: Partner, sides: type[Elder | Heir] | UnionType = Elder | Heir) -> bool:
         others = [

@@ -60,10 +60,10 @@ class Plugin:
             case events.CancelTimer(timer):
                 if timer in self._timers:
                     stop(self._timers.pop(timer))
-            case events.Offer():
+            case events.SendRegister():
                 self._sent = action.attempt
                 self._gateway.later(self._clock.latency() * 0.3, self._register, action)
-            case events.CancelOffer():
+            case events.CancelRegister():
                 self._sent = 0
             case events.SetTimer(timer, seconds):
                 stop(self._timers.get(timer))
@@ -76,9 +76,9 @@ class Plugin:
                     if number not in self._ending:
                         self._ending.add(number)
                         self._gateway.later(self._clock.latency() * 0.2, self._end_stream, number)
-            case events.Link(name):
+            case events.LinkSocket(name):
                 self._node.names[name] = self._gateway
-            case events.Unlink(name):
+            case events.UnlinkSocket(name):
                 self._node.names.pop(name, None)
             case events.Verify():
                 self._gateway.later(self._clock.latency(), self._verify, self.machine.stream, 0.0)
@@ -86,7 +86,7 @@ class Plugin:
                 if level == "error":
                     self._clock.met[f"said: {what}"] += 1
 
-    def _register(self, offer: events.Offer) -> None:
+    def _register(self, offer: events.SendRegister) -> None:
         if self._sent != offer.attempt:
             return
         kubelet = self._node.kubelet
@@ -122,7 +122,7 @@ class Plugin:
             self._clock.latency(), kubelet.register, self._gateway, offer.name, offer.dialect, reply, given_up
         )
 
-    def _replied(self, offer: events.Offer, code: str, details: str) -> None:
+    def _replied(self, offer: events.SendRegister, code: str, details: str) -> None:
         if self._sent != offer.attempt:
             return
         if code == "OK":
@@ -131,7 +131,7 @@ class Plugin:
             self._sent = 0
             self.feed(events.Replied(offer.attempt, code, details))
 
-    def _accepted(self, offer: events.Offer) -> None:
+    def _accepted(self, offer: events.SendRegister) -> None:
         if self._sent == offer.attempt:
             self._sent = 0
             if self._gateway.scribe.ledger.accept(offer.dialect):

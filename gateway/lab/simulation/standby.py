@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from devices.model import Health
 from gateway.age import Age, Doubt
-from gateway.handover.events import Outcome
-from gateway.handover.records import LOOK, Records
+from gateway.handover.events import HandoverOutcome
+from gateway.handover.records import LOOK, RecordsSeen
 from gateway.lab.simulation.clock import Timer, stop
 from gateway.lab.simulation.kubelet import SHOWS
 from gateway.registration.events import Phase
@@ -26,17 +26,17 @@ class Standby:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway, self._node, self._clock = gateway, gateway.node, gateway.clock
-        self._records = Records()
+        self._records = RecordsSeen()
         self._timer: Timer | None = None
         self._since = 0.0
 
     def began(self) -> None:
         """Take notice that another gateway is to serve from now on."""
-        self._records, self._since = Records(), self._clock.now
+        self._records, self._since = RecordsSeen(), self._clock.now
 
     def kubelet_up(self, since: float) -> None:
         """Take notice of a new kubelet."""
-        self._records, self._since = Records(), since
+        self._records, self._since = RecordsSeen(), since
 
     def look_again(self) -> None:
         """Set when to look next."""
@@ -80,5 +80,5 @@ class Standby:
             self._gateway.handover.unserved()
             return
         self._gateway.doubts[other] = Doubt(self._gateway.plugin.cuts, self._node.names_of(other))
-        self._gateway.count(Outcome.BACK)
+        self._gateway.count(HandoverOutcome.BACK)
         self._gateway.look()

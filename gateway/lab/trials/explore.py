@@ -476,10 +476,10 @@ def feed(it: Resource, event: events.Event) -> Resource:
     it = it._replace(machine=machine)
     for action in actions:
         match action:
-            case events.Offer(attempt, dialect):
+            case events.SendRegister(attempt, dialect):
                 broken = "two Registers of one resource are in flight" if it.sent is not None else it.broken
                 it = it._replace(sent=Sent(attempt, dialect), broken=broken)
-            case events.CancelOffer():
+            case events.CancelRegister():
                 if it.sent is not None and it.sent.answer == _WITH_KUBELET and it.late is None:
                     it = it._replace(late=(it.sent.attempt, it.sent.dialect))
                 it = it._replace(sent=None)
@@ -491,9 +491,9 @@ def feed(it: Resource, event: events.Event) -> Resource:
                 it = it._replace(timers=it.timers - {timer})
             case events.EndStreams():
                 it = it._replace(streams=tuple(end._replace(kept=False) for end in it.streams))
-            case events.Link(name):
+            case events.LinkSocket(name):
                 it = it._replace(names=it.names | {_attempt(name)})
-            case events.Unlink(name):
+            case events.UnlinkSocket(name):
                 it = it._replace(names=it.names - {_attempt(name)})
             case events.Verify():
                 it = it._replace(look=it.look or (machine.stream or 0, None))

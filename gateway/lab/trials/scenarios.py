@@ -26,7 +26,7 @@ import grpc
 import grpc.aio
 
 from adapters import checkpoint
-from adapters.dialect import MalformedError, Verdict
+from adapters.dialect import Fidelity, MalformedError
 from adapters.levels import minor_version
 from adapters.registry import by_kubelet, by_name
 from devices.gpu import naming, sharing
@@ -530,7 +530,7 @@ def unsaid(scenario: Scenario, api: str) -> str:
     if scenario.sees_books:
         return "the kubelet's records are not in the bridge's folder, so a plugin behind it can't see who holds what"
     rules = by_name(api).rules
-    missing = sorted(one.value for one in scenario.says if rules[one].verdict is not Verdict.LOSSLESS)
+    missing = sorted(one.value for one in scenario.says if rules[one].verdict is not Fidelity.LOSSLESS)
     return f"a plugin that speaks {api} can't say: {', '.join(missing)}" if missing else ""
 
 
