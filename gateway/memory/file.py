@@ -150,8 +150,8 @@ def close_to_others(folder: Path) -> str:
 def sweep(path: Path) -> None:
     """Remove what a crash left of a write, unless another gateway is writing now."""
     with contextlib.suppress(OSError):
-        entries = [Path(entry.path) for entry in list(os.scandir(path.parent))]
-        leftovers = [entry for entry in entries if entry.name.startswith("ledger") and entry.suffix == ".tmp"]
+        names = [entry.name for entry in list(os.scandir(path.parent))]
+        leftovers = [path.with_name(name) for name in names if name.startswith("ledger") and name.endswith(".tmp")]
         if leftovers:
             with locked(path.with_name(LOCK), 0) as unlocked:
                 for leftover in leftovers if not unlocked else ():

@@ -157,4 +157,6 @@ def _is_shallow(content: rows.Content) -> bool:
     for _ in range(_MAX_DEPTH):
         parts = (part for value in level for part in (value.values() if isinstance(value, dict) else value))
         level = [part for part in parts if isinstance(part, (dict, list))]
-    return not level
+        if not level:
+            return True
+    return False

@@ -14,7 +14,7 @@ import os
 import pkgutil
 import stat
 from collections.abc import Callable, Iterator
-from pathlib import PurePosixPath
+from fnmatch import fnmatchcase
 from types import SimpleNamespace
 from typing import Any, Final, Self
 
@@ -25,6 +25,10 @@ _SECOND_NS: Final = 1_000_000_000
 
 class KilledError(BaseException):
     """The process that was writing is dead."""
+
+
+class WaitsError(BaseException):
+    """The process would wait for a lock that another one holds: it is to try again later."""
 
 
 class _File:
@@ -61,6 +65,8 @@ class Disk:
         """After how many calls who is writing dies; negative: never."""
         self.lies = False
         """Whether it says that it has flushed what it hasn't."""
+        self._meanwhile: Callable[[], None] | None = None
+        self._until = 0
 
     # What happens to a disk.
 
@@ -81,6 +87,10 @@ class Disk:
         self._names, self._flushed_names, self._changes = names, dict(names), []
         self._open.clear()
         self._locked.clear()
+
+    def interrupt(self, calls: int, meanwhile: Callable[[], None] | None) -> None:
+        """Let another process have its turn after so many calls of the one that is writing; None: nobody has."""
+        self._until, self._meanwhile = calls, meanwhile
 
     def died(self) -> None:
         """Close what a dead process had open: one process writes at a time."""
@@ -103,6 +113,8 @@ class Disk:
             file = self._name(path.name, _File(self._numbers, mode, self._time()))
         elif flags & os.O_EXCL:
             raise FileExistsError(errno.EEXIST, "File exists")
+        if flags & os.O_TRUNC:
+            file.data = b""
         self._open[self._numbers] = file
         return self._numbers
 
@@ -176,18 +188,28 @@ class Disk:
             del self._locked[file.number]
 
     def flock(self, descriptor: int, operation: int) -> None:
-        """Take a lock that nobody else has."""
+        """Take a lock that nobody else has.
+
+        Raises:
+            WaitsError: the one that is being written beside has it.
+        """
         if operation & fcntl.LOCK_UN:
             return
         file = self._file(descriptor)
         if self._locked.setdefault(file.number, descriptor) != descriptor:
-            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            raise WaitsError
 
     def _step(self) -> None:
         if self.spares == 0:
             self.spares = -1
             raise KilledError
         self.spares -= self.spares > 0
+        self._until -= 1
+        if self._meanwhile is not None and self._until < 0:
+            meanwhile, self._meanwhile = self._meanwhile, None
+            spares, self.spares = self.spares, -1  # Who dies is the one that began.
+            meanwhile()
+            self.spares = spares
 
     def _name(self, name: str, file: _File) -> _File:
         self._names[name] = file
@@ -247,11 +269,6 @@ class Place:
         """The folder."""
         return Place(self._disk)
 
-    @property
-    def suffix(self) -> str:
-        """What the name ends with."""
-        return PurePosixPath(self.name).suffix
-
     def with_name(self, name: str) -> Place:
         """Give another name in the same folder."""
         return Place(self._disk, name)
@@ -262,6 +279,10 @@ class Place:
     def lstat(self) -> Any:
         """As ``pathlib`` has it."""
         return self._disk.lstat(self)
+
+    def is_dir(self) -> bool:
+        """As ``pathlib`` has it."""
+        return self.name == self.FOLDER
 
     stat = lstat
 
@@ -279,7 +300,7 @@ class Place:
 
     def glob(self, pattern: str) -> Iterator[Place]:
         """As ``pathlib`` has it, for names."""
-        return (Place(self._disk, name) for name in self._disk.names() if PurePosixPath(name).match(pattern))
+        return (Place(self._disk, name) for name in self._disk.names() if fnmatchcase(name, pattern))
 
 
 class Mounted:
@@ -290,6 +311,8 @@ class Mounted:
 
     def __init__(self) -> None:
         self._disk: Disk | None = None
+        for module, constants in ((os, "O_"), (fcntl, "LOCK_")):
+            self.__dict__.update({name: getattr(module, name) for name in dir(module) if name.startswith(constants)})
 
     def mount(self, disk: Disk) -> None:
         """Put a disk beneath the ledger."""
@@ -298,8 +321,8 @@ class Mounted:
             self.__dict__.update({name: getattr(disk, name) for name in _CALLS})
 
     def __getattr__(self, name: str) -> Any:
-        """Give what the disk doesn't have: constants, and what no disk is asked for."""
-        return getattr(fcntl if name.startswith("LOCK_") else os, name)
+        """Give what no disk is asked for."""
+        return getattr(os, name)
 
     def scandir(self, _: Any) -> list[Any]:
         """List the folder as ``os.scandir`` does, as far as names go."""

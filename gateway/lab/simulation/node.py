@@ -16,8 +16,9 @@ from gateway.lab.simulation.kubelet import RESOURCE, Faults, Kubelet, remembers
 from gateway.registration.events import Phase
 
 DEVICES: Final = 3
-FOUND_WITHIN: Final = 0.004
-"""Seconds within which the watch mostly sees a new kubelet."""
+FOUND_WITHIN, FOUND_LATE, POLL = 0.004, 0.05, 5.0
+"""Seconds within which the watch sees a new kubelet, how often it misses it, and when it looks all the same, in seconds
+(``gateway.kubelet.watch``)."""
 
 
 class BrokenError(Exception):
@@ -58,7 +59,10 @@ class Node:
         self.clock.tell("kubelet", behaviour.name, "starts")
         self.kubelet = kubelet = Kubelet(self, behaviour, self._kubelets)
         for gateway in self.alive():
-            gateway.later(FOUND_WITHIN * self.clock.random() + 0.001, self._found, gateway, kubelet)
+            missed = self.clock.random() < FOUND_LATE
+            within = POLL if missed else FOUND_WITHIN
+            self.clock.met["a new kubelet is seen late"] += missed
+            gateway.later(within * self.clock.random() + 0.001, self._found, gateway, kubelet)
 
     def _found(self, gateway: Gateway, kubelet: Kubelet) -> None:
         if kubelet.alive:

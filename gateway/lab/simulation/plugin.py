@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from adapters.registry import by_name
 from devices.model import Health
 from gateway.handover.events import Standing, standing
-from gateway.lab.simulation.clock import Timer as Due
-from gateway.lab.simulation.clock import stop
+from gateway.lab.simulation.clock import Timer, stop
 from gateway.lab.simulation.kubelet import RESOURCE, SHOWS, Client, Kubelet, level_of
 from gateway.registration import events, negotiate
 from gateway.registration import machine as registration
-from gateway.registration.events import Timer
 
 if TYPE_CHECKING:
     from adapters.dialect import Level
@@ -35,7 +33,7 @@ class Plugin:
         """The open streams by number: who called, and whether it looks like a kubelet."""
         self._ending: set[int] = set()
         self._heeded: int | None = None
-        self._timers: dict[Timer, Due] = {}
+        self._timers: dict[str, Timer] = {}
         self._sent = 0
         self.cuts = 0
         self.unchecked = False
@@ -50,41 +48,47 @@ class Plugin:
         if isinstance(event, events.StreamEnded) and before.stream is not None and self.machine.stream is None:
             self.cuts += 1
         for action in actions:
-            self._act(action)
+            _ACTS[type(action)](self, action)
         if self.machine.phase is not before.phase:
             self._clock.tell(self._gateway.label, self.machine.phase.value)
         self._gateway.stood()
 
-    def _act(self, action: events.Action) -> None:
-        match action:
-            case events.CancelTimer(timer):
-                if timer in self._timers:
-                    stop(self._timers.pop(timer))
-            case events.SendRegister():
-                self._sent = action.attempt
-                self._gateway.later(self._clock.latency() * 0.3, self._register, action)
-            case events.CancelRegister():
-                self._sent = 0
-            case events.SetTimer(timer, seconds):
-                stop(self._timers.get(timer))
-                jittered = seconds * (1 + self._clock.random() / 4)
-                self._timers[timer] = self._gateway.later(jittered, self.feed, events.Fired(timer))
-            case events.Heed(stream):
-                self._heeded = stream
-            case events.EndStreams():
-                for number in self.streams:
-                    if number not in self._ending:
-                        self._ending.add(number)
-                        self._gateway.later(self._clock.latency() * 0.2, self._end_stream, number)
-            case events.LinkSocket(name):
-                self._node.names[name] = self._gateway
-            case events.UnlinkSocket(name):
-                self._node.names.pop(name, None)
-            case events.Verify():
-                self._gateway.later(self._clock.latency(), self._verify, self.machine.stream, 0.0)
-            case events.Report(level, what):
-                if level == "error":
-                    self._clock.met[f"said: {what}"] += 1
+    def _set_timer(self, action: events.SetTimer) -> None:
+        stop(self._timers.get(action.timer.value))
+        jittered = action.seconds * (1 + self._clock.random() / 4)
+        self._timers[action.timer.value] = self._gateway.later(jittered, self.feed, events.Fired(action.timer))
+
+    def _cancel_timer(self, action: events.CancelTimer) -> None:
+        stop(self._timers.pop(action.timer.value, None))
+
+    def _offer(self, offer: events.SendRegister) -> None:
+        self._sent = offer.attempt
+        self._gateway.later(self._clock.latency() * 0.3, self._register, offer)
+
+    def _cancel_offer(self, _: events.CancelRegister) -> None:
+        self._sent = 0
+
+    def _heed(self, action: events.Heed) -> None:
+        self._heeded = action.stream
+
+    def _end_streams(self, _: events.EndStreams) -> None:
+        for number in self.streams:
+            if number not in self._ending:
+                self._ending.add(number)
+                self._gateway.later(self._clock.latency() * 0.2, self._end_stream, number)
+
+    def _link(self, action: events.LinkSocket) -> None:
+        self._node.names[action.name] = self._gateway
+
+    def _unlink(self, action: events.UnlinkSocket) -> None:
+        self._node.names.pop(action.name, None)
+
+    def _begin_to_verify(self, _: events.Verify) -> None:
+        self._gateway.later(self._clock.latency(), self._verify, self.machine.stream, 0.0)
+
+    def _report(self, report: events.Report) -> None:
+        if report.level == "error":
+            self._clock.met[f"said: {report.what}"] += 1
 
     def _register(self, offer: events.SendRegister) -> None:
         if self._sent != offer.attempt:
@@ -209,7 +213,9 @@ class Plugin:
     @property
     def standing(self) -> Standing:
         """Where the registration stands, for another gateway."""
-        streaming = any(likely or number == self._heeded for number, (_, _, likely) in self.streams.items())
+        streaming = bool(self.streams) and any(
+            likely or number == self._heeded for number, (_, _, likely) in self.streams.items()
+        )
         machine = self.machine
         stands = standing(machine.phase, streams=streaming, refused=machine.refused)
         unfit = not self._gateway.devices or (self._gateway.kubelet_listens and not self._gateway.able)
@@ -222,3 +228,17 @@ class Plugin:
         if heeded is None or heeded[1] is None:
             return None
         return level_of(by_name(heeded[1].behaviour.dialect), heeded[1].behaviour)
+
+
+_ACTS: Final[Mapping[type, Callable[[Plugin, Any], None]]] = {
+    events.CancelTimer: Plugin._cancel_timer,  # noqa: SLF001 - its own
+    events.SendRegister: Plugin._offer,  # noqa: SLF001
+    events.CancelRegister: Plugin._cancel_offer,  # noqa: SLF001
+    events.SetTimer: Plugin._set_timer,  # noqa: SLF001
+    events.Heed: Plugin._heed,  # noqa: SLF001
+    events.EndStreams: Plugin._end_streams,  # noqa: SLF001
+    events.LinkSocket: Plugin._link,  # noqa: SLF001
+    events.UnlinkSocket: Plugin._unlink,  # noqa: SLF001
+    events.Verify: Plugin._begin_to_verify,  # noqa: SLF001
+    events.Report: Plugin._report,  # noqa: SLF001
+}

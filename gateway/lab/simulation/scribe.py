@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.lab.simulation.clock import Timer
-from gateway.lab.simulation.disk import KilledError, Place, mounted
-from gateway.memory.file import LedgerError
+from gateway.lab.simulation.clock import Timer, stop
+from gateway.lab.simulation.disk import KilledError, Place, WaitsError, mounted
+from gateway.memory.file import Found, LedgerError
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SOON: Final = 0.075
 RETRY_FIRST, RETRY_MAX = 0.1, 30.0
 """As in ``gateway.memory.scribe``, in seconds."""
+CALLS: Final = 12
+"""How many calls of the disk a write has, and some more."""
 
 
 class Scribe:
@@ -27,6 +29,8 @@ class Scribe:
         self._disk = gateway.node.disks[gateway.talks]
         self.ledger = Ledger(Place(self._disk))  # type: ignore[arg-type]
         self._writing = False
+        self._saving: Timer | None = None
+        """The write that is about to begin."""
         self._soon: Timer | None = None
         self._waiting: list[tuple[int, Callable[[], None]]] = []
         self._retry = RETRY_FIRST
@@ -75,13 +79,46 @@ class Scribe:
             return
         self._writing = True
         snapshot = self.ledger.snapshot()
-        self._gateway.later(self._clock.latency(), self._save, snapshot)
+        self._saving = self._gateway.later(self._clock.latency(), self._save, snapshot)
 
     def _save(self, snapshot: Any) -> None:
+        self._saving = None
         mounted.mount(self._disk)
+        others = [
+            one.scribe
+            for one in self._node.others(self._gateway)
+            if one.talks is self._gateway.talks and not one.frozen
+        ]
+        if others:
+            chance = self._clock.random
+            other = others[int(chance() * len(others))]
+            self._disk.interrupt(int(chance() * CALLS), other.meanwhile)
+        try:
+            self._save_now(snapshot)
+        finally:
+            self._disk.interrupt(0, None)
+
+    def meanwhile(self) -> None:
+        """Take a turn while another gateway is in the middle of its write: write what is due, or look at the file."""
+        if self._saving is not None or (self.ledger.pending and not self._writing):
+            self._clock.met["two gateways write the state file at once"] += 1
+            stop(self._saving)
+            self._saving, self._writing = None, True
+            self._save_now(self.ledger.snapshot())
+            return
+        self._clock.met["the state file is read in the middle of a write"] += 1
+        found = self.ledger.look()
+        if isinstance(found, Found) and found.complaint:
+            self._node.damaged(self._gateway)
+
+    def _save_now(self, snapshot: Any) -> None:
         covered = snapshot.revision
         try:
             written = self.ledger.save(snapshot)
+        except WaitsError:
+            self._clock.met["a write waits for another gateway's"] += 1
+            self._saving = self._gateway.later(self._clock.latency(), self._save, snapshot)
+            return
         except KilledError:
             self._clock.met["killed while it writes the state file"] += 1
             self._disk.died()
