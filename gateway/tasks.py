@@ -10,6 +10,8 @@ import structlog
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
+REGISTERS_FIRST = 0.05
+"""Seconds after this gateway of a pair became the one that serves, at which it begins what isn't for the kubelet."""
 _T = TypeVar("_T")
 _log = structlog.get_logger()
 
@@ -61,6 +63,7 @@ class Tasks:
         try:
             if self._active is not None:
                 await self._active()
+                await asyncio.sleep(REGISTERS_FIRST)
         except asyncio.CancelledError:
             work.close()
             raise

@@ -290,7 +290,8 @@ class Peers:
     def approach(self, kubelet: KubeletId) -> None:
         """Begin to connect to a kubelet that is there."""
         for resource in self._resources.values():
-            resource.approach(kubelet)
+            if resource.state.phase is not Phase.STANDBY:
+                resource.approach(kubelet)
 
     async def know_devices(self, first: asyncio.Event, backend: str) -> None:
         """Leave all to another gateway, as long as one is there, until the source has told of its devices once.
@@ -307,12 +308,13 @@ class Peers:
     async def take_over(self, elders: Collection[Age]) -> None:
         """Ask older gateways for what they serve; what they remembered until then is remembered here, too."""
         self._asked = True
+        others = bool(elders or self.living())
+        if others and self.kubelet_listens():
+            await warm_up(self._presence.socket)
         if not elders:
-            if self.living():  # What they don't serve, this one does: it is remembered before it is sent.
+            if others:  # What they don't serve, this one does: it is remembered before it is sent.
                 await self._lists().update()
             return
-        if self.kubelet_listens():
-            await warm_up(self._presence.socket)
         asked = await self.handover.take_over(elders)
         if asked and self._presence.kubelet is not None:
             self.approach(self._presence.kubelet)
@@ -321,9 +323,15 @@ class Peers:
         await asyncio.gather(self._lists().update(), asyncio.sleep(HANDED_OVER_WAIT if asked else 0))
 
     async def _resume(self, resource: Resource) -> None:
-        """Serve a resource again that another gateway served, with what that one remembered of it."""
+        """Serve a resource again that another gateway served, with what that one remembered of it.
+
+        The kubelet has until the Register to notice that the other one's stream has ended: what is done here is part of that.
+        """
+        began = time.monotonic()
         try:
             resource.feed(events.Ours())
+            if self._presence.kubelet is not None:
+                resource.approach(self._presence.kubelet)
             await self._scribe.load()
             self._holdings.recall([resource.name], fresh=True)
             await self._lists().update()
@@ -333,7 +341,7 @@ class Peers:
         finally:
             self._resuming.discard(resource.name)
         if not resource.standing_by_for:
-            resource.feed(events.Resume())
+            resource.feed(events.Resume(time.monotonic() - began))
 
     async def _take_up(self) -> None:
         """Serve what only another gateway served, with what that one remembered of it and by what is held now."""

@@ -31,6 +31,8 @@ from gateway.wires import notify
 
 READY_TIME: Final = 10.0
 """Seconds that the first gateway is given to be ready, before another one is started beside it."""
+AFTER_DEATH: Final = 0.5
+"""Seconds after a death at which another one is started at the earliest: who takes over goes first."""
 END_TIME: Final = 10.0
 """Seconds that a gateway is given to end."""
 _PR_SET_PDEATHSIG: Final = 1
@@ -146,7 +148,7 @@ class Pair:
     def _died(self, child: _Child, status: int) -> None:
         lived = time.monotonic() - child.since
         self._deaths = self._deaths.after(lived)
-        self._not_before = time.monotonic() + self._deaths.wait
+        self._not_before = time.monotonic() + max(self._deaths.wait, AFTER_DEATH if self._children else 0.0)
         _log.error(
             "a gateway of the pair died",
             gateway=child.pid,

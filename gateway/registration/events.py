@@ -112,7 +112,9 @@ class Ours(Struct, frozen=True):
 
 
 class Resume(Struct, frozen=True):
-    """What held the resource back (another gateway, a list too large) is gone."""
+    """What held the resource back (another gateway, a list too large) is gone, for ``waited`` seconds already."""
+
+    waited: float = 0.0
 
 
 class Stop(Struct, frozen=True):

@@ -186,8 +186,8 @@ def step(state: State, event: Event) -> Step:
             )
         case Ours():
             return replace(state, standing_by_for=None), ()
-        case Resume():
-            return _resume(state)
+        case Resume(waited):
+            return _resume(state, waited)
         case Stop():
             return _hold_back(state, Phase.STOPPED, None)
 
@@ -426,11 +426,11 @@ def _hold_back(state: State, phase: Phase, report: Report | None) -> Step:
     return replace(state, phase=phase, stream=None, others=_NONE, name="", renewed=False), tuple(actions)
 
 
-def _resume(state: State) -> Step:
+def _resume(state: State, waited: float) -> Step:
     if state.phase not in {Phase.STANDBY, Phase.OUT}:
         return state, ()
     if state.kubelet is None:
         return replace(state, phase=Phase.ABSENT), ()
     fresh = negotiate.begin(state.negotiation.choice, state.accepted or None)
     state = replace(state, phase=Phase.WAITING, negotiation=fresh, refused=False)
-    return state, (SetTimer(Timer.RETRY, CUT_WAIT),)
+    return state, (SetTimer(Timer.RETRY, max(CUT_WAIT - waited, 0.0)),)

@@ -221,8 +221,8 @@ class Resource:
             self.feed(events.Resume())
 
     def approach(self, kubelet: KubeletId) -> None:
-        """Begin to connect to a kubelet that is there, while the Register to it is made ready."""
-        if self.state.phase is not Phase.STANDBY:
+        """Begin to connect to a kubelet that is there, while the Register to it is made ready, unless another gateway serves."""
+        if self.state.standing_by_for is None:
             channel = self._channel_to(kubelet)
             channel.get_state(try_to_connect=True)
             self._ahead = _Ahead(channel, kubelet)

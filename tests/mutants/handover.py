@@ -28,6 +28,30 @@ _PARTS = "tests/unit/test_parts.py"
 
 MUTANTS = (
     Mutant(
+        "S19",
+        "what is done for a takeover comes before the wait",
+        "gateway/registration/machine.py",
+        "max(CUT_WAIT - waited, 0.0)",
+        "CUT_WAIT",
+        "tests/unit/test_registration.py::test_a_takeover_waits_for_the_kubelet",
+    ),
+    Mutant(
+        "S19",
+        "a takeover doesn't wait for the kubelet",
+        "gateway/registration/machine.py",
+        "max(CUT_WAIT - waited, 0.0)",
+        "0.0",
+        "tests/unit/test_registration.py::test_a_takeover_waits_for_the_kubelet",
+    ),
+    Mutant(
+        "S19",
+        "who stands by has never connected to the kubelet",
+        "gateway/handover/peers.py",
+        "if others and self.kubelet_listens():",
+        "if elders and self.kubelet_listens():",
+        "tests/unit/test_serve.py::test_who_is_going_to_stand_by_has_connected_to_the_kubelet_once",
+    ),
+    Mutant(
         "S12",
         "who serves a resource instead isn't known",
         "gateway/registration/machine.py",

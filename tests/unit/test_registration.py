@@ -325,6 +325,19 @@ def test_rule(events: list[e.Event], phase: Phase, offered: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("waited", "left"),
+    [
+        pytest.param(0.0, r.CUT_WAIT, id="the kubelet has yet to notice that the other one's stream ended"),
+        pytest.param(r.CUT_WAIT / 5, r.CUT_WAIT * 4 / 5, id="what was done meanwhile is part of that time"),
+        pytest.param(1.0, 0.0, id="it had time enough"),
+    ],
+)
+def test_a_takeover_waits_for_the_kubelet(waited: float, left: float) -> None:
+    _, actions = play([*SERVING, e.StandBy(Age(1, "b")), e.Resume(waited)])
+    assert timers(actions)[Timer.RETRY] == pytest.approx(left)
+
+
+@pytest.mark.parametrize(
     ("events", "expected"),
     [
         pytest.param(

@@ -974,6 +974,24 @@ async def test_what_was_handed_over_is_registered_a_moment_later(make: Make, mon
     assert wait in slept
 
 
+@pytest.mark.parametrize(("others", "warm"), [({}, 0), ({Age(9, "99999999"): Path("younger")}, 1)])
+async def test_who_is_going_to_stand_by_has_connected_to_the_kubelet_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch, others: dict[Age, Path], warm: int
+) -> None:
+    """A process's first connection takes milliseconds, in which nobody would serve once the other gateway is dead."""
+    node = await make(inventory(A))
+    await node.kubelet.registered()
+    connected: list[Path] = []
+
+    async def connect(socket: Path) -> None:
+        connected.append(socket)
+
+    monkeypatch.setattr(peers, "warm_up", connect)
+    monkeypatch.setattr(node._gateway.others, "living", lambda: others)
+    await node._gateway.others.take_over([])
+    assert len(connected) == warm
+
+
 async def test_what_is_connected_to_the_kubelet_before_is_not_used(make: Make, logs: asyncio.Queue[EventDict]) -> None:
     node = await make(inventory(A))
     await served(node, logs)

@@ -378,12 +378,12 @@ class Gateway(Process):
     def _resume(self) -> None:
         self.standing_by_for = None
         self.scribe.load()
-        self.update(self._resumed)
+        self.update(partial(self._resumed, self.clock.now))
 
-    def _resumed(self) -> None:
+    def _resumed(self, began: float) -> None:
         self._resuming = False
         if self.standing_by_for is None:
-            self.plugin.feed(events.Resume())
+            self.plugin.feed(events.Resume(self.clock.now - began))
 
     def count(self, outcome: HandoverOutcome) -> None:
         """Count how a handover went."""
