@@ -7,6 +7,7 @@ from tests.mutants.table import Mutant
 RULES = {
     "SIM1": "a broken rule of registration breaks a promise in the simulation",
     "SIM2": "a broken rule of the ledger loses something in a simulated power cut, or between two gateways",
+    "SIM3": "two who serve, one who never comes to rest, and a device in two pods are seen in the simulation",
 }
 
 _PLAYED = ("-m", "gateway.lab.simulation.run", "--schedules", "1000")
@@ -80,7 +81,59 @@ MUTANTS = (
         "        if file.identity_of(self.path) not in {None, snapshot.base} and",
         "        if False and",
         _TEST,
-        command=_PLAYED,
+        command=(*_PLAYED[:-1], "3000"),
         says="that was acknowledged is lost",
+    ),
+    Mutant(
+        "SIM2",
+        "the file is written in place",
+        "gateway/memory/file.py",
+        '    temporary = path.with_name(f"ledger-{secrets.token_hex(4)}.tmp")\n'
+        "    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)",
+        "    temporary = path\n"
+        "    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)",
+        _TEST,
+        command=_PLAYED,
+        says="finds a damaged state file",
+    ),
+    Mutant(
+        "SIM2",
+        "what is taken out of the state file stays in it",
+        "gateway/memory/tables.py",
+        "            trail[-1].pop(leaf, None)",
+        "            pass",
+        _TEST,
+        command=_PLAYED,
+        says="a cordon that was lifted is back",
+    ),
+    Mutant(
+        "SIM3",
+        "who handed over serves, too",
+        "gateway/handover/machine.py",
+        "{Elder.ENDING, Elder.LENT, Elder.CONFIRMED, Elder.CHECKING, Elder.REVOKING}",
+        "{Elder.ENDING, Elder.LENT, Elder.REVOKING}",
+        _TEST,
+        command=_PLAYED,
+        says="one gateway is to serve, and these do",
+    ),
+    Mutant(
+        "SIM3",
+        "who is told that it lost the resource goes on",
+        "gateway/handover/machine.py",
+        "        case Say.MINE if state.stage is not Heir.RETURNING:",
+        "        case Say.MINE if False:",
+        _TEST,
+        command=_PLAYED,
+        says="is waiting to register again",
+    ),
+    Mutant(
+        "SIM3",
+        "a kubelet gives out a device that is in use",
+        "gateway/lab/kubelets/books.py",
+        "free = self._healthy[resource] - self._allocated.get(resource, set())",
+        "free = set(self._healthy[resource])",
+        _TEST,
+        command=_PLAYED,
+        says="is given to both",
     ),
 )
