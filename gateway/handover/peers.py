@@ -323,11 +323,8 @@ class Peers:
         await asyncio.gather(self._lists().update(), asyncio.sleep(HANDED_OVER_WAIT if asked else 0))
 
     async def _resume(self, resource: Resource) -> None:
-        """Serve a resource again that another gateway served, with what that one remembered of it.
-
-        The kubelet has until the Register to notice that the other one's stream has ended: what is done here is part of that.
-        """
-        began = time.monotonic()
+        """Serve a resource again that another gateway served, with what that one remembered of it."""
+        began = time.monotonic()  # All the while the kubelet has time to notice that the other one's stream has ended.
         try:
             resource.feed(events.Ours())
             if self._presence.kubelet is not None:
