@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gateway.lab.simulation.clock import Timer, stop
 from gateway.lab.simulation.disk import KilledError, Place, WaitsError, mounted
-from gateway.memory.file import Found, LedgerError
+from gateway.memory.file import LedgerError, ReadFile
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
 
@@ -108,7 +108,7 @@ class Scribe:
             return
         self._clock.met["the state file is read in the middle of a write"] += 1
         found = self.ledger.look()
-        if isinstance(found, Found) and found.complaint:
+        if isinstance(found, ReadFile) and found.complaint:
             self._node.damaged(self._gateway)
 
     def _save_now(self, snapshot: Any) -> None:
