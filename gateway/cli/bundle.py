@@ -18,9 +18,9 @@ import click
 import msgspec
 
 from devices.filewatch import NotPlainError, read_plain
-from gateway.cli import advice, main
+from gateway.cli import advice, main, places
 from gateway.cli.doctor import below, seen
-from gateway.configuration.settings import STATE_DIR, ConfigError
+from gateway.configuration.settings import ConfigError
 from gateway.doctor import checks
 from gateway.doctor.snapshot import Surveyed
 from gateway.telling import status
@@ -48,21 +48,8 @@ _BEARER: Final = re.compile(r"(?i)(bearer )[^\s\"']+")
 
 
 @click.command("support-bundle", epilog=_EXAMPLES)
-@click.option(
-    "--state-dir",
-    envvar="GATEWAY_STATE_DIR",
-    type=click.Path(path_type=Path),
-    default=STATE_DIR,
-    show_default=True,
-    help="The gateways' state directory.",
-)
-@click.option(
-    "--host-root",
-    type=click.Path(path_type=Path),
-    default=Path("/"),
-    show_default=True,
-    help="Where the host's file system is.",
-)
+@places.state_dir
+@places.host_root
 @click.option(
     "--output", metavar="FILE", help="Where to write it; -: to standard output.  [default: a name with the time]"
 )

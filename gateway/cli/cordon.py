@@ -18,7 +18,7 @@ import click
 import msgspec
 from msgspec.structs import replace
 
-from gateway.cli import named
+from gateway.cli import named, places
 from gateway.cli.devices import look, rows
 from gateway.configuration.settings import STATE_DIR
 from gateway.telling import orders
@@ -67,14 +67,7 @@ def _on_a_device(command: Callable[..., None]) -> Callable[..., None]:
             is_flag=True,
             help="Print one JSON object: op, id, gateways, and `ledger`, the state file.",
         ),
-        click.option(
-            "--state-dir",
-            envvar="GATEWAY_STATE_DIR",
-            type=click.Path(path_type=Path),
-            default=STATE_DIR,
-            show_default=True,
-            help="The gateway's own: its control socket is there.",
-        ),
+        places.state_dir,
         click.argument("device_id", metavar="ID"),
     ):
         command = option(command)

@@ -20,9 +20,8 @@ import msgspec
 
 from devices.replicas import unshared
 from devices.source import Facts
-from gateway.cli import named
+from gateway.cli import named, places
 from gateway.cli.status import _clean, _colour, _remarks
-from gateway.configuration.settings import STATE_DIR
 from gateway.telling import orders
 from gateway.telling.orders import Handled
 from gateway.telling.status import DeviceStatus, GatewayStatus, ResourceStatus
@@ -138,14 +137,7 @@ async def _ask_all(
 @click.option("--release", is_flag=True, help="Close these devices' GPUs, so that they can be reset or partitioned.")
 @click.option("--acquire", is_flag=True, help="Open them again.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (docs/devices.md has its keys).")
-@click.option(
-    "--state-dir",
-    envvar="GATEWAY_STATE_DIR",
-    type=click.Path(path_type=Path),
-    default=STATE_DIR,
-    show_default=True,
-    help="The gateways' state directory, with their control sockets in it.",
-)
+@places.state_dir
 def devices(
     *, names: tuple[str, ...], every: bool, release: bool, acquire: bool, as_json: bool, state_dir: Path
 ) -> None:

@@ -18,9 +18,9 @@ import click
 import msgspec
 
 from adapters.levels import minor_version
-from gateway.cli import advice, main
+from gateway.cli import advice, main, places
 from gateway.cli.status import look as ask
-from gateway.configuration.settings import STATE_DIR, ConfigError
+from gateway.configuration.settings import ConfigError
 from gateway.doctor import checks, collect
 from gateway.doctor.look import Places, Told, cluster, look
 from gateway.doctor.snapshot import Release, Surveyed
@@ -44,21 +44,8 @@ _NARROWEST: Final = 50
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option(
-    "--state-dir",
-    envvar="GATEWAY_STATE_DIR",
-    type=click.Path(path_type=Path),
-    default=STATE_DIR,
-    show_default=True,
-    help="The gateways' state directory.",
-)
-@click.option(
-    "--host-root",
-    type=click.Path(path_type=Path),
-    default=Path("/"),
-    show_default=True,
-    help="Where the host's file system is.",
-)
+@places.state_dir
+@places.host_root
 @click.option("--ignore", multiple=True, metavar="CODE", help="Leave a check out. Can be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context

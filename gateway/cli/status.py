@@ -16,7 +16,7 @@ from typing import Any, Final, NoReturn
 import click
 import msgspec
 
-from gateway.configuration.settings import STATE_DIR
+from gateway.cli import places
 from gateway.tally import Confirmation
 from gateway.telling.status import DeviceStatus, GatewayStatus, ResourceStatus
 from gateway.telling.wanting import wanting
@@ -95,14 +95,7 @@ async def look(state_dir: Path) -> Answers:
 
 
 @click.command(epilog=_EXAMPLES)
-@click.option(
-    "--state-dir",
-    envvar="GATEWAY_STATE_DIR",
-    type=click.Path(path_type=Path),
-    default=STATE_DIR,
-    show_default=True,
-    help="The gateways' state directory, with their control sockets in it.",
-)
+@places.state_dir
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document (its schema: docs/status.schema.json).")
 @click.option("--watch", is_flag=True, help=f"Look again every {_EVERY:g} seconds, until Ctrl-C.")
 @click.option(
