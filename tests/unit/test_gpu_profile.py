@@ -399,8 +399,8 @@ def test_of_a_file_that_is_no_profile_nothing_is_said_again(text: str) -> None:
             "unhealthy: expected keys that are a whole number or text, got nothing: write index or UUID",
         ),
         (
-            "resources:\n  a/b: {gpus: 150000}\n  a/c: {gpus: 150000}",
-            "line 3: resources['a/c']: expected at most 200000 GPUs on a node, got 300000: write fewer",
+            "resources:\n  a/b: {gpus: 1}\n  a/c: {gpus: 200000}",
+            "line 3: resources['a/c']: expected at most 200000 GPUs on a node, got 200001: write fewer",
         ),
         (
             "resources:\n  a/b: {gpus: 1}\n  a/b: {gpus: 2}",
