@@ -72,7 +72,7 @@ async def disk(tmp_path: Path) -> AsyncIterator[Disk]:
 
 
 async def next_of(queue: asyncio.Queue[int] | asyncio.Queue[bool]) -> int:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(10):
         return await queue.get()
 
 
