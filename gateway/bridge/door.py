@@ -30,7 +30,7 @@ from gateway.kubelet.watch import listens, target
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
     from pathlib import Path
 
     from adapters.dialect import Dialect
@@ -110,11 +110,12 @@ class Doors:
     Args:
         folder: ``--bridge DIR``.
         host: is told of plugins.
+        spared: names the sockets that stay when those of earlier plugins are removed.
     """
 
-    def __init__(self, folder: Path, host: Host) -> None:
+    def __init__(self, folder: Path, host: Host, spared: Callable[[], Collection[Path]] = tuple) -> None:
         self.folder = folder
-        self._host = host
+        self._host, self._spared = host, spared
         self._lock = -1
         self._server: grpc.aio.Server | None = None
         self._bound: tuple[int, int, int] | None = None
@@ -183,9 +184,12 @@ class Doors:
 
     def sweep(self) -> None:
         """Remove the sockets of earlier plugins, as a kubelet does at its start: some plugins take that for its restart."""
+        spared = {path.name for path in self._spared()}
         with os.scandir(self.folder / REGISTRATION) as entries:
             found = [entry.path for entry in entries if stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)]
         for path in found:
+            if os.path.basename(path) in spared:  # noqa: PTH119 - entries have paths
+                continue
             with contextlib.suppress(OSError):
                 os.unlink(path)  # noqa: PTH108 - entries have paths
 

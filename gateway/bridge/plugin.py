@@ -40,6 +40,8 @@ REDIAL_FIRST, REDIAL_MAX = 3.0, 30.0
 """Seconds until a plugin whose stream ended, and that didn't register, is called again by its old name, at first and at most."""
 OLD_STREAMS: Final = 3
 """Earlier registrations whose streams are left open."""
+KEPT: Final = ".kept-"
+"""What the second name of a plugin's socket begins with."""
 PROBE_EVERY: Final = 5.0
 """Seconds between two tries of a plugin that left a call unanswered."""
 DEADLINE: Final = 30.0
@@ -176,6 +178,26 @@ class Bridged:
         if (more := self._seldom.tell("spoilt")) is not None:
             self._log.error("a plugin's list is refused", endpoint=peer.path.name, reason=reason, more_before=more)
 
+    def keep(self) -> Path | None:
+        """Give the socket of a plugin that lives a second name, and go by that: its own is about to be removed. None: there is none.
+
+        Some plugins register once: without it nobody who comes later could call them.
+        """
+        if self.path is None or self.peer is None or identity(self.path) != self.peer.identity:
+            return None
+        kept = self.path.with_name(KEPT + self.endpoint)
+        if judge.endpoint_error(kept.name, str(kept.parent)):
+            return None
+        if kept != self.path:
+            try:
+                kept.unlink(missing_ok=True)
+                kept.hardlink_to(self.path)
+            except OSError:  # As with a kubelet, the plugin must register again.
+                return None
+            self.path = kept
+            self._changed()
+        return kept
+
     def recall(self, word: Word, path: Path, door: Door, api: Api) -> None:
         """Take over what was remembered of it, before it was heard of."""
         self.word, self.path, self.door, self.api = word, path, door, api
@@ -183,7 +205,7 @@ class Bridged:
     @property
     def endpoint(self) -> str:
         """The name of its socket."""
-        return self.path.name if self.path is not None else ""
+        return self.path.name.removeprefix(KEPT) if self.path is not None else ""
 
     async def borrow(self, word: Word, path: Path, door: Door, api: Api, *, again: bool) -> None:
         """Go by what the gateway remembers that has the plugin: its stream is the other's, and calls reach it from here, too.

@@ -27,7 +27,7 @@ from devices.source import Behind, Facts, Fate, Hindrance, Inventory, unclaimed
 from gateway.bridge import judge, memory, shield
 from gateway.bridge.admission import Admission
 from gateway.bridge.calls import Answering
-from gateway.bridge.door import LOOK_EVERY, Doors
+from gateway.bridge.door import LOOK_EVERY, REGISTRATION, Doors
 from gateway.bridge.plugin import DEADLINE
 from gateway.bridge.recall import answers_of, recalled, remembered
 
@@ -59,7 +59,7 @@ class Bridge:
         """By the name that the plugin registered."""
         self._taken = taken
         self._admission = Admission(self.plugins, self._bridged, self._occupied)
-        self._doors = Doors(folder, self._admission)
+        self._doors = Doors(folder, self._admission, self._kept)
         self._lent: dict[str, memory.Plugin] = {}
         """What another gateway remembers, where it has the folder."""
         self._news = asyncio.Event()
@@ -190,6 +190,10 @@ class Bridge:
         for one in self.plugins.values():
             if one.peer is None or one.is_lent:
                 one.went(one.word.why or "the gateway was started anew")
+
+    def _kept(self) -> Collection[Path]:
+        found = (one.keep() for one in self.plugins.values() if one.door == REGISTRATION)
+        return [path for path in found if path is not None]
 
     async def _borrow(self) -> None:
         """Serve what another gateway has, by what it remembers: it may be about to end, or to leave the resources to this one."""

@@ -452,4 +452,12 @@ MUTANTS = (
         "    return 0.0 if word.away_since is None else",
         f"{_M}::test_a_call_that_finds_nobody_waits_though_nobody_is_known_to_be_away",
     ),
+    Mutant(
+        "B10",
+        "who registers once is lost with its socket",
+        _SOURCE,
+        "        return [path for path in found if path is not None]\n",
+        "        return []\n",
+        f"{_M}::test_a_plugin_that_registers_once_outlives_every_start_of_the_bridge",
+    ),
 )

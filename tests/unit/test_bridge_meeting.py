@@ -122,6 +122,21 @@ async def test_a_restart_that_only_a_second_gateway_noticed_is_over_when_the_plu
             assert (played.allocated, played.lists) == ([("a",), ("b",)], 1)
 
 
+async def test_a_plugin_that_registers_once_outlives_every_start_of_the_bridge(folder: Path) -> None:
+    async with bridged(folder) as first, plugin(folder) as played:
+        await first.lists("a", "b")
+        await first.close()
+        for number in range(3):
+            async with bridged(folder) as again:
+                assert not played.path.exists()
+                await again.lists("a", "b")
+                await again.allocate("a")
+                assert (again.one().endpoint, len(played.allocated)) == ("played.sock", number + 1)
+        await played.stop()
+        async with bridged(folder):
+            assert [path.name for path in played.folder.iterdir()] == ["kubelet.sock"]
+
+
 async def test_who_takes_over_knows_what_came_last(folder: Path) -> None:
     async with bridged(folder) as first, plugin(folder):
         await first.lists("a", "b")
