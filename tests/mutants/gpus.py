@@ -172,6 +172,22 @@ MUTANTS = (
     ),
     Mutant(
         "U3",
+        "who told of its devices once ends the process when it gives up",
+        "devices/combined.py",
+        "not (silent or having or source in self._said)",
+        "not (silent or having)",
+        f"{_COMBINED}::test_who_told_of_its_devices_once_and_gives_up_keeps_them",
+    ),
+    Mutant(
+        "U3",
+        "any source says what became of a device",
+        "devices/combined.py",
+        "        if resource in self._owners:\n            return self._owners[resource].fate(resource, device_id)\n",
+        "",
+        f"{_COMBINED}::test_what_became_of_a_device_is_asked_of_who_listed_it",
+    ),
+    Mutant(
+        "U3",
         "a device by path that has no rule any more is a ghost beside GPUs",
         "devices/combined.py",
         " for source in self._sources} - {Fate.UNKNOWN}",

@@ -279,6 +279,15 @@ async def test_who_gives_up_while_another_is_silent_waits_for_what_that_one_has(
         await pending
 
 
+async def test_who_told_of_its_devices_once_and_gives_up_keeps_them(watched: Watched) -> None:
+    watched.gpus.lists(gpu="")
+    watched.files.lists(null="")
+    while isinstance(await watched.next(), Partial):
+        pass
+    watched.gpus.words.put_nowait(GiveUpError("no driver"))
+    assert await end_of(watched) is None
+
+
 async def test_all_give_up(watched: Watched) -> None:
     watched.gpus.words.put_nowait(GiveUpError("no driver"))
     watched.files.words.put_nowait(GiveUpError("no files"))
@@ -306,6 +315,13 @@ async def test_its_end_closes_every_source(watched: Watched) -> None:
 
 async def test_before_anybody_listed_it_a_resource_is_whose_name_it_has(watched: Watched) -> None:
     assert (await watched.owner(GPU), await watched.owner(FILE)) == ("nvidia", "generic")
+
+
+async def test_what_became_of_a_device_is_asked_of_who_listed_it(watched: Watched) -> None:
+    watched.files.lists(null="/dev/null")
+    await watched.next()
+    assert watched.both.fate(FILE, "d") is Fate.WITHDRAWN
+    assert watched.both.fate("nobody.has/it", "d") is Fate.LOST
 
 
 async def test_who_listed_a_resource_keeps_it(watched: Watched) -> None:

@@ -263,6 +263,29 @@ def test_what_another_process_knew() -> None:
     assert found(drift.restarted(10).look(seen("b"), 11)) == {MismatchKind.FORGOTTEN: "a"}
 
 
+def test_what_this_process_saw_itself_counts_for_more() -> None:
+    drift = Drift(R).listed(devices("a"), 0).look(seen("a"), 9, 9.0).restarted(10)
+    assert drift.recalled({}, {"a": Earlier(("ns/pod-x/main",), 1.0)}).earlier == {"a": "'ns/pod-a/main'"}
+
+
+def test_the_same_pod_forgotten_twice_is_one() -> None:
+    before, later = Earlier(("ns/pod-a/main",), 5.0), Earlier(("ns/pod-a/main",), 6.0)
+    drift = Drift(R).listed(devices("a"), 0).recalled({"a": (before,)}, {"a": later})
+    assert drift.restarted(10).look(seen(""), 11).forgotten == {"a": (later,)}
+
+
+def test_what_was_given_since_the_start_and_is_not_booked_yet_shows_nothing() -> None:
+    drift = Drift(R).listed(devices("a"), 0).look(seen("a"), 99, 99.0).restarted(100)
+    drift = drift.allocated("a", 100.5, 100.5).look(seen(""), 101, 101.0)
+    assert (drift.forgotten, drift.is_in_question("a")) == ({}, True)
+
+
+def test_a_device_is_avoided_once() -> None:
+    kept = {"a": (Earlier(("ns/pod-a/main",), 5.0),)}
+    drift = Drift(R).listed(devices("AB"), 0).listed(devices("ab"), 1).recalled(kept, {})
+    assert drift.avoid(2) == ("b", "a")
+
+
 @pytest.mark.parametrize(
     ("before", "after", "same"),
     [

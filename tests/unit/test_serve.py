@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import socket
 import threading
@@ -1006,6 +1007,23 @@ async def test_what_is_connected_to_the_kubelet_before_is_not_used(make: Make, l
     finally:
         await second.aclose()
     assert node.kubelet.registrations.empty()
+
+
+async def test_what_was_seen_of_a_kubelet_that_came_is_told_from_what_was_seen_before(
+    make: Make, logs: asyncio.Queue[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of its socket tells: what was seen since is its own word."""
+    node = await make(inventory(A))
+    await served(node, logs)
+    since: list[float] = []
+    monkeypatch.setattr(node._gateway.beliefs, "restarted", lambda _, unix=math.inf: since.append(unix))
+    second = Kubelet(node.folder / "dp", "v1beta1", "grpc-go/1.82.1")
+    await second.start()
+    try:
+        await second.registered()
+        assert since == [(node.folder / "dp" / "kubelet.sock").stat().st_mtime_ns / 1e9]
+    finally:
+        await second.aclose()
 
 
 async def test_who_is_served_or_stands_by_holds_no_connection_to_the_kubelet(

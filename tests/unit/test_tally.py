@@ -192,3 +192,11 @@ def test_everything_can_be_read_back() -> None:
     assert counted.lost_fields == {("v1alpha2", "topology"): 1}
     assert counted.checks == {("r", "lacking"): 1}
     assert counted.handovers == {("younger", "completed"): 1}
+
+
+def test_the_last_gaps_of_so_many_resources_are_kept_and_of_no_more() -> None:
+    counted = Tally()
+    for number in range(tally.MOST_HISTOGRAMS + 3):
+        counted.restart_gap(f"r{number}", 0.1)
+    counted.restart_gap("r0", 0.2)
+    assert (len(counted.last_gaps), counted.last_gaps["r0"]) == (tally.MOST_HISTOGRAMS, 0.2)
