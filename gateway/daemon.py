@@ -25,6 +25,7 @@ from gateway.kubelet.beliefs import CHECKPOINT, Beliefs
 from gateway.kubelet.presence import Presence
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lists import Lists
+from gateway.memory.alone import Alone
 from gateway.memory.holdings import Holdings
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
@@ -88,6 +89,7 @@ class Gateway:
         self._instance = instance.Instance(settings.socket_dir, age)
         self.ledger = Ledger(settings.state_dir)
         self.scribe = Scribe(self.ledger)
+        self._alone = Alone(settings.state_dir, self._instance.peers)
         self.tally = Tally()
         self.config = reload.FileFate()
         self._features = _features(settings) if settings.asks_api_server else None
@@ -138,6 +140,7 @@ class Gateway:
             self._resources,
             lambda name: Resource(self.around, name, self.ledger.accepted),
             self._changed,
+            lambda devices: {} if self.door is None else self.door.away(devices),
             self._sent,
             self._tasks,
             self.started,
@@ -159,7 +162,7 @@ class Gateway:
         )
         self._exit: asyncio.Future[int]
         self.door: Door | None = None
-        """Where devices are offered by DRA, instead of by plugins."""
+        """Where devices are offered by DRA, too or alone."""
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT; return the exit status."""
@@ -190,6 +193,8 @@ class Gateway:
         self.beliefs.look_within(0)
         if removed := instance.sweep(self.settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
+        if self.settings.dra == "on":
+            await self._unless_ended(self._alone.wait(partial(self.scribe.load, patient=True)))
         self._instance.create()
         if self.settings.dra != "off":
             self.door = _door(self)
@@ -198,8 +203,7 @@ class Gateway:
         label = None if self._features is None else self._features.label
         self._tasks.spawn("reload", reload.follow(self.settings, self.source.adopt, self.config, label))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_LOOK):
-                await self._unless_ended(first.wait())
+            await asyncio.wait_for(self._unless_ended(first.wait()), FIRST_LOOK)
         if self.lists.inventory is None:
             await self.lists.take(None)
         await self._open_control()
@@ -271,13 +275,14 @@ class Gateway:
         self.presence.close()
         await self._listeners.close_control()
         await self.scribe.close()
+        self._alone.close()
         self._instance.remove()
         _log.info("ended")
 
     async def _open_control(self) -> None:
         commands = Commands(self)
-        handing = {message.OP: self.others.handover.serve} if self.door is None else {}
-        await self._listeners.open_control({**commands.handlers, **handing})
+        more = {message.OP: self.others.handover.serve} if self.door is None else self.door.handlers
+        await self._listeners.open_control({**commands.handlers, **more})
         self._listeners.open_metrics(commands.document, self.tally, self)
 
     # What happens.
@@ -326,7 +331,7 @@ class Gateway:
                 resource.feed(events.KubeletUp(self.presence.kubelet))
 
     def _bound_anew(self) -> None:
-        self._tell_kubelet([resource for resource in self.resources if resource.state.phase is Phase.ABSENT])
+        self._tell_kubelet([one for one in self.resources if one.state.phase is Phase.ABSENT])
 
     # For those who ask.
 
@@ -379,7 +384,7 @@ def _door(gateway: Gateway) -> Door:
     from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
 
     memory = gateway.ledger, gateway.scribe, gateway.beliefs, gateway.holdings.held
-    inside = door.Inside(gateway.age, gateway.source, *memory, lambda: gateway.resources)
+    inside = door.Inside(gateway.age, gateway.source, *memory, lambda: gateway.resources, gateway.update)
     try:
         return door.Door(gateway.settings, inside)
     except AccessError as error:

@@ -128,7 +128,7 @@ class Folder:
             self._instance.remove()
             try:
                 self._instance.create()
-                for resource in self._resources.values() if self._settings.dra == "off" else ():
+                for resource in self._resources.values() if self._settings.dra != "only" else ():
                     await resource.bind()
                 self._instance.publish()
             except (OSError, RuntimeError) as error:  # It went again, or there is no descriptor left for it.

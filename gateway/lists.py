@@ -84,6 +84,7 @@ class Lists:
         resources: the resources of this gateway, by name; new ones are added here.
         make: makes a resource of that name, bound to nothing yet.
         changed: called when lists have changed, or what is known of their holders.
+        away: says which devices are another API's, by ID, and why.
         sent: awaited at the end of each update, with whether a resource is new.
         tasks: runs what nobody waits for.
         started: when the gateway started (monotonic seconds).
@@ -102,6 +103,7 @@ class Lists:
         resources: dict[str, Resource],
         make: Callable[[str], Resource],
         changed: Callable[[], None],
+        away: Callable[[Iterable[Device]], Mapping[str, tuple[states.State, str]]],
         sent: Callable[[bool], Awaitable[None]],
         tasks: Tasks,
         started: float,
@@ -109,6 +111,7 @@ class Lists:
         self._settings, self._source, self._ledger, self._scribe = settings, source, ledger, scribe
         self._beliefs, self._presence, self._holdings, self._others = beliefs, presence, holdings, others
         self._resources, self._make, self._changed, self._sent = resources, make, changed, sent
+        self._away = away
         self._tasks, self._started = tasks, started
         self._owners = Owners(ledger, beliefs, source, holdings.held, others.elsewhere)
         self._claims: Sequence[Claim] = ()
@@ -152,7 +155,7 @@ class Lists:
             again = []
             for name in merged.keys() - before:
                 resource = self._make(name)
-                if self._settings.dra != "off":  # Its devices are offered by DRA alone.
+                if self._settings.dra == "only":  # Its devices are offered by DRA alone.
                     self._resources[name] = resource
                     resource.feed(events.StandBy(None))
                     continue
@@ -179,7 +182,7 @@ class Lists:
                     self._tasks.background(self._scribe.durable())
                 for name in sent:
                     changes.tell(name, shown[name], self._resources[name].entries)
-                for name in merged if self._settings.dra == "off" else ():
+                for name in merged if self._settings.dra != "only" else ():
                     self._beliefs.listed(name, self._resources[name].plugin.devices)
             self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
             self._look_for(claimed)
@@ -203,7 +206,11 @@ class Lists:
         for name, listing in listings.items():
             held = known[name].held or frozenset()
             offered = known[name].announced.values() if listing is None else listing.devices
-            one = replace(known[name], withheld=boards.withheld(self._claims, offered, held))
+            one = replace(
+                known[name],
+                withheld=boards.withheld(self._claims, offered, held),
+                away=self._away((*known[name].announced.values(), *offered)),
+            )
             merged[name] = merging.merge(one, listing, before[name], clock, grace)
         return merged
 

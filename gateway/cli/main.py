@@ -31,6 +31,7 @@ _COMMANDS = {
     "compat": ("gateway.cli.compat:compat", "Run the compatibility matrix: scenarios and hops on many kubelets."),
     "completion": ("gateway.cli.completion:completion", "Print what a shell evaluates to complete this command line."),
     "config": ("gateway.cli.config:config", "Which settings are in force, and what said them."),
+    "cross": ("gateway.cli.cross:cross", "Move GPUs between the device plugin API and DRA."),
     "cordon": ("gateway.cli.cordon:cordon", "Let no new pod have a device, and say why."),
     "demo": ("gateway.cli.demo:demo", "A rolling kubelet upgrade on a simulated node, seen happen."),
     "dev": ("gateway.cli.dev:dev", "Tools for trying device plugins, such as an emulated kubelet."),

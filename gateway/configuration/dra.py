@@ -29,12 +29,7 @@ def taken(said: MutableMapping[str, Given], node_name: str) -> tuple[str, Mappin
     if mode is None or mode.value == "off":
         return "off", drivers
     if mode.value not in MODES:
-        raise ConfigError(f"{mode.source}: expected off or only, got {str(mode.value)!r:.80}: write one of them")
-    if mode.value == "on":
-        raise ConfigError(
-            f"{mode.source}: expected off or only, got 'on', which would offer the same GPUs by the device plugin API and by DRA, so "
-            "that two pods could get one: choose one of both for each node"
-        )
+        raise ConfigError(f"{mode.source}: expected off, on or only, got {str(mode.value)!r:.80}: write one of them")
     if not node_name:
         raise ConfigError(
             f"{mode.source}: expected the node's name, got none: give --node-name, or NODE_NAME by fieldRef"
@@ -46,7 +41,7 @@ def taken(said: MutableMapping[str, Given], node_name: str) -> tuple[str, Mappin
             f"{', '.join(map(str, strategy.value)) if isinstance(strategy.value, tuple) else strategy.value}: leave it out"
         )
     said[_STRATEGY] = Given((_CDI,), mode.source)
-    return "only", drivers
+    return str(mode.value), drivers
 
 
 def _drivers(said: Given) -> dict[str, str]:

@@ -243,9 +243,9 @@ FLAGS: Final[tuple[Flag, ...]] = (
     Flag(
         "dra",
         FlagKind.TEXT,
-        "dynamic resource allocation (docs/dra.md): not at all, or instead of the device plugin API",
+        "dynamic resource allocation (docs/dra.md): not at all, beside the device plugin API, or instead of it",
         default="off",
-        values="off|only",
+        values="off|on|only",
         variables=("GATEWAY_DRA",),
     ),
     Flag(

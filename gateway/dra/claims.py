@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from devices import boards
 from devices.claims import ClaimName, Prepared, Refused
-from gateway.dra.offer import Offer
+from gateway.dra.offer import Ailment, Offer
 from gateway.dra.slices import TAINTS
 from gateway.memory.claimed import Claimed, ClaimedDevice
 
@@ -105,6 +105,27 @@ class ResourceClaim(Struct):
     status: Status = field(default_factory=Status)
 
 
+class Called(Struct):
+    """What a claim is called."""
+
+    name: str
+    namespace: str = ""
+
+
+class NamedClaim(Struct):
+    """A claim of a list, with what it was allocated."""
+
+    metadata: Called
+    status: Status = field(default_factory=Status)
+
+    def devices(self, node: str) -> Iterable[tuple[str, str]]:
+        """Give the driver and the name of each device that it has of a node's pools, but for supervision."""
+        allocation = self.status.allocation
+        for one in (allocation.devices.results or ()) if allocation is not None else ():
+            if one.pool == node and not one.admin:
+                yield one.driver, one.device
+
+
 class Wait(Struct, frozen=True):
     """It can't be handed out yet, and may soon: why not."""
 
@@ -170,6 +191,8 @@ def granted(
 
 
 def _tolerated(result: Result, offer: Offer) -> bool:
+    if offer.ailment is Ailment.LEAVING:  # It was allocated before.
+        return True
     key = f"{TAINTS}{offer.ailment.value}" if offer.ailment is not None else ""
     return bool(result.admin) or any(one.covers(key) for one in result.tolerations or ())
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,8 +18,9 @@ from msgspec import Struct, field
 
 from adapters.levels import minor_version
 from devices.claims import ClaimName
-from gateway.dra import cdi, offer, publisher, sockets
-from gateway.dra.claims import ResourceClaim
+from gateway.dra import cdi, crossing, offer, publisher, sockets
+from gateway.dra.claims import NamedClaim, ResourceClaim
+from gateway.dra.crossing import Crossing, Desk
 from gateway.dra.driver import ClaimsOf
 from gateway.dra.publisher import Publisher
 from gateway.dra.records import Records, pods_of
@@ -30,6 +32,8 @@ from gateway.kubernetes.watch import pause
 from gateway.telling.readiness import DriverStanding
 
 if TYPE_CHECKING:
+    from devices.life.states import State
+    from devices.model import Device
     from devices.source import DeviceSource
     from gateway.age import Age
     from gateway.configuration.settings import Settings
@@ -39,10 +43,15 @@ if TYPE_CHECKING:
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
+    from gateway.wires.control import Handler
 
 MANAGER: Final = "device-plugin-gateway"
 OVERLAP: Final = 33
 """The kubelet, 1.N, from which two instances of a driver may be registered: in 1.32 the second breaks the first (run)."""
+FIRST: Final = 32
+"""The first kubelet, 1.N, whose API for claims is spoken (v1beta1)."""
+KUBELET_AGAIN: Final = 30.0
+"""Seconds until the node is asked again which kubelet it has, while that takes no claims."""
 BIND_AGAIN: Final = 1.0
 """Seconds until a socket that can't be bound is tried again, or another instance's end is looked for."""
 SERVE_AGAIN: Final = 5.0
@@ -77,7 +86,7 @@ class Inside(Struct, frozen=True):
     """What the door needs of the gateway.
 
     ``beliefs`` are the kubelet's records, ``held`` what containers hold of a resource by them (None: nobody knows), ``resources``
-    gives the lists of all devices, as the device plugin API would show them.
+    gives the lists of all devices, as the device plugin API would show them; ``update`` brings them up to date.
     """
 
     age: Age
@@ -87,6 +96,7 @@ class Inside(Struct, frozen=True):
     beliefs: Beliefs
     held: Callable[[str], frozenset[str] | None]
     resources: Callable[[], Sequence[Resource]]
+    update: Callable[[], Awaitable[None]]
 
 
 class Door:
@@ -107,6 +117,17 @@ class Door:
         self._offers: dict[str, dict[str, Offer]] = {}
         self._why_not: dict[str, dict[str, str]] = {}
         self._records = Records(inside.beliefs, inside.held, settings.socket_dir / KUBELET_SOCKET)
+        self.crossing: Crossing | None = None
+        """The table of owners, where the device plugin API offers devices, too."""
+        self._desk: Desk | None = None
+        self.alone = settings.dra == "only"
+        if settings.dra == "on":
+            known = inside.ledger, inside.scribe, inside.beliefs, inside.held, inside.resources, self._records
+            self.crossing = Crossing(*known, self._allocated, inside.update)
+            node = f"/api/v1/nodes/{settings.node_name}"
+            self._desk = Desk(self.crossing, self._api, node, self._why_not_cross)
+        self._boards: dict[tuple[str, str], str] = {}
+        """The board of each device, by driver and name."""
         self._unknown: frozenset[str] = frozenset()
         """The drivers of which that isn't known yet: what they published before stays until it is."""
         self._drivers: dict[str, ClaimsOf] = {}
@@ -132,13 +153,31 @@ class Door:
         """What is set when that is otherwise; to be taken before it is looked at."""
         return self._news
 
+    def claimed(self) -> None:
+        """Take note that a claim got devices, or gave them back."""
+        if self.crossing is not None:
+            self.crossing.claimed()
+
+    def missed(self, driver: str, names: Iterable[str]) -> None:
+        """Take note that a claim waits for devices: those that are the other API's are called back if nobody holds them."""
+        if self.crossing is not None:
+            self.crossing.missed({self._boards.get((driver, name), "") for name in names})
+
+    def away(self, devices: Iterable[Device]) -> Mapping[str, tuple[State, str]]:
+        """Say which devices the device plugin API doesn't give away, by ID, and why."""
+        return {} if self.crossing is None else self.crossing.away(devices)
+
     def update(self) -> None:
         """Look anew at what there is to offer."""
         inside = self._inside
+        if self.crossing is not None:
+            self.crossing.listed(time.monotonic())
         listed = {resource.name: resource.entries.values() for resource in inside.resources()}
         taken, names = {name: self._records.taken(name) for name in listed}, self._settings.dra_drivers
         self._unknown = frozenset(offer.driver_of(name, names) for name, one in taken.items() if one is None)
-        found, withheld = offer.offers(listed, inside.source.facts, taken.__getitem__, names, pcie_root)
+        found, withheld = offer.offers(listed, inside.source.facts, taken.__getitem__, names, pcie_root, self.crossing)
+        self._boards = {(one.driver, one.name): one.place.board for one in found}
+        self._boards |= {(one.driver, one.name): one.board for one in withheld}
         offers: dict[str, dict[str, Offer]] = {driver: {} for driver in self._offers}
         for one in found:
             offers.setdefault(one.driver, {})[one.name] = one
@@ -146,7 +185,7 @@ class Door:
         for not_now in withheld:
             offers.setdefault(not_now.driver, {})
             why_not.setdefault(not_now.driver, {})[not_now.name] = not_now.reason
-        if withheld:
+        if any(not one.lasts for one in withheld):
             inside.beliefs.look_within(_LOOK_AGAIN)
         if (offers, why_not) == (self._offers, self._why_not):
             return
@@ -193,9 +232,13 @@ class Door:
         self.update()
         self._inside.beliefs.look_within(0)
         ask = pods_of(self._api, self._settings.node_name)
-        minding = [asyncio.ensure_future(one) for one in (self._mind_over(), self._records.mind(ask, self.update))]
+        work = [self._mind_over(), self._records.mind(ask, self.update)]
+        if self.crossing is not None:
+            work.append(self.crossing.run())
+        minding = [asyncio.ensure_future(one) for one in work]
         try:
             server, owner = await self._learn()
+            await self._until_kubelet_knows()
             self._publisher = Publisher(
                 self._api,
                 server,
@@ -233,6 +276,47 @@ class Door:
                 await asyncio.sleep(pause(error, failures, random.random()))  # noqa: S311 - no secret
             else:
                 return server, node.metadata.uid
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Who meets which order over the control socket."""
+        return {} if self._desk is None else self._desk.handlers
+
+    def _why_not_cross(self) -> str:
+        """Say why nothing can go to DRA; '' where it can."""
+        if self.lacking:
+            return self.lacking
+        missing = [one.name for one in self.standings() if not one.registered]
+        return f"expected the kubelet to have taken the DRA driver {missing[0]}, and it has not" if missing else ""
+
+    @property
+    def lacking(self) -> str:
+        """Say why the node's kubelet takes no claims; '' where it may."""
+        if self.crossing is None or (self._kubelet or 0) >= FIRST:
+            return ""
+        if self._kubelet is None:
+            return "the API server hasn't said yet which kubelet the node has"
+        return f"kubelet 1.{self._kubelet} has no dynamic resource allocation that this gateway speaks: 1.{FIRST} is the first"
+
+    async def _until_kubelet_knows(self) -> None:
+        """Wait, beside the device plugin API, for a kubelet that takes claims."""
+        if self.lacking:
+            _log.warning("devices are offered by the device plugin API alone", reason=self.lacking)
+        while self.lacking:
+            await asyncio.sleep(KUBELET_AGAIN)
+            await self._learn()
+
+    async def _allocated(self) -> Mapping[str, str] | None:
+        """Say which claims have which boards of this node by the API server, or may get them; None where it doesn't say."""
+        try:
+            if self._server is None:
+                self._server = await publisher.ask(self._api)
+            found, _ = await self._api.list(f"{self._server.path}/resourceclaims", NamedClaim)
+        except KubernetesError as error:
+            # A server without the API has no claims.
+            return {} if self._server is None and error.status == 404 and not error.away else None
+        free = self._publisher.free() if self._publisher is not None else frozenset()
+        return crossing.taken(found, self._settings.node_name, self._boards, free)
 
     async def _keep_serving(self, driver: str) -> None:
         while True:
@@ -273,12 +357,12 @@ class Door:
                 return
 
     async def _alone(self, driver: str) -> None:
-        """Wait, where the kubelet may be one that takes one instance only, for the end of the others."""
+        """Wait for a kubelet that takes claims, and, where it may be one that takes one instance only, for the others' end."""
         told = False
-        while (self._kubelet is None or self._kubelet < OVERLAP) and sockets.others(
-            self._registry, driver, self._inside.age.token
+        while (self._kubelet is None or self._kubelet < OVERLAP) and (
+            self.lacking or sockets.others(self._registry, driver, self._inside.age.token)
         ):
-            if not told and self._kubelet is not None:
+            if not told and self._kubelet is not None and not self.lacking:
                 _log.warning(
                     "waiting for the other instance of the DRA driver to end",
                     driver=driver,
@@ -303,7 +387,7 @@ class Door:
             before, missing = missing, set()
             for driver, claims in list(self._drivers.items()):
                 for uid, row in claims.rows().items():
-                    if await self._is_over(row.namespace, row.name, uid):
+                    if await _is_over(self._read, ClaimName(row.namespace, row.name, uid)):
                         missing.add((driver, uid))
                 over = [uid for uid in claims.rows() if (driver, uid) in missing & before]
                 if over:
@@ -312,12 +396,6 @@ class Door:
                     )
                     claims.drop(over)
                     await claims.restore()
-
-    async def _is_over(self, namespace: str, name: str, uid: str) -> bool:
-        try:
-            return (await self._read(ClaimName(namespace, name, uid))).metadata.uid != uid
-        except KubernetesError as error:
-            return error.status == 404
 
 
 def pcie_root(pci: str) -> str:
@@ -334,3 +412,10 @@ def _minor(version: str) -> int | None:
         return minor_version(version)
     except ValueError:
         return None
+
+
+async def _is_over(read: Callable[[ClaimName], Awaitable[ResourceClaim]], claim: ClaimName) -> bool:
+    try:
+        return (await read(claim)).metadata.uid != claim.uid
+    except KubernetesError as error:
+        return error.status == 404

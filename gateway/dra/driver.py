@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -54,6 +54,14 @@ class Stock(Protocol):
     @property
     def news(self) -> asyncio.Event:
         """What is set when that is otherwise; to be taken before it is looked at."""
+        ...
+
+    def missed(self, driver: str, names: Iterable[str]) -> None:
+        """Take note that a claim waits for devices."""
+        ...
+
+    def claimed(self) -> None:
+        """Take note that a claim got devices, or gave them back."""
         ...
 
 
@@ -232,9 +240,11 @@ class ClaimsOf:
             if isinstance(decision, Grant):
                 row = claims.claimed(claim, self.name, decision, time.time())
                 self._ledger.set_claim(claims.key(self.name, claim.uid), row)
+                self._stock.claimed()
                 return row
             if loop.time() >= deadline:
                 return Refused(f"{decision.reason}; waited {self._patience:g} s. The kubelet asks again in 60 to 90 s")
+            self._stock.missed(self.name, (one.device for one in results))
             await self._until(news, deadline)
             await self._scribe.load()
 
@@ -286,6 +296,7 @@ class ClaimsOf:
         self._ledger.set_claim(key, None)
         self._scribe.soon()
         self._unprepared.set()
+        self._stock.claimed()
 
     def _turn(self, claim: ClaimName) -> asyncio.Lock:
         """One call at a time for a claim."""

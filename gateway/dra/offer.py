@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from devices.life.states import Entry, State
 from devices.model import Health
 from devices.replicas import unshared
 from devices.source import Facts
+from gateway.sides.table import Offered
 
 NVIDIA: Final = "gpu.nvidia.com"
 AMD: Final = "gpu.amd.com"
@@ -55,6 +56,8 @@ class Ailment(Enum):
 
     UNHEALTHY = "unhealthy"
     CORDONED = "cordoned"
+    LEAVING = "leaving"
+    """It goes back to the device plugin API. A claim that was allocated it gets it all the same."""
 
 
 class Offer(Struct, frozen=True):
@@ -80,12 +83,26 @@ class Offer(Struct, frozen=True):
 
 
 class Withheld(Struct, frozen=True):
-    """A device that isn't offered now, and why."""
+    """A device that isn't offered now, and why. ``lasts``: nothing that could be looked up changes that."""
 
     driver: str
     name: str
     device_id: str
     reason: str
+    board: str = ""
+    lasts: bool = False
+
+
+class Owner(Protocol):
+    """Who says which devices DRA may offer, where the device plugin API offers others."""
+
+    def offered(self, entry: Entry) -> Offered:
+        """Say how DRA offers a device."""
+        ...
+
+    def words(self, entry: Entry) -> str:
+        """Say for people where it is."""
+        ...
 
 
 class Taken(Struct, frozen=True):
@@ -107,6 +124,7 @@ def offers(
     taken: Callable[[str], Taken | None],
     drivers: Mapping[str, str],
     root_of: Callable[[str], str] = lambda _: "",
+    owner: Owner | None = None,
 ) -> tuple[list[Offer], list[Withheld]]:
     """Say what is offered, and what is withheld because it may be somebody's by the device plugin API.
 
@@ -116,6 +134,7 @@ def offers(
         taken: what the kubelet's records say of a resource; None where they can't be read: then nothing of it is offered.
         drivers: the driver's name for a resource's domain, where an operator chose one.
         root_of: names the PCIe root complex of a PCI address (``pci0000:00``); '' where it isn't known.
+        owner: says which are DRA's; None: all.
     """
     found: list[Offer] = []
     withheld: list[Withheld] = []
@@ -125,11 +144,18 @@ def offers(
         for entry in entries:
             device_id = entry.device.id
             about = facts(resource, device_id)
-            if reason := _why_not(entry, books):
-                withheld.append(Withheld(driver, _name(driver, entry, about), device_id, reason))
+            place, shows = boards.place_of(entry.device), Offered.FREE if owner is None else owner.offered(entry)
+            if owner is not None and shows is Offered.NOT:
+                name = _name(driver, entry, about)
+                withheld.append(Withheld(driver, name, device_id, owner.words(entry), place.board, lasts=True))
                 continue
-            ailment, why = _ailment(entry)
-            place = boards.place_of(entry.device)
+            under = _without_owner(entry)
+            if reason := _why_not(under, books):
+                withheld.append(Withheld(driver, _name(driver, entry, about), device_id, reason, place.board))
+                continue
+            ailment, why = _ailment(under)
+            if ailment is None and shows is Offered.LEAVING:
+                ailment, why = Ailment.LEAVING, "it goes back to the device plugin API"
             attributes = _attributes(driver, resource, entry, about, root_of(about.pci))
             found.append(
                 Offer(
@@ -145,6 +171,14 @@ def offers(
                 )
             )
     return _distinct(found), withheld
+
+
+def _without_owner(entry: Entry) -> Entry:
+    """Give an entry without what the device plugin API's list says of a device that is another's."""
+    if entry.beneath is None:
+        return entry
+    beneath = _without_owner(entry.beneath)
+    return beneath if entry.state in {State.LEAVING, State.ELSEWHERE} else replace(entry, beneath=beneath)
 
 
 def _why_not(entry: Entry, books: Taken | None) -> str:

@@ -114,6 +114,16 @@ class Publisher:
         """Take note that something else is offered."""
         self._wake.set()
 
+    def free(self) -> frozenset[tuple[str, str]]:
+        """Give what the API server's slices offer to new claims: the driver and the name of each device."""
+        there = () if self._there is None else self._there.values()
+        return frozenset(
+            (one.spec.driver, str(device.get("name")))
+            for one in there
+            for device in one.spec.devices or ()
+            if not any(taint.get("effect") == "NoSchedule" for taint in device.get("taints") or ())
+        )
+
     async def run(self) -> None:
         """Publish for ever."""
         watching = asyncio.ensure_future(self._look())

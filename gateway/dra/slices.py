@@ -152,7 +152,8 @@ def _uuid(device: Mapping[str, Any]) -> str:
 
 def _parts(pool: Pool) -> Sequence[Sequence[Body]]:
     """Cut the devices into slices; a pool without devices has one that is empty, which says so."""
-    shown = [one for one in pool.devices if pool.taints or one.ailment is None]
+    taints = pool.taints and pool.version != _BASIC
+    shown = [one for one in pool.devices if taints or one.ailment is None]
     most = MOST_TAINTED if any(one.ailment is not None for one in shown) else MOST_DEVICES
     devices = [_device(one, pool) for one in sorted(shown, key=_in_order)]
     return [devices[at : at + most] for at in range(0, max(len(devices), 1), most)]

@@ -141,7 +141,7 @@ class Peers:
 
         None of them is any business of one whose devices are offered by DRA.
         """
-        if self._settings.dra != "off":
+        if self._settings.dra == "only":
             return {}
         try:
             return self._instance.peers()
@@ -179,7 +179,7 @@ class Peers:
     def look_at_peers(self) -> None:
         """Stand by, resource by resource, for the gateway that serves it instead: by what was agreed, else by age."""
         peers = self.living()
-        if peers is None or self._settings.dra != "off":
+        if peers is None or self._settings.dra == "only":
             return
         self._yielding.clear()
         self._look_for_gone(peers)

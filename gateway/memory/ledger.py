@@ -265,9 +265,9 @@ class Ledger:
         """To which API boards belong, by the board's name; the row of '' is that of all that have none."""
         return self._tables.whole("sides", dict[str, Side])
 
-    def set_side(self, board: str, side: Side) -> None:
-        """Note to which API a board belongs. Durable before it is in force."""
-        self._tables.change({("sides", board): side.value})
+    def set_side(self, board: str, side: Side | None) -> None:
+        """Note to which API a board belongs (None: as those without a row). Durable before it is in force."""
+        self._tables.change({("sides", board): None if side is None else side.value})
 
     def sticky(self, resource: str) -> Mapping[str, Sticky]:
         """Return the illnesses that outlive a restart, by device ID."""

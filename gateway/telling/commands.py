@@ -183,12 +183,16 @@ class Commands:
             standing_by_for=other.token if other is not None else "",
             standing_by_for_host_service=other is not None and other.host_service,
             lacking_s=self._gateway.standby.lacking(name, time.monotonic()) or None,
-            trouble=resource.trouble if self._gateway.door is None else self._gateway.door.words(name),
+            trouble=resource.trouble if self._gateway.settings.dra != "only" else self._words(name),
             checked=resource.checked,
             holders=self._holders(name),
             drift=self._gateway.beliefs.findings(name) if other is None else (),
             behind=self._gateway.source.behind(name),
         )
+
+    def _words(self, resource: str) -> str:
+        door = self._gateway.door
+        return "" if door is None else door.words(resource)
 
     def _holders(self, resource: str) -> dict[str, str] | None:
         """Say who has which device, by the kubelet's records and by what is prepared for ResourceClaims."""

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 class JudgedDrivers(Protocol):
     """The DRA drivers of a gateway."""
 
+    @property
+    def alone(self) -> bool:
+        """Whether devices are offered by DRA alone."""
+
     def standings(self) -> Sequence[readiness.DriverStanding]:
         """Say where each of them stands."""
 
@@ -83,7 +87,7 @@ def look(gateway: Judged) -> readiness.Verdict:
     now = time.monotonic()
     since = gateway.presence.since if gateway.presence.since is not None else now
     kubelet_s = now - since if gateway.presence.listens() else None
-    if gateway.door is not None:
+    if gateway.door is not None and gateway.door.alone:
         return readiness.judge_drivers(
             gateway.door.standings(), begun=gateway.begun, kubelet_s=kubelet_s, hindrances=gateway.hindrances()
         )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.dra import records
+from adapters.dra.plugin import V1
+from gateway.dra import cdi, records
 from gateway.kubernetes import access
+from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.lab.trials.scenarios import RESOURCE, node
 from tests.compat.test_podresources import genuine, versions
 from tests.fakes.apiserver import ApiServer
 from tests.unit.kubernetes import authority, server, until
-from tests.unit.test_dra_daemon import Place
+from tests.unit.test_dra_daemon import API, Place
+from tests.unit.test_dra_on import Node
 
 __all__ = ["authority", "server"]
 pytestmark = pytest.mark.genuine
@@ -44,3 +47,43 @@ async def test_gpus_of_pods_come_over_when_they_end(
             server.remove("/api/v1/pods/b")
             await kubelet.remove("b")
             await until(lambda: len(place.published) == 3)
+
+
+@pytest.mark.parametrize("version", versions(FIRST))
+async def test_a_node_crosses_over_and_back_with_its_pods(
+    server: ApiServer, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "find", lambda _: server.access())
+    monkeypatch.setattr(records, "ASK_AGAIN", 0.2)
+    async with node(genuine, gpus={RESOURCE: 3}) as made:
+        place = Place(made.root, server, made.socket_dir.name)
+        monkeypatch.setattr(cdi, "FOLDER", place.folder / "cdi")
+        server.put(f"{API}/namespaces/x/resourceclaims/other")
+        for pod in "abc":
+            server.put(
+                f"/api/v1/pods/{pod}", metadata={"uid": pod}, spec={"nodeName": "n1"}, status={"phase": "Running"}
+            )
+        kubelet = await made.start_kubelet(version)
+        both = Node.beside(place)
+        async with both.gateway():
+            await kubelet.wait(RESOURCE, 3)
+            await kubelet.admit("a", RESOURCE, 1)
+            await kubelet.admit("b", RESOURCE, 1)
+            await both.cross("dra")
+            await until(lambda: len(place.published) == 1)
+            await kubelet.wait(RESOURCE, 0)
+            server.remove("/api/v1/pods/a")
+            await kubelet.remove("a")
+            await until(lambda: len(place.published) == 2)
+        async with both.gateway():
+            await until(lambda: len(place.published) == 2)
+            asked = place.claim("c", "uid-c", min(place.published))
+            assert isinstance((await both.claims.prepare(V1, asked))["uid-c"], tuple)
+            await both.cross("plugin")
+            await kubelet.wait(RESOURCE, 2)
+            await kubelet.admit("c", RESOURCE, 1)
+            with pytest.raises(KubeletError):
+                await kubelet.admit("d", RESOURCE, 1)
+            server.remove(f"{API}/namespaces/ns/resourceclaims/c")
+            await both.claims.unprepare(V1, asked)
+            await kubelet.wait(RESOURCE, 3)

@@ -86,7 +86,7 @@ async def test_a_roll_loses_no_claim(dra: DraNode, version: str) -> None:
 async def test_a_node_is_switched_with_its_pods(dra: DraNode, version: str) -> None:
     await begin(dra, version)
     await dra.close()
-    await dra.start(only=False)
+    await dra.start("off")
     held = {name: await dra.named_pod(name) for name in ("x", "y")}
     await dra.close()
     await dra.start()

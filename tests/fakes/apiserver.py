@@ -10,6 +10,7 @@ import base64
 import contextlib
 import copy
 import json
+import re
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -315,7 +316,9 @@ def _fits(path: str, found: dict[str, Any], request: Request) -> bool:
     values = {"metadata.name": found["metadata"]["name"]} | {
         f"spec.{key}": value for key, value in found.get("spec", {}).items() if isinstance(value, str)
     }
-    return path.startswith(f"{request.path}/") and all(values.get(key) == value for key, value in wanted.items())
+    everywhere = re.sub(r"/namespaces/[^/]+/(?=[^/]+/)", "/", path)  # A list without a namespace is of all of them.
+    there = any(one.startswith(f"{request.path}/") for one in (path, everywhere))
+    return there and all(values.get(key) == value for key, value in wanted.items())
 
 
 def _merged(found: Any, patch: Any, *, strategic: bool) -> Any:

@@ -18,7 +18,7 @@ RULES = {
     "DRA11": "slices are written again when they went, and left alone where they are another's",
     "DRA12": "CDI specifications are there for every prepared claim, and for no other",
     "DRA13": "an instance's end, or its death, takes nothing from another",
-    "DRA14": "both APIs for the same GPUs at once are refused, and so is what can't reach a container by CDI",
+    "DRA14": "what can't reach a container by CDI is refused",
 }
 
 _SPELLED = "tests/unit/test_dra_adapters.py"
@@ -530,7 +530,7 @@ MUTANTS = (
         "DRA10",
         "plugins are registered beside DRA",
         "gateway/lists.py",
-        '                if self._settings.dra != "off":  # Its',
+        '                if self._settings.dra == "only":  # Its',
         "                if False:  # Its",
         f"{_WHOLE}::test_devices_are_offered_by_dra_alone",
     ),
@@ -653,14 +653,6 @@ MUTANTS = (
         "        self._ending.set()\n",
         "",
         f"{_DRIVEN}::test_an_open_stream_does_not_hold_up_the_end",
-    ),
-    Mutant(
-        "DRA14",
-        "both at once",
-        "gateway/configuration/dra.py",
-        'if mode.value == "on":',
-        "if False:",
-        f"{_DECIDED}::test_settings_that_cannot_be_gone_by",
     ),
     Mutant(
         "DRA14",

@@ -7,10 +7,13 @@ from tests.mutants.table import Mutant
 RULES = {
     "OWN1": "a GPU belongs to one API at a time, and is given by the other to nobody",
     "OWN2": "it crosses when nobody has it, and not while that isn't known",
+    "OWN4": "the shell keeps to the table: on disk first, then in force, looked up since, and alone on its node",
     "OWN3": "every crossing can end, and a claim of before gets what nobody holds",
 }
 
 _TABLE = "gateway/sides/table.py"
+_SHELL = "gateway/dra/crossing.py"
+_ON = "tests/unit/test_dra_on.py"
 _RULES = "tests/unit/test_sides.py"
 _MOVES = f"{_RULES}::test_a_board_moves_on_when_nobody_has_it"
 
@@ -118,5 +121,101 @@ MUTANTS = (
         "            return Side.PLUGIN\n        case Side.TO_PLUGIN if",
         "            return side\n        case Side.TO_PLUGIN if",
         _MOVES,
+    ),
+    Mutant(
+        "OWN4",
+        "what isn't on disk counts",
+        _SHELL,
+        "            if not await self._scribe.durable():",
+        "            if not await self._scribe.durable() and False:",
+        f"{_ON}::test_a_disk_that_does_not_write_stops_a_crossing",
+    ),
+    Mutant(
+        "OWN4",
+        "the list doesn't say what is away",
+        "gateway/lists.py",
+        "                away=self._away((*known[name].announced.values(), *offered)),\n",
+        "",
+        f"{_ON}::test_each_api_gives_its_own",
+    ),
+    Mutant(
+        "OWN4",
+        "DRA offers what is the plugin's",
+        "gateway/dra/offer.py",
+        "            if owner is not None and shows is Offered.NOT:",
+        "            if False:",
+        f"{_ON}::test_a_late_claim_is_refused_with_a_reason_where_a_pod_holds_it",
+    ),
+    Mutant(
+        "OWN4",
+        "without a state file the plugin gives all",
+        _SHELL,
+        "self._sides.get(REST, Side.TO_DRA))",
+        "self._sides.get(REST, Side.PLUGIN))",
+        f"{_ON}::test_without_its_state_file_it_gives_nothing_before_it_knows_the_claims",
+    ),
+    Mutant(
+        "OWN4",
+        "claims of before the state file are overlooked",
+        _SHELL,
+        "dict.fromkeys(found, Side.TO_PLUGIN) | {REST: Side.PLUGIN}",
+        "{REST: Side.PLUGIN}",
+        f"{_ON}::test_without_its_state_file_it_gives_nothing_before_it_knows_the_claims",
+    ),
+    Mutant(
+        "OWN4",
+        "a pod's GPU crosses",
+        _SHELL,
+        "            if device_id in taken.held:",
+        "            if False:",
+        f"{_ON}::test_a_restart_forgets_no_owner",
+    ),
+    Mutant(
+        "OWN4",
+        "the node's allocatable stays",
+        _SHELL,
+        "            await self._lower(frozenset(wanted))\n",
+        "            pass\n",
+        f"{_ON}::test_each_api_gives_its_own",
+    ),
+    Mutant(
+        "OWN4",
+        "what comes back is free to every claim",
+        "gateway/dra/offer.py",
+        "            if ailment is None and shows is Offered.LEAVING:",
+        "            if False:",
+        f"{_ON}::test_what_a_pod_holds_crosses_when_it_ended_and_comes_back_after_the_claim",
+    ),
+    Mutant(
+        "OWN4",
+        "two gateways at once",
+        "gateway/memory/alone.py",
+        "        while self._others() or not self._locked():",
+        "        while self._others():",
+        f"{_ON}::test_a_second_gateway_waits_for_the_first_and_for_those_beside_it",
+    ),
+    Mutant(
+        "OWN4",
+        "another gateway is overlooked",
+        "gateway/memory/alone.py",
+        "        while self._others() or not self._locked():",
+        "        while not self._locked():",
+        f"{_ON}::test_a_second_gateway_waits_for_the_first_and_for_those_beside_it",
+    ),
+    Mutant(
+        "OWN4",
+        "a kubelet without DRA is not noticed",
+        "gateway/dra/door.py",
+        "        if self.crossing is None or (self._kubelet or 0) >= FIRST:",
+        "        if True:",
+        f"{_ON}::test_a_kubelet_without_dra_has_the_device_plugin_alone",
+    ),
+    Mutant(
+        "OWN4",
+        "GPUs go to a driver that nobody took",
+        "gateway/dra/door.py",
+        "        missing = [one.name for one in self.standings() if not one.registered]",
+        "        missing: list[str] = []",
+        f"{_ON}::test_nothing_crosses_to_a_driver_that_the_kubelet_has_not_taken",
     ),
 )

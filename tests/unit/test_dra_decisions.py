@@ -643,8 +643,7 @@ def test_only_tells_gpus_by_cdi() -> None:
 @pytest.mark.parametrize(
     ("given", "node", "message"),
     [
-        (said(dra="on"), "n1", "so that two pods could get one: choose one of both"),
-        (said(dra="yes"), "n1", "expected off or only, got 'yes'"),
+        (said(dra="yes"), "n1", "expected off, on or only, got 'yes'"),
         (said(dra="only"), "", "expected the node's name, got none"),
         (said(dra="only", device_list_strategy=("envvar",)), "n1", "expected cdi-cri with --dra"),
         (said(dra="only", dra_drivers=("a.b",)), "n1", "expected DOMAIN=DRIVER"),

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -57,6 +57,8 @@ class Stock:
     def __init__(self, *devices: Offer) -> None:
         self.news = asyncio.Event()
         self.found: dict[str, Offer] = {}
+        self.waited: list[tuple[str, ...]] = []
+        self.changes = 0
         self.put(*devices)
 
     def put(self, *devices: Offer) -> None:
@@ -66,6 +68,12 @@ class Stock:
 
     def offers(self, driver: str) -> Mapping[str, Offer]:
         return self.found
+
+    def claimed(self) -> None:
+        self.changes += 1
+
+    def missed(self, driver: str, names: Iterable[str]) -> None:
+        self.waited += [(driver, *names)]
 
     def why_not(self, driver: str) -> Mapping[str, str]:
         return {"gpu-9": "a pod holds it by the device plugin API"}

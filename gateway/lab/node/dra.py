@@ -74,14 +74,14 @@ class DraNode:
 
     # The gateway.
 
-    async def start(self, *, only: bool = True) -> GatewayProcess:
-        """Start one more gateway, with DRA only, or without; return when the kubelet took its registration."""
+    async def start(self, dra: str = "only") -> GatewayProcess:
+        """Start one more gateway, with DRA ``only``, ``off`` or ``on``; return when the kubelet took its registration."""
         root, state = self.node.root, self.node.root / STATE
         state.mkdir(parents=True, exist_ok=True)
         (root / "run/cdi").mkdir(parents=True, exist_ok=True)
         kubeconfig = self.node.folder / "run" / "gateway.kubeconfig"
         kubeconfig.write_text(json.dumps(self._kubeconfig()))
-        options = ["--dra", "only" if only else "off", "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
+        options = ["--dra", dra, "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
         command = gateway_command(self.node.plugins, state, write_profile(self.node), options=options)
         # The runtime's folder of specifications is the node's: the gateway sees it where a pod or a host service does.
         enter = f'mkdir -p /run/cdi && mount --bind "{root}/run/cdi" /run/cdi && exec "$@"'
@@ -89,7 +89,7 @@ class DraNode:
             ["unshare", "--mount", "sh", "-c", enter, "sh", *command], self.node.logs / "gateway.log"
         )
         self.gateways.append(one)
-        await one.wait_for("DRA driver registered" if only else "registered", seconds=PATIENCE)
+        await one.wait_for("registered" if dra == "off" else "DRA driver registered", seconds=PATIENCE)
         return one
 
     async def end(self, one: GatewayProcess) -> None:

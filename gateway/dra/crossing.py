@@ -1,0 +1,357 @@
+"""Carries out the table of owners (``gateway.sides.table``) where one gateway serves both APIs (``--dra on``).
+
+A change is on disk, then in force, then in the list that the kubelet has; only then does DRA offer what came to it. Who holds a GPU
+is looked up in the kubelet's records, after the kubelet was told to give it to nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from devices import boards
+from devices.life.states import Entry, State
+from devices.model import Health
+from gateway.kubernetes.client import KubernetesError, Patch
+from gateway.memory.holdings import BOOKED_WITHIN
+from gateway.sides import table
+from gateway.sides.table import Offered, Seen, Side
+from gateway.telling import orders
+from gateway.wires.control import ControlError, shown
+
+if TYPE_CHECKING:
+    from devices.model import Device
+    from gateway.dra.claims import NamedClaim
+    from gateway.dra.records import Records
+    from gateway.kubelet.beliefs import Beliefs
+    from gateway.kubernetes.client import Client
+    from gateway.memory.ledger import Ledger
+    from gateway.memory.scribe import Scribe
+    from gateway.registration.registrar import Resource
+    from gateway.wires.control import ControlConnection, Handler
+
+REST: Final = ""
+"""The row of all boards that have none. Where it is missing, nothing is known: the state file is new, or was lost."""
+LOOK_AGAIN: Final = 0.1
+"""Seconds between two looks at boards that nobody may hold, while they move."""
+SETTLE: Final = 0.5
+"""Seconds from a lowered allocatable until devices are withheld: what the scheduler gave away before that still gets them."""
+WAIT: Final = 1.0
+"""The same, where somebody holds every one of them."""
+_log = structlog.get_logger()
+
+
+class NotWrittenError(Exception):
+    """The state file could not be written: nothing was changed."""
+
+
+class Crossing:
+    """The table in force, and the boards on their way.
+
+    Args:
+        ledger: has the table on disk, and what is prepared for claims.
+        scribe: writes it.
+        beliefs: the kubelet's records.
+        held: what containers hold of a resource by them, and were given since; None: nobody knows.
+        resources: gives the lists of all devices.
+        records: what of the records counts here.
+        allocated: asks the API server which claims have which boards; None: it can't be known yet.
+        update: brings the lists up to date.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        scribe: Scribe,
+        beliefs: Beliefs,
+        held: Callable[[str], frozenset[str] | None],
+        resources: Callable[[], Sequence[Resource]],
+        records: Records,
+        allocated: Callable[[], Awaitable[Mapping[str, str] | None]],
+        update: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._ledger, self._scribe, self._beliefs, self._held = ledger, scribe, beliefs, held
+        self._resources, self._records, self._ask, self._update = resources, records, allocated, update
+        self._sides: dict[str, Side] = dict(ledger.sides)
+        self._told: dict[str, float] = {}
+        """Since when (monotonic seconds) the list says of a board that moves that nobody new gets it."""
+        self._allocated: dict[str, str] = {}
+        """Which claim has a board by the API server ('' for none), asked since the slice shows it to nobody new."""
+        self._missed: set[str] = set()
+        self._stale = False
+        """Whether the lists say something of claims that isn't so any more."""
+        self._wake = asyncio.Event()
+        self._turn = asyncio.Lock()
+
+    # What is in force.
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a table."""
+        return REST in self._sides
+
+    def side(self, board: str) -> Side:
+        """Say where a board is. Without a table each is on its way: neither API gives it away."""
+        written = self._sides.get(board, self._sides.get(REST, Side.TO_DRA))
+        return table.actual(written, claimed=bool(self._claim(board)))
+
+    def away(self, devices: Iterable[Device]) -> dict[str, tuple[State, str]]:
+        """Say which devices the device plugin API doesn't give away, by ID, and in words why."""
+        found = {}
+        for device in devices:
+            board = boards.place_of(device).board
+            if (state := table.listed(side := self.side(board))) is not None:
+                found[device.id] = state, self._words(board, side)
+        return found
+
+    def offered(self, entry: Entry) -> Offered:
+        """Say how DRA offers a device; what the kubelet's records say of it is judged by ``offer``."""
+        over = next((one.state for one in layers(entry) if one.state in {State.LEAVING, State.ELSEWHERE}), None)
+        return table.offered(self.side(boards.place_of(entry.device).board), over, "")
+
+    def words(self, entry: Entry) -> str:
+        """Say for people where a device is."""
+        board = boards.place_of(entry.device).board
+        return self._words(board, self.side(board))
+
+    def boards(self) -> dict[str, list[tuple[str, Entry]]]:
+        """Give all boards, each with its devices and their resources."""
+        found: dict[str, list[tuple[str, Entry]]] = {}
+        for resource in self._resources():
+            for entry in resource.entries.values():
+                found.setdefault(boards.place_of(entry.device).board, []).append((resource.name, entry))
+        return found
+
+    def waits(self, board: str) -> str:
+        """Say for people where a board is, and what it waits for."""
+        side = self.side(board)
+        return table.words(side, self._seen(board, self.boards().get(board, ())))
+
+    def _words(self, board: str, side: Side) -> str:
+        if not self.is_known:
+            return "nothing is known of it yet, because the API server hasn't said which claims there are"
+        return table.words(side, Seen(claim=self._claim(board), allocated=self._allocated.get(board)))
+
+    def _claim(self, board: str) -> str:
+        rows = self._ledger.claims.values()
+        return next(
+            (
+                f"claim {row.namespace}/{row.name}"
+                for row in rows
+                for one in row.devices
+                if one.board == board and not one.admin
+            ),
+            "",
+        )
+
+    # What is wanted.
+
+    async def order(self, to: Side, wanted: Collection[str]) -> None:
+        """Want boards at one end.
+
+        Raises:
+            NotWrittenError: nothing was done.
+        """
+        await self._put({board: table.ordered(self._sides.get(board, self._sides[REST]), to) for board in wanted})
+
+    def claimed(self) -> None:
+        """Take note that a claim got devices, or gave them back: the list says who has them."""
+        self._stale = True
+        self._wake.set()
+
+    def missed(self, wanted: Iterable[str]) -> None:
+        """Take note that a claim waits for boards: those that are the other side's may be called back."""
+        self._missed.update(wanted)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Move boards, for ever."""
+        while True:
+            try:
+                busy = await self._look()
+            except NotWrittenError as error:
+                _log.error("GPUs stay where they are", reason=str(error))
+                busy = WAIT
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), busy or None)
+            self._wake.clear()
+
+    async def _look(self) -> float:
+        """Move what can be; say after how many seconds to look again (0: when something happens)."""
+        if not self.is_known:
+            if (found := await self._ask()) is None:
+                return WAIT
+            await self._put(dict.fromkeys(found, Side.TO_PLUGIN) | {REST: Side.PLUGIN})
+        if self._stale:
+            self._stale = False
+            await self._update()
+        there, missed = self.boards(), self._missed
+        self._missed = set()
+        moving = {board for board in there if self.side(board) in table.MOVING}
+        if not moving and not missed:
+            return 0.0
+        await self._beliefs.look()
+        if coming := [one for one in moving if self.side(one) is Side.TO_PLUGIN and not self._claim(one)]:
+            asked = await self._ask()
+            self._allocated = {} if asked is None else {one: asked.get(one, "") for one in coming}
+        seen = {board: self._seen(board, there[board]) for board in moving | (missed & there.keys())}
+        sides = {board: self.side(board) for board in seen}
+        after = {board: table.moved(side, seen[board]) for board, side in sides.items()}
+        after |= {
+            board: table.missed(side, seen[board])
+            for board, side in sides.items()
+            if board in missed and side is Side.PLUGIN
+        }
+        news = {board: side for board, side in after.items() if side is not sides[board]}
+        await self._put(news)
+        held = all(one.pod or one.claim or one.allocated for one in seen.values())
+        return WAIT if held and not news else LOOK_AGAIN
+
+    def _seen(self, board: str, devices: Sequence[tuple[str, Entry]]) -> Seen:
+        return Seen(self._pod(board, devices), self._claim(board), self._allocated.get(board))
+
+    def _pod(self, board: str, devices: Sequence[tuple[str, Entry]]) -> str | None:
+        """Say which container holds what is on a board; None where it can't be known since the kubelet was told."""
+        last, side = self._beliefs.last, self.side(board)
+        if last is None or last.view.source != "pod-resources" or last.view.allocatable is None:
+            return None
+        if side is not Side.PLUGIN and (board not in self._told or last.at <= self._told[board]):
+            return None
+        for name, entry in devices:
+            held, taken, device_id = self._held(name), self._records.taken(name), entry.device.id
+            if held is None or taken is None:
+                return None
+            given = self._ledger.handed_out(name).get(device_id)
+            if given is not None and given.at >= last.unix - BOOKED_WITHIN:
+                return "a container that was given it a moment ago"
+            if device_id in taken.held:
+                return (self._beliefs.holders(name) or {}).get(device_id) or "a container"
+            if side is not Side.PLUGIN and device_id in last.view.allocatable.get(name, ()):
+                return None  # The kubelet hasn't heard yet.
+        return ""
+
+    async def _put(self, news: Mapping[str, Side]) -> None:
+        """Write it down, then let it count, then tell the kubelet."""
+        async with self._turn:
+            before = self._ledger.sides
+            news = {board: side for board, side in news.items() if before.get(board) is not side}
+            if not news:
+                return
+            for board, side in news.items():
+                self._ledger.set_side(board, side)
+            if not await self._scribe.durable():
+                for board in news:
+                    self._ledger.set_side(board, before.get(board))
+                raise NotWrittenError(self._scribe.state.last_error)
+            self._sides |= news
+            for board in news:
+                self._told.pop(board, None)
+                self._allocated.pop(board, None)
+            _log.info("GPUs cross over", boards={board: side.value for board, side in news.items() if board})
+        await self._update()
+        self._wake.set()
+
+    def listed(self, now: float) -> None:
+        """Take note that lists are served as they are now (monotonic seconds)."""
+        for board, devices in self.boards().items():
+            moves = all(
+                any(one.state in {State.LEAVING, State.ELSEWHERE} for one in layers(entry)) for _, entry in devices
+            )
+            if moves:
+                self._told.setdefault(board, now)
+            else:
+                self._told.pop(board, None)
+
+
+class Desk:
+    """Takes orders to cross, over the control socket.
+
+    Args:
+        crossing: carries them out.
+        api: the API server.
+        node: the node's path there.
+        why_not: says why nothing can go to DRA; '' where it can.
+    """
+
+    def __init__(self, crossing: Crossing, api: Client, node: str, why_not: Callable[[], str]) -> None:
+        self._crossing, self._api, self._node, self._why_not = crossing, api, node, why_not
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Who meets which op."""
+        return {"cross": self._cross}
+
+    async def _cross(self, connection: ControlConnection, request: dict[str, Any]) -> None:
+        """Move boards to the other API, or say where they are."""
+        crossing, to, ids = self._crossing, request.get("to"), orders.handle_ids(request)
+        if to not in {Side.DRA.value, Side.PLUGIN.value}:
+            raise ControlError(f"expected dra or plugin, got {shown(to)}")
+        there = crossing.boards()
+        of = {one: board for board, found in there.items() for one in (board, *(entry.device.id for _, entry in found))}
+        if strange := [one for one in ids if one not in of]:
+            raise ControlError(f"no device here is called {strange[0]!r}: `gateway devices` lists them")
+        wanted = list(dict.fromkeys(of[one] for one in ids)) or list(there)
+        if not request.get("dry_run"):
+            await self._move(Side(to), wanted)
+        rows = [{"id": one, "side": crossing.side(one).value, "words": crossing.waits(one)} for one in wanted]
+        await connection.send({"boards": rows})
+
+    async def _move(self, to: Side, wanted: Sequence[str]) -> None:
+        if not self._crossing.is_known:
+            raise ControlError("the API server hasn't said yet which claims there are: try again when it does")
+        if to is Side.DRA:
+            if reason := self._why_not():
+                raise ControlError(reason)
+            await self._lower(frozenset(wanted))
+        try:
+            await self._crossing.order(to, wanted)
+        except NotWrittenError as error:
+            raise ControlError(f"nothing was done, because the state file can't be written: {error}") from error
+        _log.info("order", op="cross", to=to.value, boards=wanted)
+
+    async def _lower(self, leaving: frozenset[str]) -> None:
+        """Tell the scheduler at once how many devices stay. The kubelet does within 10 s, and pods that come meanwhile fail (run)."""
+        left: dict[str, int] = {}
+        for board, devices in self._crossing.boards().items():
+            stays = board not in leaving and self._crossing.side(board) is Side.PLUGIN
+            for name, entry in devices:
+                left[name] = left.get(name, 0) + (stays and entry.device.health is Health.HEALTHY)
+        body = {"status": {"allocatable": {name: str(count) for name, count in left.items()}}}
+        try:
+            await self._api.patch(f"{self._node}/status", body, Patch.MERGE)
+        except KubernetesError as error:
+            raise ControlError(f"nothing was done: the node's allocatable devices can't be lowered: {error}") from error
+        await asyncio.sleep(SETTLE)
+
+
+def taken(
+    claims: Iterable[NamedClaim],
+    node: str,
+    boards_of: Mapping[tuple[str, str], str],
+    free: Iterable[tuple[str, str]],
+) -> dict[str, str]:
+    """Say which boards of a node claims have by the API server, or may get: in words by whom, by board.
+
+    Args:
+        claims: all that there are.
+        node: the node's name, which is the pool's, too.
+        boards_of: the board of each device, by driver and name.
+        free: the devices that ResourceSlices offer to anybody.
+    """
+    found = {boards_of[one]: "a ResourceSlice still offers it" for one in free if one in boards_of}
+    for claim in claims:
+        for one in claim.devices(node):
+            if one in boards_of:
+                found[boards_of[one]] = f"claim {claim.metadata.namespace}/{claim.metadata.name}"
+    return found
+
+
+def layers(entry: Entry | None) -> Iterable[Entry]:
+    """Give an entry and what it covers."""
+    while entry is not None:
+        yield entry
+        entry = entry.beneath

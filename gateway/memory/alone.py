@@ -1,0 +1,64 @@
+"""Being the only gateway on a node, where there must not be two: with both APIs served, two would have two tables of owners in force."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+LOCK: Final = "alone.lock"
+AGAIN: Final = 0.25
+"""Seconds between two looks whether another gateway still lives."""
+_log = structlog.get_logger()
+
+
+class Alone:
+    """A lock in the state directory, which the kernel opens when its holder is no more; and no other gateway beside it.
+
+    Args:
+        state_dir: the state directory.
+        others: gives the other gateways that live.
+    """
+
+    def __init__(self, state_dir: Path, others: Callable[[], Collection[object]]) -> None:
+        self._path, self._others, self._lock = state_dir / LOCK, others, -1
+        self.waits_for = ""
+        """What is waited for, in words; empty where nothing is."""
+
+    async def wait(self, then: Callable[[], Awaitable[None]]) -> None:
+        """Wait for the others' end, then read what they left.
+
+        Raises:
+            OSError: the state directory isn't writable.
+        """
+        while self._others() or not self._locked():
+            if not self.waits_for:
+                self.waits_for = "the other gateway on this node to end: with --dra on there is one"
+                advice = "update the DaemonSet without a surge (maxSurge 0)"
+                _log.warning("waiting for the other gateway to end", reason=self.waits_for, advice=advice)
+            await asyncio.sleep(AGAIN)
+        self.waits_for = ""
+        await then()
+
+    def close(self) -> None:
+        """Let another one in."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _locked(self) -> bool:
+        if self._lock < 0:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+            else:
+                self._lock = lock
+        return self._lock >= 0

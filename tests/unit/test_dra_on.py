@@ -1,0 +1,271 @@
+"""A whole gateway with --dra on, beside an emulated kubelet: each GPU is given by one API at a time, through orders and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from adapters import pluginregistration
+from adapters.dra.plugin import V1
+from devices.claims import Refused
+from devices.life.states import State
+from gateway.daemon import Gateway
+from gateway.dra import cdi, crossing, driver
+from gateway.dra.door import Door
+from gateway.kubelet.beliefs import CHECKPOINT
+from gateway.kubernetes import access
+from gateway.lab.kubelets.behaviour import behaviour
+from gateway.lab.kubelets.devicemanager import DeviceManager
+from gateway.lab.kubelets.kubelet import KubeletError
+from gateway.memory.alone import Alone
+from gateway.memory.ledger import Ledger
+from gateway.sides.table import Side
+from gateway.wires import control
+from gateway.wires.control import ControlError
+from tests.fakes.apiserver import ApiServer
+from tests.unit.kubernetes import authority, server, until
+from tests.unit.test_dra_daemon import API, GPU, Place, states
+from tests.unit.test_dra_driver import Kubelet
+
+__all__ = ["authority", "server"]
+A, B = "GPU-a", "GPU-b"
+
+
+class Node:
+    """A node with both doors: a kubelet's device manager, its DRA manager, and the API server."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        (place.plugins / CHECKPOINT).unlink(missing_ok=True)
+        place.server.put(f"{API}/namespaces/x/resourceclaims/other")
+        self.manager = DeviceManager(behaviour("1.37"), place.plugins)
+        self.claims: Kubelet
+
+    @classmethod
+    def beside(cls, place: Place) -> Self:
+        """Make one beside a kubelet that is there."""
+        one = cls.__new__(cls)
+        one.place = place
+        return one
+
+    @contextlib.asynccontextmanager
+    async def gateway(self, *, known: bool = True) -> AsyncIterator[Gateway]:
+        async with self.place.gateway("on") as one:
+            registry = self.place.folder / "plugins_registry"
+            if known:
+                await until(lambda: list(registry.iterdir()))
+                self.claims = await self.place.kubelet()
+                await self.claims.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
+                await until(lambda: door(one).crossing is not None)
+            yield one
+            if known:
+                await self.claims.channel.close()
+
+    async def cross(self, to: str, *ids: str, dry_run: bool = False) -> dict[str, str]:
+        [path] = control.sockets(self.place.folder / "state")
+        answer = await control.ask(path, {"op": "cross", "to": to, "ids": list(ids), "dry_run": dry_run}, 10)
+        return {row["id"]: row["side"] for row in answer["boards"]}
+
+    async def stand(self, **sides: str) -> None:
+        async with asyncio.timeout(10):
+            wanted = {f"GPU-{name}": side for name, side in sides.items()}
+            while await self.cross("dra", dry_run=True) != wanted:  # noqa: ASYNC110 - it is a question to another
+                await asyncio.sleep(0.02)
+
+    async def allocatable(self, count: int) -> None:
+        await self.manager.wait(GPU, count)
+
+
+def door(gateway: Gateway) -> Door:
+    assert gateway.door is not None
+    return gateway.door
+
+
+@pytest.fixture
+async def node(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    folder = Path(tempfile.mkdtemp(prefix="on-"))
+    monkeypatch.setattr(access, "find", lambda _: server.access())
+    monkeypatch.setattr(cdi, "FOLDER", folder / "cdi")
+    monkeypatch.setattr(crossing, "SETTLE", 0.0)
+    monkeypatch.setattr(crossing, "WAIT", 0.05)
+    one = Node(Place(folder, server))
+    await one.manager.start()
+    yield one
+    await one.manager.stop()
+    shutil.rmtree(folder)
+
+
+async def test_each_api_gives_its_own(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "PATIENCE", 0.1)
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        assert node.place.published == {}
+        assert await node.cross("dra", A) == {A: "to-dra"}
+        await node.stand(a="dra", b="plugin")
+        await node.allocatable(1)
+        await until(lambda: node.place.published == {"gpu-0": []})
+        node_path = "/api/v1/nodes/n1"
+        assert node.place.server.objects[node_path]["status"]["allocatable"] == {GPU: "1"}
+        assert states(one) == {A: State.ELSEWHERE, B: State.PRESENT}
+        assert isinstance((await node.claims.prepare(V1, node.place.claim("c", "uid-c", "gpu-0")))["uid-c"], tuple)
+        [resource] = one.resources
+        await until(lambda: "claim ns/c has it" in resource.entries[A].reason)
+        await node.manager.admit("p1", {GPU: 1})
+        with pytest.raises(KubeletError):
+            await node.manager.admit("p2", {GPU: 1})
+
+
+async def test_what_a_pod_holds_crosses_when_it_ended_and_comes_back_after_the_claim(node: Node) -> None:
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.manager.admit("p1", {GPU: 1})
+        await node.cross("dra")
+        await until(lambda: len(node.place.published) == 1)
+        assert sorted((await node.cross("dra", dry_run=True)).values()) == ["dra", "to-dra"]
+        node.manager.remove("p1")
+        await node.stand(a="dra", b="dra")
+        await until(lambda: len(node.place.published) == 2)
+        asked = node.place.claim("c", "uid-c", "gpu-0")
+        assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
+        await node.cross("plugin")
+        await node.stand(a="to-plugin", b="plugin")
+        await node.allocatable(1)
+        await until(lambda: node.place.published == {"gpu-0": ["device-plugin-gateway.io/leaving"]})
+        assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
+        await node.claims.unprepare(V1, asked)
+        await node.stand(a="to-plugin", b="plugin")  # It is allocated still.
+        node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/c")
+        await node.stand(a="plugin", b="plugin")
+        await node.allocatable(2)
+        assert states(one) == {A: State.PRESENT, B: State.PRESENT}
+
+
+async def test_a_restart_forgets_no_owner(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node.gateway():
+        await node.allocatable(2)
+        await node.manager.admit("p1", {GPU: 2})
+        await node.cross("dra", A)
+        await node.stand(a="to-dra", b="plugin")
+    assert Ledger(node.place.folder / "state").sides == {}
+    async with node.gateway() as one:
+        assert await node.cross("dra", dry_run=True) == {A: "to-dra", B: "plugin"}
+        assert states(one)[A] is State.LEAVING
+        monkeypatch.setattr(crossing, "BOOKED_WITHIN", -60.0)  # By the kubelet's records alone.
+        for _ in range(3):
+            await until(partial(lambda look: one.beliefs.last is not look, one.beliefs.last))
+        assert await node.cross("dra", dry_run=True) == {A: "to-dra", B: "plugin"}
+        node.manager.remove("p1")
+        await node.stand(a="dra", b="plugin")
+        await until(lambda: node.place.published == {"gpu-0": []})
+    async with node.gateway() as one:
+        assert states(one) == {A: State.ELSEWHERE, B: State.PRESENT}
+        await until(lambda: node.place.published == {"gpu-0": []})
+
+
+async def test_a_late_claim_calls_back_what_nobody_holds(node: Node) -> None:
+    async with node.gateway():
+        await node.allocatable(2)
+        asked = node.place.claim("c", "uid-c", "gpu-0")
+        assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
+        await node.stand(a="to-plugin", b="plugin")
+        await node.allocatable(1)
+        await node.claims.unprepare(V1, asked)
+        node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/c")
+        await node.stand(a="plugin", b="plugin")
+        await node.allocatable(2)
+
+
+async def test_without_its_state_file_it_gives_nothing_before_it_knows_the_claims(node: Node) -> None:
+    node.place.claim("c", "uid-c", "gpu-0")
+    await node.place.server.stop()
+    async with node.gateway(known=False) as one:
+        await asyncio.sleep(0.1)
+        assert set(states(one).values()) == {State.LEAVING}
+        with pytest.raises(ControlError, match="hasn't said yet which claims there are"):
+            await node.cross("plugin")
+        await node.place.server.start()
+        await node.stand(a="to-plugin", b="plugin")
+        await node.allocatable(1)
+        assert one.ledger.sides[crossing.REST] is Side.PLUGIN
+
+
+async def test_a_kubelet_without_dra_has_the_device_plugin_alone(node: Node) -> None:
+    server: Any = node.place.server
+    server.change("/api/v1/nodes/n1", lambda one: one["status"]["nodeInfo"].update(kubeletVersion="v1.28.1"))
+    async with node.gateway(known=False) as one:
+        await node.allocatable(2)
+        await until(lambda: bool(door(one).lacking))
+        with pytest.raises(ControlError, match=r"kubelet 1\.28 has no dynamic resource allocation"):
+            await node.cross("dra")
+        assert not list((node.place.folder / "plugins_registry").iterdir())
+
+
+async def test_nothing_crosses_to_a_driver_that_the_kubelet_has_not_taken(node: Node) -> None:
+    async with node.gateway(known=False):
+        await node.allocatable(2)
+        with pytest.raises(ControlError, match="expected the kubelet to have taken the DRA driver"):
+            await node.cross("dra")
+        with pytest.raises(ControlError, match="no device here is called 'GPU-x'"):
+            await node.cross("plugin", "GPU-x")
+        with pytest.raises(ControlError, match="expected dra or plugin"):
+            await node.cross("off")
+
+
+async def test_a_disk_that_does_not_write_stops_a_crossing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node.gateway() as one:
+        await node.allocatable(2)
+
+        async def not_written() -> bool:
+            return False
+
+        monkeypatch.setattr(one.scribe, "durable", not_written)
+        with pytest.raises(ControlError, match="nothing was done"):
+            await node.cross("dra")
+        monkeypatch.undo()
+        assert await node.cross("dra", dry_run=True) == {A: "plugin", B: "plugin"}
+
+
+async def test_a_second_gateway_waits_for_the_first_and_for_those_beside_it(tmp_path: Path) -> None:
+    others, read = ["another"], asyncio.Event()
+    first, second = Alone(tmp_path, list), Alone(tmp_path, lambda: others)
+
+    async def then() -> None:
+        read.set()
+
+    await first.wait(then)
+    read.clear()
+    waiting = asyncio.ensure_future(second.wait(then))
+    await until(lambda: second.waits_for)
+    first.close()
+    await asyncio.sleep(0.3)
+    assert not read.is_set()
+    others.clear()
+    await waiting
+    assert (read.is_set(), second.waits_for) == (True, "")
+    third = Alone(tmp_path, list)
+    waiting = asyncio.ensure_future(third.wait(then))
+    await until(lambda: third.waits_for)
+    second.close()
+    await waiting
+    third.close()
+
+
+async def test_a_late_claim_is_refused_with_a_reason_where_a_pod_holds_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.manager.admit("p1", {GPU: 2})
+        door(one)._drivers["gpu.nvidia.com"]._patience = 0.5
+        refused = (await node.claims.prepare(V1, node.place.claim("c", "uid-c", "gpu-0")))["uid-c"]
+        assert isinstance(refused, Refused)
+        assert "offered by the device plugin API; `gateway cross --to dra` moves it" in refused.reason
+        assert await node.cross("dra", dry_run=True) == {A: "plugin", B: "plugin"}
