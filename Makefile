@@ -74,7 +74,7 @@ demo: $(VENV) ## a node with 8 simulated GPUs through kubelet upgrades and back
 
 # Tests of one module stay together, because they share what is dear to make; the longest modules come first, in tests/compat.
 # Four processes even on two cores, because those modules mostly wait for processes to start.
-PARALLEL := --numprocesses=4 --dist=loadfile --no-loadscope-reorder
+PARALLEL := --numprocesses=4 --dist=loadfile --no-loadscope-reorder tests/compat tests/unit
 
 .PHONY: test
 test: kubelets ## everything, up to the genuine kubelets (the first time builds them: some minutes)
