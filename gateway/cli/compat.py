@@ -34,6 +34,7 @@ Examples:
   gateway compat --kubelets 1.28,1.36 --config-file config.yaml --only your-profile
   gateway compat --kubelets 1.8,1.37 --behind v1alpha2   through the bridge: a plugin of 2017 on today's kubelet
   gateway compat --only help                           which scenarios there are
+  gateway compat --kubelet-source ~/kubernetes         the kubelet of a checkout, before it is a release
   gateway compat --only issue-127803                   a known bug of kubelets, shown on one that has it and one that hasn't
   gateway compat --plugin './my-plugin --dir {socket_dir}' --kubelets 1.28,1.37
 
@@ -80,6 +81,14 @@ class _Versions(click.ParamType[tuple[str, ...]]):
     help="auto builds genuine kubelets where there is Go, and emulates the others; yes insists (and fetches Go if there "
     "is none); built takes those that are built already, and of --kubelets wants each; no emulates all. The report says which "
     "was which.",
+)
+@click.option(
+    "--kubelet-source",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=None,
+    metavar="DIR",
+    help="A checkout of k8s.io/kubernetes (a release candidate, a fork): its kubelet is built, and runs in the place of the "
+    "newest of --kubelets. Without --kubelets it runs alone, as the newest that is known here.",
 )
 @click.option(
     "--only",
@@ -133,6 +142,7 @@ def compat(
     *,
     kubelets: tuple[str, ...] | None,
     genuine: str,
+    kubelet_source: Path | None,
     only: tuple[str, ...],
     plugin: str | None,
     resource: str,
@@ -158,16 +168,16 @@ def compat(
             "expected the extra `lab`, with which calls are read off the wire: pip install 'device-plugin-gateway[lab]'"
         )
     if plugin is None and any(name in BUGS for name in only):
-        _show(only, kubelets, genuine)
+        _show(only, kubelets, genuine, kubelet_source)
     if plugin is not None:
-        _examine(plugin, kubelets, genuine, only, out, resource=resource, cap_seconds=cap)
+        _examine(plugin, kubelets, genuine, only, out, kubelet_source, resource=resource, cap_seconds=cap)
     from gateway.lab.kubelets import build
     from gateway.lab.matrix import report
     from gateway.lab.matrix import run as matrix
 
     chosen = _scenarios(only, daemon["profile"], config_file)
     _see_that_it_can_be_written(out, page)
-    versions, binaries, why_emulated = _kubelets(kubelets, build.available, genuine)
+    versions, binaries, why_emulated = _kubelets(kubelets, build.available, genuine, kubelet_source)
     pinned = daemon["kubelet_minor"]
     job = matrix.Matrix(
         versions,
@@ -223,7 +233,7 @@ def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | N
     return tuple(one for name, one in found.items() if not only or name in only)
 
 
-def _show(only: tuple[str, ...], kubelets: tuple[str, ...] | None, genuine: str) -> NoReturn:
+def _show(only: tuple[str, ...], kubelets: tuple[str, ...] | None, genuine: str, source: Path | None) -> NoReturn:
     """Show known bugs of kubelets happen, and end."""
     from gateway.lab.bugs import run
     from gateway.lab.bugs.table import BUGS
@@ -236,7 +246,7 @@ def _show(only: tuple[str, ...], kubelets: tuple[str, ...] | None, genuine: str)
     if unshown := [name for name in only if BUGS[name].show is None]:
         raise click.BadParameter(f"{unshown[0]} can't be shown: {BUGS[unshown[0]].why_not}", param_hint="--only")
     wanted = kubelets or tuple(sorted({one for name in only for one in run.versions(name)}))
-    _, binaries, _ = _kubelets(wanted, tuple, genuine)
+    _, binaries, _ = _kubelets(wanted, tuple, genuine, source)
     try:
         sights = asyncio.run(run.look_all(only, kubelets or (), binaries.get, _clocked()))
     except KubeletError as error:
@@ -252,6 +262,7 @@ def _examine(
     genuine: str,
     only: tuple[str, ...],
     out: Path,
+    source: Path | None,
     **how: Any,
 ) -> NoReturn:
     """Examine a device plugin, tell what was found, and end."""
@@ -271,7 +282,7 @@ def _examine(
     except conformance.CommandError as error:
         raise click.BadParameter(str(error), param_hint="--plugin") from error
     _see_that_it_can_be_written(out, None)
-    versions, binaries, _ = _kubelets(kubelets, build.default, genuine)
+    versions, binaries, _ = _kubelets(kubelets, build.default, genuine, source)
     chosen = [rules[name] for name in only]
     work = conformance.examine(
         command, versions=versions, genuine=binaries.get, progress=_clocked(), rules=chosen, **how
@@ -306,16 +317,19 @@ def _stopped() -> NoReturn:
 
 
 def _kubelets(
-    asked: tuple[str, ...] | None, usual: Callable[[], tuple[str, ...]], genuine: str
+    asked: tuple[str, ...] | None, usual: Callable[[], tuple[str, ...]], genuine: str, checkout: Path | None
 ) -> tuple[tuple[str, ...], dict[str, Path], dict[str, str]]:
     """Give the versions to run, the binaries of the genuine ones, and why each of the others is emulated."""
-    from gateway.lab.kubelets import build
+    from gateway.lab.kubelets import build, source
 
     try:
-        versions = asked or usual()
+        versions = asked or (usual()[-1:] if checkout is not None else usual())
+        others = versions[:-1] if checkout is not None else versions
         if genuine == "built" and asked:
-            _want_built(asked)
-        found, why = _genuine(versions, genuine)
+            _want_built(others)
+        found, why = _genuine(others, genuine)
+        if checkout is not None:
+            found[versions[-1]] = source.build_from(checkout, versions[-1], progress=click.echo)
     except build.BuildError as error:
         raise click.ClickException(str(error)) from error
     for version, reason in why.items():

@@ -6,10 +6,12 @@ from tests.mutants.table import Mutant
 
 RULES = {
     "N1": "the fake NVML answers as NVML's reference has it: lost GPUs, ended handles, events, errors of its own choice",
+    "N2": "a kubelet out of a checkout is built of that checkout and its staging modules, of whatever it holds at that moment",
 }
 
 _FAKE = "tests/fakes/nvml.c"
 _FAKE_TEST = "tests/unit/test_fake_nvml.py"
+_SOURCE_TEST = "tests/unit/test_source.py"
 
 MUTANTS = (
     Mutant(
@@ -75,5 +77,29 @@ MUTANTS = (
         "to->event_sets += sets[i] != NULL;",
         "to->event_sets += 0;",
         f"{_FAKE_TEST}::test_a_set_that_is_not_freed_is_counted",
+    ),
+    Mutant(
+        "N2",
+        "a checkout rests on the staging modules of a release",
+        "gateway/lab/kubelets/source.py",
+        "for name in staged}}\n",
+        "for name in ()}}\n",
+        f"{_SOURCE_TEST}::test_a_checkout_takes_the_place_of_a_release",
+    ),
+    Mutant(
+        "N2",
+        "the release stays beside the checkout",
+        "gateway/lab/kubelets/source.py",
+        "        modules.write_text(module_file(",
+        "        modules.write_text(base.read_text() or module_file(",
+        f"{_SOURCE_TEST}::test_a_checkout_is_built_with_the_driver_of_its_minor",
+    ),
+    Mutant(
+        "N2",
+        "what is no checkout is built all the same",
+        "gateway/lab/kubelets/source.py",
+        "    if not _MODULE.search(own):",
+        "    if False:",
+        f"{_SOURCE_TEST}::test_what_is_no_checkout_is_refused",
     ),
 )

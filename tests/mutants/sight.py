@@ -356,7 +356,7 @@ MUTANTS = (
         "O9",
         "a gateway that stands by connects to a kubelet that comes",
         "gateway/registration/registrar.py",
-        "        if self.state.phase is not Phase.STANDBY:\n            channel",
+        "        if self.state.standing_by_for is None:\n            channel",
         "        if True:\n            channel",
         "tests/unit/test_serve.py::test_who_is_served_or_stands_by_holds_no_connection_to_the_kubelet",
     ),

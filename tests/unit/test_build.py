@@ -25,6 +25,7 @@ case "$*" in
   env*) printf '%s\\n%s\\n' {folder}/cache {folder}/modules ;;
   build*)
     echo "$*" >> {folder}/calls
+    for word in "$@"; do case "$word" in -modfile=/*) cp "${{word#-modfile=}}" {folder}/modules ;; esac; done
     echo "go: downloading k8s.io/kubernetes v1.9.0" >&2
     echo "k8s.io/kubernetes/pkg/kubelet" >&2
     test -e {folder}/broken && {{ cat {folder}/broken >&2; exit 1; }}

@@ -40,13 +40,16 @@ __all__ = [
     "built",
     "cache",
     "default",
+    "flags",
     "go_build",
     "go_fingerprint",
+    "go_run",
     "locked",
     "machine_go",
     "main",
     "pinned_go",
     "prune",
+    "sources",
 ]
 
 GO_MINIMUM = (1, 26)  # what the go.mod of Kubernetes 1.36 and later asks for; it builds the older ones too
@@ -74,6 +77,7 @@ examples:
   python -m gateway.lab.kubelets.build               build the default ones: one of each class of behaviour
   python -m gateway.lab.kubelets.build --all         build all (cold: minutes each, and 17 GB in Go's caches)
   python -m gateway.lab.kubelets.build --golden      also write the bytes of the genuine messages to tests/compat/golden
+  python -m gateway.lab.kubelets.build --add v1.38.0 --golden   a new release: its row, its module files, its bytes
   python -m gateway.lab.kubelets.build --prune       also remove the kubelets of sources that are no more
 """
 
@@ -179,8 +183,12 @@ def prune(*, progress: Callable[[str], None]) -> None:
 # --- what goes into a binary -------------------------------------------------------------------------------------------
 
 
-def _sources() -> Path:
-    """The driver's sources, which are installed with the package."""
+def sources() -> Path:
+    """The driver's sources, which are installed with the package.
+
+    Raises:
+        BuildError: They aren't there.
+    """
     place = Path(__file__).parent / "driver"
     if not (place / "versions.json").is_file():
         raise BuildError(f"expected the sources of the kubelet driver in {place}, found none: install the package anew")
@@ -188,7 +196,7 @@ def _sources() -> Path:
 
 
 def _versions() -> dict[str, _Row]:
-    return cast("dict[str, _Row]", json.loads((_sources() / "versions.json").read_text()))
+    return cast("dict[str, _Row]", json.loads((sources() / "versions.json").read_text()))
 
 
 def _row(version: str) -> _Row:
@@ -216,14 +224,14 @@ def _takes(source: str, version: str) -> bool:
 
 
 def _inputs(version: str) -> Iterator[tuple[str, bytes]]:
-    sources = _sources()
-    for path in sorted(sources.glob("*.go")):
+    folder = sources()
+    for path in sorted(folder.glob("*.go")):
         if _takes(path.read_text(), version):
             yield path.name, path.read_bytes()
-    others = [*sources.glob("*.s"), *(sources / "standin").rglob("*")]
-    modules = [sources / "mods" / f"k{version}.{suffix}" for suffix in ("mod", "sum")]
+    others = [*folder.glob("*.s"), *(folder / "standin").rglob("*")]
+    modules = [folder / "mods" / f"k{version}.{suffix}" for suffix in ("mod", "sum")]
     for path in sorted(filter(Path.is_file, others)) + modules:
-        yield str(path.relative_to(sources)), path.read_bytes()
+        yield str(path.relative_to(folder)), path.read_bytes()
 
 
 def _key(version: str, go_version: str) -> str:
@@ -402,9 +410,31 @@ class _Follower:
 def _compile(version: str, go: Go, name: str, progress: Callable[[str], None]) -> Path:
     place = _place(version, go.version)
     progress(f"{name}: {_row(version)['kubernetes']}, building with {go.version}")
-    options = (f"-modfile=mods/k{version}.mod", "-tags", _tags(version), "-ldflags", _LDFLAGS)
-    go_build(go, _sources(), place, (*options, "."), name=name, progress=progress)
+    options = (f"-modfile=mods/k{version}.mod", *flags(version))
+    go_build(go, sources(), place, (*options, "."), name=name, progress=progress)
     return place
+
+
+def flags(version: str) -> tuple[str, ...]:
+    """The flags of ``go build`` that say which minor version is built."""
+    return "-tags", _tags(version), "-ldflags", _LDFLAGS
+
+
+def go_run(go: Go, folder: Path, arguments: Sequence[str]) -> None:
+    """Runs another command of Go's in a folder.
+
+    Raises:
+        BuildError: It failed; the message has its last lines and what to do.
+    """
+    done = subprocess.run(
+        [go.path, *arguments], cwd=folder, env=_go_environment(), check=False, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise BuildError(
+            f"expected go {arguments[0]} to do it, but it ended with {done.returncode}; its last lines:\n"
+            f"{_tail(done.stderr)}\n{_advice(done.stderr.splitlines())}"
+        )
 
 
 def go_build(
@@ -535,10 +565,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="only say what there is and what is built")
     parser.add_argument("--golden", action="store_true", help="write tests/compat/golden/VERSION.json for each")
     parser.add_argument("--prune", action="store_true", help="then remove the kubelets of other sources from the cache")
+    parser.add_argument("--add", metavar="vX.Y.Z", help="first add this release to those that are built, and build it")
     options = parser.parse_args(arguments)
     if options.all and options.versions:
         parser.error("expected --all or the names of versions, got both")
     try:
+        if options.add:
+            from gateway.lab.kubelets import source  # noqa: PLC0415 - it is built on this module
+
+            options.versions = [*options.versions, source.add(options.add, progress=_print)]
         if options.list:
             for version in options.versions or available():
                 mark = "default" if version in default() else ""
@@ -547,7 +582,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         versions = options.versions or (available() if options.all else default())
         for version, path in build(versions, progress=_print).items():
             if options.golden:
-                _print(f"wrote {_write_golden(version, path, _sources().parent / 'golden')}")
+                _print(f"wrote {_write_golden(version, path, sources().parent / 'golden')}")
         if options.prune:
             prune(progress=_print)
     except BuildError as error:
