@@ -84,7 +84,7 @@ class _Versions(click.ParamType[tuple[str, ...]]):
 )
 @click.option(
     "--kubelet-source",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     default=None,
     metavar="DIR",
     help="A checkout of k8s.io/kubernetes (a release candidate, a fork): its kubelet is built, and runs in the place of the "
