@@ -228,6 +228,22 @@ MUTANTS = (
     ),
     Mutant(
         "U8",
+        "a resource without devices is to be taken over",
+        "gateway/telling/readiness.py",
+        "if it.to_take_over and it.devices and kubelet_s is not None:",
+        "if it.to_take_over and kubelet_s is not None:",
+        "tests/unit/test_readiness.py::test_of_a_resource_without_devices_nothing_is_missing_beside_one_that_is_served",
+    ),
+    Mutant(
+        "U8",
+        "a resource without devices is missed",
+        "gateway/telling/readiness.py",
+        "if it.lacking_s < LACKING or not it.devices or kubelet_s is None:",
+        "if it.lacking_s < LACKING or kubelet_s is None:",
+        "tests/unit/test_readiness.py::test_of_a_resource_without_devices_nothing_is_missing_beside_one_that_is_served",
+    ),
+    Mutant(
+        "U8",
         "an update goes on while a source is silent",
         "gateway/telling/readiness.py",
         "    held_up = bool(left) or any(",

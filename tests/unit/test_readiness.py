@@ -233,3 +233,11 @@ def test_an_answer_is_short_and_each_line_is_ours(resources: list[tuple[str, str
     assert all(line.isprintable() for line in verdict.lines)
     assert len(verdict.text) < 20_000
     assert len(verdict.lines) <= readiness._MOST_LINES + 1
+
+
+@pytest.mark.parametrize("to_take_over", [False, True])
+def test_of_a_resource_without_devices_nothing_is_missing_beside_one_that_is_served(*, to_take_over: bool) -> None:
+    empty = standing(
+        Phase.STANDBY, None, standing_by_for="3f9a2c1d", lacking_s=9.0, devices=0, to_take_over=to_take_over
+    )
+    assert readiness.judge((standing(Phase.SERVING), empty), begun=True, kubelet_s=60.0).ready
