@@ -87,6 +87,7 @@ class Node:
         self.stock, self.source = Stock(*(devices or (gpu(0), gpu(1)))), Source()
         self.claims: dict[str, ResourceClaim | KubernetesError] = {"c": claim({})}
         self.reads = 0
+        self.together: asyncio.Barrier | None = None
         self.start()
 
     def start(self) -> None:
@@ -107,6 +108,8 @@ class Node:
 
     async def read(self, asked: ClaimName) -> ResourceClaim:
         self.reads += 1
+        if self.together is not None:
+            await self.together.wait()  # Both are answered in one turn of the loop.
         await asyncio.sleep(0.01)  # An answer takes its time.
         found = self.claims.get(asked.name, KubernetesError("GET", 404, "not found"))
         if isinstance(found, KubernetesError):
@@ -210,6 +213,7 @@ async def test_a_device_that_comes_is_waited_for(node: Node) -> None:
 async def test_two_claims_never_get_one_device(tmp_path: Path) -> None:
     node = Node(tmp_path, patience=0.05)
     node.claims["d"] = claim({}, uid="v")
+    node.together = asyncio.Barrier(2)
     answers = await asyncio.gather(node.of.prepare(ASKED), node.of.prepare(ClaimName("ns", "d", "v")))
     assert sorted(isinstance(one, tuple) for one in answers) == [False, True]
     [refused] = [one for one in answers if isinstance(one, Refused)]

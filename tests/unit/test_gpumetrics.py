@@ -323,10 +323,12 @@ async def test_a_released_gpu_isnt_touched_and_none_where_all_are(node: Node) ->
     async with watching(backend) as watch:
         sight = await watch.until(lambda sight: len(sight.gpus) == 8)
         gone = sight.gpus[2].uuid
-        await backend.release([gone])
+        leaving = asyncio.ensure_future(backend.release([gone]))
+        await asyncio.sleep(0)  # It is ordered, and the last look still has it.
+        assert gone not in {one.uuid for one in backend.readings()}
+        await leaving
         await watch.until(lambda sight: gone in sight.released)
-        found = await asyncio.to_thread(backend.readings)
-        assert gone not in {one.uuid for one in found}
+        assert gone not in {one.uuid for one in await asyncio.to_thread(backend.readings)}
         await backend.release([])
         assert await asyncio.to_thread(backend.readings) == ()
         assert counts().references == 0

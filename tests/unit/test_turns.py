@@ -27,12 +27,29 @@ def _after(one: Turns, *, writes: bool = True) -> asyncio.Future[None]:
     return asyncio.ensure_future(one.take(SPACING, writes=writes))
 
 
-async def test_the_next_waits_until_the_kubelet_has_written(taken: Turns, folder: Path) -> None:
+async def test_the_next_waits_until_the_kubelet_has_written(
+    taken: Turns, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = asyncio.Event()
+    stamp = Turns._stamp
+
+    def look(one: Turns) -> tuple[int, int] | None:
+        looked.set()
+        return stamp(one)
+
+    monkeypatch.setattr(Turns, "_stamp", look)
+
+    async def looks(times: int) -> None:
+        for _ in range(times):
+            looked.clear()
+            await looked.wait()
+
     following = _after(taken)
-    await asyncio.sleep(SPACING * 3)  # Not awaited for its length: the turn comes at no time.
+    await looks(3)
     assert not following.done()
     (folder / "checkpoint").write_text("")  # A write begins.
-    await asyncio.sleep(SPACING)
+    async with asyncio.timeout(turns.PATIENCE):
+        await looks(3)
     assert not following.done()
     (folder / "checkpoint").write_text("{...}")
     async with asyncio.timeout(turns.PATIENCE):
