@@ -489,7 +489,7 @@ MUTANTS = (
         "gateway/cli/main.py",
         "    signal.signal(signal.SIGHUP, signal.SIG_IGN)  #",
         "    #",
-        f"{_RIVALS}::test_a_hangup_before_the_gateway_listens_does_not_end_it",
+        f"{_RIVALS}::test_a_hangup_while_the_settings_are_read_does_not_end_it",
     ),
     Mutant(
         "S16",

@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -310,3 +312,13 @@ async def test_a_hangup_before_the_gateway_listens_does_not_end_it() -> None:
             os.kill(gateway.pid, signal.SIGHUP)
             (root / "not" / "yet").mkdir(parents=True)
             await gateway.begun()
+
+
+def test_a_hangup_while_the_settings_are_read_does_not_end_it() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "import gateway.cli.main as command\n"
+        "command._settings = lambda *_: (os.kill(os.getpid(), signal.SIGHUP), sys.exit(7))\n"
+        "command.main()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 7
