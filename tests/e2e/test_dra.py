@@ -1,5 +1,6 @@
 """Pods with ResourceClaims on a genuine node whose GPUs the gateway offers by DRA alone, through restarts of everybody."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -97,6 +98,71 @@ async def test_a_node_is_switched_with_its_pods(dra: DraNode, version: str) -> N
     await dra.published(GPUS - 1)
     await dra.delete("y", "a", "b")
     await dra.published()
+
+
+async def allocatable(dra: DraNode, count: int) -> None:
+    """Wait until the node says that the scheduler may give so many GPUs by name."""
+    async with asyncio.timeout(60):
+        while True:
+            found = await dra.api.get(f"/api/v1/nodes/{dra.node.name}")
+            if found["status"]["allocatable"].get("nvidia.com/gpu") == str(count):
+                return
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("version", OVERLAP)
+async def test_a_node_crosses_over_and_back_with_its_pods(dra: DraNode, version: str) -> None:
+    await begin(dra, version)
+    await dra.close()
+    await dra.start("on")
+    await allocatable(dra, GPUS)
+    uuid = {path: one for one, path in DEVICES.items()}
+    held = {name: uuid[await dra.named_pod(name)] for name in ("x", "y")}
+    free = DEVICES.keys() - {*held.values()}
+    await dra.cross("dra")
+    await dra.stand(dict.fromkeys(free, "dra") | dict.fromkeys(held.values(), "to-dra"))
+    await dra.published(GPUS - 2)
+    given = {name: await dra.claim_pod(name) for name in ("a", "b")}
+    assert not {*given.values()} & {*held.values()}
+    # In mid-way: the gateway dies, and the kubelet starts again.
+    await dra.kill(dra.gateways[-1])
+    await dra.start("on")
+    await dra.stand(dict.fromkeys(free, "dra") | dict.fromkeys(held.values(), "to-dra"))
+    await dra.node.kubelet.restart()
+    await dra.node.ready()
+    await dra.delete("x")
+    await dra.stand({held["x"]: "dra", held["y"]: "to-dra"})
+    await dra.published(GPUS - 1)
+    # And back: who has a claim keeps it.
+    await dra.cross("plugin")
+    back = DEVICES.keys() - {*given.values()}
+    await dra.stand(dict.fromkeys(back, "plugin") | dict.fromkeys(given.values(), "to-plugin"))
+    await allocatable(dra, GPUS - 2)
+    assert uuid[await dra.named_pod("z")] in back - {held["y"]}
+    await dra.delete("a")
+    await dra.stand({given["a"]: "plugin", given["b"]: "to-plugin"})
+    assert {name: dra.account(name).lost for name in ("y", "b", "z")} == dict.fromkeys(("y", "b", "z"), ())
+    await dra.delete("b", "y", "z")
+    await dra.stand(dict.fromkeys(DEVICES, "plugin"))
+    await dra.close()
+
+
+@pytest.mark.parametrize("version", OVERLAP)
+async def test_both_apis_give_their_own_gpus(dra: DraNode, version: str) -> None:
+    await begin(dra, version)
+    await dra.close()
+    await dra.start("on")
+    await allocatable(dra, GPUS)
+    [one, *others] = DEVICES
+    await dra.cross("dra", one)
+    await dra.published(1)
+    assert await dra.claim_pod("a") == one
+    uuid = {path: id for id, path in DEVICES.items()}  # noqa: A001
+    assert {uuid[await dra.named_pod(f"p{number}")] for number in range(len(others))} == {*others}
+    await dra.delete("a", *(f"p{number}" for number in range(len(others))))
+    await dra.cross("plugin")
+    await dra.stand(dict.fromkeys(DEVICES, "plugin"))
+    await dra.close()
 
 
 async def test_an_api_server_that_was_away_is_told_what_happened(dra: DraNode) -> None:

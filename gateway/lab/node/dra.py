@@ -21,12 +21,14 @@ from gateway.lab.node import Node, pods
 from gateway.lab.node.api import Api, ApiError, Object
 from gateway.lab.node.installed import GPUS, NAMESPACE, STATE, write_profile
 from gateway.lab.waiting import until
+from gateway.wires import control
 
 DRIVER: Final = "gpu.nvidia.com"
 RESOURCES: Final = "/apis/resource.k8s.io/v1"
 SLICES: Final = f"{RESOURCES}/resourceslices"
 POD: Final = f"/api/v1/namespaces/{pods.NAMESPACE}/pods"
 COMPONENT: Final = Path(__file__).parents[3] / "deploy" / "kustomize" / "components" / "dra"
+BOTH: Final = COMPONENT.with_name("dra-on")
 PATIENCE: Final = 60.0
 ACCOUNT: Final = "device-plugin-gateway"
 _PLACES: Final[Mapping[str, str]] = {
@@ -50,8 +52,8 @@ class DraNode:
         await self.api.apply(f"/api/v1/namespaces/{NAMESPACE}", _object("v1", "Namespace", NAMESPACE))
         accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}"
         await self.api.apply(accounts, _object("v1", "ServiceAccount", ACCOUNT))
-        for file in ("rights.yaml", "policy.yaml"):
-            for wanted in yaml.safe_load_all((COMPONENT / file).read_text()):
+        for file in (one / name for one in (COMPONENT, BOTH) for name in ("rights.yaml", "policy.yaml")):
+            for wanted in yaml.safe_load_all(file.read_text()):
                 await self.api.apply(f"{_PLACES[wanted['kind']]}/{wanted['metadata']['name']}", wanted)
         about = await self.api.get(f"/api/v1/nodes/{self.node.name}")
         bound = {"kind": "Node", "apiVersion": "v1", "name": self.node.name, "uid": about["metadata"]["uid"]}
@@ -118,6 +120,19 @@ class DraNode:
             "contexts": [{"name": "node", "context": {"cluster": "node", "user": "gateway"}}],
             "current-context": "node",
         }
+
+    async def cross(self, to: str, *ids: str, dry_run: bool = False) -> dict[str, str]:
+        """Order GPUs to an API; give where each is by its UUID."""
+        [path] = control.sockets(self.node.root / STATE)
+        asked = {"op": "cross", "to": to, "ids": list(ids), "dry_run": dry_run}
+        answer = await control.ask(path, asked, PATIENCE)
+        return {row["id"]: row["side"] for row in answer["boards"]}
+
+    async def stand(self, sides: Mapping[str, str]) -> None:
+        """Wait until GPUs are where they are to be."""
+        async with asyncio.timeout(PATIENCE):
+            while sides.items() - (await self.cross("dra", dry_run=True)).items():  # noqa: ASYNC110 - see above
+                await asyncio.sleep(0.05)
 
     # What is there.
 
