@@ -120,7 +120,7 @@ e2e-chart: $(VENV) ## the Helm chart installed, rolled and removed on such a nod
 
 # Nodes of their own: there the device plugin API has no GPUs.
 .PHONY: e2e-dra
-e2e-dra: $(VENV) ## the same with ResourceClaims, on kubelets 1.32, 1.36 and 1.37 (--dra only)
+e2e-dra: $(VENV) ## the same with ResourceClaims, on kubelets 1.32, 1.36 and 1.37
 	@for version in 1.32 1.36 1.37; do \
 		$(RUN)python -m gateway.lab.node --kubelet $$version -- \
 			.venv/bin/python -m pytest -m e2e tests/e2e/test_dra.py -k "$$version or write or away" $(E2E) || exit 1; done
