@@ -109,13 +109,13 @@ E2E ?=
 .PHONY: e2e
 e2e: $(VENV) ## scenarios on a whole genuine node (wants root; the first time builds Kubernetes: 10 minutes or more)
 	@$(RUN)python -m tools.image --tag 0.1.0 --tag 0.1.0-b --out build/e2e
-	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest -m e2e --ignore=tests/e2e/test_dra.py --ignore=tests/e2e/test_chart.py tests/e2e $(E2E)
+	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest -m e2e --ignore=tests/e2e/test_dra.py --ignore=tests/e2e/test_chart.py --ignore=tests/e2e/test_readme.py tests/e2e $(E2E)
 	@$(RUN)python -m gateway.lab.node --leftovers
 
 .PHONY: e2e-chart
-e2e-chart: $(VENV) ## the Helm chart installed, rolled and removed on such a node (`.ci/chart` builds Helm first)
+e2e-chart: $(VENV) ## the README's five steps, and the Helm chart's rolls and features, on such a node (`.ci/chart` builds Helm first)
 	@$(RUN)python -m tools.image --tag 0.1.0 --tag 0.1.0-b --out build/e2e
-	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest -m e2e tests/e2e/test_chart.py $(E2E)
+	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest -m e2e tests/e2e/test_readme.py tests/e2e/test_chart.py $(E2E)
 	@$(RUN)python -m gateway.lab.node --leftovers
 
 # Nodes of their own: there the device plugin API has no GPUs.

@@ -1,83 +1,46 @@
 """The Helm chart on a genuine node, by the genuine Helm: it installs, rolls without a pod noticing, and goes away.
 
-HELM names the program; else it is the one that `.ci/chart` has built.
+In between, with what it turns on that goes by the API server, and with the rights that it brings. HELM names Helm; else it is
+the one that `.ci/chart` has built.
 """
 
 import asyncio
-import os
-import subprocess
-from collections.abc import AsyncIterator
-from pathlib import Path
+import http.client
+import re
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 import pytest_asyncio
+import yaml
 
+from gateway.lab.node.api import Access, Api, ApiError, Object
+from gateway.lab.node.chart import ACCOUNT, PROFILE, Chart, helm
 from gateway.lab.node.continuity import IMAGE, SCENARIOS, judge, run
-from gateway.lab.node.installed import DaemonSet, write_profile
+from gateway.lab.node.installed import CDI_RESOURCE, IDS, NAMESPACE, DaemonSet
 from gateway.lab.node.stage import Stage
+from gateway.lab.node.watch import PodSeen
+from gateway.lab.trials.scenarios import RESOURCE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
-CHART = Path(__file__).parents[2] / "deploy" / "chart"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "device-plugin-gateway" / "helm"
-NAMESPACE = "device-plugin-gateway"
 VERSION = "1.37"
-
-
-def helm() -> Path:
-    built = sorted(CACHE.glob("*/helm"))
-    return Path(os.environ["HELM"]) if "HELM" in os.environ else built[-1] if built else Path()
-
-
-class Chart(DaemonSet):
-    """The gateway by `helm install` of deploy/chart, with simulated GPUs that have the node's devices."""
-
-    async def start(self) -> None:
-        label = {"metadata": {"labels": {"device-plugin-gateway/simulated": "true"}}}
-        await self._api.merge(f"/api/v1/nodes/{self._node.name}", label)
-        await self._helm("install", "--create-namespace")
-
-    async def stop(self) -> None:
-        await self._helm("uninstall")
-        await self._seen.until(lambda seen: not self._pods(seen), "the gateway's pods to be gone")
-
-    async def roll(self, image: str) -> None:
-        old = {pod.uid for pod in self._pods(self._seen)}
-        self._image = image
-        await self._helm("upgrade")
-        await self._seen.until(
-            lambda seen: (
-                bool(self._pods(seen))
-                and all(pod.uid not in old and pod.ready and not pod.ending for pod in self._pods(seen))
-            ),
-            f"one gateway, of image {image}",
-            120,
-        )
-
-    async def _helm(self, verb: str, *more: str) -> None:
-        values = {
-            "gateway.backend": "simulated",
-            "gateway.image": self._image,
-            "fullnameOverride": "gpu",
-        }
-        said = (
-            []
-            if verb == "uninstall"
-            else [str(CHART), *(f"--set-string={key}={value}" for key, value in values.items())]
-        )
-        if said:
-            said.append(f"--set-file=gateway.profile={write_profile(self._node)}")
-        command = [str(helm()), verb, "gpu", *said, f"--namespace={NAMESPACE}", *more]
-        environment = os.environ | {"KUBECONFIG": str(self._node.kubeconfig), "HOME": str(self._node.folder)}
-        done = await asyncio.to_thread(
-            subprocess.run, command, env=environment, check=False, capture_output=True, text=True, timeout=120
-        )
-        assert not done.returncode, done.stderr
+PATIENCE = 60.0
+TAINT = {"key": "readiness.k8s.io/gpu", "effect": "NoSchedule"}
+LABEL = "nvidia.com/device-plugin.config"
+CONDITION = "nvidia.com/GPUReady"
+EVENTS = "/api/v1/namespaces/default/events"
+SHARED = {"version": "v1", "sharing": {"timeSlicing": {"resources": [{"name": RESOURCE, "replicas": 2}]}}}
+FEATURES = {
+    "config": {"map": {"default": "version: v1\n", "shared": yaml.safe_dump(SHARED)}},
+    "nodeReadiness": {"condition": True, "startupTaint": TAINT["key"], "events": True},
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def chart(stage: Stage) -> AsyncIterator[Chart]:
-    if not helm().is_file():
+    if helm() is None:
         pytest.skip("there is no Helm: .ci/chart builds one, HELM names another")
     one = Chart(stage.node, stage.api, stage.seen, IMAGE)
     await stage.install(one)
@@ -87,10 +50,223 @@ async def chart(stage: Stage) -> AsyncIterator[Chart]:
         stage.installed = None
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def node(stage: Stage, chart: Chart) -> Object:
+    """The node as it is when the chart has turned everything on that tells of it; it began with the start-up taint."""
+    await stage.prepare(VERSION)
+    path = f"/api/v1/nodes/{stage.node.name}"
+    await stage.api.strategic(path, {"spec": {"taints": [TAINT]}})
+    await chart.reconfigure(FEATURES)
+    await until(stage, lambda found: taints(found) == [], "the start-up taint to go")
+    return await until(stage, ready, f"{CONDITION} to be True")
+
+
+async def until(stage: Stage, holds: Callable[[Object], bool], what: str) -> Object:
+    """Wait until the node at the API server is so."""
+    found: Object = {}
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not holds(found := await stage.api.get(f"/api/v1/nodes/{stage.node.name}")):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"expected {what}, the node is: {found}") from None
+    return found
+
+
+def taints(found: Object) -> list[str]:
+    return [one["key"] for one in found["spec"].get("taints", ())]
+
+
+def ready(found: Object) -> bool:
+    return any(one["type"] == CONDITION and one["status"] == "True" for one in found["status"]["conditions"])
+
+
+def shared(stage: Stage) -> bool:
+    """Whether the kubelet's own records have replicas."""
+    return any("::" in one for one in (stage.view.allocatable or {}).get(RESOURCE, ()))
+
+
+async def served_shared(stage: Stage, *, yes: bool, seconds: float) -> float:
+    """Wait until the kubelet's own records say so; give how long that took."""
+    began = time.monotonic()
+    async with asyncio.timeout(seconds):
+        while shared(stage) is not yes:  # noqa: ASYNC110 - the kubelet's records tell nobody
+            await asyncio.sleep(0.02)
+    return time.monotonic() - began
+
+
+async def label(stage: Stage, value: str | None) -> None:
+    await stage.api.merge(f"/api/v1/nodes/{stage.node.name}", {"metadata": {"labels": {LABEL: value}}})
+
+
+def gateways(stage: Stage) -> list[PodSeen]:
+    return [pod for pod in stage.seen.pods.values() if pod.namespace == NAMESPACE]
+
+
+async def metrics(stage: Stage) -> str:
+    (pod,) = gateways(stage)
+    about = await stage.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod.name}")
+
+    def ask() -> str:
+        connection = http.client.HTTPConnection(about["status"]["podIP"], 9400, timeout=10)
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+
+    return await asyncio.to_thread(ask)
+
+
+def sample(text: str, name: str, resource: str) -> float:
+    found = re.findall(
+        rf'^device_plugin_gateway_{name}\{{[^}}]*resource="{resource}"[^}}]*\}} (\S+)$', text, re.MULTILINE
+    )
+    return sum(map(float, found))
+
+
+async def gateway(stage: Stage, *words: str) -> None:
+    """Run the gateway's own command in its container, without the API server."""
+    (pod,) = gateways(stage)
+    (container,) = pod.containers.values()
+    name = f"e2e-{time.monotonic_ns()}"
+    await stage.node.ctr(
+        "tasks", "exec", "--exec-id", name, container.id.removeprefix("containerd://"), "gateway", *words
+    )
+
+
+async def told(stage: Stage, reason: str, uuid: str) -> None:
+    """Wait for an event of the node about a GPU."""
+    found: list[tuple[str, str]] = []
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not any(one == reason and uuid in message for one, message in found):
+                await asyncio.sleep(0.1)
+                events = (await stage.api.get(EVENTS))["items"]
+                found = [
+                    (one["reason"], one["message"])
+                    for one in events
+                    if one["involvedObject"]["kind"] == "Node" and one["reportingComponent"] == "device-plugin-gateway"
+                ]
+    except TimeoutError:
+        raise AssertionError(f"expected the event {reason} of {uuid}, the events are: {found}") from None
+
+
+def free(stage: Stage) -> str:
+    """Give a GPU that no pod holds."""
+    return next(uuid for uuid in IDS if uuid not in (stage.view.held or {}).get(RESOURCE, {}))
+
+
+# A roll first: right after an installation the DaemonSet controller has other reasons to look again, and must not forget.
 @pytest.mark.parametrize("name", ["rolled", "rolled-back", "kubelet-term"])
 async def test_the_chart_keeps_what_the_manifests_promise(stage: Stage, chart: Chart, name: str) -> None:
     outcome = await run(stage, VERSION, SCENARIOS[name])
     assert judge(outcome, SCENARIOS[name].promises[DaemonSet.kind]) == []
+
+
+async def test_a_node_says_when_it_is_ready(stage: Stage, node: Object) -> None:
+    assert ready(node)
+    assert taints(node) == []
+    assert node["status"]["allocatable"][RESOURCE] == str(len(IDS))
+    assert {kind: one.account.lost for kind, one in stage.standing().items() if one.account.lost} == {}
+
+
+@pytest.mark.usefixtures("node")
+async def test_another_label_counts_within_two_seconds_and_other_streams_go_on(stage: Stage) -> None:
+    before, began = await metrics(stage), stage.standing()
+    at = time.monotonic()
+    await label(stage, "shared")
+    took = await served_shared(stage, yes=True, seconds=PATIENCE)
+    assert took < 2
+    after = await metrics(stage)
+    assert sample(after, "registrations_total", CDI_RESOURCE) == sample(before, "registrations_total", CDI_RESOURCE) > 0
+    aged = sample(after, "stream_age_seconds", CDI_RESOURCE) - sample(before, "stream_age_seconds", CDI_RESOURCE)
+    assert aged >= (time.monotonic() - at) * 0.9 - 0.1
+    await label(stage, None)
+    assert await served_shared(stage, yes=False, seconds=PATIENCE) < 2
+    assert {kind: one.devices for kind, one in stage.standing().items()} == {
+        kind: one.devices for kind, one in began.items()
+    }
+
+
+@pytest.mark.usefixtures("node")
+async def test_what_happened_while_the_api_server_was_away_is_caught_up(stage: Stage) -> None:
+    uuid = free(stage)
+    await stage.node.apiserver.stop()
+    await gateway(stage, "cordon", uuid, "--reason", "the API server is away")
+    await asyncio.sleep(5 * stage.settle_seconds)
+    assert all(one.account.lost == () for one in stage.standing().values())
+    await stage.node.apiserver.start()
+    await label(stage, "shared")
+    assert await served_shared(stage, yes=True, seconds=PATIENCE) < 5
+    await told(stage, "GPUCordoned", uuid)
+    await label(stage, None)
+    await served_shared(stage, yes=False, seconds=PATIENCE)
+    await gateway(stage, "uncordon", uuid)
+    await told(stage, "GPUUncordoned", uuid)
+    await until(stage, ready, f"{CONDITION} to be True")
+
+
+@pytest.mark.usefixtures("node")
+async def test_a_gpu_that_becomes_unhealthy_is_told(stage: Stage) -> None:
+    uuid = free(stage)
+    profile = yaml.safe_load((await stage.api.get(PROFILE))["data"]["profile.yaml"])
+    for unhealthy, reason in (({IDS.index(uuid): "fell off the bus"}, "GPUUnhealthy"), ({}, "GPURecovered")):
+        profile["resources"][RESOURCE]["unhealthy"] = unhealthy
+        await stage.api.merge(PROFILE, {"data": {"profile.yaml": yaml.safe_dump(profile)}})
+        # A pod that changes is looked at at once, and then gets its ConfigMaps anew: else that takes a minute.
+        (pod,) = gateways(stage)
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod.name}"
+        await stage.api.merge(path, {"metadata": {"annotations": {"e2e": reason}}})
+        await told(stage, reason, uuid)
+
+
+async def status(done: Awaitable[object]) -> int:
+    """Give the status of a request's answer."""
+    try:
+        await done
+    except ApiError as error:
+        return error.status
+    return 200
+
+
+@pytest.mark.usefixtures("node")
+async def test_its_token_is_good_for_no_more_than_that(stage: Stage) -> None:
+    (pod,) = gateways(stage)
+    bound = {"kind": "Pod", "apiVersion": "v1", "name": pod.name, "uid": pod.uid}
+    asked = {"spec": {"boundObjectRef": bound, "expirationSeconds": 3600}}
+    token = (await stage.api.create(f"{ACCOUNT}/token", asked))["status"]["token"]
+    trust = ssl.create_default_context(cafile=str(stage.node.ca))
+    own = f"/api/v1/nodes/{stage.node.name}"
+    other = "/api/v1/nodes/node-2"
+    api = Api(Access(stage.node.server, token, trust))
+    await stage.api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}})
+    said = {"type": CONDITION, "status": "True", "reason": "Ready", "message": "by a test"}
+    event = {"metadata": {"generateName": "a."}, "reason": "GPULost", "message": "by a test", "type": "Normal"}
+    events = {
+        name: {**event, "involvedObject": {"kind": kind, "name": name, "namespace": namespace}}
+        for kind, name, namespace in (("Node", "node-2", ""), ("Pod", pod.name, "default"))
+    }
+    try:
+        statuses = {
+            what: await status(done)
+            for what, done in {
+                "own condition": api.strategic(f"{own}/status", {"status": {"conditions": [said]}}),
+                "another's condition": api.strategic(f"{other}/status", {"status": {"conditions": [said]}}),
+                "another condition": api.strategic(
+                    f"{own}/status", {"status": {"conditions": [{**said, "type": "Ready"}]}}
+                ),
+                "capacity": api.merge(f"{own}/status", {"status": {"capacity": {RESOURCE: "7"}}}),
+                "label": api.merge(own, {"metadata": {"labels": {"a": "b"}}}),
+                "taint": api.strategic(own, {"spec": {"taints": [TAINT]}}),
+                "cordoned": api.merge(own, {"spec": {"unschedulable": True}}),
+                "another's label": api.merge(other, {"metadata": {"labels": {"a": "b"}}}),
+                "another's event": api.create(EVENTS, events["node-2"]),
+                "a pod's event": api.create(EVENTS, events[pod.name]),
+                "secrets": api.create("/api/v1/namespaces/default/secrets", {"metadata": {"name": "a"}}),
+            }.items()
+        }
+    finally:
+        await stage.api.delete(other)
+    assert statuses.pop("own condition") == 200
+    assert {what: one for what, one in statuses.items() if one not in {403, 422}} == {}
 
 
 async def test_pods_outlive_its_removal(stage: Stage, chart: Chart) -> None:
@@ -100,5 +276,13 @@ async def test_pods_outlive_its_removal(stage: Stage, chart: Chart) -> None:
     stage.installed = None
     after: dict[Any, str] = {uid: pod.phase for uid, pod in stage.seen.pods.items() if uid in before}
     assert after == before
-    left = await stage.api.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets")
-    assert left["items"] == []
+    kinds = (
+        f"apps/v1/namespaces/{NAMESPACE}/daemonsets",
+        "rbac.authorization.k8s.io/v1/clusterroles",
+        "rbac.authorization.k8s.io/v1/clusterrolebindings",
+        "rbac.authorization.k8s.io/v1/namespaces/default/roles",
+        "admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    )
+    left = [await stage.api.get(f"/apis/{kind}") for kind in kinds]
+    names = [one["metadata"]["name"] for found in left for one in found["items"]]
+    assert [name for name in names if name == "gpu" or name.startswith(NAMESPACE)] == []

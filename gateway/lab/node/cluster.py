@@ -39,7 +39,7 @@ VARIABLE = "GATEWAY_NODE"
 _POLL_SECONDS = 0.02
 _LOG_LINES = 25
 _KUBERNETES = Path("/opt/kubernetes")
-_SERVER = ("127.0.0.1", 6443)
+_SERVER = ("127.0.0.1", 443)
 
 
 class NodeError(Exception):

@@ -16,7 +16,7 @@ from typing import Any
 
 from adapters.levels import minor_version
 from gateway.lab.node.image import PAUSE
-from gateway.lab.node.machine import ADDRESS, HOSTNAME
+from gateway.lab.node.machine import ADDRESS, HOSTNAME, SERVICE
 
 _DRA = 34
 """The kubelet, 1.N, from which it has dynamic resource allocation by default."""
@@ -35,7 +35,7 @@ ETCD: Sequence[str] = (
 CONTROL_PLANE: Mapping[str, Sequence[str]] = {
     "kube-apiserver": (
         f"--etcd-servers={_ETCD}",
-        "--bind-address=127.0.0.1",
+        "--secure-port=443",  # the service's own: nobody translates it
         f"--advertise-address={ADDRESS}",
         f"--tls-cert-file={_KEYS}/server.crt",
         f"--tls-private-key-file={_KEYS}/server.key",
@@ -50,7 +50,7 @@ CONTROL_PLANE: Mapping[str, Sequence[str]] = {
         "--kubelet-preferred-address-types=InternalIP",
         # Kubelets below 1.34 know no newer one of claims and slices.
         "--runtime-config=resource.k8s.io/v1beta1=true",
-        "--endpoint-reconciler-type=none",  # there is no service of it that pods could reach: no kube-proxy
+        "--endpoint-reconciler-type=none",  # there is no kube-proxy that would ask for endpoints
         "--v=1",
     ),
     "kube-controller-manager": (
@@ -155,7 +155,7 @@ def write(root: Path) -> None:
 
 def _certificate(root: Path) -> bytes:
     """One key for all: the API server shows its certificate, and signs service accounts' tokens with it."""
-    names = f"subjectAltName=IP:127.0.0.1,IP:{ADDRESS},DNS:localhost,DNS:{HOSTNAME}"
+    names = f"subjectAltName=IP:127.0.0.1,IP:{ADDRESS},IP:{SERVICE},DNS:localhost,DNS:{HOSTNAME}"
     subprocess.run(
         [
             "chroot", root, "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc",
@@ -168,7 +168,7 @@ def _certificate(root: Path) -> bytes:
 
 
 def _kubeconfig(certificate: bytes, token: str) -> Mapping[str, Any]:
-    cluster = {"server": "https://127.0.0.1:6443", "certificate-authority-data": base64.b64encode(certificate).decode()}
+    cluster = {"server": "https://127.0.0.1", "certificate-authority-data": base64.b64encode(certificate).decode()}
     return {
         "apiVersion": "v1",
         "kind": "Config",

@@ -22,11 +22,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["ADDRESS", "BOOT_ID", "HOSTNAME", "VIEW", "MachineError", "check", "leftovers", "run"]
+__all__ = ["ADDRESS", "BOOT_ID", "HOSTNAME", "SERVICE", "VIEW", "MachineError", "check", "leftovers", "run"]
 
 HOSTNAME = "node-1"
 ADDRESS = "192.0.2.2"
 """The node's address, of a block that is nobody's (RFC 5737)."""
+SERVICE = "10.96.0.1"
+"""The address of the service by which pods reach the API server. It is one of the node's own, so that no kube-proxy is needed."""
 
 VIEW = "run/view"
 """The file in the folder that names the process which holds the view of the node's daemons."""
@@ -391,7 +393,8 @@ def _furnish(folder: Path, lower: Path, binaries: Mapping[str, Path]) -> None:
     _mount_cgroups(root / "sys/fs/cgroup")
     Path("/proc/sys/kernel/hostname").write_text(HOSTNAME)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-    for command in (("link", "set", "lo", "up"), ("address", "add", f"{ADDRESS}/32", "dev", "lo")):
+    addresses = [("address", "add", f"{address}/32", "dev", "lo") for address in (ADDRESS, SERVICE)]
+    for command in (("link", "set", "lo", "up"), *addresses):
         subprocess.run(["chroot", root, "ip", *command], check=True)
     root.joinpath("etc/hostname").write_text(f"{HOSTNAME}\n")
     root.joinpath("etc/hosts").write_text(f"127.0.0.1 localhost\n{ADDRESS} {HOSTNAME}\n")
