@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -209,7 +210,7 @@ class Lists:
             one = replace(
                 known[name],
                 withheld=boards.withheld(self._claims, offered, held),
-                away=self._away((*known[name].announced.values(), *offered)),
+                away=self._away(chain(known[name].announced.values(), offered)),
             )
             merged[name] = merging.merge(one, listing, before[name], clock, grace)
         return merged
@@ -318,7 +319,8 @@ class Lists:
     def looked(self) -> None:
         """Take note that the kubelet's books were read: what waited for that goes on."""
         waiting = bool(self._claims and self._resources) or any(
-            entry.state in _WAITING or (entry.beneath is not None and entry.beneath.state in _WAITING)
+            entry.state in _WAITING
+            or (entry.beneath is not None and any(one.state in _WAITING for one in entry.beneath.layers))
             for resource in self._resources.values()
             for entry in resource.entries.values()
         )

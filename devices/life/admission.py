@@ -103,7 +103,7 @@ def judge_pre_start(resource: str, device_ids: Sequence[str], entries: Mapping[s
 
 def awaits_pre_start(entries: Iterable[Entry]) -> bool:
     """Whether PreStartContainer would be refused for any device of a list, so that the kubelet should be asked to call it."""
-    return any(TABLE[layer.state].pre_start is not None for entry in entries for layer in _layers(entry))
+    return any(TABLE[layer.state].pre_start is not None for entry in entries for layer in entry.layers)
 
 
 def never_announced(resource: str, device_ids: Sequence[str]) -> RefusedError:
@@ -119,13 +119,7 @@ def _asked(resource: str, device_ids: Sequence[str], entries: Mapping[str, Entry
     """The entries of these devices, each followed by what it covers."""
     if unknown := [device_id for device_id in device_ids if device_id not in entries]:
         raise never_announced(resource, unknown)
-    return (layer for device_id in device_ids for layer in _layers(entries[device_id]))
-
-
-def _layers(entry: Entry | None) -> Iterator[Entry]:
-    while entry is not None:
-        yield entry
-        entry = entry.beneath
+    return (layer for device_id in device_ids for layer in entries[device_id].layers)
 
 
 def _known(resource: str, entry: Entry) -> str:

@@ -8,7 +8,7 @@ state, the table says what follows from it, and nobody else decides that again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Final
 
@@ -32,7 +32,11 @@ class State(Enum):
     ELSEWHERE = "elsewhere"
 
 
-COVERS: Final = frozenset({State.CORDONED, State.WITHHELD, State.LEAVING, State.ELSEWHERE})
+AWAY: Final = frozenset({State.LEAVING, State.ELSEWHERE})
+"""States of devices that are another API's, or go there."""
+
+
+COVERS: Final = frozenset({State.CORDONED, State.WITHHELD}) | AWAY
 """States that lie over another one."""
 
 
@@ -179,3 +183,11 @@ class Entry(Struct, frozen=True):
     until: float | None = None
     spells: Spells = Spells()
     beneath: Entry | None = None
+
+    @property
+    def layers(self) -> Iterator[Entry]:
+        """This entry, and what it covers, the topmost first: as many covers as there are may lie over each other."""
+        layer: Entry | None = self
+        while layer is not None:
+            yield layer
+            layer = layer.beneath

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import stat
 from functools import partial
@@ -27,6 +26,7 @@ from devices.model import Fault, Options, RefusedError
 from gateway.bridge import judge
 from gateway.bridge.peer import LIST_LIMIT, identity
 from gateway.kubelet.watch import listens, target
+from gateway.memory import file
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
@@ -150,16 +150,9 @@ class Doors:
 
     def _locked(self) -> bool:
         """Whether the folder is ours alone: two bridges would take kubelet.sock from each other for ever."""
-        if self._lock >= 0:
-            return True
-        lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            return False
-        self._lock = lock
-        return True
+        if self._lock < 0:
+            self._lock = file.hold(self.folder / ".lock")
+        return self._lock >= 0
 
     async def keep_open(self) -> None:
         """Open kubelet.sock unless it is the one that was bound here; a socket or folder that went is made anew.

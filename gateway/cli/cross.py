@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from gateway.configuration.settings import STATE_DIR
+from gateway.cli import places
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.log import escaped
@@ -32,14 +32,7 @@ Exit status: 0 where the gateway took the order, 1 where it did not or there was
 @click.option("--to", type=click.Choice(["dra", "plugin"]), required=True, help="The API that is to give them away.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; say where they are.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: `boards`, each with id, side and words.")
-@click.option(
-    "--state-dir",
-    envvar="GATEWAY_STATE_DIR",
-    type=click.Path(path_type=Path),
-    default=STATE_DIR,
-    show_default=True,
-    help="The gateway's own: its control socket is there.",
-)
+@places.state_dir
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 def cross(*, to: str, dry_run: bool, as_json: bool, state_dir: Path, ids: tuple[str, ...]) -> None:
     """Move GPUs to the other API: those that are named, or all.

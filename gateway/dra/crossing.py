@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from devices import boards
-from devices.life.states import Entry, State
+from devices.life.states import AWAY, Entry, State
 from devices.model import Health
 from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.memory.holdings import BOOKED_WITHIN
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gateway.dra.records import Records
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubernetes.client import Client
+    from gateway.memory.claimed import Claimed
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
@@ -82,6 +83,8 @@ class Crossing:
         self._allocated: dict[str, str] = {}
         """Which claim has a board by the API server ('' for none), asked since the slice shows it to nobody new."""
         self._missed: set[str] = set()
+        self._claims_of: tuple[Mapping[str, Claimed], Mapping[str, str]] = {}, {}
+        """What is prepared for claims, and by board for which."""
         self._stale = False
         """Whether the lists say something of claims that isn't so any more."""
         self._wake = asyncio.Event()
@@ -110,7 +113,7 @@ class Crossing:
 
     def offered(self, entry: Entry) -> Offered:
         """Say how DRA offers a device; what the kubelet's records say of it is judged by ``offer``."""
-        over = next((one.state for one in layers(entry) if one.state in {State.LEAVING, State.ELSEWHERE}), None)
+        over = next((one.state for one in entry.layers if one.state in AWAY), None)
         return table.offered(self.side(boards.place_of(entry.device).board), over, "")
 
     def words(self, entry: Entry) -> str:
@@ -126,10 +129,9 @@ class Crossing:
                 found.setdefault(boards.place_of(entry.device).board, []).append((resource.name, entry))
         return found
 
-    def waits(self, board: str) -> str:
-        """Say for people where a board is, and what it waits for."""
-        side = self.side(board)
-        return table.words(side, self._seen(board, self.boards().get(board, ())))
+    def waits(self, board: str, devices: Sequence[tuple[str, Entry]]) -> str:
+        """Say for people where a board with these devices is, and what it waits for."""
+        return table.words(self.side(board), self._seen(board, devices))
 
     def _words(self, board: str, side: Side) -> str:
         if not self.is_known:
@@ -137,16 +139,16 @@ class Crossing:
         return table.words(side, Seen(claim=self._claim(board), allocated=self._allocated.get(board)))
 
     def _claim(self, board: str) -> str:
-        rows = self._ledger.claims.values()
-        return next(
-            (
-                f"claim {row.namespace}/{row.name}"
-                for row in rows
-                for one in row.devices
-                if one.board == board and not one.admin
-            ),
-            "",
-        )
+        """Say which claim a board is prepared for; '' for none. Asked for each device with each list."""
+        rows = self._ledger.claims  # Another object when it changed.
+        if rows is not self._claims_of[0]:
+            names: dict[str, str] = {}
+            for row in rows.values():
+                for one in row.devices:
+                    if not one.admin:
+                        names.setdefault(one.board, f"claim {row.namespace}/{row.name}")
+            self._claims_of = rows, names
+        return self._claims_of[1].get(board, "")
 
     # What is wanted.
 
@@ -200,11 +202,10 @@ class Crossing:
             self._allocated = {} if asked is None else {one: asked.get(one, "") for one in coming}
         seen = {board: self._seen(board, there[board]) for board in moving | (missed & there.keys())}
         sides = {board: self.side(board) for board in seen}
-        after = {board: table.moved(side, seen[board]) for board, side in sides.items()}
-        after |= {
-            board: table.missed(side, seen[board])
+        # What stays with the device plugin API is looked at only where a claim misses it.
+        after = {
+            board: (table.missed if side is Side.PLUGIN else table.moved)(side, seen[board])
             for board, side in sides.items()
-            if board in missed and side is Side.PLUGIN
         }
         news = {board: side for board, side in after.items() if side is not sides[board]}
         await self._put(news)
@@ -258,10 +259,7 @@ class Crossing:
     def listed(self, now: float) -> None:
         """Take note that lists are served as they are now (monotonic seconds)."""
         for board, devices in self.boards().items():
-            moves = all(
-                any(one.state in {State.LEAVING, State.ELSEWHERE} for one in layers(entry)) for _, entry in devices
-            )
-            if moves:
+            if all(any(one.state in AWAY for one in entry.layers) for _, entry in devices):
                 self._told.setdefault(board, now)
             else:
                 self._told.pop(board, None)
@@ -297,8 +295,15 @@ class Desk:
         wanted = list(dict.fromkeys(of[one] for one in ids)) or list(there)
         if not request.get("dry_run"):
             await self._move(Side(to), wanted)
-        rows = [{"id": one, "side": crossing.side(one).value, "words": crossing.waits(one)} for one in wanted]
-        await connection.send({"boards": rows})
+        there = crossing.boards()
+        await connection.send(
+            {
+                "boards": [
+                    {"id": one, "side": crossing.side(one).value, "words": crossing.waits(one, there.get(one, ()))}
+                    for one in wanted
+                ]
+            }
+        )
 
     async def _move(self, to: Side, wanted: Sequence[str]) -> None:
         if not self._crossing.is_known:
@@ -348,10 +353,3 @@ def taken(
             if one in boards_of:
                 found[boards_of[one]] = f"claim {claim.metadata.namespace}/{claim.metadata.name}"
     return found
-
-
-def layers(entry: Entry | None) -> Iterable[Entry]:
-    """Give an entry and what it covers."""
-    while entry is not None:
-        yield entry
-        entry = entry.beneath

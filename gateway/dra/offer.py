@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from devices import boards
-from devices.life.states import Entry, State
+from devices.life.states import AWAY, Entry, State
 from devices.model import Health
 from devices.replicas import unshared
 from devices.source import Facts
@@ -178,23 +178,14 @@ def _without_owner(entry: Entry) -> Entry:
     if entry.beneath is None:
         return entry
     beneath = _without_owner(entry.beneath)
-    return beneath if entry.state in {State.LEAVING, State.ELSEWHERE} else replace(entry, beneath=beneath)
+    return beneath if entry.state in AWAY else replace(entry, beneath=beneath)
 
 
 def _why_not(entry: Entry, books: Taken | None) -> str:
     """Say why a device isn't offered; '' where it is."""
-    if entry.state not in {State.PRESENT, State.UNHEALTHY, State.CORDONED}:
-        return entry.reason or entry.state.value
-    if (
-        entry.state is State.CORDONED
-        and entry.beneath is not None
-        and entry.beneath.state
-        not in {
-            State.PRESENT,
-            State.UNHEALTHY,
-        }
-    ):
-        return entry.beneath.reason or entry.beneath.state.value
+    for layer in entry.layers:
+        if layer.state not in {State.PRESENT, State.UNHEALTHY, State.CORDONED}:
+            return layer.reason or layer.state.value
     if books is None:
         return "the kubelet's records can't be read, so a pod may hold it by the device plugin API"
     if entry.device.id in books.held:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Final
 
 import structlog
+
+from gateway.memory import file
 
 LOCK: Final = "alone.lock"
 AGAIN: Final = 0.25
@@ -54,11 +55,5 @@ class Alone:
     def _locked(self) -> bool:
         if self._lock < 0:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-            else:
-                self._lock = lock
+            self._lock = file.hold(self._path)
         return self._lock >= 0

@@ -99,23 +99,35 @@ def read(path: Path) -> ReadFile | None:
     return ReadFile(_identity(info), content, complaint)
 
 
+def hold(path: Path) -> int:
+    """Lock a file for as long as the descriptor that is returned is open; -1: somebody else has it.
+
+    Raises:
+        OSError: it can't be opened or locked.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return -1
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 @contextlib.contextmanager
 def locked(path: Path, seconds: float) -> Iterator[str]:
     """Hold the lock of the state directory. Yields why it is not held, or nothing."""
     unlocked, descriptor = "", -1
     deadline = time.monotonic() + seconds
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while (descriptor := hold(path)) < 0:
+            if time.monotonic() >= deadline:
+                unlocked = f"{path.name} was held by another process for {seconds:g} s"
                 break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(_LOCK_POLL)
-    except BlockingIOError:
-        unlocked = f"{path.name} was held by another process for {seconds:g} s"
+            time.sleep(_LOCK_POLL)
     except OSError as error:
         unlocked = f"{path.name}: {error.strerror}"
     try:

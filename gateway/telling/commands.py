@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import structlog
 
-from devices.life.states import State
+from devices.life.states import AWAY, State
 from devices.replicas import unshared
 from gateway.kubelet.drift import MismatchKind
 from gateway.memory.claimed import holding
@@ -47,6 +47,7 @@ _MOST_TOLD = 16
 _log = structlog.get_logger()
 
 _HERE = frozenset({State.PRESENT, State.RELEASED, State.WITHHELD})
+_OVER = AWAY | {State.CORDONED}
 
 
 class TellingDrivers(Protocol):
@@ -355,7 +356,5 @@ class Commands:
 
 
 def _state(entry: Entry | None) -> State | None:
-    """Return a device's state, or the one that a cordon covers; None where it isn't on the list."""
-    if entry is not None and entry.state is State.CORDONED and entry.beneath is not None:
-        return entry.beneath.state
-    return None if entry is None else entry.state
+    """Return a device's state, or the one that a cordon or another API covers; None where it isn't on the list."""
+    return None if entry is None else next((one.state for one in entry.layers if one.state not in _OVER), entry.state)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+
 import pytest
 
 from adapters.dra.plugin import V1
@@ -9,6 +12,7 @@ from gateway.dra import cdi, records
 from gateway.kubernetes import access
 from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.lab.trials.scenarios import RESOURCE, node
+from gateway.lab.trials.scenarios import Node as Made
 from tests.compat.test_podresources import genuine, versions
 from tests.fakes.apiserver import ApiServer
 from tests.unit.kubernetes import authority, server, until
@@ -21,18 +25,26 @@ FIRST = 32
 """The kubelet, 1.N, from which there is a DRA that this gateway speaks."""
 
 
-@pytest.mark.parametrize("version", versions(FIRST))
-async def test_gpus_of_pods_come_over_when_they_end(
-    server: ApiServer, version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.asynccontextmanager
+async def _node(server: ApiServer, monkeypatch: pytest.MonkeyPatch, pods: str) -> AsyncIterator[tuple[Made, Place]]:
+    """Give a node with three GPUs, and its place beside an API server that knows these pods."""
     monkeypatch.setattr(access, "find", lambda _: server.access())
     monkeypatch.setattr(records, "ASK_AGAIN", 0.2)
     async with node(genuine, gpus={RESOURCE: 3}) as made:
         place = Place(made.root, server, made.socket_dir.name)
-        for pod in ("a", "b"):
+        monkeypatch.setattr(cdi, "FOLDER", place.folder / "cdi")
+        for pod in pods:
             server.put(
                 f"/api/v1/pods/{pod}", metadata={"uid": pod}, spec={"nodeName": "n1"}, status={"phase": "Running"}
             )
+        yield made, place
+
+
+@pytest.mark.parametrize("version", versions(FIRST))
+async def test_gpus_of_pods_come_over_when_they_end(
+    server: ApiServer, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _node(server, monkeypatch, "ab") as (made, place):
         kubelet = await made.start_kubelet(version)
         await made.start_gateway()
         await made.served()
@@ -53,16 +65,8 @@ async def test_gpus_of_pods_come_over_when_they_end(
 async def test_a_node_crosses_over_and_back_with_its_pods(
     server: ApiServer, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "find", lambda _: server.access())
-    monkeypatch.setattr(records, "ASK_AGAIN", 0.2)
-    async with node(genuine, gpus={RESOURCE: 3}) as made:
-        place = Place(made.root, server, made.socket_dir.name)
-        monkeypatch.setattr(cdi, "FOLDER", place.folder / "cdi")
+    async with _node(server, monkeypatch, "abc") as (made, place):
         server.put(f"{API}/namespaces/x/resourceclaims/other")
-        for pod in "abc":
-            server.put(
-                f"/api/v1/pods/{pod}", metadata={"uid": pod}, spec={"nodeName": "n1"}, status={"phase": "Running"}
-            )
         kubelet = await made.start_kubelet(version)
         both = Node.beside(place)
         async with both.gateway():

@@ -248,8 +248,8 @@ MUTANTS = (
         "B9",
         "two gateways open one folder",
         _DOOR,
-        "            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
-        "            pass\n",
+        '            self._lock = file.hold(self.folder / ".lock")\n',
+        "            self._lock = os.dup(2)\n",
         f"{_T}::test_a_second_gateway_calls_the_firsts_plugins_and_takes_them_over_when_it_ends",
     ),
     Mutant(

@@ -178,8 +178,8 @@ MUTANTS = (
         "DRA5",
         "a cordon hides that a device is lost",
         _OFFER,
-        "        entry.state is State.CORDONED\n        and entry.beneath is not None",
-        "        False\n        and entry.beneath is not None",
+        "    for layer in entry.layers:\n",
+        "    for layer in (entry,):\n",
         f"{_DECIDED}::test_who_is_offered",
     ),
     Mutant(

@@ -78,9 +78,9 @@ MUTANTS = (
     Mutant(
         "L4",
         "who holds a cordoned device is served, ill or not",
-        "devices/life/admission.py",
-        "        yield entry\n        entry = entry.beneath",
-        "        yield entry\n        entry = None",
+        "devices/life/states.py",
+        "            yield layer\n            layer = layer.beneath",
+        "            yield layer\n            layer = None",
         _LIFE,
     ),
     Mutant(

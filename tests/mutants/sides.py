@@ -134,9 +134,17 @@ MUTANTS = (
         "OWN4",
         "the list doesn't say what is away",
         "gateway/lists.py",
-        "                away=self._away((*known[name].announced.values(), *offered)),\n",
+        "                away=self._away(chain(known[name].announced.values(), offered)),\n",
         "",
         f"{_ON}::test_each_api_gives_its_own",
+    ),
+    Mutant(
+        "OWN4",
+        "what is lost can't be forgotten while it is DRA's",
+        "gateway/telling/commands.py",
+        "_OVER = AWAY | {State.CORDONED}\n",
+        "_OVER = frozenset({State.CORDONED})\n",
+        f"{_ON}::test_a_gpu_of_dra_that_is_lost_can_be_forgotten",
     ),
     Mutant(
         "OWN4",

@@ -32,7 +32,7 @@ from gateway.wires import control
 from gateway.wires.control import ControlError
 from tests.fakes.apiserver import ApiServer
 from tests.unit.kubernetes import authority, server, until
-from tests.unit.test_dra_daemon import API, GPU, Place, states
+from tests.unit.test_dra_daemon import API, GPU, PROFILE, Place, states
 from tests.unit.test_dra_driver import Kubelet
 
 __all__ = ["authority", "server"]
@@ -168,6 +168,23 @@ async def test_a_restart_forgets_no_owner(node: Node, monkeypatch: pytest.Monkey
     async with node.gateway() as one:
         assert states(one) == {A: State.ELSEWHERE, B: State.PRESENT}
         await until(lambda: node.place.published == {"gpu-0": []})
+
+
+@pytest.mark.parametrize("cordoned", [False, True], ids=["", "cordoned"])
+async def test_a_gpu_of_dra_that_is_lost_can_be_forgotten(node: Node, *, cordoned: bool) -> None:
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.cross("dra", A)
+        await node.stand(a="dra", b="plugin")
+        node.place.profile.write_text(PROFILE.replace("    - {uuid: GPU-a, device_nodes: [/dev/nvidia0]}\n", ""))
+        [resource] = one.resources
+        await until(lambda: State.LOST in {layer.state for layer in resource.entries[A].layers})
+        [path] = control.sockets(node.place.folder / "state")
+        if cordoned:
+            await control.ask(path, {"op": "cordon", "id": A, "reason": "it fell off"}, 10)
+        answer = await control.ask(path, {"op": "forget", "id": A}, 10)
+        assert answer["changed"]
+        assert A not in resource.entries
 
 
 async def test_a_late_claim_calls_back_what_nobody_holds(node: Node) -> None:
