@@ -41,6 +41,7 @@ async def begin(dra: DraNode, version: str) -> None:
         await dra.end(dra.gateways[0])
     if not dra.gateways:
         await dra.start()
+    await dra.delete_all()
     await dra.published()
 
 

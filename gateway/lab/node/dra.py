@@ -46,6 +46,8 @@ class DraNode:
         self.node, self.api = node, Api.of(node)
         self.gateways: list[GatewayProcess] = []
         self.token = ""
+        self._uids: dict[str, str] = {}
+        """Of the pods that were started, by name: the kubelet keeps an ended pod's log for a while."""
 
     async def prepare(self) -> None:
         """Give the gateway its rights, and pods a class and a template of claims."""
@@ -188,8 +190,7 @@ class DraNode:
 
     async def named_pod(self, name: str) -> str:
         """Start a pod that asks for one GPU by its resource's name; return its device node when its container runs."""
-        await self.api.create(POD, pods.gpu_pod(name, 1))
-        await self._runs(name)
+        await self._run(name, pods.gpu_pod(name, 1))
         [node] = self.account(name).nodes
         return node
 
@@ -198,11 +199,11 @@ class DraNode:
         pod: Any = json.loads(json.dumps(pods.gpu_pod(name, 0)))
         pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
         pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
-        await self.api.create(POD, pod)
-        await self._runs(name)
+        await self._run(name, pod)
         return (await self.devices())[await self.allocated(name)]
 
-    async def _runs(self, name: str) -> None:
+    async def _run(self, name: str, pod: Object) -> None:
+        self._uids[name] = (await self.api.create(POD, pod))["metadata"]["uid"]
         try:
             await until(lambda: bool(self.account(name).nodes), PATIENCE)
         except TimeoutError:
@@ -221,7 +222,14 @@ class DraNode:
 
     def account(self, name: str) -> pods.Account:
         """Give what a pod's container says of itself."""
-        return pods.account(pods.words(self.node.root / "var/log/pods", name))
+        logs, uid = self.node.root / "var/log/pods", self._uids[name]
+        made = (logs / f"{pods.NAMESPACE}_{name}_{uid}").exists()
+        return pods.account(pods.words(logs, name, uid) if made else ())
+
+    async def delete_all(self) -> None:
+        """Delete what a scenario left that failed."""
+        found = await self.api.get(POD)
+        await self.delete(*(one["metadata"]["name"] for one in found["items"]))
 
     async def delete(self, *names: str) -> None:
         """Delete pods; return when they are gone, and their claims are unprepared."""
