@@ -93,8 +93,6 @@ class Gateway:
         self.tally = Tally()
         self.config = reload.FileFate()
         self._features = _features(settings) if settings.asks_api_server else None
-        self.waits_for = ""
-        """What the start waits for, and why; empty where it doesn't."""
         checkpoint = settings.socket_dir / CHECKPOINT
         self._tasks = Tasks(self._end, role.active if role is not None else None)
         self._resources: dict[str, Resource] = {}
@@ -188,7 +186,6 @@ class Gateway:
         self.holdings.recall(self.ledger.resources())
         self._listeners.open_probes(self)
         await self._unless_ended(self._folder.wait(self._say_waiting))
-        self.waits_for = ""
         await self._listeners.close_control()
         self.beliefs.look_within(0)
         if removed := instance.sweep(self.settings.socket_dir):
@@ -239,8 +236,7 @@ class Gateway:
             resources={name: len(resource.plugin.devices) for name, resource in self._resources.items()},
         )
 
-    async def _say_waiting(self, reason: str) -> None:
-        self.waits_for = f"the socket directory: {reason}"
+    async def _say_waiting(self) -> None:
         if not self._listeners.has_control:
             await self._listeners.open_control(Commands(self).handlers_while_waiting)
 
@@ -351,6 +347,11 @@ class Gateway:
     def standby(self) -> Standby:
         """What is known of the resources that another gateway is to serve."""
         return self.others.standby
+
+    @property
+    def waits_for(self) -> str:
+        """What the start waits for, and why; empty where it doesn't."""
+        return self._folder.waits_for or self._alone.waits_for
 
     @property
     def begun(self) -> bool:

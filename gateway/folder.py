@@ -68,16 +68,20 @@ class Folder:
         self._rebinding: asyncio.Task[None] | None = None
         self._kubelet_up, self._peers_changed, self._late = kubelet_up, peers_changed, late
         self._watch: FolderWatch | None = None
+        self.waits_for = ""
+        """Why it can't be used, in words, while that is waited for; empty where it isn't."""
 
-    async def wait(self, hindered: Callable[[str], Awaitable[None]]) -> None:
-        """Wait until it can be used; say again and again why it can't, and await ``hindered`` with that."""
+    async def wait(self, hindered: Callable[[], Awaitable[None]]) -> None:
+        """Wait until it can be used; say again and again why it can't, and await ``hindered`` each time."""
         folder, tell_at = self._settings.socket_dir, 0.0
         while reason := instance.make_folder(folder):
-            await hindered(reason)
+            self.waits_for = f"the socket directory: {reason}"
+            await hindered()
             if (now := time.monotonic()) >= tell_at:
                 _log.warning("waiting for the socket directory", folder=str(folder), reason=reason)
                 tell_at = now + FOLDER_TOLD
             await asyncio.sleep(FOLDER_AGAIN)
+        self.waits_for = ""
 
     async def run(self) -> None:
         """Watch it, for ever."""

@@ -15,6 +15,10 @@ from gateway.memory import file
 LOCK: Final = "alone.lock"
 AGAIN: Final = 0.25
 """Seconds between two looks whether another gateway still lives."""
+_ANOTHER: Final = (
+    "the other gateway on this node to end: with --dra on there is one",
+    "update the DaemonSet without a surge (maxSurge 0)",
+)
 _log = structlog.get_logger()
 
 
@@ -32,16 +36,15 @@ class Alone:
         """What is waited for, in words; empty where nothing is."""
 
     async def wait(self, then: Callable[[], Awaitable[None]]) -> None:
-        """Wait for the others' end, then read what they left.
+        """Wait for the others' end, and for a disk that takes the lock; then read what they left.
 
-        Raises:
-            OSError: the state directory isn't writable.
+        Without the lock nothing is given away: two tables in force would give a GPU twice, and what can't be written can't be moved.
         """
-        while self._others() or not self._locked():
-            if not self.waits_for:
-                self.waits_for = "the other gateway on this node to end: with --dra on there is one"
-                advice = "update the DaemonSet without a surge (maxSurge 0)"
-                _log.warning("waiting for the other gateway to end", reason=self.waits_for, advice=advice)
+        while (found := self._hindered()) is not None:
+            reason, advice = found
+            if self.waits_for != reason:
+                self.waits_for = reason
+                _log.warning("waiting to be alone on this node", reason=reason, advice=advice)
             await asyncio.sleep(AGAIN)
         self.waits_for = ""
         await then()
@@ -51,6 +54,16 @@ class Alone:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def _hindered(self) -> tuple[str, str] | None:
+        """Say what is in the way, and what to do about it; None: nothing is, and the lock is held."""
+        if self._others():
+            return _ANOTHER
+        try:
+            return None if self._locked() else _ANOTHER
+        except OSError as error:
+            reason = f"the state directory: {self._path} can't be locked ({error.strerror}), and without that no GPU is given away"
+            return reason, "make --state-dir a folder that this gateway can write"
 
     def _locked(self) -> bool:
         if self._lock < 0:

@@ -42,6 +42,10 @@ class Judged(Protocol):
         """Whether it is done with its start."""
 
     @property
+    def waits_for(self) -> str:
+        """What its start waits for, and why; empty where it doesn't."""
+
+    @property
     def age(self) -> Age:
         """Its own age."""
 
@@ -97,6 +101,7 @@ def look(gateway: Judged) -> readiness.Verdict:
         kubelet_s=kubelet_s,
         hindrances=gateway.hindrances(),
         left=gateway.left(),
+        waits_for=gateway.waits_for,
     )
 
 

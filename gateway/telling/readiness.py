@@ -72,6 +72,7 @@ def judge(
     kubelet_s: float | None,
     hindrances: Sequence[Hindrance] = (),
     left: Sequence[str] = (),
+    waits_for: str = "",
 ) -> Verdict:
     """Decide, at one moment.
 
@@ -81,14 +82,16 @@ def judge(
         kubelet_s: seconds since the kubelet that runs was found; None: none runs.
         hindrances: what keeps the sources of devices from telling of them, or from offering some.
         left: the resources that another gateway serves until their source has told of its devices.
+        waits_for: what the start waits for, in words; empty where it doesn't.
     """
     lines = [] if kubelet_s is not None else ["no kubelet takes registrations: waiting for one"]
     lines += [f"backend {one.source}: {one.reason}" for one in hindrances]
     lines += [f"{name}: left to another gateway until its devices are found" for name in left]
     held_up = bool(left) or any(one.held_up for one in hindrances)
     if not begun:
+        starting = f"starting: waiting for {waits_for}" if waits_for else "starting"
         troubles = [f"{one.name}: {one.trouble}" for one in resources if one.trouble]
-        return Verdict(kubelet_s is None and not held_up, tuple(_bounded([*lines, "starting", *troubles])))
+        return Verdict(kubelet_s is None and not held_up, tuple(_bounded([*lines, starting, *troubles])))
     if not any(one.devices for one in resources):
         return Verdict(not held_up, tuple(_bounded([*lines, "no devices"])))
     found = sorted(((*_resource(one, kubelet_s), one.name) for one in resources), key=lambda row: (row[0], row[2]))

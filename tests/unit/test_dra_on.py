@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -28,6 +29,7 @@ from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.memory.alone import Alone
 from gateway.memory.ledger import Ledger
 from gateway.sides.table import Side
+from gateway.telling import probes
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from tests.fakes.apiserver import ApiServer
@@ -248,6 +250,48 @@ async def test_a_disk_that_does_not_write_stops_a_crossing(node: Node, monkeypat
             await node.cross("dra")
         monkeypatch.undo()
         assert await node.cross("dra", dry_run=True) == {A: "plugin", B: "plugin"}
+
+
+async def test_where_the_state_directory_can_not_be_written_nothing_is_given_away(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = node.place.folder / "state"
+    state.write_text("where a folder belongs")
+    made: list[Gateway] = []
+    begin = Gateway.run
+
+    async def run(gateway: Gateway) -> int:
+        made.append(gateway)
+        return await begin(gateway)
+
+    monkeypatch.setattr(Gateway, "run", run)
+
+    async def serve() -> None:
+        async with node.gateway() as one:
+            await node.allocatable(2)
+            assert set(states(one).values()) == {State.PRESENT}
+            await until(lambda: probes.look(one).ready)
+
+    serving = asyncio.ensure_future(serve())
+    await until(lambda: made and made[0].waits_for)
+    assert not node.manager.registers
+    assert not serving.done()
+    state.unlink()
+    await serving
+
+
+async def test_what_a_disk_does_not_take_is_said(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("where a folder belongs")
+    one = Alone(tmp_path / "state", list)
+    waiting = asyncio.ensure_future(one.wait(lambda: asyncio.sleep(0)))
+    await until(lambda: one.waits_for)
+    assert re.fullmatch(
+        r"the state directory: .*/state/alone\.lock can't be locked \(.+\), and without that no GPU is given away",
+        one.waits_for,
+    )
+    (tmp_path / "state").unlink()
+    await waiting
+    one.close()
 
 
 async def test_a_second_gateway_waits_for_the_first_and_for_those_beside_it(tmp_path: Path) -> None:

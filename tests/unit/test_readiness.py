@@ -216,6 +216,8 @@ def test_a_source_beside_a_resource_that_is_served(facts: dict[str, object], rea
 def test_what_a_start_waits_for_is_told() -> None:
     waits = [standing(Phase.ABSENT, None, trouble="too large"), standing(Phase.ABSENT, None, name="z.com/z")]
     assert judge(waits, begun=False, kubelet_s=3.0).lines == ("starting", f"{GPU}: too large")
+    verdict = judge((), begun=False, kubelet_s=3.0, waits_for="the state directory: it is full")
+    assert (verdict.ready, verdict.lines) == (False, ("starting: waiting for the state directory: it is full",))
 
 
 def test_one_that_is_not_ready_counts_and_is_told_first() -> None:
