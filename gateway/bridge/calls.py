@@ -11,10 +11,12 @@ import msgspec
 from devices.model import ContainerAnswer, ContainerRequest, Fault, RefusedError
 from gateway.bridge import judge, shield
 from gateway.bridge.peer import PREPARE_TIME, AwayError, Peer
-from gateway.bridge.plugin import Bridged
+from gateway.bridge.plugin import FIRST_LIST, Bridged
 
 if TYPE_CHECKING:
-    from devices.model import PreferredRequest
+    from collections.abc import Collection
+
+    from devices.model import Device, PreferredRequest
 
 MOST_ANSWERS: Final = 256
 """Answers of a resource that are remembered, where an operator wants them repeated."""
@@ -22,6 +24,10 @@ MOST_ANSWERS: Final = 256
 
 class Answering(Bridged):
     """A bridged resource that is called."""
+
+    _listed_in: tuple[Device, ...] | None = None
+    _listed: Collection[str] = frozenset()
+    """The IDs of these devices: made once for each list."""
 
     async def allocate(self, request: ContainerRequest) -> ContainerAnswer:
         """Let the plugin answer, in the order of the calls and one at a time: some look for *the* pod that is waiting.
@@ -42,6 +48,8 @@ class Answering(Bridged):
                         return earlier
                     await self._returned(shield.left(self.word, self.limits, time.monotonic()))
                     continue
+                if not await self._knows(request.device_ids, peer):
+                    continue
                 try:
                     answer = await peer.allocate(request, self.deadline)
                 except AwayError as error:
@@ -51,12 +59,12 @@ class Answering(Bridged):
                 return answer
 
     async def prefer(self, request: PreferredRequest) -> tuple[str, ...]:
-        """Let the plugin choose; where it is away, the first ones that are available are as good as any.
+        """Let the plugin choose; where it is away, or lacks some of them, the first ones that are available are as good as any.
 
         Raises:
             RefusedError: in the plugin's words.
         """
-        if self.peer is not None:
+        if self.peer is not None and self._heard.is_set() and not self._unlisted(request.available):
             try:
                 return await self.peer.prefer(request)
             except AwayError as error:
@@ -87,6 +95,37 @@ class Answering(Bridged):
                 await self._let_down(peer, error)
             else:
                 return
+
+    async def _knows(self, device_ids: Collection[str], peer: Peer) -> bool:
+        """Say whether a plugin may be asked for these; False where it went meanwhile.
+
+        Who waited for one that came back asks by the list of before: the plugin may have lost a device, and may answer
+        anything, or die, for one that it doesn't know.
+
+        Raises:
+            RefusedError: it doesn't have all of them.
+        """
+        try:
+            async with asyncio.timeout(FIRST_LIST):
+                await self._heard.wait()
+        except TimeoutError:
+            self._heard.set()
+        if peer is not self.peer:
+            return False
+        if unlisted := self._unlisted(device_ids):
+            raise RefusedError(
+                Fault.NOT_FOUND,
+                f"expected devices that the plugin of {self.resource} lists, got {min(unlisted)!r}, which it came back without: "
+                "look at the plugin's log; the kubelet has been told",
+            )
+        return True
+
+    def _unlisted(self, device_ids: Collection[str]) -> Collection[str]:
+        """Tell which of these the plugin doesn't list."""
+        devices = self.word.devices
+        if devices is not self._listed_in:
+            self._listed_in, self._listed = devices, frozenset(one.id for one in devices or ())
+        return [one for one in device_ids if one not in self._listed]
 
     async def _returned(self, seconds: float) -> None:
         """Wait for the plugin.

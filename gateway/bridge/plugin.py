@@ -42,6 +42,8 @@ OLD_STREAMS: Final = 3
 """Earlier registrations whose streams are left open."""
 KEPT: Final = ".kept-"
 """What the second name of a plugin's socket begins with."""
+FIRST_LIST: Final = 2.0
+"""Seconds that calls wait for the first list of a plugin that came back; one that says nothing for so long has what it had."""
 PROBE_EVERY: Final = 5.0
 """Seconds between two tries of a plugin that left a call unanswered."""
 DEADLINE: Final = 30.0
@@ -87,6 +89,9 @@ class Bridged:
         self._turn = asyncio.Lock()
         """One Allocate at a time."""
         self._back = asyncio.Event()
+        self._heard = asyncio.Event()
+        """Unset while a plugin is back, and has not said yet which devices it has."""
+        self._heard.set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._emptied: asyncio.TimerHandle | None = None
         self._old: list[Peer] = []
@@ -121,6 +126,8 @@ class Bridged:
             _ = self._spawn(self._old.pop(0).close())
         self.path, self.api = peer.path, peer.dialect.name
         self.registrations += 1
+        if self.word.away_since is not None:
+            self._heard.clear()
         self._back.set()
         _ = self._spawn(self._read(peer))
 
@@ -161,6 +168,7 @@ class Bridged:
 
     def _take(self, peer: Peer, devices: tuple[Device, ...]) -> None:
         self._emptied = None
+        self._heard.set()
         self.trouble, now, away = "", time.monotonic(), self.word.away_since
         self.word = shield.came(self.word, devices, peer.options, self.limits, now)
         if away is not None:
@@ -175,6 +183,7 @@ class Bridged:
     def spoilt(self, peer: Peer, reason: str) -> None:
         """Say that a list can't be taken; what it said before stays."""
         self.trouble = f"a list was refused, and the last one stays: {reason}"
+        self._heard.set()
         if (more := self._seldom.tell("spoilt")) is not None:
             self._log.error("a plugin's list is refused", endpoint=peer.path.name, reason=reason, more_before=more)
 
@@ -232,6 +241,7 @@ class Bridged:
     def went(self, why: str, hung: Peer | None = None) -> None:
         """The plugin is away: shield its devices, and try to have it back."""
         self._cancel_emptied()
+        self._heard.set()
         if self.is_lent:
             hung = None
             if self.peer is not None:

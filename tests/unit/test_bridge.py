@@ -212,6 +212,50 @@ async def test_while_a_plugin_is_away_its_devices_stay_and_allocate_waits(folder
             assert (bridge.one().absences, bridge.one().returns) == (1, 1)
 
 
+async def test_a_device_that_a_plugin_came_back_without_is_refused_by_name_and_nothing_else_is(folder: Path) -> None:
+    async with bridged(folder) as bridge:
+        async with plugin(folder):
+            await bridge.lists("a", "b")
+        await bridge.until(lambda _: bridge.one().peer is None)
+        lost, kept = (asyncio.create_task(bridge.allocate(name)) for name in ("b", "a"))
+        async with plugin(folder, devices=[Device("a")]) as again, asyncio.timeout(GUARD_S):
+            with pytest.raises(RefusedError, match="got 'b', which it came back without") as refused:
+                await lost
+            assert refused.value.fault is Fault.NOT_FOUND
+            assert (await kept).envs == {"DEVICES": "a"}
+            assert again.allocated == [("a",)]
+            await bridge.lists("a")
+            with pytest.raises(RefusedError, match="which it came back without"):
+                await bridge.allocate("b")
+            assert await bridge.bridge.prefer(NIC, PreferredRequest(("b", "a"), (), 1)) == ("b",)
+            await bridge.allocate("a")
+
+
+async def test_one_that_comes_back_with_nothing_is_asked_for_nothing(folder: Path) -> None:
+    async with bridged(folder) as bridge:
+        async with plugin(folder):
+            await bridge.lists("a", "b")
+        await bridge.until(lambda _: bridge.one().peer is None)
+        call = asyncio.create_task(bridge.allocate("a"))
+        async with plugin(folder, devices=[]) as again, asyncio.timeout(GUARD_S):
+            with pytest.raises(RefusedError, match="which it came back without"):
+                await call
+            assert again.allocated == []
+
+
+async def test_one_that_comes_back_and_says_nothing_has_what_it_had(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.bridge.calls.FIRST_LIST", 0.05)
+    async with bridged(folder) as bridge, plugin(folder, habits=Habits(silent_again=True)) as played:
+        await bridge.lists("a", "b")
+        bridge.one().went("its stream broke")
+        call = asyncio.create_task(bridge.allocate("a"))
+        await played.register()
+        async with asyncio.timeout(GUARD_S):
+            await call
+
+
 async def test_an_allocate_that_a_dying_plugin_had_goes_to_the_next_one(folder: Path) -> None:
     async with bridged(folder) as bridge:
         async with plugin(folder) as played:
@@ -236,7 +280,7 @@ async def test_an_allocate_that_a_killed_plugin_had_goes_to_the_next_one(folder:
             await asyncio.sleep(0)
             await process.kill()
         await bridge.until(lambda _: bridge.one().peer is None)
-        async with plugin(folder) as again, asyncio.timeout(GUARD_S):
+        async with plugin(folder, devices=[Device("dev-0")]) as again, asyncio.timeout(GUARD_S):
             await call
             assert again.allocated == [("dev-0",)]
 
