@@ -21,6 +21,7 @@ import yaml
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.node import Node
 from gateway.lab.node.api import Api, Object
+from gateway.lab.node.otherplugin import SOCKET
 from gateway.lab.node.watch import PodSeen, Recorder
 from gateway.lab.trials.scenarios import RESOURCE, device_ids
 
@@ -112,6 +113,17 @@ class _Process:
         self._process = await GatewayProcess.launch(self._command, self._log)
         self._keeper = asyncio.create_task(self._keep(), name=f"keeper of the {self.kind}")
 
+    async def said(self, event: str, since: int = 0) -> None:
+        """Wait for a line of its log, written after a mark (``lines``)."""
+        assert self._process is not None
+        await self._process.wait_for(event, since=since)
+
+    @property
+    def lines(self) -> int:
+        """How many lines its log has by now: a mark."""
+        assert self._process is not None
+        return self._process.seen
+
     async def stop(self) -> None:
         """Send TERM and wait."""
         await self._let_go()
@@ -161,10 +173,12 @@ class HostService(_Process):
 
     kind = "host service"
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, source: Sequence[str] = ()) -> None:
+        """``source``: the options that say where its devices are from; by default they are the simulated GPUs."""
         state = node.root / STATE
         state.mkdir(parents=True, exist_ok=True)
-        command = gateway_command(node.plugins, state, write_profile(node), options=["--host-service"])
+        profile = None if source else write_profile(node)
+        command = gateway_command(node.plugins, state, profile, options=["--host-service", *source])
         self._notify = node.folder / "notify.sock"
         super().__init__(node, ["env", f"NOTIFY_SOCKET={self._notify}", *command])
 
@@ -185,9 +199,10 @@ class OtherPlugin(_Process):
 
     kind = "other plugin"
 
-    def __init__(self, node: Node) -> None:
-        program = (sys.executable, "-m", "gateway.lab.node.otherplugin", "--socket-dir", str(node.plugins))
-        super().__init__(node, [*program, *(f"{uuid}={path}" for uuid, path in DEVICES.items())])
+    def __init__(self, node: Node, folder: Path | None = None, endpoint: str = SOCKET) -> None:
+        program = (sys.executable, "-m", "gateway.lab.node.otherplugin", "--socket-dir", str(folder or node.plugins))
+        devices = (f"{uuid}={path}" for uuid, path in DEVICES.items())
+        super().__init__(node, [*program, "--endpoint", endpoint, *devices])
 
 
 class DaemonSet:

@@ -1,7 +1,7 @@
 """Another device plugin, such as a node may have before ours: no handover, a fixed socket name, NVIDIA's answers.
 
-It does what NVIDIA's k8s-device-plugin does, and no more: it serves ``nvidia-gpu.sock`` beside kubelet.sock, registers, and when a
-kubelet.sock is created it begins anew. It remembers nothing. Its device IDs are the GPUs' UUIDs, a container is told them in
+It does what NVIDIA's k8s-device-plugin does, and no more: it serves ``nvidia-gpu.sock`` (``--endpoint``) beside kubelet.sock,
+registers, and when a kubelet.sock is created it begins anew. It remembers nothing. Its device IDs are the GPUs' UUIDs, a container is told them in
 ``NVIDIA_VISIBLE_DEVICES`` and gets their device nodes. ``--delay-ms`` is how long after kubelet.sock was created it registers, for
 the experiment of ``registertime.py``.
 
@@ -33,8 +33,8 @@ FOLDER = Path("/var/lib/kubelet/device-plugins")
 class Plugin:
     """One life of it: from one kubelet.sock to the next."""
 
-    def __init__(self, folder: Path, resource: str, devices: Mapping[str, str]) -> None:
-        self._folder, self._resource, self._devices = folder, resource, devices
+    def __init__(self, socket: Path, resource: str, devices: Mapping[str, str]) -> None:
+        self._socket, self._resource, self._devices = socket, resource, devices
         self._server = grpc.aio.server()
         methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             "GetDevicePluginOptions": grpc.unary_unary_rpc_method_handler(self._options),
@@ -45,21 +45,21 @@ class Plugin:
 
     async def serve(self) -> None:
         """Serve the socket, in the place of whatever had its name."""
-        (self._folder / SOCKET).unlink(missing_ok=True)
-        self._server.add_insecure_port(f"unix:{self._folder / SOCKET}")
+        self._socket.unlink(missing_ok=True)
+        self._server.add_insecure_port(f"unix:{self._socket}")
         await self._server.start()
 
     async def register(self) -> None:
         """Tell the kubelet; it must be listening."""
-        request = pb.RegisterRequest(version="v1beta1", endpoint=SOCKET, resource_name=self._resource)
-        async with grpc.aio.insecure_channel(f"unix:{self._folder / KUBELET}") as channel:
+        request = pb.RegisterRequest(version="v1beta1", endpoint=self._socket.name, resource_name=self._resource)
+        async with grpc.aio.insecure_channel(f"unix:{self._socket.parent / KUBELET}") as channel:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/v1beta1.Registration/Register")
             await call(request.SerializeToString(), timeout=5, wait_for_ready=True)
 
     async def stop(self) -> None:
         """End it, and its socket."""
         await self._server.stop(None)
-        (self._folder / SOCKET).unlink(missing_ok=True)
+        self._socket.unlink(missing_ok=True)
 
     async def _options(self, _request: bytes, _context: object) -> bytes:
         return pb.DevicePluginOptions().SerializeToString()
@@ -83,8 +83,9 @@ class Plugin:
         )
 
 
-async def run(folder: Path, resource: str, devices: Mapping[str, str], delay: float) -> None:
+async def run(socket: Path, resource: str, devices: Mapping[str, str], delay: float) -> None:
     """Serve for ever, beginning anew with each kubelet; registers ``delay`` seconds after its socket was created."""
+    folder = socket.parent
     created = asyncio.Event()
     with contextlib.closing(inotify_simple.INotify(nonblocking=True)) as notify:
         notify.add_watch(str(folder), inotify_simple.flags.CREATE)
@@ -94,7 +95,7 @@ async def run(folder: Path, resource: str, devices: Mapping[str, str], delay: fl
                 created.set()
 
         asyncio.get_running_loop().add_reader(notify.fileno(), look)
-        plugin = Plugin(folder, resource, devices)
+        plugin = Plugin(socket, resource, devices)
         try:
             await plugin.serve()
             if (folder / KUBELET).exists():
@@ -105,7 +106,7 @@ async def run(folder: Path, resource: str, devices: Mapping[str, str], delay: fl
                 created.clear()
                 began = time.monotonic()
                 await plugin.stop()
-                plugin = Plugin(folder, resource, devices)
+                plugin = Plugin(socket, resource, devices)
                 await plugin.serve()
                 await asyncio.sleep(max(0.0, began + delay - time.monotonic()))
                 with contextlib.suppress(grpc.aio.AioRpcError):
@@ -124,13 +125,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m gateway.lab.node.otherplugin", description=__doc__)
     parser.add_argument("devices", nargs="+", metavar="ID=NODE")
     parser.add_argument("--socket-dir", type=Path, default=FOLDER)
+    parser.add_argument("--endpoint", default=SOCKET)
     parser.add_argument("--resource", default=RESOURCE)
     parser.add_argument("--delay-ms", type=float, default=0)
     options = parser.parse_args(arguments)
     devices = dict(one.split("=", 1) for one in options.devices)
 
     async def whole() -> None:
-        work = asyncio.ensure_future(run(options.socket_dir, options.resource, devices, options.delay_ms / 1000))
+        socket = options.socket_dir / options.endpoint
+        work = asyncio.ensure_future(run(socket, options.resource, devices, options.delay_ms / 1000))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await work

@@ -1,6 +1,6 @@
 """Writes what was seen of each scenario into the documentation's tables.
 
-    python -m gateway.lab.node.page OUTCOMES docs/continuity.md docs/migration.md
+    python -m gateway.lab.node.page OUTCOMES docs/continuity.md docs/migration.md docs/bridge.md
 
 OUTCOMES is the file of that name that the e2e tests write: a line of JSON for each run of each scenario. Nothing in the table is
 written by hand, and nothing is left out of it: a run that broke its promise is counted like any other.
@@ -17,6 +17,8 @@ from typing import Final
 import msgspec
 from packaging.version import Version
 
+from gateway.lab.node.bridged import WORDS as BRIDGED
+from gateway.lab.node.bridged import Bridged
 from gateway.lab.node.continuity import SCENARIOS
 from gateway.lab.node.installed import DaemonSet, HostService
 from gateway.lab.node.migration import STEPS
@@ -32,11 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("outcomes", type=Path)
     parser.add_argument("continuity", type=Path)
     parser.add_argument("migration", type=Path)
+    parser.add_argument("bridge", type=Path)
     options = parser.parse_args(arguments)
-    outcomes = [msgspec.json.decode(line, type=Outcome) for line in options.outcomes.read_bytes().splitlines()]
+    found = [msgspec.json.decode(line, type=Outcome) for line in options.outcomes.read_bytes().splitlines()]
+    outcomes = [one for one in found if one.installed in _WAYS]
+    bridged = [one for one in found if one.installed == Bridged.kind]
     swaps = {step.name: f"{step.words} ({step.plugin} serves)" for step in STEPS}
     write(options.continuity, "scenarios", table([one for one in outcomes if one.scenario not in swaps], _WORDS))
     write(options.migration, "migration", table([one for one in outcomes if one.scenario in swaps], swaps))
+    write(options.bridge, "scenarios", table(bridged, BRIDGED, (Bridged.kind,)))
 
 
 def write(page: Path, part: str, text: str) -> None:
@@ -55,19 +61,19 @@ def write(page: Path, part: str, text: str) -> None:
     page.write_text(before + begin + text + end + after, encoding="utf-8")
 
 
-def table(outcomes: Sequence[Outcome], words: Mapping[str, str]) -> str:
+def table(outcomes: Sequence[Outcome], words: Mapping[str, str], ways: Sequence[str] = _WAYS) -> str:
     """Write a table: a row for each scenario and kubelet, and for each way to install what was seen of GPUs and of pods.
 
     ``words`` says what happens, by the name of the scenario, in the order of the rows; those without are changes of the kubelet.
     """
-    rows = [("what happens", "kubelet", *(f"{way}: {what}" for way in _WAYS for what in ("GPUs", "pods")))]
+    rows = [("what happens", "kubelet", *(f"{way}: {what}" for way in ways for what in ("GPUs", "pods")))]
     order = {name: number for number, name in enumerate(words)}
     keys = sorted(
         {(one.scenario, one.kubelet) for one in outcomes}, key=lambda key: (order.get(key[0], -1), _versions(key[1]))
     )
     for name, kubelet in keys:
         cells = [f"{words.get(name, 'the kubelet is replaced by another version')} (`{name}`)", kubelet]
-        for way in _WAYS:
+        for way in ways:
             runs = [one for one in outcomes if (one.scenario, one.kubelet, one.installed) == (name, kubelet, way)]
             cells += [_gpus(runs), _pods(runs)] if runs else ["-", "-"]
         rows.append(tuple(cells))
