@@ -21,7 +21,7 @@ from gateway.lab.node.root import RootError, root
 EXAMPLES = """\
 examples:
   python -m gateway.lab.node -- pytest -m e2e tests/e2e
-  python -m gateway.lab.node --kubelet 1.32 -- bash            kubectl is on the PATH
+  python -m gateway.lab.node --kubelet 1.32 -- bash            this kubelet alone; kubectl is on the PATH
   python -m gateway.lab.node --leftovers                       what is left of nodes on this machine: nothing, it is hoped
 """
 
@@ -35,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--kubelet", choices=build.versions(), default=build.newest(), help="the first kubelet (default: %(default)s)"
+        "--kubelet",
+        choices=build.versions(),
+        help="the only kubelet (default: the newest one, and all others for restarts)",
     )
     parser.add_argument(
         "--leftovers", action="store_true", help="only list what earlier runs left; exit status 1 if anything"
@@ -49,10 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1 if left else 0
     if not options.command:
         parser.error("expected a command, as in: python -m gateway.lab.node -- kubectl get node")
+    wanted = [options.kubelet] if options.kubelet else build.versions()
     try:
         machine.check()
-        lower, binaries = root(progress=_say), build.binaries(progress=_say)
-        return machine.run(lower, binaries, lambda folder: _inside(folder, options.kubelet, options.command))
+        lower, binaries = root(progress=_say), build.binaries(wanted, progress=_say)
+        return machine.run(lower, binaries, lambda folder: _inside(folder, wanted[-1], options.command))
     except (BuildError, RootError, machine.MachineError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -2,13 +2,13 @@
 
 ``kubernetes/MINOR/go.mod`` names the release, all its modules (``go.sum`` their content) and, as Go's ``tool`` lines, the
 commands that are built. The binaries are kept outside the tree, as the device managers of ``gateway.lab.kubelets.build`` are:
-$XDG_CACHE_HOME/device-plugin-gateway/kubernetes/MINOR-HASH/. Cold it takes about 10 minutes of two processors.
+$XDG_CACHE_HOME/device-plugin-gateway/kubernetes/MINOR-HASH/. Cold, all of it takes about 10 minutes of two processors.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from packaging.version import Version
@@ -48,17 +48,22 @@ def newest() -> str:
     return versions()[-1]
 
 
-def binaries(*, progress: Callable[[str], None]) -> Mapping[str, Path]:
+def binaries(wanted: Collection[str], *, progress: Callable[[str], None]) -> Mapping[str, Path]:
     """Builds what isn't built yet, and says by minor version in which folder the binaries are.
 
     Args:
+        wanted: Minor versions of kubelets. The newest one comes with them: it has the control plane.
         progress: Is given one line of text at a time, at least every 20 seconds while something is built.
 
     Raises:
         BuildError: There is no Go and none can be had, or Go failed.
     """
     go = machine_go()
-    folders = {version: _folder(version, go.version if go else f"go{GO_PIN}") for version in versions()}
+    folders = {
+        version: _folder(version, go.version if go else f"go{GO_PIN}")
+        for version in versions()
+        if version in {*wanted, newest()}
+    }
     if all(folder.is_dir() for folder in folders.values()):
         return folders
     with locked(cache() / "kubernetes", progress):

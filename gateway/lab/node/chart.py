@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import yaml
 
+from gateway.lab.kubelets.build import cache
 from gateway.lab.node import Node
 from gateway.lab.node.api import Api
 from gateway.lab.node.installed import NAMESPACE, DaemonSet, InstallError, write_profile
@@ -24,12 +25,20 @@ PROFILE: Final = f"/api/v1/namespaces/{NAMESPACE}/configmaps/{RELEASE}-profile"
 _SECONDS: Final = 120
 
 
-def helm() -> Path | None:
-    """Find Helm: $HELM names it, else it is the one that `.ci/chart` has built."""
+def helm() -> Path:
+    """Find Helm: $HELM names it, else it is the one that `.ci/chart` has built.
+
+    Raises:
+        InstallError: there is none.
+    """
     if "HELM" in os.environ:
         return Path(os.environ["HELM"])
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return max((cache / "device-plugin-gateway" / "helm").glob("*/helm"), default=None)
+    found = max((cache() / "helm").glob("*/helm"), default=None)
+    if found is None:
+        raise InstallError(
+            "expected Helm, but there is none: run `.ci/chart`, which builds it, or set HELM to its path"
+        )
+    return found
 
 
 class Chart(DaemonSet):

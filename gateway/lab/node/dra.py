@@ -16,10 +16,12 @@ from typing import Any, Final
 
 import yaml
 
+from gateway.kubelet.view import look
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.node import Node, pods
 from gateway.lab.node.api import Api, ApiError, Object
 from gateway.lab.node.installed import GPUS, NAMESPACE, STATE, write_profile
+from gateway.lab.trials.scenarios import RESOURCE
 from gateway.lab.waiting import until
 from gateway.wires import control
 
@@ -30,6 +32,9 @@ POD: Final = f"/api/v1/namespaces/{pods.NAMESPACE}/pods"
 COMPONENT: Final = Path(__file__).parents[3] / "deploy" / "kustomize" / "components" / "dra"
 BOTH: Final = COMPONENT.with_name("dra-on")
 PATIENCE: Final = 60.0
+EVERY: Final = 0.05
+"""Seconds between two questions to the API server."""
+_DRIVER_SERVES: Final = "DRA driver registered"
 ACCOUNT: Final = "device-plugin-gateway"
 _PLACES: Final[Mapping[str, str]] = {
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
@@ -40,12 +45,12 @@ _PLACES: Final[Mapping[str, str]] = {
 
 
 class DraNode:
-    """The node, its claims, and the gateways on it; ``gateways`` are those that run, the youngest last."""
+    """The node, its claims, and the gateways on it; ``gateways`` are those that run, the youngest last, in ``mode``."""
 
     def __init__(self, node: Node) -> None:
         self.node, self.api = node, Api.of(node)
         self.gateways: list[GatewayProcess] = []
-        self.token = ""
+        self.token = self.mode = ""
         self._uids: dict[str, str] = {}
         """Of the pods that were started, by name: the kubelet keeps an ended pod's log for a while."""
 
@@ -79,7 +84,7 @@ class DraNode:
     # The gateway.
 
     async def start(self, dra: str = "only") -> GatewayProcess:
-        """Start one more gateway, with DRA ``only``, ``off`` or ``on``; return when the kubelet took its registration."""
+        """Start one more gateway, with DRA ``only``, ``off`` or ``on``; return when the kubelet has taken its registrations."""
         root, state = self.node.root, self.node.root / STATE
         state.mkdir(parents=True, exist_ok=True)
         (root / "run/cdi").mkdir(parents=True, exist_ok=True)
@@ -93,7 +98,9 @@ class DraNode:
             ["unshare", "--mount", "sh", "-c", enter, "sh", *command], self.node.logs / "gateway.log"
         )
         self.gateways.append(one)
-        await one.wait_for("registered" if dra == "off" else "DRA driver registered", seconds=PATIENCE)
+        self.mode = dra
+        for event in {"off": ("registered",), "only": (_DRIVER_SERVES,), "on": ("registered", _DRIVER_SERVES)}[dra]:
+            await one.wait_for(event, seconds=PATIENCE)
         return one
 
     async def end(self, one: GatewayProcess) -> None:
@@ -124,7 +131,8 @@ class DraNode:
         }
 
     async def cross(self, to: str, *ids: str, dry_run: bool = False) -> dict[str, str]:
-        """Order GPUs to an API; give where each is by its UUID."""
+        """Order GPUs to an API; give where each is by its UUID. One gateway runs."""
+        await until(lambda: len(control.sockets(self.node.root / STATE)) == 1, PATIENCE)
         [path] = control.sockets(self.node.root / STATE)
         asked = {"op": "cross", "to": to, "ids": list(ids), "dry_run": dry_run}
         answer = await control.ask(path, asked, PATIENCE)
@@ -132,9 +140,11 @@ class DraNode:
 
     async def stand(self, sides: Mapping[str, str]) -> None:
         """Wait until GPUs are where they are to be."""
-        async with asyncio.timeout(PATIENCE):
-            while sides.items() - (await self.cross("dra", dry_run=True)).items():  # noqa: ASYNC110 - see above
-                await asyncio.sleep(0.05)
+
+        async def all_are() -> bool:
+            return sides.items() <= (await self.cross("dra", dry_run=True)).items()
+
+        await until(all_are, PATIENCE, every=EVERY)
 
     # What is there.
 
@@ -160,7 +170,27 @@ class DraNode:
         async def all_are() -> bool:
             return len(await self.devices()) == count
 
-        await until(all_are, PATIENCE)
+        await until(all_are, PATIENCE, every=EVERY)
+
+    async def allocatable(self, count: int) -> None:
+        """Wait until so many GPUs may be given by name, by the kubelet's own records and at the API server.
+
+        The API server alone may show what was there before: the kubelet tells it every 10 s, and refuses a pod that comes for
+        GPUs which it doesn't know yet.
+        """
+        folder = self.node.plugins
+        places = folder.parent / "pod-resources" / "kubelet.sock", folder / "kubelet_internal_checkpoint"
+
+        async def everywhere() -> bool:
+            known = (await look(*places)).allocatable or {}
+            told = (await self.api.get(f"/api/v1/nodes/{self.node.name}"))["status"]["allocatable"]
+            return (len(known.get(RESOURCE, ())), told.get(RESOURCE)) == (count, str(count))
+
+        await until(everywhere, PATIENCE, every=EVERY)
+
+    async def unprepared(self) -> None:
+        """Wait until the gateway has no claim to remember."""
+        await until(lambda: not self.prepared(), PATIENCE)
 
     def prepared(self) -> Mapping[str, Any]:
         """Give the claims that the gateway remembers."""
@@ -195,12 +225,23 @@ class DraNode:
         return node
 
     async def claim_pod(self, name: str) -> str:
-        """Start a pod with a claim for one GPU; return the UUID of what was allocated when its container runs."""
+        """Start a pod with a claim for one GPU; return the UUID of what was allocated when its container runs.
+
+        A kubelet that starts removes the slices of its drivers, which publish them anew: for a moment the device may be missing.
+        """
         pod: Any = json.loads(json.dumps(pods.gpu_pod(name, 0)))
         pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
         pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
         await self._run(name, pod)
-        return (await self.devices())[await self.allocated(name)]
+        given = await self.allocated(name)
+        uuids: dict[str, str] = {}
+
+        async def is_there() -> bool:
+            uuids.update(await self.devices())
+            return given in uuids
+
+        await until(is_there, PATIENCE, every=EVERY)
+        return uuids[given]
 
     async def _run(self, name: str, pod: Object) -> None:
         self._uids[name] = (await self.api.create(POD, pod))["metadata"]["uid"]
@@ -212,10 +253,10 @@ class DraNode:
             raise AssertionError(f"expected pod {name} to run, got {said}") from None
 
     async def allocated(self, name: str) -> str:
-        """Give the device that a pod's claim was allocated."""
+        """Give the device that a pod's claim was allocated. The claim of an ended pod of that name may still be there."""
         found = await self.api.get(f"{RESOURCES}/namespaces/{pods.NAMESPACE}/resourceclaims")
         for claim in found["items"]:
-            if any(one["name"] == name for one in claim["metadata"].get("ownerReferences", ())):
+            if any(one["uid"] == self._uids[name] for one in claim["metadata"].get("ownerReferences", ())):
                 [result] = claim["status"]["allocation"]["devices"]["results"]
                 return str(result["device"])
         raise AssertionError(f"expected a claim of pod {name}, found none")
@@ -237,7 +278,7 @@ class DraNode:
             await self.api.delete(f"{POD}/{name}")
         async with asyncio.timeout(PATIENCE):
             for name in names:
-                await until(partial(self._is_gone, name), every=0.05)
+                await until(partial(self._is_gone, name), every=EVERY)
 
     async def _is_gone(self, name: str) -> bool:
         try:
