@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,9 @@ _LATE: Final = 0.05
 """Seconds from which a late event loop is worth a line."""
 _MOST_DEVICES: Final = 32
 """Up to this many devices are all shown; of more, those with something to say."""
+_MOST_MOVING: Final = 8
+_ENDS: Final = frozenset({"plugin", "dra"})
+"""The sides on which a GPU stays."""
 _WELL: Final = "present"
 _LIVE: Final = "live"
 _COLOURS: Final = {
@@ -223,6 +227,7 @@ class _Page:
             yield from self.text("  config   ", rejected, "red")
         for hindered in one.hindrances:
             yield from self.text("  backend  ", f"{hindered.source}: {hindered.reason}", "yellow")
+        yield from self._sides(one)
         if one.lag_s >= _LATE:
             yield from self.text(
                 "  loop     ", f"answers come up to {age(one.lag_s)} late, in the last minute", "yellow"
@@ -230,6 +235,18 @@ class _Page:
         for resource in one.resources:
             yield ""
             yield from self.resource(resource)
+
+    def _sides(self, one: GatewayStatus) -> Iterator[str]:
+        """Write how many GPUs each API has, and of those on their way what they wait for."""
+        counts = Counter(each.side for each in one.sides)
+        yield from self.text("  sides    ", ", ".join(f"{count} {side}" for side, count in sorted(counts.items())))
+        moving = [each for each in one.sides if each.side not in _ENDS]
+        for each in moving[:_MOST_MOVING]:
+            yield from self.text("           ", f"{each.id} {each.side}: {each.words}", "yellow")
+        if more := len(moving) - _MOST_MOVING:
+            yield from self.text(
+                "           ", f"{more} more: gateway cross --to dra --dry-run has them" if more > 0 else ""
+            )
 
     def resource(self, one: ResourceStatus) -> Iterator[str]:
         """Write all about one resource."""

@@ -86,10 +86,18 @@ class Allocation(Struct):
     devices: Devices = field(default_factory=Devices)
 
 
+class Consumer(Struct):
+    """Who may use a claim: mostly a pod, in the claim's namespace."""
+
+    resource: str = ""
+    name: str = ""
+
+
 class Status(Struct):
     """A claim's status."""
 
     allocation: Allocation | None = None
+    reserved: list[Consumer] | None = field(default=None, name="reservedFor")
 
 
 class Metadata(Struct):
@@ -205,12 +213,17 @@ def _holder(offer: Offer, uid: str, others: Mapping[str, Claimed]) -> str:
                 continue
             apart = boards.are_shared(device.device_id, offer.device_id) and device.device_id != offer.device_id
             if device.place.overlaps(offer.place) and not apart:
-                return f"claim {row.namespace}/{row.name} has {device.name}"
+                return f"{row.words} has {device.name}"
     return ""
 
 
-def claimed(asked: ClaimName, driver: str, grant: Grant, at: float) -> Claimed:
-    """Write down what a claim gets; ``at`` is in unix seconds."""
+def pods(claim: ResourceClaim) -> list[str]:
+    """Name the pods for which a claim is reserved."""
+    return [one.name for one in claim.status.reserved or () if one.resource == "pods"]
+
+
+def claimed(asked: ClaimName, driver: str, grant: Grant, at: float, pods: Iterable[str] = ()) -> Claimed:
+    """Write down what a claim gets; ``at`` is in unix seconds, ``pods`` are those for which it is reserved."""
     return Claimed(
         asked.namespace,
         asked.name,
@@ -230,6 +243,7 @@ def claimed(asked: ClaimName, driver: str, grant: Grant, at: float) -> Claimed:
             )
             for result, offer in grant.devices
         ],
+        list(pods),
     )
 
 

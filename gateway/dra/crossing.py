@@ -19,7 +19,7 @@ from devices.model import Health
 from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.memory.holdings import BOOKED_WITHIN
 from gateway.sides import table
-from gateway.sides.table import Offered, Seen, Side
+from gateway.sides.table import Offered, Seen, Side, Stand
 from gateway.telling import orders
 from gateway.wires.control import ControlError, shown
 
@@ -129,9 +129,14 @@ class Crossing:
                 found.setdefault(boards.place_of(entry.device).board, []).append((resource.name, entry))
         return found
 
-    def waits(self, board: str, devices: Sequence[tuple[str, Entry]]) -> str:
-        """Say for people where a board with these devices is, and what it waits for."""
-        return table.words(self.side(board), self._seen(board, devices))
+    def stands(self) -> list[Stand]:
+        """Say for people where each board is, who has it, and what it waits for."""
+        found = []
+        for board, devices in self.boards().items():
+            side, seen = self.side(board), self._seen(board, devices)
+            words = table.words(side, seen) if self.is_known else self._words(board, side)
+            found.append(Stand(board, side, seen.pod or seen.claim, words))
+        return found
 
     def _words(self, board: str, side: Side) -> str:
         if not self.is_known:
@@ -146,7 +151,7 @@ class Crossing:
             for row in rows.values():
                 for one in row.devices:
                     if not one.admin:
-                        names.setdefault(one.board, f"claim {row.namespace}/{row.name}")
+                        names.setdefault(one.board, row.words)
             self._claims_of = rows, names
         return self._claims_of[1].get(board, "")
 
@@ -222,8 +227,9 @@ class Crossing:
             return None
         if side is not Side.PLUGIN and (board not in self._told or last.at <= self._told[board]):
             return None
+        known = {name: (self._held(name), self._records.taken(name)) for name, _ in devices}
         for name, entry in devices:
-            held, taken, device_id = self._held(name), self._records.taken(name), entry.device.id
+            (held, taken), device_id = known[name], entry.device.id
             if held is None or taken is None:
                 return None
             given = self._ledger.handed_out(name).get(device_id)
@@ -295,14 +301,9 @@ class Desk:
         wanted = list(dict.fromkeys(of[one] for one in ids)) or list(there)
         if not request.get("dry_run"):
             await self._move(Side(to), wanted)
-        there = crossing.boards()
+        told = [one for one in crossing.stands() if one.board in wanted]
         await connection.send(
-            {
-                "boards": [
-                    {"id": one, "side": crossing.side(one).value, "words": crossing.waits(one, there.get(one, ()))}
-                    for one in wanted
-                ]
-            }
+            {"boards": [{"id": one.board, "side": one.side.value, "words": one.words} for one in told]}
         )
 
     async def _move(self, to: Side, wanted: Sequence[str]) -> None:

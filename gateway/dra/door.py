@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
+    from gateway.sides.table import Stand
     from gateway.wires.control import Handler
 
 MANAGER: Final = "device-plugin-gateway"
@@ -213,6 +214,10 @@ class Door:
             for name, found in sorted(self._offers.items())
         ]
 
+    def stands(self) -> Sequence[Stand]:
+        """Say where each GPU is; nothing where the device plugin API isn't served, too."""
+        return () if self.crossing is None else self.crossing.stands()
+
     def words(self, resource: str) -> str:
         """Say for people why the kubelet isn't told of a resource by the device plugin API."""
         driver = offer.driver_of(resource, self._settings.dra_drivers)
@@ -232,7 +237,7 @@ class Door:
         self.update()
         self._inside.beliefs.look_within(0)
         ask = pods_of(self._api, self._settings.node_name)
-        work = [self._mind_over(), self._records.mind(ask, self.update)]
+        work = [_mind_over(self._drivers, self._read), self._records.mind(ask, self.update)]
         if self.crossing is not None:
             work.append(self.crossing.run())
         minding = [asyncio.ensure_future(one) for one in work]
@@ -379,24 +384,6 @@ class Door:
             f"{self._server.path}/namespaces/{claim.namespace}/resourceclaims/{claim.name}", ResourceClaim
         )
 
-    async def _mind_over(self) -> None:
-        """Forget claims that the API server hasn't had for a while, and that nobody unprepared."""
-        missing: set[tuple[str, str]] = set()
-        while True:
-            await asyncio.sleep(OVER_AGAIN)
-            before, missing = missing, set()
-            for driver, claims in list(self._drivers.items()):
-                for uid, row in claims.rows().items():
-                    if await _is_over(self._read, ClaimName(row.namespace, row.name, uid)):
-                        missing.add((driver, uid))
-                over = [uid for uid in claims.rows() if (driver, uid) in missing & before]
-                if over:
-                    _log.warning(
-                        "forgetting claims that are no more, and were not unprepared", driver=driver, uids=over
-                    )
-                    claims.drop(over)
-                    await claims.restore()
-
 
 def pcie_root(pci: str) -> str:
     """Name the PCIe root complex of a PCI address (``pci0000:00``), as deviceattribute of Kubernetes does; '' where none is known."""
@@ -419,3 +406,20 @@ async def _is_over(read: Callable[[ClaimName], Awaitable[ResourceClaim]], claim:
         return (await read(claim)).metadata.uid != claim.uid
     except KubernetesError as error:
         return error.status == 404
+
+
+async def _mind_over(drivers: Mapping[str, ClaimsOf], read: Callable[[ClaimName], Awaitable[ResourceClaim]]) -> None:
+    """Forget claims that the API server hasn't had for a while, and that nobody unprepared."""
+    missing: set[tuple[str, str]] = set()
+    while True:
+        await asyncio.sleep(OVER_AGAIN)
+        before, missing = missing, set()
+        for driver, claims in list(drivers.items()):
+            for uid, row in claims.rows().items():
+                if await _is_over(read, ClaimName(row.namespace, row.name, uid)):
+                    missing.add((driver, uid))
+            over = [uid for uid in claims.rows() if (driver, uid) in missing & before]
+            if over:
+                _log.warning("forgetting claims that are no more, and were not unprepared", driver=driver, uids=over)
+                claims.drop(over)
+                await claims.restore()

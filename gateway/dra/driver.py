@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from devices.claims import Answer, ClaimName, DeviceHealth, Prepared, Refused
 from devices.model import ContainerAnswer, ContainerRequest, Field, RefusedError, Sayable
 from gateway.dra import cdi, claims
-from gateway.dra.claims import Grant, ResourceClaim, Result
+from gateway.dra.claims import Grant, ResourceClaim
 from gateway.kubernetes.client import KubernetesError
 
 if TYPE_CHECKING:
@@ -228,7 +228,10 @@ class ClaimsOf:
         """Take what was allocated to a claim, as soon as that may be."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience
-        results = await self._allocated(claim, deadline)
+        found = await self._found(claim, deadline)
+        if isinstance(found, Refused):
+            return found
+        results = claims.allocated(found, claim, self.name, self._node)
         if isinstance(results, Refused):
             return results
         while True:
@@ -238,7 +241,7 @@ class ClaimsOf:
                 claim, results, self._stock.offers(self.name), self._stock.why_not(self.name), self._ledger.claims
             )
             if isinstance(decision, Grant):
-                row = claims.claimed(claim, self.name, decision, time.time())
+                row = claims.claimed(claim, self.name, decision, time.time(), claims.pods(found))
                 self._ledger.set_claim(claims.key(self.name, claim.uid), row)
                 self._stock.claimed()
                 return row
@@ -258,20 +261,18 @@ class ClaimsOf:
             for one in waits:
                 one.cancel()
 
-    async def _allocated(self, claim: ClaimName, deadline: float) -> list[Result] | Refused:
-        """Ask the API server what was allocated, again while it doesn't answer."""
+    async def _found(self, claim: ClaimName, deadline: float) -> ResourceClaim | Refused:
+        """Ask the API server for a claim, again while it doesn't answer."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                found = await self._read(claim)
+                return await self._read(claim)
             except KubernetesError as error:
                 if error.status == 404:
                     return Refused(f"expected claim {claim}, and the API server has none: delete the pod")
                 if error.status in {401, 403} or loop.time() + ASK_AGAIN >= deadline:
                     return Refused(f"expected to read claim {claim}: {error}")
                 await asyncio.sleep(ASK_AGAIN)
-            else:
-                return claims.allocated(found, claim, self.name, self._node)
 
     async def _answer(self, devices: Sequence[ClaimedDevice]) -> ContainerAnswer:
         ids = tuple(device.device_id for device in devices)

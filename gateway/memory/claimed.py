@@ -31,20 +31,32 @@ class ClaimedDevice(Struct, frozen=True):
         return boards.Place(self.board, self.part)
 
 
+_MOST_PODS = 3
+
+
 class Claimed(Struct, frozen=True):
-    """What a driver prepared for a claim; ``at`` is in unix seconds."""
+    """What a driver prepared for a claim; ``at`` is in unix seconds, ``pods`` those for which it was reserved then."""
 
     namespace: str
     name: str
     driver: str
     at: float
     devices: list[ClaimedDevice] = []
+    pods: list[str] = []
+
+    @property
+    def words(self) -> str:
+        """Name it for people: ``claim ns/c (pod p)``; its pods are in its namespace."""
+        more = [f"{len(self.pods) - _MOST_PODS} more"] if len(self.pods) > _MOST_PODS else []
+        shown = ", ".join([*self.pods[:_MOST_PODS], *more])
+        pods = f" ({'pod' if len(self.pods) == 1 else 'pods'} {shown})" if shown else ""
+        return f"claim {self.namespace}/{self.name}{pods}"
 
 
 def holding(claims: Mapping[str, Claimed], resource: str) -> dict[str, str]:
     """Say in words which claim has which device of a resource, by device ID."""
     return {
-        device.device_id: f"claim {row.namespace}/{row.name}"
+        device.device_id: row.words
         for row in claims.values()
         for device in row.devices
         if device.resource == resource and not device.admin
@@ -54,7 +66,7 @@ def holding(claims: Mapping[str, Claimed], resource: str) -> dict[str, str]:
 def on_hardware(claims: Mapping[str, Claimed]) -> Iterable[boards.Claim]:
     """Give what claims hold as claims on hardware, for who offers it by the device plugin API; nobody waits for supervision."""
     for row in claims.values():
-        words = f"prepared for the ResourceClaim {row.namespace}/{row.name} by DRA"
+        words = f"prepared by DRA for {row.words}"
         for device in row.devices:
             if not device.admin:
                 yield boards.Claim(device.resource, device.device_id, device.place, words)

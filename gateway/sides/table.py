@@ -43,6 +43,15 @@ class Seen(Struct, frozen=True):
     allocated: str | None = None
 
 
+class Stand(Struct, frozen=True):
+    """Where a board is, for people: who has it ('': nobody, or it isn't known), and what it waits for in words."""
+
+    board: str
+    side: Side
+    holder: str
+    words: str
+
+
 class Offered(Enum):
     """How a ResourceSlice shows what is on a board."""
 

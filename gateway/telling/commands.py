@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
+    from gateway.sides.table import Stand
     from gateway.tally import Tally
     from gateway.telling import status
     from gateway.wires.control import ControlConnection, Handler
@@ -55,6 +56,9 @@ class TellingDrivers(Protocol):
 
     def words(self, resource: str) -> str:
         """Say for people why the kubelet isn't told of a resource by the device plugin API."""
+
+    def stands(self) -> Sequence[Stand]:
+        """Say where each GPU is, where both APIs are served."""
 
 
 class Subject(Protocol):
@@ -167,6 +171,7 @@ class Commands:
             config_file=str(gateway.config.path or gateway.settings.config_file or ""),
             config_error=gateway.config.error,
             config_accepted=gateway.config.accepted_at,
+            sides=() if gateway.door is None else gateway.door.stands(),
             hindrances=[(one.source, one.reason) for one in gateway.hindrances()],
         )
         return status.document(node, gateway.tally, self._build, now=time.monotonic(), unix=time.time(), rows=rows)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from itertools import accumulate, product
@@ -25,6 +26,7 @@ from prometheus_client.registry import Collector
 from gateway import tally
 from gateway.kubelet import drift
 from gateway.registration.events import Phase
+from gateway.sides.table import Side
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -162,6 +164,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "Reasons why a source tells of no devices, or not as it is told to; absent without any. gateway status has the words.",
         ),
         Family(
+            "gpus",
+            "gauge",
+            ("side",),
+            "Physical GPUs by the API that gives them away (plugin, dra), or on their way (to-dra, to-plugin, reclaimed). Only with --dra on.",
+        ),
+        Family(
             "config_last_reload_successful",
             "gauge",
             (),
@@ -269,6 +277,9 @@ def _gauges(status: GatewayStatus, *, device_ids: bool) -> dict[str, dict[tuple[
     }
     for source in dict.fromkeys(one.source for one in status.hindrances):
         found.setdefault("source_hindrances", {})[(source,)] = sum(one.source == source for one in status.hindrances)
+    if status.sides:
+        counts = Counter(one.side for one in status.sides)
+        found["gpus"] = {(side.value,): counts[side.value] for side in Side}
     if status.ledger.written_s is not None:
         found["ledger_written_age_seconds"] = {(): status.ledger.written_s}
     if status.configuration is not None:

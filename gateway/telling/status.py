@@ -29,6 +29,7 @@ from gateway.tally import Confirmation, Tally
 if TYPE_CHECKING:
     from gateway.kubelet.drift import Finding
     from gateway.memory import scribe
+    from gateway.sides.table import Stand
 
 SCHEMA = 1
 """Rises when a field changes its meaning or goes away."""
@@ -179,6 +180,19 @@ class HindranceStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class SideStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A physical GPU where both APIs are served (``--dra on``).
+
+    ``side`` is the one that gives it away (``plugin``, ``dra``), or where it is on its way (``to-dra``, ``to-plugin``, ``reclaimed``);
+    ``holder`` is who has it by either (null: nobody, or it isn't known), ``words`` say what it waits for.
+    """
+
+    id: str
+    side: str
+    holder: str | None = None
+    words: str = ""
+
+
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration file.
 
@@ -213,6 +227,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     lag_s: float = 0.0
     hindrances: tuple[HindranceStatus, ...] = ()
     configuration: Configuration | None = None
+    sides: tuple[SideStatus, ...] = ()
     resources: tuple[ResourceStatus, ...] = ()
 
 
@@ -265,13 +280,14 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     books: Literal["pod-resources", "checkpoint", "none"] = "none"
     books_read: float | None = None
     hindrances: Sequence[tuple[str, str]] = ()
+    """The sources of devices that are hindered, each with the reason."""
+    sides: Sequence[Stand] = ()
     config_file: str = ""
     """The configuration file; empty where there is none."""
     config_error: str = ""
     """Why it was rejected."""
     config_accepted: float | None = None
     """When it was found good last."""
-    """The sources of devices that are hindered, each with the reason."""
 
 
 def document(
@@ -302,6 +318,10 @@ def document(
         lag_s=round(tally.lag(now), 6),
         hindrances=tuple(HindranceStatus(source=source, reason=reason) for source, reason in node.hindrances),
         configuration=_configuration(node, now),
+        sides=tuple(
+            SideStatus(id=one.board, side=one.side.value, holder=one.holder or None, words=one.words)
+            for one in node.sides
+        ),
         resources=tuple(_resource(plugin, tally, now, rows=rows) for plugin in node.plugins),
     )
 

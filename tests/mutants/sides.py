@@ -8,6 +8,7 @@ RULES = {
     "OWN1": "a GPU belongs to one API at a time, and is given by the other to nobody",
     "OWN2": "it crosses when nobody has it, and not while that isn't known",
     "OWN4": "the shell keeps to the table: on disk first, then in force, looked up since, and alone on its node",
+    "OWN5": "people are told where each GPU is, who has it, and what it waits for",
     "OWN3": "every crossing can end, and a claim of before gets what nobody holds",
 }
 
@@ -209,6 +210,22 @@ MUTANTS = (
         "        if self._others():\n            return _ANOTHER\n",
         "",
         f"{_ON}::test_a_second_gateway_waits_for_the_first_and_for_those_beside_it",
+    ),
+    Mutant(
+        "OWN5",
+        "a GPU of DRA's has no holder",
+        _SHELL,
+        "seen.pod or seen.claim, words",
+        'seen.pod or "", words',
+        f"{_ON}::test_each_api_gives_its_own",
+    ),
+    Mutant(
+        "OWN5",
+        "sides without a GPU have no sample",
+        "gateway/telling/metrics.py",
+        "(side.value,): counts[side.value] for side in Side}",
+        "(side.value,): counts[side.value] for side in Side if counts[side.value]}",
+        "tests/unit/test_metrics.py::test_gpus_are_counted_by_side_where_both_apis_are_served",
     ),
     Mutant(
         "OWN4",

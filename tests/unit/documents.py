@@ -15,6 +15,7 @@ from gateway.kubelet.drift import Finding
 from gateway.memory import scribe
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase
+from gateway.sides.table import Side, Stand
 from gateway.tally import Cause, Confirmation, Tally
 from gateway.telling import status
 from gateway.telling.status import Build, GatewayStatus, NodeFacts, ResourceFacts
@@ -105,6 +106,14 @@ def node(*plugins: ResourceFacts, token: str = SERVING, ledger: scribe.FileState
         config_file="/config/config.yaml",
         config_accepted=NOW - 60,
     )
+
+
+STANDS = (
+    Stand("GPU-a", Side.PLUGIN, "ns/p/main", "offered by the device plugin API"),
+    Stand("GPU-b", Side.TO_DRA, "ns/q/main", "it goes to DRA as soon as nobody holds it: held by ns/q/main"),
+    Stand("GPU-c", Side.DRA, "claim ns/c (pod r)", "offered by DRA: claim ns/c (pod r) has it"),
+    Stand("GPU-d", Side.DRA, "", "offered by DRA"),
+)
 
 
 def counted() -> Tally:

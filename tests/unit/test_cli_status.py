@@ -27,6 +27,7 @@ from gateway.registration.events import Phase
 from gateway.telling.status import Configuration, Gateways, GatewayStatus, ResourceFacts
 from gateway.wires import control
 from gateway.wires import log as observe
+from tests.unit import documents
 from tests.unit.answering import gateways
 from tests.unit.documents import FULL, IDS, OTHER, SERVING, STANDBY, TROUBLED, WAITING, document, node, state
 
@@ -269,6 +270,17 @@ def test_a_person_reads(sentence: str) -> None:
 )
 def test_a_person_reads_of_rarer_things(document_: GatewayStatus, words: str) -> None:
     assert words in " ".join(seen(document_).split())
+
+
+def test_a_person_reads_on_which_side_gpus_are_and_what_those_between_wait_for() -> None:
+    page = seen(document(replace(node(), sides=documents.STANDS)))
+    assert "  sides    2 dra, 1 plugin, 1 to-dra\n" in page
+    assert "           GPU-b to-dra: it goes to DRA as soon as nobody holds it: held by ns/q/main" in page
+    assert "GPU-a" not in page
+    assert "sides" not in seen(FULL)
+    many = seen(document(replace(node(), sides=[documents.STANDS[1]] * 10)))
+    assert many.count("GPU-b to-dra") == 8
+    assert "2 more: gateway cross --to dra --dry-run" in many
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])

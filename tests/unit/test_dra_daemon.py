@@ -82,8 +82,15 @@ class Place:
 
     def claim(self, name: str, uid: str, device: str) -> ClaimName:
         result = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "n1", "device": device}
-        path = f"{API}/namespaces/ns/resourceclaims/{name}"
-        self.server.put(path, metadata={"uid": uid}, status={"allocation": {"devices": {"results": [result]}}})
+        path, reserved = (
+            f"{API}/namespaces/ns/resourceclaims/{name}",
+            [{"resource": "pods", "name": "p", "uid": "uid-p"}],
+        )
+        self.server.put(
+            path,
+            metadata={"uid": uid},
+            status={"allocation": {"devices": {"results": [result]}}, "reservedFor": reserved},
+        )
         return ClaimName("ns", name, uid)
 
     @contextlib.asynccontextmanager
@@ -158,7 +165,7 @@ async def test_devices_are_offered_by_dra_alone(place: Place) -> None:
         assert (prepared.device, prepared.cdi_names) == ("gpu-1", ("k8s.device-plugin.nvidia.com/gpu=GPU-b",))
         assert Ledger(place.folder / "state").claims == {}  # another object, not read yet
         [told] = Commands(one).document(rows=True).resources
-        assert {row.id: row.holder for row in told.devices} == {"GPU-a": None, "GPU-b": "claim ns/c"}
+        assert {row.id: row.holder for row in told.devices} == {"GPU-a": None, "GPU-b": "claim ns/c (pod p)"}
         assert told.trouble == "offered by DRA: the driver gpu.nvidia.com is not registered"
         assert await kubelet.unprepare(V1, asked) == {"uid-c": None}
         await kubelet.channel.close()
@@ -210,7 +217,7 @@ async def test_without_dra_a_claims_gpu_is_given_to_nobody(place: Place) -> None
     async with place.gateway("off") as one:
         await until(lambda: states(one) == {"GPU-a": State.WITHHELD, "GPU-b": State.PRESENT})
         [plugin] = one.resources
-        assert "prepared for the ResourceClaim ns/c by DRA" in plugin.entries["GPU-a"].reason
+        assert "prepared by DRA for claim ns/c (pod p)" in plugin.entries["GPU-a"].reason
 
 
 async def test_without_dra_a_claims_gpu_is_given_to_nobody_before_the_first_look_either(

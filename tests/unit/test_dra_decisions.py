@@ -527,12 +527,14 @@ def test_what_is_written_down_and_told() -> None:
 def test_claims_hold_hardware_against_the_other_api() -> None:
     prepared = {KEY: row(HELD, replace(PARTED, admin=True), replace(HELD, device_id="GPU-9", admin=True))}
     assert holding(prepared, GPU) == {"GPU-0": "claim ns/other"}
+    many = Claimed("ns", "c", "d", 0.0, [HELD], ["p", "q", "r", "s", "t"])
+    assert many.words == "claim ns/c (pods p, q, r, 2 more)"
     assert holding(prepared, MIG) == {}
     [one] = on_hardware(prepared)
     assert (one.device_id, one.place, one.words) == (
         "GPU-0",
         Place("GPU-0"),
-        "prepared for the ResourceClaim ns/other by DRA",
+        "prepared by DRA for claim ns/other",
     )
 
 

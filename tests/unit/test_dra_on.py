@@ -30,6 +30,7 @@ from gateway.memory.alone import Alone
 from gateway.memory.ledger import Ledger
 from gateway.sides.table import Side
 from gateway.telling import probes
+from gateway.telling.commands import Commands
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from tests.fakes.apiserver import ApiServer
@@ -119,7 +120,11 @@ async def test_each_api_gives_its_own(node: Node, monkeypatch: pytest.MonkeyPatc
         assert states(one) == {A: State.ELSEWHERE, B: State.PRESENT}
         assert isinstance((await node.claims.prepare(V1, node.place.claim("c", "uid-c", "gpu-0")))["uid-c"], tuple)
         [resource] = one.resources
-        await until(lambda: "claim ns/c has it" in resource.entries[A].reason)
+        await until(lambda: "claim ns/c (pod p) has it" in resource.entries[A].reason)
+        told = {row.id: row for row in Commands(one).document(True).sides}
+        assert (told[A].side, told[A].holder) == ("dra", "claim ns/c (pod p)")
+        assert (told[B].side, told[B].holder) == ("plugin", None)
+        assert Commands(one).document(True).resources[0].devices[0].holder == "claim ns/c (pod p)"
         await node.manager.admit("p1", {GPU: 1})
         with pytest.raises(KubeletError):
             await node.manager.admit("p2", {GPU: 1})

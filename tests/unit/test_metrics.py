@@ -62,6 +62,7 @@ def test_a_rejected_configuration_file_is_seen() -> None:
     assert key("config_last_reload_successful") not in samples(document(replace(node(), config_file="")))
 
 
+CROSSING = document(replace(node(), sides=documents.STANDS))
 HINDERED = replace(FULL, hindrances=(HindranceStatus(source="simulated", reason="profile rejected"),))
 
 
@@ -149,8 +150,16 @@ def test_what_keeps_a_source_from_telling_is_counted() -> None:
     assert "source_hindrances" not in {name for name, _ in samples(FULL)}
 
 
+def test_gpus_are_counted_by_side_where_both_apis_are_served() -> None:
+    found = {dict(labels)["side"]: value for (name, labels), value in samples(CROSSING).items() if name == "gpus"}
+    assert found == {"plugin": 1, "to-dra": 1, "dra": 2, "to-plugin": 0, "reclaimed": 0}
+    assert "gpus" not in {name for name, _ in samples(FULL)}
+
+
 def test_every_family_has_a_sample_when_all_is_filled_in() -> None:
-    full = replace(HINDERED, resources=(replace(FULL.resources[0], behind=BEHIND), *FULL.resources[1:]))
+    full = replace(
+        HINDERED, sides=CROSSING.sides, resources=(replace(FULL.resources[0], behind=BEHIND), *FULL.resources[1:])
+    )
     found = {name for name, _ in samples(full, device_ids=True)}
     suffixes = {"histogram": ("_bucket", "_count", "_sum"), "gauge": ("",), "counter": ("",)}
     expected = {name + suffix for name, family in FAMILIES.items() for suffix in suffixes[family.kind]}
