@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import structlog
-from inotify_simple import INotify, flags
+
+from devices import inotify
+from devices.inotify import INotify
 
 _POLL_S: Final = 5.0
 _POLL_ALONE_S: Final = 1.0
 # CREATE is missing on purpose: a file that was just created is still empty; its CLOSE_WRITE follows.
 _MASK: Final[int] = (
-    flags.CLOSE_WRITE | flags.MOVED_TO | flags.DELETE | flags.DELETE_SELF | flags.MOVE_SELF | flags.ONLYDIR
+    inotify.CLOSE_WRITE | inotify.MOVED_TO | inotify.DELETE | inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.ONLYDIR
 )
-_FOLDER_GONE: Final[int] = flags.MOVE_SELF | flags.IGNORED
+_FOLDER_GONE: Final[int] = inotify.MOVE_SELF | inotify.IGNORED
 
 _log = structlog.get_logger()
 
@@ -99,19 +101,19 @@ class FileWatch:
 
     def _attach(self) -> None:
         try:
-            inotify = INotify(nonblocking=True)
+            watch = INotify()
             try:
-                inotify.add_watch(self._path.parent, _MASK)
+                watch.add_watch(self._path.parent, _MASK)
             except OSError:
-                inotify.close()
+                watch.close()
                 raise
         except OSError as error:  # no instance or watch left for this user, or no such folder
             if not self._told_polling:
                 self._told_polling = True
                 _log.warning("file watched by polling", path=str(self._path), seconds=_POLL_ALONE_S, reason=str(error))
             return
-        self._loop.add_reader(inotify.fileno(), self._read)
-        self._inotify = inotify
+        self._loop.add_reader(watch.fileno(), self._read)
+        self._inotify = watch
 
     def _detach(self) -> None:
         if self._inotify is not None:
@@ -121,10 +123,10 @@ class FileWatch:
 
     def _read(self) -> None:
         gone = False
-        for event in self._inotify.read(timeout=0):
+        for event in self._inotify.read():
             gone = gone or bool(event.mask & _FOLDER_GONE)
             # Names that begin with ".." are the links by which the kubelet swaps a volume's files, all at once.
-            if event.mask & flags.Q_OVERFLOW or event.name == self._path.name or event.name.startswith(".."):
+            if event.mask & inotify.Q_OVERFLOW or event.name == self._path.name or event.name.startswith(".."):
                 self._changed.set()
         if gone:
             self._detach()

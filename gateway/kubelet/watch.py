@@ -17,9 +17,9 @@ import stat
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-import inotify_simple
 import structlog
 
+from devices import inotify
 from gateway.kubelet.identity import KubeletId
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ _TRY_AGAIN, _LISTEN_WITHIN = 0.001, 2.0
 """Seconds between two tries of a socket that was just created, and for how long it is tried so often."""
 
 _log = structlog.get_logger()
-_flags = inotify_simple.flags
-_MASK = _flags.CREATE | _flags.MOVED_TO | _flags.DELETE | _flags.MOVED_FROM | _flags.DELETE_SELF | _flags.MOVE_SELF
+_MASK = (
+    inotify.CREATE | inotify.MOVED_TO | inotify.DELETE | inotify.MOVED_FROM | inotify.DELETE_SELF | inotify.MOVE_SELF
+)
 
 
 def kubelet_id(path: Path) -> KubeletId | None:
@@ -123,7 +124,7 @@ class FolderWatch:
         self._folder, self._shared = folder, shared
         self._kubelet_up, self._name_lost = kubelet_up, name_lost
         self._peers_changed, self._replaced, self._late = peers_changed, replaced, late
-        self._inotify: inotify_simple.INotify | None = None
+        self._inotify: inotify.INotify | None = None
         self._watched: dict[int, Path] = {}
         self._refused: set[Path] = set()
         self._folder_id = folder_id(folder)
@@ -227,7 +228,7 @@ class FolderWatch:
 
     def _open_inotify(self) -> None:
         try:
-            self._inotify = inotify_simple.INotify(nonblocking=True)
+            self._inotify = inotify.INotify()
         except OSError as error:
             _log.warning(
                 "inotify is not to be had, polling instead",
@@ -247,7 +248,7 @@ class FolderWatch:
             with contextlib.suppress(OSError):
                 self._inotify.rm_watch(descriptor)
         self._watched.clear()
-        self._add(self._folder.parent, _flags.CREATE | _flags.MOVED_TO)
+        self._add(self._folder.parent, inotify.CREATE | inotify.MOVED_TO)
         self._add(self._folder, _MASK)
         self._add(self._shared, _MASK)
 
@@ -255,7 +256,7 @@ class FolderWatch:
         if self._inotify is None or not folder.is_dir():
             return
         try:
-            self._watched[self._inotify.add_watch(folder, mask | _flags.ONLYDIR)] = folder
+            self._watched[self._inotify.add_watch(folder, mask | inotify.ONLYDIR)] = folder
         except OSError as error:
             if folder not in self._refused:
                 _log.warning("cannot watch a folder, polling it", folder=str(folder), error=str(error))
@@ -267,13 +268,13 @@ class FolderWatch:
         if self._inotify is None:
             return
         came, peers = False, False
-        for event in self._inotify.read(timeout=0):
+        for event in self._inotify.read():
             folder = self._watched.get(event.wd)
-            if event.mask & _flags.IGNORED:
+            if event.mask & inotify.IGNORED:
                 self._watched.pop(event.wd, None)
             if folder == self._shared:
                 peers = True
-            elif folder == self._folder and event.mask & (_flags.DELETE | _flags.MOVED_FROM):
+            elif folder == self._folder and event.mask & (inotify.DELETE | inotify.MOVED_FROM):
                 self._name_lost(event.name)
             else:
                 came = came or event.name in {"", KUBELET_SOCKET, self._folder.name}

@@ -78,19 +78,18 @@ async def serve(directory: Path) -> None:
 async def follow(directory: Path) -> None:
     """Register with each kubelet that comes, for ever. A kubelet empties its directory: folders stay."""
     # What the plain yardstick doesn't need, it doesn't pay for.
-    import inotify_simple  # noqa: PLC0415
-
+    from devices import inotify  # noqa: PLC0415
     from gateway.kubelet.watch import KUBELET_SOCKET, listens  # noqa: PLC0415
 
     own = directory / "trivial"
     own.mkdir()
     server = await bound(own / NAME)
     created = asyncio.Event()
-    watch = inotify_simple.INotify(nonblocking=True)
-    watch.add_watch(directory, inotify_simple.flags.CREATE)
+    watch = inotify.INotify()
+    watch.add_watch(directory, inotify.CREATE)
 
     def read() -> None:
-        if any(event.name == KUBELET_SOCKET for event in watch.read(timeout=0)):
+        if any(event.name == KUBELET_SOCKET for event in watch.read()):
             created.set()
 
     asyncio.get_running_loop().add_reader(watch.fileno(), read)

@@ -19,14 +19,12 @@ IMPORTED = (
     "google.protobuf.descriptor_pool",
     "grpc.aio",
     "hypothesis",
-    "inotify_simple",
     "msgspec.yaml",
     "packaging.version",
     "prometheus_client",
     "pynvml",
     "pytest",
     "structlog.testing",
-    "tenacity",
     "yaml",
 )
 """Libraries only, and of these none that starts a thread when it is imported: a fork keeps one thread."""

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from inotify_simple import Event, flags
 
-from devices import filewatch
+from devices import filewatch, inotify
 from devices.filewatch import FileWatch, NotPlainError, read_plain
+from devices.inotify import FolderEvent
 
 GUARD_S = 10.0
 
@@ -77,10 +77,10 @@ async def test_what_is_beside_the_file_is_no_change(path: Path, monkeypatch: pyt
 class Told:
     """An inotify that says what a test wants."""
 
-    def __init__(self, *events: Event) -> None:
+    def __init__(self, *events: FolderEvent) -> None:
         self.events, self.closed = events, False
 
-    def read(self, timeout: int) -> tuple[Event, ...]:
+    def read(self) -> tuple[FolderEvent, ...]:
         return self.events
 
     def fileno(self) -> int:
@@ -93,21 +93,21 @@ class Told:
 @pytest.mark.parametrize(
     ("mask", "name", "change"),
     [
-        pytest.param(flags.CLOSE_WRITE, "profile.yaml", True, id="the file"),
-        pytest.param(flags.CLOSE_WRITE, "other", False, id="another"),
-        pytest.param(flags.MOVED_TO, "..data", True, id="the link that the kubelet swaps"),
-        pytest.param(flags.Q_OVERFLOW, "", True, id="more events than fit: it may be any"),
-        pytest.param(flags.MOVE_SELF, "", True, id="the folder was renamed"),
-        pytest.param(flags.IGNORED, "", True, id="the folder is gone"),
+        pytest.param(inotify.CLOSE_WRITE, "profile.yaml", True, id="the file"),
+        pytest.param(inotify.CLOSE_WRITE, "other", False, id="another"),
+        pytest.param(inotify.MOVED_TO, "..data", True, id="the link that the kubelet swaps"),
+        pytest.param(inotify.Q_OVERFLOW, "", True, id="more events than fit: it may be any"),
+        pytest.param(inotify.MOVE_SELF, "", True, id="the folder was renamed"),
+        pytest.param(inotify.IGNORED, "", True, id="the folder is gone"),
     ],
 )
 async def test_what_an_event_means(path: Path, mask: int, name: str, change: bool) -> None:
     with FileWatch(path) as watch:
         watch._detach()
-        watch._inotify = told = Told(Event(1, mask, 0, name))
+        watch._inotify = told = Told(FolderEvent(1, mask, name))
         watch._read()
         assert watch._changed.is_set() is change
-        assert told.closed is (name == "" and mask != flags.Q_OVERFLOW)  # A folder that is gone is watched anew.
+        assert told.closed is (name == "" and mask != inotify.Q_OVERFLOW)  # A folder that is gone is watched anew.
 
 
 async def test_a_folder_that_is_made_anew_is_watched_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import cast
 
-import inotify_simple
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from devices import inotify
 from gateway.kubelet import watch
 from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.watch import FolderWatch, is_pinned, kubelet_id, listens
@@ -63,7 +63,7 @@ async def seen(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest
         def refuse(**_: object) -> None:
             raise OSError(24, "inotify instance limit reached")
 
-        monkeypatch.setattr(inotify_simple, "INotify", refuse)
+        monkeypatch.setattr(inotify, "INotify", refuse)
     # A poll tells in time only where it must: else what inotify doesn't tell would not be missed.
     monkeypatch.setattr(watch, "POLL_WITHOUT_INOTIFY", 0.01 if request.param == "poll" else 3600)
     one = Seen(folder)
@@ -220,16 +220,16 @@ async def test_a_gateway_that_comes_or_goes_is_told(seen: Seen) -> None:
 
 
 async def test_without_a_watch_on_the_folder_it_is_polled_often(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add = inotify_simple.INotify.add_watch
+    add = inotify.INotify.add_watch
 
-    def only_the_parent(self: inotify_simple.INotify, path: Path, mask: int) -> int:
+    def only_the_parent(self: inotify.INotify, path: Path, mask: int) -> int:
         if path != folder.parent:
             raise OSError(28, "inotify watch limit reached")
         return int(add(self, path, mask))
 
     one = Seen(folder)
     with monkeypatch.context() as limited, capture_logs() as log:
-        limited.setattr(inotify_simple.INotify, "add_watch", only_the_parent)
+        limited.setattr(inotify.INotify, "add_watch", only_the_parent)
         one.watch._open_inotify()
         one.watch._check_folder()
         assert one.watch._poll == watch.POLL_WITHOUT_INOTIFY
@@ -237,7 +237,7 @@ async def test_without_a_watch_on_the_folder_it_is_polled_often(folder: Path, mo
     one.watch._check_folder()
     assert one.watch._poll == watch.POLL
     with monkeypatch.context() as limited, capture_logs() as log:
-        limited.setattr(inotify_simple.INotify, "add_watch", only_the_parent)
+        limited.setattr(inotify.INotify, "add_watch", only_the_parent)
         one.watch._rewatch()
     assert len(log) == 2  # It was cured in between.
     one.watch.close()

@@ -20,9 +20,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import grpc
-import inotify_simple
 
 from adapters.pb.v1beta1 import v1beta1_pb2 as pb
+from devices import inotify
 
 RESOURCE = "nvidia.com/gpu"
 SOCKET = "nvidia-gpu.sock"
@@ -87,11 +87,11 @@ async def run(socket: Path, resource: str, devices: Mapping[str, str], delay: fl
     """Serve for ever, beginning anew with each kubelet; registers ``delay`` seconds after its socket was created."""
     folder = socket.parent
     created = asyncio.Event()
-    with contextlib.closing(inotify_simple.INotify(nonblocking=True)) as notify:
-        notify.add_watch(str(folder), inotify_simple.flags.CREATE)
+    with contextlib.closing(inotify.INotify()) as notify:
+        notify.add_watch(folder, inotify.CREATE)
 
         def look() -> None:
-            if any(event.name == KUBELET for event in notify.read(timeout=0)):
+            if any(event.name == KUBELET for event in notify.read()):
                 created.set()
 
         asyncio.get_running_loop().add_reader(notify.fileno(), look)

@@ -21,9 +21,8 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
-import inotify_simple
-
 from adapters.pb.v1beta1 import v1beta1_pb2
+from devices import inotify
 from gateway.lab.wire.calls import Call, Reader, WireError
 
 KUBELET_SOCKET = "kubelet.sock"
@@ -36,8 +35,6 @@ LISTEN_EVERY = 0.001
 
 _Identity: TypeAlias = tuple[int, int, int]
 """Which socket a name stands for: device, inode, time of change (an inode alone can be used again)."""
-
-_flags = inotify_simple.flags
 
 
 @dataclass(slots=True)
@@ -72,13 +69,13 @@ class Tap:
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: dict[str, socket.socket] = {}
-        self._inotify: inotify_simple.INotify | None = None
+        self._inotify: inotify.INotify | None = None
         self._appeared = asyncio.Event()
         self._kept = 0
 
     async def __aenter__(self) -> Self:
-        self._inotify = inotify_simple.INotify(nonblocking=True)
-        self._inotify.add_watch(self.kubelet_dir, _flags.CREATE | _flags.MOVED_TO)
+        self._inotify = inotify.INotify()
+        self._inotify.add_watch(self.kubelet_dir, inotify.CREATE | inotify.MOVED_TO)
         asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._look)
         self._appeared.set()
         self._spawn(self._follow())
@@ -115,7 +112,7 @@ class Tap:
     # -- the kubelet's coming -----------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        if self._inotify is not None and any(event.name == KUBELET_SOCKET for event in self._inotify.read(timeout=0)):
+        if self._inotify is not None and any(event.name == KUBELET_SOCKET for event in self._inotify.read()):
             self._appeared.set()
 
     async def _follow(self) -> None:
