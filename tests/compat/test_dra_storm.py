@@ -1,0 +1,286 @@
+"""Whatever happens at once to a node whose gateway serves both APIs (--dra on): no GPU is ever with two, and in the end none is lost.
+
+The gateway is a process that is killed and started; the kubelet is an emulated 1.37 that restarts, the API server a stand-in that
+goes away. Pods, claims, orders to cross and faults come when a seed says so. For more of it:
+
+    STORMS=20 STORM_SECONDS=40 .venv/bin/python -m pytest tests/compat/test_dra_storm.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from adapters import pluginregistration
+from adapters.dra.plugin import V1
+from devices.claims import ClaimName, Refused
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.kubelets.behaviour import behaviour
+from gateway.lab.kubelets.devicemanager import DeviceManager
+from gateway.lab.kubelets.kubelet import Demand, KubeletError
+from gateway.lab.waiting import until
+from gateway.wires import control
+from gateway.wires.control import ControlError
+from tests.fakes.apiserver import ApiServer
+from tests.unit.kubernetes import authority, server
+from tests.unit.test_dra_daemon import API, GPU, SLICE
+from tests.unit.test_dra_driver import Kubelet
+
+__all__ = ["authority", "server"]
+STORMS = int(os.environ.get("STORMS", "1"))
+SECONDS = float(os.environ.get("STORM_SECONDS", "12"))
+IDS = tuple(f"GPU-{number}" for number in range(4))
+LASTS = (0.2, 1.0, 4.0)
+"""Seconds that a pod may run."""
+CLAIMS = f"{API}/namespaces/ns/resourceclaims"
+ENDS = 90.0
+"""Seconds for all that is under way to end, and for all GPUs to get to one side."""
+# Specifications of claims go where any user may write.
+_RUN = "import sys, pathlib; from gateway.dra import cdi; cdi.FOLDER = pathlib.Path(sys.argv.pop(1)); "
+_RUN += "from gateway.cli.main import main; main()"
+
+
+class Storm:
+    """A node, and all that happens on it at once."""
+
+    def __init__(self, seed: int, folder: Path, server: ApiServer) -> None:
+        self.random, self.folder, self.server = random.Random(seed), folder, server  # noqa: S311 - no secret
+        self.plugins, self.registry = folder / "dp", folder / "plugins_registry"
+        for one in (self.plugins, self.registry, folder / "state"):
+            one.mkdir()
+        self.profile = folder / "profile.yaml"
+        self.unhealthy()
+        server.put("/apis/resource.k8s.io", versions=[{"version": "v1"}])
+        server.put("/api/v1/nodes/n1", metadata={"uid": "node"}, status={"nodeInfo": {"kubeletVersion": "v1.37.1"}})
+        server.put(f"{API}/resourceslices/other", spec={"driver": "x", "nodeName": "n2"})
+        server.put(f"{API}/namespaces/x/resourceclaims/other")
+        self.manager = DeviceManager(behaviour("1.37"), self.plugins)
+        self.drivers: dict[Path, Kubelet] = {}
+        self.gateway: GatewayProcess
+        self.holders: dict[str, tuple[str, ...]] = {}
+        """What runs, and the GPUs that it has."""
+        self.twice: list[str] = []
+        self.saw: Counter[str] = Counter()
+        self.number, self.over = 0, asyncio.Event()
+        self.slices: list[dict[str, str]] = [{}]
+        """What the scheduler may still go by: free devices of the last slices, with their UUIDs."""
+
+    # Who has what.
+
+    def has(self, holder: str, ids: tuple[str, ...]) -> None:
+        others = {one: other for other, found in self.holders.items() for one in found}
+        self.twice += [f"{one} with {others[one]} and {holder}" for one in ids if one in others]
+        self.holders[holder] = ids
+
+    async def runs(self, holder: str) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.over.wait(), self.random.choice(LASTS))
+        del self.holders[holder]
+
+    # By name.
+
+    async def pod(self, name: str) -> None:
+        manager = self.manager
+        try:
+            admitted = await manager.admit(name, {GPU: self.random.choice((1, 1, 2))})
+        except KubeletError:
+            self.saw["a pod was refused"] += 1
+            return
+        if manager is self.manager:  # Else the kubelet died before the pod began.
+            self.saw["a pod ran"] += 1
+            self.has(name, admitted.devices[GPU])
+            await self.runs(name)
+        self.manager.remove(name)
+
+    # By claim.
+
+    async def call(self, ask: Callable[[Kubelet], Coroutine[Any, Any, Any]]) -> Any:
+        """Ask the driver until it answers, as a kubelet does again and again."""
+        while True:
+            with contextlib.suppress(
+                grpc.aio.AioRpcError, asyncio.CancelledError
+            ):  # Cancelled: its channel was closed.
+                if self.drivers:
+                    return await ask([*self.drivers.values()][-1])
+            self.saw["a driver was away"] += 1
+            await asyncio.sleep(0.2)
+
+    async def claim(self, name: str, device: str, uuid: str) -> None:
+        asked = ClaimName("ns", name, f"uid-{name}")
+        result = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "n1", "device": device}
+        status = {"allocation": {"devices": {"results": [result]}}}
+        self.server.put(f"{CLAIMS}/{name}", metadata={"uid": asked.uid, "namespace": "ns"}, status=status)
+        answer = (await self.call(lambda driver: driver.prepare(V1, asked)))[asked.uid]
+        if isinstance(answer, Refused):
+            self.saw["a claim was refused"] += 1
+        else:
+            self.saw["a claim ran"] += 1
+            self.has(name, (uuid,))
+            await self.runs(name)
+        assert (await self.call(lambda driver: driver.unprepare(V1, asked)))[asked.uid] is None
+        self.server.remove(f"{CLAIMS}/{name}")
+
+    def free(self) -> dict[str, str]:
+        """Choose a device as a scheduler does that may have old news of slices, and knows what it gave away."""
+        slices = self.random.choice(self.slices[-8:])
+        gone = {
+            result["device"]
+            for path, found in self.server.objects.items()
+            if path.startswith(CLAIMS)
+            for result in found["status"]["allocation"]["devices"]["results"]
+        }
+        return {name: uuid for name, uuid in slices.items() if name not in gone}
+
+    # What goes wrong.
+
+    def unhealthy(self, *ids: str) -> None:
+        rows = "".join(
+            f"    - {{uuid: {one}, device_nodes: [/dev/nvidia{number}]{', health: Unhealthy' if one in ids else ''}}}\n"
+            for number, one in enumerate(IDS)
+        )
+        self.profile.with_suffix(".new").write_text(f"resources:\n  {GPU}:\n    gpus:\n{rows}")
+        self.profile.with_suffix(".new").replace(self.profile)
+
+    async def start_gateway(self) -> None:
+        options = ["--dra", "on", "--node-name", "n1", "--kubeconfig", str(self.folder / "kubeconfig")]
+        command = gateway_command(self.plugins, self.folder / "state", self.profile, options=options)
+        command = [sys.executable, "-c", _RUN, str(self.folder / "cdi"), *command[3:]]
+        self.gateway = await GatewayProcess.launch(command, self.folder / "log")
+
+    async def start_kubelet(self) -> None:
+        """Start the next kubelet; it deletes the node's slices."""
+        manager = DeviceManager(behaviour("1.37"), self.plugins)
+        await manager.start([Demand(name, GPU, len(ids)) for name, ids in self.holders.items() if name[0] == "p"])
+        self.manager = manager
+        if SLICE in self.server.objects:
+            self.server.remove(SLICE)
+
+    async def fault(self) -> None:
+        what = self.random.choice(("killed", "ended", "kubelet", "kubelet", "away", "unhealthy"))
+        self.saw[what] += 1
+        if what == "killed":
+            await self.gateway.kill()
+            await self.start_gateway()
+        elif what == "ended":
+            await self.gateway.terminate()
+            await self.start_gateway()
+        elif what == "kubelet":
+            await self.manager.stop()
+            await self.start_kubelet()
+        elif what == "away":
+            await self.server.stop()
+            await asyncio.sleep(self.random.choice(LASTS))
+            await self.server.start()
+        else:
+            self.unhealthy(*self.random.sample(IDS, self.random.choice((0, 1))))
+
+    async def cross(self, to: str, *ids: str) -> list[str]:
+        """Order GPUs to a side; say where all of them are."""
+        try:
+            [path] = control.sockets(self.folder / "state")
+            answer = await control.ask(path, {"op": "cross", "to": to, "ids": list(ids)}, 5)
+        except (ControlError, OSError, ValueError):  # No gateway, or one that is too young.
+            self.saw["an order was refused"] += 1
+            return []
+        return [row["side"] for row in answer["boards"]]
+
+    # All at once.
+
+    async def watch(self) -> None:
+        """Do what a kubelet and a scheduler do all the time: find drivers, and look at slices."""
+        while True:
+            there = set(self.registry.glob("*.sock"))
+            for path in self.drivers.keys() - there:
+                await self.drivers.pop(path).channel.close()
+            for path in there - self.drivers.keys():
+                driver = Kubelet(path)
+                try:
+                    await driver.call(pluginregistration.GET_INFO)
+                    await driver.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
+                except grpc.aio.AioRpcError:
+                    await driver.channel.close()
+                else:
+                    self.drivers[path] = driver
+            devices = self.server.objects.get(SLICE, {}).get("spec", {}).get("devices", ())
+            free = {one["name"]: one["attributes"]["uuid"]["string"] for one in devices if not one.get("taints")}
+            self.slices.append(free)
+            await asyncio.sleep(0.05)
+
+    async def often(self, rate: float, do: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        while not self.over.is_set():
+            await asyncio.sleep(self.random.expovariate(rate))
+            await do()
+
+    async def rage(self, seconds: float) -> None:
+        async with asyncio.TaskGroup() as group:
+
+            async def begin() -> None:
+                self.number += 1
+                if free := [*self.free().items()]:
+                    group.create_task(self.claim(f"c{self.number}", *self.random.choice(free)))
+                else:
+                    group.create_task(self.pod(f"p{self.number}"))
+
+            async def order() -> None:
+                to = self.random.choice(("dra", "dra", "plugin"))
+                await self.cross(to, *self.random.sample(IDS, self.random.choice((0, 1, 2))))
+
+            for rate, do in ((8.0, begin), (1.0, order), (0.5, self.fault)):
+                group.create_task(self.often(rate, do))
+            await asyncio.sleep(seconds)
+            self.over.set()
+
+    async def has_begun(self) -> bool:
+        """Whether there is a GPU for a first claim."""
+        await self.cross("dra", IDS[0])
+        return bool(self.slices[-1])
+
+    async def all_at(self, to: str) -> bool:
+        """Whether all GPUs got to a side, and are on offer there."""
+        if [*await self.cross(to)] != [to] * len(IDS):
+            return False
+        return len(self.slices[-1]) == (len(IDS) if to == "dra" else 0)
+
+    @contextlib.asynccontextmanager
+    async def node(self) -> AsyncIterator[None]:
+        self.server.kubeconfig(self.folder / "kubeconfig")
+        await self.manager.start()
+        await self.start_gateway()
+        watching = asyncio.ensure_future(self.watch())
+        try:
+            await self.manager.wait(GPU, len(IDS), 30)
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            await self.gateway.kill()
+            await self.manager.stop()
+            for driver in self.drivers.values():
+                await driver.channel.close()
+
+
+@pytest.mark.parametrize("seed", range(STORMS))
+async def test_no_gpu_is_with_two_and_none_is_lost(seed: int, folder: Path, server: ApiServer) -> None:
+    storm = Storm(seed, folder, server)
+    async with storm.node():
+        await until(storm.has_begun, ENDS, every=0.2)
+        async with asyncio.timeout(SECONDS + ENDS):
+            await storm.rage(SECONDS)
+        storm.unhealthy()
+        assert storm.twice == []
+        for to in storm.random.sample(("dra", "plugin"), 2):
+            await until(lambda to=to: storm.all_at(to), ENDS, every=0.2)  # type: ignore[misc]
+            if to == "plugin":
+                await storm.manager.wait(GPU, len(IDS), 30)
+    assert "Traceback" not in (folder / "log").read_text()
+    assert storm.saw.keys() >= {"a pod ran", "a claim ran"}, storm.saw
