@@ -105,13 +105,14 @@ class Answering(Bridged):
         Raises:
             RefusedError: it doesn't have all of them.
         """
-        try:
-            async with asyncio.timeout(FIRST_LIST):
-                await self._heard.wait()
-        except TimeoutError:
-            self._heard.set()
-        if peer is not self.peer:
-            return False
+        if not self._heard.is_set():
+            try:
+                async with asyncio.timeout(FIRST_LIST):
+                    await self._heard.wait()
+            except TimeoutError:
+                self._heard.set()
+            if peer is not self.peer:
+                return False
         if unlisted := self._unlisted(device_ids):
             raise RefusedError(
                 Fault.NOT_FOUND,

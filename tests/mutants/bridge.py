@@ -144,8 +144,8 @@ MUTANTS = (
         "B5",
         "one that says nothing when it is back is asked for nothing",
         _CALLS,
-        "        except TimeoutError:\n            self._heard.set()\n",
-        "        except TimeoutError:\n            return False\n",
+        "            except TimeoutError:\n                self._heard.set()\n",
+        "            except TimeoutError:\n                return False\n",
         f"{_T}::test_one_that_comes_back_and_says_nothing_has_what_it_had",
     ),
     Mutant(

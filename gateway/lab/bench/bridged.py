@@ -1,4 +1,7 @@
-"""What the bridge costs over a plugin that is called directly, and whether a bridged plugin's end is seen by anybody."""
+"""What the bridge costs over a plugin that is called directly, and whether a bridged plugin's end is seen by anybody.
+
+``python -m gateway.lab.bench --only bridge``. Directly and through the bridge are called in turns, in the same minutes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +22,12 @@ from gateway.lab.bench.measure import Report, line, percentile, spread
 from gateway.lab.bench.node import Node, Unheard
 from gateway.lab.bench.presence import idle_cost
 from gateway.lab.gatewayproc import GatewayProcess
-from gateway.lab.kubelets.kubelet import Kubelet
+from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
 from gateway.lab.plugins.played import PlayedPlugin
 from gateway.lab.waiting import until
 
 NIC: Final = "vendor.example/nic"
+POD: Final = "pod"
 COUNT: Final = 8
 ALLOCATE_MS: Final = 1.5
 LIST_MS: Final = 200.0
@@ -31,6 +35,10 @@ RSS_MIB: Final = 75.0
 PLUGINS: Final = 30
 DEVICES: Final = 10_000
 RESTARTS, KILLS, UPGRADES = 100, 20, 10
+GENUINE: Final = "1.37"
+"""The kubelet, the genuine one where it is built."""
+PODS_EVERY: Final = 0.05
+"""Seconds between two pods."""
 SECONDS: Final = 30.0
 LOOK_EVERY: Final = 0.02
 LISTS: Final = 10
@@ -42,7 +50,7 @@ def _folder(node: Node) -> Path:
 
 async def _bridge(node: Node) -> tuple[Unheard, Kubelet]:
     """Start a gateway that only bridges, and a kubelet."""
-    kubelet = await node.kubelet()
+    kubelet = await node.kubelet(GENUINE, genuine=True)
     await kubelet.start()
     options = ("--backend", "none", "--bridge", str(node.root / "b"), "--log-level", "warning")
     gateway = await node.unheard(node.gateway_command(options))
@@ -88,7 +96,7 @@ async def _calls(report: Report, node: Node, times: int) -> None:
 async def _long_list(report: Report, node: Node, direct: Node) -> None:
     """Time a list until it is in the kubelet's records, through the bridge and directly, in turns."""
     _, bridged = await _bridge(node)
-    alone = await direct.kubelet()
+    alone = await direct.kubelet(GENUINE, genuine=True)
     await alone.start()
     well = [Device(f"dev-{number:05}") for number in range(DEVICES)]
     taken: dict[str, list[float]] = {"direct": [], "bridged": []}
@@ -141,50 +149,67 @@ async def _many(report: Report, node: Node) -> None:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen while plugins came and went."""
+    """What was seen while plugins came and went in one way."""
 
     allocatable: Counter[int] = field(default_factory=Counter)
     answered: int = 0
-    failed: int = 0
+    pods: int = 0
+    failed: list[str] = field(default_factory=list)
     slowest: float = 0.0
 
 
 async def _ends(report: Report, node: Node) -> None:
-    """Let a plugin restart, crash and be upgraded, under pods that come all the time."""
+    """Let a plugin restart, crash and be upgraded, under pods that come and calls that are made all the time."""
     _, kubelet = await _bridge(node)
     plugin = await node.plugin(_command(node))
     await kubelet.wait(NIC, COUNT, SECONDS)
-    seen = _Seen()
-    watching = asyncio.create_task(_watch(kubelet, seen))
-    calling = asyncio.create_task(_call(node, seen))
 
-    async def again(end: Callable[[GatewayProcess], Awaitable[object]], endpoint: str) -> None:
+    async def again(seen: _Seen, end: Callable[[GatewayProcess], Awaitable[object]], endpoint: str) -> None:
         nonlocal plugin
         await end(plugin)
         plugin = await node.plugin(_command(node, endpoint))
         await plugin.wait_for("registered", seconds=SECONDS)
-        answered = seen.answered
-        await until(lambda: seen.answered >= answered + 2 or bool(seen.failed), SECONDS)
+        answered, pods = seen.answered, seen.pods
+        await until(lambda: (seen.answered >= answered + 2 and seen.pods > pods) or bool(seen.failed), SECONDS)
 
-    for _ in range(RESTARTS):
-        await again(lambda one: one.terminate(), "played.sock")
-    for _ in range(KILLS):
-        await again(lambda one: one.kill(), "played.sock")
-    for number in range(UPGRADES):
-        await again(lambda one: one.terminate(), f"played-{number}.sock")
-    calling.cancel()
-    watching.cancel()
-    await asyncio.gather(calling, watching, return_exceptions=True)
+    async def many(what: str, end: Callable[[GatewayProcess], Awaitable[object]], endpoints: Sequence[str]) -> None:
+        seen = _Seen()
+        tasks = [asyncio.create_task(one) for one in (_watch(kubelet, seen), _call(node, seen), _admit(kubelet, seen))]
+        try:
+            for endpoint in endpoints:
+                await again(seen, end, endpoint)
+        finally:
+            for task in tasks:
+                task.cancel()
+            for one in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(one, Exception):
+                    seen.failed.append(repr(one))
+        await kubelet.remove(POD)
+        _told(report, f"{len(endpoints)} {what}", seen)
+
+    await many("restarts", lambda one: one.terminate(), ["played.sock"] * RESTARTS)
+    await many("kills", lambda one: one.kill(), ["played.sock"] * KILLS)
+    await many("upgrades", lambda one: one.terminate(), [f"played-{number}.sock" for number in range(UPGRADES)])
+
+
+def _told(report: Report, what: str, seen: _Seen) -> None:
     figures = {
         "Allocates answered": seen.answered,
-        "slowest (s)": round(seen.slowest, 2),
+        "pods": seen.pods,
+        "slowest Allocate (s)": round(seen.slowest, 2),
         "looks at allocatable": seen.allocatable.total(),
     }
-    report.figures["bridge: a plugin that ends"] = figures
-    what = f"{RESTARTS} restarts, {KILLS} kills, {UPGRADES} upgrades"
+    report.figures[f"bridge: {what}"] = figures
     worst = min(seen.allocatable, default=math.nan)
     report.bar(f"bridge: fewest allocatable in {what}", worst, COUNT, "devices", line(figures), exact=True)
-    report.bar(f"bridge: Allocates that failed in {what}", seen.failed, 0, "", exact=True)
+    report.bar(
+        f"bridge: Allocates and pods that failed in {what}",
+        len(seen.failed),
+        0,
+        "",
+        "; ".join(seen.failed[:3]),
+        exact=True,
+    )
 
 
 async def _watch(kubelet: Kubelet, seen: _Seen) -> None:
@@ -193,15 +218,29 @@ async def _watch(kubelet: Kubelet, seen: _Seen) -> None:
         await asyncio.sleep(LOOK_EVERY)
 
 
+async def _admit(kubelet: Kubelet, seen: _Seen) -> None:
+    """Let one pod come after the other: the kubelet's own Allocates."""
+    while not seen.failed:
+        try:
+            await kubelet.admit(POD, NIC, COUNT // 2)
+        except KubeletError as error:
+            seen.failed.append(str(error))
+            return
+        seen.pods += 1
+        await kubelet.remove(POD)
+        await asyncio.sleep(PODS_EVERY)
+
+
 async def _call(node: Node, seen: _Seen) -> None:
+    """Call Allocate on the gateway's own socket, one call after the other."""
     requests = allocate_requests([f"dev-{number}" for number in range(COUNT)])
     through = next(path for path in node.plugin_sockets() if path.is_relative_to(node.sockets))
     with Caller(through, f"{SERVICE}/Allocate", requests) as caller:
-        while True:
+        while not seen.failed:
             try:
                 [taken] = await asyncio.to_thread(caller.call, 1)
-            except (CallError, OSError):
-                seen.failed += 1
+            except (CallError, OSError) as error:
+                seen.failed.append(str(error))
                 return
             seen.answered += 1
             seen.slowest = max(seen.slowest, taken / 1e9)
