@@ -37,10 +37,6 @@ _DEADLINE = 2.0
 """Seconds for all that is asked of the kubelet in one look, and as many for its file."""
 _SHOWN_DEADLINE = 1.0
 """Seconds for a look on which it depends who serves."""
-_BOOKED_AFTER, _SELDOM = 0.05, 0.5
-"""Seconds until a list may be booked, doubled with each look, up to so many."""
-_TOO_OFTEN_WAITS = (0.02, 0.04, 0.08, 0.16)
-"""Seconds, at most, until a kubelet is asked again that was asked too often."""
 _OPTIONS = (
     # What the kubelet's own clients receive at most; 10 000 devices in their longest form are 1.5 MiB.
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),
@@ -152,18 +148,22 @@ async def holds(socket: Path, resource: str, devices: Sequence[Device], patience
     expected = frozenset(device.id for device in devices if device.health is Health.HEALTHY)
     if not listens(socket):
         return None
+    import tenacity  # noqa: PLC0415 - as in _ask
+
+    retrying = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_result(
+            lambda found: found is not None and found.get(resource, frozenset()) != expected
+        ),
+        wait=tenacity.wait_exponential(0.05, max=0.5),
+        stop=tenacity.stop_after_delay(patience),
+        retry_error_callback=lambda state: state.outcome.result() if state.outcome is not None else None,
+    )
     try:
         async with asyncio.timeout(patience + _DEADLINE), _channel(socket) as channel:
-            end, wait = asyncio.get_running_loop().time() + patience, _BOOKED_AFTER
-            while True:
-                found = await _allocatable(channel)
-                same = None if found is None else found.get(resource, frozenset()) == expected
-                if same is not False or asyncio.get_running_loop().time() >= end:
-                    return same
-                await asyncio.sleep(wait)
-                wait = min(2 * wait, _SELDOM)
+            found: dict[str, frozenset[str]] | None = await retrying(_allocatable, channel)
     except TimeoutError:
         return None
+    return None if found is None else found.get(resource, frozenset()) == expected
 
 
 def _channel(socket: Path) -> grpc.aio.Channel:
@@ -194,28 +194,27 @@ def _too_often(error: BaseException) -> bool:
     return isinstance(error, grpc.aio.AioRpcError) and "rate limit" in (error.details() or "")
 
 
-async def _answer(call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]) -> bytes:
-    waits = iter(_TOO_OFTEN_WAITS)
-    while True:
-        try:
-            return await call(b"", timeout=_DEADLINE)
-        except grpc.aio.AioRpcError as error:
-            if not _too_often(error) or (most := next(waits, None)) is None:
-                raise
-            await asyncio.sleep(_up_to(most))
-
-
 async def _ask(channel: grpc.aio.Channel, method: str, decode: Callable[[bytes], _Found]) -> _Found:
     call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
-    answer = await _answer(call)
+
+    async def ask() -> bytes:
+        return await call(b"", timeout=_DEADLINE)
+
+    try:
+        answer = await ask()
+    except grpc.aio.AioRpcError as error:
+        if not _too_often(error):
+            raise
+        import tenacity  # noqa: PLC0415 - 15 ms at a start that needs it for nothing
+
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(_too_often),
+            wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.2),
+            stop=tenacity.stop_after_attempt(4),
+            reraise=True,
+        )
+        answer = await retrying(ask)
     return await asyncio.to_thread(_alone, decode, answer)  # 10 000 devices take 15 ms, which an Allocate would wait
-
-
-def _up_to(seconds: float) -> float:
-    """Choose a time at random, so that clients who came at once don't come at once again."""
-    import random  # noqa: PLC0415 - paid by nodes whose kubelet is asked too often
-
-    return random.uniform(0, seconds)  # noqa: S311 - no secret
 
 
 def _alone(decode: Callable[[bytes], _Found], data: bytes) -> _Found:

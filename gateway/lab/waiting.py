@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import tenacity
+
 EVERY = 0.01
 """Seconds between two looks."""
 
@@ -28,6 +30,8 @@ async def until(
         found: Any = look()
         return bool(await found if isinstance(found, Awaitable) else found)
 
+    again = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_result(lambda is_so: not is_so), wait=tenacity.wait_fixed(every)
+    )
     async with asyncio.timeout(seconds):
-        while not await seen():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(every)
+        await again(seen)

@@ -25,6 +25,7 @@ IMPORTED = (
     "pynvml",
     "pytest",
     "structlog.testing",
+    "tenacity",
     "yaml",
 )
 """Libraries only, and of these none that starts a thread when it is imported: a fork keeps one thread."""
