@@ -8,6 +8,7 @@ RULES = {
     "SIM1": "a broken rule of registration breaks a promise in the simulation",
     "SIM2": "a broken rule of the ledger loses something in a simulated power cut, or between two gateways",
     "SIM3": "two who serve, one who never comes to rest, and a device in two pods are seen in the simulation",
+    "SIM4": "a schedule's number tells all that happens in it",
 }
 
 _PLAYED = ("-m", "gateway.lab.simulation.run", "--schedules", "1000")
@@ -105,6 +106,32 @@ MUTANTS = (
         _TEST,
         command=_PLAYED,
         says="a cordon that was lifted is back",
+    ),
+    Mutant(
+        "SIM2",
+        "what a kubelet is told of isn't written",
+        "gateway/memory/tables.py",
+        "        changed = self.put(resource, table, {device_id: row(one) for device_id, one in news.items()})",
+        "        changed = False",
+        _TEST,
+        command=_PLAYED,
+        says="which a kubelet was told of",
+    ),
+    Mutant(
+        "SIM4",
+        "what may change is shared by the copies of an opening",
+        "gateway/lab/simulation/opening.py",
+        "        if not isinstance(value, (Enum, Behaviour, type)) and not _is_frozen(value):",
+        "        if not isinstance(value, (Enum, Behaviour, type, dict)) and not _is_frozen(value):",
+        "tests/unit/test_simulation.py::test_a_copy_of_an_opening_goes_on_as_the_opening_itself_does",
+    ),
+    Mutant(
+        "SIM4",
+        "the order of a set decides which device a pod gets",
+        "gateway/lab/simulation/kubelet.py",
+        "sorted(sorted(claim.available - claim.taken), key",
+        "sorted(claim.available - claim.taken, key",
+        "tests/unit/test_simulation.py::test_a_schedule_is_played_again_to_the_letter",
     ),
     Mutant(
         "SIM3",

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, Final
+from enum import Enum
+from heapq import heappop as _pop
+from heapq import heappush as _push
+from typing import Any, Final, Protocol
 
 QUICK: Final = 0.0002
 """Seconds that a message takes at least."""
 
 Timer = list[Any]
-"""A call that is due: its time, its number, the function and its arguments. ``stop`` takes the function out."""
+"""A call that is due: its time, its number, the function, its arguments and who makes it. ``stop`` takes the function out."""
+
+
+class Doer(Protocol):
+    """Who makes calls only while it lives, and later where it is stopped."""
+
+    alive: bool
+    frozen: bool
+    backlog: list[tuple[Callable[..., None], tuple[Any, ...]]]
+    """What became due while it was stopped."""
 
 
 class Clock:
@@ -20,7 +31,7 @@ class Clock:
 
     def __init__(self, seed: int) -> None:
         self.now = 0.0
-        self.met: Counter[str] = Counter()
+        self.met: defaultdict[str, int] = defaultdict(int)
         """What was met in this schedule, by the names of ``sometimes.STATES``."""
         self.trace: list[str] | None = None
         """What happened, line by line, where somebody wants to read it."""
@@ -31,16 +42,29 @@ class Clock:
     def after(self, seconds: float, call: Callable[..., None], *args: Any) -> Timer:
         """Have ``call`` called ``seconds`` from now; of calls at one moment, in the order in which they were asked for."""
         self._count += 1
-        timer = [self.now + seconds, self._count, call, args]
-        heapq.heappush(self._due, timer)
+        timer = [self.now + seconds, self._count, call, args, None]
+        _push(self._due, timer)
+        return timer
+
+    def by(self, doer: Doer, seconds: float, call: Callable[..., None], args: tuple[Any, ...]) -> Timer:
+        """Have ``doer`` make a call ``seconds`` from now: not after its death, and not while it is stopped."""
+        self._count += 1
+        timer = [self.now + seconds, self._count, call, args, doer]
+        _push(self._due, timer)
         return timer
 
     def run(self, until: float) -> None:
         """Make all calls that are due, up to a moment."""
         due = self._due
         while due and due[0][0] <= until:
-            self.now, _, call, args = heapq.heappop(due)
-            if call is not None:
+            self.now, _, call, args, doer = _pop(due)
+            if call is None:
+                continue
+            if doer is None:
+                call(*args)
+            elif doer.frozen:
+                doer.backlog.append((call, args))
+            elif doer.alive:
                 call(*args)
         self.now = until
 
@@ -54,7 +78,8 @@ class Clock:
     def tell(self, *words: object) -> None:
         """Note what happened, where somebody wants to read it."""
         if self.trace is not None:
-            self.trace.append(f"{self.now:10.4f}  {' '.join(map(str, words))}")
+            told = (word.value if isinstance(word, Enum) else word for word in words)
+            self.trace.append(f"{self.now:10.4f}  {' '.join(map(str, told))}")
 
 
 def stop(timer: Timer | None) -> None:

@@ -15,7 +15,6 @@ import pkgutil
 import stat
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from types import SimpleNamespace
 from typing import Any, Final, Self
 
 import gateway.memory
@@ -30,6 +29,21 @@ class KilledError(BaseException):
 
 class WaitsError(BaseException):
     """The process would wait for a lock that another one holds: it is to try again later."""
+
+
+class _Told:
+    """What ``os.lstat`` tells, as far as the ledger asks for it."""
+
+    __slots__ = ("st_ctime_ns", "st_ino", "st_mode", "st_mtime_ns", "st_size")
+    st_dev: Final = 1
+    st_uid: Final = os.geteuid()
+
+    def __init__(self, number: int, changed: int, size: int, mode: int) -> None:
+        self.st_ino, self.st_size, self.st_mode = number, size, mode
+        self.st_ctime_ns = self.st_mtime_ns = changed
+
+
+_FOLDER: Final = _Told(0, 0, 0, stat.S_IFDIR | 0o700)
 
 
 class _File:
@@ -51,7 +65,7 @@ class Disk:
     """
 
     def __init__(self, random: Callable[[], float], now: Callable[[], float]) -> None:
-        self._random, self._now = random, now
+        self.random, self._now = random, now
         self._names: dict[str, _File] = {}
         self._flushed_names: dict[str, _File] = {}
         self._changes: list[tuple[str, _File | None]] = []
@@ -75,15 +89,15 @@ class Disk:
         """Forget what wasn't flushed, or a part of it."""
         names = dict(self._flushed_names)
         for name, file in self._changes:
-            if self._random() < 0.5:
+            if self.random() < 0.5:
                 if file is None:
                     names.pop(name, None)
                 else:
                     names[name] = file
         for file in {*names.values()}:
             if file.flushed != file.data:
-                kept = int(self._random() * (len(file.data) + 1))
-                file.data = file.data[:kept] if self._random() < 0.7 else file.flushed
+                kept = int(self.random() * (len(file.data) + 1))
+                file.data = file.data[:kept] if self.random() < 0.7 else file.flushed
                 file.flushed = file.data
         self._names, self._flushed_names, self._changes = names, dict(names), []
         self._open.clear()
@@ -165,7 +179,7 @@ class Disk:
     def lstat(self, path: Place) -> Any:
         """Tell of a file."""
         if path.name == Place.FOLDER:
-            return SimpleNamespace(st_uid=os.geteuid(), st_mode=stat.S_IFDIR | 0o700)
+            return _FOLDER
         return self._told(self._find(path))
 
     def unlink(self, path: Place) -> None:
@@ -226,15 +240,7 @@ class Disk:
         return file
 
     def _told(self, file: _File) -> Any:
-        return SimpleNamespace(
-            st_dev=1,
-            st_ino=file.number,
-            st_ctime_ns=file.changed,
-            st_mtime_ns=file.changed,
-            st_size=len(file.data),
-            st_mode=stat.S_IFREG | file.mode,
-            st_uid=os.geteuid(),
-        )
+        return _Told(file.number, file.changed, len(file.data), stat.S_IFREG | file.mode)
 
     def _time(self) -> int:
         self._numbers += 1
@@ -321,6 +327,7 @@ class Mounted:
 
     def __init__(self) -> None:
         self._disk: Disk | None = None
+        self.geteuid = os.geteuid
         for module, constants in ((os, "O_"), (fcntl, "LOCK_")):
             self.__dict__.update({name: getattr(module, name) for name in dir(module) if name.startswith(constants)})
 
@@ -336,7 +343,7 @@ class Mounted:
 
     def scandir(self, _: Any) -> list[Any]:
         """List the folder as ``os.scandir`` does, as far as names go."""
-        return [SimpleNamespace(path=name, name=name) for name in self._there.names()]
+        return [Place(self._there, name) for name in self._there.names()]
 
     def fdopen(self, descriptor: int, *_: Any, **__: Any) -> _Reading:
         """Open a descriptor for one read."""

@@ -42,18 +42,11 @@ class Process:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.alive, self.frozen = True, False
-        self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def later(self, seconds: float, call: Callable[..., None], *args: Any) -> Timer:
         """Have ``call`` called by this process: not after its death, and not while it is stopped."""
-        return self.clock.after(seconds, self.run, call, args)
-
-    def run(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Make a call that is due."""
-        if self.frozen:
-            self._backlog.append((call, args))
-        elif self.alive:
-            call(*args)
+        return self.clock.by(self, seconds, call, args)
 
     def freeze(self) -> None:
         """Stop, as SIGSTOP does: the kernel still takes connections."""
@@ -62,9 +55,9 @@ class Process:
     def thaw(self) -> None:
         """Go on with all that came meanwhile."""
         self.frozen = False
-        backlog, self._backlog = self._backlog, []
+        backlog, self.backlog = self.backlog, []
         for call, args in backlog:
-            self.clock.after(0.0, self.run, call, args)
+            self.clock.by(self, 0.0, call, args)
 
 
 class Gateway(Process):
@@ -115,7 +108,7 @@ class Gateway(Process):
 
     def thaw(self) -> None:
         """Go on with all that came meanwhile; the watch reads it all, and looks at folders first."""
-        self.clock.after(0.0, self.run, self.look, ())
+        self.later(0.0, self.look)
         super().thaw()
 
     def die(self) -> None:
@@ -363,17 +356,14 @@ class Gateway(Process):
 
     def _lease(self, other: Age) -> None:
         """Learn when a gateway that can't talk is gone."""
-        if other not in self._leases:
-            self._leases.add(other)
-            self._while_there(other)
+        self._leases.add(other)
 
-    def _while_there(self, other: Age) -> None:
-        found = self.node.by_age(other)
-        if found is not None and found.alive:
-            self.later(LEASE_AGAIN, self._while_there, other)
-        else:
+    def died(self, other: Age) -> None:
+        """Take notice of another gateway's death: the folders show it, and its lease."""
+        self.later(self.clock.latency(), self.look)
+        if other in self._leases:
             self._leases.discard(other)
-            self.look()
+            self.later(LEASE_AGAIN * self.clock.random(), self.look)
 
     def _resume(self) -> None:
         self.standing_by_for = None

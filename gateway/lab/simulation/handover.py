@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 ASK_TIME, GRACE, AGAIN, AGAIN_MOST, FAREWELL = 0.15, 0.25, 5.0, 320.0, 0.2
 """As in ``gateway.handover.talk``, in seconds."""
+_IDLE: Final = (Standing.IDLE, Standing.OUT, Standing.REFUSED)
 _SETTLE_STEPS: Final = 50
 """How often in a row a decision may change the next one: more is going round."""
 
@@ -103,8 +104,9 @@ class Handover:
     def changed(self) -> None:
         """Take notice that our standing may have changed."""
         for partner in [*self.partners.values()]:
-            if partner.state is not None and partner.state.standing is not self._gateway.plugin.standing:
-                self._feed(partner, Stood(self._gateway.plugin.standing))
+            stands = self._gateway.plugin.standing
+            if partner.state is not None and partner.state.standing is not stands:
+                self._feed(partner, Stood(stands))
 
     def unserved(self) -> None:
         """Take notice that the kubelet's records lack what a partner is to serve."""
@@ -114,12 +116,10 @@ class Handover:
 
     def defers_to(self) -> Age | None:
         """Return the gateway that is to serve instead."""
-        if not self.partners or self._gateway.plugin.standing is Standing.BUSY:
+        if not self.partners:
             return None
-        return max(
-            (one.age for one in self.partners.values() if one.state is not None and one.state.stage in DEFERRING),
-            default=None,
-        )
+        to = [one.age for one in self.partners.values() if one.state is not None and one.state.stage in DEFERRING]
+        return max(to) if to and self._gateway.plugin.standing is not Standing.BUSY else None
 
     def decides(self, peer: Age) -> bool:
         """Tell whether what ``peer`` serves is settled here, not by age alone."""
@@ -128,8 +128,7 @@ class Handover:
             return True
         far = gateway.node.by_age(peer)
         both = gateway.talks and far is not None and far.talks
-        idle = gateway.plugin.standing in {Standing.IDLE, Standing.OUT, Standing.REFUSED}
-        if idle or self._closed or peer < gateway.age or not both:
+        if self._closed or peer < gateway.age or not both or gateway.plugin.standing in _IDLE:
             return False
         if peer not in self._first_seen:
             self._first_seen[peer] = self._clock.now
@@ -158,7 +157,7 @@ class Handover:
         other = Partner(self._gateway.age)
         partner.far, other.far = (far, other), (self._gateway, partner)
         partner.last = self._clock.now + self._clock.latency()
-        far.clock.after(partner.last - self._clock.now, far.run, far.handover._met, (other,))  # noqa: SLF001 - its other half
+        far.later(partner.last - self._clock.now, far.handover._met, other)  # noqa: SLF001 - its other half
 
     def _met(self, partner: Partner) -> None:
         if partner.gone:
@@ -178,8 +177,8 @@ class Handover:
         far, other = partner.far
         partner.last = max(partner.last, self._clock.now + self._clock.latency() * 0.5)
         until = self._clock.now + ASK_TIME
-        self._clock.tell(self._gateway.label, "says", say.value, "to", far.label)
-        self._clock.after(partner.last - self._clock.now, far.run, far.handover._hear, (other, say, until))  # noqa: SLF001
+        self._clock.tell(self._gateway.label, "says", say, "to", far.label)
+        far.later(partner.last - self._clock.now, far.handover._hear, other, say, until)  # noqa: SLF001
 
     def _hear(self, partner: Partner, say: Say, until: float) -> None:
         if partner.gone or partner.age not in self.partners:
@@ -202,7 +201,7 @@ class Handover:
         if partner.far is not None:
             far, other = partner.far
             after = max(partner.last - self._clock.now, 0.0) + self._clock.latency() * 0.2
-            self._clock.after(after, far.run, far.handover._part, (other,))  # noqa: SLF001 - its other half
+            far.later(after, far.handover._part, other)  # noqa: SLF001 - its other half
 
     def _part(self, partner: Partner) -> None:
         if partner.gone:

@@ -115,7 +115,8 @@ class Kubelet:
         self.node, self.clock, self.behaviour = node, node.clock, behaviour
         self.id = KubeletId(1, 1, number)
         self.started_at = self.clock.now
-        self.alive = True
+        self.alive, self.frozen = True, False
+        self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.faults = node.faults
         self.clean = node.settled
         """Whether nothing went wrong since its start that may cost a second Register."""
@@ -148,11 +149,7 @@ class Kubelet:
         self.streams.clear()
 
     def _later(self, seconds: float, call: Callable[..., None], *args: Any) -> None:
-        self.clock.after(seconds, self._unless_dead, call, args)
-
-    def _unless_dead(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
-        if self.alive:
-            call(*args)
+        self.clock.by(self, seconds, call, args)
 
     # Registration.
 
@@ -392,7 +389,7 @@ class Kubelet:
                 if claim is None:
                     done(self.books.ids(pod, "main", RESOURCE), "")
                     return
-                claim.take(sorted(claim.available - claim.taken, key=lambda _: self.clock.random()))
+                claim.take(sorted(sorted(claim.available - claim.taken), key=lambda _: self.clock.random()))
                 ids = frozenset(claim.taken)
         except KubeletError as error:
             self._refused(pod, error.message, done)
@@ -402,7 +399,7 @@ class Kubelet:
         if plugin is None or not plugin.server or not plugin.server.listens or plugin.stopped is not None:
             self._refused(pod, "nobody to allocate from", done)
             return
-        waiting = self.clock.after(ALLOCATE_SECONDS, self._unless_dead, self._refused, (pod, "no answer", done))
+        waiting = self.clock.by(self, ALLOCATE_SECONDS, self._refused, (pod, "no answer", done))
 
         def answered(error: str) -> None:
             if waiting[2] is not None:

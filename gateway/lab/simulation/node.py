@@ -21,6 +21,9 @@ FOUND_WITHIN, FOUND_LATE, POLL = 0.004, 0.05, 5.0
 (``gateway.kubelet.watch``)."""
 
 
+_AT_REST: Final = (Phase.SERVING, Phase.STANDBY, Phase.OUT)
+
+
 class BrokenError(Exception):
     """A promise is broken."""
 
@@ -30,12 +33,14 @@ class Node:
 
     def __init__(self, seed: int) -> None:
         self.clock = Clock(seed)
-        self.disks = {talks: Disk(self.clock.random, lambda: 1.7e9 + self.clock.now) for talks in (True, False)}
+        self.disks = {talks: Disk(self.clock.random, self._day) for talks in (True, False)}
         """The state directory, and that of a gateway that has its own."""
         self.faults = Faults()
         self.names: dict[str, Gateway] = {}
         """The names of sockets in the kubelet's directory."""
         self.gateways: list[Gateway] = []
+        self._alive: list[Gateway] = []
+        """The living ones; another list after each start and death, so that whoever goes through one may kill."""
         self.pods: dict[str, frozenset[str]] = {}
         """The living pods, and what they were given."""
         self.ended: set[str] = set()
@@ -50,6 +55,10 @@ class Node:
         """What kubelets were told of by gateways of each state directory."""
         self.lied = False
         """Whether a disk has lied: what it forgot is not the ledger's doing."""
+
+    def _day(self) -> float:
+        """The time of day, in seconds since 1970."""
+        return 1.7e9 + self.clock.now
 
     # Kubelets.
 
@@ -74,6 +83,8 @@ class Node:
             self.clock.tell("kubelet dies")
             self.judge_registers()
             self.kubelet.die()
+            for gateway in self._alive:
+                gateway.plugin.hung_up(self.kubelet)
             self._admitting = False
             self.pods = {pod: ids for pod, ids in self.pods.items() if ids}
 
@@ -133,6 +144,7 @@ class Node:
         """Start one more gateway."""
         gateway = Gateway(self, len(self.gateways) + 1, **how)
         self.gateways.append(gateway)
+        self._alive = [*self._alive, gateway]
         if others := self.others(gateway):
             self.clock.met["two gateways live"] += 1
             self.kubelet.clean = False
@@ -141,15 +153,15 @@ class Node:
 
     def alive(self) -> list[Gateway]:
         """List the living gateways."""
-        return [gateway for gateway in self.gateways if gateway.alive]
+        return self._alive
 
     def others(self, gateway: Gateway) -> list[Gateway]:
         """List the other living gateways."""
-        return [one for one in self.gateways if one.alive and one is not gateway]
+        return [one for one in self._alive if one is not gateway]
 
     def peers(self, gateway: Gateway) -> list[Age]:
         """List the other gateways that have published their folder."""
-        return [one.age for one in self.gateways if one.published and one is not gateway]
+        return [one.age for one in self._alive if one.published and one is not gateway]
 
     def by_age(self, age: Age) -> Any:
         """Find a gateway."""
@@ -158,8 +170,9 @@ class Node:
     def died(self, gateway: Gateway) -> None:
         """Take a dead gateway's names away when the next one sweeps; who looks at folders hears of it."""
         self.kubelet.clean = False
-        for one in self.others(gateway):
-            one.later(self.clock.latency(), one.look)
+        self._alive = self.others(gateway)
+        for one in self._alive:
+            one.died(gateway.age)
 
     def names_of(self, age: Age) -> frozenset[str]:
         """Give a gateway's names in the socket directory."""
@@ -256,8 +269,7 @@ class Node:
         client = kubelet.serves
         if client is None or client.server.label != serving[0]:
             return f"the kubelet allocates from {client and client.server.label}, and {serving[0]} serves"
-        at_rest = {Phase.SERVING, Phase.STANDBY, Phase.OUT}
-        if rest := [one for one in self.alive() if one.begun and one.able and one.plugin.machine.phase not in at_rest]:
+        if rest := [one for one in self.alive() if one.begun and one.able and one.plugin.machine.phase not in _AT_REST]:
             return f"{rest[0].label} is {rest[0].plugin.machine.phase.value}"
         return ""
 

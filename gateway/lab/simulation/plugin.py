@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from adapters.registry import by_name
@@ -23,6 +24,10 @@ BOOKS_PATIENCE: Final = 0.8
 """Seconds that a kubelet is given to book a list."""
 
 
+_of: Final = attrgetter("_value_")
+"""A timer's name, many times a schedule: what ``value`` gives, without the Python that ``enum`` runs for it."""
+
+
 class Plugin:
     """The resource of one gateway."""
 
@@ -35,6 +40,8 @@ class Plugin:
         self._heeded: int | None = None
         self._timers: dict[str, Timer] = {}
         self._sent = 0
+        self._call: tuple[Kubelet, Callable[[str, str], None]] | None = None
+        """The Register that a kubelet hasn't answered: which one, and what takes the answer."""
         self.cuts = 0
         self.unchecked = False
         """Whether the kubelet's records couldn't be asked."""
@@ -50,16 +57,17 @@ class Plugin:
         for action in actions:
             _ACTS[type(action)](self, action)
         if self.machine.phase is not before.phase:
-            self._clock.tell(self._gateway.label, self.machine.phase.value)
+            self._clock.tell(self._gateway.label, self.machine.phase)
         self._gateway.stood()
 
     def _set_timer(self, action: events.SetTimer) -> None:
-        stop(self._timers.get(action.timer.value))
+        timer = _of(action.timer)
+        stop(self._timers.get(timer))
         jittered = action.seconds * (1 + self._clock.random() / 4)
-        self._timers[action.timer.value] = self._gateway.later(jittered, self.feed, events.Fired(action.timer))
+        self._timers[timer] = self._gateway.later(jittered, self.feed, events.Fired(action.timer))
 
     def _cancel_timer(self, action: events.CancelTimer) -> None:
-        stop(self._timers.pop(action.timer.value, None))
+        stop(self._timers.pop(_of(action.timer), None))
 
     def _offer(self, offer: events.SendRegister) -> None:
         self._sent = offer.attempt
@@ -109,22 +117,21 @@ class Plugin:
 
         def reply(code: str, details: str) -> None:
             if waiting[2] is not None and not given_up():
-                waiting[2] = None
+                waiting[2] = self._call = None
                 self._gateway.later(self._clock.latency(), self._replied, offer, code, details)
 
         def given_up() -> bool:
             return self._sent != offer.attempt or not self._gateway.alive
 
-        def lost() -> None:
-            if not kubelet.alive:
-                reply("UNAVAILABLE", "")
-            elif waiting[2] is not None and not given_up():
-                self._gateway.later(0.5, lost)
-
-        self._gateway.later(0.5, lost)
+        self._call = kubelet, reply
         self._clock.after(
             self._clock.latency(), kubelet.register, self._gateway, offer.name, offer.dialect, reply, given_up
         )
+
+    def hung_up(self, kubelet: Kubelet) -> None:
+        """The kubelet is dead: a call that it hasn't answered ends."""
+        if self._call is not None and self._call[0] is kubelet:
+            self._call[1]("UNAVAILABLE", "")
 
     def _replied(self, offer: events.SendRegister, code: str, details: str) -> None:
         if self._sent != offer.attempt:
@@ -218,8 +225,10 @@ class Plugin:
         )
         machine = self.machine
         stands = standing(machine.phase, streams=streaming, refused=machine.refused)
+        if stands is not Standing.IDLE:
+            return stands
         unfit = not self._gateway.devices or (self._gateway.kubelet_listens and not self._gateway.able)
-        return Standing.OUT if stands is Standing.IDLE and unfit else stands
+        return Standing.OUT if unfit else stands
 
     @property
     def level(self) -> Level | None:

@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.lab.simulation import disk
+from gateway.lab.simulation import disk, opening
 from gateway.lab.simulation.schedule import WEIGHTS, Player, Schedule, Step, schedule
 
 SCHEDULES: Final = 1_000_000
@@ -83,7 +83,8 @@ def play(numbers: Sequence[int]) -> Found:
     """Play schedules by number."""
     found = Found(Counter(), {})
     for number in numbers:
-        player = Player(schedule(number))
+        script = schedule(number)
+        player = Player(script, opening.copied(script.kubelet, script.seed))
         if broken := player.play():
             found.broken[number] = broken
         found.met.update(player.clock.met)
@@ -111,12 +112,12 @@ def _smaller(steps: tuple[Step, ...]) -> Iterator[tuple[Step, ...]]:
 
 
 def _fails(script: Schedule) -> bool:
-    return bool(Player(script).play())
+    return bool(Player(script, opening.played(script.kubelet, script.seed)).play())
 
 
 def tell(script: Schedule) -> str:
     """Play one schedule, print all that happens, and return the promise that it breaks."""
-    player = Player(script, traced=True)
+    player = Player(script, opening.played(script.kubelet, script.seed, []))
     broken = player.play()
     print(msgspec.json.encode(script).decode())
     trace = player.clock.trace or []

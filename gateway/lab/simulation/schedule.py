@@ -83,15 +83,13 @@ def schedule(seed: int) -> Schedule:
 
 
 class Player:
-    """Plays one schedule."""
+    """Plays one schedule, on a node that has its opening behind it (``opening``)."""
 
-    def __init__(self, script: Schedule, *, traced: bool = False) -> None:
-        self.script, self.node = script, Node(script.seed)
+    def __init__(self, script: Schedule, node: Node) -> None:
+        self.script, self.node = script, node
         self.clock = self.node.clock
         self._orders = self._done = 0
         """How many orders an operator gave, and how many were carried out: of two at once, nobody knows which is the last."""
-        if traced:
-            self.clock.trace = []
 
     def play(self) -> str:
         """Play it; return the promise that was broken, empty where all were kept."""
@@ -103,8 +101,6 @@ class Player:
 
     def _play(self) -> None:
         node, clock = self.node, self.clock
-        node.start_kubelet(KUBELETS[self.script.kubelet])
-        node.start_gateway(looks=0.05)
         for step in self.script.steps:
             clock.after(step.at - clock.now, self._do, step)
         end = max((step.at + step.lasts for step in self.script.steps), default=0.0)
