@@ -39,10 +39,10 @@ REST: Final = ""
 """The row of all boards that have none. Where it is missing, nothing is known: the state file is new, or was lost."""
 LOOK_AGAIN: Final = 0.1
 """Seconds between two looks at boards that nobody may hold, while they move."""
+WAIT: Final = 0.5
+"""The same, where somebody holds every one of them: nobody says when the kubelet takes a pod for ended."""
 SETTLE: Final = 0.5
 """Seconds from a lowered allocatable until devices are withheld: what the scheduler gave away before that still gets them."""
-WAIT: Final = 1.0
-"""The same, where somebody holds every one of them."""
 _log = structlog.get_logger()
 
 
@@ -168,6 +168,10 @@ class Crossing:
     def claimed(self) -> None:
         """Take note that a claim got devices, or gave them back: the list says who has them."""
         self._stale = True
+        self._wake.set()
+
+    def ended(self) -> None:
+        """Take note that pods ended: what they held may go on."""
         self._wake.set()
 
     def missed(self, wanted: Iterable[str]) -> None:

@@ -237,7 +237,7 @@ class Door:
         self.update()
         self._inside.beliefs.look_within(0)
         ask = pods_of(self._api, self._settings.node_name)
-        work = [_mind_over(self._drivers, self._read), self._records.mind(ask, self.update)]
+        work = [_mind_over(self._drivers, self._read), self._records.mind(ask, self._pods_ended)]
         if self.crossing is not None:
             work.append(self.crossing.run())
         minding = [asyncio.ensure_future(one) for one in work]
@@ -257,6 +257,11 @@ class Door:
         finally:
             for one in minding:
                 one.cancel()
+
+    def _pods_ended(self) -> None:
+        self.update()
+        if self.crossing is not None:
+            self.crossing.ended()
 
     async def close(self) -> None:
         """End it: sockets first, so that another instance is called."""

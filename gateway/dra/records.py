@@ -7,6 +7,7 @@ never. So a pod that only the checkpoint names counts as long as the API server 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from pathlib import Path
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
     from gateway.kubelet.view import View
     from gateway.kubernetes.client import Client
 
+ASK_FIRST: Final = 0.2
+"""Seconds between two questions which pods there are, while an answer may set a device free: the API server hears of a pod's end a
+moment after the kubelet took it for ended."""
 ASK_AGAIN: Final = 10.0
-"""Seconds between two questions which pods there are, while an answer may set a device free."""
+"""The same, where the same pods go on not to end."""
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 _HASH: Final = "kubernetes.io/config.hash"
 """The annotation of a mirror pod by which the kubelet knows its static pod."""
@@ -86,6 +90,10 @@ class Records:
         self._doubted: dict[str, frozenset[str]] = {}
         """The UIDs of the pods that only the checkpoint names, by resource."""
         self._doubt = asyncio.Event()
+        self._known: frozenset[str] = frozenset()
+        """Those of them that were asked about."""
+        self._news = asyncio.Event()
+        """Set where one is doubted that wasn't asked about."""
 
     def taken(self, resource: str) -> Taken | None:
         """Say what is taken; while the records can't be read, their last word counts. None: they never could be."""
@@ -97,18 +105,23 @@ class Records:
             self._doubted[resource] = frozenset(remembered_only(last.view, resource).values())
             if self._doubted[resource] - self._ended:
                 self._doubt.set()
+            if self._doubted[resource] - self._known:
+                self._news.set()
             offered = (last.view.allocatable or {}).get(resource, frozenset())
             self._taken[resource] = Taken(still_held(held, last.view, resource, self._ended), offered)
         return self._taken.get(resource)
 
     async def mind(self, ask: Callable[[], Awaitable[list[Pod]]], changed: Callable[[], None]) -> None:
         """Ask which pods there are while that matters, for ever; say when it may have made a difference."""
-        failures = 0
+        failures, wait = 0, ASK_FIRST
         while True:
             await self._doubt.wait()
             self._doubt.clear()
             # Named before it is asked: who isn't there then was, and is no more.
             doubted: frozenset[str] = frozenset().union(*self._doubted.values())
+            wait = ASK_FIRST if doubted - self._known else min(2 * wait, ASK_AGAIN)
+            self._known = doubted
+            self._news.clear()
             try:
                 pods = living(await ask())
             except KubernetesError as error:
@@ -119,7 +132,8 @@ class Records:
             failures, before, self._ended = 0, self._ended, doubted - pods
             if self._ended - before:
                 changed()
-            await asyncio.sleep(ASK_AGAIN)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), wait)
 
     def _is_settled(self, last: Look) -> bool:
         """Whether the kubelet that was asked had been there for so long that it has heard of its pods, however young we are."""

@@ -248,6 +248,22 @@ MUTANTS = (
     ),
     Mutant(
         "DRA5",
+        "a pod that was there a moment ago is not asked for soon",
+        "gateway/dra/records.py",
+        "wait = ASK_FIRST if doubted",
+        "wait = ASK_AGAIN if doubted",
+        f"{_DRIVEN}::test_a_pods_end_is_asked_for_until_it_is_known_and_at_once_for_another",
+    ),
+    Mutant(
+        "DRA5",
+        "a pod that nobody asked for waits for the others'",
+        "gateway/dra/records.py",
+        "                self._news.set()",
+        "                pass",
+        f"{_DRIVEN}::test_a_pods_end_is_asked_for_until_it_is_known_and_at_once_for_another",
+    ),
+    Mutant(
+        "DRA5",
         "a kubelet that just began is believed",
         "gateway/dra/records.py",
         "last.unix - kubelet.mtime_ns / 1e9 >= AFTER_START",

@@ -530,6 +530,7 @@ class Books:
 
 
 async def test_a_pod_that_the_checkpoint_alone_names_counts_while_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "ASK_FIRST", 0.0)
     monkeypatch.setattr(records, "ASK_AGAIN", 0.0)
     books, pods, news = Books(a="u/c"), {"u"}, asyncio.Event()
     answer: asyncio.Event = asyncio.Event()
@@ -556,6 +557,32 @@ async def test_a_pod_that_the_checkpoint_alone_names_counts_while_it_is_there(mo
     assert found is not None
     assert "c" in found.held
     assert "a" not in found.held
+    minding.cancel()
+    await asyncio.gather(minding, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("first", "comes"), [(0.01, {}), (60.0, {"b": "v/c"})])
+async def test_a_pods_end_is_asked_for_until_it_is_known_and_at_once_for_another(
+    monkeypatch: pytest.MonkeyPatch, first: float, comes: dict[str, str]
+) -> None:
+    monkeypatch.setattr(records, "ASK_FIRST", first)
+    books, pods, asked, news = Books(a="u/c"), {"u"}, asyncio.Event(), asyncio.Event()
+    of = Records(cast("Beliefs", books), books.held, Path("/none"))
+
+    async def ask() -> list[Pod]:
+        asked.set()
+        return [msgspec.convert({"metadata": {"uid": uid}}, Pod) for uid in pods]
+
+    minding = asyncio.ensure_future(of.mind(ask, news.set))
+    assert of.taken(GPU) == Taken(frozenset("a"))
+    await asked.wait()
+    await asyncio.sleep(0)
+    pods.clear()  # The API server heard of it.
+    books.put(a="u/c", **comes)
+    of.taken(GPU)
+    async with asyncio.timeout(5):
+        await news.wait()
+    assert of.taken(GPU) == Taken(frozenset())
     minding.cancel()
     await asyncio.gather(minding, return_exceptions=True)
 

@@ -138,15 +138,24 @@ class DraNode:
         answer = await control.ask(path, asked, PATIENCE)
         return {row["id"]: row["side"] for row in answer["boards"]}
 
-    async def stand(self, sides: Mapping[str, str]) -> None:
+    async def stand(self, sides: Mapping[str, str], seconds: float = PATIENCE) -> None:
         """Wait until GPUs are where they are to be."""
 
         async def all_are() -> bool:
             return sides.items() <= (await self.cross("dra", dry_run=True)).items()
 
-        await until(all_are, PATIENCE, every=EVERY)
+        await until(all_are, seconds, every=EVERY)
 
     # What is there.
+
+    async def allocatable(self, count: int = GPUS) -> None:
+        """Wait until the node says that the scheduler may give so many GPUs by name."""
+
+        async def said() -> bool:
+            found = await self.api.get(f"/api/v1/nodes/{self.node.name}")
+            return bool(found["status"]["allocatable"].get(RESOURCE) == str(count))
+
+        await until(said, PATIENCE, every=0.05)
 
     async def devices(self) -> dict[str, str]:
         """Give the UUIDs of the devices that are published, by name."""
@@ -218,9 +227,26 @@ class DraNode:
 
     # Pods.
 
+    @staticmethod
+    def named(name: str, looks: int = pods.FOR_EVER) -> Object:
+        """A pod that asks for one GPU by its resource's name."""
+        return pods.gpu_pod(name, 1, looks=looks)
+
+    @staticmethod
+    def claiming(name: str, looks: int = pods.FOR_EVER) -> Object:
+        """A pod with a claim for one GPU."""
+        pod: Any = json.loads(json.dumps(pods.gpu_pod(name, 0, looks=looks)))
+        pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+        pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+        return dict(pod)
+
+    async def create(self, name: str, pod: Object) -> None:
+        """Have a pod; it need not run when this returns."""
+        self._uids[name] = (await self.api.create(POD, pod))["metadata"]["uid"]
+
     async def named_pod(self, name: str) -> str:
         """Start a pod that asks for one GPU by its resource's name; return its device node when its container runs."""
-        await self._run(name, pods.gpu_pod(name, 1))
+        await self._run(name, self.named(name))
         [node] = self.account(name).nodes
         return node
 
@@ -229,10 +255,7 @@ class DraNode:
 
         A kubelet that starts removes the slices of its drivers, which publish them anew: for a moment the device may be missing.
         """
-        pod: Any = json.loads(json.dumps(pods.gpu_pod(name, 0)))
-        pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
-        pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
-        await self._run(name, pod)
+        await self._run(name, self.claiming(name))
         given = await self.allocated(name)
         uuids: dict[str, str] = {}
 
@@ -244,7 +267,7 @@ class DraNode:
         return uuids[given]
 
     async def _run(self, name: str, pod: Object) -> None:
-        self._uids[name] = (await self.api.create(POD, pod))["metadata"]["uid"]
+        await self.create(name, pod)
         try:
             await until(lambda: bool(self.account(name).nodes), PATIENCE)
         except TimeoutError:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gateway.lab.node.api import Object
 from gateway.lab.trials.scenarios import RESOURCE, VISIBLE
@@ -20,13 +21,16 @@ NAMESPACE = "default"
 IMAGE = "localhost/busybox:1"
 NODES = "/dev/nvidia[0-9]*"
 """The device nodes of GPUs, as a shell's pattern."""
+FOR_EVER = -1
 
 _SCRIPT = f"""\
 trap 'exit 0' TERM
 echo "told ${VISIBLE[RESOURCE]}"
-while :; do
+left=$1
+while [ $left != 0 ]; do
   for node in {NODES}; do ( : <"$node" ) 2>/dev/null && echo "open $node" || echo "lost $node"; done
   sleep 0.5 & wait $!
+  left=$((left - 1))
 done
 """
 _LINE = re.compile(r"(?P<time>\S+) (?:stdout|stderr) [FP] (?P<text>.*)")
@@ -53,13 +57,16 @@ class Account:
     """When it began to run."""
 
 
-def gpu_pod(name: str, count: int = 1, resource: str = RESOURCE) -> Object:
-    """A bare pod with so many GPUs (0: it asks for none). Also what goes into the kubelet's folder for static pods."""
+def gpu_pod(name: str, count: int = 1, resource: str = RESOURCE, looks: int = FOR_EVER) -> Object:
+    """A bare pod with so many GPUs (0: it asks for none), which ends by itself after so many looks at its device nodes.
+
+    Also what goes into the kubelet's folder for static pods.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"app": name}},
-        "spec": _spec(count, resource),
+        "spec": _spec(count, resource, looks) | ({} if looks == FOR_EVER else {"restartPolicy": "Never"}),
     }
 
 
@@ -73,12 +80,12 @@ def deployment(name: str, replicas: int, count: int = 1, resource: str = RESOURC
         "spec": {
             "replicas": replicas,
             "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": _spec(count, resource)},
+            "template": {"metadata": {"labels": labels}, "spec": _spec(count, resource, FOR_EVER)},
         },
     }
 
 
-def _spec(count: int, resource: str) -> Object:
+def _spec(count: int, resource: str, looks: int) -> dict[str, Any]:
     return {
         "terminationGracePeriodSeconds": 1,
         "automountServiceAccountToken": False,
@@ -87,7 +94,7 @@ def _spec(count: int, resource: str) -> Object:
                 "name": CONTAINER,
                 "image": IMAGE,
                 "imagePullPolicy": "Never",
-                "command": ["sh", "-c", _SCRIPT],
+                "command": ["sh", "-c", _SCRIPT, "sh", str(looks)],
                 "resources": {"limits": {resource: count}} if count else {},
             }
         ],
