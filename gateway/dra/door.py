@@ -7,6 +7,7 @@ as long as it likes, and then claims wait.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -136,6 +137,8 @@ class Door:
         self._news = asyncio.Event()
         self._server: Server | None = None
         self._kubelet: int | None = None
+        self._learned = asyncio.Event()
+        """Set when that is known."""
         self._publisher: Publisher | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -158,6 +161,11 @@ class Door:
         """Take note that a claim got devices, or gave them back."""
         if self.crossing is not None:
             self.crossing.claimed()
+
+    def registered(self) -> None:
+        """Take note that a kubelet took a driver, or refused it."""
+        if self._publisher is not None:
+            self._publisher.changed()
 
     def missed(self, driver: str, names: Iterable[str]) -> None:
         """Take note that a claim waits for devices: those that are the other API's are called back if nobody holds them."""
@@ -251,6 +259,7 @@ class Door:
                 owner,
                 self._published,
                 lambda driver: sockets.has_younger(self._registry, driver, self._inside.age.token),
+                lambda driver: driver in self._drivers and self._drivers[driver].is_registered,
             )
             self._publisher.changed()
             await self._publisher.run()
@@ -278,6 +287,7 @@ class Door:
             try:
                 node = await self._api.get(f"/api/v1/nodes/{self._settings.node_name}", _Node)
                 self._kubelet = _minor(node.status.info.kubelet)
+                self._learned.set()
                 server = self._server = await publisher.ask(self._api)
             except KubernetesError as error:
                 failures += 1
@@ -380,7 +390,7 @@ class Door:
                     advice="update the DaemonSet without a surge (maxSurge 0)",
                 )
                 told = True
-            await asyncio.sleep(BIND_AGAIN)
+            await (asyncio.sleep(BIND_AGAIN) if self._kubelet is not None else _within(BIND_AGAIN, self._learned))
 
     async def _read(self, claim: ClaimName) -> ResourceClaim:
         if self._server is None:
@@ -388,6 +398,11 @@ class Door:
         return await self._api.get(
             f"{self._server.path}/namespaces/{claim.namespace}/resourceclaims/{claim.name}", ResourceClaim
         )
+
+
+async def _within(seconds: float, event: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
 
 
 def pcie_root(pci: str) -> str:

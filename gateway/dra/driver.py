@@ -64,6 +64,10 @@ class Stock(Protocol):
         """Take note that a claim got devices, or gave them back."""
         ...
 
+    def registered(self) -> None:
+        """Take note that a kubelet took a driver, or refused it."""
+        ...
+
 
 class Answering(Protocol):
     """Who says how a container gets devices (a ``DeviceSource``)."""
@@ -180,6 +184,7 @@ class ClaimsOf:
             _log.error("the kubelet refuses the DRA driver", driver=self.name, reason=reason)
         else:
             _log.info("DRA driver registered", driver=self.name)
+        self._stock.registered()
 
     # What is kept.
 

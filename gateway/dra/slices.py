@@ -112,6 +112,12 @@ def changes(pool: Pool, there: Mapping[str, Slice], last: int = 0) -> list[Chang
     return [*wanted, *(Change(name) for name in left)]
 
 
+def no_more(devices: Iterable[Offer], there: Iterable[Slice]) -> tuple[Offer, ...]:
+    """Leave out what slices that are there don't offer, or not to anybody."""
+    shown = {str(one.get("name")): bool(one.get("taints")) for found in there for one in found.spec.devices or ()}
+    return tuple(one for one in devices if one.name in shown and (one.ailment is not None or not shown[one.name]))
+
+
 def is_ours(name: str, one: Slice, node: str) -> bool:
     """Whether a slice was written by a gateway: it has the name that we would give it."""
     pool = Pool(one.spec.driver, node, ())

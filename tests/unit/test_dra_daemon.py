@@ -94,7 +94,8 @@ class Place:
         return ClaimName("ns", name, uid)
 
     @contextlib.asynccontextmanager
-    async def gateway(self, dra: str) -> AsyncIterator[Gateway]:
+    async def gateway(self, dra: str, *, registers: bool = True) -> AsyncIterator[Gateway]:
+        """Have a gateway; ``registers``: a kubelet takes its driver as soon as that is there."""
         policy = Policy(list_strategies=frozenset({ListStrategy.CDI_CRI if dra == "only" else ListStrategy.ENVVAR}))
         settings = Settings(
             socket_dir=self.plugins,
@@ -114,14 +115,23 @@ class Place:
         survey = partial(keep, driver=DriverFiles(()), folder=self.folder / "cdi")
         one = Gateway(settings, GPUSource(SimulatedBackend(str(self.profile)), policy, VENDORS, survey))
         run = asyncio.ensure_future(one.run())
+        registering = asyncio.ensure_future(self._register(one) if registers else asyncio.sleep(0))
         try:
             async with asyncio.timeout(20):
                 await serving.wait()
                 yield one
         finally:
+            registering.cancel()
             one._end(0)
             assert await run == 0
             structlog.reset_defaults()
+
+    async def _register(self, one: Gateway) -> None:
+        path = sockets.path_of(self.folder / "plugins_registry", "gpu.nvidia.com", one.age.token)
+        await until(path.exists)
+        kubelet = Kubelet(path)
+        await kubelet.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
+        await kubelet.channel.close()
 
     @property
     def published(self) -> dict[str, list[str]]:
@@ -166,7 +176,7 @@ async def test_devices_are_offered_by_dra_alone(place: Place) -> None:
         assert Ledger(place.folder / "state").claims == {}  # another object, not read yet
         [told] = Commands(one).document(rows=True).resources
         assert {row.id: row.holder for row in told.devices} == {"GPU-a": None, "GPU-b": "claim ns/c (pod p)"}
-        assert told.trouble == "offered by DRA: the driver gpu.nvidia.com is not registered"
+        assert told.trouble == "offered by DRA: the driver gpu.nvidia.com is registered"
         assert await kubelet.unprepare(V1, asked) == {"uid-c": None}
         await kubelet.channel.close()
     assert not list((place.folder / "plugins_registry").iterdir())
@@ -235,7 +245,7 @@ async def test_without_dra_a_claims_gpu_is_given_to_nobody_before_the_first_look
 
 
 async def test_readiness_is_the_registration(place: Place) -> None:
-    async with place.gateway("only") as one:
+    async with place.gateway("only", registers=False) as one:
         kubelet = await place.kubelet()
         assert "gpu.nvidia.com: not registered" in probes.look(one).text
         await kubelet.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
@@ -250,9 +260,9 @@ async def test_a_kubelet_that_takes_one_instance_gets_one(place: Place, version:
     elder = sockets.path_of(registry, "gpu.nvidia.com", "0" * 8)
     with listening(elder):
         async with place.gateway("only") as one:
-            await until(lambda: len(place.published) == 2)
+            await until(lambda: one.door is not None and len(one.door.offers("gpu.nvidia.com")) == 2)
             if not waits:
-                await until(lambda: len(list(registry.iterdir())) == 2)
+                await until(lambda: len(place.published) == 2)
             assert len(list(registry.iterdir())) == 1 + (not waits)
             elder.unlink()
             await until(lambda: list(registry.iterdir()))

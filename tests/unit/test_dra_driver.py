@@ -72,6 +72,9 @@ class Stock:
     def claimed(self) -> None:
         self.changes += 1
 
+    def registered(self) -> None:
+        pass
+
     def missed(self, driver: str, names: Iterable[str]) -> None:
         self.waited += [(driver, *names)]
 

@@ -20,6 +20,7 @@ from devices.claims import Refused
 from devices.life.states import State
 from gateway.daemon import Gateway
 from gateway.dra import cdi, crossing, driver
+from gateway.dra import door as door_module
 from gateway.dra.door import Door
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubernetes import access
@@ -61,7 +62,7 @@ class Node:
 
     @contextlib.asynccontextmanager
     async def gateway(self, *, known: bool = True) -> AsyncIterator[Gateway]:
-        async with self.place.gateway("on") as one:
+        async with self.place.gateway("on", registers=known) as one:
             registry = self.place.folder / "plugins_registry"
             if known:
                 await until(lambda: list(registry.iterdir()))
@@ -153,6 +154,12 @@ async def test_what_a_pod_holds_crosses_when_it_ended_and_comes_back_after_the_c
         await node.stand(a="plugin", b="plugin")
         await node.allocatable(2)
         assert states(one) == {A: State.PRESENT, B: State.PRESENT}
+
+
+async def test_its_driver_is_there_as_soon_as_it_knows_the_kubelet(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "BIND_AGAIN", 60.0)
+    async with node.gateway():
+        assert list((node.place.folder / "plugins_registry").iterdir())
 
 
 async def test_a_restart_forgets_no_owner(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,17 @@ class Published:
     """A publisher at work, and what it has to offer."""
 
     def __init__(self, server: ApiServer, client: Client) -> None:
-        self.server, self.devices, self.leave = server, [gpu(0), gpu(1)], False
+        self.server, self.devices, self.leave, self.ready = server, [gpu(0), gpu(1)], False, True
         # The stand-in answers 404 for a collection that never had an object.
         server.put(f"{PATH}/other", spec={"driver": "x", "nodeName": "n2"})
         self.publisher = Publisher(
-            client, Server("v1"), "n1", "uid", lambda: {"gpu.nvidia.com": self.devices}, lambda _: self.leave
+            client,
+            Server("v1"),
+            "n1",
+            "uid",
+            lambda: {"gpu.nvidia.com": self.devices},
+            lambda _: self.leave,
+            lambda _: self.ready,
         )
         self.publisher.changed()
         self.task = asyncio.ensure_future(self.publisher.run())
@@ -81,6 +87,19 @@ async def test_a_change_is_published_and_nothing_twice(published: Published, ser
     published.now(gpu(0))
     await until(lambda: published.names == ["gpu-0"])
     assert len(published.writes()) == 3
+
+
+async def test_nothing_more_is_offered_before_a_kubelet_took_the_driver(published: Published) -> None:
+    await until(lambda: published.names)
+    published.now(gpu(0), gpu(1, ailment=Ailment.CORDONED), gpu(2))
+    await until(lambda: published.generation == 2)
+    published.ready = False
+    published.now(gpu(0, ailment=Ailment.UNHEALTHY), gpu(1), gpu(2), gpu(3))  # The second was to be offered again.
+    await until(lambda: published.generation == 3)
+    assert published.names == ["gpu-0", "gpu-2"]
+    published.ready = True
+    published.publisher.changed()
+    await until(lambda: published.names == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"])
 
 
 async def test_what_somebody_wrote_over_is_put_right(published: Published, server: ApiServer) -> None:

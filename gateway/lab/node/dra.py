@@ -148,15 +148,6 @@ class DraNode:
 
     # What is there.
 
-    async def allocatable(self, count: int = GPUS) -> None:
-        """Wait until the node says that the scheduler may give so many GPUs by name."""
-
-        async def said() -> bool:
-            found = await self.api.get(f"/api/v1/nodes/{self.node.name}")
-            return bool(found["status"]["allocatable"].get(RESOURCE) == str(count))
-
-        await until(said, PATIENCE, every=0.05)
-
     async def devices(self) -> dict[str, str]:
         """Give the UUIDs of the devices that are published, by name."""
         found = await self.api.get(SLICES)
@@ -181,7 +172,7 @@ class DraNode:
 
         await until(all_are, PATIENCE, every=EVERY)
 
-    async def allocatable(self, count: int) -> None:
+    async def allocatable(self, count: int = GPUS) -> None:
         """Wait until so many GPUs may be given by name, by the kubelet's own records and at the API server.
 
         The API server alone may show what was there before: the kubelet tells it every 10 s, and refuses a pod that comes for
