@@ -106,6 +106,13 @@ class _Versions(click.ParamType[tuple[str, ...]]):
 )
 @click.option("--resource", metavar="NAME", default="", help="With --plugin: look at this one of its resources only.")
 @click.option(
+    "--change",
+    metavar="COMMAND",
+    default="",
+    help="With --plugin: what makes one of its devices unhealthy, for the rule updates-after-reconnect; {socket_dir} and "
+    "{state_dir} stand for the same folders.",
+)
+@click.option(
     "--cap",
     type=click.FloatRange(0.1, 600),
     default=10,
@@ -146,6 +153,7 @@ def compat(
     only: tuple[str, ...],
     plugin: str | None,
     resource: str,
+    change: str,
     cap: float,
     config_file: Path | None,
     behind: str | None,
@@ -170,7 +178,9 @@ def compat(
     if plugin is None and any(name in BUGS for name in only):
         _show(only, kubelets, genuine, kubelet_source)
     if plugin is not None:
-        _examine(plugin, kubelets, genuine, only, out, kubelet_source, resource=resource, cap_seconds=cap)
+        _examine(
+            plugin, kubelets, genuine, only, out, kubelet_source, resource=resource, change=change, cap_seconds=cap
+        )
     from gateway.lab.kubelets import build
     from gateway.lab.matrix import report
     from gateway.lab.matrix import run as matrix

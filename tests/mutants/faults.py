@@ -15,6 +15,7 @@ _GAUNTLET = "tests/unit/test_gauntlet.py"
 _EXPLORED = "tests/unit/test_explored.py::test_every_promise_holds_in_every_state"
 _WATCH = "tests/unit/test_watch.py"
 _CONFORMANCE = "tests/unit/test_conformance.py"
+_BROKEN = "tests/compat/test_conformance.py"
 MUTANTS = (
     Mutant(
         "G4",
@@ -39,6 +40,38 @@ MUTANTS = (
         "    if not counted:\n        return f",
         "    if counted or not counted:\n        return f",
         f"{_CONFORMANCE}::test_how_far_a_plugin_came",
+    ),
+    Mutant(
+        "G4",
+        "whatever waits in plugins_registry can be served",
+        "gateway/lab/conformance/registry.py",
+        "            *filter(None, [judge.info_error(info)]),\n",
+        "",
+        f"{_BROKEN}::test_a_plugin_that_waits_to_be_found",
+    ),
+    Mutant(
+        "G4",
+        "who registers on kubelet.sock waits in plugins_registry",
+        "gateway/lab/trials/conformance.py",
+        '                return "not applicable", str(error), made.exits\n',
+        '                return "kept", str(error), made.exits\n',
+        f"{_BROKEN}::test_a_plugin_that_waits_to_be_found",
+    ),
+    Mutant(
+        "G4",
+        "what changes after a cut need not show",
+        "gateway/lab/trials/conformance.py",
+        "    except TimeoutError:\n        silent =",
+        "    except TimeoutError:\n        return ''\n        silent =",
+        f"{_BROKEN}::test_each_bad_plugin_breaks_its_own_rule_alone",
+    ),
+    Mutant(
+        "G4",
+        "what must change is looked for where nothing changes it",
+        "gateway/lab/trials/conformance.py",
+        "        if rule.changes and not self._change:\n",
+        "        if False:\n",
+        f"{_BROKEN}::test_what_must_change_is_asked_for",
     ),
     Mutant(
         "G4",

@@ -30,6 +30,7 @@ from adapters.levels import minor_version
 from adapters.registry import by_name
 from devices.model import ContainerAnswer, PreferredRequest
 from gateway.kubelet.watch import listens
+from gateway.lab.conformance.registry import InapplicableError, waits_in_registry
 from gateway.lab.gatewayproc import GatewayError
 from gateway.lab.kubelets.kubelet import Books, Demand, Faults, KubeletError
 from gateway.lab.trials.scenarios import (
@@ -40,6 +41,7 @@ from gateway.lab.trials.scenarios import (
     dialect,
     must,
     node,
+    plugin_command,
 )
 from gateway.lab.waiting import until
 
@@ -81,6 +83,8 @@ class Rule:
     """The first minor version that it can be seen on."""
     why: str = ""
     """Why not before that."""
+    changes: bool = False
+    """Whether a device of the plugin must change, which only the plugin's own command for that can bring about."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +142,7 @@ async def examine(
     progress: Callable[[str], None] = lambda _: None,
     cap_seconds: float = CAP_SECONDS,
     resource: str = "",
+    change: str = "",
     rules: Sequence[Rule] = (),
 ) -> Findings:
     """Examine a device plugin.
@@ -150,12 +155,13 @@ async def examine(
         progress: is told each finding, a line at a time.
         cap_seconds: how long to wait for what must come.
         resource: the resource to look at; all that it registers by default.
+        change: a command that makes one of its devices unhealthy, with the same places in it as ``command``'s.
         rules: all by default.
 
     Raises:
         CommandError: it is no such command.
     """
-    template = parsed(command)
+    template, changing = parsed(command), shlex.split(change)
     busy = asyncio.Semaphore(AT_ONCE)
     resources: dict[str, Mapping[str, int]] = {}
 
@@ -167,7 +173,7 @@ async def examine(
         return finding
 
     async def all_of(version: str) -> list[Finding]:
-        trial = _Trial(template, version, genuine, cap_seconds, resource)
+        trial = _Trial(template, version, genuine, cap_seconds, resource, changing)
         async with busy:
             await trial.discover()
         if trial.books is not None:
@@ -212,6 +218,7 @@ class _Trial:
         genuine: Callable[[str], Path | None],
         cap_seconds: float,
         resource: str,
+        change: Sequence[str],
     ) -> None:
         self.version = version
         self.books: Books | None = None
@@ -219,6 +226,7 @@ class _Trial:
         self.exits = 0
         """How often the plugin ended by itself before it was in its records."""
         self._template, self._genuine, self._cap, self._resource = template, genuine, cap_seconds, resource
+        self._change = change
         self._why = ""
 
     async def discover(self) -> None:
@@ -251,6 +259,8 @@ class _Trial:
             if minor_version(self.version) < 10:
                 return f"it isn't served by a kubelet that speaks only {dialect(self.version)}"
             return "it was never in the kubelet's records: see the rule registers"
+        if rule.changes and not self._change:
+            return "say with --change what makes one of its devices unhealthy"
         least = min(self.books.allocatable.values())
         return f"it takes {rule.devices} healthy devices, there are {least}" if least < rule.devices else ""
 
@@ -288,11 +298,14 @@ class _Trial:
         )
         async with setting as made:
             made.ill = {name: range(capacity[name] - allocatable[name]) for name in capacity}
+            made.change = self._change
             try:
                 async with asyncio.timeout(RULE_SECONDS):
                     seen = await rule.observe(made, self.version)
             except (BrokenPromiseError, GatewayError, KubeletError) as error:
                 return "broken", str(error).replace(str(made.root), "<node>"), made.exits
+            except InapplicableError as error:
+                return "not applicable", str(error), made.exits
             except TimeoutError:
                 return "broken", f"it took more than {RULE_SECONDS:g} s", made.exits
             return "kept", seen, made.exits
@@ -384,6 +397,36 @@ async def _stream_cut(node: Node, version: str) -> str:
     seen = await _again(node)
     await node.check()
     return seen
+
+
+async def _update_after_cut(node: Node, version: str) -> str:
+    """Cut the stream, and let a device change once the plugin is served again."""
+    await _up(node, version)
+    before = (await node.the_kubelet.registers())[node.resource]
+    await node.the_kubelet.cut(node.resource)
+    if not await _registered(node, more_than=before, seconds=node.patience):
+        raise InapplicableError("it isn't served again: see the rule stream-cut")
+    await _again(node)
+    command = plugin_command(node.change, node.socket_dir, node.root / "state")
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    said, _ = await process.communicate()
+    failed = f"--change ended with {process.returncode}: {said.decode(errors='replace')[-200:]}"
+    must([failed] if process.returncode else [])
+    began = time.monotonic()
+
+    async def fewer() -> bool:
+        return (await node.the_kubelet.books()).allocatable.get(node.resource, 0) < node.healthy()
+
+    try:
+        await until(fewer, node.patience, every=0.05)
+    except TimeoutError:
+        silent = (
+            f"it is served again after a cut, but a device that fell ill then didn't show within {node.patience:g} s"
+        )
+        must([silent])
+    return f"the change showed after {time.monotonic() - began:.1f} s"
 
 
 async def _second_call(node: Node, version: str) -> str:
@@ -686,6 +729,15 @@ RULES: tuple[Rule, ...] = (
         emulated=True,
     ),
     Rule(
+        "updates-after-reconnect",
+        "after its stream was cut, and it is served again, the kubelet still hears of a device that falls ill",
+        "handlers of ListAndWatch that read one shared channel: the one of the dead stream takes what is meant for the new one "
+        "(15 of 20 plugins that were read)",
+        _update_after_cut,
+        emulated=True,
+        changes=True,
+    ),
+    Rule(
         "list-on-second-call",
         "a second ListAndWatch gets the list, too",
         "a kubelet that dials anew, or whoever stands in its place, knows nothing of the lists that an earlier call got; what is "
@@ -700,6 +752,16 @@ RULES: tuple[Rule, ...] = (
         "whose socket is renamed into place",
         _renamed_socket,
         emulated=True,
+    ),
+    Rule(
+        "registry-mode",
+        "where it waits in plugins_registry, it answers whoever asks, each time, serves where it says, and registers nowhere else",
+        "kubelets from 1.12 on find device plugins in that folder, too: they ask GetInfo at each of their starts, for at most 1 s, "
+        "and tell the plugin what became of it",
+        waits_in_registry,
+        emulated=True,
+        since=12,
+        why="kubelets before 1.12 find no device plugins in plugins_registry",
     ),
     Rule(
         "own-socket-deleted",

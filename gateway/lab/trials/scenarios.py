@@ -145,6 +145,8 @@ class Node:
     """The dialect that a kubelet of this node accepted last."""
     bridged: GatewayProcess | None = None
     """The plugin that is behind."""
+    change: Sequence[str] = ()
+    """The command that makes one of the devices of another plugin unhealthy; like ``plugin``."""
     _keepers: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
