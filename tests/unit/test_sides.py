@@ -13,7 +13,7 @@ from gateway.lab.trials.owners import Model, is_settled
 from gateway.sides import table
 from gateway.sides.table import Offered, Seen, Side
 
-_offered = table.offered
+_offered, _moved = table.offered, table.moved
 FREE = Seen(pod="", claim="", allocated="")
 
 
@@ -95,11 +95,31 @@ def test_people_are_told_who_has_it(side: Side, seen: Seen, words: str) -> None:
 # Explored.
 
 
-def test_no_gpu_is_given_twice_and_every_crossing_can_end() -> None:
-    model = Model()
+def one_gpu() -> Model:
+    return Model()
+
+
+def a_pod_of_two() -> Model:
+    return Model(claims=((0,),), pods=((0, 1),), ghosts=False, at_once=True)
+
+
+def a_pod_and_a_claim_of_two() -> Model:
+    return Model(claims=((0, 1),), pods=((0, 1),), ghosts=False, at_once=True)
+
+
+def a_claim_of_two() -> Model:
+    return Model(claims=((0, 1),), pods=((0,), (1,)), ghosts=False, at_once=True)
+
+
+SHAPES = [(one_gpu, 20_000), (a_pod_of_two, 30_000), (a_pod_and_a_claim_of_two, 30_000), (a_claim_of_two, 140_000)]
+
+
+@pytest.mark.parametrize(("shape", "states"), SHAPES, ids=lambda one: getattr(one, "__name__", ""))
+def test_no_gpu_is_given_twice_and_every_crossing_can_end(shape: Callable[[], Model], states: int) -> None:
+    model = shape()
     found = search(model.start, model.moves, model.check)
     assert (found.broken, found.trace) == ("", ())
-    assert found.states > 20_000
+    assert found.states > states
     assert model.unending(is_settled) == set()
 
 
@@ -136,3 +156,30 @@ def test_a_table_in_which_somebody_waits_for_ever_is_seen(
     model = Model()
     assert not search(model.start, model.moves, model.check).broken
     assert model.unending(is_settled)
+
+
+def _pod_overlooked(side: Side, seen: Seen) -> Side:
+    return _moved(side, Seen("", seen.claim, seen.allocated))
+
+
+def _unknown_is_nobody(side: Side, seen: Seen) -> Side:
+    return _moved(side, Seen(seen.pod or "", seen.claim, seen.allocated))
+
+
+@pytest.mark.parametrize("shape", [a_pod_of_two, a_claim_of_two])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"listed": lambda side: None if side is Side.TO_PLUGIN else State.ELSEWHERE},
+        {"moved": _pod_overlooked, "offered": lambda side, shown, _: _offered(side, shown, "")},
+        {"moved": _unknown_is_nobody, "offered": lambda side, shown, pod: _offered(side, shown, pod or "")},
+    ],
+)
+def test_with_two_gpus_a_table_that_breaks_a_rule_is_seen(
+    shape: Callable[[], Model], rules: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rule, broken in rules.items():
+        monkeypatch.setattr(table, rule, broken)
+    model = shape()
+    found = search(model.start, model.moves, model.check)
+    assert found.broken.endswith("given twice")

@@ -1,16 +1,19 @@
-"""The table of owners, explored: two doors, the kubelet, the scheduler, late news of both, and a crash at each point.
+"""The table of owners, explored: two doors, the kubelet, the scheduler, late news of both, and a crash of each at each point.
 
 The gateway's part is the functions of ``gateway.sides.table``, called as the shell calls them: a change is on disk, then in force,
-then in the list, then in the slice. What surrounds it is a model. A pod stands for all pods of the device plugin API, a claim for all
-claims. Time isn't modelled, but for one thing: what Allocate answered before a gateway died is in the kubelet's records when
-the next one reads them.
+then in the list, then in the slice. What surrounds it is a model. A pod stands for all pods of its GPUs by the device plugin API, a
+claim for all claims. Time isn't modelled, but for one thing: what Allocate answered before a gateway died is in the kubelet's records
+when the next one reads them. What the API server and the scheduler know comes as late as it likes, so that their crashes add nothing.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from devices.life.states import TABLE, State
 from gateway.lab.trials.explore import BrokenError
@@ -20,9 +23,10 @@ from gateway.sides.table import Offered, Seen, Side
 NOBODY: Final = ""
 CLAIM: Final = "the claim"
 POD: Final = "the pod"
+Group: TypeAlias = tuple[int, ...]
 
 
-class GPU(NamedTuple):
+class GPU(Struct, frozen=True, cache_hash=True):
     """One GPU, as each part of the node knows it."""
 
     disk: Side = Side.PLUGIN
@@ -55,70 +59,82 @@ class Node(NamedTuple):
     gpus: tuple[GPU, ...]
     alive: bool = True
     claim: int = 0
-    of: tuple[int, ...] = ()
+    of: Group = ()
 
-    def put(self, number: int, **changes: object) -> Node:
-        """Change a GPU."""
-        return self._replace(
-            gpus=tuple(one._replace(**changes) if at == number else one for at, one in enumerate(self.gpus))  # type: ignore[arg-type]
-        )
 
-    def is_prepared(self, number: int) -> bool:
-        """Whether the gateway has noted a GPU for a claim."""
-        return self.claim >= 2 and number in self.of
-
-    def actual(self, number: int) -> Side:
-        """Say where a GPU is for the gateway."""
-        return table.actual(self.gpus[number].side, claimed=self.is_prepared(number))
-
-    def seen(self, number: int) -> Seen:
-        """Say what the gateway knows of who holds a GPU."""
-        one = self.gpus[number]
-        return Seen(one.look, CLAIM if self.is_prepared(number) else NOBODY, one.allocated)
+Steps: TypeAlias = tuple[tuple[str, GPU], ...]
 
 
 class Model:
-    """The model. ``claims`` are the GPUs that a claim may be for."""
+    """The model.
 
-    def __init__(self, gpus: int = 1, claims: tuple[tuple[int, ...], ...] = ((0,),), *, ghosts: bool = True) -> None:
-        self.start, self._claims, self._ghosts = Node((GPU(),) * gpus), claims, ghosts
+    Args:
+        claims: the GPUs that a claim may be for.
+        pods: the GPUs that a pod asks for, together; each GPU is in one of them.
+        ghosts: whether the kubelet's records go on naming a pod that ended.
+        at_once: whether what is on disk is in force, in the list and in the slice before anything else happens: what is between
+            is explored with one GPU, and with two this leaves few enough states to see all.
+    """
+
+    def __init__(
+        self,
+        claims: tuple[Group, ...] = ((0,),),
+        pods: tuple[Group, ...] = ((0,),),
+        *,
+        ghosts: bool = True,
+        at_once: bool = False,
+    ) -> None:
+        self._claims, self._pods, self._ghosts, self._at_once = claims, pods, ghosts, at_once
+        self.start = Node((GPU(),) * sum(map(len, pods)))
         self.onward: dict[Node, set[Node]] = defaultdict(set)
         """Which states come of which, without an order, a crash, or anybody new who wants a GPU."""
+        self._known: dict[tuple[int, GPU, int, bool], tuple[Steps, Steps]] = {}
+        self._same: dict[GPU, GPU] = {}
 
     def check(self, node: Node) -> None:
         """No GPU is given twice."""
-        for number, one in enumerate(node.gpus):
-            if one.pod and node.claim == 3 and number in node.of:
+        for number in node.of if node.claim == 3 else ():
+            if node.gpus[number].pod:
                 raise BrokenError(f"GPU {number} is given twice")
 
     def moves(self, node: Node) -> Iterator[tuple[str, Node]]:
         """Say what can happen, and what becomes of it."""
-        for said, after in self._news(node):
-            if after != node:
+        steps = [self._steps(node, number) for number in range(len(node.gpus))]
+        for number, (news, _) in enumerate(steps):
+            for said, one in news:
+                yield said, _put(node, {number: one})
+        yield from self._news(node)
+        onward = self.onward[node]
+        for number, (_, progress) in enumerate(steps):
+            for said, one in progress:
+                onward.add(after := _put(node, {number: one}))
                 yield said, after
         for said, after in self._progress(node):
-            if after != node:
-                self.onward[node].add(after)
-                yield said, after
+            onward.add(after)
+            yield said, after
 
     # What may happen, or not.
 
     def _news(self, node: Node) -> Iterator[tuple[str, Node]]:
-        for number, one in enumerate(node.gpus):
-            if one.healthy and not one.pod and not one.asked:
-                yield f"the kubelet picks {number}", node.put(number, asked=True)
-            for to in (Side.DRA, Side.PLUGIN) if node.alive else ():
-                disk = table.ordered(one.side, to)
-                yield f"{number} is ordered to {to.value}", node.put(number, disk=disk)
+        for group in self._pods:
+            if all(one.healthy and not one.pod and not one.asked for one in _of(node, group)):
+                asked = {number: self._one(replace(node.gpus[number], asked=True)) for number in group}
+                yield f"the kubelet picks {group}", _put(node, asked)
         for of in self._claims if not node.claim else ():
-            if all(node.gpus[number].known is Offered.FREE for number in of):
+            if all(one.known is Offered.FREE for one in _of(node, of)):
                 yield f"the scheduler allocates {of}", node._replace(claim=1, of=of)
+        yield "the kubelet starts anew", self._settled(node._replace(gpus=tuple(map(self._rebooted, node.gpus))))
         if node.alive:
             yield "the gateway dies", self._died(node)
 
+    def _rebooted(self, one: GPU) -> GPU:
+        """Give what a kubelet's start leaves: it hears of no list yet, deletes slices, and keeps what its checkpoint names."""
+        return self._one(replace(one, asked=False, healthy=False, slice=Offered.NOT, pod=one.pod and one.booked))
+
     def _died(self, node: Node) -> Node:
         gpus = tuple(
-            one._replace(asked=False, booked=one.booked or one.pod, look=None, allocated=None) for one in node.gpus
+            self._one(replace(one, asked=False, booked=one.booked or one.pod, look=None, allocated=None))
+            for one in node.gpus
         )
         return node._replace(gpus=gpus, alive=False, claim=1 if node.claim == 2 else node.claim)
 
@@ -127,83 +143,109 @@ class Model:
     def _progress(self, node: Node) -> Iterator[tuple[str, Node]]:
         if not node.alive:
             yield "a gateway starts", self._started(node)
-        for number in range(len(node.gpus)):
-            yield from self._kubelet(node, number)
-            yield from self._books(node, number)
-            if node.alive:
-                yield from self._gateway(node, number)
-                yield from self._crossing(node, number)
+        for group in self._pods:
+            gpus = _of(node, group)
+            if node.alive and all(one.asked for one in gpus):
+                given = all(_gives(one) for one in gpus)
+                known = {"pod": True, "ended": False, "look": POD} if given else {}
+                after = {number: self._one(replace(node.gpus[number], asked=False, **known)) for number in group}
+                yield f"Allocate of {group}", _put(node, after)
+            if all(one.pod for one in gpus):
+                if not all(one.booked for one in gpus):
+                    booked = {number: self._one(replace(node.gpus[number], booked=True)) for number in group}
+                    yield f"the kubelet notes the pod of {group}", _put(node, booked)
+                ended = [replace(one, pod=False, booked=one.booked and self._ghosts) for one in gpus]
+                yield f"the pod of {group} ends", _put(node, dict(zip(group, map(self._one, ended), strict=True)))
         yield from self._claim(node)
 
     def _started(self, node: Node) -> Node:
-        node = node._replace(alive=True, gpus=tuple(one._replace(side=one.disk) for one in node.gpus))
-        for number in range(len(node.gpus)):
-            node = node.put(number, shown=table.listed(node.actual(number)))
-        return node
-
-    def _kubelet(self, node: Node, number: int) -> Iterator[tuple[str, Node]]:
-        one = node.gpus[number]
-        if node.alive:
-            yield f"the kubelet hears of {number}", node.put(number, healthy=one.shown is None)
-        if one.asked and node.alive:
-            row = TABLE[one.shown] if one.shown is not None else None
-            given = row is None or (row.held and one.booked)
-            known = {"pod": True, "ended": False, "look": POD} if given else {}
-            yield f"Allocate of {number}", node.put(number, asked=False, **known)
-        if one.pod:
-            yield f"the pod of {number} ends", node.put(number, pod=False, booked=one.booked and self._ghosts)
-
-    def _books(self, node: Node, number: int) -> Iterator[tuple[str, Node]]:
-        one = node.gpus[number]
-        if one.pod and not one.booked:
-            yield f"the kubelet notes the pod of {number}", node.put(number, booked=True)
-        if one.booked and not one.pod:
-            yield f"the pod of {number} is known to have ended", node.put(number, ended=True)
-            yield f"the kubelet forgets the pod of {number}", node.put(number, booked=False, ended=False)
-        if node.alive and one.shown is not None and not one.healthy:
-            # What Allocate answered in this life of the gateway it knows itself.
-            held = one.pod or (one.booked and not one.ended)
-            yield f"the records are read of {number}", node.put(number, look=POD if held else NOBODY)
-
-    def _gateway(self, node: Node, number: int) -> Iterator[tuple[str, Node]]:
-        """What is on disk comes into force, into the list, into the slice."""
-        one, side = node.gpus[number], node.actual(number)
-        if one.disk is not one.side:
-            yield f"{number} is {one.disk.value}", node.put(number, side=one.disk, allocated=None)
-        shown = table.listed(side)
-        if one.shown is not shown:
-            look = one.look if one.shown is not None and shown is not None else None
-            yield f"the list of {number}", node.put(number, shown=shown, look=look)
-        offered = table.offered(side, one.shown, one.look)
-        if one.slice is not offered:
-            yield f"the slice of {number}", node.put(number, slice=offered)
-        yield f"the scheduler hears of {number}", node.put(number, known=one.slice)
-        if one.slice is not Offered.FREE:
-            has = CLAIM if node.claim and number in node.of else NOBODY
-            yield f"claims of {number} are looked at", node.put(number, allocated=has)
-
-    def _crossing(self, node: Node, number: int) -> Iterator[tuple[str, Node]]:
-        one, seen = node.gpus[number], node.seen(number)
-        if one.disk is one.side:
-            yield f"{number} moves on", node.put(number, disk=table.moved(one.side, seen))
+        gpus = [
+            replace(one, side=one.disk, shown=table.listed(_actual(one.disk, _claim_on(node, number))))
+            for number, one in enumerate(node.gpus)
+        ]
+        return self._settled(node._replace(alive=True, gpus=tuple(map(self._one, gpus))))
 
     def _claim(self, node: Node) -> Iterator[tuple[str, Node]]:
         if node.claim == 1 and node.alive:
-            sides, gpus = [node.actual(number) for number in node.of], [node.gpus[number] for number in node.of]
-            if all(
-                table.offered(side, one.shown, one.look) is not Offered.NOT
-                for side, one in zip(sides, gpus, strict=True)
-            ):
-                yield "Prepare", node._replace(claim=2)
-            for number, side in zip(node.of, sides, strict=True):
-                free = not node.gpus[number].pod and not node.gpus[number].booked
-                back = table.missed(side, Seen(pod=NOBODY if free else POD))
-                if back is not side and node.gpus[number].disk is side:
-                    yield f"the claim calls {number} back", node.put(number, disk=back)
+            offered = [table.offered(_actual(one.side, 1), one.shown, one.look) for one in _of(node, node.of)]
+            if all(one is not Offered.NOT for one in offered):
+                yield "Prepare", self._settled(node._replace(claim=2))
         if node.claim == 2 and node.alive:
             yield "the claim is on disk", node._replace(claim=3)
         if node.claim == 3 and node.alive:
-            yield "Unprepare", node._replace(claim=0, of=())
+            yield "Unprepare", self._settled(node._replace(claim=0, of=()))
+
+    # What happens to one GPU alone.
+
+    def _steps(self, node: Node, number: int) -> tuple[Steps, Steps]:
+        """Give what may happen to a GPU, and what goes on by itself."""
+        one, claim = node.gpus[number], _claim_on(node, number)
+        key = number, one, claim, node.alive
+        if key not in self._known:
+            found = [self._ordered(one) if node.alive else (), self._on(one, claim, alive=node.alive)]
+            news, progress = (
+                tuple(
+                    (f"{said} ({number})", settled)
+                    for said, after in steps
+                    if (settled := self._at_rest(after, claim) if node.alive else self._one(after)) != one
+                )
+                for steps in found
+            )
+            self._known[key] = news, progress
+        return self._known[key]
+
+    def _ordered(self, one: GPU) -> Iterator[tuple[str, GPU]]:
+        for to in (Side.DRA, Side.PLUGIN):
+            yield f"ordered to {to.value}", replace(one, disk=table.ordered(one.side, to))
+
+    def _on(self, one: GPU, claim: int, *, alive: bool) -> Iterator[tuple[str, GPU]]:
+        yield from self._books(one, alive=alive)
+        if alive:
+            yield "the kubelet hears", replace(one, healthy=one.shown is None)
+            yield from _told(one, claim)
+            yield "the scheduler hears", replace(one, known=one.slice)
+            if one.slice is not Offered.FREE:
+                yield "claims are looked at", replace(one, allocated=CLAIM if claim else NOBODY)
+            yield from self._crossing(one, claim)
+
+    def _books(self, one: GPU, *, alive: bool) -> Iterator[tuple[str, GPU]]:
+        if one.booked and not one.pod:
+            yield "the pod is known to have ended", replace(one, ended=True)
+            yield "the kubelet forgets the pod", replace(one, booked=False, ended=False)
+        if alive and one.shown is not None and not one.healthy:
+            # What Allocate answered in this life of the gateway it knows itself.
+            held = one.pod or (one.booked and not one.ended)
+            yield "the records are read", replace(one, look=POD if held else NOBODY)
+
+    def _crossing(self, one: GPU, claim: int) -> Iterator[tuple[str, GPU]]:
+        if one.disk is not one.side:
+            return
+        seen = Seen(one.look, CLAIM if claim >= 2 else NOBODY, one.allocated)
+        yield "it moves on", replace(one, disk=table.moved(one.side, seen))
+        if claim == 1:
+            free = not one.pod and not one.booked
+            yield (
+                "the claim calls it back",
+                replace(one, disk=table.missed(one.side, Seen(pod=NOBODY if free else POD))),
+            )
+
+    # States.
+
+    def _settled(self, node: Node) -> Node:
+        if not node.alive:
+            return node
+        gpus = tuple(self._at_rest(one, _claim_on(node, number)) for number, one in enumerate(node.gpus))
+        return node._replace(gpus=gpus)
+
+    def _at_rest(self, one: GPU, claim: int) -> GPU:
+        """Have what is on disk in force, in the list and in the slice, where that is at once."""
+        while self._at_once and (step := next(_told(one, claim), None)) is not None:
+            one = step[1]
+        return self._one(one)
+
+    def _one(self, one: GPU) -> GPU:
+        """Keep one object of each: it is hashed once."""
+        return self._same.setdefault(one, one)
 
     # What must come.
 
@@ -219,6 +261,44 @@ class Model:
         while frontier:
             frontier = [one for node in frontier for one in before[node] if one not in reached and not reached.add(one)]  # type: ignore[func-returns-value]
         return every - reached
+
+
+def _put(node: Node, changes: dict[int, GPU]) -> Node:
+    return node._replace(gpus=tuple(changes.get(number, one) for number, one in enumerate(node.gpus)))
+
+
+def _of(node: Node, group: Group) -> list[GPU]:
+    return [node.gpus[number] for number in group]
+
+
+def _claim_on(node: Node, number: int) -> int:
+    """Say how far a claim of a GPU is; 0 where there is none."""
+    return node.claim if number in node.of else 0
+
+
+def _actual(side: Side, claim: int) -> Side:
+    """Say where a GPU is for the gateway."""
+    return table.actual(side, claimed=claim >= 2)
+
+
+def _gives(one: GPU) -> bool:
+    """Whether Allocate gives it."""
+    row = TABLE[one.shown] if one.shown is not None else None
+    return row is None or (row.held and one.booked)
+
+
+def _told(one: GPU, claim: int) -> Iterator[tuple[str, GPU]]:
+    """Bring what is on disk into force, into the list, into the slice; each only where it isn't there."""
+    side = _actual(one.side, claim)
+    if one.disk is not one.side:
+        yield f"it is {one.disk.value}", replace(one, side=one.disk, allocated=None)
+    shown = table.listed(side)
+    if one.shown is not shown:
+        look = one.look if one.shown is not None and shown is not None else None
+        yield "the list", replace(one, shown=shown, look=look)
+    offered = table.offered(side, one.shown, one.look)
+    if one.slice is not offered:
+        yield "the slice", replace(one, slice=offered)
 
 
 def is_settled(node: Node) -> bool:
