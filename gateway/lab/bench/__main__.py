@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.lab import environment
-from gateway.lab.bench import bridged, busy, calls, handovers, measure, others, page, presence, restarts
+from gateway.lab.bench import bridged, busy, calls, handovers, measure, others, page, presence, restarts, standby
 from gateway.lab.bench.against import UnfitError, against
 from gateway.lab.bench.measure import Report
 from gateway.lab.bench.node import machine
@@ -33,8 +33,8 @@ SECTIONS: Final = (
     "calls",
     "propagation",
 )
-LONG: Final = ("stuck", "busy-node", "bridge", "checkpoints", "strangers")
-"""Measured only when it is asked for; a busy node wants root and cgroups, the bridge two minutes, checkpoints a second for each start."""
+LONG: Final = ("stuck", "busy-node", "bridge", "checkpoints", "strangers", "standby")
+"""Measured only when it is asked for; a pair takes ten minutes with 50 runs, a busy node wants root and cgroups, the bridge two minutes, checkpoints a second for each start."""
 RESTARTED: Final = "1.10,1.20,1.32,1.37"
 HANDED_OVER: Final = "1.10,1.20,1.24,1.28,1.32,1.37"
 
@@ -62,6 +62,7 @@ async def run(only: Sequence[str], kubelets: str, runs: int, other: str, say: Ca
         "bridge": lambda: bridged.bridge(report, python, 20 * runs),
         "checkpoints": lambda: others.checkpoints(report, python, runs),
         "strangers": lambda: others.strangers(report, python, restarted[-1]),
+        "standby": lambda: standby.standby(report, python, runs),
         "propagation": lambda: calls.propagation(report, python, repeated),
         "against": lambda: against(report, python, other, repeated),
     }
