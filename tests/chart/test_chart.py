@@ -375,16 +375,29 @@ def test_the_alerts_and_the_dashboard_are_ours() -> None:
     assert all(f"`{name.removesuffix('_bucket')}`" in page for name in told)
 
 
-@pytest.mark.parametrize(("backend", "privileged"), [("nvidia", False), ("amd", True)])
-def test_openshift_allows_what_the_pod_takes_and_no_more(backend: str, privileged: bool) -> None:
-    scc = rendered({"openshift.scc": True, "gateway.backend": backend})["SecurityContextConstraints", ""]
+@pytest.mark.parametrize(
+    ("backend", "more", "privileged", "capabilities"),
+    [
+        pytest.param("nvidia", {}, False, [], id="nvidia"),
+        pytest.param("nvidia", {"migStrategy": "single"}, False, ["SYS_ADMIN"], id="mig"),
+        pytest.param("nvidia", {"securityContext": {"privileged": True}}, True, [], id="their-own-context"),
+        pytest.param("amd", {}, True, [], id="amd"),
+    ],
+)
+def test_openshift_allows_what_the_pod_takes_and_no_more(
+    backend: str, more: dict[str, object], privileged: bool, capabilities: list[str]
+) -> None:
+    values = {"gateway.backend": backend, **more}
+    scc = rendered({"openshift.scc": True, **values})["SecurityContextConstraints", ""]
     assert scc["allowPrivilegedContainer"] is scc["allowPrivilegeEscalation"] is privileged
+    assert scc["allowedCapabilities"] == capabilities
     assert scc["users"] == ["system:serviceaccount:gpu:gpu-device-plugin-gateway"]
     assert not scc["allowHostNetwork"]
-    volumes = {
-        next(key for key in one if key != "name")
-        for one in pod({"gateway.backend": backend}, component=backend)["volumes"]
-    }
+    spec = pod(values, component=backend)
+    takes = spec["containers"][0]["securityContext"]
+    assert scc["readOnlyRootFilesystem"] is takes.get("readOnlyRootFilesystem", False)
+    assert takes.get("capabilities", {}).get("add", []) == capabilities
+    volumes = {next(key for key in one if key != "name") for one in spec["volumes"]}
     assert volumes <= set(scc["volumes"])
 
 

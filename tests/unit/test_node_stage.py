@@ -1,5 +1,6 @@
 """What becomes of the GPU pods of a whole node, by what the kubelet's records, the API server and their own logs say."""
 
+import asyncio
 import datetime as dt
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from gateway.lab.node import Node
 from gateway.lab.node.api import Access, Api
 from gateway.lab.node.installed import IDS
 from gateway.lab.node.pods import Account
-from gateway.lab.node.stage import BARE, STATIC, Stage, Standing, now
+from gateway.lab.node.stage import BARE, DEPLOYED, KINDS, STATIC, Stage, Standing, now
 from gateway.lab.node.watch import ContainerSeen, PodSeen, Recorder
 from gateway.lab.trials.scenarios import RESOURCE
 
@@ -75,6 +76,22 @@ def test_a_static_pod_runs_when_it_says_so_whatever_the_api_server_knows(stage: 
     old = (dt.datetime.now(dt.UTC) - dt.timedelta(seconds=9)).strftime("%Y-%m-%dT%H:%M:%S.%f")
     log.write_text(f"{old}000Z stdout F open /dev/nvidia2\n")
     assert stage.standing() == {}
+
+
+async def test_a_static_pod_that_is_silent_for_a_moment_is_awaited(stage: Stage) -> None:
+    for name in (BARE, DEPLOYED):
+        write_log(stage.node, name, f"uid-{name}", "told", "open /dev/nvidia0")
+    stage.seen.pods = {one.uid: one for one in map(pod, (BARE, DEPLOYED, STATIC))}
+    awaited = asyncio.create_task(stage.settled())
+    await asyncio.sleep(0)
+    assert not awaited.done()
+    write_log(stage.node, STATIC, "uid-static", "told", "open /dev/nvidia1")
+    assert (await awaited).keys() == {*KINDS}
+
+
+async def test_a_pod_that_has_failed_is_not_awaited(stage: Stage) -> None:
+    stage.seen.pods = {one.uid: one for one in (pod(BARE), pod(DEPLOYED), pod(STATIC, "Failed"))}
+    assert (await stage.settled()).keys() == {BARE, DEPLOYED}
 
 
 def test_what_a_pod_was_told_is_held_against_the_books(stage: Stage) -> None:

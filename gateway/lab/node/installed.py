@@ -228,7 +228,8 @@ class DaemonSet:
 
     async def kill(self) -> None:
         """Kill the gateway's process in its container; the kubelet starts the container again."""
-        [pod] = [pod for pod in self._pods(self._seen) if pod.runs]
+        await self._seen.until(lambda seen: [pod.runs for pod in self._pods(seen)] == [True], "one gateway that runs")
+        [pod] = self._pods(self._seen)
         [container] = pod.containers.values()
         await self._node.ctr("tasks", "kill", "-s", "SIGKILL", container.id.removeprefix("containerd://"))
 

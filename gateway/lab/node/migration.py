@@ -79,7 +79,7 @@ async def _beside(stage: Stage, ours: Installed) -> None:
 
 async def kill_containers(stage: Stage) -> None:
     """Kill the process of each GPU pod's container, and wait until each has been started again."""
-    old = {kind: one.seen for kind, one in stage.standing().items()}
+    old = {kind: one.seen for kind, one in (await stage.settled()).items()}
     for pod in old.values():
         for container in pod.containers.values():
             await stage.node.ctr("tasks", "kill", "-s", "SIGKILL", container.id.removeprefix("containerd://"))

@@ -117,9 +117,8 @@ class Stage:
                 await self._make(kind)
             await self.running()
             await self._ended()
-            if self.standing().keys() >= set(
-                KINDS
-            ):  # A static pod can have failed at this kubelet's start, unheard of until now.
+            # A static pod can have failed at this kubelet's start, unheard of until now.
+            if (await self.settled()).keys() >= set(KINDS):
                 return
 
     async def served(self) -> None:
@@ -137,7 +136,7 @@ class Stage:
 
     async def running(self) -> None:
         """Wait until the pod of each kind runs, or has failed for good, and those that run have opened their GPUs."""
-        await self._until(lambda: all(map(self._decided, KINDS)), f"the pods {', '.join(KINDS)} to run")
+        await self.settled()
         mark = now()
         await self._until(
             lambda: all(one.account.last > mark for one in self.standing().values()), "the pods to open their GPUs"
@@ -148,11 +147,25 @@ class Stage:
         with contextlib.suppress(TimeoutError):
             await until(lambda: not self._mistold(self.standing()), ENDED_SECONDS, every=2 * LOOK_SECONDS)
 
-    def _decided(self, kind: str) -> bool:
-        """Whether what becomes of a kind of pods is settled; a Deployment goes on until one runs."""
+    async def settled(self) -> dict[str, Standing]:
+        """Wait until the pod of each kind runs or has failed for good; give those that run.
+
+        A static pod runs when its log says so, which it doesn't for a moment after the machine stood still.
+        """
+        found: dict[str, Standing] = {}
+
+        def all_are() -> bool:
+            found.clear()
+            found.update(self.standing())
+            return all(kind in found or self._over(kind) for kind in KINDS)
+
+        await self._until(all_are, f"the pods {', '.join(KINDS)} to run")
+        return found
+
+    def _over(self, kind: str) -> bool:
+        """Whether the pods of a kind have failed for good; a Deployment goes on until one runs."""
         there = self._pods(kind)
-        over = kind != DEPLOYED and bool(there) and all(pod.phase == "Failed" for pod in there)
-        return over or any(self._alive(kind, pod) for pod in there)
+        return kind != DEPLOYED and bool(there) and all(pod.phase == "Failed" for pod in there)
 
     def standing(self) -> dict[str, Standing]:
         """Look at the pods that run now, by kind."""
@@ -191,7 +204,7 @@ class Stage:
 
         What ``happens`` returns are further facts; ``kubelet`` is how its version is to be called, where it changes.
         """
-        before = self.standing()
+        before = await self.settled()
         must([f"pod {kind} wasn't there before" for kind in KINDS if kind not in before])
         began, said_since = time.monotonic_ns(), now()
         facts = await happens() or {}
@@ -200,7 +213,7 @@ class Stage:
         await asyncio.sleep(self.settle_seconds)
         await self.running()
         await self._ended()
-        after = self.standing()
+        after = await self.settled()
         at_api = drops(self.seen.nodes, RESOURCE, GPUS, began)
         over = failed(self.seen.history, began)
         fates = {kind: self._fate(one, after.get(kind)) for kind, one in before.items()}
