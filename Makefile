@@ -127,11 +127,11 @@ e2e-dra: $(VENV) ## the same with ResourceClaims, on kubelets 1.32, 1.36 and 1.3
 			.venv/bin/python -m pytest -m e2e tests/e2e/test_dra.py -k $$version $(E2E) || exit 1; done
 	@$(RUN)python -m gateway.lab.node --leftovers
 
-# CROSSINGS: "--times 10 --seed 2" does fewer, others; "slices", "starts", "roll" and so on measure one thing alone (--help).
+# CROSSINGS: more options. "--times 10 --seed 2" crosses less often, otherwise.
 CROSSINGS ?=
 .PHONY: crossings
 crossings: $(VENV) ## a node crosses to DRA and back again and again while pods come and go; what it costs, as JSON
-	@$(RUN)python -m gateway.lab.node --kubelet 1.37 -- .venv/bin/python -m gateway.lab.node.crossings $(CROSSINGS)
+	@$(RUN)python -m gateway.lab.node -- .venv/bin/python -m gateway.lab.node.crossings $(CROSSINGS)
 
 # IMAGE: more options. "--tag 0.1.0 --tag 0.1.0-b" makes two archives of one layer, to try a roll with.
 IMAGE ?=

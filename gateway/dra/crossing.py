@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,11 +44,36 @@ WAIT: Final = 0.5
 """The same, where somebody holds every one of them: nobody says when the kubelet takes a pod for ended."""
 SETTLE: Final = 0.5
 """Seconds from a lowered allocatable until devices are withheld: what the scheduler gave away before that still gets them."""
+TELLS: Final = 10.0
+"""Seconds after which the kubelet has told the API server by itself which devices there are."""
 _log = structlog.get_logger()
 
 
 class NotWrittenError(Exception):
     """The state file could not be written: nothing was changed."""
+
+
+class Allocatable:
+    """How many devices the scheduler may give by name, said at once: the kubelet says it up to 10 s late.
+
+    Args:
+        api: the API server.
+        node: the node's path there.
+    """
+
+    def __init__(self, api: Client, node: str) -> None:
+        self._api, self._path = api, f"{node}/status"
+        self.turn = asyncio.Lock()
+        """To be held from when the table is looked at until it was told, or changed."""
+
+    async def tell(self, counts: Mapping[str, int]) -> None:
+        """Say how many there are, by resource.
+
+        Raises:
+            KubernetesError: it can't be said.
+        """
+        body = {"status": {"allocatable": {name: str(count) for name, count in counts.items()}}}
+        await self._api.patch(self._path, body, Patch.MERGE)
 
 
 class Crossing:
@@ -62,6 +88,7 @@ class Crossing:
         records: what of the records counts here.
         allocated: asks the API server which claims have which boards; None: it can't be known yet.
         update: brings the lists up to date.
+        allocatable: tells the scheduler of what came back.
     """
 
     def __init__(
@@ -74,7 +101,11 @@ class Crossing:
         records: Records,
         allocated: Callable[[], Awaitable[Mapping[str, str] | None]],
         update: Callable[[], Awaitable[None]],
+        allocatable: Allocatable,
     ) -> None:
+        self.allocatable = allocatable
+        self._came: float | None = None
+        """Since when (monotonic seconds) devices are back of which the scheduler was not told yet."""
         self._ledger, self._scribe, self._beliefs, self._held = ledger, scribe, beliefs, held
         self._resources, self._records, self._ask, self._update = resources, records, allocated, update
         self._sides: dict[str, Side] = dict(ledger.sides)
@@ -203,9 +234,11 @@ class Crossing:
         there, missed = self.boards(), self._missed
         self._missed = set()
         moving = {board for board in there if self.side(board) in table.MOVING}
-        if not moving and not missed:
+        if not moving and not missed and self._came is None:
             return 0.0
         await self._beliefs.look()
+        if self._came is not None:
+            await self._raise(self._came)
         if coming := [one for one in moving if self.side(one) is Side.TO_PLUGIN and not self._claim(one)]:
             asked = await self._ask()
             self._allocated = {} if asked is None else {one: asked.get(one, "") for one in coming}
@@ -218,8 +251,36 @@ class Crossing:
         }
         news = {board: side for board, side in after.items() if side is not sides[board]}
         await self._put(news)
-        held = all(one.pod or one.claim or one.allocated for one in seen.values())
+        held = self._came is None and all(one.pod or one.claim or one.allocated for one in seen.values())
         return WAIT if held and not news else LOOK_AGAIN
+
+    async def _raise(self, came: float) -> None:
+        """Tell the scheduler of what came back as soon as the kubelet says that it would give it away."""
+        async with self.allocatable.turn:
+            last, there = self._beliefs.last, self.stays()
+            if (
+                last is not None
+                and last.at > came
+                and all((last.view.allocatable or {}).get(name, frozenset()) == ids for name, ids in there.items())
+            ):
+                try:
+                    await self.allocatable.tell({name: len(ids) for name, ids in there.items()})
+                except KubernetesError as error:
+                    _log.info("the kubelet tells the API server of GPUs that came back", reason=str(error))
+            elif time.monotonic() - came < TELLS:
+                return
+            if self._came == came:
+                self._came = None
+
+    def stays(self, leaving: Collection[str] = ()) -> dict[str, frozenset[str]]:
+        """Give the devices that the device plugin API gives away, by resource, once some boards have left it."""
+        found: dict[str, set[str]] = {}
+        for board, devices in self.boards().items():
+            stays = board not in leaving and self.side(board) is Side.PLUGIN
+            for name, entry in devices:
+                ids = found.setdefault(name, set())
+                ids.update({entry.device.id} if stays and entry.device.health is Health.HEALTHY else ())
+        return {name: frozenset(ids) for name, ids in found.items()}
 
     def _seen(self, board: str, devices: Sequence[tuple[str, Entry]]) -> Seen:
         return Seen(self._pod(board, devices), self._claim(board), self._allocated.get(board))
@@ -264,6 +325,8 @@ class Crossing:
                 self._allocated.pop(board, None)
             _log.info("GPUs cross over", boards={board: side.value for board, side in news.items() if board})
         await self._update()
+        if any(board and side is Side.PLUGIN for board, side in news.items()):
+            self._came = time.monotonic()
         self._wake.set()
 
     def listed(self, now: float) -> None:
@@ -280,13 +343,11 @@ class Desk:
 
     Args:
         crossing: carries them out.
-        api: the API server.
-        node: the node's path there.
         why_not: says why nothing can go to DRA; '' where it can.
     """
 
-    def __init__(self, crossing: Crossing, api: Client, node: str, why_not: Callable[[], str]) -> None:
-        self._crossing, self._api, self._node, self._why_not = crossing, api, node, why_not
+    def __init__(self, crossing: Crossing, why_not: Callable[[], str]) -> None:
+        self._crossing, self._why_not = crossing, why_not
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -313,26 +374,22 @@ class Desk:
     async def _move(self, to: Side, wanted: Sequence[str]) -> None:
         if not self._crossing.is_known:
             raise ControlError("the API server hasn't said yet which claims there are: try again when it does")
-        if to is Side.DRA:
-            if reason := self._why_not():
-                raise ControlError(reason)
-            await self._lower(frozenset(wanted))
-        try:
-            await self._crossing.order(to, wanted)
-        except NotWrittenError as error:
-            raise ControlError(f"nothing was done, because the state file can't be written: {error}") from error
+        if to is Side.DRA and (reason := self._why_not()):
+            raise ControlError(reason)
+        async with self._crossing.allocatable.turn:
+            if to is Side.DRA:
+                await self._lower(frozenset(wanted))
+            try:
+                await self._crossing.order(to, wanted)
+            except NotWrittenError as error:
+                raise ControlError(f"nothing was done, because the state file can't be written: {error}") from error
         _log.info("order", op="cross", to=to.value, boards=wanted)
 
     async def _lower(self, leaving: frozenset[str]) -> None:
         """Tell the scheduler at once how many devices stay. The kubelet does within 10 s, and pods that come meanwhile fail (run)."""
-        left: dict[str, int] = {}
-        for board, devices in self._crossing.boards().items():
-            stays = board not in leaving and self._crossing.side(board) is Side.PLUGIN
-            for name, entry in devices:
-                left[name] = left.get(name, 0) + (stays and entry.device.health is Health.HEALTHY)
-        body = {"status": {"allocatable": {name: str(count) for name, count in left.items()}}}
+        left = {name: len(ids) for name, ids in self._crossing.stays(leaving).items()}
         try:
-            await self._api.patch(f"{self._node}/status", body, Patch.MERGE)
+            await self._crossing.allocatable.tell(left)
         except KubernetesError as error:
             raise ControlError(f"nothing was done: the node's allocatable devices can't be lowered: {error}") from error
         await asyncio.sleep(SETTLE)

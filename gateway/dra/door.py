@@ -21,7 +21,7 @@ from adapters.levels import minor_version
 from devices.claims import ClaimName
 from gateway.dra import cdi, crossing, offer, publisher, sockets
 from gateway.dra.claims import NamedClaim, ResourceClaim
-from gateway.dra.crossing import Crossing, Desk
+from gateway.dra.crossing import Allocatable, Crossing, Desk
 from gateway.dra.driver import ClaimsOf
 from gateway.dra.publisher import Publisher
 from gateway.dra.records import Records, pods_of
@@ -125,9 +125,9 @@ class Door:
         self.alone = settings.dra == "only"
         if settings.dra == "on":
             known = inside.ledger, inside.scribe, inside.beliefs, inside.held, inside.resources, self._records
-            self.crossing = Crossing(*known, self._allocated, inside.update)
-            node = f"/api/v1/nodes/{settings.node_name}"
-            self._desk = Desk(self.crossing, self._api, node, self._why_not_cross)
+            allocatable = Allocatable(self._api, f"/api/v1/nodes/{settings.node_name}")
+            self.crossing = Crossing(*known, self._allocated, inside.update, allocatable)
+            self._desk = Desk(self.crossing, self._why_not_cross)
         self._boards: dict[tuple[str, str], str] = {}
         """The board of each device, by driver and name."""
         self._unknown: frozenset[str] = frozenset()

@@ -66,6 +66,22 @@ MUTANTS = (
 """,
         "tests/unit/test_life.py",
     ),
+    Mutant(
+        "OWN4",
+        "the scheduler hears of what came back before the kubelet",
+        _SHELL,
+        "(last.view.allocatable or {}).get(name, frozenset()) == ids",
+        "True",
+        f"{_ON}::test_the_scheduler_hears_of_what_came_back_when_the_kubelet_has",
+    ),
+    Mutant(
+        "OWN3",
+        "the scheduler is left to hear of what came back from the kubelet",
+        _SHELL,
+        "            self._came = time.monotonic()",
+        "            pass",
+        f"{_ON}::test_the_scheduler_hears_of_what_came_back_when_the_kubelet_has",
+    ),
     Mutant("OWN2", "a pod is overlooked", _TABLE, 'case Side.TO_DRA if seen.pod == "":', "case Side.TO_DRA:", _MOVES),
     Mutant(
         "OWN2",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from msgspec.structs import replace
 
 from adapters import pluginregistration
 from adapters.dra.plugin import V1
@@ -22,7 +23,9 @@ from gateway.daemon import Gateway
 from gateway.dra import cdi, crossing, driver
 from gateway.dra import door as door_module
 from gateway.dra.door import Door
+from gateway.kubelet import view
 from gateway.kubelet.beliefs import CHECKPOINT
+from gateway.kubelet.view import View
 from gateway.kubernetes import access
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
@@ -83,6 +86,12 @@ class Node:
             wanted = {f"GPU-{name}": side for name, side in sides.items()}
             while await self.cross("dra", dry_run=True) != wanted:  # noqa: ASYNC110 - it is a question to another
                 await asyncio.sleep(0.02)
+
+    @property
+    def told(self) -> dict[str, str]:
+        """What the API server shows as allocatable; only the gateway writes that here."""
+        found: dict[str, str] = self.place.server.objects["/api/v1/nodes/n1"]["status"].get("allocatable", {})
+        return found
 
     async def allocatable(self, count: int) -> None:
         await self.manager.wait(GPU, count)
@@ -146,6 +155,7 @@ async def test_what_a_pod_holds_crosses_when_it_ended_and_comes_back_after_the_c
         await node.cross("plugin")
         await node.stand(a="to-plugin", b="plugin")
         await node.allocatable(1)
+        await until(lambda: node.told == {GPU: "1"})
         await until(lambda: node.place.published == {"gpu-0": ["device-plugin-gateway.io/leaving"]})
         assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
         await node.claims.unprepare(V1, asked)
@@ -154,6 +164,31 @@ async def test_what_a_pod_holds_crosses_when_it_ended_and_comes_back_after_the_c
         await node.stand(a="plugin", b="plugin")
         await node.allocatable(2)
         assert states(one) == {A: State.PRESENT, B: State.PRESENT}
+
+
+async def test_the_scheduler_hears_of_what_came_back_when_the_kubelet_has(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, deaf, looks = view.look, True, 0
+
+    async def seen(*places: Path) -> View:
+        nonlocal looks
+        looks += 1
+        found = await look(*places)
+        return replace(found, allocatable={GPU: frozenset()}) if deaf else found
+
+    async with node.gateway():
+        await node.allocatable(2)
+        await node.cross("dra")
+        await node.stand(a="dra", b="dra")
+        monkeypatch.setattr(view, "look", seen)
+        await node.cross("plugin")
+        await node.stand(a="plugin", b="plugin")
+        before = looks
+        await until(lambda: looks > before + 3)
+        assert node.told == {GPU: "0"}
+        deaf = False
+        await until(lambda: node.told == {GPU: "2"})
 
 
 async def test_its_driver_is_there_as_soon_as_it_knows_the_kubelet(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

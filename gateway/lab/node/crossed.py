@@ -102,7 +102,7 @@ class Seen:
         if (event.gone or status.get("phase") in _OVER) and life.ended == NEVER:
             life.ended = at
             if status.get("phase") == "Failed":
-                life.failed = f"{status.get('reason', '')}: {status.get('message', '')}"
+                life.failed = _why(status)
             if not event.gone:
                 self.over(life.name)
 
@@ -110,6 +110,14 @@ class Seen:
         if event.object is not None and event.object["spec"]["driver"] == DRIVER:
             at, name = event.monotonic_ns / 1e9 + self._behind, event.object["metadata"]["name"]
             self.shown.hear(at, name, None if event.gone else _offered(event.object))
+
+
+def _why(status: Mapping[str, Any]) -> str:
+    """Say why a pod failed: the kubelet's words, or how its container ended."""
+    ends = [one.get("state", {}).get("terminated") or {} for one in status.get("containerStatuses") or ()]
+    words = [status.get("reason"), status.get("message")]
+    words += [str(one.get(key)) for one in ends for key in ("reason", "exitCode", "message") if key in one]
+    return ", ".join(filter(None, words)) or "nobody says why"
 
 
 def _offered(found: Object) -> dict[str, bool]:

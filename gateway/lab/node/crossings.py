@@ -1,6 +1,6 @@
 """Crosses a whole node from the device plugin API to DRA and back, again and again, while its pods come and go.
 
-    python -m gateway.lab.node --kubelet 1.37 -- python -m gateway.lab.node.crossings --times 10 --seed 1
+    python -m gateway.lab.node -- python -m gateway.lab.node.crossings --times 10 --seed 1
 
 Short pods come all the time, by name and with claims, and others hold their GPUs through it. In half of the crossings there and back
 the kubelet is restarted in mid-way, by turns as another version; in a quarter the gateway is killed. All is judged by what the pods'
@@ -40,6 +40,7 @@ ASKED_AGAIN: Final = 150.0
 """Seconds that a crossing is waited for: a claim whose Prepare met no gateway is prepared 60 to 90 s later, and keeps its GPU till then."""
 UUIDS: Final[Mapping[str, str]] = {path: uuid for uuid, path in DEVICES.items()}
 VERSIONS: Final = ("1.36", "1.37")
+"""Kubelets that a restart may put in place, as far as the node has them."""
 
 
 class Traffic:
@@ -182,7 +183,8 @@ class Crossings:
 
     async def _restart_kubelet(self) -> None:
         node = self._dra.node
-        await node.kubelet.restart(version=self._chance.choice(VERSIONS))
+        there = [one for one in VERSIONS if one in node.kubelet_versions]
+        await node.kubelet.restart(version=self._chance.choice(there))
         await node.ready()
 
     async def _kill_gateway(self) -> None:
