@@ -7,8 +7,9 @@ ones; unless a pod would start without its device (PreStartContainer), which is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from adapters.dialect import Fidelity, Level, MalformedError, Rule, Wire, left_out
 from adapters.fields import of_allocate, of_list, of_options, of_preferred, of_registration
@@ -50,8 +51,7 @@ _RULES: Mapping[Field, Rule] = {
 }
 
 
-@dataclass(eq=False)
-class Alpha:
+class Alpha(Struct, eq=False):
     """An alpha dialect, out of its name, its kubelets and its form of Allocate's answer."""
 
     name: str

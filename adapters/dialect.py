@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
@@ -79,7 +79,7 @@ def span(level: Level) -> str:
     return f"1.{level.low}" if level.high == level.low else f"1.{level.low} to 1.{level.high}"
 
 
-class Wire(NamedTuple):
+class Wire(Struct, frozen=True):
     """A message in a dialect's spelling, and the fields that were left out of it (all of them ``DEGRADED``)."""
 
     data: bytes

@@ -64,7 +64,7 @@ OPTIONS_FIRST = 25
 
 _USER_AGENT = re.compile(r"(?:^|\s)grpc-go/(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?!\d)")
 _USER_AGENT_LIMIT = 256
-_VERSION = re.compile(r"v?1\.(\d{1,3})(?:[.+-][0-9A-Za-z.+-]{0,64})?")
+_VERSION = r"v?1\.(\d{1,3})(?:[.+-][0-9A-Za-z.+-]{0,64})?"
 
 
 class Evidence(Struct, frozen=True):
@@ -122,7 +122,7 @@ def minor_version(text: str) -> int:
     Raises:
         ValueError: it is no kubelet version.
     """
-    match = _VERSION.fullmatch(text)
+    match = re.fullmatch(_VERSION, text)
     if match is None:
         raise ValueError(f"expected a kubelet version such as 1.28 or v1.28.15; got {text[:64]!r}")
     return int(match[1])

@@ -11,7 +11,7 @@ Pure: what is held, and what the sources see, comes from whoever asks.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import Struct
 
@@ -22,7 +22,7 @@ _OLD_MIG: Final = "MIG-GPU-"
 """How the IDs of MIG instances began in drivers before R470: ``MIG-GPU-<the GPU's UUID>/<gi>/<ci>``."""
 
 
-class Place(NamedTuple):
+class Place(Struct, frozen=True):
     """Where on the hardware something is: ``board`` names the physical GPU (or file), ``part`` the partition; '' means all of it."""
 
     board: str

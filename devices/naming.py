@@ -13,8 +13,8 @@ from typing import Final
 _MAX_DOMAIN: Final = 253 - len("requests.")
 _MAX_NAME: Final = 63
 _LABEL: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_DOMAIN: Final = re.compile(rf"{_LABEL}(\.{_LABEL})*")
-_NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+_DOMAIN: Final = rf"{_LABEL}(\.{_LABEL})*"
+_NAME: Final = r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
 
 
 def resource_name_error(name: str) -> str | None:
@@ -32,12 +32,12 @@ def resource_name_error(name: str) -> str | None:
         return f"the domain kubernetes.io belongs to Kubernetes; got {shown}: use a domain of your own"
     if name.startswith("requests."):
         return f"a resource name can't start with 'requests.', which quotas use; got {shown}: use another domain"
-    if len(domain) > _MAX_DOMAIN or not _DOMAIN.fullmatch(domain):
+    if len(domain) > _MAX_DOMAIN or not re.fullmatch(_DOMAIN, domain):
         return (
             f"expected a domain of at most {_MAX_DOMAIN} lower-case letters, digits, '-' and '.' before the slash, "
             f"such as nvidia.com; got {shown}"
         )
-    if len(rest) > _MAX_NAME or not _NAME.fullmatch(rest):
+    if len(rest) > _MAX_NAME or not re.fullmatch(_NAME, rest):
         return (
             f"expected 1 to {_MAX_NAME} letters, digits, '-', '_' and '.' after the slash, beginning and ending with "
             f"a letter or digit, such as gpu; got {shown}"

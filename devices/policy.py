@@ -179,3 +179,7 @@ class Policy(Struct, frozen=True):
     bridge_grace: float = 60.0
     bridge_withdraw: float = 3600.0
     bridging: Bridging = Bridging()
+
+    def on_host(self, node: str) -> str:
+        """Say where on the host a device node is that containers find at ``node``."""
+        return (self.dev_root or self.driver_root).rstrip("/") + node

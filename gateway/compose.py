@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from devices.gpu.asked import NodeTraits
     from devices.gpu.backend import Sight
-    from devices.gpu.nvidia.cdi import DriverFiles
     from devices.policy import Policy
     from devices.source import DeviceSource
     from gateway.configuration.settings import Settings
@@ -112,18 +111,18 @@ def _amd(settings: Settings) -> DeviceSource:
 
 
 def _simulated(settings: Settings) -> DeviceSource:
-    from devices.gpu.nvidia.cdi import DriverFiles
     from devices.gpu.simulated.backend import VENDORS, SimulatedBackend
     from devices.gpu.source import GPUSource
 
     simulated = SimulatedBackend(settings.profile or "default")
-    return GPUSource(simulated, settings.policy, VENDORS, partial(_survey, driver=DriverFiles(())))
+    return GPUSource(simulated, settings.policy, VENDORS, partial(_survey, simulated=True))
 
 
-def _survey(sight: Sight, policy: Policy, driver: DriverFiles | None = None) -> NodeTraits:
-    from devices.gpu.nvidia.survey import keep  # Paid only where an operator chose CDI.
+def _survey(sight: Sight, policy: Policy, *, simulated: bool = False) -> NodeTraits:
+    from devices.gpu.nvidia.cdi import DriverFiles  # Paid only where an operator chose CDI.
+    from devices.gpu.nvidia.survey import keep
 
-    return keep(sight, policy, driver=driver)
+    return keep(sight, policy, driver=DriverFiles(()) if simulated else None)
 
 
 _MAKERS: Final[Mapping[str, Callable[[Settings], DeviceSource]]] = {

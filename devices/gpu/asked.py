@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from devices.gpu.cdi import Specification
 from devices.gpu.model import GPU, in_order
 from devices.model import ContainerAnswer, DeviceNode, Fault, Field, RefusedError, Sayable
 from devices.policy import Policy
 from devices.replicas import unshared
+
+if TYPE_CHECKING:
+    from devices.gpu.cdi import Specification
 
 
 class NodeTraits(Struct, frozen=True):

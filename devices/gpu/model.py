@@ -14,6 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from devices.model import Health, Trouble, TroubleKind
+from devices.policy import IdStrategy
 from devices.replicas import unshared
 
 
@@ -103,6 +104,10 @@ class GPU(Struct, frozen=True):
         """Whether a container can use it: in spite of a trouble that is only an application's, it can."""
         well = self.trouble is None or self.trouble.kind is TroubleKind.APPLICATION
         return Health.HEALTHY if well else Health.UNHEALTHY
+
+    def named_by(self, strategy: IdStrategy) -> str:
+        """Say how containers know it: by its UUID, or by its place on the node (``2``; ``0:2`` for a MIG instance)."""
+        return self.uuid if strategy is IdStrategy.UUID else self.place or str(self.index)
 
 
 def found(device_id: str, gpus: Mapping[str, GPU]) -> GPU | None:

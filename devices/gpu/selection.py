@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, combinations, islice
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec import Struct
 
 from devices.gpu.model import FARTHEST, GPU
 
@@ -64,7 +66,7 @@ def _roomiest(room: Sequence[int], count: int, missing: int) -> list[int]:
     return sorted([*first, last])
 
 
-class _Part(NamedTuple):
+class _Part(Struct, frozen=True):
     """A part of a choice, by places in ascending order, and what there is to know of it.
 
     ``distance`` counts each pair twice; ``to`` has the distance of every GPU to those chosen.
@@ -268,7 +270,7 @@ def _nearest_nodes(count: int, gpus: Sequence[GPU], opened: Mapping[int | None, 
     return min(sorted(chain.from_iterable(taken)) for pairs, taken in ways if pairs == most)
 
 
-class _NumaNode(NamedTuple):
+class _NumaNode(Struct, frozen=True):
     """A NUMA node: how many GPUs the container is on there already, and the places of those that are free."""
 
     opened: int

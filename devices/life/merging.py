@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -86,7 +86,7 @@ class Merged(Struct, frozen=True):
     again_at: float | None
 
 
-class _Found(NamedTuple):
+class _Found(Struct, frozen=True):
     """A state and what led to it; ``free``: nobody holds the device."""
 
     state: State

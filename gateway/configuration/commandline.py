@@ -20,7 +20,7 @@ from gateway.configuration.settings import ConfigError, Given
 
 _PREFIX: Final = "GATEWAY_"
 _MAX_STRANGE: Final = 20
-_OF_A_SERVICE: Final = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
+_OF_A_SERVICE: Final = r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)"
 """Variables that Kubernetes makes for Services ("Accessing the Service" of its documentation)."""
 _BY_OPTION: Final[Mapping[str, Flag]] = {
     name: flag for flag in FLAGS if flag.option for name in (flag.name, *flag.aliases)
@@ -120,7 +120,7 @@ def unknown_variables(environment: Mapping[str, str], options: Iterable[str], co
         name
         for name, value in sorted(environment.items())
         if name.startswith(_PREFIX) and not name.startswith(of_commands) and name not in known
-        if not _OF_A_SERVICE.search(name) and "://" not in value
+        if not re.search(_OF_A_SERVICE, name) and "://" not in value
     ]
     if not strange:
         return []

@@ -9,7 +9,7 @@ from typing import Final
 from gateway.configuration.settings import ConfigError, Given
 
 MODES: Final = ("off", "on", "only")
-_DRIVER: Final = re.compile(r"(?=.{1,63}\Z)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+_DRIVER: Final = r"(?=.{1,63}\Z)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
 """A driver's name: a DNS subdomain of at most 63 characters (DriverNameMaxLength of k8s.io/api/resource/v1)."""
 _STRATEGY: Final = "device-list-strategy"
 _CDI: Final = "cdi-cri"
@@ -48,7 +48,7 @@ def _drivers(said: Given) -> dict[str, str]:
     found = {}
     for text in said.value if isinstance(said.value, tuple) else ():
         domain, equals, driver = str(text).partition("=")
-        if not equals or not domain or not _DRIVER.fullmatch(driver):
+        if not equals or not domain or not re.fullmatch(_DRIVER, driver):
             raise ConfigError(
                 f"{said.source}: expected DOMAIN=DRIVER, such as example.com=devices.example.com, got {str(text)!r:.80}: a driver's "
                 "name is a DNS name in lower case, of at most 63 characters"

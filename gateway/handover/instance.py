@@ -13,7 +13,6 @@ import fcntl
 import hashlib
 import os
 import re
-import secrets
 import stat
 import time
 from pathlib import Path
@@ -62,7 +61,7 @@ def make_folder(folder: Path) -> str:
 def begin(*, host_service: bool = False, born_ns: int | None = None) -> Age:
     """Give the age of a gateway that starts now, or is as old as one that started at ``born_ns``, with a token of its own."""
     rank = HOST_SERVICE_NS if host_service else 0
-    return Age(rank + (born_ns or time.clock_gettime_ns(time.CLOCK_BOOTTIME)), secrets.token_hex(4))
+    return Age(rank + (born_ns or time.clock_gettime_ns(time.CLOCK_BOOTTIME)), os.urandom(4).hex())
 
 
 class Instance:

@@ -148,19 +148,23 @@ async def holds(socket: Path, resource: str, devices: Sequence[Device], patience
     expected = frozenset(device.id for device in devices if device.health is Health.HEALTHY)
     if not listens(socket):
         return None
-    import tenacity  # noqa: PLC0415 - as in _ask
 
-    retrying = tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_result(
-            lambda found: found is not None and found.get(resource, frozenset()) != expected
-        ),
-        wait=tenacity.wait_exponential(0.05, max=0.5),
-        stop=tenacity.stop_after_delay(patience),
-        retry_error_callback=lambda state: state.outcome.result() if state.outcome is not None else None,
-    )
+    def differs(found: dict[str, frozenset[str]] | None) -> bool:
+        return found is not None and found.get(resource, frozenset()) != expected
+
     try:
         async with asyncio.timeout(patience + _DEADLINE), _channel(socket) as channel:
-            found: dict[str, frozenset[str]] | None = await retrying(_allocatable, channel)
+            found = await _allocatable(channel)
+            if differs(found):
+                import tenacity  # noqa: PLC0415 - as in _ask
+
+                retrying = tenacity.AsyncRetrying(
+                    retry=tenacity.retry_if_result(differs),
+                    wait=tenacity.wait_exponential(0.05, max=0.5),
+                    stop=tenacity.stop_after_delay(patience),
+                    retry_error_callback=lambda state: state.outcome.result() if state.outcome is not None else None,
+                )
+                found = await retrying(_allocatable, channel)
     except TimeoutError:
         return None
     return None if found is None else found.get(resource, frozenset()) == expected

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -172,7 +171,7 @@ def sweep(path: Path) -> None:
 
 def replace(path: Path, data: bytes) -> Identity:
     """Put a file in the place of another, durable with its folder; return what it is known by."""
-    temporary = path.with_name(f"ledger-{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f"ledger-{os.urandom(4).hex()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         rest = memoryview(data)

@@ -34,7 +34,7 @@ _MAX_WRONG = 1000
 """How many rows of a table may be wrong until the rest of it isn't looked at."""
 
 
-_FIELD = re.compile(r'[\s{,]*("(?:[^"\\]|\\.)*")\s*:\s*', re.DOTALL)
+_FIELD = r'[\s{,]*("(?:[^"\\]|\\.)*")\s*:\s*'
 """The name of an object's next field, and what is before it."""
 
 
@@ -80,7 +80,8 @@ def _mend(data: bytes) -> Any:
 def _fields(text: str, at: int) -> dict[str, Any]:
     """Decode an object field by field, to the one that is damaged; that one is None, but for the cordons that are whole."""
     found: dict[str, Any] = {}
-    while match := _FIELD.match(text, at):
+    field = re.compile(_FIELD, re.DOTALL)
+    while match := field.match(text, at):
         key = json.loads(match[1])
         try:
             found[key], at = _DECODER.raw_decode(text, match.end())

@@ -6,10 +6,10 @@ refusal tells the version (run on kubelets 1.8 to 1.37).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import grpc.aio
+from msgspec import Struct
 
 from adapters.registry import DIALECTS
 from devices.model import Registration
@@ -26,8 +26,7 @@ DEADLINE: Final = 15.0
 _ONE_OF_EACH_SERVICE: Final = tuple({one.registration_service: one for one in reversed(DIALECTS)}.values())[::-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
+class Probed(Struct, frozen=True):
     """What a probe found. ``api`` is None where the kubelet's API is unknown; ``says`` holds its own words."""
 
     api: str | None

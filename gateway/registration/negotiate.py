@@ -37,14 +37,12 @@ NOBODY = "NOBODY"
 """Our own code, too: the Register was not sent, because nobody listens on kubelet.sock."""
 
 _MAX_DETAILS = 2048
-_QUOTED = re.compile(r'"([^"]{1,64})"')
+_QUOTED = r'"([^"]{1,64})"'
 _VERSION_REFUSALS = (
     # kubelet 1.8; names no version.
-    re.compile(r"unsupported API version by the Kubelet registry"),
+    r"unsupported API version by the Kubelet registry",
     # 1.9: is "v1alpha2"; 1.10 and 1.11: are ["v1beta1"]; 1.12 and later: is ["v1beta1"].
-    re.compile(
-        r'requested API version "[^"]*" is not supported by kubelet\. Supported versions? (?:is|are) (?P<supported>.*)'
-    ),
+    r'requested API version "[^"]*" is not supported by kubelet\. Supported versions? (?:is|are) (?P<supported>.*)',
 )
 
 
@@ -87,9 +85,9 @@ def classify(code: str, details: str) -> Answer:
         return Answer(AnswerKind.NO_ANSWER, details=details)
     if code == "UNKNOWN":
         for refusal in _VERSION_REFUSALS:
-            if found := refusal.search(details):
+            if found := re.search(refusal, details):
                 named = found.groupdict().get("supported") or ""
-                return Answer(AnswerKind.OTHER_VERSION, tuple(_QUOTED.findall(named)), details)
+                return Answer(AnswerKind.OTHER_VERSION, tuple(re.findall(_QUOTED, named)), details)
     return Answer(AnswerKind.REPORTED, details=details)
 
 

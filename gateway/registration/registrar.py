@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
-import secrets
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -164,7 +162,7 @@ class Resource:
             grace=settings.startup_grace > 0,
             guard=node.guard,
         )
-        self.state = registration.start(f"{node.token}-{secrets.token_hex(2)}", settings.api, last_accepted)
+        self.state = registration.start(f"{node.token}-{os.urandom(2).hex()}", settings.api, last_accepted)
         self.trouble = ""
         """The last thing that went wrong with the registration."""
         self.checked: Confirmation | None = None
@@ -286,7 +284,7 @@ class Resource:
                     self._offer_task.cancel()
             case events.SetTimer(timer, seconds):
                 self._cancel(timer)
-                jittered = seconds * (1 + random.random() / 4)  # noqa: S311 - spreads retries, hides nothing
+                jittered = seconds * (1 + os.urandom(1)[0] / 1024)  # Up to a quarter more: retries spread.
                 self._timers[timer] = asyncio.get_running_loop().call_later(jittered, self.feed, events.Fired(timer))
             case events.CancelTimer(timer):
                 self._cancel(timer)

@@ -45,7 +45,7 @@ LONGEST_PATH: Final = 107
 """The most bytes of a Unix socket's path (Linux, unix(7))."""
 _MAX_SOCKETS: Final = 64
 _MAKING_TIME: Final = 10.0
-_NAME = re.compile(r"\.?[0-9a-f]{8}\.sock")
+_NAME = r"\.?[0-9a-f]{8}\.sock"
 _CREDENTIALS = struct.Struct("iII")
 
 _log = structlog.get_logger()
@@ -352,7 +352,7 @@ def _user(partner: Any) -> int:
 
 def _named_as_ours(state_dir: Path) -> list[Path]:
     with os.scandir(state_dir) as entries:
-        names = sorted(entry.name for entry in entries if _NAME.fullmatch(entry.name))
+        names = sorted(entry.name for entry in entries if re.fullmatch(_NAME, entry.name))
     return [state_dir / name for name in names[:_MAX_SOCKETS]]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 READY: Final = "READY=1"
 ALIVE: Final = "WATCHDOG=1"
 STOPPING: Final = "STOPPING=1"
-_MICROSECONDS: Final = re.compile(r"0*[1-9][0-9]{0,14}", re.ASCII)
+_MICROSECONDS: Final = r"0*[1-9][0-9]{0,14}"
 _SHORTEST: Final = 0.05
 """Seconds: a manager that wants one more often wants a busy event loop."""
 
@@ -38,7 +38,7 @@ def tell(word: str, environment: Mapping[str, str] = os.environ) -> None:
 def watchdog(environment: Mapping[str, str] = os.environ) -> float | None:
     """Return after how many seconds the manager wants a sign of life again, halved for safety; None: it wants none."""
     microseconds, process = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
-    if not _MICROSECONDS.fullmatch(microseconds) or process not in {"", str(os.getpid())}:
+    if not re.fullmatch(_MICROSECONDS, microseconds) or process not in {"", str(os.getpid())}:
         return None
     return max(int(microseconds) / 2e6, _SHORTEST)
 

@@ -133,7 +133,7 @@ MUTANTS = (
         "E18",
         "a Service is taken for a setting",
         "gateway/configuration/commandline.py",
-        'if not _OF_A_SERVICE.search(name) and "://" not in value',
+        'if not re.search(_OF_A_SERVICE, name) and "://" not in value',
         'if "://" not in value',
         f"{_FLAGS}::test_a_misspelt_variable_is_said",
     ),

@@ -89,7 +89,7 @@ MUTANTS = (
         "SIM2",
         "the file is written in place",
         "gateway/memory/file.py",
-        '    temporary = path.with_name(f"ledger-{secrets.token_hex(4)}.tmp")\n'
+        '    temporary = path.with_name(f"ledger-{os.urandom(4).hex()}.tmp")\n'
         "    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)",
         "    temporary = path\n"
         "    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)",

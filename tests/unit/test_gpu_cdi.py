@@ -26,7 +26,6 @@ from devices.gpu.nvidia.cdi import (
     Extra,
     Symlink,
     extras,
-    name_of,
     qualified,
     specifications,
 )
@@ -150,7 +149,7 @@ def test_nodes_that_are_the_same_inside_and_outside() -> None:
 def test_names_by_index() -> None:
     spec = only(Policy(id_strategy=IdStrategy.INDEX))
     assert [device["name"] for device in spec["devices"]] == ["0", "1", "1:2", "all"]
-    assert name_of(GPUS[2], IdStrategy.INDEX) == "1:2"
+    assert GPUS[2].named_by(IdStrategy.INDEX) == "1:2"
 
 
 @pytest.mark.parametrize(

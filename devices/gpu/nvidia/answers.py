@@ -12,8 +12,6 @@ from typing import Final
 from msgspec.structs import replace
 
 from devices.gpu.asked import Asked, unsaid
-from devices.gpu.cdi import HookError, expanded
-from devices.gpu.nvidia import cdi
 from devices.model import ContainerAnswer, DeviceNode, Fault, Field, Mount, RefusedError, Sayable
 from devices.policy import CDI_STRATEGIES, CdiFallback, IdStrategy, ListStrategy, Policy
 
@@ -72,6 +70,8 @@ def _fallback(asked: Asked) -> ContainerAnswer:
     if policy.cdi_fallback is CdiFallback.ENVVAR and Field.ENVS in said:
         return _with_nodes(_with_modes(_in_environment(_names(asked), {ListStrategy.ENVVAR}), policy), asked)
     if policy.cdi_fallback is CdiFallback.EXPAND and not around.without_cdi and said >= _EXPANDED:
+        from devices.gpu.cdi import HookError, expanded  # noqa: PLC0415 - loaded with the specifications (survey)
+
         try:
             return expanded(_cdi_names(asked), around.specifications)
         except HookError as error:
@@ -111,7 +111,7 @@ def _with_nodes(said: ContainerAnswer, asked: Asked) -> ContainerAnswer:
         return replace(said, device_nodes=tuple(dict.fromkeys(always)))
     asked.require_known("device nodes")
     paths = (*(path for gpu in asked.known for path in gpu.spec_nodes), *asked.around.control_nodes)
-    passed = [DeviceNode(path, cdi.on_host(path, policy)) for path in paths]
+    passed = [DeviceNode(path, policy.on_host(path)) for path in paths]
     return replace(said, device_nodes=tuple(dict.fromkeys((*always, *passed))))
 
 
@@ -120,11 +120,13 @@ def _names(asked: Asked) -> tuple[str, ...]:
     if asked.policy.id_strategy is IdStrategy.UUID:
         return asked.uuids
     asked.require_known("index")
-    return tuple(cdi.name_of(gpu, asked.policy.id_strategy) for gpu in asked.known)
+    return tuple(gpu.named_by(asked.policy.id_strategy) for gpu in asked.known)
 
 
 def _cdi_names(asked: Asked) -> tuple[str, ...]:
     """Name the GPUs and extras in CDI."""
+    from devices.gpu.nvidia import cdi  # noqa: PLC0415 - as above
+
     try:
         names = [cdi.qualified(name) for name in _names(asked)]
     except ValueError as error:

@@ -18,7 +18,7 @@ from devices.gpu import cdi
 from devices.gpu.cdi import ALL, Specification
 from devices.gpu.model import GPU
 from devices.model import Mount
-from devices.policy import IdStrategy, Policy
+from devices.policy import Policy
 
 VENDOR: Final = "k8s.device-plugin.nvidia.com"
 CLASS: Final = "gpu"
@@ -59,11 +59,6 @@ class DriverFiles(Struct, frozen=True):
     mounts: Mapping[Extra, tuple[Mount, ...]] = field(default_factory=dict)
 
 
-def name_of(gpu: GPU, strategy: IdStrategy) -> str:
-    """Say how containers know a GPU: by its UUID, or by its place on the node (``2``; ``0:2`` for a MIG instance)."""
-    return gpu.uuid if strategy is IdStrategy.UUID else gpu.place or str(gpu.index)
-
-
 def qualified(device: str, of: str = CLASS) -> str:
     """Give a device of one of our classes its fully qualified CDI name.
 
@@ -89,7 +84,7 @@ def specifications(
     devices = {
         name: _edits(nodes=_own_nodes(gpu, policy)) or {"env": [_VOID]}
         for gpu in gpus
-        if cdi.is_device_name(name := name_of(gpu, policy.id_strategy)) and name != ALL
+        if cdi.is_device_name(name := gpu.named_by(policy.id_strategy)) and name != ALL
     }
     written = []
     if devices:
@@ -107,11 +102,6 @@ def specifications(
         edits = _edits(nodes=[{"path": path} for path in driver.nodes[extra]], mounts=driver.mounts.get(extra, ()))
         written.append(_specification(extra.value, {ALL: edits}, {}))
     return tuple(written)
-
-
-def on_host(node: str, policy: Policy) -> str:
-    """Say where on the host a device node is that containers find at ``node``."""
-    return (policy.dev_root or policy.driver_root).rstrip("/") + node
 
 
 def _specification(of: str, devices: Mapping[str, Specification], common: Specification) -> Specification:
@@ -150,8 +140,7 @@ def _own_nodes(gpu: GPU, policy: Policy) -> list[dict[str, str]]:
 
 def _nodes(paths: Iterable[str], policy: Policy) -> list[dict[str, str]]:
     return [
-        {"path": path} if (host := on_host(path, policy)) == path else {"path": path, "hostPath": host}
-        for path in paths
+        {"path": path} if (host := policy.on_host(path)) == path else {"path": path, "hostPath": host} for path in paths
     ]
 
 

@@ -47,9 +47,9 @@ _MAX_PAIRS: Final = 4096  # linked GPUs of a resource: all of 64 are 2 016
 _SHIPPED: Final = Path(__file__).parent / "profiles"
 _NAMESPACE: Final = uuid.UUID("6d1c6f3e-5d55-4be1-8d1a-2f0d5a1f6a51")
 # Part of a comma-separated environment variable and of a JSON file; 63 is what the kubelet's API asks of a device ID.
-_UUID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,62}")
+_UUID: Final = r"[A-Za-z0-9][A-Za-z0-9._:-]{0,62}"
 # What the CDI specification asks of a kind; a UUID is a device name of it if it ends like one.
-_CDI_KIND: Final = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?")
+_CDI_KIND: Final = r"[A-Za-z]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
 
 
 _Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -211,7 +211,7 @@ def _described(document: Document, path: Where, resource: str) -> Described:
     if spec.numa is not None and len(spec.numa) != len(entries):
         problem = f"expected {len(entries)} NUMA nodes, one for each GPU, got {len(spec.numa)}: write one for each"
         document.refuse((*path, "numa"), problem)
-    if spec.cdi is not None and not _CDI_KIND.fullmatch(spec.cdi):
+    if spec.cdi is not None and not re.fullmatch(_CDI_KIND, spec.cdi):
         document.refuse((*path, "cdi"), f"no kind of CDI devices: {spec.cdi[:80]!r}", "cdi")
     unnamed = [device_id for device_id in uuids if spec.cdi is not None and not device_id[-1].isalnum()]
     if unnamed:
@@ -278,7 +278,7 @@ def _trouble(entry: _Entry) -> Trouble | None:
 
 def _check_entry(document: Document, path: Where, entry: _Entry, *, placed: bool) -> None:
     """Refuse what types alone can't: bad IDs and paths, and facts that contradict each other."""
-    if entry.uuid is not None and not _UUID.fullmatch(entry.uuid):
+    if entry.uuid is not None and not re.fullmatch(_UUID, entry.uuid):
         document.refuse((*path, "uuid"), f"no device ID: {entry.uuid[:80]!r}", "uuid")
     if entry.reason is not None and entry.health is Health.HEALTHY:
         problem = "expected a reason only for an unhealthy GPU: write 'health: Unhealthy' too, or no reason"
