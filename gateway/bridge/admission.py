@@ -12,7 +12,8 @@ import structlog
 from devices.model import Fault, RefusedError
 from gateway.bridge import judge, shield
 from gateway.bridge.door import REGISTRY
-from gateway.bridge.peer import AwayError, identity
+from gateway.bridge.peer import AwayError
+from gateway.kubelet.watch import socket_id
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class Admission:
         self._require_socket(path, resource)
         before = self._plugins.get(resource)
         living = None if before is None else before.peer
-        if door == REGISTRY and living is not None and living.path == path and living.identity == identity(path):
+        if door == REGISTRY and living is not None and living.path == path and living.identity == socket_id(path):
             return  # Found again, after a restart of the bridge: its stream is open.
         if problem := self._occupied(resource):
             raise RefusedError(Fault.ALREADY_EXISTS, problem)
@@ -96,7 +97,7 @@ class Admission:
 
     def _require_socket(self, path: Path, resource: str) -> None:
         """Refuse what is no plugin's own socket."""
-        found = identity(path)
+        found = socket_id(path)
         if found is None:
             raise RefusedError(
                 Fault.INVALID_ARGUMENT,

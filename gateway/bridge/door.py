@@ -24,8 +24,8 @@ from adapters.dialect import MalformedError
 from adapters.registry import DIALECTS
 from devices.model import Fault, Options, RefusedError
 from gateway.bridge import judge
-from gateway.bridge.peer import LIST_LIMIT, identity
-from gateway.kubelet.watch import listens, target
+from gateway.bridge.peer import LIST_LIMIT
+from gateway.kubelet.watch import listens, socket_id, target
 from gateway.memory import file
 from gateway.wires.log import Seldom
 
@@ -161,7 +161,7 @@ class Doors:
             OSError: the folder can't be used now.
             RuntimeError: the socket can't be bound.
         """
-        if self._server is not None and self._bound is not None and identity(self.socket) == self._bound:
+        if self._server is not None and self._bound is not None and socket_id(self.socket) == self._bound:
             return
         await self._stop()
         self.sweep()
@@ -172,7 +172,7 @@ class Doors:
         server.add_insecure_port(target(self.socket))
         await server.start()
         self.socket.chmod(0o755)  # A kubelet's, with the usual umask.
-        self._server, self._bound = server, identity(self.socket)
+        self._server, self._bound = server, socket_id(self.socket)
         _log.info("open for device plugins", socket=str(self.socket), registry=str(self.folder / REGISTRY))
 
     def sweep(self) -> None:
@@ -347,4 +347,4 @@ def _sockets(folder: Path) -> dict[str, tuple[int, int, int]]:
             names = sorted(entry.name for entry in entries if not entry.name.startswith("."))[:MOST_SOCKETS]
     except OSError:
         return {}
-    return {name: found for name in names if (found := identity(folder / name)) is not None}
+    return {name: found for name in names if (found := socket_id(folder / name)) is not None}

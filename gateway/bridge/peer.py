@@ -8,7 +8,6 @@ health update.
 from __future__ import annotations
 
 import asyncio
-import stat
 import time
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -21,7 +20,7 @@ from adapters.spelling import require_bounded
 from devices.model import ContainerRequest, Fault, Options, RefusedError
 from gateway.bridge import judge
 from gateway.bridge.read import Known, read
-from gateway.kubelet.watch import target
+from gateway.kubelet.watch import socket_id, target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +105,7 @@ class Peer:
         self.path, self.dialect, self.options = path, dialect, options
         self._place = place
         self._known: Known = {}
-        self.identity = identity(path)
+        self.identity = socket_id(path)
         """The socket that it was connected to last."""
         self.ended = asyncio.Event()
         """Set when its stream is over, or when it is given up."""
@@ -126,7 +125,7 @@ class Peer:
         except TimeoutError:
             await self.close()
             raise AwayError(f"nobody takes connections on {self.path.name}") from None
-        self.identity = identity(self.path)
+        self.identity = socket_id(self.path)
 
     async def close(self) -> None:
         """Let go of the connection, and so of all calls."""
@@ -266,19 +265,6 @@ class Peer:
 
 
 _BROKEN: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
-
-
-def identity(path: Path) -> tuple[int, int, int] | None:
-    """Tell the socket that has this name now from a later one; None where there is none, or something else.
-
-    An inode's number may be given again at once. The time of its making tells the two apart, and a chmod, a link or another
-    SELinux label, which change ctime, leave it as it is.
-    """
-    try:
-        found = path.stat(follow_symlinks=False)
-    except OSError:
-        return None
-    return (found.st_dev, found.st_ino, found.st_mtime_ns) if stat.S_ISSOCK(found.st_mode) else None
 
 
 def _unfit(what: str) -> RefusedError:

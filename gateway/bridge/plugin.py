@@ -19,7 +19,8 @@ import structlog
 from adapters.registry import DIALECTS, by_name
 from devices.model import ContainerAnswer
 from gateway.bridge import judge, shield
-from gateway.bridge.peer import AwayError, Peer, identity
+from gateway.bridge.peer import AwayError, Peer
+from gateway.kubelet.watch import socket_id
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class Bridged:
 
         Some plugins register once: without it nobody who comes later could call them.
         """
-        if self.path is None or self.peer is None or identity(self.path) != self.peer.identity:
+        if self.path is None or self.peer is None or socket_id(self.path) != self.peer.identity:
             return None
         kept = self.path.with_name(KEPT + self.endpoint)
         if judge.endpoint_error(kept.name, str(kept.parent)):
@@ -224,10 +225,10 @@ class Bridged:
         """
         before = self.word
         self.recall(before if again else word, path, door, api)
-        if self.peer is not None and (self.word.away_since is not None or self.peer.identity != identity(path)):
+        if self.peer is not None and (self.word.away_since is not None or self.peer.identity != socket_id(path)):
             peer, self.peer = self.peer, None
             await peer.close()
-        if self.peer is None and word.away_since is None and identity(path) is not None:
+        if self.peer is None and word.away_since is None and socket_id(path) is not None:
             peer = self.registration(path, by_name(api), word.options)
             with contextlib.suppress(AwayError):
                 await peer.dial(CALL_TIME)
@@ -296,7 +297,7 @@ class Bridged:
     async def call(self) -> bool:
         """Call the plugin by the name of the socket that it registered last; False where nobody answers there."""
         path = self.path
-        if path is None or identity(path) is None:
+        if path is None or socket_id(path) is None:
             return False
         peer = self.registration(path, by_name(self.api), self.word.options)
         try:

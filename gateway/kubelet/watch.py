@@ -41,13 +41,21 @@ _MASK = (
 
 def kubelet_id(path: Path) -> KubeletId | None:
     """Identify the kubelet.sock that is there now; None where there is none (or something that is no socket)."""
+    found = socket_id(path)
+    return None if found is None else KubeletId(*found)
+
+
+def socket_id(path: Path) -> tuple[int, int, int] | None:
+    """Tell the socket that has this name now from a later one; None where there is none, or something else.
+
+    An inode's number may be given again at once. The time of its making tells the two apart, and a chmod, a link or another
+    SELinux label, which change ctime, leave it as it is.
+    """
     try:
         found = path.stat(follow_symlinks=False)
     except OSError:
         return None
-    if not stat.S_ISSOCK(found.st_mode):
-        return None
-    return KubeletId(found.st_dev, found.st_ino, found.st_mtime_ns)
+    return (found.st_dev, found.st_ino, found.st_mtime_ns) if stat.S_ISSOCK(found.st_mode) else None
 
 
 def listens(path: Path) -> bool:

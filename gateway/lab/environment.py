@@ -8,13 +8,14 @@ installed anew each time, with its byte code.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Final
+
+from gateway.lab.kubelets.build import cache
 
 _REPOSITORY: Final = Path(__file__).resolve().parents[2]
 _PIP: Final = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
@@ -34,7 +35,7 @@ def make() -> Path:
     if not lock.is_file():
         raise UnmadeError(f"expected the run-time lock at {lock}: run this from a checkout of the repository")
     key = hashlib.sha256(sys.version.encode() + lock.read_bytes()).hexdigest()[:16]
-    home = _cache() / "bench" / key
+    home = cache() / "bench" / key
     python = home / "bin" / "python"
     ready = home / ".ready"
     if not ready.exists():
@@ -63,12 +64,6 @@ def make() -> Path:
             str(wheel),
         )
     return python
-
-
-def _cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME")  # the specification has a relative one ignored
-    base = Path(root) if root and Path(root).is_absolute() else Path.home() / ".cache"
-    return base / "device-plugin-gateway"
 
 
 def _run(*command: str) -> None:

@@ -14,6 +14,7 @@ from devices.source import Inventory, Listing
 from gateway.bridge.plugin import Bridged
 from gateway.bridge.source import Bridge
 from gateway.lab.plugins.played import PlayedPlugin
+from gateway.lab.waiting import until
 
 GUARD_S = 10
 """How long a test waits for what must come; no promise, only an end to waiting for what never does."""
@@ -62,9 +63,7 @@ class Watched:
 
     async def open(self) -> None:
         """Wait until plugins can register."""
-        async with asyncio.timeout(GUARD_S):
-            while not self.bridge.is_open:  # noqa: ASYNC110 - the doors tell nobody
-                await asyncio.sleep(0.005)
+        await until(lambda: bool(self.bridge.is_open), GUARD_S)
 
     def one(self, resource: str = NIC) -> Bridged:
         return self.bridge.plugins[resource]

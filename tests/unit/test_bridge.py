@@ -26,10 +26,11 @@ from devices.model import (
 )
 from devices.policy import Bridging, Policy
 from gateway.bridge import memory
-from gateway.bridge.peer import identity
 from gateway.bridge.plugin import OLD_STREAMS
+from gateway.kubelet.watch import socket_id
 from gateway.lab.gatewayproc import GatewayProcess
 from gateway.lab.plugins.played import Habits, PlayedPlugin
+from gateway.lab.waiting import until
 from tests.unit.bridging import GUARD_S, NIC, TWO, bridged, health, plugin
 
 APIS = ("0.1", "v1alpha2", "v1beta1")
@@ -98,9 +99,7 @@ async def test_allocates_reach_a_plugin_one_at_a_time_and_in_order(folder: Path)
         await bridge.lists("a", "b")
         played.free.clear()
         calls = [asyncio.create_task(bridge.allocate(one)) for one in ("b", "a", "b")]
-        async with asyncio.timeout(GUARD_S):
-            while not played.allocated:  # noqa: ASYNC110 - the plugin tells nobody
-                await asyncio.sleep(0.005)
+        await until(lambda: bool(played.allocated), GUARD_S)
         await asyncio.wait(calls, timeout=0.2)  # nothing must happen
         assert played.allocated == [("b",)]
         played.free.set()
@@ -116,9 +115,7 @@ async def test_equal_lists_are_told_once(folder: Path) -> None:
         await bridge.lists("a", "b")
         count, peer = bridge.count, bridge.one().peer
         assert peer is not None
-        async with asyncio.timeout(GUARD_S):
-            while peer.lists < 5:  # noqa: ASYNC110 - nobody is told: that is the promise
-                await asyncio.sleep(0.005)
+        await until(lambda: peer.lists >= 5, GUARD_S)
         assert bridge.count == count
 
 
@@ -175,9 +172,7 @@ async def test_a_list_that_follows_an_empty_one_counts(folder: Path) -> None:
         await played.change(())
         peer = bridge.one().peer
         assert peer is not None
-        async with asyncio.timeout(GUARD_S):
-            while peer.lists < 2:  # noqa: ASYNC110 - nobody is told
-                await asyncio.sleep(0.005)
+        await until(lambda: peer.lists >= 2, GUARD_S)
         await played.change((Device("c"),))
         await bridge.lists("c")
         await asyncio.sleep(1.1)  # As long as an empty list is held back.
@@ -189,9 +184,7 @@ async def test_a_plugin_that_registers_again_and_again_keeps_few_streams(folder:
         for _ in range(8):
             await played.register()
         await bridge.lists("a", "b")
-        async with asyncio.timeout(GUARD_S):
-            while played.lists < 9 or played.listening > OLD_STREAMS + 1:  # noqa: ASYNC110 - the plugin tells nobody
-                await asyncio.sleep(0.005)
+        await until(lambda: not (played.lists < 9 or played.listening > OLD_STREAMS + 1), GUARD_S)
 
 
 # The shield.
@@ -262,9 +255,7 @@ async def test_an_allocate_that_a_dying_plugin_had_goes_to_the_next_one(folder: 
             await bridge.lists("a", "b")
             played.free.clear()
             call = asyncio.create_task(bridge.allocate("a"))
-            async with asyncio.timeout(GUARD_S):
-                while not played.allocated:  # noqa: ASYNC110 - the plugin tells nobody
-                    await asyncio.sleep(0.005)
+            await until(lambda: bool(played.allocated), GUARD_S)
         async with plugin(folder) as again, asyncio.timeout(GUARD_S):
             assert (await call).envs == {"DEVICES": "a"}
             assert again.allocated == [("a",)]
@@ -450,11 +441,9 @@ async def test_a_damaged_memory_is_put_aside(folder: Path) -> None:
 async def test_the_socket_goes_before_it_comes_again(folder: Path) -> None:
     async with bridged(folder) as bridge:
         socket = folder / "device-plugins" / "kubelet.sock"
-        before = identity(socket)
+        before = socket_id(socket)
         socket.unlink()
-        async with asyncio.timeout(GUARD_S):
-            while identity(socket) in {None, before}:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.01)
+        await until(lambda: socket_id(socket) not in {None, before}, GUARD_S)
         async with plugin(folder):
             await bridge.lists("a", "b")
 
@@ -569,6 +558,4 @@ async def test_kubelet_sock_has_a_kubelets_mode(folder: Path) -> None:
 
 
 async def told(played: PlayedPlugin) -> None:
-    async with asyncio.timeout(GUARD_S):
-        while not played.told:  # noqa: ASYNC110 - the plugin tells nobody
-            await asyncio.sleep(0.005)
+    await until(lambda: bool(played.told), GUARD_S)

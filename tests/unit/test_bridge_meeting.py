@@ -13,8 +13,9 @@ import pytest
 from devices.model import Device
 from devices.policy import Bridging, Policy
 from gateway.bridge import shield
-from gateway.bridge.peer import identity
+from gateway.kubelet.watch import socket_id
 from gateway.lab.plugins.played import Habits
+from gateway.lab.waiting import until
 from tests.unit.bridging import GUARD_S, NIC, TWO, bridged, plugin
 
 OTHER = "other.example/fpga"
@@ -44,12 +45,12 @@ def test_a_socket_is_the_same_whatever_its_mode_or_label(folder: Path) -> None:
             one.bind(str(path))
 
     bind()
-    before = identity(path)
+    before = socket_id(path)
     path.chmod(0o600)
-    assert identity(path) == before
+    assert socket_id(path) == before
     path.rename(folder / "y.sock")
     bind()
-    assert identity(path) not in {before, None}
+    assert socket_id(path) not in {before, None}
 
 
 async def test_what_is_remembered_gives_way_to_the_gateways_own(folder: Path) -> None:
@@ -97,9 +98,7 @@ async def test_an_empty_list_of_one_that_was_replaced_says_nothing_of_the_next(
     async with bridged(folder) as bridge, plugin(folder) as ending:
         await bridge.lists("a", "b")
         await ending.change(())
-        async with asyncio.timeout(GUARD_S):
-            while bridge.one()._emptied is None:  # noqa: ASYNC110 - nobody is told of what is held back
-                await asyncio.sleep(0.005)
+        await until(lambda: bridge.one()._emptied is not None, GUARD_S)
         async with plugin(folder, start=False, habits=Habits(silent_again=True), lists=1) as late:
             await late.start()
             await asyncio.sleep(0.3)
@@ -146,9 +145,7 @@ async def test_who_takes_over_knows_what_came_last(folder: Path) -> None:
                 await first.lists("a", "b", resource=OTHER)
                 await first.close()
                 await second.lists("a", "b", resource=OTHER)
-                async with asyncio.timeout(GUARD_S):
-                    while late.lists < 2:  # noqa: ASYNC110 - the plugin tells nobody
-                        await asyncio.sleep(0.005)
+                await until(lambda: late.lists >= 2, GUARD_S)
 
 
 def test_a_call_that_finds_nobody_waits_though_nobody_is_known_to_be_away() -> None:

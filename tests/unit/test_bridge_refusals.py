@@ -21,6 +21,7 @@ from gateway.bridge import judge
 from gateway.bridge.peer import LISTS_AT_ONCE, LISTS_EVERY
 from gateway.kubelet.watch import target
 from gateway.lab.plugins.played import PlayedPlugin
+from gateway.lab.waiting import until
 from tests.unit.bridging import GUARD_S, NIC, Watched, bridged, health, plugin
 
 V1BETA1 = by_name("v1beta1")
@@ -170,9 +171,7 @@ async def test_a_list_is_refused_by_name_and_the_last_one_stays(folder: Path, ba
         before = await bridge.lists("a", "b")
         played.raw_list = bad
         await played.change(())
-        async with asyncio.timeout(GUARD_S):
-            while not bridge.one().trouble:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.005)
+        await until(lambda: bool(bridge.one().trouble), GUARD_S)
         assert words in bridge.one().trouble
         assert any(words in one.reason for one in bridge.bridge.hindrances())
         assert bridge.told[NIC].devices == before.devices
@@ -187,9 +186,7 @@ async def test_all_plugins_together_have_so_many_devices(folder: Path, monkeypat
     async with beside(folder) as (bridge, _), plugin(folder) as played:
         await bridge.lists("a", "b")
         await played.change([Device(str(number)) for number in range(4)])
-        async with asyncio.timeout(GUARD_S):
-            while not bridge.one().trouble:  # noqa: ASYNC110 - nobody tells
-                await asyncio.sleep(0.005)
+        await until(lambda: bool(bridge.one().trouble), GUARD_S)
         assert "at most 5 devices of all plugins, got 4 besides 2" in bridge.one().trouble
         await played.change([Device(str(number)) for number in range(3)])
         await bridge.lists("0", "1", "2")

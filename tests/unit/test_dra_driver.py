@@ -31,6 +31,7 @@ from gateway.kubelet.beliefs import Beliefs, Look
 from gateway.kubelet.view import View
 from gateway.kubelet.watch import target
 from gateway.kubernetes.client import KubernetesError
+from gateway.lab.waiting import until
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
 from tests.unit.test_dra_decisions import GPU, claim, gpu
@@ -447,9 +448,7 @@ async def test_at_the_end_the_socket_goes_first_and_calls_are_finished(node: Nod
     while node.reads == 0:  # noqa: ASYNC110 - a stand-in tells nobody
         await asyncio.sleep(0.001)
     end = asyncio.ensure_future(one.stop())
-    async with asyncio.timeout(10):
-        while path.exists():  # noqa: ASYNC110 - gRPC tells nobody
-            await asyncio.sleep(0.001)
+    await until(lambda: not path.exists(), 10)
     assert not asked.done()
     node.stock.put(gpu(0))
     assert await asked == {"u": PREPARED}

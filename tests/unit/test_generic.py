@@ -34,6 +34,7 @@ from devices.source import DeviceSource, Facts, Fate, Inventory, Listing
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.lab.kubelets.kubelet import Kubelet
+from gateway.lab.waiting import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "devices.md"
 GUARD_S = 10
@@ -488,9 +489,7 @@ async def test_files_beside_a_silent_nvml_are_given_as_files_and_gpus_as_gpus(
             (root / "dev" / "fpga1").unlink()
             await kubelet.wait(FPGA, 1)
             backend.seen.set()
-            async with asyncio.timeout(GUARD_S):
-                while gateway.hindrances():  # noqa: ASYNC110 - nothing tells
-                    await asyncio.sleep(0.01)
+            await until(lambda: not gateway.hindrances(), GUARD_S)
             await kubelet.wait(NVIDIA, 2)
     assert [node.host_path[:9] for node in file.answer.device_nodes] == ["/dev/fpga"]
     assert (dict(file.answer.envs), [*gpu.answer.envs]) == ({}, ["NVIDIA_VISIBLE_DEVICES"])

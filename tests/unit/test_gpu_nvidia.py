@@ -30,6 +30,7 @@ from devices.model import Health, TroubleKind
 from devices.policy import Policy, Recovery
 from devices.source import GiveUpError
 from gateway.lab.trials.faults import descriptors
+from gateway.lab.waiting import until
 from tests.fakes import nvml as fake
 from tests.fakes.nvml import GIB, PHB, PIX, PXB, World, a100s, counts, dgx, gpu, library
 
@@ -595,9 +596,7 @@ async def test_a_driver_that_comes_late(node: Node, code: int) -> None:
     node.world.write()
     with capture_logs() as logs:
         async with watching(node.backend()) as watch:
-            async with asyncio.timeout(20):
-                while not logs:  # noqa: ASYNC110 (a log is no event)
-                    await asyncio.sleep(0.01)
+            await until(lambda: bool(logs), 20)
             assert not watch.sights
             node.world.works("nvmlInit")
             node.world.write()
@@ -767,9 +766,7 @@ async def test_a_wait_that_hangs_is_told(node: Node) -> None:
     with capture_logs() as logs:
         async with watching(node.backend(pace=replace(PACE, hang=0.1))) as watch:
             await watch.until(well)
-            async with asyncio.timeout(20):
-                while len(logs) < 2:  # noqa: ASYNC110 (a log is no event)
-                    await asyncio.sleep(0.01)
+            await until(lambda: len(logs) >= 2, 20)
             node.world.rules.clear()
             node.world.write()
     assert logs[1] == {

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from gateway.kubelet import presence
 from gateway.kubelet.presence import WAITING, Presence
+from gateway.lab.waiting import until
 
 
 @pytest.fixture
@@ -61,9 +62,7 @@ async def test_it_is_said_again_and_again_where_one_is_waited_for(
     monkeypatch.setattr(presence, "REMIND_EVERY", 0.01)
     with capture_logs() as said:
         one.wait(backend="test")
-        async with asyncio.timeout(10):
-            while len(said) < 3:  # noqa: ASYNC110 - a captured line wakes nobody
-                await asyncio.sleep(0.01)
+        await until(lambda: len(said) >= 3, 10)
         one.found(anew=True)
         told = len(said)
         await asyncio.sleep(0.05)  # Nothing tells of a reminder that doesn't come.

@@ -27,6 +27,7 @@ from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRe
 from devices.source import Listing
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import target
+from gateway.lab.waiting import until
 from gateway.registration import registrar, requests, serve
 from gateway.registration.serve import REQUEST_LIMIT, DevicePlugin
 from gateway.registration.turns import Turns
@@ -322,9 +323,7 @@ async def test_a_call_that_was_refused_is_freed_at_once(
         async with calling(folder) as channel:
             for _ in range(5):
                 await refuse(channel)
-            async with asyncio.timeout(20):
-                while calls():  # noqa: ASYNC110 - its last lines may run after the answer is here
-                    await asyncio.sleep(0.01)
+            await until(lambda: not calls(), 20)
     finally:
         gc.enable()
 

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import stat
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -23,9 +22,9 @@ from typing import Any, Literal, Self, TypeAlias
 
 from adapters.pb.v1beta1 import v1beta1_pb2
 from devices import inotify
+from gateway.kubelet.watch import KUBELET_SOCKET, listens, socket_id
 from gateway.lab.wire.calls import Call, Reader, WireError
 
-KUBELET_SOCKET = "kubelet.sock"
 CHECKPOINT = "kubelet_internal_checkpoint"
 CHUNK = 1 << 16
 MEMORY = 64 << 20
@@ -33,7 +32,7 @@ MEMORY = 64 << 20
 LISTEN_EVERY = 0.001
 """Seconds between two looks whether a kubelet.sock that was bound listens by now: nothing else tells."""
 
-_Identity: TypeAlias = tuple[int, int, int]
+_SocketId: TypeAlias = tuple[int, int, int]
 """Which socket a name stands for: device, inode, time of change (an inode alone can be used again)."""
 
 
@@ -118,19 +117,19 @@ class Tap:
     async def _follow(self) -> None:
         """Announce each kubelet to the plugin, as soon as it takes connections."""
         path = self.kubelet_dir / KUBELET_SOCKET
-        announced: _Identity | None = None
+        announced: _SocketId | None = None
         while True:
             await self._appeared.wait()
             self._appeared.clear()
-            while (found := _identity(path)) is not None and found != announced:
-                if not _listens(path):
+            while (found := socket_id(path)) is not None and found != announced:
+                if not listens(path):
                     await asyncio.sleep(LISTEN_EVERY)
-                elif found == _identity(path):
+                elif found == socket_id(path):
                     announced = found
                     self._announce(announced)
                     await self._notify()
 
-    def _announce(self, announced: _Identity) -> None:
+    def _announce(self, announced: _SocketId) -> None:
         """Do in the plugin's directory what the kubelet did in its own: clean up, then bind and listen."""
         for entry in os.scandir(self.plugin_dir):
             if not entry.is_dir(follow_symlinks=False) and entry.name != CHECKPOINT:
@@ -157,7 +156,7 @@ class Tap:
 
     # -- connections --------------------------------------------------------------------------------------------------
 
-    def _listen(self, name: str, here: Path, there: Path, only: _Identity | None = None) -> None:
+    def _listen(self, name: str, here: Path, there: Path, only: _SocketId | None = None) -> None:
         """Take connections on ``name`` in ``here``, and relay each to the same name in ``there`` (while it is ``only``)."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._listeners[name] = listener
@@ -165,7 +164,7 @@ class Tap:
         listener.listen(128)
         asyncio.get_running_loop().add_reader(listener, self._take, listener, name, there / name, only)
 
-    def _take(self, listener: socket.socket, name: str, there: Path, only: _Identity | None) -> None:
+    def _take(self, listener: socket.socket, name: str, there: Path, only: _SocketId | None) -> None:
         with contextlib.suppress(BlockingIOError):
             self._spawn(self._relay(listener.accept()[0], listener, name, there, only))
 
@@ -176,7 +175,7 @@ class Tap:
             listener.close()
 
     async def _relay(
-        self, taken: socket.socket, listener: socket.socket, name: str, there: Path, only: _Identity | None
+        self, taken: socket.socket, listener: socket.socket, name: str, there: Path, only: _SocketId | None
     ) -> None:
         connection = Connection("registration" if name == KUBELET_SOCKET else "plugin", name)
         self.connections.append(connection)
@@ -184,7 +183,7 @@ class Tap:
         reader, writer = await asyncio.open_unix_connection(sock=taken)
         try:
             # The name of a kubelet that is gone must not lead to the next one, which isn't announced yet.
-            if only not in {None, _identity(there)}:
+            if only not in {None, socket_id(there)}:
                 raise ConnectionRefusedError
             far_reader, far_writer = await asyncio.open_unix_connection(there)
         except OSError:
@@ -251,20 +250,6 @@ class Tap:
 
 def _is_under_way(call: Call) -> bool:
     return call.end is None and not call.path.endswith("/ListAndWatch")
-
-
-def _identity(path: Path) -> _Identity | None:
-    try:
-        found = path.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    return (found.st_dev, found.st_ino, found.st_mtime_ns) if stat.S_ISSOCK(found.st_mode) else None
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # noqa: FBT003  the standard library's signature
-        return probe.connect_ex(os.fspath(path)) == 0
 
 
 async def _first_of(*work: Coroutine[Any, Any, None]) -> None:
