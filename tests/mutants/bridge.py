@@ -207,7 +207,7 @@ MUTANTS = (
     Mutant(
         "B7",
         "links are followed",
-        _PEER,
+        "gateway/kubelet/watch.py",
         "path.stat(follow_symlinks=False)",
         "path.stat()",
         f"{_R}::test_a_register_is_refused_by_name",
@@ -423,7 +423,7 @@ MUTANTS = (
     Mutant(
         "B10",
         "a chmod makes another socket",
-        _PEER,
+        "gateway/kubelet/watch.py",
         "found.st_mtime_ns) if",
         "found.st_ctime_ns) if",
         f"{_M}::test_a_socket_is_the_same_whatever_its_mode_or_label",

@@ -270,8 +270,8 @@ MUTANTS = (
         "F3",
         "the change time is ignored",
         "gateway/kubelet/watch.py",
-        "return KubeletId(found.st_dev, found.st_ino, found.st_mtime_ns)",
-        "return KubeletId(found.st_dev, found.st_ino, 0)",
+        "found.st_mtime_ns) if stat.S_ISSOCK",
+        "0) if stat.S_ISSOCK",
         "tests/unit/test_watch.py::test_a_new_socket_with_the_old_inode_is_another_kubelet",
     ),
     Mutant(
