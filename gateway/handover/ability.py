@@ -10,7 +10,6 @@ import structlog
 
 from adapters.registry import by_name
 from gateway.kubelet.watch import kubelet_id
-from gateway.registration import api as kubelet_api
 from gateway.registration.negotiate import CHOICES
 
 if TYPE_CHECKING:
@@ -83,6 +82,8 @@ class Ability:
         kubelet = kubelet_id(self._presence.socket)
         if kubelet is None or (self._speaks is not None and self._speaks[0] == kubelet):
             return ""
+        from gateway.registration import api as kubelet_api  # noqa: PLC0415 - paid where there is another gateway
+
         found = await kubelet_api.ask(self._presence.socket, PROBE_TIME)
         if not found.answered:
             return f"expected the kubelet to answer a Register within {PROBE_TIME:g} s: {found.says}"

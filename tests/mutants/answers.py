@@ -43,9 +43,9 @@ MUTANTS = (
     Mutant(
         "W1",
         "nodes come from the driver's root though they have their own",
-        "devices/gpu/nvidia/cdi.py",
-        "(policy.dev_root or policy.driver_root)",
-        "(policy.driver_root)",
+        "devices/policy.py",
+        "(self.dev_root or self.driver_root)",
+        "(self.driver_root)",
         f"{_GOLDEN}::test_measured_roots",
     ),
     Mutant(

@@ -77,6 +77,7 @@ async def test_a_probe_judges_what_it_is_shown(tmp_path: Path) -> None:
         door=None,
         hindrances=lambda: (Hindrance("gpus", "the driver is away"),),
         left=list,
+        waits_for="",
     )
     assert "gpus: the driver is away" in probes.look(cast("Any", judged)).text
 
