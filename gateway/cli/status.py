@@ -240,6 +240,7 @@ class _Page:
         """Write how many GPUs each API has, and of those on their way what they wait for."""
         counts = Counter(each.side for each in one.sides)
         yield from self.text("  sides    ", ", ".join(f"{count} {side}" for side, count in sorted(counts.items())))
+        yield from self.text("           ", one.crossing, "red")
         moving = [each for each in one.sides if each.side not in _ENDS]
         for each in moving[:_MOST_MOVING]:
             yield from self.text("           ", f"{each.id} {each.side}: {each.words}", "yellow")

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -21,8 +21,6 @@ from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.memory.holdings import BOOKED_WITHIN
 from gateway.sides import table
 from gateway.sides.table import Offered, Seen, Side, Stand
-from gateway.telling import orders
-from gateway.wires.control import ControlError, shown
 
 if TYPE_CHECKING:
     from devices.model import Device
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
-    from gateway.wires.control import ControlConnection, Handler
 
 REST: Final = ""
 """The row of all boards that have none. Where it is missing, nothing is known: the state file is new, or was lost."""
@@ -42,8 +39,6 @@ LOOK_AGAIN: Final = 0.1
 """Seconds between two looks at boards that nobody may hold, while they move."""
 WAIT: Final = 0.5
 """The same, where somebody holds every one of them: nobody says when the kubelet takes a pod for ended."""
-SETTLE: Final = 0.5
-"""Seconds from a lowered allocatable until devices are withheld: what the scheduler gave away before that still gets them."""
 TELLS: Final = 10.0
 """Seconds after which the kubelet has told the API server by itself which devices there are."""
 _log = structlog.get_logger()
@@ -336,63 +331,6 @@ class Crossing:
                 self._told.setdefault(board, now)
             else:
                 self._told.pop(board, None)
-
-
-class Desk:
-    """Takes orders to cross, over the control socket.
-
-    Args:
-        crossing: carries them out.
-        why_not: says why nothing can go to DRA; '' where it can.
-    """
-
-    def __init__(self, crossing: Crossing, why_not: Callable[[], str]) -> None:
-        self._crossing, self._why_not = crossing, why_not
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """Who meets which op."""
-        return {"cross": self._cross}
-
-    async def _cross(self, connection: ControlConnection, request: dict[str, Any]) -> None:
-        """Move boards to the other API, or say where they are."""
-        crossing, to, ids = self._crossing, request.get("to"), orders.handle_ids(request)
-        if to not in {Side.DRA.value, Side.PLUGIN.value}:
-            raise ControlError(f"expected dra or plugin, got {shown(to)}")
-        there = crossing.boards()
-        of = {one: board for board, found in there.items() for one in (board, *(entry.device.id for _, entry in found))}
-        if strange := [one for one in ids if one not in of]:
-            raise ControlError(f"no device here is called {strange[0]!r}: `gateway devices` lists them")
-        wanted = list(dict.fromkeys(of[one] for one in ids)) or list(there)
-        if not request.get("dry_run"):
-            await self._move(Side(to), wanted)
-        told = [one for one in crossing.stands() if one.board in wanted]
-        await connection.send(
-            {"boards": [{"id": one.board, "side": one.side.value, "words": one.words} for one in told]}
-        )
-
-    async def _move(self, to: Side, wanted: Sequence[str]) -> None:
-        if not self._crossing.is_known:
-            raise ControlError("the API server hasn't said yet which claims there are: try again when it does")
-        if to is Side.DRA and (reason := self._why_not()):
-            raise ControlError(reason)
-        async with self._crossing.allocatable.turn:
-            if to is Side.DRA:
-                await self._lower(frozenset(wanted))
-            try:
-                await self._crossing.order(to, wanted)
-            except NotWrittenError as error:
-                raise ControlError(f"nothing was done, because the state file can't be written: {error}") from error
-        _log.info("order", op="cross", to=to.value, boards=wanted)
-
-    async def _lower(self, leaving: frozenset[str]) -> None:
-        """Tell the scheduler at once how many devices stay. The kubelet does within 10 s, and pods that come meanwhile fail (run)."""
-        left = {name: len(ids) for name, ids in self._crossing.stays(leaving).items()}
-        try:
-            await self._crossing.allocatable.tell(left)
-        except KubernetesError as error:
-            raise ControlError(f"nothing was done: the node's allocatable devices can't be lowered: {error}") from error
-        await asyncio.sleep(SETTLE)
 
 
 def taken(

@@ -21,14 +21,16 @@ from adapters.levels import minor_version
 from devices.claims import ClaimName
 from gateway.dra import cdi, crossing, offer, publisher, sockets
 from gateway.dra.claims import NamedClaim, ResourceClaim
-from gateway.dra.crossing import Allocatable, Crossing, Desk
-from gateway.dra.driver import ClaimsOf
+from gateway.dra.crossing import Allocatable, Crossing
+from gateway.dra.desk import Desk
+from gateway.dra.driver import ClaimsOf, mind_over
 from gateway.dra.publisher import Publisher
 from gateway.dra.records import Records, pods_of
 from gateway.dra.service import Service
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.kubernetes import access
 from gateway.kubernetes.client import Client, KubernetesError
+from gateway.kubernetes.node import OwnNode
 from gateway.kubernetes.watch import pause
 from gateway.telling.readiness import DriverStanding
 
@@ -58,8 +60,6 @@ BIND_AGAIN: Final = 1.0
 """Seconds until a socket that can't be bound is tried again, or another instance's end is looked for."""
 SERVE_AGAIN: Final = 5.0
 """Seconds until a driver that could not be served is tried again."""
-OVER_AGAIN: Final = 300.0
-"""Seconds between two looks for claims that are no more."""
 
 _LOOK_AGAIN: Final = 2.0
 """Seconds between two looks into the kubelet's records while a device is withheld by them."""
@@ -127,7 +127,7 @@ class Door:
             known = inside.ledger, inside.scribe, inside.beliefs, inside.held, inside.resources, self._records
             allocatable = Allocatable(self._api, f"/api/v1/nodes/{settings.node_name}")
             self.crossing = Crossing(*known, self._allocated, inside.update, allocatable)
-            self._desk = Desk(self.crossing, self._why_not_cross)
+            self._desk = Desk(self.crossing, lambda: self.lacking or _not_taken(self.standings()))
         self._boards: dict[tuple[str, str], str] = {}
         """The board of each device, by driver and name."""
         self._unknown: frozenset[str] = frozenset()
@@ -226,6 +226,11 @@ class Door:
         """Say where each GPU is; nothing where the device plugin API isn't served, too."""
         return () if self.crossing is None else self.crossing.stands()
 
+    @property
+    def trouble(self) -> str:
+        """Why the node's annotation isn't followed; mostly empty."""
+        return "" if self._desk is None else self._desk.trouble
+
     def words(self, resource: str) -> str:
         """Say for people why the kubelet isn't told of a resource by the device plugin API."""
         driver = offer.driver_of(resource, self._settings.dra_drivers)
@@ -245,9 +250,11 @@ class Door:
         self.update()
         self._inside.beliefs.look_within(0)
         ask = pods_of(self._api, self._settings.node_name)
-        work = [_mind_over(self._drivers, self._read), self._records.mind(ask, self._pods_ended)]
-        if self.crossing is not None:
-            work.append(self.crossing.run())
+        work = [mind_over(self._drivers, self._read), self._records.mind(ask, self._pods_ended)]
+        if self.crossing is not None and self._desk is not None:
+            own = OwnNode(self._api, self._settings)
+            own.told.append(self._desk.take)
+            work += [self.crossing.run(), self._desk.follow(), own.run()]
         minding = [asyncio.ensure_future(one) for one in work]
         try:
             server, owner = await self._learn()
@@ -301,13 +308,6 @@ class Door:
     def handlers(self) -> Mapping[str, Handler]:
         """Who meets which order over the control socket."""
         return {} if self._desk is None else self._desk.handlers
-
-    def _why_not_cross(self) -> str:
-        """Say why nothing can go to DRA; '' where it can."""
-        if self.lacking:
-            return self.lacking
-        missing = [one.name for one in self.standings() if not one.registered]
-        return f"expected the kubelet to have taken the DRA driver {missing[0]}, and it has not" if missing else ""
 
     @property
     def lacking(self) -> str:
@@ -414,32 +414,14 @@ def pcie_root(pci: str) -> str:
     return next((part for part in parts if part.startswith("pci") and ":" in part), "")
 
 
+def _not_taken(drivers: Iterable[DriverStanding]) -> str:
+    """Say why nothing can go to DRA; '' where the kubelet has taken all drivers."""
+    missing = [one.name for one in drivers if not one.registered]
+    return f"expected the kubelet to have taken the DRA driver {missing[0]}, and it has not" if missing else ""
+
+
 def _minor(version: str) -> int | None:
     try:
         return minor_version(version)
     except ValueError:
         return None
-
-
-async def _is_over(read: Callable[[ClaimName], Awaitable[ResourceClaim]], claim: ClaimName) -> bool:
-    try:
-        return (await read(claim)).metadata.uid != claim.uid
-    except KubernetesError as error:
-        return error.status == 404
-
-
-async def _mind_over(drivers: Mapping[str, ClaimsOf], read: Callable[[ClaimName], Awaitable[ResourceClaim]]) -> None:
-    """Forget claims that the API server hasn't had for a while, and that nobody unprepared."""
-    missing: set[tuple[str, str]] = set()
-    while True:
-        await asyncio.sleep(OVER_AGAIN)
-        before, missing = missing, set()
-        for driver, claims in list(drivers.items()):
-            for uid, row in claims.rows().items():
-                if await _is_over(read, ClaimName(row.namespace, row.name, uid)):
-                    missing.add((driver, uid))
-            over = [uid for uid in claims.rows() if (driver, uid) in missing & before]
-            if over:
-                _log.warning("forgetting claims that are no more, and were not unprepared", driver=driver, uids=over)
-                claims.drop(over)
-                await claims.restore()

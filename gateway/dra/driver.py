@@ -34,6 +34,8 @@ PATIENCE: Final = 38.0
 """Seconds that a claim is waited for; the kubelet's call ends after 45."""
 ASK_AGAIN: Final = 0.5
 """Seconds until an API server that didn't answer is asked again, and until what is waited for is looked at anew."""
+OVER_AGAIN: Final = 300.0
+"""Seconds between two looks for claims that are no more."""
 _SAYABLE: Final = Sayable(frozenset(Field))
 """A CDI specification can say all that an answer to Allocate can."""
 
@@ -310,3 +312,27 @@ class ClaimsOf:
         if lock is None:
             lock = self._turns[claim.uid] = asyncio.Lock()
         return lock
+
+
+async def mind_over(drivers: Mapping[str, ClaimsOf], read: Callable[[ClaimName], Awaitable[ResourceClaim]]) -> None:
+    """Forget claims that the API server hasn't had for a while, and that nobody unprepared."""
+    missing: set[tuple[str, str]] = set()
+    while True:
+        await asyncio.sleep(OVER_AGAIN)
+        before, missing = missing, set()
+        for driver, of in list(drivers.items()):
+            for uid, row in of.rows().items():
+                if await _is_over(read, ClaimName(row.namespace, row.name, uid)):
+                    missing.add((driver, uid))
+            over = [uid for uid in of.rows() if (driver, uid) in missing & before]
+            if over:
+                _log.warning("forgetting claims that are no more, and were not unprepared", driver=driver, uids=over)
+                of.drop(over)
+                await of.restore()
+
+
+async def _is_over(read: Callable[[ClaimName], Awaitable[ResourceClaim]], claim: ClaimName) -> bool:
+    try:
+        return (await read(claim)).metadata.uid != claim.uid
+    except KubernetesError as error:
+        return error.status == 404

@@ -29,6 +29,7 @@ class NodeMetadata(Struct, frozen=True):
     name: str = ""
     uid: str = ""
     labels: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
     resource_version: str = field(default="", name="resourceVersion")
 
 

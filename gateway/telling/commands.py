@@ -57,6 +57,10 @@ class TellingDrivers(Protocol):
     def words(self, resource: str) -> str:
         """Say for people why the kubelet isn't told of a resource by the device plugin API."""
 
+    @property
+    def trouble(self) -> str:
+        """Why the node's annotation isn't followed."""
+
     def stands(self) -> Sequence[Stand]:
         """Say where each GPU is, where both APIs are served."""
 
@@ -171,6 +175,7 @@ class Commands:
             config_file=str(gateway.config.path or gateway.settings.config_file or ""),
             config_error=gateway.config.error,
             config_accepted=gateway.config.accepted_at,
+            crossing="" if gateway.door is None else gateway.door.trouble,
             sides=() if gateway.door is None else gateway.door.stands(),
             hindrances=[(one.source, one.reason) for one in gateway.hindrances()],
         )

@@ -209,8 +209,8 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One gateway.
 
     ``host_service``: it is the node's own service, not a pod. ``waits_for`` says what its start waits for, and is mostly empty.
-    ``lag_s`` is the worst lateness of its event loop in the last
-    minute or two.
+    ``lag_s`` is the worst lateness of its event loop in the last minute or two. ``crossing`` says why the node's annotation
+    ``device-plugin-gateway/cross-to`` isn't followed, and is mostly empty.
     """
 
     schema: int = SCHEMA
@@ -228,6 +228,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     hindrances: tuple[HindranceStatus, ...] = ()
     configuration: Configuration | None = None
     sides: tuple[SideStatus, ...] = ()
+    crossing: str = ""
     resources: tuple[ResourceStatus, ...] = ()
 
 
@@ -282,6 +283,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     hindrances: Sequence[tuple[str, str]] = ()
     """The sources of devices that are hindered, each with the reason."""
     sides: Sequence[Stand] = ()
+    crossing: str = ""
     config_file: str = ""
     """The configuration file; empty where there is none."""
     config_error: str = ""
@@ -318,6 +320,7 @@ def document(
         lag_s=round(tally.lag(now), 6),
         hindrances=tuple(HindranceStatus(source=source, reason=reason) for source, reason in node.hindrances),
         configuration=_configuration(node, now),
+        crossing=node.crossing,
         sides=tuple(
             SideStatus(id=one.board, side=one.side.value, holder=one.holder or None, words=one.words)
             for one in node.sides

@@ -209,7 +209,7 @@ MUTANTS = (
     Mutant(
         "DRA12",
         "a claim that can't be asked for is over",
-        "gateway/dra/door.py",
+        "gateway/dra/driver.py",
         "return error.status == 404",
         "return True",
         f"{_WHOLE}::test_claims_that_are_no_more_are_forgotten_at_the_second_look",
@@ -217,7 +217,7 @@ MUTANTS = (
     Mutant(
         "DRA12",
         "one look is enough",
-        "gateway/dra/door.py",
+        "gateway/dra/driver.py",
         "in missing & before]",
         "in missing]",
         f"{_WHOLE}::test_claims_that_are_no_more_are_forgotten_at_the_second_look",

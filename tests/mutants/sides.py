@@ -9,11 +9,13 @@ RULES = {
     "OWN2": "it crosses when nobody has it, and not while that isn't known",
     "OWN4": "the shell keeps to the table: on disk first, then in force, looked up since, and alone on its node",
     "OWN5": "people are told where each GPU is, who has it, and what it waits for",
+    "OWN6": "the node's annotation counts as long as it is there, and moves nothing that a command couldn't",
     "OWN3": "every crossing can end, and a claim of before gets what nobody holds",
 }
 
 _TABLE = "gateway/sides/table.py"
 _SHELL = "gateway/dra/crossing.py"
+_DESK = "gateway/dra/desk.py"
 _ON = "tests/unit/test_dra_on.py"
 _RULES = "tests/unit/test_sides.py"
 _MOVES = f"{_RULES}::test_a_board_moves_on_when_nobody_has_it"
@@ -198,7 +200,7 @@ MUTANTS = (
     Mutant(
         "OWN4",
         "the node's allocatable stays",
-        _SHELL,
+        _DESK,
         "            await self._lower(frozenset(wanted))\n",
         "            pass\n",
         f"{_ON}::test_each_api_gives_its_own",
@@ -226,6 +228,30 @@ MUTANTS = (
         "        if self._others():\n            return _ANOTHER\n",
         "",
         f"{_ON}::test_a_second_gateway_waits_for_the_first_and_for_those_beside_it",
+    ),
+    Mutant(
+        "OWN6",
+        "an order goes against the annotation",
+        _DESK,
+        "            if self._wished in _ENDS - {to}:",
+        "            if False:",
+        f"{_ON}::test_gpus_go_where_the_nodes_annotation_wants_them",
+    ),
+    Mutant(
+        "OWN6",
+        "an annotation is followed to a driver that nobody took",
+        _DESK,
+        "(reason := self._why_not())",
+        '(reason := "")',
+        f"{_ON}::test_an_annotation_waits_for_a_kubelet_that_takes_the_driver",
+    ),
+    Mutant(
+        "OWN6",
+        "what the annotation wants is done once",
+        _DESK,
+        "LOOK_FOR if self._wished else None",
+        "None",
+        f"{_ON}::test_an_annotation_waits_for_a_kubelet_that_takes_the_driver",
     ),
     Mutant(
         "OWN5",
@@ -263,8 +289,8 @@ MUTANTS = (
         "OWN4",
         "GPUs go to a driver that nobody took",
         "gateway/dra/door.py",
-        "        missing = [one.name for one in self.standings() if not one.registered]",
-        "        missing: list[str] = []",
+        "    missing = [one.name for one in drivers if not one.registered]",
+        "    missing: list[str] = []",
         f"{_ON}::test_nothing_crosses_to_a_driver_that_the_kubelet_has_not_taken",
     ),
 )

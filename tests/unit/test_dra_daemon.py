@@ -27,7 +27,7 @@ from devices.life.states import State
 from devices.policy import ListStrategy, Policy
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
-from gateway.dra import cdi, door, sockets
+from gateway.dra import cdi, door, driver, sockets
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubernetes import access
 from gateway.lab.gatewayproc import BEGUN
@@ -272,7 +272,7 @@ async def test_a_kubelet_that_takes_one_instance_gets_one(place: Place, version:
 async def test_claims_that_are_no_more_are_forgotten_at_the_second_look(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "OVER_AGAIN", 0.02)
+    monkeypatch.setattr(driver, "OVER_AGAIN", 0.02)
     async with place.gateway("only") as one:
         kubelet = await place.kubelet()
         kept, gone, renewed = (place.claim(name, f"uid-{name}", f"gpu-{number}") for number, name in enumerate("abc"))

@@ -20,7 +20,7 @@ from adapters.dra.plugin import V1
 from devices.claims import Refused
 from devices.life.states import State
 from gateway.daemon import Gateway
-from gateway.dra import cdi, crossing, driver
+from gateway.dra import cdi, crossing, desk, driver
 from gateway.dra import door as door_module
 from gateway.dra.door import Door
 from gateway.kubelet import view
@@ -107,7 +107,7 @@ async def node(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     folder = Path(tempfile.mkdtemp(prefix="on-"))
     monkeypatch.setattr(access, "find", lambda _: server.access())
     monkeypatch.setattr(cdi, "FOLDER", folder / "cdi")
-    monkeypatch.setattr(crossing, "SETTLE", 0.0)
+    monkeypatch.setattr(desk, "SETTLE", 0.0)
     monkeypatch.setattr(crossing, "WAIT", 0.05)
     one = Node(Place(folder, server))
     await one.manager.start()
@@ -217,6 +217,54 @@ async def test_a_restart_forgets_no_owner(node: Node, monkeypatch: pytest.Monkey
     async with node.gateway() as one:
         assert states(one) == {A: State.ELSEWHERE, B: State.PRESENT}
         await until(lambda: node.place.published == {"gpu-0": []})
+
+
+async def test_gpus_go_where_the_nodes_annotation_wants_them(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "LOOK_FOR", 0.05)
+
+    def annotate(**annotations: str) -> None:
+        found = {f"device-plugin-gateway/{key.replace('_', '-')}": value for key, value in annotations.items()}
+        node.place.server.change("/api/v1/nodes/n1", lambda one: one["metadata"].update(annotations=found))
+
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.manager.admit("p1", {GPU: 1})
+        annotate(cross_to="dra")
+        await until(lambda: len(node.place.published) == 1)
+        node.manager.remove("p1")
+        await node.stand(a="dra", b="dra")
+        with pytest.raises(ControlError, match="device-plugin-gateway/cross-to wants all at dra"):
+            await node.cross("plugin")
+        annotate(cross_to="elsewhere")
+        await until(lambda: door(one).trouble)
+        status = Commands(one).document(True)
+        assert status.crossing.startswith("expected device-plugin-gateway/cross-to to be dra or plugin, got ")
+        assert "elsewhere" in status.crossing
+        await node.cross("plugin", A)
+        await node.stand(a="plugin", b="dra")
+        annotate(cross_to="plugin")
+        await node.stand(a="plugin", b="plugin")
+        await until(lambda: not door(one).trouble)
+        annotate()
+        await until(lambda: door(one)._desk._wished == "")  # type: ignore[union-attr]
+        await node.cross("dra", B)
+        await node.stand(a="plugin", b="dra")
+
+
+async def test_an_annotation_waits_for_a_kubelet_that_takes_the_driver(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "LOOK_FOR", 0.05)
+    found = {desk.ANNOTATION: "dra"}
+    node.place.server.change("/api/v1/nodes/n1", lambda one: one["metadata"].update(annotations=found))
+    async with node.gateway(known=False) as one:
+        await node.allocatable(2)
+        await until(lambda: "expected the kubelet to have taken the DRA driver" in door(one).trouble)
+        node.claims = await node.place.kubelet()
+        await node.claims.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
+        await node.stand(a="dra", b="dra")
+        assert not door(one).trouble
+        await node.claims.channel.close()
 
 
 @pytest.mark.parametrize("cordoned", [False, True], ids=["", "cordoned"])

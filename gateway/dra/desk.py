@@ -1,0 +1,127 @@
+"""Orders to cross: over the control socket, and from the annotation of the own node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from gateway.dra.crossing import NotWrittenError
+from gateway.kubernetes.client import KubernetesError
+from gateway.sides import table
+from gateway.sides.table import Side
+from gateway.telling import orders
+from gateway.wires.control import ControlError, shown
+
+if TYPE_CHECKING:
+    from gateway.dra.crossing import Crossing
+    from gateway.kubernetes.node import NodeObject
+    from gateway.wires.control import ControlConnection, Handler
+
+SETTLE: Final = 0.5
+"""Seconds from a lowered allocatable until devices are withheld: what the scheduler gave away before that still gets them."""
+LOOK_FOR: Final = 2.0
+"""Seconds between two looks for boards that aren't where the node's annotation wants them."""
+ANNOTATION: Final = "device-plugin-gateway/cross-to"
+_ENDS: Final = frozenset({Side.DRA.value, Side.PLUGIN.value})
+_log = structlog.get_logger()
+
+
+class Desk:
+    """Takes orders to cross, over the control socket and from the annotation of the node, which counts as long as it is there.
+
+    Args:
+        crossing: carries them out.
+        why_not: says why nothing can go to DRA; '' where it can.
+    """
+
+    def __init__(self, crossing: Crossing, why_not: Callable[[], str]) -> None:
+        self._crossing, self._why_not = crossing, why_not
+        self._wished = ""
+        self._news = asyncio.Event()
+        self.trouble = ""
+        """Why the annotation isn't followed now; empty where it is, and where there is none."""
+
+    def take(self, own: NodeObject) -> None:
+        """Take note of what the own node's annotation wants."""
+        if (wished := own.metadata.annotations.get(ANNOTATION, "")) != self._wished:
+            self._wished = wished
+            self._news.set()
+
+    async def follow(self) -> None:
+        """Keep all boards where the annotation wants them, for ever."""
+        while True:
+            before, self.trouble = self.trouble, await self._wish()
+            if self.trouble != before:
+                tell = _log.warning if self.trouble else _log.info
+                tell("the node's annotation", key=ANNOTATION, value=f"{self._wished:.80}", reason=self.trouble)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), LOOK_FOR if self._wished else None)
+            self._news.clear()
+
+    async def _wish(self) -> str:
+        """Bring boards to where the annotation wants them; say why that isn't done."""
+        if not self._wished:
+            return ""
+        if self._wished not in _ENDS:
+            return f"expected {ANNOTATION} to be dra or plugin, got {shown(self._wished)}: nothing moves by it; correct it or remove it"
+        crossing, to = self._crossing, Side(self._wished)
+        away = [one for one in crossing.boards() if table.ordered(crossing.side(one), to) is not crossing.side(one)]
+        try:
+            if away:
+                await self._move(to, away)
+        except ControlError as error:
+            return str(error)
+        return ""
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Who meets which op."""
+        return {"cross": self._cross}
+
+    async def _cross(self, connection: ControlConnection, request: dict[str, Any]) -> None:
+        """Move boards to the other API, or say where they are."""
+        crossing, to, ids = self._crossing, request.get("to"), orders.handle_ids(request)
+        if to not in _ENDS:
+            raise ControlError(f"expected dra or plugin, got {shown(to)}")
+        there = crossing.boards()
+        of = {one: board for board, found in there.items() for one in (board, *(entry.device.id for _, entry in found))}
+        if strange := [one for one in ids if one not in of]:
+            raise ControlError(f"no device here is called {strange[0]!r}: `gateway devices` lists them")
+        wanted = list(dict.fromkeys(of[one] for one in ids)) or list(there)
+        if not request.get("dry_run"):
+            if self._wished in _ENDS - {to}:
+                raise ControlError(
+                    f"the node's annotation {ANNOTATION} wants all at {self._wished}: change it or remove it first"
+                )
+            await self._move(Side(to), wanted)
+        told = [one for one in crossing.stands() if one.board in wanted]
+        await connection.send(
+            {"boards": [{"id": one.board, "side": one.side.value, "words": one.words} for one in told]}
+        )
+
+    async def _move(self, to: Side, wanted: Sequence[str]) -> None:
+        if not self._crossing.is_known:
+            raise ControlError("the API server hasn't said yet which claims there are: try again when it does")
+        if to is Side.DRA and (reason := self._why_not()):
+            raise ControlError(reason)
+        async with self._crossing.allocatable.turn:
+            if to is Side.DRA:
+                await self._lower(frozenset(wanted))
+            try:
+                await self._crossing.order(to, wanted)
+            except NotWrittenError as error:
+                raise ControlError(f"nothing was done, because the state file can't be written: {error}") from error
+        _log.info("order", op="cross", to=to.value, boards=wanted)
+
+    async def _lower(self, leaving: frozenset[str]) -> None:
+        """Tell the scheduler at once how many devices stay. The kubelet does within 10 s, and pods that come meanwhile fail (run)."""
+        left = {name: len(ids) for name, ids in self._crossing.stays(leaving).items()}
+        try:
+            await self._crossing.allocatable.tell(left)
+        except KubernetesError as error:
+            raise ControlError(f"nothing was done: the node's allocatable devices can't be lowered: {error}") from error
+        await asyncio.sleep(SETTLE)
