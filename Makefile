@@ -133,6 +133,11 @@ CROSSINGS ?=
 crossings: $(VENV) ## a node crosses to DRA and back again and again while pods come and go; what it costs, as JSON
 	@$(RUN)python -m gateway.lab.node -- .venv/bin/python -m gateway.lab.node.crossings $(CROSSINGS)
 
+# Those of the kubelets that `make kubelets` builds are played by CI, too (tests/compat/test_bugs.py). This builds all: for a nightly job.
+.PHONY: track-record
+track-record: $(VENV) ## see each known bug happen on a genuine kubelet that has it, and not on one that hasn't
+	@$(RUN)python -m gateway.lab.bugs.run
+
 # IMAGE: more options. "--tag 0.1.0 --tag 0.1.0-b" makes two archives of one layer, to try a roll with.
 IMAGE ?=
 .PHONY: image

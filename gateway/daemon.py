@@ -25,6 +25,7 @@ from gateway.kubelet.beliefs import CHECKPOINT, Beliefs
 from gateway.kubelet.presence import Presence
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lists import Lists
+from gateway.memory import mend
 from gateway.memory.alone import Alone
 from gateway.memory.holdings import Holdings
 from gateway.memory.ledger import Ledger
@@ -87,7 +88,7 @@ class Gateway:
         born_ns = role.born_ns if role is not None else None
         age = instance.begin(host_service=settings.host_service, born_ns=born_ns)
         self._instance = instance.Instance(settings.socket_dir, age)
-        self.ledger = Ledger(settings.state_dir)
+        self.ledger = Ledger(settings.state_dir, mend.decode if role is None else role.decode)
         self.scribe = Scribe(self.ledger)
         self._alone = Alone(settings.state_dir, self._instance.peers)
         self.tally = Tally()

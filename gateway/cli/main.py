@@ -26,6 +26,7 @@ from gateway.wires import log as observe
 
 if TYPE_CHECKING:
     from gateway.daemon import Gateway
+    from gateway.pair.role import Role
 
 _COMMANDS = {
     "compat": ("gateway.cli.compat:compat", "Run the compatibility matrix: scenarios and hops on many kubelets."),
@@ -443,15 +444,15 @@ def _serve(settings: Settings) -> int:
     if settings.standby:
         from gateway.pair.parent import Pair
 
-        return Pair(lambda role: asyncio.run(_run(shell.Gateway(settings, source, role)))).run()
+        return Pair(lambda role: asyncio.run(_run(shell.Gateway(settings, source, role), role))).run()
     return asyncio.run(_run(shell.Gateway(settings, source)))
 
 
-async def _run(gateway: Gateway) -> NoReturn:
+async def _run(gateway: Gateway, role: Role | None = None) -> NoReturn:
     """Serve, and end the process: a thread that waits for a disk that hangs would hold it for as long."""
     from gateway import process
 
-    trimming = asyncio.ensure_future(process.trim())
+    trimming = asyncio.ensure_future(process.trim() if role is None else role.once_active(process.trim))
     status = await gateway.run()
     trimming.cancel()
     sys.stdout.flush()

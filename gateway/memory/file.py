@@ -8,7 +8,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 
@@ -36,6 +36,10 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 Identity: TypeAlias = tuple[int, int, int, int]
+
+
+Decode: TypeAlias = Callable[[bytes], tuple[rows.Content, str]]
+"""What is sound in a file's bytes, and what is wrong with the rest."""
 
 
 class LedgerError(Exception):
@@ -69,7 +73,7 @@ def identity_of(path: Path) -> Identity | None:
         return None
 
 
-def read(path: Path) -> ReadFile | None:
+def read(path: Path, decode: Decode = mend.decode) -> ReadFile | None:
     """Read the file; None where there is none. Links are not followed, and a pipe isn't waited for.
 
     Raises:
@@ -86,7 +90,7 @@ def read(path: Path) -> ReadFile | None:
                     os.fchmod(descriptor, 0o600)
                     info = os.fstat(descriptor)
             with os.fdopen(descriptor, "rb", closefd=False) as file:
-                content, complaint = mend.decode(file.read(mend.MAX_BYTES + 1))
+                content, complaint = decode(file.read(mend.MAX_BYTES + 1))
         finally:
             os.close(descriptor)
     except FileNotFoundError:

@@ -73,8 +73,8 @@ def boot_id() -> str:
 class Ledger:
     """The ledger in memory, over one file. Belongs to one thread, but for ``save``, which may run in any."""
 
-    def __init__(self, state_dir: Path) -> None:
-        self.path = state_dir / "ledger.json"
+    def __init__(self, state_dir: Path, decode: file.Decode = mend.decode) -> None:
+        self.path, self._decode = state_dir / "ledger.json", decode
         self.aside = ""
         """The file that was put aside last, by name."""
         self.exposure = ""
@@ -103,7 +103,7 @@ class Ledger:
         try:
             if self._base is not None and self._base == file.identity_of(self.path):
                 return None
-            return file.read(self.path)
+            return file.read(self.path, self._decode)
         except OSError as error:
             return error
 
@@ -341,7 +341,10 @@ class Ledger:
     def _write(self, snapshot: LedgerSnapshot) -> Written:
         """Write the snapshot, or, where the file isn't the one it is built on, what the file holds and its changes."""
         data, content, aside, complaint = snapshot.data, None, "", ""
-        if file.identity_of(self.path) not in {None, snapshot.base} and (found := file.read(self.path)) is not None:
+        if (
+            file.identity_of(self.path) not in {None, snapshot.base}
+            and (found := file.read(self.path, self._decode)) is not None
+        ):
             ours = msgspec.json.decode(data) if found.complaint else {}
             content = combine(found, ours, snapshot.changes)
             data = file.encode(content)

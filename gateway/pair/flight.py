@@ -1,4 +1,4 @@
-"""What is being answered, where it outlives who answers it: a request that ends a gateway must not end the next one, too.
+"""What is being answered or read, where it outlives who does it: a request that ends a gateway must not end the next one, too.
 
 The parent and its gateways share a page of memory. A gateway notes each request's digest there while it answers it. When one
 crashes (a signal of its own making, such as SIGSEGV), the parent keeps what it was answering then as suspect, and no gateway
@@ -12,7 +12,7 @@ import mmap
 import signal
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from devices.model import Fault, RefusedError
 
@@ -32,6 +32,7 @@ _SORTED: Final = 4096
 _SHOWN: Final = 200
 
 _Answer = Callable[[Any, bytes, Any], Awaitable[bytes]]
+_T = TypeVar("_T")
 
 
 class Flight:
@@ -83,6 +84,24 @@ class Flight:
                     self._write(at, _NONE)
 
         return guarded
+
+    def decoding(
+        self, lane: int, what: str, decode: Callable[[bytes], _T], instead: Callable[[bytes], _T]
+    ) -> Callable[[bytes], _T]:
+        """Note a file's bytes while they are decoded; leave what ended a gateway to ``instead`` (gateway, in any thread)."""
+
+        def noted(data: bytes) -> _T:
+            digest = digest_of(what, data)
+            if digest in self._suspects():
+                return instead(data)
+            at = self._enter(lane, digest)
+            try:
+                return decode(data)
+            finally:
+                if at is not None:
+                    self._write(at, _NONE)
+
+        return noted
 
     def _suspects(self) -> set[bytes]:
         if self._read(LANES * AT_ONCE) == _NONE:  # Their places fill from the first on: mostly there is none.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from gateway.memory import mend
 from gateway.pair.flight import Flight
 
 MORE: Final = 100
@@ -30,6 +32,8 @@ class Role:
 
     def __init__(self, flight: Flight, lane: int, pipe: int, born_ns: int) -> None:
         self.guard = partial(flight.guard, lane)
+        self.decode = flight.decoding(lane, "the state file", mend.decode, mend.cordons)
+        """Reads the state file; of one that ended a gateway of this pair only the cordons."""
         self._pipe, self.born_ns = pipe, born_ns
         self._active = asyncio.Event()
 
@@ -40,6 +44,11 @@ class Role:
     async def active(self) -> None:
         """Wait until this gateway is the one that serves: what only one of a pair may do begins then."""
         await self._active.wait()
+
+    async def once_active(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Do what only the one that serves has a use for: who stands by wakes as seldom as it can."""
+        await self.active()
+        await call()
 
     def _read(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pipe)

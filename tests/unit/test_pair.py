@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from devices.model import RefusedError
+from devices.model import Device, RefusedError
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.lab.trials.scenarios import RESOURCE, Node, node
+from gateway.memory.ledger import Ledger
+from gateway.memory.rows import Cordon
 from gateway.pair.flight import AT_ONCE, Flight
 from gateway.pair.policy import MOST_YOUNG, YOUNG, Deaths, lasting
+from gateway.pair.role import Role
 from tests.unit.test_probes import get
 
 
@@ -136,6 +139,51 @@ async def test_a_request_that_ends_a_gateway_does_not_end_the_next_one() -> None
             with pytest.raises(KubeletError, match="crashed while it answered this very request"):
                 await kubelet.admit("b", RESOURCE, 1)
             assert stood_by in children(process.pid)
+
+
+async def test_a_state_file_that_ends_a_gateway_does_not_end_the_next_one() -> None:
+    async with node(gpus={RESOURCE: 1}, demands=()) as made:
+        kubelet = await made.start_kubelet("1.28")
+        profile, state = made.root / "one.yaml", made.root / "crash"
+        profile.write_text(f"resources: {{{RESOURCE}: {{gpus: 1}}}}\n")
+        state.mkdir(mode=0o700)
+        before = Ledger(state)
+        before.cordon("GPU-a", Cordon("hums", 1.0))
+        before.announce(RESOURCE, (Device("GPU-fatal"),))
+        before.save(before.snapshot())
+        command = gateway_command(made.socket_dir, state, profile)
+        program = "import os; from gateway.memory import mend\ndecode = mend.decode\n"
+        program += "mend.decode = lambda data: os.abort() if b'GPU-fatal' in data else decode(data)\n"
+        program += "from gateway.cli.main import gateway; gateway()"
+        async with await GatewayProcess.launch([command[0], "-c", program, *command[3:], "--standby"]) as process:
+            died = await process.wait_for("a gateway of the pair died")
+            assert (died["status"], died["refused_from_now_on"]) == (-signal.SIGABRT, 1)
+            await kubelet.wait(RESOURCE, 1)
+            assert "a gateway crashed while it read it" in process.log(1000)
+            await ready(process)
+            assert len(process.lines("a gateway of the pair died")) == 1
+        after = Ledger(state)
+        after.load()
+        assert "GPU-a" in after.cordons, "an operator's word outlives what else the file held"
+
+
+async def test_what_only_the_serving_one_has_a_use_for_waits() -> None:
+    reading, writing = os.pipe()
+    role, done = Role(Flight(), 0, reading, 1), asyncio.Event()
+
+    async def call() -> None:
+        done.set()
+
+    role.attach()
+    waiting = asyncio.ensure_future(role.once_active(call))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not done.is_set()
+    os.write(writing, b"1")
+    await asyncio.wait_for(done.wait(), 5)
+    await waiting
+    os.close(writing)
+    os.close(reading)
 
 
 async def answered(*_: object) -> bytes:

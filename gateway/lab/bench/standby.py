@@ -12,15 +12,15 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
-from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import Final
 
-from gateway.lab.bench.footprint import Footprint, family
+from gateway.lab.bench.footprint import weight
 from gateway.lab.bench.load import busy_loops
 from gateway.lab.bench.measure import Report, line, spread
 from gateway.lab.bench.node import GPUS, RESOURCE, Node
+from gateway.lab.bench.presence import IDLE_SECONDS, idle_cost
 from gateway.lab.gatewayproc import GatewayProcess
 from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
 
@@ -32,9 +32,7 @@ TIMES: Final = 1.5
 """How many times what one gateway costs a pair may cost, in memory and in idle CPU time."""
 KILLS: Final = 3
 """Of one pair: the fifth young death in a row would end it, and each is followed by a longer wait."""
-IDLE_SECONDS: Final = 20.0
 IDLE_ROUNDS: Final = 3
-SETTLING_SECONDS: Final = 4.0
 
 # A backend whose first look takes two seconds, as one that waits for a driver.
 _SLOW: Final = """
@@ -117,24 +115,21 @@ def _children(pid: int) -> list[int]:
 async def _cost(report: Report, python: Path) -> None:
     """What a pair and one alone cost in the same idle seconds."""
     rounds = [await _idle(python) for _ in range(IDLE_ROUNDS)]
-    for what, unit, read in (
-        ("memory (PSS)", "MiB", attrgetter("pss")),
-        (f"CPU in {IDLE_SECONDS:g} idle seconds", "ms", attrgetter("cpu")),
-    ):
-        alone, pair = (median(read(one[at]) for one in rounds) for at in (0, 1))
-        report.bar(
-            f"a pair: {what}, times one alone", pair / alone, TIMES, "", f"{pair:.1f} {unit}, one {alone:.1f} {unit}"
-        )
+    cpu = f"CPU in {IDLE_SECONDS:g} idle seconds"
+    for at, (what, unit) in enumerate((("memory (proportional set size)", "MiB"), (cpu, "ms"))):
+        alone, pair = (median(one[which][at] for one in rounds) for which in (0, 1))
+        note = f"{pair:.1f} {unit}, one {alone:.1f} {unit}"
+        report.bar(f"a pair: {what}, times one alone", pair / alone, TIMES, "", note)
 
 
-async def _idle(python: Path) -> tuple[Footprint, Footprint]:
+async def _idle(python: Path) -> list[tuple[float, float]]:
+    """Give the MiB and the ms of CPU of one alone, and of a pair, its parent included."""
     async with Node.make(python) as single, Node.make(python) as double:
         for node in (single, double):
             await (await node.kubelet(ON, genuine=True)).start()
         alone, pair = await single.gateway(), await double.plugin(_command(double))
         await alone.begun()
         await pair.wait_for("ready", serves=False)
-        await asyncio.sleep(SETTLING_SECONDS)
-        before = family(alone.pid), family(pair.pid)
-        await asyncio.sleep(IDLE_SECONDS)
-        return family(alone.pid).since(before[0]), family(pair.pid).since(before[1])
+        used = await idle_cost({"alone": alone, "pair": pair})
+        families = ("alone", [alone.pid]), ("pair", [pair.pid, *_children(pair.pid)])
+        return [(weight(pids), used[name].cpu) for name, pids in families]
