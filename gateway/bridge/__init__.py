@@ -1,1 +1,1 @@
-"""The bridge: other vendors' device plugins behind the gateway, which is the kubelet to them (``gateway --bridge DIR``)."""
+"""The bridge: other vendors' device plugins behind the gateway, which acts as their kubelet (``gateway --bridge DIR``)."""

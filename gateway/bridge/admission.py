@@ -1,4 +1,4 @@
-"""Which plugins are taken: a Register is judged by what is there already, and answered in words that a plugin's author can use."""
+"""Which plugins are accepted: a Register is judged against those that are there, and a refusal is worded for the plugin's author."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The doors that plugins come in by: ``device-plugins/kubelet.sock``, and the sockets in ``plugins_registry/``.
+"""The sockets by which plugins come in: ``device-plugins/kubelet.sock``, and the sockets in ``plugins_registry/``.
 
-Both folders lie below ``--bridge DIR``, and whoever can write into them can register: so a folder that others than root (or
-this process's own user) can write into is not opened. The doors are opened as a kubelet opens its own: what earlier plugins
+Both folders lie below ``--bridge DIR``, and whoever can write into them can register: so no socket is opened in a folder that anybody but
+root (or this process's own user) can write into. The doors are opened as a kubelet opens its own: what earlier plugins
 left is removed, and kubelet.sock is unlinked and bound, in this order and never renamed, because some plugins wait to see it go.
 That makes every plugin register anew, so it is done once, at the start, and when the folder or the socket went.
 """
@@ -77,7 +77,7 @@ _log = structlog.get_logger()
 
 
 class Host(Protocol):
-    """Who is told of plugins."""
+    """Takes the plugins that come in."""
 
     async def register(self, path: Path, dialect: Dialect, resource: str, options: Options, door: Door) -> None:
         """Take a plugin that is served on ``path``.
@@ -109,7 +109,7 @@ class Doors:
 
     Args:
         folder: ``--bridge DIR``.
-        host: is told of plugins.
+        host: takes the plugins that come in.
         spared: names the sockets that stay when those of earlier plugins are removed.
     """
 

@@ -1,6 +1,6 @@
 """What the bridge remembers of its plugins over its own restart: where each was served, and what it said last.
 
-One JSON file in the state directory. It is a convenience, never a truth: where it can't be read, the plugins register anew, and
+One JSON file in the state directory. Nothing relies on it: where it can't be read, the plugins register anew, and
 until they do the ledger keeps their devices' IDs. A damaged file is put aside.
 """
 

@@ -1,7 +1,6 @@
-"""One bridged resource: who serves it, and what was said of it last.
+"""One bridged resource: which plugin serves it, and what that plugin said last.
 
-The rule of what is announced meanwhile is ``shield``'s. Here is what runs: the streams that are read, and the connection that
-is tried again. The calls go through in ``calls``.
+``shield`` decides what is announced while the plugin is away. This module reads the streams and tries the connection again. The calls go through in ``calls``.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Bridged:
 
     Args:
         resource: the name that the plugin registered.
-        changed: is told when there is something new to announce, or to remember.
+        changed: called when there is something new to announce, or to remember.
         limits: how long it may be away.
         total: counts the devices of all plugins.
     """

@@ -1,7 +1,7 @@
-"""Reading a plugin's list, of which mostly one device differs from the list before. Pure.
+"""Reads a plugin's list, in which mostly one device differs from the list before. Pure.
 
 In every dialect a list is nothing but its devices, one message after another under field 1, so each by itself is a list of one.
-What was read before is known by its bytes, and needn't be read, or judged by those who compare, again.
+A device that was read before is recognised by its bytes, and needn't be read or compared again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is remembered of a plugin, and what becomes of that when it is read again. The file has unix time, the shield another."""
+"""What the state file remembers of a plugin, and how it is read back. The file has Unix time, the shield monotonic time."""
 
 from __future__ import annotations
 

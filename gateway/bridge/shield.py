@@ -1,8 +1,8 @@
-"""What the kubelet is told of a plugin's devices while the plugin is away: the rule of the shield, pure.
+"""What the kubelet sees of a plugin's devices while the plugin is away: the rule of the shield. Pure.
 
-A plugin that restarts, crashes, is upgraded or hangs has not lost its devices. So for ``grace`` seconds they stay as they were
-said to be last. After that nobody can vouch for them: they are Unhealthy, never absent, because the kubelet would forget who
-holds what is absent. After ``withdraw`` seconds nobody expects the plugin back, and they are offered no longer; what a
+A plugin that restarts, crashes, is upgraded or hangs has not lost its devices. So for ``grace`` seconds they stay as the plugin
+last reported them. After that nobody can vouch for them: they are Unhealthy, never absent, because the kubelet would forget who
+holds what is absent. After ``withdraw`` seconds nobody expects the plugin back, and they are no longer offered; what a
 container holds stays on the list until it ends, as with any device that is withdrawn (``devices.life``).
 
 Times are seconds of one clock that never jumps.
@@ -20,11 +20,11 @@ from devices.model import Device, Health, Options, Trouble
 from devices.source import Listing
 
 RETURNED_S: Final = 10.0
-"""How long a plugin that came back counts as returned: what the shield called ill is then well at once."""
+"""How long a plugin that came back counts as returned: devices that the shield made Unhealthy are healthy again at once."""
 
 
 class Cover(Enum):
-    """How a plugin's devices stand. The values are what people are told."""
+    """How a plugin's devices stand. The values are those that people see."""
 
     LIVE = "live"
     SHIELDED = "shielded"
@@ -100,7 +100,7 @@ def came(word: Word, devices: tuple[Device, ...], options: Options, limits: Limi
 def listing(word: Word, limits: Limits, now: float) -> Listing | None:
     """Say what is to be announced of a plugin's resource; None where nothing is.
 
-    Whether a device is well is the plugin's word at once: one that fell ill often isn't held back, as those are that the
+    A device's health is what the plugin says, at once: one that was often Unhealthy isn't held back, as those are that the
     gateway watches itself.
     """
     if word.devices is None:
@@ -111,8 +111,8 @@ def listing(word: Word, limits: Limits, now: float) -> Listing | None:
     if stands is Cover.UNHEALTHY:
         gone = Trouble(f"its plugin is away ({word.why}), for longer than --bridge-grace: look at the plugin's pod")
         return Listing(word.devices, word.options, dict.fromkeys((one.id for one in word.devices), gone))
-    ill = Trouble("its plugin says that it is Unhealthy")
-    troubles = {one.id: ill for one in word.devices if one.health is Health.UNHEALTHY}
+    unhealthy = Trouble("its plugin says that it is Unhealthy")
+    troubles = {one.id: unhealthy for one in word.devices if one.health is Health.UNHEALTHY}
     recovered = word.mended
     if word.uncovered is not None:
         recovered = frozenset(one.id for one in word.devices if one.id not in troubles)

@@ -93,7 +93,7 @@ class Bridge:
                 for task in tasks:
                     if task.done():
                         task.result()
-                        raise RuntimeError("a part of the bridge ended, which it must not")
+                        raise RuntimeError("a task of the bridge ended, but none may end by itself")
         finally:
             for task in tasks:
                 task.cancel()
@@ -319,5 +319,5 @@ class Bridge:
         return ()
 
     async def acquire(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - the protocol's
-        """Do nothing, as nothing was let go of."""
+        """Do nothing: nothing was released."""
         return ()

@@ -1,7 +1,7 @@
 """The CDI specification of one claim: what containers with its devices get. ``specification`` is pure, the rest are files.
 
 A container gets the devices of the claim's requests that it names, so each device has edits of its own. What the node's own
-specifications say already (NVIDIA's driver files) is named there, and a claim without more to say has no file.
+specifications say already (NVIDIA's driver files) is named there, and a claim that adds nothing has no file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Claims: what the API server says was allocated, and whether that may be handed out. Pure.
 
-A refused Prepare is asked again only after 60 to 90 s (run on 1.37), so what will soon pass is waited for (``Wait``), and only
-what a person must mend is refused.
+A refused Prepare is asked again only after 60 to 90 s (run on 1.37), so a problem that passes soon is waited out (``Wait``), and
+only one that a person must fix is a refusal.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def claimed(asked: ClaimName, driver: str, grant: Grant, at: float, pods: Iterab
 
 
 def prepared(row: Claimed, pool: str, names: Mapping[str, Sequence[str]]) -> tuple[Prepared, ...]:
-    """Say what the kubelet is told of a claim; ``names`` are the CDI names by device."""
+    """Give the kubelet's answer for a claim; ``names`` are the CDI names by device."""
     return tuple(
         Prepared(tuple(device.requests), pool, device.name, tuple(names[device.name]), device.share)
         for device in row.devices
@@ -256,7 +256,7 @@ def prepared(row: Claimed, pool: str, names: Mapping[str, Sequence[str]]) -> tup
 
 
 def by_resource(row: Claimed) -> Iterable[tuple[ClaimedDevice, ...]]:
-    """Give the devices of a claim that are told of together: those that one container gets, of one resource.
+    """Group the devices of a claim for one answer: those that one container gets, of one resource.
 
     A variable that names devices names all of them, because the last one that is set is the one that a container sees.
     """

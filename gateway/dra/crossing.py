@@ -1,7 +1,7 @@
 """Carries out the table of owners (``gateway.sides.table``) where one gateway serves both APIs (``--dra on``).
 
-A change is on disk, then in force, then in the list that the kubelet has; only then does DRA offer what came to it. Who holds a GPU
-is looked up in the kubelet's records, after the kubelet was told to give it to nobody.
+A change is on disk, then in force, then in the list that the kubelet has; only then does DRA offer the GPUs that it got. Who holds a
+GPU is looked up in the kubelet's records, after the kubelet's list stopped offering it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The node's door to dynamic resource allocation: its drivers, their sockets, and what they offer now.
 
-Devices come from the same lists that the device plugin API shows. Nothing here holds that side up: the API server may be away for
-as long as it likes, and then claims wait.
+Devices come from the same lists that the device plugin API shows. Nothing here delays that API: while the API server is away,
+claims wait and nothing else does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One driver's claims: prepared and unprepared, remembered before the kubelet is told, and their CDI specifications.
+"""One driver's claims: prepared and unprepared, written down before the kubelet gets an answer, and their CDI specifications.
 
-What may be handed out is decided in ``claims``; nothing awaits between that decision and the ledger's taking note of it, so that
-two claims never get one device.
+What may be handed out is decided in ``claims``; no other task runs between that decision and the ledger's
+note of it, so two claims never get the same device.
 """
 
 from __future__ import annotations

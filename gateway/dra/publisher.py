@@ -1,4 +1,4 @@
-"""Keeps the node's ResourceSlices what the drivers offer: watches them, and writes what is otherwise.
+"""Keeps the node's ResourceSlices equal to what the drivers offer: watches them, and writes those that differ.
 
 Each kubelet start deletes all slices of its node, and so does a kubelet whose driver was away for half a minute: they are
 written again as soon as the watch says so. Nothing that the kubelet asks waits for this.
@@ -29,7 +29,7 @@ VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
 _GROUP: Final = "/apis/resource.k8s.io"
 _AT_ONCE: Final = 4
 """How often within ``_WHILE`` a pool is written again although nothing here has changed: somebody else writes it, too, or the
-server keeps something else than it is told. (A kubelet's start deletes all slices, which is no reason to wait.)"""
+server stores something else than what was written. (A kubelet's start deletes all slices, which is no reason to wait.)"""
 _WHILE: Final = 2.0
 _PACE: Final = 1.0
 """Seconds between two more times."""

@@ -1,4 +1,4 @@
-"""What the kubelet's records say that pods hold, and may get, by the device plugin API.
+"""What pods hold, and may get, by the device plugin API, according to the kubelet's records.
 
 The kubelet's checkpoint goes on naming pods that ended, until another pod gets devices; where no device plugin is left, that is
 never. So a pod that only the checkpoint names counts as long as the API server has it, too.

@@ -127,7 +127,7 @@ class Service:
             api.encode_prepare_answer({claim.uid: answer})
         except UnsayableShareError as error:
             answer = Refused(str(error))
-        except Exception as error:  # noqa: BLE001 - one claim's trouble is told for that claim alone
+        except Exception as error:  # noqa: BLE001 - one claim's error fails that claim alone
             _log.exception("a claim could not be prepared because of a defect in the gateway", claim=str(claim))
             answer = Refused(f"a defect in the gateway: {error!r}")
         refused = isinstance(answer, Refused)

@@ -1,7 +1,7 @@
-"""A driver's pool of devices as ResourceSlices, and what brings the API server's slices up to it. Pure.
+"""A driver's pool of devices as ResourceSlices, and the changes that make the API server's slices match it. Pure.
 
-All slices of a pool are one generation: the scheduler goes by the newest, and by it only when it is there in full
-(``resourceSliceCount``). So a change gives every slice of the pool the next number, and what is left over goes last. The limits
+All slices of a pool are one generation: the scheduler uses the newest one, and only when all its slices are there
+(``resourceSliceCount``). So a change gives every slice of the pool the next number, and superfluous slices are deleted last. The limits
 are those of k8s.io/api/resource/v1.
 """
 

@@ -1,1 +1,1 @@
-"""Whose each GPU is where one gateway serves both APIs: the device plugin API's or dynamic resource allocation's, never both's."""
+"""Which API owns each GPU where one gateway serves both: the device plugin API or Dynamic Resource Allocation, never both."""

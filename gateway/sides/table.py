@@ -1,7 +1,7 @@
 """The table of owners: to which API a board belongs, what each may do with it, and when it crosses over. Pure.
 
 A board is a physical GPU with all that it is partitioned or shared into: what is physically one thing has one owner. A change is
-on disk before it is in force, and in force before either API is told, so that a crash at any point leaves one owner.
+on disk before it is in force, and in force before either API learns of it, so that a crash at any point leaves one owner.
 """
 
 from __future__ import annotations

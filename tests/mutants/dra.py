@@ -538,7 +538,7 @@ MUTANTS = (
         "DRA9",
         "one claim's defect is every claim's",
         "gateway/dra/service.py",
-        "        except Exception as error:  # noqa: BLE001 - one claim's trouble is told for that claim alone",
+        "        except Exception as error:  # noqa: BLE001 - one claim's error fails that claim alone",
         "        except KeyError as error:",
         f"{_DRIVEN}::test_a_defect_is_that_claims_trouble_alone",
     ),
