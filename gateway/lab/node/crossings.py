@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from gateway.lab.node import Node, crossed, pods
 from gateway.lab.node.crossed import NEVER, Life, Seen, figures
-from gateway.lab.node.dra import PATIENCE, POD, DraNode
+from gateway.lab.node.dra import POD, DraNode
 from gateway.lab.node.installed import DEVICES
 from gateway.lab.waiting import until
 from gateway.wires.control import ControlError
@@ -37,7 +37,8 @@ MIDWAY: Final = 1.5
 STAY: Final = (2.0, 4.0)
 """Seconds at either end before the next thing is done."""
 ASKED_AGAIN: Final = 150.0
-"""Seconds that a crossing is waited for: a claim whose Prepare met no gateway is prepared 60 to 90 s later, and keeps its GPU till then."""
+"""Seconds that a crossing or a pod is waited for: a claim whose Prepare failed, because no gateway ran or the API server didn't let the
+kubelet read it yet (seen on 1.36), is prepared 60 to 90 s later, and keeps its GPU till then."""
 UUIDS: Final[Mapping[str, str]] = {path: uuid for uuid, path in DEVICES.items()}
 VERSIONS: Final = ("1.36", "1.37")
 """Kubelets that a restart may put in place, as far as the node has them."""
@@ -92,7 +93,7 @@ class Traffic:
     async def hold(self, name: str, *, claim: bool) -> str:
         """Have a pod that keeps its GPU; give its UUID when its container has it."""
         await self._make(name, pods.FOR_EVER, claim=claim)
-        await until(lambda: bool(self._dra.account(name).nodes), PATIENCE, every=0.05)
+        await until(lambda: bool(self._dra.account(name).nodes), ASKED_AGAIN, every=0.05)
         self._held[name] = self._dra.account(name)
         self._note(name)
         [gpu] = self._seen.lives[name].gpus
