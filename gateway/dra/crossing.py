@@ -100,7 +100,7 @@ class Crossing:
     ) -> None:
         self.allocatable = allocatable
         self._came: float | None = None
-        """Since when (monotonic seconds) devices are back of which the scheduler was not told yet."""
+        """Since when (monotonic seconds) devices came or went without the scheduler being told what the kubelet has now."""
         self._ledger, self._scribe, self._beliefs, self._held = ledger, scribe, beliefs, held
         self._resources, self._records, self._ask, self._update = resources, records, allocated, update
         self._sides: dict[str, Side] = dict(ledger.sides)
@@ -320,7 +320,7 @@ class Crossing:
                 self._allocated.pop(board, None)
             _log.info("GPUs cross over", boards={board: side.value for board, side in news.items() if board})
         await self._update()
-        if any(board and side is Side.PLUGIN for board, side in news.items()):
+        if any(news):  # What left, too: a kubelet that was about to tell of it may have written over what was told.
             self._came = time.monotonic()
         self._wake.set()
 

@@ -29,6 +29,8 @@ from gateway.lab.node.installed import DEVICES, GPUS
 
 AT_REST, COUNTED = 20.0, 20.0
 """Seconds until a gateway is at rest, and for which its processor time is counted."""
+PAUSE: Final = 2.0
+"""Seconds between two restarts: slices that vanish again and again are written more slowly (``gateway.dra.publisher``)."""
 FAILED: Final = "FailedPrepareDynamicResources"
 
 
@@ -48,6 +50,7 @@ async def slices(dra: DraNode, times: int) -> dict[str, Any]:
             gone = max(_changes(seen, began, free=False), default=NEVER)
             back = max((at for at in _changes(seen, began, free=True) if at > gone), default=NEVER)
             took.append(back - there)
+            await asyncio.sleep(PAUSE)
     return {"restarts": times, "back within 100 ms": sum(one <= 0.1 for one in took), "s": figures(took)}
 
 
