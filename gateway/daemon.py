@@ -242,12 +242,13 @@ class Gateway:
             await self._listeners.open_control(Commands(self).handlers_while_waiting)
 
     async def _unless_ended(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Await ``work``, but leave at once when the gateway is to end."""
+        """Await ``work``, but leave at once when the gateway is to end. What it raises is a defect, and ends the start."""
         task: asyncio.Future[Any] = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self._exit}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise _EndedError(self._exit.result())
+            task.result()
         finally:
             task.cancel()
 

@@ -255,8 +255,11 @@ class Door:
             own = OwnNode(self._api, self._settings)
             own.told.append(self._desk.take)
             work += [self.crossing.run(), self._desk.follow(), own.run()]
-        minding = [asyncio.ensure_future(one) for one in work]
-        try:
+        async with (
+            asyncio.TaskGroup() as group
+        ):  # None of them ends by itself: that is a defect, and the gateway's end.
+            for one in work:
+                group.create_task(one)
             server, owner = await self._learn()
             await self._until_kubelet_knows()
             self._publisher = Publisher(
@@ -270,9 +273,6 @@ class Door:
             )
             self._publisher.changed()
             await self._publisher.run()
-        finally:
-            for one in minding:
-                one.cancel()
 
     def _pods_ended(self) -> None:
         self.update()

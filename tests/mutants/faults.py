@@ -108,6 +108,14 @@ MUTANTS = (
         says="expected capacity 8, found 7",
     ),
     Mutant(
+        "G1",
+        "a step of the start that breaks is passed over",
+        "gateway/daemon.py",
+        "            task.result()\n",
+        "",
+        "tests/unit/test_serve.py::test_a_step_of_the_start_that_breaks_ends_it",
+    ),
+    Mutant(
         "G2",
         "a resource that can't be bound ends the update for all",
         "gateway/lists.py",

@@ -94,8 +94,8 @@ class Place:
         return ClaimName("ns", name, uid)
 
     @contextlib.asynccontextmanager
-    async def gateway(self, dra: str, *, registers: bool = True) -> AsyncIterator[Gateway]:
-        """Have a gateway; ``registers``: a kubelet takes its driver as soon as that is there."""
+    async def gateway(self, dra: str, *, registers: bool = True, status: int = 0) -> AsyncIterator[Gateway]:
+        """Have a gateway that ends with a status; ``registers``: a kubelet takes its driver as soon as that is there."""
         policy = Policy(list_strategies=frozenset({ListStrategy.CDI_CRI if dra == "only" else ListStrategy.ENVVAR}))
         settings = Settings(
             socket_dir=self.plugins,
@@ -123,7 +123,7 @@ class Place:
         finally:
             registering.cancel()
             one._end(0)
-            assert await run == 0
+            assert await run == status
             structlog.reset_defaults()
 
     async def _register(self, one: Gateway) -> None:

@@ -64,8 +64,8 @@ class Node:
         return one
 
     @contextlib.asynccontextmanager
-    async def gateway(self, *, known: bool = True) -> AsyncIterator[Gateway]:
-        async with self.place.gateway("on", registers=known) as one:
+    async def gateway(self, *, known: bool = True, status: int = 0) -> AsyncIterator[Gateway]:
+        async with self.place.gateway("on", registers=known, status=status) as one:
             registry = self.place.folder / "plugins_registry"
             if known:
                 await until(lambda: list(registry.iterdir()))
@@ -320,6 +320,16 @@ async def test_a_kubelet_without_dra_has_the_device_plugin_alone(node: Node) -> 
         with pytest.raises(ControlError, match=r"kubelet 1\.28 has no dynamic resource allocation"):
             await node.cross("dra")
         assert not list((node.place.folder / "plugins_registry").iterdir())
+
+
+async def test_a_defect_of_a_part_ends_the_gateway(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(_: object) -> float:
+        raise ZeroDivisionError
+
+    async with node.gateway(status=1) as one:
+        monkeypatch.setattr(crossing.Crossing, "_look", broken)
+        door(one)._pods_ended()
+        assert await one._exit == 1
 
 
 async def test_nothing_crosses_to_a_driver_that_the_kubelet_has_not_taken(node: Node) -> None:

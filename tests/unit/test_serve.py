@@ -292,6 +292,18 @@ async def test_what_keeps_it_waiting_is_said_again_and_again(
         assert await run == 0
 
 
+async def test_a_step_of_the_start_that_breaks_ends_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "dp").mkdir()
+    gateway = Gateway(Settings(socket_dir=folder / "dp", state_dir=folder / "state"), Source(inventory(A)))
+
+    async def broken() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(gateway.others.ability, "wait", broken)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(gateway.run(), 10)
+
+
 async def test_one_that_waits_for_its_folder_can_be_asked_and_told(
     logs: asyncio.Queue[EventDict], folder: Path
 ) -> None:
