@@ -110,7 +110,7 @@ class Gateway:
             self.holdings,
             self._resources,
             lambda: self.lists,
-            self._is_ending,
+            lambda: self._exit.done(),
             self.tally,
             self._tasks,
         )
@@ -218,8 +218,7 @@ class Gateway:
         if self.door is not None:
             self._tasks.spawn("dra", self.door.run())
         self.others.look()
-        # It was left to another gateway, which went before this one asked for it; or another serves what is offered here
-        # under another name.
+        # Left to another gateway, which went before it was asked for it; or another serves it under another name.
         if self.lists.unremembered() or any(resource.standing_by_for is not None for resource in self.resources):
             await self._unless_ended(self.update())
         self._tell_kubelet(self.resources)
@@ -256,14 +255,12 @@ class Gateway:
         if not self._exit.done():
             self._exit.set_result(status)
 
-    def _is_ending(self) -> bool:
-        return self._exit.done()
-
     async def _close(self) -> None:
         """End the streams, then the servers, then what is left of us in the socket directory."""
         notify.tell(notify.STOPPING)
         if self.door is not None:
             await self.door.close()
+        await self.others.handover.waits.keep_promises()
         for resource in self._resources.values():
             resource.feed(events.Stop())
         await self._tasks.close()

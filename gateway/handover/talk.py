@@ -88,6 +88,31 @@ class Holder(Protocol):
         ...
 
 
+class Waits:
+    """What is waited for of the others, by the stages of all handovers."""
+
+    def __init__(self) -> None:
+        self.answered, self._kept = asyncio.Event(), asyncio.Event()
+        self._kept.set()
+
+    def saw(self, stages: Collection[Elder | Heir]) -> None:
+        """Take notice of all stages: whether each ask was answered, and no younger gateway is still to register first."""
+        for event, unless in ((self.answered, Heir.ASKING), (self._kept, Elder.PROMISED)):
+            if unless in stages:
+                event.clear()
+            else:
+                event.set()
+
+    async def keep_promises(self) -> None:
+        """Wait until who registers first serves, for ``succession.REPORT_WAIT`` at most. Call it before the registrations end.
+
+        Or the kubelet would have nothing to give while that Register is in flight.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(succession.REPORT_WAIT):
+                await self._kept.wait()
+
+
 class Handover:
     """All handovers of this gateway, with older and with younger ones.
 
@@ -106,7 +131,7 @@ class Handover:
         self._events: deque[Callable[[], None]] = deque()
         self._deferring: dict[str, Age | None] = {}
         self._running = self._closed = False
-        self._answered = asyncio.Event()
+        self.waits = Waits()
         self._taking = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -126,7 +151,7 @@ class Handover:
                 return False
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2 * succession.ANSWER_WAIT):
-                    await self._answered.wait()
+                    await self.waits.answered.wait()
             return True
 
     async def serve(self, connection: ControlConnection, request: Mapping[str, Any]) -> None:
@@ -335,11 +360,7 @@ class Handover:
                 self._look()
         finally:
             self._running = False
-        states = (state for partner in self._partners.values() for state in partner.states.values())
-        if any(state.stage is Heir.ASKING for state in states):
-            self._answered.clear()
-        else:
-            self._answered.set()
+        self.waits.saw({state.stage for partner in self._partners.values() for state in partner.states.values()})
 
     def _look(self) -> None:
         if not self._closed:

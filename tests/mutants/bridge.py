@@ -485,6 +485,22 @@ MUTANTS = (
         f"{_M}::test_a_call_that_finds_nobody_waits_though_nobody_is_known_to_be_away",
     ),
     Mutant(
+        "B13",
+        "a gateway that is told to end doesn't wait for who registers first",
+        "gateway/daemon.py",
+        "        await self.others.handover.waits.keep_promises()\n",
+        "",
+        "tests/unit/test_bridge_daemon.py::test_one_that_only_bridges_and_ends_while_a_younger_one_registers_is_missed_by_nobody",
+    ),
+    Mutant(
+        "B13",
+        "a promise is kept from the start",
+        "gateway/handover/talk.py",
+        "(self._kept, Elder.PROMISED)",
+        "(self._kept, Elder.REVOKING)",
+        "tests/unit/test_handover.py::test_an_elder_that_is_told_to_end_lasts_until_the_heir_serves",
+    ),
+    Mutant(
         "B10",
         "who registers once is lost with its socket",
         _SOURCE,

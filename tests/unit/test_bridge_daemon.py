@@ -46,7 +46,31 @@ async def test_a_plugins_restart_is_seen_by_nobody(folder: Path, version: str, a
             pytest.fail("three pods have two devices")
 
 
-async def _watch(kubelet: Kubelet, seen: Counter[int]) -> None:
+async def test_one_that_only_bridges_and_ends_while_a_younger_one_registers_is_missed_by_nobody(folder: Path) -> None:
+    sockets, state = folder / "k" / "device-plugins", folder / "state"
+    sockets.mkdir(parents=True)
+    options = ("--backend", "none", "--bridge", str(folder), "--log-level", "debug")
+    command = gateway_command(sockets, state, options=options)
+    async with (
+        await Kubelet.launch("1.37", sockets) as kubelet,
+        await GatewayProcess.launch(command) as elder,
+    ):
+        await kubelet.start()
+        await elder.wait_for("open for device plugins")
+        async with plugin(folder):
+            await kubelet.wait(NIC, 2)
+            async with await GatewayProcess.launch(command) as younger:
+                seen = Counter[int]()
+                watching = asyncio.create_task(_watch(kubelet, seen, every=0.001))
+                await younger.wait_for("phase", phase="registering")
+                await elder.terminate()
+                await younger.wait_for("registered")
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                assert set(seen) == {2}
+
+
+async def _watch(kubelet: Kubelet, seen: Counter[int], every: float = 0.01) -> None:
     while True:
         seen[(await kubelet.books()).allocatable.get(NIC, 0)] += 1
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(every)

@@ -131,7 +131,8 @@ class Gateway:
             self.feed(resource, events.KubeletUp(self.kubelet.id))
 
     async def end(self) -> None:
-        """End as on SIGTERM: the registrations, then the handovers, then the sockets."""
+        """End as on SIGTERM: what was promised, the registrations, then the handovers, then the sockets."""
+        await self.handover.waits.keep_promises()
         for resource in self.states:
             self.feed(resource, events.Stop())
         await self.handover.close()
@@ -340,6 +341,32 @@ async def test_from_1_37_on_there_is_no_gap(node: Node) -> None:
     await node.gateway(2)
     await node.kubelet.until(lambda: not elder.streams)
     assert ended == [["g2"]]
+
+
+@pytest.mark.parametrize("node", [37], indirect=True)
+async def test_an_elder_that_is_told_to_end_lasts_until_the_heir_serves(node: Node) -> None:
+    elder = await node.gateway(1)
+    ended: list[list[str]] = []
+    node.kubelet.ended = lambda resource: ended.append(node.kubelet.serving(resource))  # type: ignore[method-assign]  # a tap
+    node.kubelet.hangs.clear()
+    heir = await node.gateway(2, serves=False)
+    await node.kubelet.until(lambda: node.kubelet.registers["g2"] > 0)
+    ending = asyncio.create_task(elder.end())
+    await asyncio.sleep(0.05)
+    assert node.kubelet.serving() == ["g1"]
+    node.kubelet.hangs.set()
+    await ending
+    assert (ended, list(heir.streams)) == ([["g2"]], [GPU])
+
+
+@pytest.mark.parametrize("node", [37], indirect=True)
+async def test_an_elder_that_is_told_to_end_waits_for_no_heir_for_ever(node: Node, hasty: None) -> None:
+    elder = await node.gateway(1)
+    node.kubelet.hangs.clear()
+    await node.gateway(2, serves=False)
+    async with asyncio.timeout(GUARD):
+        await elder.end()
+    node.kubelet.hangs.set()
 
 
 @EVERY_CLASS
