@@ -110,7 +110,7 @@ class Gateway:
             self.holdings,
             self._resources,
             lambda: self.lists,
-            lambda: self._exit.done(),
+            lambda: self._exit.done(),  # noqa: PLW0108 - there is none before `run`
             self.tally,
             self._tasks,
         )
