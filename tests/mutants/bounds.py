@@ -197,8 +197,8 @@ MUTANTS = (
         "Z4",
         "a damaged ledger is looked through to its end",
         "gateway/memory/mend.py",
-        "data[:_MAX_SALVAGE].decode",
-        "data.decode",
+        "whole = _fields(data[:_MAX_SALVAGE].decode",
+        "whole = _fields(data.decode",
         f"{_LEDGER}::test_what_is_sound_in_a_damaged_file_is_kept",
     ),
     Mutant(

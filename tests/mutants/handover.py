@@ -111,8 +111,8 @@ MUTANTS = (
         "S20",
         "it ends the next one, too",
         "gateway/pair/flight.py",
-        "            if digest in self._suspects():",
-        "            if False:",
+        "            if digest in self._suspects():\n                raise",
+        "            if False:\n                raise",
         f"{_PAIR}::test_a_request_that_ends_a_gateway_does_not_end_the_next_one",
     ),
     Mutant(
@@ -143,8 +143,8 @@ MUTANTS = (
         "S20",
         "what was answered stays suspect",
         "gateway/pair/flight.py",
-        "                if at is not None:\n                    self._write(at, _NONE)",
-        "                pass",
+        "(dialect, request, context)\n            finally:\n                if at is not None:",
+        "(dialect, request, context)\n            finally:\n                if False:",
         f"{_PAIR}::test_more_than_are_noted_are_answered_all_the_same",
     ),
     Mutant(

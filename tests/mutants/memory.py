@@ -40,8 +40,8 @@ MUTANTS = (
         "M2",
         "the file is replaced by what this gateway knows",
         "gateway/memory/ledger.py",
-        "if file.identity_of(self.path) not in {None, snapshot.base} and (found",
-        "if file.identity_of(self.path) is None and (found",
+        "            file.identity_of(self.path) not in {None, snapshot.base}\n",
+        "            file.identity_of(self.path) is None\n",
         f"{_LEDGER}::test_neither_gateway_undoes_what_the_other_wrote",
     ),
     Mutant(
