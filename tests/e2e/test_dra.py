@@ -173,6 +173,19 @@ async def test_an_api_server_that_was_away_is_told_what_happened(dra: DraNode, v
     await dra.unprepared()
 
 
-async def test_it_may_write_its_own_nodes_slices_alone(dra: DraNode, version: str) -> None:
+async def test_it_may_write_its_own_nodes_slices_and_what_is_allocatable_alone(dra: DraNode, version: str) -> None:
     await begin(dra, version)
     assert await dra.write_elsewhere() in {403, 422}
+    own = f"/api/v1/nodes/{dra.node.name}"
+    status = {"addresses": [{"type": "Hostname", "address": "elsewhere"}]}
+    assert await dra.write(f"{own}/status", {"status": status}) == 422
+    assert await dra.write(f"{own}/status", {"metadata": {"labels": {"role": "elsewhere"}}}) == 422
+    assert await dra.write(f"{own}/status", {"status": {"allocatable": {"example.com/none": "0"}}}) == 200
+    async with dra.ready_too():
+        conditions = [*(await dra.api.get(own))["status"]["conditions"], {"type": "Elsewhere", "status": "True"}]
+
+        async def in_force() -> bool:
+            return await dra.write(f"{own}/status", {"status": {"conditions": conditions}}) == 422
+
+        await until(in_force, 20, every=0.2)
+        assert await dra.write(f"{own}/status", {"status": {"allocatable": {"example.com/none": None}}}) == 200

@@ -6,10 +6,11 @@ The rights are those of deploy/kustomize/components/dra. The service has a token
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -198,23 +199,40 @@ class DraNode:
         found: Mapping[str, Any] = json.loads(path.read_text()).get("claims", {}) if path.exists() else {}
         return found
 
-    async def write_elsewhere(self) -> int:
-        """Write a slice of another node with the gateway's rights; return the status of the answer."""
+    async def write(self, path: str, body: Object, *, apply: bool = False) -> int:
+        """Write something with the gateway's rights; return the status of the answer."""
         from gateway.kubernetes import access, client  # noqa: PLC0415 - the daemon's own client, with its token
 
         api = client.Client(access.find(self.node.folder / "run" / "gateway.kubeconfig"), manager="e2e")
-        pool = {"name": "elsewhere", "generation": 1, "resourceSliceCount": 1}
-        body = {
-            **_object(RESOURCES.removeprefix("/apis/"), "ResourceSlice", "elsewhere"),
-            "spec": {"driver": DRIVER, "nodeName": "elsewhere", "pool": pool, "devices": []},
-        }
         try:
-            await api.patch(f"{SLICES}/elsewhere", body, client.Patch.APPLY)
+            await api.patch(path, body, client.Patch.APPLY if apply else client.Patch.MERGE)
         except client.KubernetesError as error:
             return error.status
         finally:
             api.close()
         return 200
+
+    async def write_elsewhere(self) -> int:
+        """Write a slice of another node with the gateway's rights; return the status of the answer."""
+        pool = {"name": "elsewhere", "generation": 1, "resourceSliceCount": 1}
+        body = {
+            **_object(RESOURCES.removeprefix("/apis/"), "ResourceSlice", "elsewhere"),
+            "spec": {"driver": DRIVER, "nodeName": "elsewhere", "pool": pool, "devices": []},
+        }
+        return await self.write(f"{SLICES}/elsewhere", body, apply=True)
+
+    @contextlib.asynccontextmanager
+    async def ready_too(self) -> AsyncIterator[None]:
+        """Have the policy of the component node-readiness meanwhile."""
+        policy = yaml.safe_load_all((COMPONENT.with_name("node-readiness") / "policy.yaml").read_text())
+        wanted = {f"{_PLACES[one['kind']]}/{one['metadata']['name']}": one for one in policy}
+        for path, one in wanted.items():
+            await self.api.apply(path, one)
+        try:
+            yield
+        finally:
+            for path in wanted:
+                await self.api.delete(path)
 
     # Pods.
 
