@@ -43,6 +43,7 @@ IDS = tuple(f"GPU-{number}" for number in range(4))
 LASTS = (0.2, 1.0, 4.0)
 """Seconds that a pod may run."""
 CLAIMS = f"{API}/namespaces/ns/resourceclaims"
+RAN = {"a pod ran", "a claim ran"}
 ENDS = 90.0
 """Seconds for all that is under way to end, and for all GPUs to get to one side."""
 # Specifications of claims go where any user may write.
@@ -93,8 +94,8 @@ class Storm:
         manager = self.manager
         try:
             admitted = await manager.admit(name, {GPU: self.random.choice((1, 1, 2))})
-        except KubeletError:
-            self.saw["a pod was refused"] += 1
+        except KubeletError as error:
+            self.saw[f"a pod was refused: {error.message:.100}"] += 1
             return
         if manager is self.manager:  # Else the kubelet died before the pod began.
             self.saw["a pod ran"] += 1
@@ -122,7 +123,7 @@ class Storm:
         self.server.put(f"{CLAIMS}/{name}", metadata={"uid": asked.uid, "namespace": "ns"}, status=status)
         answer = (await self.call(lambda driver: driver.prepare(V1, asked)))[asked.uid]
         if isinstance(answer, Refused):
-            self.saw["a claim was refused"] += 1
+            self.saw[f"a claim was refused: {answer.reason:.100}"] += 1
         else:
             self.saw["a claim ran"] += 1
             self.has(name, (uuid,))
@@ -238,6 +239,8 @@ class Storm:
             for rate, do in ((8.0, begin), (1.0, order), (0.5, self.fault)):
                 group.create_task(self.often(rate, do))
             await asyncio.sleep(seconds)
+            with contextlib.suppress(TimeoutError):  # A disk that stands still lets neither run for a while.
+                await until(lambda: self.saw.keys() >= RAN, ENDS / 2)
             self.over.set()
 
     async def has_begun(self) -> bool:
@@ -283,4 +286,4 @@ async def test_no_gpu_is_with_two_and_none_is_lost(seed: int, folder: Path, serv
             if to == "plugin":
                 await storm.manager.wait(GPU, len(IDS), 30)
     assert "Traceback" not in (folder / "log").read_text()
-    assert storm.saw.keys() >= {"a pod ran", "a claim ran"}, storm.saw
+    assert storm.saw.keys() >= RAN, storm.saw

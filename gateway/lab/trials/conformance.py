@@ -730,7 +730,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "updates-after-reconnect",
-        "after its stream was cut, and it is served again, the kubelet still hears of a device that falls ill",
+        "after its stream was cut, and it is served again, the kubelet still hears of a device that becomes unhealthy",
         "handlers of ListAndWatch that read one shared channel: the one of the dead stream takes what is meant for the new one "
         "(15 of 20 plugins that were read)",
         _update_after_cut,
