@@ -203,7 +203,7 @@ MUTANTS = (
         _DESK,
         "            await self._lower(frozenset(wanted))\n",
         "            pass\n",
-        f"{_ON}::test_each_api_gives_its_own",
+        f"{_ON}::test_the_scheduler_hears_of_less_before_the_kubelet_does",
     ),
     Mutant(
         "OWN4",

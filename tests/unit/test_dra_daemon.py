@@ -254,15 +254,27 @@ async def test_readiness_is_the_registration(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("version", "waits"), [("v1.32.13", True), ("v1.33.0", False)])
-async def test_a_kubelet_that_takes_one_instance_gets_one(place: Place, version: str, waits: bool) -> None:
+async def test_a_kubelet_that_takes_one_instance_gets_one(
+    place: Place, version: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int | None] = []
+    others = sockets.others
+
+    def look(registry: Path, name: str, token: str) -> list[Path]:
+        assert gateway.door is not None
+        looks.append(gateway.door._kubelet)
+        return others(registry, name, token)
+
+    monkeypatch.setattr(sockets, "others", look)
+    monkeypatch.setattr(door, "BIND_AGAIN", 0.02)
     place.server.change("/api/v1/nodes/n1", lambda one: one["status"]["nodeInfo"].update(kubeletVersion=version))
     registry = place.folder / "plugins_registry"
     elder = sockets.path_of(registry, "gpu.nvidia.com", "0" * 8)
     with listening(elder):
         async with place.gateway("only") as one:
+            gateway = one
             await until(lambda: one.door is not None and len(one.door.offers("gpu.nvidia.com")) == 2)
-            if not waits:
-                await until(lambda: len(place.published) == 2)
+            await until(lambda: looks.count(32) > 1 if waits else len(place.published) == 2)
             assert len(list(registry.iterdir())) == 1 + (not waits)
             elder.unlink()
             await until(lambda: list(registry.iterdir()))

@@ -7,7 +7,7 @@ import contextlib
 import re
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +22,7 @@ from devices.life.states import State
 from gateway.daemon import Gateway
 from gateway.dra import cdi, crossing, desk, driver
 from gateway.dra import door as door_module
+from gateway.dra.crossing import Crossing
 from gateway.dra.door import Door
 from gateway.kubelet import view
 from gateway.kubelet.beliefs import CHECKPOINT
@@ -138,6 +139,20 @@ async def test_each_api_gives_its_own(node: Node, monkeypatch: pytest.MonkeyPatc
         await node.manager.admit("p1", {GPU: 1})
         with pytest.raises(KubeletError):
             await node.manager.admit("p2", {GPU: 1})
+
+
+async def test_the_scheduler_hears_of_less_before_the_kubelet_does(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, order = [], crossing.Crossing.order
+
+    async def ordered(one: Crossing, to: Side, wanted: Collection[str]) -> None:
+        seen.append(node.place.server.objects["/api/v1/nodes/n1"]["status"].get("allocatable"))
+        await order(one, to, wanted)
+
+    monkeypatch.setattr(crossing.Crossing, "order", ordered)
+    async with node.gateway():
+        await node.allocatable(2)
+        await node.cross("dra", A)
+    assert seen == [{GPU: "1"}]
 
 
 async def test_what_a_pod_holds_crosses_when_it_ended_and_comes_back_after_the_claim(node: Node) -> None:

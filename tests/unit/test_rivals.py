@@ -317,6 +317,7 @@ async def test_a_hangup_before_the_gateway_listens_does_not_end_it() -> None:
 def test_a_hangup_while_the_settings_are_read_does_not_end_it() -> None:
     code = (
         "import os, signal, sys\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # Who is run by nohup would ignore it.
         "import gateway.cli.main as command\n"
         "command._settings = lambda *_: (os.kill(os.getpid(), signal.SIGHUP), sys.exit(7))\n"
         "command.main()\n"

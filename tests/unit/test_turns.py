@@ -45,7 +45,8 @@ async def test_the_next_waits_until_the_kubelet_has_written(
             await looked.wait()
 
     following = _after(taken)
-    await looks(3)
+    async with asyncio.timeout(turns.PATIENCE):
+        await looks(3)
     assert not following.done()
     (folder / "checkpoint").write_text("")  # A write begins.
     async with asyncio.timeout(turns.PATIENCE):
