@@ -119,8 +119,9 @@ class Daemon:
                 async with asyncio.timeout(seconds):
                     await _gone(pid)
             except TimeoutError:
-                os.kill(pid, signal.SIGKILL)
-                await _gone(pid)
+                with contextlib.suppress(ProcessLookupError):  # It may be reaped before we look.
+                    os.kill(pid, signal.SIGKILL)
+                    await _gone(pid)
                 raise self.error(f"it was still there {seconds:g} s after {number.name}; it has been killed") from None
 
     def error(self, what: str) -> NodeError:
