@@ -182,10 +182,11 @@ async def test_it_may_write_its_own_nodes_slices_and_what_is_allocatable_alone(d
     assert await dra.write(f"{own}/status", {"metadata": {"labels": {"role": "elsewhere"}}}) == 422
     assert await dra.write(f"{own}/status", {"status": {"allocatable": {"example.com/none": "0"}}}) == 200
     async with dra.ready_too():
-        conditions = [*(await dra.api.get(own))["status"]["conditions"], {"type": "Elsewhere", "status": "True"}]
+        conditions, tries = (await dra.api.get(own))["status"]["conditions"], itertools.count()
 
         async def in_force() -> bool:
-            return await dra.write(f"{own}/status", {"status": {"conditions": conditions}}) == 422
+            other = {"type": "Elsewhere", "status": "True", "reason": f"Try{next(tries)}"}  # A change each time.
+            return await dra.write(f"{own}/status", {"status": {"conditions": [*conditions, other]}}) == 422
 
-        await until(in_force, 20, every=0.2)
+        await until(in_force, 60, every=0.2)
         assert await dra.write(f"{own}/status", {"status": {"allocatable": {"example.com/none": None}}}) == 200
