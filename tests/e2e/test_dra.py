@@ -1,5 +1,6 @@
 """Pods with ResourceClaims on a genuine node whose GPUs the gateway offers by DRA alone, through restarts of everybody."""
 
+import itertools
 from collections.abc import AsyncIterator
 
 import pytest
