@@ -46,9 +46,11 @@ CLAIMS = f"{API}/namespaces/ns/resourceclaims"
 RAN = {"a pod ran", "a claim ran"}
 ENDS = 90.0
 """Seconds for all that is under way to end, and for all GPUs to get to one side."""
-# Specifications of claims go where any user may write.
-_RUN = "import sys, pathlib; from gateway.dra import cdi; cdi.FOLDER = pathlib.Path(sys.argv.pop(1)); "
-_RUN += "from gateway.cli.main import main; main()"
+# CDI specifications go where any user may write.
+_RUN = (
+    "import sys, pathlib; from devices.gpu import cdi_files; from gateway.dra import cdi; "
+    "cdi_files.FOLDER = cdi.FOLDER = pathlib.Path(sys.argv.pop(1)); from gateway.cli.main import main; main()"
+)
 
 
 class Storm:
