@@ -244,10 +244,8 @@ class _Page:
         moving = [each for each in one.sides if each.side not in _ENDS]
         for each in moving[:_MOST_MOVING]:
             yield from self.text("           ", f"{each.id} {each.side}: {each.words}", "yellow")
-        if more := len(moving) - _MOST_MOVING:
-            yield from self.text(
-                "           ", f"{more} more: gateway cross --to dra --dry-run has them" if more > 0 else ""
-            )
+        if (more := len(moving) - _MOST_MOVING) > 0:
+            yield from self.text("           ", f"{more} more: gateway cross --to dra --dry-run has them")
 
     def resource(self, one: ResourceStatus) -> Iterator[str]:
         """Write all about one resource."""

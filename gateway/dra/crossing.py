@@ -274,7 +274,8 @@ class Crossing:
             stays = board not in leaving and self.side(board) is Side.PLUGIN
             for name, entry in devices:
                 ids = found.setdefault(name, set())
-                ids.update({entry.device.id} if stays and entry.device.health is Health.HEALTHY else ())
+                if stays and entry.device.health is Health.HEALTHY:
+                    ids.add(entry.device.id)
         return {name: frozenset(ids) for name, ids in found.items()}
 
     def _seen(self, board: str, devices: Sequence[tuple[str, Entry]]) -> Seen:

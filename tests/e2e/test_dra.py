@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from gateway.lab.node import Node
 from gateway.lab.node.dra import DRIVER, EVERY, PATIENCE, DraNode
 from gateway.lab.node.installed import DEVICES, GPUS, write_profile
 from gateway.lab.waiting import until
@@ -18,12 +17,8 @@ OVERLAP = ["1.36", "1.37"]
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def dra() -> AsyncIterator[DraNode]:
-    one = DraNode(Node.here())
-    for path in DEVICES.values():
-        one.node.make_device(path)
-    await one.prepare()
-    yield one
-    await one.close()
+    async with DraNode.here() as one:
+        yield one
 
 
 @pytest.fixture(params=["1.32", *OVERLAP])

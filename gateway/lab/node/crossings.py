@@ -234,20 +234,13 @@ def _log(node: Node) -> list[str]:
 
 async def run(times: int, seed: int) -> dict[str, Any]:
     """Cross so often on this node, and say what was seen."""
-    node = Node.here()
-    for path in DEVICES.values():
-        node.make_device(path)
-    dra = DraNode(node)
-    await dra.prepare()
-    try:
+    async with DraNode.here() as dra:
         await dra.start("on")
         async with Seen(dra.api) as seen:
             await dra.allocatable()
             crossings = Crossings(dra, seen, random.Random(seed))
             await crossings.run(times)
             return crossings.summary()
-    finally:
-        await dra.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ import signal
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import yaml
 
@@ -21,7 +21,7 @@ from gateway.kubelet.view import look
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.node import Node, pods
 from gateway.lab.node.api import Api, ApiError, Object
-from gateway.lab.node.installed import GPUS, NAMESPACE, STATE, write_profile
+from gateway.lab.node.installed import DEVICES, GPUS, NAMESPACE, STATE, write_profile
 from gateway.lab.trials.scenarios import RESOURCE
 from gateway.lab.waiting import until
 from gateway.wires import control
@@ -54,6 +54,19 @@ class DraNode:
         self.token = self.mode = ""
         self._uids: dict[str, str] = {}
         """Of the pods that were started, by name: the kubelet keeps an ended pod's log for a while."""
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def here(cls) -> AsyncIterator[Self]:
+        """Make the node of this machine such a one; the gateways end with it."""
+        one = cls(Node.here())
+        for path in DEVICES.values():
+            one.node.make_device(path)
+        await one.prepare()
+        try:
+            yield one
+        finally:
+            await one.close()
 
     async def prepare(self) -> None:
         """Give the gateway its rights, and pods a class and a template of claims."""

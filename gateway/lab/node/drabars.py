@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from gateway.lab.bench.footprint import Footprint, footprint
 from gateway.lab.gatewayproc import GatewayProcess
-from gateway.lab.node import Node, crossed
+from gateway.lab.node import crossed
 from gateway.lab.node.crossed import NEVER, Seen, figures
 from gateway.lab.node.dra import DraNode
 from gateway.lab.node.installed import DEVICES, GPUS
@@ -149,15 +149,8 @@ WHAT: Final[Mapping[str, tuple[Callable[[DraNode, int], Awaitable[dict[str, Any]
 
 async def run(what: str, times: int) -> dict[str, Any]:
     """Measure one thing on this node."""
-    node = Node.here()
-    for path in DEVICES.values():
-        node.make_device(path)
-    dra = DraNode(node)
-    await dra.prepare()
-    try:
+    async with DraNode.here() as dra:
         return await WHAT[what][0](dra, times)
-    finally:
-        await dra.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
