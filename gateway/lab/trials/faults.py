@@ -593,13 +593,36 @@ async def _no_descriptors(g: Ground, _: int) -> AsyncIterator[None]:
     before: tuple[int, int] | None = None
     with contextlib.suppress(OSError):  # it was ended
         if gateway.seen > LINES or any(gateway.lines(event) for event in BEGUN):
-            taken = descriptors(gateway.pid)
-            free = next(number for number in range(len(taken) + 1) if number not in taken)
             before = resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE)
-            resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, (free, before[1]))
+            forbid_descriptors(gateway.pid)
+    # A number that it closes could be had again: a kubelet that went would leave just what its successor needs.
+    lowering = None if before is None else asyncio.create_task(_lowered(gateway.pid))
     yield
+    if lowering is not None:
+        lowering.cancel()
+        await asyncio.wait([lowering])
     if before is not None and gateway.alive:
         resource.prlimit(gateway.pid, resource.RLIMIT_NOFILE, before)
+
+
+async def _lowered(pid: int) -> None:
+    with contextlib.suppress(OSError):  # it was ended
+        while True:
+            forbid_descriptors(pid)
+            await asyncio.sleep(0.005)
+
+
+def forbid_descriptors(pid: int) -> None:
+    """Lower a process's limit to the first number that it has free: what it has open stays open.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    taken = descriptors(pid)
+    free = next(number for number in range(len(taken) + 1) if number not in taken)
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    if free < limits[0]:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, limits[1]))
 
 
 @asynccontextmanager
