@@ -1,8 +1,9 @@
 """What a GPU node goes through when its kubelet becomes another version: facts about kubelets in, advice out.
 
-The facts are rows of ``plan.yaml``, each with its source: the APIs, the formats of the kubelet's checkpoint with their
+The facts are rows of ``advice.yaml``, each with its source: the APIs, the formats of the kubelet's checkpoint with their
 readers, what happens once at a version (crossings) and what a version does again and again (bugs). All else here follows from
 them and from nothing else: which hops there are, what each changes, which patch release is early enough, whether to drain.
+(What a version makes of claims is there, too: ``crossover`` goes by it.)
 
 A version without a patch release means the newest one of that minor version.
 """
@@ -48,13 +49,15 @@ class Kubelet(NamedTuple):
         return f"1.{self.minor}" + ("" if self.patch is None else f".{self.patch}")
 
 
-# The facts, as plan.yaml has them.
+# The facts, as advice.yaml has them.
 
 _Release = Annotated[str, msgspec.Meta(pattern=r"^1\.\d{1,3}\.\d{1,3}$")]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 Evidence = Literal["run", "read", "inferred"]
 Drain = Literal["required", "advised", "not needed"]
 Way = Literal["up", "down"]
+Support = Literal["no", "gate", "yes"]
+"""Whether a kubelet does something; ``gate``: with a feature gate that is off by default."""
 
 
 class Interval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,8 +153,26 @@ class Bug(Row, frozen=True, kw_only=True):
         return (until, str(later)) if minor == kubelet.minor and not self.hits(later) else (until,)
 
 
+class Claims(_Sourced, frozen=True, kw_only=True):
+    """What kubelets make of claims from ``since`` on: of a pod's own, and of those for pods that ask by a resource name (``names``)."""
+
+    since: _Release
+    claims: Support
+    names: Support
+
+
+class Crossover(Row, frozen=True, kw_only=True):
+    """What pods may suffer on kubelets of these versions while GPUs cross over to claims, or back."""
+
+    affected: tuple[Interval, ...]
+
+    def hits(self, kubelet: Kubelet) -> bool:
+        """Whether it may happen on this kubelet."""
+        return any(kubelet in interval for interval in self.affected)
+
+
 class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of plan.yaml. ``first`` and ``last`` bound the versions that anything is known of."""
+    """All of advice.yaml. ``first`` and ``last`` bound the versions that anything is known of."""
 
     first: _Release
     last: _Release
@@ -159,10 +180,16 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoints: tuple[Checkpoint, ...]
     crossings: tuple[Crossing, ...]
     bugs: tuple[Bug, ...]
+    claims: tuple[Claims, ...]
+    crossovers: tuple[Crossover, ...]
 
     def api(self, kubelet: Kubelet) -> str:
         """The version string that this kubelet accepts."""
         return next(api.name for api in reversed(self.apis) if _release(api.since) <= kubelet.release)
+
+    def takes(self, kubelet: Kubelet) -> Claims:
+        """What this kubelet makes of claims."""
+        return next(one for one in reversed(self.claims) if _release(one.since) <= kubelet.release)
 
     def writes(self, kubelet: Kubelet) -> Checkpoint:
         """The format in which this kubelet keeps its books."""
@@ -182,7 +209,7 @@ def read(content: bytes) -> Facts:
     try:
         return msgspec.convert(yaml.safe_load(content), Facts)
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise PlanError(f"expected facts about kubelets as plan.yaml has them: {error}") from error
+        raise PlanError(f"expected facts about kubelets as advice.yaml has them: {error}") from error
 
 
 def load() -> Facts:

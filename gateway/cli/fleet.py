@@ -16,6 +16,7 @@ from msgspec import Struct
 from adapters.levels import minor_version
 from gateway.cli import advice
 from gateway.cli.advice import Drain, Facts, Hop, Kubelet, Plan, PlanError
+from gateway.sides.table import ANNOTATION
 
 MOST_BYTES: Final = 1024 * 1024 * 1024
 """Of the nodes' JSON: 10 000 nodes with all their images are about 300 MB."""
@@ -34,6 +35,7 @@ class _Status(Struct, frozen=True):
 
 class _Meta(Struct, frozen=True):
     name: str = ""
+    annotations: dict[str, str] = {}
 
 
 class _Node(Struct, frozen=True):
@@ -46,11 +48,15 @@ class _Nodes(Struct, frozen=True):
 
 
 class Node(Struct, frozen=True):
-    """A node: its kubelet's version as it says it, and how many devices it has, by resource."""
+    """A node: its kubelet's version as it says it, and how many devices it has, by resource.
+
+    ``cross_to`` is the API to which its annotation sends them; mostly empty.
+    """
 
     name: str
     version: str
     devices: Mapping[str, int] = {}
+    cross_to: str = ""
 
     @property
     def count(self) -> int:
@@ -113,7 +119,15 @@ def read(content: bytes) -> tuple[Node, ...]:
         found = msgspec.json.decode(content, type=_Nodes)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
         raise PlanError(f"expected a list of nodes (kubectl get nodes -o json), and it is none: {error}") from error
-    return tuple(Node(one.metadata.name, one.status.info.kubelet, _devices(one.status.capacity)) for one in found.items)
+    return tuple(
+        Node(
+            one.metadata.name,
+            one.status.info.kubelet,
+            _devices(one.status.capacity),
+            one.metadata.annotations.get(ANNOTATION, ""),
+        )
+        for one in found.items
+    )
 
 
 def plan(facts: Facts, nodes: Iterable[Node], goal: Kubelet, *, direct: bool = False) -> Fleet:

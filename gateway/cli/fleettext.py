@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from gateway.cli.fleet import Fleet, Group, Step
+from gateway.cli.fleet import Fleet, Group, Step, Unknown
 from gateway.wires.log import printable
 
 _MOST_NAMES: Final = 8
@@ -16,20 +16,20 @@ _DRAINS: Final = {"required": "DRAIN", "advised": "advised", "not needed": "no"}
 
 def render(fleet: Fleet) -> Iterator[str]:
     """Write it, a table in as many columns as it takes."""
-    yield f"{_count(fleet.nodes, 'node')} with {_count(fleet.devices, 'device')}, to kubelet {fleet.goal}."
+    yield f"{count(fleet.nodes, 'node')} with {count(fleet.devices, 'device')}, to kubelet {fleet.goal}."
     for level, words in (
         ("required", "must be drained at one step at least"),
         ("advised", "are better drained at one step at least"),
         ("not needed", "need no drain for their GPUs' sake"),
     ):
         if fleet.drained[level]:
-            yield f"  {_count(fleet.drained[level], 'node')} {words}."
+            yield f"  {count(fleet.drained[level], 'node')} {words}."
     if there := sum(len(group.nodes) for group in fleet.groups if group.plan is None):
-        yield f"  {_count(there, 'node')} need no change."
+        yield f"  {count(there, 'node')} need no change."
     if fleet.without:
-        yield f"  {_count(fleet.without, 'node')} without devices left out."
+        yield f"  {count(fleet.without, 'node')} without devices left out."
     if fleet.unknown:
-        yield f"  {_count(len(fleet.unknown), 'node')} can't be judged: see the end."
+        yield f"  {count(len(fleet.unknown), 'node')} can't be judged: see the end."
     if fleet.first:
         yield from ("", "First")
         yield from (f"  - {line}" for line in fleet.first)
@@ -39,18 +39,14 @@ def render(fleet: Fleet) -> Iterator[str]:
             "Steps. Those of one number may go together; finish one number before the next. One node first, each time.",
             "",
         )
-        yield from _table(
+        yield from table(
             ("STEP", "FROM", "TO", "AT LEAST", "NODES", "DEVICES", "DRAIN", "CHECKPOINT"), map(_row, fleet.steps)
         )
         yield from _reasons(fleet.steps)
     yield from _bugs(fleet.groups)
     yield from ("", "Nodes, those with the fewest devices first", "")
-    yield from _table(("KUBELET", "NODES", "DEVICES", "NAMES"), map(_names, fleet.groups))
-    if fleet.unknown:
-        yield from ("", "Not judged")
-        yield from (f"  - {printable(one.node)}: {one.why}" for one in fleet.unknown[:_MOST_UNKNOWN])
-        if len(fleet.unknown) > _MOST_UNKNOWN:
-            yield f"  - and {len(fleet.unknown) - _MOST_UNKNOWN} more: --json has all"
+    yield from table(("KUBELET", "NODES", "DEVICES", "NAMES"), map(_names, fleet.groups))
+    yield from unknown(fleet.unknown)
     yield from (
         "",
         "gateway plan --from VERSION --to VERSION says of one version what is known, and how. --json has all of it here.",
@@ -91,21 +87,36 @@ def _bugs(groups: Iterable[Group]) -> Iterator[str]:
                     yield from ("", heading)
                     heading = ""
                 title = getattr(made.rows[name], "title", name)
-                yield f"  - {group.version} ({_count(len(group.nodes), 'node')}): {title}; mended in {patch}"
+                yield f"  - {group.version} ({count(len(group.nodes), 'node')}): {title}; mended in {patch}"
 
 
 def _names(group: Group) -> tuple[str, ...]:
-    shown = ", ".join(printable(name) for name in group.nodes[:_MOST_NAMES])
-    more = len(group.nodes) - _MOST_NAMES
-    return group.version, str(len(group.nodes)), str(group.devices), shown + (f", and {more} more" if more > 0 else "")
+    return group.version, str(len(group.nodes)), str(group.devices), names(group.nodes)
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+def names(nodes: Sequence[str]) -> str:
+    """Name nodes, the first ones if they are many."""
+    more = len(nodes) - _MOST_NAMES
+    return ", ".join(map(printable, nodes[:_MOST_NAMES])) + (f", and {more} more" if more > 0 else "")
+
+
+def unknown(nodes: Sequence[Unknown]) -> Iterator[str]:
+    """Name those that can't be judged, with the reason."""
+    if nodes:
+        yield from ("", "Not judged")
+        yield from (f"  - {printable(one.node)}: {one.why}" for one in nodes[:_MOST_UNKNOWN])
+        if len(nodes) > _MOST_UNKNOWN:
+            yield f"  - and {len(nodes) - _MOST_UNKNOWN} more: --json has all"
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Write a table, each column as wide as it must be."""
     cells = [head, *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         yield ("  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True))).rstrip()
 
 
-def _count(number: int, word: str) -> str:
+def count(number: int, word: str) -> str:
+    """Say how many there are of something."""
     return f"{number} {word}{'' if number == 1 else 's'}"

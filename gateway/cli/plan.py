@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
-import textwrap
-from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Final
 
 import click
 
+from gateway.cli.page import Page
+
 if TYPE_CHECKING:
-    from gateway.cli.advice import Bug, Checkpoint, Crossing, Hop, Plan
+    from gateway.cli.advice import Bug, Checkpoint, Crossing, Facts, Hop, Kubelet, Plan
+    from gateway.cli.fleet import Node
 
 _EXAMPLES = """
 \b
@@ -21,9 +23,12 @@ Examples:
   gateway plan --from 1.18 --to 1.32 --direct    in one jump: what is lost, and which stop would save it
   gateway plan --from 1.36 --to 1.28             the way back
   kubectl get nodes -o json | gateway plan --nodes - --to 1.37
+  kubectl get nodes -o json | gateway plan --nodes - --to dra    GPUs cross over to claims (DRA): which nodes can, in which order
   gateway plan --from 1.24 --to 1.33 --json | jq '.hops[] | select(.drain != "not needed") | .new'
 """
 
+_CLAIMS: Final = "dra"
+"""With --to: no other kubelet, but the other API for GPUs."""
 _WIDEST: Final = 100
 _NARROWEST: Final = 40
 _WHEN: Final = {
@@ -42,7 +47,13 @@ _WHEN: Final = {
     metavar="FILE",
     help="All nodes: kubectl get nodes -o json (-: from standard input).",
 )
-@click.option("--to", "goal", required=True, metavar="VERSION", help="The kubelet to go to, newer or older.")
+@click.option(
+    "--to",
+    "goal",
+    required=True,
+    metavar="VERSION|dra",
+    help="The kubelet to go to, newer or older; or dra: the GPUs go to claims, the kubelets stay.",
+)
 @click.option("--direct", is_flag=True, help="In one jump, rather than one minor version at a time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, with the source of each statement.")
 def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool, as_json: bool) -> None:
@@ -50,32 +61,30 @@ def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool,
 
     With --nodes: what each node of a cluster goes through, which must be drained, and in which order.
 
+    With --to dra: which kubelets let their GPUs cross over from the device plugin API to claims (dynamic resource allocation), what
+    they need for it, what pods may suffer, and in which order the nodes go.
+
     For each hop: the device plugin API, whether the kubelet keeps its checkpoint (who holds which GPU), whether to drain,
     which patch release to go to at least, and the kubelet's own bugs that GPU pods meet, with the way out. Each statement
     was run on genuine kubelets or read in their code, release notes and issues; the plan says which.
     """
     import msgspec
 
-    from gateway.cli import advice, fleet, fleettext
+    from gateway.cli import advice, fleet
 
     if (start is None) == (nodes is None):
         raise click.UsageError("expected --from, for one node, or --nodes, for many: name one of them")
+    if goal == _CLAIMS and direct:
+        raise click.UsageError("expected --direct with a kubelet's version, got --to dra, where no kubelet changes")
     facts = advice.load()
     width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
     try:
-        to = advice.kubelet(goal, facts)
-        if nodes is not None:
-            content = nodes.read(fleet.MOST_BYTES + 1)
-            if len(content) > fleet.MOST_BYTES:
-                raise click.UsageError(
-                    f"expected at most {fleet.MOST_BYTES} bytes of nodes, got more: name fewer nodes"
-                )
-            whole = fleet.plan(facts, fleet.read(content), to, direct=direct)
-            document: Any = whole
-            lines = fleettext.render(whole)
-        else:
-            document = advice.plan(facts, advice.kubelet(str(start), facts), to, direct=direct)
-            lines = render(document, width)
+        everyone = None if nodes is None else fleet.read(_content(nodes))
+        document, lines = (
+            _crossing(facts, start, everyone, width)
+            if goal == _CLAIMS
+            else _upgrade(facts, start, everyone, advice.kubelet(goal, facts), width, direct=direct)
+        )
     except advice.PlanError as error:
         raise click.UsageError(str(error)) from error
     if as_json:
@@ -84,9 +93,44 @@ def plan(*, start: str | None, nodes: IO[bytes] | None, goal: str, direct: bool,
         click.echo("\n".join(lines))
 
 
+def _content(nodes: IO[bytes]) -> bytes:
+    from gateway.cli import fleet
+
+    content = nodes.read(fleet.MOST_BYTES + 1)
+    if len(content) > fleet.MOST_BYTES:
+        raise click.UsageError(f"expected at most {fleet.MOST_BYTES} bytes of nodes, got more: name fewer nodes")
+    return content
+
+
+def _upgrade(
+    facts: Facts, start: str | None, nodes: Sequence[Node] | None, to: Kubelet, width: int, *, direct: bool
+) -> tuple[object, Iterator[str]]:
+    """Plan new kubelets: the document, and the same for a person."""
+    from gateway.cli import advice, fleet, fleettext
+
+    if nodes is not None:
+        whole = fleet.plan(facts, nodes, to, direct=direct)
+        return whole, fleettext.render(whole)
+    one = advice.plan(facts, advice.kubelet(str(start), facts), to, direct=direct)
+    return one, render(one, width)
+
+
+def _crossing(
+    facts: Facts, start: str | None, nodes: Sequence[Node] | None, width: int
+) -> tuple[object, Iterator[str]]:
+    """Plan that GPUs cross over to claims."""
+    from gateway.cli import advice, crossover, crossovertext
+
+    if nodes is not None:
+        made = crossover.plan(facts, nodes)
+    else:
+        made = crossover.plan_of(facts, advice.kubelet(str(start), facts))
+    return made, crossovertext.render(made, width)
+
+
 def render(plan: Plan, width: int) -> Iterator[str]:
     """Write a plan for a person, in lines of at most ``width`` columns (a longer word stands alone)."""
-    page = _Page(width)
+    page = Page(width)
     drains = [
         f"{sum(hop.drain == level for hop in plan.hops)} with a drain {level}" for level in ("required", "advised")
     ]
@@ -115,7 +159,7 @@ def render(plan: Plan, width: int) -> Iterator[str]:
     )
 
 
-def _summary(page: _Page, plan: Plan) -> Iterator[str]:
+def _summary(page: Page, plan: Plan) -> Iterator[str]:
     """Say in a few lines what a change board asks: where to drain, what is lost, how far to go at least."""
     for words, hops in (
         ("Drain before the hop to", [hop for hop in plan.hops if hop.drain == "required"]),
@@ -128,7 +172,7 @@ def _summary(page: _Page, plan: Plan) -> Iterator[str]:
         yield from page.line(f"Not to be gone below: {', '.join(early)}.")
 
 
-def _hop(page: _Page, plan: Plan, hop: Hop, explained: set[str]) -> Iterator[str]:
+def _hop(page: Page, plan: Plan, hop: Hop, explained: set[str]) -> Iterator[str]:
     drain = {"required": "DRAIN", "advised": "drain advised", "not needed": "no drain"}[hop.drain]
     yield from page.text(f"{hop.old} -> {_target(hop)}: {drain}")
     for reason in hop.drain_because:
@@ -170,7 +214,7 @@ def _target(hop: Hop) -> str:
     )
 
 
-def _row(page: _Page, row: Crossing | Bug | Checkpoint) -> Iterator[str]:
+def _row(page: Page, row: Crossing | Bug | Checkpoint) -> Iterator[str]:
     from gateway.cli.advice import Bug, Row
 
     yield from page.item(f"{row.id}: {_headline(row)}")
@@ -188,32 +232,3 @@ def _headline(row: Crossing | Bug | Checkpoint) -> str:
 
 def _evidence(row: Crossing | Bug | Checkpoint) -> str:
     return f"({', '.join([row.evidence, *re.findall(r'#[0-9]+', row.source)[:1]])})"
-
-
-class _Page:
-    """Wraps text to a width, at one of three depths."""
-
-    def __init__(self, width: int) -> None:
-        self._width = width
-
-    def text(self, text: str) -> list[str]:
-        return self._wrap(text, "", "  ")
-
-    def line(self, text: str) -> list[str]:
-        return self._wrap(text, "  ", "    ")
-
-    def item(self, text: str) -> list[str]:
-        return self._wrap(text, "  - ", "    ")
-
-    def under(self, text: str) -> list[str]:
-        return self._wrap(text, "    ", "    ")
-
-    def _wrap(self, text: str, first: str, rest: str) -> list[str]:
-        return textwrap.wrap(
-            text,
-            self._width,
-            initial_indent=first,
-            subsequent_indent=rest,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )

@@ -12,7 +12,7 @@ import structlog
 from gateway.dra.crossing import NotWrittenError
 from gateway.kubernetes.client import KubernetesError
 from gateway.sides import table
-from gateway.sides.table import Side
+from gateway.sides.table import ANNOTATION, Side
 from gateway.telling import orders
 from gateway.wires.control import ControlError, shown
 
@@ -25,7 +25,6 @@ SETTLE: Final = 0.5
 """Seconds from a lowered allocatable until devices are withheld: what the scheduler gave away before that still gets them."""
 LOOK_FOR: Final = 2.0
 """Seconds between two looks for boards that aren't where the node's annotation wants them."""
-ANNOTATION: Final = "device-plugin-gateway/cross-to"
 _ENDS: Final = frozenset({Side.DRA.value, Side.PLUGIN.value})
 _log = structlog.get_logger()
 

@@ -61,6 +61,8 @@ class Offered(Enum):
     FREE = "free"
 
 
+ANNOTATION: Final = "device-plugin-gateway/cross-to"
+"""Of a node: the side (dra, plugin) to which all its boards go, as long as it is there."""
 _ORDERS: Final[Mapping[tuple[Side, Side], Side]] = {
     (Side.PLUGIN, Side.DRA): Side.TO_DRA,
     (Side.TO_PLUGIN, Side.DRA): Side.DRA,

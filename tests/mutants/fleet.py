@@ -8,12 +8,15 @@ RULES = {
     "FL1": "the oldest nodes go first, and nobody overtakes",
     "FL2": "a vendor's version is what it is built of, and what is none is named",
     "FL3": "what isn't a device, or can't be judged, doesn't count",
+    "FL4": "no plan lets a kubelet run a pod that asks by name without its GPU",
     "SB1": "a bundle gives no secret and no name away",
     "SB2": "a script is told ready only where every resource is served",
 }
 
 _ADVICE = "gateway/cli/advice.py"
 _FLEET = "gateway/cli/fleet.py"
+_CROSSOVER = "gateway/cli/crossover.py"
+_TEST_CROSSOVER = "tests/unit/test_crossover.py"
 _BUNDLE = "gateway/cli/bundle.py"
 _STATUS = "gateway/cli/status.py"
 _TEST_FLEET = "tests/unit/test_fleet.py"
@@ -76,6 +79,46 @@ MUTANTS = (
         "found[next(level for level in _STRICTEST if level in levels)]",
         "found[next(level for level in reversed(_STRICTEST) if level in levels)]",
         f"{_TEST_FLEET}::test_nodes_count_once_by_the_strictest_of_their_steps",
+    ),
+    Mutant(
+        "FL4",
+        "the best kubelet decides about the class of all",
+        _CROSSOVER,
+        "names=next((level for level in _WORST if",
+        "names=next((level for level in reversed(_WORST) if",
+        f"{_TEST_CROSSOVER}::test_one_kubelet_decides_about_the_class_of_all",
+    ),
+    Mutant(
+        "FL4",
+        "a gate is as good as none needed",
+        _CROSSOVER,
+        'if any(one.names != "yes" for one in takes)',
+        'if any(one.names == "no" for one in takes)',
+        f"{_TEST_CROSSOVER}::test_one_kubelet_decides_about_the_class_of_all",
+    ),
+    Mutant(
+        "FL4",
+        "1.35 is taken for mended",
+        "gateway/cli/advice.yaml",
+        "    affected:\n      - {since: 1.32.0, until: 1.36.0}\n",
+        "    affected:\n      - {since: 1.32.0, until: 1.35.0}\n",
+        f"{_TEST_CROSSOVER}::test_who_may_run_a_pod_without_its_gpu_is_never_said_to_know_names",
+    ),
+    Mutant(
+        "FL4",
+        "the oldest kubelets cross first",
+        _CROSSOVER,
+        "newest = sorted(by_version.items(), key=lambda item: item[0].release, reverse=True)",
+        "newest = sorted(by_version.items(), key=lambda item: item[0].release)",
+        f"{_TEST_CROSSOVER}::test_nodes_cross_in_an_order",
+    ),
+    Mutant(
+        "FL4",
+        "a kubelet without claims has a turn",
+        _CROSSOVER,
+        'if facts.takes(version).claims != "no"]',
+        "if facts.takes(version)]",
+        f"{_TEST_CROSSOVER}::test_nodes_cross_in_an_order",
     ),
     Mutant(
         "SB1",

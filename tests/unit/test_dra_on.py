@@ -33,7 +33,7 @@ from gateway.lab.kubelets.devicemanager import DeviceManager
 from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.memory.alone import Alone
 from gateway.memory.ledger import Ledger
-from gateway.sides.table import Side
+from gateway.sides.table import ANNOTATION, Side
 from gateway.telling import probes
 from gateway.telling.commands import Commands
 from gateway.wires import control
@@ -270,7 +270,7 @@ async def test_an_annotation_waits_for_a_kubelet_that_takes_the_driver(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(desk, "LOOK_FOR", 0.05)
-    found = {desk.ANNOTATION: "dra"}
+    found = {ANNOTATION: "dra"}
     node.place.server.change("/api/v1/nodes/n1", lambda one: one["metadata"].update(annotations=found))
     async with node.gateway(known=False) as one:
         await node.allocatable(2)

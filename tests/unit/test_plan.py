@@ -21,7 +21,8 @@ ALL = [f"1.{minor}" for minor in range(8, 38)]
 FACTS = load()
 BUGS = {bug.id: bug for bug in FACTS.bugs}
 CROSSINGS = {row.id: row for row in FACTS.crossings}
-ROWS = [*FACTS.apis, *FACTS.checkpoints, *FACTS.crossings, *FACTS.bugs]
+CROSSOVERS = {row.id: row for row in FACTS.crossovers}
+ROWS = [*FACTS.apis, *FACTS.checkpoints, *FACTS.crossings, *FACTS.bugs, *FACTS.crossovers, *FACTS.claims]
 
 
 def made(start: str, goal: str, *, direct: bool = False) -> Plan:
@@ -50,7 +51,7 @@ def release(text: str) -> tuple[int, int]:
 # The data.
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: getattr(row, "id", None) or row.name)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: getattr(row, "id", None) or getattr(row, "name", row.source))
 def test_a_row_says_how_it_is_known(row: msgspec.Struct) -> None:
     source, evidence = row.source, row.evidence  # type: ignore[attr-defined]
     assert re.search(r"#\d{5,6}|1\.\d+\.\d+|on a whole node", source), "no issue, no version"
@@ -58,27 +59,31 @@ def test_a_row_says_how_it_is_known(row: msgspec.Struct) -> None:
         assert re.search(r"\brun\b", source, re.IGNORECASE), "which versions was it run on?"
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: getattr(row, "id", None) or row.name)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: getattr(row, "id", None) or getattr(row, "name", row.source))
 def test_what_checks_a_row_is_a_scenario(row: msgspec.Struct) -> None:
     assert set(row.checked_by) <= {*SCENARIOS, "hops"}  # type: ignore[attr-defined]
 
 
 def test_ids_are_unique_and_rows_are_in_order() -> None:
-    ids = [*(one.id for one in FACTS.checkpoints), *CROSSINGS, *BUGS]
-    assert len(ids) == len(set(ids)) == len(ROWS) - len(FACTS.apis)
+    ids = [*(one.id for one in FACTS.checkpoints), *CROSSINGS, *BUGS, *CROSSOVERS]
+    assert len(ids) == len(set(ids)) == len(ROWS) - len(FACTS.apis) - len(FACTS.claims)
     for orders in (
         [release(one.since) for one in FACTS.apis],
         [release(one.since) for one in FACTS.checkpoints],
         [release(one.at or FACTS.first) for one in FACTS.crossings],
         [release(one.affected[0].since) for one in FACTS.bugs],
+        [release(one.affected[0].since) for one in FACTS.crossovers],
+        [release(one.since) for one in FACTS.claims],
     ):
         assert orders == sorted(orders)
 
 
 @pytest.mark.parametrize(
     "intervals",
-    [one.affected for one in FACTS.bugs] + [one.readers for one in FACTS.checkpoints],
-    ids=[*BUGS, *(one.id for one in FACTS.checkpoints)],
+    [one.affected for one in FACTS.bugs]
+    + [one.readers for one in FACTS.checkpoints]
+    + [one.affected for one in FACTS.crossovers],
+    ids=[*BUGS, *(one.id for one in FACTS.checkpoints), *CROSSOVERS],
 )
 def test_intervals_are_in_order_and_apart(intervals: tuple[Interval, ...]) -> None:
     assert intervals
@@ -99,8 +104,8 @@ def test_every_version_has_an_api_and_reads_its_own_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("yaml", "words"),
     [
-        (b"first: 1.8", ["plan.yaml"]),
-        (b"first: [", ["plan.yaml"]),
+        (b"first: 1.8", ["advice.yaml"]),
+        (b"first: [", ["advice.yaml"]),
         (b"first: '1.8'", ["regex", "$.first"]),
         (b"{first: 1.8.0, last: 1.37.0, apis: [], checkpoints: [], crossings: [], bugs: [], more: 1}", ["more"]),
         (b"{first: 1.8.0, last: 1.37.0, apis: [{name: a, since: 1.8.0, evidence: run}]}", ["source"]),

@@ -1,0 +1,149 @@
+"""What a fleet goes through when its GPUs cross over from the device plugin API to claims: nodes in, an order out. Pure.
+
+Which kubelets take claims, and what pods may suffer on them, are rows of ``advice.yaml``. The nodes cross one kubelet version after
+another, the newest first, because on those the least can go wrong.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from gateway.cli import advice
+from gateway.cli.advice import Claims, Crossover, Facts, Kubelet, PlanError, Support
+from gateway.cli.fleet import Node, Unknown
+from gateway.sides.table import ANNOTATION
+
+_WORST: Final[tuple[Support, ...]] = ("no", "gate", "yes")
+
+
+class Group(Struct, frozen=True, kw_only=True):
+    """The nodes with one version of the kubelet. ``step`` is their turn, null where they can't cross.
+
+    ``claims`` says whether this kubelet takes a pod's own claims, ``names`` whether it knows claims for pods that ask by name; ``rows``
+    are what pods may suffer there. ``told`` are those whose annotation sends them to claims already.
+    """
+
+    version: str
+    step: int | None
+    nodes: tuple[str, ...]
+    devices: int
+    told: tuple[str, ...]
+    claims: Support
+    names: Support
+    rows: tuple[str, ...]
+
+
+class CrossingPlan(Struct, frozen=True, kw_only=True):
+    """What ``gateway plan --to dra`` says. ``names`` is the least that a kubelet which can cross makes of pods that ask by name."""
+
+    schema: int = 1
+    to: str = "dra"
+    nodes: int
+    devices: int
+    without: int
+    names: Support
+    first: tuple[str, ...]
+    """What to do before the first node crosses."""
+    each: tuple[str, ...]
+    """What to do with each node."""
+    back: tuple[str, ...]
+    """The way back."""
+    groups: tuple[Group, ...]
+    rows: Mapping[str, Crossover]
+    """Every row that the groups name, by id."""
+    unknown: tuple[Unknown, ...]
+
+
+def plan(facts: Facts, nodes: Iterable[Node]) -> CrossingPlan:
+    """Make the plan of all nodes that have devices."""
+    everyone = list(nodes)
+    concerned = [node for node in everyone if node.devices]
+    by_version: dict[Kubelet, list[Node]] = defaultdict(list)
+    unknown = []
+    for node in concerned:
+        try:
+            by_version[advice.kubelet(node.version, facts)].append(node)
+        except PlanError as error:
+            unknown.append(Unknown(node.name, node.version[:64], str(error)))
+    return _made(facts, by_version, len(concerned), len(everyone) - len(concerned), tuple(unknown))
+
+
+def plan_of(facts: Facts, version: Kubelet) -> CrossingPlan:
+    """Make the plan of one kubelet's version."""
+    return _made(facts, {version: []}, 0, 0, ())
+
+
+def _made(
+    facts: Facts, by_version: Mapping[Kubelet, Sequence[Node]], nodes: int, without: int, unknown: tuple[Unknown, ...]
+) -> CrossingPlan:
+    newest = sorted(by_version.items(), key=lambda item: item[0].release, reverse=True)
+    can = [version for version, _ in newest if facts.takes(version).claims != "no"]
+    groups = tuple(
+        _group(facts, version, members, can.index(version) + 1 if version in can else None)
+        for version, members in newest
+    )
+    named = {name for group in groups for name in group.rows}
+    takes = [facts.takes(version) for version in can]
+    return CrossingPlan(
+        nodes=nodes,
+        devices=sum(group.devices for group in groups),
+        without=without,
+        names=next((level for level in _WORST if any(one.names == level for one in takes)), "no"),
+        first=tuple(_first(takes)) if can else (),
+        each=_EACH if can else (),
+        back=_BACK if can else (),
+        groups=groups,
+        rows={row.id: row for row in facts.crossovers if row.id in named},
+        unknown=unknown,
+    )
+
+
+def _group(facts: Facts, version: Kubelet, members: Sequence[Node], step: int | None) -> Group:
+    takes, in_order = facts.takes(version), sorted(members, key=lambda node: (node.count, node.name))
+    return Group(
+        version=str(version),
+        step=step,
+        nodes=tuple(node.name for node in in_order),
+        devices=sum(node.count for node in in_order),
+        told=tuple(node.name for node in in_order if node.cross_to == "dra"),
+        claims=takes.claims,
+        names=takes.names,
+        rows=tuple(row.id for row in facts.crossovers if row.hits(version)),
+    )
+
+
+def _first(takes: Sequence[Claims]) -> Iterator[str]:
+    gated = any(one.claims == "gate" for one in takes)
+    yield "Bring the control plane to 1.34 or later" + (
+        ", and have its API server serve resource.k8s.io/v1beta1, too: kubelets before 1.34 ask for that."
+        if gated
+        else "."
+    )
+    if gated:
+        yield "Switch the gate DynamicResourceAllocation on in the kubelets before 1.34, and restart them before anything crosses."
+    yield "Switch CDI on in the container runtime of each node (containerd 1.7: enable_cdi), because claims give GPUs by CDI only."
+    yield (
+        "Give each node the gateway with --dra on and the components api-server, dra and dra-on, updated with maxSurge: 0, and no other "
+        "plugin or DRA driver of these GPUs. By that alone nothing changes: all GPUs stay with the device plugin API."
+    )
+    yield "Make the DeviceClass of the driver" + (
+        ", without extendedResourceName: a kubelet here would run a pod that asks by name without its GPU, or fail it."
+        if any(one.names != "yes" for one in takes)
+        else ". With extendedResourceName, pods that ask by name get claims, too: read names-on-the-way-back first."
+    )
+    yield "Give pods claims, or count the GPUs that pods which ask by name need: as many must stay with the device plugin API."
+
+
+_EACH: Final = (
+    f"kubectl annotate node NODE --overwrite {ANNOTATION}=dra",
+    "No drain: running pods keep their GPUs, and each GPU crosses when its pod ends. Who can't wait for that ends the pods.",
+    "Wait until gateway status shows none on its way, and run a pod with a claim there, before the next node.",
+)
+_BACK: Final = (
+    f"kubectl annotate node NODE --overwrite {ANNOTATION}=plugin: GPUs come back one by one, when no claim has them.",
+    "Before a kubelet goes back below 1.32, or the gateway to --dra off: bring its GPUs back and end its pods with claims.",
+)
