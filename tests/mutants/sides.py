@@ -84,6 +84,14 @@ MUTANTS = (
         "            pass",
         f"{_ON}::test_the_scheduler_hears_of_what_came_back_when_the_kubelet_has",
     ),
+    Mutant(
+        "OWN4",
+        "what was lowered is told once, and the kubelet may write over it",
+        _SHELL,
+        "        if any(news):  # What left, too: a kubelet that was about to tell of it may have written over what was told.\n",
+        "        if Side.PLUGIN in news.values():\n",
+        f"{_ON}::test_a_lowered_allocatable_is_told_again_when_the_kubelet_has_heard",
+    ),
     Mutant("OWN2", "a pod is overlooked", _TABLE, 'case Side.TO_DRA if seen.pod == "":', "case Side.TO_DRA:", _MOVES),
     Mutant(
         "OWN2",

@@ -206,6 +206,31 @@ async def test_the_scheduler_hears_of_what_came_back_when_the_kubelet_has(
         await until(lambda: node.told == {GPU: "2"})
 
 
+async def test_a_lowered_allocatable_is_told_again_when_the_kubelet_has_heard(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, deaf, looks = view.look, True, 0
+
+    async def seen(*places: Path) -> View:
+        nonlocal looks
+        looks += 1
+        found = await look(*places)
+        return replace(found, allocatable={GPU: frozenset({A, B})}) if deaf else found
+
+    async with node.gateway():
+        await node.allocatable(2)
+        monkeypatch.setattr(view, "look", seen)
+        await node.cross("dra", A)
+        assert node.told == {GPU: "1"}
+        # A kubelet that had begun to tell of its devices writes the old number over it.
+        node.place.server.change("/api/v1/nodes/n1", lambda one: one["status"].update(allocatable={GPU: "2"}))
+        before = looks
+        await until(lambda: looks > before + 3)
+        assert node.told == {GPU: "2"}
+        deaf = False
+        await until(lambda: node.told == {GPU: "1"})
+
+
 async def test_its_driver_is_there_as_soon_as_it_knows_the_kubelet(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door_module, "BIND_AGAIN", 60.0)
     async with node.gateway():
