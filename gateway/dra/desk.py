@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
+from msgspec import Struct, field
 
+from gateway.dra import publisher
+from gateway.dra.claims import Called
 from gateway.dra.crossing import NotWrittenError
 from gateway.kubernetes.client import KubernetesError
+from gateway.kubernetes.node import NodeObject
 from gateway.sides import table
 from gateway.sides.table import ANNOTATION, Side
 from gateway.telling import orders
@@ -18,15 +22,56 @@ from gateway.wires.control import ControlError, shown
 
 if TYPE_CHECKING:
     from gateway.dra.crossing import Crossing
-    from gateway.kubernetes.node import NodeObject
+    from gateway.kubernetes.client import Client
     from gateway.wires.control import ControlConnection, Handler
 
 SETTLE: Final = 0.5
 """Seconds from a lowered allocatable until devices are withheld: what the scheduler gave away before that still gets them."""
 LOOK_FOR: Final = 2.0
 """Seconds between two looks for boards that aren't where the node's annotation wants them."""
+BY_NAME: Final = 36
+"""The first kubelet, 1.N, that has DRA's devices for pods that ask by name (DRAExtendedResource, on by default)."""
 _ENDS: Final = frozenset({Side.DRA.value, Side.PLUGIN.value})
 _log = structlog.get_logger()
+
+
+class _Spec(Struct):
+    resource: str = field(default="", name="extendedResourceName")
+
+
+class DeviceClass(Struct):
+    """A class of devices. Who asks for its resource by name gets a claim of it on a node where no device plugin has any."""
+
+    metadata: Called
+    spec: _Spec = field(default_factory=_Spec)
+
+
+def overlooked(classes: Iterable[DeviceClass], resources: Collection[str], kubelet: int) -> str:
+    """Say why pods that ask by name would run without their GPUs, were these resources DRA's; '' where none would.
+
+    The scheduler gives them claims whatever the kubelet is, and one before 1.36 runs them without a word (run on 1.32).
+    """
+    for one in classes if kubelet < BY_NAME else ():
+        if one.spec.resource in resources:
+            return (
+                f"expected a kubelet from 1.{BY_NAME} on, because of the DeviceClass {one.metadata.name} with the extendedResourceName "
+                f"{one.spec.resource}, got 1.{kubelet}, which would run pods that ask for that name without their GPU: upgrade the "
+                "kubelet first, or take that field out of the class"
+            )
+    return ""
+
+
+async def without_gpus(api: Client, node: str, resources: Collection[str]) -> str:
+    """Ask the API server for what ``overlooked`` judges; ``node`` is the node's path there."""
+    try:
+        kubelet = (await api.get(node, NodeObject)).kubelet or 0
+        if kubelet >= BY_NAME:
+            return ""
+        server = await publisher.ask(api)
+        classes, _ = await api.list(f"{server.path}/deviceclasses", DeviceClass)
+    except KubernetesError as error:
+        return f"it can't be known whether pods that ask by name would run without their GPU: {error}"
+    return overlooked(classes, resources, kubelet)
 
 
 class Desk:
@@ -35,10 +80,16 @@ class Desk:
     Args:
         crossing: carries them out.
         why_not: says why nothing can go to DRA; '' where it can.
+        without: says why pods would run without their GPUs, were these resources DRA's; '' where none would.
     """
 
-    def __init__(self, crossing: Crossing, why_not: Callable[[], str]) -> None:
-        self._crossing, self._why_not = crossing, why_not
+    def __init__(
+        self,
+        crossing: Crossing,
+        why_not: Callable[[], str],
+        without: Callable[[Collection[str]], Awaitable[str]],
+    ) -> None:
+        self._crossing, self._why_not, self._without = crossing, why_not, without
         self._wished = ""
         self._news = asyncio.Event()
         self.trouble = ""
@@ -105,7 +156,9 @@ class Desk:
     async def _move(self, to: Side, wanted: Sequence[str]) -> None:
         if not self._crossing.is_known:
             raise ControlError("the API server hasn't said yet which claims there are: try again when it does")
-        if to is Side.DRA and (reason := self._why_not()):
+        there = self._crossing.boards()
+        resources = {name for board in wanted for name, _ in there.get(board, ())}
+        if to is Side.DRA and (reason := self._why_not() or await self._without(resources)):
             raise ControlError(reason)
         async with self._crossing.allocatable.turn:
             if to is Side.DRA:

@@ -11,18 +11,18 @@ import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import structlog
-from msgspec import Struct, field
+from msgspec import Struct
 
-from adapters.levels import minor_version
 from devices.claims import ClaimName
 from gateway.dra import cdi, crossing, offer, publisher, sockets
 from gateway.dra.claims import NamedClaim, ResourceClaim
 from gateway.dra.crossing import Allocatable, Crossing
-from gateway.dra.desk import Desk
+from gateway.dra.desk import Desk, without_gpus
 from gateway.dra.driver import ClaimsOf, mind_over
 from gateway.dra.publisher import Publisher
 from gateway.dra.records import Records, pods_of
@@ -30,7 +30,7 @@ from gateway.dra.service import Service
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.kubernetes import access
 from gateway.kubernetes.client import Client, KubernetesError
-from gateway.kubernetes.node import OwnNode
+from gateway.kubernetes.node import NodeObject, OwnNode, path
 from gateway.kubernetes.watch import pause
 from gateway.telling.readiness import DriverStanding
 
@@ -65,23 +65,6 @@ _LOOK_AGAIN: Final = 2.0
 """Seconds between two looks into the kubelet's records while a device is withheld by them."""
 _SYS: Final = Path("/sys/bus/pci/devices")
 _log = structlog.get_logger()
-
-
-class _About(Struct):
-    uid: str = ""
-
-
-class _Info(Struct):
-    kubelet: str = field(default="", name="kubeletVersion")
-
-
-class _Status(Struct):
-    info: _Info = field(default_factory=_Info, name="nodeInfo")
-
-
-class _Node(Struct):
-    metadata: _About = field(default_factory=_About)
-    status: _Status = field(default_factory=_Status)
 
 
 class Inside(Struct, frozen=True):
@@ -125,9 +108,10 @@ class Door:
         self.alone = settings.dra == "only"
         if settings.dra == "on":
             known = inside.ledger, inside.scribe, inside.beliefs, inside.held, inside.resources, self._records
-            allocatable = Allocatable(self._api, f"/api/v1/nodes/{settings.node_name}")
+            allocatable = Allocatable(self._api, path(settings))
             self.crossing = Crossing(*known, self._allocated, inside.update, allocatable)
-            self._desk = Desk(self.crossing, lambda: self.lacking or _not_taken(self.standings()))
+            unable = partial(without_gpus, self._api, path(settings))
+            self._desk = Desk(self.crossing, lambda: self.lacking or _not_taken(self.standings()), unable)
         self._boards: dict[tuple[str, str], str] = {}
         """The board of each device, by driver and name."""
         self._unknown: frozenset[str] = frozenset()
@@ -292,8 +276,8 @@ class Door:
         failures = 0
         while True:
             try:
-                node = await self._api.get(f"/api/v1/nodes/{self._settings.node_name}", _Node)
-                self._kubelet = _minor(node.status.info.kubelet)
+                node = await self._api.get(path(self._settings), NodeObject)
+                self._kubelet = node.kubelet
                 self._learned.set()
                 server = self._server = await publisher.ask(self._api)
             except KubernetesError as error:
@@ -418,10 +402,3 @@ def _not_taken(drivers: Iterable[DriverStanding]) -> str:
     """Say why nothing can go to DRA; '' where the kubelet has taken all drivers."""
     missing = [one.name for one in drivers if not one.registered]
     return f"expected the kubelet to have taken the DRA driver {missing[0]}, and it has not" if missing else ""
-
-
-def _minor(version: str) -> int | None:
-    try:
-        return minor_version(version)
-    except ValueError:
-        return None

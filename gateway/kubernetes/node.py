@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
+from adapters.levels import minor_version
 from gateway.kubernetes import access, watch
 from gateway.kubernetes.client import Client, KubernetesError
 from gateway.kubernetes.watch import ChangeKind, Watch
@@ -57,11 +58,18 @@ class NodeSpec(Struct, frozen=True):
     taints: tuple[Taint, ...] = ()
 
 
+class NodeInfo(Struct, frozen=True):
+    """Of a node: its kubelet's version, such as v1.37.1."""
+
+    kubelet: str = field(default="", name="kubeletVersion")
+
+
 class NodeConditions(Struct, frozen=True):
     """Of a node."""
 
     allocatable: dict[str, str] = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
+    info: NodeInfo = field(default_factory=NodeInfo, name="nodeInfo")
 
 
 class NodeObject(Struct, frozen=True):
@@ -70,6 +78,14 @@ class NodeObject(Struct, frozen=True):
     metadata: NodeMetadata
     spec: NodeSpec = NodeSpec()
     status: NodeConditions = NodeConditions()
+
+    @property
+    def kubelet(self) -> int | None:
+        """The minor version of its kubelet, N of 1.N; None where it doesn't say."""
+        try:
+            return minor_version(self.status.info.kubelet)
+        except ValueError:
+            return None
 
 
 def client(settings: Settings) -> Client:

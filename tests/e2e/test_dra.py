@@ -1,5 +1,6 @@
 """Pods with ResourceClaims on a genuine node whose GPUs the gateway offers by DRA alone, through restarts of everybody."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 
@@ -9,6 +10,7 @@ import pytest_asyncio
 from gateway.lab.node.dra import DRIVER, EVERY, PATIENCE, DraNode
 from gateway.lab.node.installed import DEVICES, GPUS, write_profile
 from gateway.lab.waiting import until
+from gateway.wires.control import ControlError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 OVERLAP = ["1.36", "1.37"]
@@ -130,6 +132,58 @@ async def test_a_node_crosses_over_and_back_with_its_pods(dra: DraNode, version:
     await dra.stand({given["a"]: "plugin", given["b"]: "to-plugin"})
     assert {name: dra.account(name).lost for name in ("y", "b", "z")} == dict.fromkeys(("y", "b", "z"), ())
     await dra.delete("b", "y", "z")
+    await dra.stand(dict.fromkeys(DEVICES, "plugin"))
+    await dra.close()
+
+
+@pytest.mark.parametrize("version", OVERLAP)
+async def test_pods_that_ask_by_name_get_their_gpu_on_either_side_of_a_crossing(dra: DraNode, version: str) -> None:
+    await begin(dra, version)
+    await dra.close()
+    await dra.start("on")
+    await dra.allocatable(GPUS)
+    async with dra.by_name():
+        uuid = {path: one for one, path in DEVICES.items()}
+        held = uuid[await dra.named_pod("x")]
+        await dra.short_pod("s1")
+        await dra.cross("dra")
+        free = DEVICES.keys() - {held}
+        await dra.stand(dict.fromkeys(free, "dra") | {held: "to-dra"})
+        await dra.published(GPUS - 1)
+        # What asked by name before has a claim now, which the scheduler made.
+        given = uuid[await dra.named_pod("y")]
+        assert given in free
+        [claim] = dra.prepared().values()
+        assert (claim["pods"], [one["device_id"] for one in claim["devices"]]) == (["y"], [given])
+        assert (await dra.devices())[await dra.allocated("y")] == given
+        await asyncio.gather(*(dra.short_pod(f"s{number}") for number in (2, 3)))
+        await dra.cross("plugin")
+        back = DEVICES.keys() - {given}
+        await dra.stand(dict.fromkeys(back, "plugin") | {given: "to-plugin"})
+        await dra.allocatable(GPUS - 1)
+        await dra.short_pod("s4")
+        await dra.delete("y")
+        await dra.stand(dict.fromkeys(DEVICES, "plugin"))
+        await dra.allocatable(GPUS)
+        await asyncio.gather(*(dra.short_pod(f"s{number}") for number in (5, 6, 7)))
+        assert dra.account("x").lost == ()
+        await dra.delete("x")
+    await dra.close()
+
+
+@pytest.mark.parametrize("version", ["1.32"])
+async def test_nothing_goes_to_dra_where_a_kubelet_would_run_pods_without_their_gpu(dra: DraNode, version: str) -> None:
+    await begin(dra, version)
+    await dra.close()
+    await dra.start("on")
+    await dra.allocatable(GPUS)
+    async with dra.by_name():
+        with pytest.raises(ControlError, match=r"because of the DeviceClass by-name .* got 1\.32"):
+            await dra.cross("dra")
+        await dra.short_pod("s")
+    await dra.cross("dra")
+    await dra.stand(dict.fromkeys(DEVICES, "dra"))
+    await dra.cross("plugin")
     await dra.stand(dict.fromkeys(DEVICES, "plugin"))
     await dra.close()
 

@@ -10,6 +10,7 @@ RULES = {
     "OWN4": "the shell keeps to the table: on disk first, then in force, looked up since, and alone on its node",
     "OWN5": "people are told where each GPU is, who has it, and what it waits for",
     "OWN6": "the node's annotation counts as long as it is there, and moves nothing that a command couldn't",
+    "OWN7": "a pod that asks by name has its GPU, by whichever API, or waits for it",
     "OWN3": "every crossing can end, and a claim of before gets what nobody holds",
 }
 
@@ -91,6 +92,22 @@ MUTANTS = (
         "        if any(news):  # What left, too: a kubelet that was about to tell of it may have written over what was told.\n",
         "        if Side.PLUGIN in news.values():\n",
         f"{_ON}::test_a_lowered_allocatable_is_told_again_when_the_kubelet_has_heard",
+    ),
+    Mutant(
+        "OWN7",
+        "GPUs go to DRA where pods that ask by name would run without one",
+        _DESK,
+        "for one in classes if kubelet < BY_NAME else ():",
+        "for one in ():",
+        f"{_ON}::test_where_pods_ask_by_name_nothing_goes_to_dra_on_a_kubelet_that_would_run_them_without",
+    ),
+    Mutant(
+        "OWN7",
+        "GPUs go to DRA while nobody says whether pods ask by name",
+        _DESK,
+        '        return f"it can\'t be known whether pods that ask by name would run without their GPU: {error}"\n',
+        '        return ""\n',
+        f"{_ON}::test_nothing_goes_to_dra_while_nobody_says_whether_pods_ask_by_name",
     ),
     Mutant("OWN2", "a pod is overlooked", _TABLE, 'case Side.TO_DRA if seen.pod == "":', "case Side.TO_DRA:", _MOVES),
     Mutant(
@@ -249,8 +266,8 @@ MUTANTS = (
         "OWN6",
         "an annotation is followed to a driver that nobody took",
         _DESK,
-        "(reason := self._why_not())",
-        '(reason := "")',
+        "(reason := self._why_not() or await",
+        '(reason := "" or await',
         f"{_ON}::test_an_annotation_waits_for_a_kubelet_that_takes_the_driver",
     ),
     Mutant(

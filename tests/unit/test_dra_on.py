@@ -372,6 +372,36 @@ async def test_a_defect_of_a_part_ends_the_gateway(node: Node, monkeypatch: pyte
         assert await one._exit == 1
 
 
+@pytest.mark.parametrize("named", [GPU, "example.com/other"])
+async def test_where_pods_ask_by_name_nothing_goes_to_dra_on_a_kubelet_that_would_run_them_without(
+    node: Node, named: str
+) -> None:
+    server: Any = node.place.server
+    server.put(f"{API}/deviceclasses/by-name", spec={"extendedResourceName": named})
+    server.put(f"{API}/deviceclasses/gpu.nvidia.com", spec={"selectors": []})
+    async with node.gateway():
+        await node.allocatable(2)
+        server.change("/api/v1/nodes/n1", lambda one: one["status"]["nodeInfo"].update(kubeletVersion="v1.35.2"))
+        if named == GPU:
+            expected = r"from 1\.36 on, because of the DeviceClass by-name with .* nvidia.com/gpu, got 1\.35"
+            with pytest.raises(ControlError, match=expected):
+                await node.cross("dra")
+            assert await node.cross("dra", dry_run=True) == {A: "plugin", B: "plugin"}
+            assert node.told == {}
+            server.change("/api/v1/nodes/n1", lambda one: one["status"]["nodeInfo"].update(kubeletVersion="v1.36.0"))
+        await node.cross("dra")
+        await node.stand(a="dra", b="dra")
+
+
+async def test_nothing_goes_to_dra_while_nobody_says_whether_pods_ask_by_name(node: Node) -> None:
+    server: Any = node.place.server
+    server.change("/api/v1/nodes/n1", lambda one: one["status"]["nodeInfo"].update(kubeletVersion="v1.35.2"))
+    async with node.gateway():
+        await node.allocatable(2)
+        with pytest.raises(ControlError, match="it can't be known whether pods that ask by name"):
+            await node.cross("dra")  # Nobody has a class here: 404.
+
+
 async def test_nothing_crosses_to_a_driver_that_the_kubelet_has_not_taken(node: Node) -> None:
     async with node.gateway(known=False):
         await node.allocatable(2)

@@ -33,6 +33,8 @@ POD: Final = f"/api/v1/namespaces/{pods.NAMESPACE}/pods"
 COMPONENT: Final = Path(__file__).parents[3] / "deploy" / "kustomize" / "components" / "dra"
 BOTH: Final = COMPONENT.with_name("dra-on")
 PATIENCE: Final = 60.0
+SHORT: Final = 2
+"""How often a short pod looks at its GPU, twice a second."""
 EVERY: Final = 0.05
 """Seconds between two questions to the API server."""
 _DRIVER_SERVES: Final = "DRA driver registered"
@@ -247,6 +249,20 @@ class DraNode:
             for path in wanted:
                 await self.api.delete(path)
 
+    @contextlib.asynccontextmanager
+    async def by_name(self) -> AsyncIterator[None]:
+        """Have a class meanwhile of which pods get a claim that ask for the resource by its name."""
+        path = f"{RESOURCES}/deviceclasses/by-name"
+        expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
+        spec = {"extendedResourceName": RESOURCE, "selectors": [{"cel": {"expression": expression}}]}
+        await self.api.apply(
+            path, {**_object(RESOURCES.removeprefix("/apis/"), "DeviceClass", "by-name"), "spec": spec}
+        )
+        try:
+            yield
+        finally:
+            await self.api.delete(path)
+
     # Pods.
 
     @staticmethod
@@ -324,6 +340,23 @@ class DraNode:
         async with asyncio.timeout(PATIENCE):
             for name in names:
                 await until(partial(self._is_gone, name), every=EVERY)
+
+    async def short_pod(self, name: str) -> None:
+        """Have a pod that asks for one GPU by its resource's name run to its end.
+
+        Raises:
+            AssertionError: it failed.
+        """
+        await self.create(name, self.named(name, SHORT))
+        phases: list[str] = []
+
+        async def is_over() -> bool:
+            phases.append((await self.api.get(f"{POD}/{name}"))["status"].get("phase", ""))
+            return phases[-1] in {"Succeeded", "Failed"}
+
+        await until(is_over, PATIENCE, every=EVERY)
+        assert (phases[-1], len(self.account(name).nodes)) == ("Succeeded", 1), name
+        await self.delete(name)
 
     async def _is_gone(self, name: str) -> bool:
         try:
