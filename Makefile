@@ -189,6 +189,7 @@ docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m tools.dialects docs/dialects.md
 	$(RUN)python -m tools.machines docs/machines.md
 	$(RUN)python -m tools.faults docs/faults.md
+	$(RUN)python -m tools.conformance docs/conformance.md
 	$(RUN)python -m tools.bugs docs/track-record.md
 	$(RUN)python -m tools.flags docs/configuration.md
 	$(RUN)python -m tools.chart
@@ -197,6 +198,7 @@ docs-check: $(VENV) ## are the tables of docs/ what the code declares?
 	$(RUN)python -m tools.dialects --check docs/dialects.md
 	$(RUN)python -m tools.machines --check docs/machines.md
 	$(RUN)python -m tools.faults --check docs/faults.md
+	$(RUN)python -m tools.conformance --check docs/conformance.md
 	$(RUN)python -m tools.bugs --check docs/track-record.md
 	$(RUN)python -m tools.flags --check docs/configuration.md
 	$(RUN)python -m tools.chart --check

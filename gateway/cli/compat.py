@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -37,9 +39,10 @@ Examples:
   gateway compat --kubelet-source ~/kubernetes         the kubelet of a checkout, before it is a release
   gateway compat --only issue-127803                   a known bug of kubelets, shown on one that has it and one that hasn't
   gateway compat --plugin './my-plugin --dir {socket_dir}' --kubelets 1.28,1.37
+  gateway compat --plugin ./my-plugin --hard-wired     one that has /var/lib/kubelet/device-plugins compiled in
 
-It writes report.json, report.md, junit.xml and index.html (with --plugin: plugin.json and plugin-report.yaml). It ends with 0 when everything
-passed and with 1 when not.
+It writes report.json, report.md, junit.xml and index.html (with --plugin: plugin.json, plugin-report.yaml and plugin-badge.json). It ends
+with 0 when everything passed and with 1 when not; with 2 when the plugin didn't run, or can't be examined.
 """
 
 HOPS, CLUSTER = "hops", "cluster"
@@ -104,6 +107,26 @@ class _Versions(click.ParamType[tuple[str, ...]]):
     help="Examine this device plugin instead: which promises of the kubelet's API it keeps, which it breaks, and what each "
     "rests on. {socket_dir} stands for the socket directory, {state_dir} for a folder that outlives its process.",
 )
+@click.option(
+    "--hard-wired",
+    is_flag=True,
+    help="With --plugin: it has /var/lib/kubelet/device-plugins compiled in, so it runs in a mount namespace of its own where that "
+    "is the socket directory. Takes root, or user namespaces.",
+)
+@click.option(
+    "--plugin-name",
+    metavar="NAME",
+    default="",
+    show_default="its program's name",
+    help="With --plugin: what the report calls it.",
+)
+@click.option("--plugin-version", metavar="VERSION", default="", help="With --plugin: its version, for the report.")
+@click.option(
+    "--notes",
+    metavar="TEXT",
+    default="",
+    help="With --plugin: what a reader of the report must know, such as simulated hardware.",
+)
 @click.option("--resource", metavar="NAME", default="", help="With --plugin: look at this one of its resources only.")
 @click.option(
     "--change",
@@ -152,6 +175,10 @@ def compat(
     kubelet_source: Path | None,
     only: tuple[str, ...],
     plugin: str | None,
+    hard_wired: bool,
+    plugin_name: str,
+    plugin_version: str,
+    notes: str,
     resource: str,
     change: str,
     cap: float,
@@ -171,16 +198,16 @@ def compat(
     """
     from gateway.lab.bugs.table import BUGS
 
+    if plugin is not None:
+        said = {"plugin": plugin_name, "version": plugin_version, "notes": notes}
+        how = {"resource": resource, "change": change, "cap_seconds": cap, "hard_wired": hard_wired}
+        _examine(plugin, kubelets, genuine, only, out, kubelet_source, said, **how)
     if find_spec("hpack") is None:
         raise click.ClickException(
             "expected the extra `lab`, with which calls are read off the wire: pip install 'device-plugin-gateway[lab]'"
         )
-    if plugin is None and any(name in BUGS for name in only):
+    if any(name in BUGS for name in only):
         _show(only, kubelets, genuine, kubelet_source)
-    if plugin is not None:
-        _examine(
-            plugin, kubelets, genuine, only, out, kubelet_source, resource=resource, change=change, cap_seconds=cap
-        )
     from gateway.lab.kubelets import build
     from gateway.lab.matrix import report
     from gateway.lab.matrix import run as matrix
@@ -273,9 +300,22 @@ def _examine(
     only: tuple[str, ...],
     out: Path,
     source: Path | None,
+    said: dict[str, str],
     **how: Any,
 ) -> NoReturn:
-    """Examine a device plugin, tell what was found, and end."""
+    """Examine a device plugin, tell what was found, and end.
+
+    Args:
+        command: the plugin's.
+        kubelets: the versions; one of each class by default.
+        genuine: which kubelets are genuine.
+        only: the rules; all by default.
+        out: the folder for the reports.
+        source: a checkout of Kubernetes.
+        said: what the report says of the plugin.
+        how: the further arguments of ``conformance.examine``.
+    """
+    from gateway.lab import inplace
     from gateway.lab.conformance import report as plugin_report
     from gateway.lab.kubelets import build
     from gateway.lab.trials import conformance
@@ -288,9 +328,13 @@ def _examine(
     if unknown := [name for name in only if name not in rules]:
         raise click.BadParameter(f"expected one of {', '.join(rules)}; got {', '.join(unknown)}", param_hint="--only")
     try:
-        conformance.parsed(command)
+        conformance.parsed(command, hard_wired=how["hard_wired"])
+        if how["hard_wired"]:
+            inplace.see_that_it_works()
     except conformance.CommandError as error:
         raise click.BadParameter(str(error), param_hint="--plugin") from error
+    except inplace.InPlaceError as error:
+        raise click.BadParameter(str(error), param_hint="--hard-wired") from error
     _see_that_it_can_be_written(out, None)
     versions, binaries, _ = _kubelets(kubelets, build.default, genuine, source)
     chosen = [rules[name] for name in only]
@@ -303,11 +347,19 @@ def _examine(
         _stopped()
     try:
         (out / "plugin.json").write_bytes(conformance.to_json(found))
-        (out / "plugin-report.yaml").write_bytes(plugin_report.to_yaml(found))
+        told = plugin_report.report(
+            found,
+            **said | {"plugin": said["plugin"] or Path(shlex.split(command)[0]).name},
+            date=datetime.now(UTC).date().isoformat(),
+            hard_wired=how["hard_wired"],
+            change=how["change"],
+        )
+        (out / "plugin-report.yaml").write_bytes(plugin_report.to_yaml(told))
+        (out / "plugin-badge.json").write_bytes(plugin_report.badge(told))
     except OSError as error:
         raise click.ClickException(f"the report can't be written: {error}") from error
-    click.echo(f"\n{conformance.to_text(found)}\nreport: {out / 'plugin.json'}")
-    sys.exit(0 if found.passed else 1)
+    click.echo(f"\n{conformance.to_text(found)}\nreport: {out / 'plugin-report.yaml'}")
+    sys.exit(0 if found.passed else 1 if found.broken else 2)
 
 
 def _clocked() -> Callable[[str], None]:

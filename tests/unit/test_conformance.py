@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
+import platform
+import subprocess
 import sys
 from pathlib import Path
 from typing import cast
@@ -11,6 +15,10 @@ from typing import cast
 import pytest
 
 from devices.model import PreferredRequest
+from gateway.lab import inplace
+from gateway.lab.conformance.report import from_yaml
+from gateway.lab.conformance.started import NotRun, ended, machine, not_started
+from gateway.lab.inplace import KUBELET, InPlaceError, command, see_that_it_works
 from gateway.lab.kubelets.kubelet import Faults, KubeletError
 from gateway.lab.trials.conformance import (
     RULES,
@@ -26,6 +34,16 @@ from gateway.lab.trials.conformance import (
 )
 from gateway.lab.trials.scenarios import FIRST_BACKOFF, Node, node, plugin_command
 
+
+def allowed() -> bool:
+    """Whether this machine lets us have mounts of our own."""
+    try:
+        see_that_it_works()
+    except InPlaceError:
+        return False
+    return True
+
+
 WITHOUT_LIST = """
 import asyncio, sys
 from pathlib import Path
@@ -39,6 +57,21 @@ trivial.list_and_watch = silent
 asyncio.run(trivial.serve(Path(sys.argv[1])))
 """
 """A plugin that registers and answers its stream with nothing."""
+
+REGISTERS_AND_ENDS = """
+import asyncio, sys
+from pathlib import Path
+from gateway.lab import trivial
+
+async def once(folder):
+    server = await trivial.bound(folder / trivial.NAME)
+    await trivial.register(folder, trivial.NAME)
+
+trivial.DEVICES = ()
+asyncio.run(once(Path(sys.argv[1])))
+"""
+"""A plugin that ends as soon as it has registered, without a device."""
+OWN_MOUNTS = pytest.mark.skipif(not allowed(), reason="no mount namespace of one's own is allowed here")
 
 MEASURED = {
     "stream-cut",
@@ -81,9 +114,9 @@ def test_each_fault_that_was_measured_has_a_rule_and_each_rule_says_what_it_rest
     assert all(bool(rule.since) is bool(rule.why) for rule in RULES)
 
 
-def test_the_page_of_the_docs_has_all_rules() -> None:
+def test_each_rule_is_a_heading_of_the_page_so_that_it_can_be_linked_to() -> None:
     page = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
-    assert [rule.id for rule in RULES if f"| `{rule.id}` | {rule.promise} | {rule.reference} |" not in page] == []
+    assert [rule.id for rule in RULES if f"\n### {rule.id}\n\n| promise | {rule.promise} |" not in page] == []
 
 
 @pytest.mark.parametrize(
@@ -157,12 +190,53 @@ async def test_a_plugin_that_never_registers_breaks_that_rule_and_no_other() -> 
     assert found.watched == "it stays in its process"
 
 
-async def test_a_plugin_that_ends_at_once_does_not_stay_in_its_process() -> None:
-    found = await examine(f"{sys.executable} -c pass {{socket_dir}}", versions=["1.37"], cap_seconds=1)
+async def test_a_plugin_that_registers_and_ends_does_not_stay_in_its_process() -> None:
+    found = await examine(
+        f"{sys.executable} -c '{REGISTERS_AND_ENDS}' {{socket_dir}}", versions=["1.37"], cap_seconds=10
+    )
     assert found.broken == ("registers",)
     assert "; it ended by itself " in found.findings[0].seen
     assert found.watched.startswith("it exits and is started again (")
     assert found.watched.endswith(" registers)")
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "says"),
+    [
+        pytest.param("pass", "ended by itself", "it ended by itself with status 0 before it registered", id="at once"),
+        pytest.param(
+            "import os; os.kill(os.getpid(), 9)", "ended by itself", "it was ended by SIGKILL", id="by a signal"
+        ),
+        pytest.param(
+            "import argparse as a; p = a.ArgumentParser(); p.add_argument(chr(45)*2 + chr(99), required=True); p.parse_args()",
+            "other arguments",
+            "it ended by itself with status 2, and asks for other arguments",
+            id="it lacks an argument",
+        ),
+    ],
+)
+async def test_a_plugin_that_ends_before_it_registers_breaks_no_rule(script: str, kind: str, says: str) -> None:
+    found = await examine(f"{sys.executable} -c '{script}' {{socket_dir}}", versions=["1.37"], cap_seconds=2)
+    assert (found.passed, found.broken) == (False, ())
+    assert {one.verdict for one in found.findings} == {"not applicable"}
+    assert (found.not_run["1.37"].kind, says in found.not_run["1.37"].why) == (kind, True)
+    assert f"IT DID NOT RUN, {kind}" in to_text(found)
+    assert to_text(found).endswith("no rule was looked at")
+    assert json.loads(to_json(found))["not_run"]["1.37"]["kind"] == kind
+
+
+@pytest.mark.parametrize("hard_wired", [False, pytest.param(True, marks=OWN_MOUNTS)])
+async def test_a_plugin_for_another_machine_is_told_by_its_file(tmp_path: Path, hard_wired: bool) -> None:
+    other = {"x86_64": 183, "aarch64": 62}.get(platform.machine(), 62)
+    head = b"\x7fELF\x02\x01\x01" + bytes(9) + (2).to_bytes(2, "little") + other.to_bytes(2, "little")
+    plugin = tmp_path / "plugin"
+    plugin.write_bytes(head + bytes(100))
+    plugin.chmod(0o755)
+    found = await examine(f"{plugin} {{socket_dir}}", versions=["1.37"], cap_seconds=3, hard_wired=hard_wired)
+    assert found.broken == ()
+    [why] = found.not_run.values()
+    assert why.kind == "another architecture"
+    assert f"and this machine is {platform.machine()}" in why.why
 
 
 async def test_a_plugin_that_registers_and_sends_no_list_is_told_from_one_that_does_not_register() -> None:
@@ -185,6 +259,90 @@ async def test_a_plugin_that_registers_and_sends_no_list_is_told_from_one_that_d
 )
 def test_how_far_a_plugin_came(registers: dict[str, int], resource: str, exits: int, why: str) -> None:
     assert _why_none(registers, resource, exits, 9) == why
+
+
+# --- plugins that don't run ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [
+        pytest.param("flag provided but not defined: -x\nUsage of ./p:", "other arguments", id="Go"),
+        pytest.param('Error: required flag(s) "config" not set\nUsage:', "other arguments", id="cobra"),
+        pytest.param("p: error: the following arguments are required: --dir", "other arguments", id="argparse"),
+        pytest.param("error: Missing option '--dir'.", "other arguments", id="click"),
+        pytest.param("error: unexpected argument '--dir' found", "other arguments", id="clap"),
+        pytest.param("panic: NODE_NAME environment variable must be set", "other arguments", id="a variable"),
+        pytest.param("panic: runtime error: invalid memory address", "ended by itself", id="a crash"),
+        pytest.param("F1122 no RDMA devices found", "ended by itself", id="no hardware"),
+        pytest.param("error while loading shared libraries: libnvidia-ml.so.1", "ended by itself", id="no library"),
+        pytest.param("", "ended by itself", id="silence"),
+    ],
+)
+def test_a_plugin_that_wants_arguments_says_so(log: str, kind: str) -> None:
+    assert ended(1, log).kind == kind
+    assert ended(-11, log) == NotRun("ended by itself", ended(-11, log).why), "a crash asks for nothing"
+    assert log in ended(1, log).why
+
+
+@pytest.mark.parametrize(
+    ("content", "number", "says"),
+    [
+        pytest.param(b"#!/no/such/python3\n", errno.ENOENT, "plugin wants '/no/such/python3'", id="its interpreter"),
+        pytest.param(b"hello", errno.ENOEXEC, "plugin is no program for this machine", id="no program"),
+        pytest.param(b"\x7fELF", errno.EACCES, "plugin: Permission denied", id="no permission"),
+    ],
+)
+def test_why_a_program_is_not_executable(tmp_path: Path, content: bytes, number: int, says: str) -> None:
+    plugin = tmp_path / "plugin"
+    plugin.write_bytes(content)
+    found = not_started(str(plugin), OSError(number, os.strerror(number)))
+    assert (found.kind, says in found.why) == ("not executable", True), found
+
+
+def test_the_machine_of_a_file() -> None:
+    little, big = b"\x7fELF\x02\x01" + bytes(12), b"\x7fELF\x01\x02" + bytes(12)
+    assert [
+        machine(one) for one in (little + b"\xb7\x00", big + b"\x00\x15", little + b"\x39\x30", b"#!/bin/sh" * 9)
+    ] == [
+        "aarch64",
+        "ppc64",
+        "ELF machine 12345",
+        "",
+    ]
+
+
+# --- plugins with the kubelet's path compiled in ----------------------------------------------------------------------------
+
+
+@OWN_MOUNTS
+async def test_a_plugin_with_the_path_compiled_in_is_served() -> None:
+    plugin = f"{sys.executable} -m gateway.lab.trivial {KUBELET}/device-plugins"
+    rules = [rule for rule in RULES if rule.id == "registers"]
+    found = await examine(plugin, versions=["1.37"], cap_seconds=20, rules=rules, hard_wired=True)
+    assert [one.verdict for one in found.findings] == ["kept"], to_text(found)
+
+
+@OWN_MOUNTS
+def test_what_runs_in_place_of_the_kubelets_folder_leaves_nothing_on_the_machine(folder: Path) -> None:
+    before = (KUBELET.exists(), sorted(path.name for path in KUBELET.parent.iterdir()))
+    script = f'touch {KUBELET}/device-plugins/here && test -d "$HOME" && ls {KUBELET.parent} && exit 7'
+    (folder / "device-plugins").mkdir()
+    done = subprocess.run(
+        command(str(folder / "device-plugins"), ["sh", "-c", script]), check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, (folder / "device-plugins" / "here").exists()) == (7, True), done.stderr
+    assert {name for name in before[1] if (KUBELET.parent / name).is_dir()} <= {*done.stdout.split()}
+    assert (KUBELET.exists(), sorted(path.name for path in KUBELET.parent.iterdir())) == before
+
+
+def test_where_no_mounts_of_ones_own_are_allowed_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "unshare: Operation not permitted")
+
+    monkeypatch.setattr(inplace, "_call", refused)
+    with pytest.raises(InPlaceError, match=r"Operation not permitted; run it as root, or allow user namespaces"):
+        inplace.enter(Path("/tmp/device-plugins"))
 
 
 # --- rules that rest on events -------------------------------------------------------------------------------------------
@@ -253,3 +411,35 @@ async def test_a_plugin_is_started_again_only_where_a_kubelet_listens(tmp_path: 
         await made.start_kubelet("1.37")
         while made.exits < 2:  # noqa: ASYNC110 - a count tells nobody
             await asyncio.sleep(0.01)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plugin_is_examined_without_the_extra_lab(tmp_path: Path) -> None:
+    """As in the image, which has the daemon's libraries alone."""
+    without = "import sys; sys.modules.update(hpack=None, rich=None); from gateway.cli.main import main; main()"
+    plugin = f"{sys.executable} -m gateway.lab.trivial {{socket_dir}}"
+    options = ["--kubelets", "1.37", "--genuine", "no", "--only", "registers", "--out", str(tmp_path)]
+    asked = [sys.executable, "-c", without, "compat", "--plugin", plugin, "--plugin-version", "v1", *options]
+    done = subprocess.run(asked, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = from_yaml((tmp_path / "plugin-report.yaml").read_bytes())
+    assert (told.version, told.kubelets, told.levels) == ("v1", {"1.37": "emulated"}, {"core": "kept"})
+    assert told.plugin == Path(sys.executable).name
+    assert json.loads((tmp_path / "plugin-badge.json").read_text())["message"] == "core kept"
+
+
+def test_a_plugin_that_did_not_run_ends_the_command_with_2(tmp_path: Path) -> None:
+    options = ["--kubelets", "1.37", "--genuine", "no", "--only", "registers", "--cap", "1", "--out", str(tmp_path)]
+    plugin = f"{sys.executable} -c pass {{socket_dir}}"
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway.cli.main", "compat", "--plugin", plugin, *options],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    told = from_yaml((tmp_path / "plugin-report.yaml").read_bytes())
+    assert told.not_run["1.37"].startswith("ended by itself: ")
+    assert told.result == "not applicable"

@@ -1,21 +1,37 @@
-"""``plugin-report.yaml``: what is told of an examined plugin is what was found, level by level."""
+"""``plugin-report.yaml`` and its badge: what is told of an examined plugin is what was found, level by level."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
 import pytest
 import yaml
 
-from gateway.lab.conformance.report import CORE, level, to_yaml
+from gateway.lab.conformance.report import CORE, PluginReport, badge, from_yaml, level, report, to_yaml
+from gateway.lab.conformance.started import NotRun
+from gateway.lab.schemas import schema
 from gateway.lab.trials.conformance import RULES, Finding, Findings, Verdict
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = ROOT / "docs" / "plugin-report.schema.json"
+KEPT = sorted(ROOT.glob("conformance/reports/*/*.yaml"))
 
 
 def finding(rule: str, verdict: Verdict, kubelet: str = "1.28", seen: str = "") -> Finding:
     return Finding(rule=rule, kubelet=kubelet, kind="genuine", verdict=verdict, seen=seen)
 
 
-def told(*findings: Finding) -> dict[str, object]:
-    report = Findings(command="./plugin {socket_dir}", cap_seconds=10, resources={}, findings=findings)
-    read: dict[str, object] = yaml.safe_load(to_yaml(report))
+def made(*findings: Finding, **more: NotRun) -> PluginReport:
+    not_run = {f"1.{minor.removeprefix('on_')}": why for minor, why in more.items()}
+    found = Findings(command="./plugin {socket_dir}", cap_seconds=10, resources={}, findings=findings, not_run=not_run)
+    return report(found, plugin="plugin", version="v1.2.3", date="2026-11-22")
+
+
+def told(*findings: Finding) -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load(to_yaml(made(*findings)))
     return read
 
 
@@ -38,7 +54,12 @@ def test_the_core_rules_are_rules() -> None:
             id="broken on one kubelet is broken",
         ),
         pytest.param(
-            [finding("allocate", "not applicable")], {"core": "kept"}, id="what can't be looked at breaks nothing"
+            [finding("registers", "kept"), finding("allocate", "not applicable")],
+            {"core": "kept"},
+            id="what can't be looked at breaks nothing",
+        ),
+        pytest.param(
+            [finding("allocate", "not applicable")], {"core": "not applicable"}, id="and a level of that is not kept"
         ),
     ],
 )
@@ -47,9 +68,68 @@ def test_levels(findings: list[Finding], levels: dict[str, str]) -> None:
 
 
 def test_a_broken_rule_says_where_and_what_was_seen() -> None:
-    report = told(finding("stream-cut", "broken", "1.28", "no Register in 10 s"), finding("stream-cut", "kept", "1.37"))
-    assert report["rules"] == {
-        "stream-cut": {"level": level("stream-cut"), "result": "broken", "broken_on": {"1.28": "no Register in 10 s"}}
+    found = told(
+        finding("stream-cut", "broken", "1.28", "no Register in 10 s\nits log"), finding("stream-cut", "kept", "1.37")
+    )
+    assert found["rules"] == {
+        "stream-cut": {
+            "level": level("stream-cut"),
+            "result": "broken",
+            "on": "genuine",
+            "broken_on": {"1.28": "no Register in 10 s"},
+        }
     }
-    assert report["kubelets"] == {"1.28": "genuine", "1.37": "genuine"}
-    assert report["command"] == "./plugin {socket_dir}"
+    assert found["kubelets"] == {"1.28": "genuine", "1.37": "genuine"}
+    assert (found["plugin"], found["version"], found["command"]) == ("plugin", "v1.2.3", "./plugin {socket_dir}")
+
+
+def test_a_report_is_read_as_it_was_written() -> None:
+    one = made(finding("registers", "kept"), finding("allocate", "broken", seen="lost"))
+    assert from_yaml(to_yaml(one)) == one
+    with pytest.raises(msgspec.ValidationError, match="stranger"):
+        from_yaml(to_yaml(one) + b"stranger: 1\n")
+
+
+@pytest.mark.parametrize(
+    ("one", "message", "colour"),
+    [
+        pytest.param(made(finding("registers", "kept")), "core kept", "brightgreen", id="kept"),
+        pytest.param(
+            made(finding("registers", "kept"), finding("stream-cut", "broken")),
+            "core kept, extended 1 broken",
+            "yellow",
+            id="only the extended level is broken",
+        ),
+        pytest.param(
+            made(finding("registers", "broken"), finding("allocate", "broken"), finding("stream-cut", "kept")),
+            "core 2 broken, extended kept",
+            "red",
+            id="the core is broken",
+        ),
+        pytest.param(
+            made(finding("registers", "not applicable"), on_28=NotRun("ended by itself", "status 1")),
+            "it did not run",
+            "lightgrey",
+            id="it did not run",
+        ),
+    ],
+)
+def test_the_badge(one: PluginReport, message: str, colour: str) -> None:
+    shown = json.loads(badge(one))
+    assert (shown["schemaVersion"], shown["message"], shown["color"]) == (1, message, colour)
+
+
+def test_the_published_schema_is_that_of_the_report() -> None:
+    """If not: ``python -m gateway.lab.conformance.report > docs/plugin-report.schema.json``."""
+    assert json.loads(SCHEMA.read_text()) == json.loads(json.dumps(schema(PluginReport)))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_the_reports_that_are_kept(path: Path) -> None:
+    one = from_yaml(path.read_bytes())
+    assert (one.plugin, one.version) == (path.parent.name, path.stem)
+    assert {*one.rules} == {rule.id for rule in RULES}, "a rule came or went: make compared"
+    assert {rule: found.level for rule, found in one.rules.items()} == {rule: level(rule) for rule in one.rules}
+    assert {*one.kubelets.values()} == {"genuine"}
+    assert not one.not_run
+    assert "/" not in one.command.split()[0], "a report names no folder of the machine"

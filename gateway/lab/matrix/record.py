@@ -6,14 +6,13 @@ A record says what was observed, never what was meant to be seen, and always whe
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
 from collections.abc import Iterator
-from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
+
+from gateway.lab.schemas import schema
 
 Kind: TypeAlias = Literal["genuine", "emulated"]
 Status: TypeAlias = Literal["passed", "failed", "not applicable", "known kubelet bug"]
@@ -186,26 +185,5 @@ def load(data: bytes) -> Report:
     return msgspec.json.decode(data, type=Report)
 
 
-def schema() -> dict[str, Any]:
-    """Give the JSON schema of report.json (draft 2020-12), each field described by its docstring here."""
-    found = msgspec.json.schema(Report)
-    for name, definition in found["$defs"].items():
-        for field, text in _descriptions(globals()[name]):
-            definition["properties"][field]["description"] = text
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
-
-
-def _descriptions(record: type) -> Iterator[tuple[str, str]]:
-    """Read the docstrings that stand below a record's fields."""
-    [definition] = ast.parse(inspect.getsource(record)).body
-    assert isinstance(definition, ast.ClassDef)
-    for statement, below in pairwise(definition.body):
-        match statement, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                yield name, text
-            case _:
-                pass
-
-
 if __name__ == "__main__":
-    print(json.dumps(schema(), indent=1))
+    print(json.dumps(schema(Report), indent=1))

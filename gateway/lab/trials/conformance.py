@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -30,7 +31,9 @@ from adapters.levels import minor_version
 from adapters.registry import by_name
 from devices.model import ContainerAnswer, PreferredRequest
 from gateway.kubelet.watch import listens
+from gateway.lab import inplace
 from gateway.lab.conformance.registry import InapplicableError, waits_in_registry
+from gateway.lab.conformance.started import NotRun, ended, not_started
 from gateway.lab.gatewayproc import GatewayError
 from gateway.lab.kubelets.kubelet import Books, Demand, Faults, KubeletError
 from gateway.lab.trials.scenarios import (
@@ -111,11 +114,13 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     resources: Mapping[str, Mapping[str, int]]
     """How many devices each resource had in its records, by kubelet and resource name."""
     findings: tuple[Finding, ...]
+    not_run: Mapping[str, NotRun] = {}
+    """Where the plugin didn't run, by kubelet, and why: then nothing is said of any rule."""
 
     @property
     def passed(self) -> bool:
-        """Whether no rule is broken."""
-        return not any(one.verdict == "broken" for one in self.findings)
+        """Whether the plugin ran, and no rule is broken."""
+        return not self.not_run and not any(one.verdict == "broken" for one in self.findings)
 
     @property
     def broken(self) -> tuple[str, ...]:
@@ -144,6 +149,7 @@ async def examine(
     resource: str = "",
     change: str = "",
     rules: Sequence[Rule] = (),
+    hard_wired: bool = False,
 ) -> Findings:
     """Examine a device plugin.
 
@@ -157,13 +163,16 @@ async def examine(
         resource: the resource to look at; all that it registers by default.
         change: a command that makes one of its devices unhealthy, with the same places in it as ``command``'s.
         rules: all by default.
+        hard_wired: whether it has the path of the kubelet's folder compiled in, and gets one of its own there
+            (``gateway.lab.inplace``).
 
     Raises:
         CommandError: it is no such command.
     """
-    template, changing = parsed(command), shlex.split(change)
+    template, changing = parsed(command, hard_wired=hard_wired), shlex.split(change)
     busy = asyncio.Semaphore(AT_ONCE)
     resources: dict[str, Mapping[str, int]] = {}
+    not_run: dict[str, NotRun] = {}
 
     async def one(rule: Rule, trial: _Trial) -> Finding:
         async with busy:
@@ -178,6 +187,8 @@ async def examine(
             await trial.discover()
         if trial.books is not None:
             resources[version] = trial.books.capacity
+        if trial.not_run is not None:
+            not_run[version] = trial.not_run
         return await asyncio.gather(*(one(rule, trial) for rule in rules or RULES))
 
     found = await asyncio.gather(*(all_of(version) for version in versions))
@@ -186,11 +197,12 @@ async def examine(
         cap_seconds=cap_seconds,
         resources={version: resources[version] for version in versions if version in resources},
         findings=tuple(finding for findings in found for finding in findings),
+        not_run=not_run,
     )
 
 
-def parsed(command: str) -> tuple[str, ...]:
-    """Split a plugin's command into words.
+def parsed(command: str, *, hard_wired: bool = False) -> tuple[str, ...]:
+    """Split a plugin's command into words, and put the kubelet's folder in its place where that is ``hard_wired``.
 
     Raises:
         CommandError: it isn't one.
@@ -199,13 +211,14 @@ def parsed(command: str) -> tuple[str, ...]:
         words = shlex.split(command)
     except ValueError as error:
         raise CommandError(f"expected a command, got {command!r} ({error}): correct its quotes") from error
-    if not words or not any("{socket_dir}" in word for word in words):
+    if not words or not (hard_wired or any("{socket_dir}" in word for word in words)):
         raise CommandError(
-            f"expected a command with {{socket_dir}} where the socket directory belongs, got {command!r}: write it there"
+            f"expected a command with {{socket_dir}} where the socket directory belongs, got {command!r}: write it there, or say "
+            "--hard-wired where the path is compiled in"
         )
     if shutil.which(words[0]) is None:
         raise CommandError(f"expected a program that can be run, got {words[0]!r}: give its path")
-    return (*words,)
+    return inplace.command("{socket_dir}", words) if hard_wired else (*words,)
 
 
 class _Trial:
@@ -223,6 +236,8 @@ class _Trial:
         self.version = version
         self.books: Books | None = None
         """What the kubelet's records showed of the plugin; None where it never was in them."""
+        self.not_run: NotRun | None = None
+        """Why the plugin didn't run; None where it did."""
         self.exits = 0
         """How often the plugin ended by itself before it was in its records."""
         self._template, self._genuine, self._cap, self._resource = template, genuine, cap_seconds, resource
@@ -233,7 +248,11 @@ class _Trial:
         """Learn the plugin's resources and devices from the kubelet's records."""
         async with node(self._genuine, plugin=self._template, patience=self._cap) as made:
             kubelet = await made.start_kubelet(self.version)
-            await made.start_gateway()
+            try:
+                await made.start_gateway()
+            except OSError as error:
+                self.not_run = not_started(self._template[0], error)
+                return
             last: Mapping[str, int] = {}
             deadline = time.monotonic() + self._cap
             while time.monotonic() < deadline:
@@ -245,8 +264,12 @@ class _Trial:
                 last = found
                 await asyncio.sleep(0.25)
             self.exits = made.exits
-            self._why = _why_none(await kubelet.registers(), self._resource, made.exits, self._cap)
-            self._why += f"; its log ends:\n{made.gateway.log(8)}"
+            registers = await kubelet.registers()
+            if made.ended is not None and not registers and minor_version(self.version) >= 10:
+                status, log = made.ended
+                self.not_run = ended(status, _plain(log))
+            self._why = _why_none(registers, self._resource, made.exits, self._cap)
+            self._why += f"; its log ends:\n{_plain(made.gateway.log(8))}"
 
     def _own(self, books: Books) -> dict[str, int]:
         wanted = {self._resource} if self._resource else books.capacity.keys()
@@ -255,6 +278,8 @@ class _Trial:
     def _why_not(self, rule: Rule) -> str:
         if minor_version(self.version) < rule.since:
             return rule.why
+        if self.not_run is not None:
+            return f"the plugin didn't run ({self.not_run.kind})"
         if self.books is None:
             if minor_version(self.version) < 10:
                 return f"it isn't served by a kubelet that speaks only {dialect(self.version)}"
@@ -270,7 +295,8 @@ class _Trial:
         began, exits = time.monotonic(), 0
         verdict: Verdict = "not applicable"
         seen = self._why_not(rule)
-        if self.books is None and minor_version(self.version) >= 10 and rule.id == "registers":
+        ran = self.not_run is None and minor_version(self.version) >= 10
+        if self.books is None and ran and rule.id == "registers":
             verdict, seen, exits = "broken", self._why, self.exits
         elif not seen:
             verdict, seen, exits = await self._run(rule)
@@ -309,6 +335,12 @@ class _Trial:
             except TimeoutError:
                 return "broken", f"it took more than {RULE_SECONDS:g} s", made.exits
             return "kept", seen, made.exits
+
+
+def _plain(log: str) -> str:
+    """Give lines of a log as the plugin wrote them: what is no JSON was wrapped when it was read."""
+    read = [(line, json.loads(line)) for line in log.splitlines()]
+    return "\n".join(str(found["event"]) if found.keys() == {"event"} else line for line, found in read)
 
 
 def _why_none(registers: Mapping[str, int], resource: str, exits: int, cap: float) -> str:
@@ -886,6 +918,7 @@ def to_json(findings: Findings) -> bytes:
         "resources": findings.resources,
         "rules": rules,
         "findings": findings.findings,
+        "not_run": findings.not_run,
     }
     return msgspec.json.format(msgspec.json.encode(told)) + b"\n"
 
@@ -901,6 +934,9 @@ def to_text(findings: Findings) -> str:
         devices = ", ".join(f"{count} of {name}" for name, count in resources.items())
         kind = "genuine, emulated where it must misbehave" if "genuine" in kinds else "emulated"
         lines.append(f"kubelet {version} ({kind}): {devices}")
+    for version, why in findings.not_run.items():
+        first, *more = str(why).splitlines()
+        lines += [f"kubelet {version}: IT DID NOT RUN, {first}", *(f"  {line}" for line in more)]
     lines += [f"what must come was waited for {findings.cap_seconds:g} s; {findings.watched}", ""]
     for rule in RULES:
         own = [one for one in findings.findings if one.rule == rule.id]
@@ -918,5 +954,7 @@ def to_text(findings: Findings) -> str:
             lines.append(f"         because: {rule.reference}")
     count = len(findings.broken)
     are = "rule is" if count == 1 else "rules are"
-    lines += ["", f"{count} {are} broken: {', '.join(findings.broken)}" if count else "no rule is broken"]
+    looked = any(one.verdict != "not applicable" for one in findings.findings)
+    nothing = "no rule is broken" if looked else "no rule was looked at"
+    lines += ["", f"{count} {are} broken: {', '.join(findings.broken)}" if count else nothing]
     return "\n".join(lines)

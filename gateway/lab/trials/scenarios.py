@@ -21,6 +21,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -43,8 +44,10 @@ from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Admission, Demand, Faults, Kubelet, KubeletError
 from gateway.lab.trials.invariants import Holding, broken, given_twice, holdings, registered, short, unannounced
 from gateway.lab.waiting import until
-from gateway.lab.wire.tap import Tap
 from gateway.wires import control
+
+if TYPE_CHECKING:
+    from gateway.lab.wire.tap import Tap
 
 RESOURCE = "nvidia.com/gpu"
 SECOND_RESOURCE = "amd.com/gpu"
@@ -123,6 +126,8 @@ class Node:
     """The API of a plugin that has the GPUs, behind gateways that only bridge; empty: the gateways have them."""
     exits: int = 0
     """How often the plugin ended by itself, and was started again."""
+    ended: tuple[int, str] | None = None
+    """The exit status of the plugin when it last ended by itself, and the end of its log."""
     kubelet_dir: Path = field(init=False)
     """The socket directory of the kubelet; the gateway's too, unless there is a tap between them."""
     socket_dir: Path = field(init=False)
@@ -245,6 +250,7 @@ class Node:
             if self.gateways[at].told_to_end:
                 return
             self.exits += 1
+            self.ended = (await self.gateways[at].wait(), self.gateways[at].log(8))
             await asyncio.sleep(wait)
             wait = min(2 * wait, LONGEST_BACKOFF)
             await until(partial(listens, self.kubelet_dir / "kubelet.sock"))
@@ -483,7 +489,7 @@ async def node(
         async with AsyncExitStack() as stack:
             for name in ("device-plugins", "kubelet"):
                 (root / name).mkdir()
-            tap = await stack.enter_async_context(Tap(root / "kubelet", root / "device-plugins")) if tapped else None
+            tap = await stack.enter_async_context(_tap(root)) if tapped else None
             made = Node(
                 root,
                 genuine,
@@ -502,6 +508,13 @@ async def node(
             yield made
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _tap(root: Path) -> Tap:
+    """Make a tap, which alone needs the extra ``lab``: who examines a plugin doesn't."""
+    from gateway.lab.wire.tap import Tap  # noqa: PLC0415
+
+    return Tap(root / "kubelet", root / "device-plugins")
 
 
 # The scenarios.

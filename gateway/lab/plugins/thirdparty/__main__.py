@@ -4,8 +4,8 @@ Kubernetes' own sample plugin, one on KubeVirt's device-plugin-manager, and the 
 plugins_registry. They live on while the kubelet goes from one version to the next; each is ended, killed and started again.
 What is said: whether allocatable was ever less than all, and whether pods got devices and kept them.
 
-They are built like the genuine kubelets, into the same cache. It wants root: the plugins register at a path that is compiled
-in, so each runs in a mount name space in which that folder is the bridge's.
+They are built like the genuine kubelets, into the same cache. The plugins register at a path that is compiled in, so each runs in
+a mount namespace in which that folder is the bridge's: it takes root, or user namespaces.
 """
 
 from __future__ import annotations
@@ -13,97 +13,32 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from gateway.lab import inplace
 from gateway.lab.bench.node import Node
 from gateway.lab.kubelets import build
 from gateway.lab.kubelets.kubelet import Kubelet
+from gateway.lab.plugins.thirdparty.built import BRIDGED as PLUGINS
+from gateway.lab.plugins.thirdparty.built import binary
 
 KUBELETS: Final = ("1.8", "1.9", "1.10", "1.37")
 """The last one of each API, and the first and the last one of v1beta1."""
 SECONDS: Final = 30.0
 LOOK_EVERY: Final = 0.02
-_SOURCES: Final = Path(__file__).parent
-_MODULES: Final = Path(build.__file__).parent / "driver" / "mods"
-_FOLDER: Final = "/var/lib/kubelet"
-_INSIDE: Final = f'mount -t tmpfs none {Path(_FOLDER).parent} && mkdir {_FOLDER} && mount --bind "$1" {_FOLDER} && shift && exec "$@"'
-
-
-@dataclass(frozen=True, kw_only=True)
-class ThirdParty:
-    """A plugin: what it is, what is built of which module, what it offers, and how many of it."""
-
-    name: str
-    source: str
-    package: str
-    resource: str
-    count: int
-
-
-PLUGINS: Final = (
-    ThirdParty(
-        name="k8s.io/kubernetes sample-device-plugin",
-        source="sample",
-        package="k8s.io/kubernetes/test/images/sample-device-plugin",
-        resource="example.com/resource",
-        count=2,
-    ),
-    ThirdParty(name="kubevirt/device-plugin-manager", source="dpm", package=".", resource="dpm.example/null", count=2),
-    # Without RDMA hardware it has no devices; how it is found, asked and told is the same.
-    ThirdParty(
-        name="Mellanox/k8s-rdma-shared-dev-plugin", source="rdma", package=".", resource="rdma/hca_shared", count=0
-    ),
-)
-
-
-def binary(plugin: ThirdParty) -> Path:
-    """Build a plugin unless it is built; say where it is.
-
-    Raises:
-        BuildError: it can't be.
-    """
-    go = build.machine_go() or build.pinned_go(print)
-    if (
-        plugin.source == "sample"
-    ):  # Kubernetes is a module whose dependencies only a main module can pin: the kubelet's does.
-        files = {"go.mod": _MODULES / "k1.37.mod", "go.sum": _MODULES / "k1.37.sum"}
-    else:
-        files = {path.name: path for path in (_SOURCES / plugin.source).iterdir()}
-    content = sorted((name, path.read_bytes()) for name, path in files.items())
-    key = build.go_fingerprint(go.version, plugin.package, "-s -w", content)
-    home = build.cache() / "plugins"
-    place = home / f"{plugin.source}-{key}"
-    with build.locked(home, print):
-        if not place.is_dir():
-            with tempfile.TemporaryDirectory() as folder:
-                for name, data in content:
-                    (Path(folder) / name).write_bytes(data)
-                build.go_build(
-                    go,
-                    Path(folder),
-                    place / "binary",
-                    ["-mod=mod", "-ldflags", "-s -w", plugin.package],
-                    name=plugin.name,
-                    progress=print,
-                )
-    [found] = place.iterdir()
-    return found
 
 
 class Running:
     """A plugin's process, which can be ended and started again."""
 
     def __init__(self, node: Node, command: Sequence[str], log: Path) -> None:
-        bridge = str(node.root / "b")
-        self._command = ["unshare", "--mount", "sh", "-c", _INSIDE, "sh", bridge, *command]
+        self._command = inplace.command(str(node.root / "b" / "device-plugins"), command)
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
 
@@ -235,8 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gateway.lab.plugins.thirdparty", description=__doc__)
     parser.add_argument("--kubelets", default=",".join(KUBELETS), help="by default %(default)s")
     options = parser.parse_args(arguments)
-    if shutil.which("unshare") is None:
-        print("expected unshare (util-linux), found none: install it")
+    try:
+        inplace.see_that_it_works()
+    except inplace.InPlaceError as error:
+        print(error)
         return 1
     wrong = asyncio.run(run(options.kubelets.split(",")))
     for one in wrong:

@@ -1,4 +1,4 @@
-module example
+module dpm-example
 
 go 1.24
 

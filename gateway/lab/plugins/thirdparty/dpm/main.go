@@ -3,11 +3,15 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"slices"
 
 	"github.com/kubevirt/device-plugin-manager/pkg/dpm"
 	"k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
+
+var ids = []string{"null-0", "null-1"}
 
 type lister struct{}
 
@@ -34,7 +38,10 @@ func (*plugin) GetPreferredAllocation(context.Context, *v1beta1.PreferredAllocat
 }
 
 func (*plugin) ListAndWatch(_ *v1beta1.Empty, stream v1beta1.DevicePlugin_ListAndWatchServer) error {
-	devices := []*v1beta1.Device{{ID: "null-0", Health: v1beta1.Healthy}, {ID: "null-1", Health: v1beta1.Healthy}}
+	var devices []*v1beta1.Device
+	for _, id := range ids {
+		devices = append(devices, &v1beta1.Device{ID: id, Health: v1beta1.Healthy})
+	}
 	if err := stream.Send(&v1beta1.ListAndWatchResponse{Devices: devices}); err != nil {
 		return err
 	}
@@ -44,10 +51,17 @@ func (*plugin) ListAndWatch(_ *v1beta1.Empty, stream v1beta1.DevicePlugin_ListAn
 
 func (*plugin) Allocate(_ context.Context, asked *v1beta1.AllocateRequest) (*v1beta1.AllocateResponse, error) {
 	answer := &v1beta1.AllocateResponse{}
-	for range asked.ContainerRequests {
-		answer.ContainerResponses = append(answer.ContainerResponses, &v1beta1.ContainerAllocateResponse{
-			Devices: []*v1beta1.DeviceSpec{{ContainerPath: "/dev/null0", HostPath: os.DevNull, Permissions: "rw"}},
-		})
+	for _, container := range asked.ContainerRequests {
+		given := &v1beta1.ContainerAllocateResponse{}
+		for _, id := range container.DevicesIDs {
+			if !slices.Contains(ids, id) {
+				return nil, fmt.Errorf("unknown device %q", id)
+			}
+			given.Devices = append(given.Devices, &v1beta1.DeviceSpec{
+				ContainerPath: "/dev/" + id, HostPath: os.DevNull, Permissions: "rw",
+			})
+		}
+		answer.ContainerResponses = append(answer.ContainerResponses, given)
 	}
 	return answer, nil
 }

@@ -1,4 +1,4 @@
-module example
+module rdma-shared-example
 
 go 1.24
 
