@@ -1,7 +1,7 @@
 """What every test shares: a folder for sockets, a header that says what is really run against, how hypothesis searches.
 
-No test has a deadline: a busy machine is not a broken promise. ``mutants`` (tests/mutants) searches the same way each time,
-and doesn't look for the smallest failure: there any will do.
+No example has a deadline, nor may making one be too slow: a busy machine is not a broken promise. ``mutants``
+(tests/mutants) searches the same way each time, and doesn't look for the smallest failure: there any will do.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from gateway.lab.kubelets.build import available, built
 
-settings.register_profile("patient", settings.default, deadline=None)
-settings.register_profile("mutants", deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
+PATIENT = settings(deadline=None, suppress_health_check=(HealthCheck.too_slow,))
+settings.register_profile("patient", PATIENT)
+settings.register_profile("mutants", PATIENT, derandomize=True, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("patient")
 
 

@@ -329,6 +329,7 @@ async def test_a_plugin_that_hangs_is_away_until_it_answers(folder: Path, monkey
         played.stalls = False
         played.free.set()
         await bridge.until(lambda _: bridge.one().word.away_since is None)
+        bridge.one().deadline = GUARD_S
         await bridge.allocate("a")
         assert played.lists == 1  # It was not called a second time.
 

@@ -94,15 +94,19 @@ async def test_a_list_and_the_answers_are_one_plugins(folder: Path, renames: Map
 async def test_an_empty_list_of_one_that_was_replaced_says_nothing_of_the_next(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.bridge.plugin.EMPTY_PATIENCE", 0.2)
+    monkeypatch.setattr("gateway.bridge.plugin.EMPTY_PATIENCE", 2 * GUARD_S)  # Not over before the next one is there.
     async with bridged(folder) as bridge, plugin(folder) as ending:
         await bridge.lists("a", "b")
         await ending.change(())
         await until(lambda: bridge.one()._emptied is not None, GUARD_S)
+        held_back = bridge.one()._emptied
         async with plugin(folder, start=False, habits=Habits(silent_again=True), lists=1) as late:
             await late.start()
-            await asyncio.sleep(0.3)
+            await until(lambda: late.listening == 1, GUARD_S)
+            assert held_back is not None
+            assert held_back.cancelled()
             await bridge.lists("a", "b")
+            monkeypatch.setattr("gateway.bridge.plugin.EMPTY_PATIENCE", 0.01)
             await late.change(())  # The same bytes: now they are its own.
             await bridge.lists()
 

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -491,7 +492,7 @@ async def test_the_elder_starts_after_its_heir(node: Node) -> None:
 
 
 @EVERY_CLASS
-async def test_no_kubelet_is_there(node: Node, hasty: None) -> None:
+async def test_no_kubelet_is_there(node: Node, unhurried: None) -> None:
     """Nobody can report anything then, and nothing is taken back."""
     node.kubelet.up = False
     elder = await node.gateway(1, serves=False)
@@ -844,6 +845,7 @@ async def test_an_elder_that_could_not_be_spoken_to_is_asked_again(node: Node, m
     monkeypatch.setattr(partners, "AGAIN", 0.02)
     monkeypatch.setattr(partners, "AGAIN_MOST", 0.1)
     tries: list[float] = []
+    rests: list[float] = []
 
     async def refuse(connection: ControlConnection, _request: Mapping[str, Any]) -> None:
         tries.append(time.monotonic())
@@ -853,12 +855,20 @@ async def test_an_elder_that_could_not_be_spoken_to_is_asked_again(node: Node, m
     server = ControlServer(socket_path(node.folder, OLDER.token), {talked.OP: refuse})
     heir = Gateway(node, 2, [GPU])
     node._made.append(heir)
+    begin = heir.handover._rests.begin
+
+    def begun(peer: Age, now: float) -> float:
+        rests.append(begin(peer, now))
+        return rests[-1]
+
+    monkeypatch.setattr(heir.handover._rests, "begin", begun)
     heir.look = lambda: heir._spawn(heir.handover.take_over([OLDER]))  # type: ignore[method-assign]  # OLDER is no Gateway
     await heir.handover.take_over([OLDER])
     assert tries == []
     await server.start()
     await node.kubelet.until(lambda: len(tries) == 4)
-    assert tries[2] - tries[1] > tries[1] - tries[0]
+    assert rests[:4] == [0.02, 0.04, 0.08, 0.1]
+    assert all(after - before > 0.04 for before, after in pairwise(tries)), "it is left in peace that long"
     assert heir.handover._rests.seconds == {OLDER.token: partners.AGAIN_MOST}
     await server.close()
 

@@ -48,9 +48,19 @@ def test_what_the_next_one_would_end_with_too(status: int, ends: bool) -> None:
     assert lasting(status) is ends
 
 
+UNHURRIED = """
+from gateway.handover import machine, message
+machine.ANSWER_WAIT = machine.REPORT_WAIT = message.ASK_TIME = 20.0
+from gateway.cli.main import gateway; gateway()
+"""
+"""For this gateway another one is in time however busy this machine is."""
+
+
 @asynccontextmanager
-async def pair(made: Node, *options: str) -> AsyncIterator[GatewayProcess]:
-    command = [*gateway_command(made.socket_dir, made.root / "state", made.profile_path), "--standby", *options]
+async def pair(made: Node, *options: str, program: str = "") -> AsyncIterator[GatewayProcess]:
+    python, *words = gateway_command(made.socket_dir, made.root / "state", made.profile_path)
+    start = ("-c", program) if program else words[:2]
+    command = [python, *start, *words[2:], "--standby", *options]
     async with await GatewayProcess.launch(command) as process:
         yield process
 
@@ -96,9 +106,9 @@ async def test_whoever_of_the_pair_dies_devices_stay() -> None:
 async def test_a_pair_takes_over_from_a_pair_by_one_register() -> None:
     async with node(gpus={RESOURCE: 2}) as made:
         kubelet = await made.start_kubelet("1.28")
-        async with pair(made) as old:
+        async with pair(made, program=UNHURRIED) as old:
             await ready(old)
-            async with pair(made) as new:
+            async with pair(made, program=UNHURRIED) as new:
                 await ready(new)
                 assert await old.terminate() == 0
                 await kubelet.wait(RESOURCE, 2)

@@ -95,6 +95,7 @@ class PlayedPlugin:
         """Allocate waits for it."""
         self.free.set()
         self._changed = asyncio.Condition()
+        self._changes = 0
         self._channel: asyncio.Queue[None] = asyncio.Queue()
         self._ending = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -147,6 +148,7 @@ class PlayedPlugin:
     async def change(self, devices: Sequence[Device]) -> None:
         """Have another list from now on, and tell of it."""
         self.devices = devices
+        self._changes += 1
         self._channel.put_nowait(None)
         async with self._changed:
             self._changed.notify_all()
@@ -168,11 +170,13 @@ class PlayedPlugin:
     async def _list(self, _request: bytes, _context: Context) -> AsyncIterator[bytes]:
         self.lists += 1
         self.listening += 1
+        told = self._changes
         try:
             if not (self.habits.silent_again and self.lists > 1):
                 yield self._spelled()
             while not self._ending.is_set():
-                await self._news()
+                await self._news(told)
+                told = self._changes  # What changes while this is sent is told after it.
                 if not self._ending.is_set():
                     yield self._spelled()
             if self.habits.empties:
@@ -180,7 +184,8 @@ class PlayedPlugin:
         finally:
             self.listening -= 1
 
-    async def _news(self) -> None:
+    async def _news(self, told: int) -> None:
+        """Wait for a change after so many, or the end."""
         if self.habits.shared_channel:
             ends = asyncio.ensure_future(self._ending.wait())
             news = asyncio.ensure_future(self._channel.get())
@@ -193,14 +198,9 @@ class PlayedPlugin:
                 ends.cancel()
                 news.cancel()
             return
-        async with self._changed:
-            if self._ending.is_set():
-                return
-            try:
-                async with asyncio.timeout(self.habits.repeats_s or None):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+        with contextlib.suppress(TimeoutError):
+            async with self._changed, asyncio.timeout(self.habits.repeats_s or None):
+                await self._changed.wait_for(lambda: self._ending.is_set() or self._changes != told)
 
     async def _options(self, _request: bytes, _context: Context) -> bytes:
         if self.stalls:
