@@ -1,8 +1,9 @@
 """``python -m tests.mutants [--jobs N] [WORD ...]``: run the mutants (those whose rule or name has a WORD in it; all by default).
 
 Each mutant is a patch to a copy of the tree and a test that must go red there. It fails where a mutant survives, where a
-patch no longer fits the code, where a rule has no mutant, and where a test is red without any patch. Several run at once,
-each in a copy of its own. Most of a run would be start-up: so each copy has a Python that imported the libraries already
+patch no longer fits the code, where a rule has no mutant, and where a test is red without any patch. What no test noticed
+runs once more when the others are over, as does a test that is red without a patch: a machine that stood still is no finding.
+What needed its second try is named at the end. Several run at once, each in a copy of its own. Most of a run would be start-up: so each copy has a Python that imported the libraries already
 (``warm``), and holds what Python and pytest compiled; a patch is seen nevertheless, because the code's bytecode is checked
 against the text it came from.
 """
@@ -13,12 +14,14 @@ import argparse
 import json
 import os
 import queue
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
@@ -133,6 +136,19 @@ class Tree:
         return status, self._printed.read_text(errors="replace")
 
 
+def see_green(tree: Path, tests: Iterable[str], noted: Path) -> None:
+    """Run tests without any patch; SystemExit if one is red twice. ``noted`` is where pytest notes which are red."""
+    options = ("-q", "--hypothesis-profile=mutants", f"--numprocesses={2 * CORES}", "--dist=loadfile")
+    command = ("-m", "pytest", *options, "-o", f"cache_dir={noted}", *tests)
+    status, printed = run(tree, command, BASE_SECONDS)
+    if status:
+        print(f"{printed}\nred without any patch; those once more:", flush=True)
+        status, printed = run(tree, (*command, "--last-failed", "--last-failed-no-failures=none"), BASE_SECONDS)
+        print("\n".join(re.findall(r"^.* (?:passed|failed).* in .*$", printed, re.MULTILINE)), flush=True)
+    if status:
+        sys.exit(f"{printed}\nthe tests named by the tables are red without any patch: mend that first")
+
+
 def copy(folder: Path, mutants: list[Mutant], jobs: int) -> list[Path]:
     """Copy the tree ``jobs`` times, if the tests named by the mutants are green in it; SystemExit otherwise."""
     first, *others = (folder / str(number) for number in range(jobs))
@@ -144,10 +160,8 @@ def copy(folder: Path, mutants: list[Mutant], jobs: int) -> list[Path]:
             shutil.copy2(source, first / name)
     run(first, ("-m", "compileall", "-q", "--invalidation-mode=checked-hash", *CODE))
     tests = dict.fromkeys(mutant.test for mutant in mutants if not mutant.command)
-    options = ("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=mutants", f"--numprocesses={2 * CORES}")
-    status, printed = run(first, ("-m", "pytest", *options, "--dist=loadfile", *tests), BASE_SECONDS)
-    if tests and status:
-        sys.exit(f"{printed}\nthe tests named by the tables are red without any patch: mend that first")
+    if tests:
+        see_green(first, tests, folder / "noted")
     for other in others:
         shutil.copytree(first, other)
     return [first, *others]
@@ -181,38 +195,59 @@ def misplaced() -> list[str]:
     ]
 
 
-def main(words: list[str], jobs: int) -> int:
-    chosen = [one for one in MUTANTS if not words or any(word in f"{one.rule} {one.name}" for word in words)]
-    troubles, jobs = misplaced(), max(1, min(jobs, len(chosen)))
-    free: queue.SimpleQueue[Tree] = queue.SimpleQueue()
-    took: dict[str, float] = {}
+class Trees:
+    """The copies of the tree, and who waits for one that is free."""
 
-    def judge(mutant: Mutant) -> tuple[str | None, float]:
-        tree, begin = free.get(), time.monotonic()
+    def __init__(self, trees: Iterable[Tree], pool: ThreadPoolExecutor) -> None:
+        self._free: queue.SimpleQueue[Tree] = queue.SimpleQueue()
+        self._pool = pool
+        self.took: defaultdict[str, float] = defaultdict(float)
+        """Seconds, by the mutant's title."""
+        for tree in trees:
+            self._free.put(tree)
+
+    def _judge(self, mutant: Mutant) -> tuple[str | None, float]:
+        tree, begin = self._free.get(), time.monotonic()
         try:
             return survives(tree, mutant), time.monotonic() - begin
         finally:
-            free.put(tree)
+            self._free.put(tree)
 
+    def judge(self, mutants: list[Mutant]) -> dict[Mutant, str]:
+        """Judge all, and say so of each; give what is wrong with those that aren't noticed."""
+        wrong = {}
+        judged = {self._pool.submit(self._judge, mutant): mutant for mutant in mutants}
+        for number, future in enumerate(as_completed(judged), 1):
+            mutant, (trouble, seconds) = judged[future], future.result()
+            self.took[mutant.title] += seconds
+            verdict = "SURVIVED" if trouble else "noticed"
+            print(f"[{number}/{len(judged)}] {verdict} in {seconds:.1f} s  {mutant.title}", flush=True)
+            if trouble:
+                wrong[mutant] = trouble
+        return wrong
+
+
+def main(words: list[str], jobs: int) -> int:
+    chosen = [one for one in MUTANTS if not words or any(word in one.title for word in words)]
+    troubles, jobs = misplaced(), max(1, min(jobs, len(chosen)))
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dpg-mutants-"))
-        for path in copy(Path(folder), chosen, jobs):
-            free.put(stack.enter_context(Tree(path)))
-        pool = stack.enter_context(ThreadPoolExecutor(jobs))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dpg-mutants-")))
+        copies = [stack.enter_context(Tree(path)) for path in copy(folder, chosen, jobs)]
+        trees = Trees(copies, stack.enter_context(ThreadPoolExecutor(jobs)))
         # The longest first: whole nodes, then the last tables, where a mutant often shows when a test's patience ends.
         in_order = chosen[::-1]
         in_order.sort(key=lambda one: not one.command and "tests/unit" in one.test)
-        judged = {pool.submit(judge, mutant): mutant for mutant in in_order}
-        for number, future in enumerate(as_completed(judged), 1):
-            mutant, (trouble, seconds) = judged[future], future.result()
-            took[f"{mutant.rule}: {mutant.name}"] = seconds
-            verdict = "SURVIVED" if trouble else "noticed"
-            print(f"[{number}/{len(chosen)}] {verdict} in {seconds:.1f} s  {mutant.rule}: {mutant.name}", flush=True)
-            if trouble:
-                troubles.append(f"mutant {mutant.name}: {trouble}")
+        first = trees.judge(in_order)
+        for mutant, trouble in first.items():
+            print(f"once more: {mutant.title}: {trouble}", flush=True)
+        wrong = trees.judge([*first])
     print("the slowest:")
-    for name, seconds in sorted(took.items(), key=lambda one: -one[1])[:SLOWEST]:
+    for name, seconds in sorted(trees.took.items(), key=lambda one: -one[1])[:SLOWEST]:
         print(f"  {seconds:5.1f} s  {name}")
+    for mutant in first:
+        if mutant not in wrong:
+            print(f"noticed at the second try only, mend that: {mutant.title}")
+    troubles += [f"mutant {mutant.name}: {trouble}" for mutant, trouble in wrong.items()]
     for trouble in troubles:
         print(trouble)
     print(f"{len(chosen)} mutants over {len(RULES)} rules, {len(troubles)} troubles")

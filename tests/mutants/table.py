@@ -67,6 +67,10 @@ class Mutant:
     says: str = ""
     """What the test must print, besides being red."""
 
+    @property
+    def title(self) -> str:
+        return f"{self.rule}: {self.name}"
+
 
 _NEGOTIATE = "tests/unit/test_negotiate.py"
 _REGISTRATION = "tests/unit/test_registration.py"

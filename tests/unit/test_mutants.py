@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+from tests.mutants import __main__ as runner
 from tests.mutants.__main__ import MUTANTS, misplaced
+from tests.mutants.table import Mutant
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,3 +23,53 @@ def test_each_patch_fits_once() -> None:
 
 def test_each_rule_has_a_mutant_and_each_mutant_a_rule() -> None:
     assert misplaced() == []
+
+
+@pytest.mark.parametrize(
+    ("unnoticed", "status", "words"),
+    [
+        pytest.param(0, 0, [], id="noticed"),
+        pytest.param(1, 0, ["once more: ", "noticed at the second try only, mend that: "], id="at the second try"),
+        pytest.param(2, 1, ["once more: ", "1 troubles"], id="never"),
+    ],
+)
+def test_what_no_test_noticed_runs_once_more(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    unnoticed: int,
+    status: int,
+    words: list[str],
+) -> None:
+    tried: list[Mutant] = []
+
+    def survives(_: object, mutant: Mutant) -> str | None:
+        tried.append(mutant)
+        return "it survived" if mutant is MUTANTS[0] and tried.count(mutant) <= unnoticed else None
+
+    monkeypatch.setattr(runner, "copy", lambda *_: [tmp_path])
+    monkeypatch.setattr(runner, "Tree", nullcontext)
+    monkeypatch.setattr(runner, "survives", survives)
+    assert runner.main([one.title for one in MUTANTS[:2]], 1) == status
+    said = capsys.readouterr().out
+    assert [word for word in words if word not in said] == []
+    assert len(tried) == 2 + min(unnoticed, 1)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "green"), [((0,), True), ((1, 0), True), ((1, 1), False)], ids=["green", "the second time", "never"]
+)
+def test_a_test_that_is_red_without_a_patch_runs_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statuses: tuple[int, ...], *, green: bool
+) -> None:
+    came = iter(statuses)
+    ran: list[tuple[str, ...]] = []
+
+    def run(_: Path, command: tuple[str, ...], __: float) -> tuple[int, str]:
+        ran.append(command)
+        return next(came), "1 failed in 1 s"
+
+    monkeypatch.setattr(runner, "run", run)
+    with nullcontext() if green else pytest.raises(SystemExit):
+        runner.see_green(tmp_path, ["a.py::test_a"], tmp_path)
+    assert ["--last-failed" in command for command in ran] == [False, True][: len(statuses)]
