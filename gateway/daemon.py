@@ -125,7 +125,7 @@ class Gateway:
             self.holdings,
             self.others,
             self.tally,
-            role.guard if role is not None else None,
+            role.flight.guard if role is not None else None,
         )
         self.lists = Lists(
             settings,
@@ -198,8 +198,9 @@ class Gateway:
             self.door = _door(self)
         first = asyncio.Event()
         self._tasks.spawn("source", self._follower.run(first))
+        attempts = None if self._role is None else self._role.flight
         label = None if self._features is None else self._features.label
-        self._tasks.spawn("reload", reload.follow(self.settings, self.source.adopt, self.config, label))
+        self._tasks.spawn("reload", reload.follow(self.settings, self.source.adopt, self.config, label, attempts))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._unless_ended(first.wait()), FIRST_LOOK)
         if self.lists.inventory is None:
@@ -336,7 +337,7 @@ class Gateway:
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Say what keeps the sources of devices from telling of them, or from offering some."""
-        return self._follower.hindrances()
+        return (*self._follower.hindrances(), *(self._role.flight.hindrances() if self._role is not None else ()))
 
     def left(self) -> list[str]:
         """Name the resources that are left to another gateway until their source has told of its devices."""

@@ -10,9 +10,9 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 import structlog
@@ -58,6 +58,7 @@ _FLAGS = [
     if flag.option
 ]
 _LONGEST_SOCKET_PATH = 107
+_T = TypeVar("_T")
 _KUBELET_SOCKET = "kubelet.sock"
 _NVIDIA = "nvidia-device-plugin"
 _FIRST_KUBELET = 8
@@ -356,12 +357,22 @@ def _settings(ctx: click.Context, options: dict[str, Any]) -> tuple[Settings, Ma
     from gateway.configuration import file as config
 
     path = Path(file)
-    read = config.parse(config.read(path), file, strict=strict)
+    content = config.read(path)
+    read = _read_safely(file, lambda: config.parse(content, file, strict=strict), standby=options["standby"])
     for warning in read.warnings:
         _log.warning("configuration", note=warning)
     policy = config.policy(read, said, backend)
     settings = Settings(**options, policy=policy, config_file=path, strict_config=strict, given=said)
     return settings, {**read.given, **every}
+
+
+def _read_safely(name: str, read: Callable[[], _T], *, standby: bool) -> _T:
+    """Read the configuration file of a pair so that one that crashes who reads it is refused, and named."""
+    if not standby:
+        return read()
+    from gateway.pair.taste import tasted
+
+    return tasted(name, read)
 
 
 def _settings_by_label(
@@ -433,18 +444,23 @@ def _serve(settings: Settings) -> int:
         raise click.UsageError(
             "--probe-address is --metrics-address: expected two, because only one can listen on a port"
         )
+    flight = None
+    if settings.standby:
+        from gateway.pair.flight import Flight
+
+        flight = Flight()
     try:
-        source = compose.source(settings)
+        source = compose.source(settings, attempts=flight)
     except compose.NoBackendError as error:
         raise click.ClickException(str(error)) from error
     except ValueError as error:
         raise _SettingError(str(error)) from error
     process.allow_descriptors()
     process.give_memory_back()
-    if settings.standby:
+    if flight is not None:
         from gateway.pair.parent import Pair
 
-        return Pair(lambda role: asyncio.run(_run(shell.Gateway(settings, source, role), role))).run()
+        return Pair(lambda role: asyncio.run(_run(shell.Gateway(settings, source, role), role)), flight).run()
     return asyncio.run(_run(shell.Gateway(settings, source)))
 
 

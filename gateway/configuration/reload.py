@@ -19,10 +19,13 @@ from msgspec.structs import fields, replace
 
 from devices.filewatch import FileWatch
 from devices.policy import Policy
+from devices.source import noted
 from gateway.configuration.settings import ConfigError, Settings
 
 if TYPE_CHECKING:
+    from devices.source import Attempts
     from gateway.configuration.choice import Label
+    from gateway.configuration.file import File
     from gateway.configuration.settings import Choice
 
 _AT_START: Final = ("fail_on_init_error", "container_driver_root", "bridge")
@@ -44,7 +47,11 @@ class FileFate:
 
 
 async def follow(
-    settings: Settings, adopt: Callable[[Policy], None], fate: FileFate, label: Label | None = None
+    settings: Settings,
+    adopt: Callable[[Policy], None],
+    fate: FileFate,
+    label: Label | None = None,
+    attempts: Attempts | None = None,
 ) -> None:
     """Call ``adopt`` with each new policy, for ever. Without a file, SIGHUP only gets an answer in the log.
 
@@ -53,6 +60,7 @@ async def follow(
         adopt: takes the policy.
         fate: is told what became of the file.
         label: the node's label, where that chooses the file.
+        attempts: where it is noted that a file is read.
     """
     loop = asyncio.get_running_loop()
     hangup = asyncio.Event()
@@ -65,13 +73,15 @@ async def follow(
     loop.add_signal_handler(signal.SIGHUP, hung_up)
     try:
         if settings.choice is not None and label is not None:
-            await _follow_label(settings, settings.choice, label, _Current(settings, None, adopt, fate), hangup)
+            await _follow_label(
+                settings, settings.choice, label, _Current(settings, None, adopt, fate, attempts), hangup
+            )
         if settings.config_file is None:
             while True:
                 await hangup.wait()
                 hangup.clear()
                 _log.info("SIGHUP, but there is nothing to reload: no --config-file was given")
-        current = _Current(settings, settings.config_file, adopt, fate)
+        current = _Current(settings, settings.config_file, adopt, fate, attempts)
         asked = False
         with FileWatch(settings.config_file) as watch:
             while True:
@@ -128,8 +138,15 @@ async def _remember(choice: Choice, state_dir: Path, label: str) -> None:
 class _Current:
     """The policy in force, and the text that it came from: ``path``'s, or the empty one where that is None."""
 
-    def __init__(self, settings: Settings, path: Path | None, adopt: Callable[[Policy], None], fate: FileFate) -> None:
-        self._settings, self.path, self._adopt, self._fate = settings, path, adopt, fate
+    def __init__(
+        self,
+        settings: Settings,
+        path: Path | None,
+        adopt: Callable[[Policy], None],
+        fate: FileFate,
+        attempts: Attempts | None = None,
+    ) -> None:
+        self._settings, self.path, self._adopt, self._fate, self._attempts = settings, path, adopt, fate, attempts
         self._policy = settings.policy
         self._content: bytes | None = None
         self._missed = 0
@@ -153,7 +170,7 @@ class _Current:
                 self._fate.error = self.fault  # It may have been gone in between.
                 return True
             self._content, self.fault = content, ""
-            file = config.parse(content, str(self.path), strict=settings.strict_config)
+            file = self._parsed(content)
             policy = config.policy(file, settings.given, settings.backend)
         except config.UnreadableConfigError as error:
             self._missed += 1
@@ -168,6 +185,14 @@ class _Current:
         self._fate.error, self._fate.accepted_at = "", time.monotonic()
         self._take(policy, file.warnings, aloud=asked or not first)
         return True
+
+    def _parsed(self, content: bytes) -> File:
+        from gateway.configuration import file as config  # noqa: PLC0415 - see above
+
+        with noted(self._attempts, f"the configuration file {self.path}", content) as reason:
+            if reason:
+                raise ConfigError(reason)
+            return config.parse(content, str(self.path), strict=self._settings.strict_config)
 
     def _reject(self, error: ConfigError) -> None:
         self._fate.error = str(error)

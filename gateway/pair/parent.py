@@ -65,12 +65,13 @@ class Pair:
 
     Args:
         serve: runs one gateway in a process of its own, and returns its exit status.
+        flight: what all of them note what they try in.
     """
 
-    def __init__(self, serve: Callable[[Role], int]) -> None:
-        self._serve = serve
+    def __init__(self, serve: Callable[[Role], int], flight: Flight) -> None:
+        self._serve, self._flight = serve, flight
         self._children: list[_Child] = []
-        self._deaths, self._flight = Deaths(), Flight()
+        self._deaths = Deaths()
         self._started = 0
         self._born_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._not_before = 0.0
@@ -156,7 +157,7 @@ class Pair:
             status=status,
             lived_s=round(lived, 3),
             next_in_s=self._deaths.wait,
-            refused_from_now_on=self._flight.landed(child.lane, status),
+            left_out_from_now_on=self._flight.landed(child.lane, status),
         )
         if child.active and self._children:
             self._children[0].serve()
@@ -186,11 +187,12 @@ class Pair:
         reading, writing = os.pipe()
         self._started += 1
         [lane] = {*range(LANES)} - {one.lane for one in self._children} if self._children else [0]
-        role = Role(self._flight, lane, reading, self._born_ns - self._started)
+        role = Role(self._flight, reading, self._born_ns - self._started)
         parent, first = os.getpid(), not self._children
         pid = os.fork()
         if pid == 0:
             os.close(writing)
+            self._flight.take(lane)
             self._be_a_gateway(role, parent)
         os.close(reading)
         child = _Child(pid, writing, lane)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,16 +22,15 @@ class Role:
     """What the parent tells one gateway of a pair.
 
     Args:
-        flight: the page that it shares with the parent.
-        lane: its lane there.
+        flight: the page that it shares with the parent; its lane is taken.
         pipe: the descriptor by which the parent says that this gateway is to serve; its end is the parent's end.
         born_ns: the age that it has among the node's gateways (``handover.machine.Age``). Each of a pair is older than those
             before it, so that it stands by for them and takes nothing over while they live.
     """
 
-    def __init__(self, flight: Flight, lane: int, pipe: int, born_ns: int) -> None:
-        self.guard = partial(flight.guard, lane)
-        self.decode = flight.decoding(lane, "the state file", mend.decode, mend.cordons)
+    def __init__(self, flight: Flight, pipe: int, born_ns: int) -> None:
+        self.flight = flight
+        self.decode = flight.decoding("the state file", mend.decode, mend.cordons)
         """Reads the state file; of one that ended a gateway of this pair only the cordons."""
         self._pipe, self.born_ns = pipe, born_ns
         self._active = asyncio.Event()

@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +26,7 @@
 #include <unistd.h>
 
 enum {
-    SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
+    CRASHES = -1, SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7,
     TIMEOUT = 10, GPU_IS_LOST = 15, MEMORY = 20, ARGUMENT_VERSION_MISMATCH = 25, UNKNOWN = 999,
 };
 enum { MAX_GPUS = 32, MAX_LINKS = 36, MAX_PROFILES = 20, MAX_MIGS = 16, MAX_RULES = 64, MAX_SETS = 64 };
@@ -211,6 +212,7 @@ static Result as_told(const char *function, int board) {
         if (!refresh()) return UNKNOWN;
         rule = rule_for(function, board);
     }
+    if (rule && rule->code == CRASHES) raise(SIGSEGV);
     return rule ? rule->code : SUCCESS;
 }
 

@@ -32,6 +32,8 @@ NO_INSTANCE: Final = 0xFFFFFFFF
 """What an event says where it is no instance's."""
 XID: Final = 0x8
 """nvmlEventTypeXidCriticalError."""
+CRASHES: Final = -1
+"""What ends the process (``nvml.c``), in the place of an error's number."""
 PIX, PXB, PHB, NODE, SYS = 10, 20, 30, 40, 50
 """NVML_TOPOLOGY_SINGLE, _MULTIPLE, _HOSTBRIDGE, _NODE, _SYSTEM."""
 TO_GPU, TO_SWITCH = 0, 2
@@ -259,6 +261,10 @@ class World:
                 f"expected a function of {SOURCE.name}, without _v2, got {function!r}: {sorted(functions())}"
             )
         self.rules[function, -1 if gpu is None else gpu] = _Rule(code, hangs)
+
+    def crashes(self, function: str, gpu: int | None = None) -> None:
+        """Let a function end the process that calls it, by SIGSEGV."""
+        self.fails(function, CRASHES, gpu)
 
     def works(self, function: str, gpu: int | None = None) -> None:
         """Take back what ``fails`` said."""

@@ -253,7 +253,7 @@ MUTANTS = (
         "E8",
         "strictness is forgotten at a reload",
         "gateway/configuration/reload.py",
-        "strict=settings.strict_config)",
+        "strict=self._settings.strict_config)",
         "strict=False)",
         f"{_RELOAD}::test_an_unknown_key_is_refused_in_an_edit_too_where_that_is_wanted",
     ),

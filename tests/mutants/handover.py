@@ -16,6 +16,7 @@ RULES = {
     "S18": "what was left to another gateway at the start is remembered before it is sent, and yielded once",
     "S19": "of a pair one serves and the other takes over; what the next one would end with, too, ends the pair",
     "S20": "a request that ended a gateway of a pair is refused by the next one, and only then",
+    "S21": "a device or file that ended a gateway of a pair is left out by the other one, and named",
     "S16": "the end waits for no disk that hangs, and a hangup ends nothing",
 }
 
@@ -24,6 +25,7 @@ _HANDOVER = "tests/unit/test_handover.py"
 _RIVALS = "tests/unit/test_rivals.py"
 
 _PAIR = "tests/unit/test_pair.py"
+_CRASHES = "tests/unit/test_pair_crashes.py"
 _PARTS = "tests/unit/test_parts.py"
 
 MUTANTS = (
@@ -111,7 +113,7 @@ MUTANTS = (
         "S20",
         "it ends the next one, too",
         "gateway/pair/flight.py",
-        "            if digest in self._suspects():\n                raise",
+        "            if self._is_suspect(digest):\n                raise",
         "            if False:\n                raise",
         f"{_PAIR}::test_a_request_that_ends_a_gateway_does_not_end_the_next_one",
     ),
@@ -120,7 +122,7 @@ MUTANTS = (
         "a state file ends the next one, too",
         "gateway/pair/flight.py",
         "                return instead(data)",
-        "                pass",
+        "                return decode(data)",
         f"{_PAIR}::test_a_state_file_that_ends_a_gateway_does_not_end_the_next_one",
     ),
     Mutant(
@@ -135,17 +137,114 @@ MUTANTS = (
         "S20",
         "whoever was killed leaves suspects",
         "gateway/pair/flight.py",
-        "        if -status not in CRASHES:",
-        "        if status == 0:",
+        "        for digest in found if -status in CRASHES else ():",
+        "        for digest in found if status else ():",
         f"{_PAIR}::test_what_was_answered_when_a_gateway_died",
     ),
     Mutant(
         "S20",
         "what was answered stays suspect",
         "gateway/pair/flight.py",
-        "(dialect, request, context)\n            finally:\n                if at is not None:",
-        "(dialect, request, context)\n            finally:\n                if False:",
+        "(dialect, request, context)\n            finally:\n                self._leave(digest)",
+        "(dialect, request, context)\n            finally:\n                pass",
         f"{_PAIR}::test_more_than_are_noted_are_answered_all_the_same",
+    ),
+    Mutant(
+        "S21",
+        "what is suspect is tried all the same",
+        "gateway/pair/flight.py",
+        "        if not self._is_suspect(digest):\n            self._left_out",
+        "        if True:\n            self._left_out",
+        f"{_CRASHES}::test_what_a_gateway_crashed_at_is_left_out_by_the_other",
+    ),
+    Mutant(
+        "S21",
+        "nobody is told what is left out",
+        "gateway/pair/flight.py",
+        "            self._left_out[what] = reason",
+        "            pass",
+        f"{_CRASHES}::test_what_a_gateway_crashed_at_is_left_out_by_the_other",
+    ),
+    Mutant(
+        "S21",
+        "what was left out once is a hindrance for ever",
+        "gateway/pair/flight.py",
+        "            self._left_out.pop(what, None)\n",
+        "",
+        f"{_CRASHES}::test_what_is_well_again_is_no_hindrance_any_more",
+    ),
+    Mutant(
+        "S21",
+        "both read a file at once",
+        "gateway/pair/flight.py",
+        "        self._take_turn(digest)\n",
+        "        self._enter(digest)\n",
+        f"{_CRASHES}::test_of_two_one_tries_first",
+    ),
+    Mutant(
+        "S21",
+        "a lane is clear before the suspects are known",
+        "gateway/pair/flight.py",
+        "        for digest in found if -status in CRASHES else ():",
+        "        for at in _places(lane):\n            self._write(at, _NONE)\n        time.sleep(0.5)\n"
+        "        for digest in found if -status in CRASHES else ():",
+        f"{_CRASHES}::test_of_two_one_tries_first",
+    ),
+    Mutant(
+        "S21",
+        "what the other one hangs at is never looked at",
+        "gateway/pair/flight.py",
+        "        while self._other_tries(digest) and time.monotonic() < deadline:\n            if self._lane:",
+        "        while self._other_tries(digest):\n            if self._lane:",
+        f"{_CRASHES}::test_what_the_other_hangs_at_is_tried_all_the_same",
+    ),
+    Mutant(
+        "S21",
+        "a look at a GPU isn't noted",
+        "devices/gpu/nvidia/scan.py",
+        "            self._noted = what\n",
+        '            self._attempts.end(f"the look at {what}")\n',
+        f"{_CRASHES}::test_a_step_that_ended_a_process_is_not_taken_again",
+    ),
+    Mutant(
+        "S21",
+        "a look that is over stays suspect",
+        "devices/gpu/nvidia/scan.py",
+        '            self._attempts.end(f"the look at {self._noted}")\n',
+        "            pass\n",
+        f"{_CRASHES}::test_a_step_that_ended_a_process_is_not_taken_again",
+    ),
+    Mutant(
+        "S21",
+        "a profile that ended one gateway ends the other",
+        "devices/gpu/simulated/backend.py",
+        "            raise ProfileError(reason)",
+        "            pass",
+        f"{_CRASHES}::test_a_profile_that_ends_a_gateway_does_not_end_the_other",
+    ),
+    Mutant(
+        "S21",
+        "a configuration file that ended one gateway ends the other",
+        "gateway/configuration/reload.py",
+        "            raise ConfigError(reason)",
+        "            pass",
+        f"{_CRASHES}::test_a_configuration_that_ends_a_gateway_does_not_end_the_other",
+    ),
+    Mutant(
+        "S21",
+        "a configuration file ends the parent",
+        "gateway/pair/taste.py",
+        "    if -status in CRASHES:",
+        "    if False:",
+        f"{_CRASHES}::test_a_configuration_that_ends_who_reads_it_is_named_at_the_start",
+    ),
+    Mutant(
+        "S21",
+        "gauges that ended one gateway end the other",
+        "devices/gpu/nvidia/telemetry.py",
+        "            if not reason:",
+        "            if True:",
+        f"{_CRASHES}::test_gauges_that_end_a_gateway_are_left_out",
     ),
     Mutant(
         "S19",

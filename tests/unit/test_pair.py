@@ -143,7 +143,7 @@ async def test_a_request_that_ends_a_gateway_does_not_end_the_next_one() -> None
             with pytest.raises(KubeletError):
                 await kubelet.admit("a", RESOURCE, 1)
             died = await process.wait_for("a gateway of the pair died")
-            assert (died["status"], died["refused_from_now_on"]) == (-signal.SIGABRT, 1)
+            assert (died["status"], died["left_out_from_now_on"]) == (-signal.SIGABRT, 1)
             await process.wait_for("registered", since=mark)
             await kubelet.wait(RESOURCE, 1)
             with pytest.raises(KubeletError, match="crashed while it answered this very request"):
@@ -167,7 +167,7 @@ async def test_a_state_file_that_ends_a_gateway_does_not_end_the_next_one() -> N
         program += "from gateway.cli.main import gateway; gateway()"
         async with await GatewayProcess.launch([command[0], "-c", program, *command[3:], "--standby"]) as process:
             died = await process.wait_for("a gateway of the pair died")
-            assert (died["status"], died["refused_from_now_on"]) == (-signal.SIGABRT, 1)
+            assert (died["status"], died["left_out_from_now_on"]) == (-signal.SIGABRT, 1)
             await kubelet.wait(RESOURCE, 1)
             assert "a gateway crashed while it read it" in process.log(1000)
             await ready(process)
@@ -179,7 +179,7 @@ async def test_a_state_file_that_ends_a_gateway_does_not_end_the_next_one() -> N
 
 async def test_what_only_the_serving_one_has_a_use_for_waits() -> None:
     reading, writing = os.pipe()
-    role, done = Role(Flight(), 0, reading, 1), asyncio.Event()
+    role, done = Role(Flight(), reading, 1), asyncio.Event()
 
     async def call() -> None:
         done.set()
@@ -217,12 +217,13 @@ async def test_what_was_answered_when_a_gateway_died(status: int, again: bytes, 
         flight.landed(0, status)
         return b""
 
-    await flight.guard(0, "Allocate for a/b", dies)(None, b"ab", None)
-    guarded = flight.guard(1, "Allocate for a/b", answered)
+    await flight.guard("Allocate for a/b", dies)(None, b"ab", None)
+    flight.take(1)
+    guarded = flight.guard("Allocate for a/b", answered)
     if suspects:
         with pytest.raises(RefusedError, match=r"Allocate for a/b .* crashed"):
             await guarded(None, again, None)
-        assert await flight.guard(1, "Allocate for c/d", answered)(None, again, None) == b"yes"
+        assert await flight.guard("Allocate for c/d", answered)(None, again, None) == b"yes"
     else:
         assert await guarded(None, again, None) == b"yes"
 
@@ -234,7 +235,7 @@ async def test_more_than_are_noted_are_answered_all_the_same() -> None:
         await release.wait()
         return b"yes"
 
-    guarded = flight.guard(0, "Allocate for a/b", waits)
+    guarded = flight.guard("Allocate for a/b", waits)
     asked = [asyncio.ensure_future(guarded(None, bytes([number]), None)) for number in range(AT_ONCE + 6)]
     await asyncio.sleep(0)
     release.set()

@@ -28,6 +28,7 @@ from devices.policy import Policy
 from devices.source import GiveUpError
 
 if TYPE_CHECKING:
+    from devices.source import Attempts
     from devices.telemetry import Reading
 
 _LOGGED_AGAIN_S: Final = 60.0
@@ -53,6 +54,7 @@ class NvidiaBackend:
         proc: where its ``/proc`` is seen.
         dev: where the host's ``/dev`` is seen.
         pace: how often, and how long.
+        attempts: where it is noted what is looked at.
     """
 
     name = "nvidia"
@@ -67,8 +69,9 @@ class NvidiaBackend:
         proc: Path = Path("/proc"),
         dev: Path = Path("/dev"),
         pace: Pace = Pace(),
+        attempts: Attempts | None = None,
     ) -> None:
-        self._policy, self._pace = policy, pace
+        self._policy, self._pace, self._attempts = policy, pace, attempts
         self._checks = _checks(policy)
         self._node = KernelFacts(sys, proc, dev)
         self._library = library
@@ -91,7 +94,9 @@ class NvidiaBackend:
             GiveUpError: status 1, the first attempt failed and ``fail_on_init_error`` says that this is final; status 75,
                 the library has not fitted the driver for ``Pace.grace``, and only a new container can have another.
         """
-        looker = self._looker = Looker(Nvml(self._library), self._node, self._pace, self._let, self._guests)
+        nvml = Nvml(self._library)
+        looker = Looker(nvml, self._node, self._pace, self._let, self._guests, self._attempts)
+        self._looker = looker
         looker.start(asyncio.get_running_loop(), lambda news: self._take(looker, news))
         last: Sight | None = None
         try:
@@ -139,7 +144,8 @@ class NvidiaBackend:
 
         silent = {uuid for uuid, look in scan.looks.items() if look.failed is not None or look.lost} | {self._stuck}
         left_out = self._released() | silent
-        return telemetry.read(self._library, self._guests, [one for one in scan.gpus if one.board not in left_out])
+        gpus = [one for one in scan.gpus if one.board not in left_out]
+        return telemetry.read(self._library, self._guests, gpus, self._attempts)
 
     def judge_by(self, policy: Policy) -> None:
         """Judge health as the operator says it now. Must not block, and never raises."""

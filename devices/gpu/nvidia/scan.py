@@ -17,8 +17,9 @@ from msgspec.structs import replace
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.nvidia.health import Looked
 from devices.gpu.nvidia.kernel import KernelFacts
-from devices.gpu.nvidia.nvml import Board, LostError, MigDevice, Nvml, NvmlError, SessionError
+from devices.gpu.nvidia.nvml import Board, CrashedError, LostError, MigDevice, Nvml, NvmlError, SessionError
 from devices.model import Trouble, TroubleKind
+from devices.source import Attempts
 
 _RESOURCE: Final = "nvidia.com/gpu"
 _DISPLAYS: Final = frozenset({"DGX Display", "NVIDIA DGX Display"})
@@ -65,18 +66,40 @@ class Session(Struct):
 
 
 class Busy:
-    """What a thread is at, and since when (monotonic seconds): a call of NVML may hang there."""
+    """What a thread is at, and since when (monotonic seconds): a call of NVML may hang there, or end the process.
 
-    def __init__(self) -> None:
+    Args:
+        attempts: where it is noted, too, so that what ended a process isn't tried again.
+    """
+
+    def __init__(self, attempts: Attempts | None = None) -> None:
         self.at: tuple[float, str] | None = None
+        self._attempts, self._noted = attempts, ""
 
     def on(self, what: str) -> None:
-        """Begin with a step; ``what`` is a GPU's UUID or the step's name."""
+        """Begin with a step; ``what`` is a GPU's UUID or the step's name.
+
+        Raises:
+            CrashedError: a process ended at this step.
+        """
+        self.off()
+        if self._attempts is not None:
+            if reason := self._attempts.begin(f"the look at {what}"):
+                raise CrashedError(reason)
+            self._noted = what
+        self.at = time.monotonic(), what
+
+    def on_all_the_same(self, what: str) -> None:
+        """Begin with a step that can't be left out."""
+        self.off()
         self.at = time.monotonic(), what
 
     def off(self) -> None:
         """Have nothing to do."""
         self.at = None
+        if self._attempts is not None and self._noted:
+            self._attempts.end(f"the look at {self._noted}")
+            self._noted = ""
 
 
 class Scanner:
@@ -107,8 +130,8 @@ class Scanner:
         known: dict[str, tuple[GPU, ...]] = {}
         looks: dict[str, Looked] = {}
         for uuid, (index, unseen) in sorted(found.items(), key=lambda item: item[1][0]):
-            self._busy.on(uuid)
             try:
+                self._busy.on(uuid)
                 if unseen is not None:
                     raise unseen
                 known[uuid], looks[uuid] = self._look_at(session, uuid, index, at)
@@ -123,7 +146,8 @@ class Scanner:
         self._link(session)
         known = {u: (replace(g, links=self._links(session, g, known)), *rest) for u, (g, *rest) in known.items()}
         self._known = {uuid: gpus for uuid, gpus in self._known.items() if uuid in let.uuids} | known
-        session.lost = any(look.lost for look in looks.values()) or not session.heard >= set(seats.values())
+        due = {one for one in seats.values() if not isinstance(one, CrashedError)}
+        session.lost = any(look.lost for look in looks.values()) or not session.heard >= due
         order = sorted(self._known.values(), key=lambda gpus: gpus[0].index)
         return Scan(
             at=at,
@@ -144,8 +168,8 @@ class Scanner:
             gpu = there.get(index)
             if gpu is not None and gpu.uuid in let.uuids:
                 continue
-            self._busy.on(f"GPU {index}" if gpu is None else gpu.uuid)
             try:
+                self._busy.on(f"GPU {index}" if gpu is None else gpu.uuid)
                 uuid = self._nvml.at_address(gpu.pci) if gpu is not None and let.uuids else self._nvml.at(index)
                 if not self._is_display(uuid):
                     seats[index] = uuid
@@ -242,8 +266,8 @@ class Scanner:
             return
         lanes: dict[str, Mapping[str, int]] = {}
         for uuid in uuids:
-            self._busy.on(uuid)
             try:
+                self._busy.on(uuid)
                 lanes[uuid] = self._nvml.lanes(uuid)
             except SessionError:
                 raise
@@ -265,8 +289,8 @@ class Scanner:
         switched = min(lanes[uuid].get("", 0), lanes[other].get("", 0))
         if direct or switched:
             return Way.NVLINK, direct + switched
-        self._busy.on(uuid)
         try:
+            self._busy.on(uuid)
             way = self._nvml.way(uuid, other)
         except SessionError:
             raise

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from devices.gpu.nvidia.health import Event
 from devices.gpu.nvidia.kernel import KernelFacts
 from devices.gpu.nvidia.nvml import (
+    CrashedError,
     MismatchError,
     NotLoadedError,
     Nvml,
@@ -31,6 +32,7 @@ from devices.gpu.nvidia.nvml import (
     UnsupportedError,
 )
 from devices.gpu.nvidia.scan import Busy, Let, Scan, Scanner, Session
+from devices.source import Attempts
 
 _AFTER_S: Final = 0.05
 """Between an error and the look that it asks for, in seconds: the error itself is told first."""
@@ -128,13 +130,15 @@ class Guests:
 class Looker:
     """The two threads. ``start``, ``renew``, ``end`` and ``stuck`` are for the loop; the rest runs in the looking thread."""
 
-    def __init__(self, nvml: Nvml, node: KernelFacts, pace: Pace, let: Let, guests: Guests) -> None:
+    def __init__(
+        self, nvml: Nvml, node: KernelFacts, pace: Pace, let: Let, guests: Guests, attempts: Attempts | None = None
+    ) -> None:
         self._nvml, self._node, self._pace, self._let = nvml, node, pace, let
         self._guests = guests
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._session: Session | None = None
         self._old: threading.Thread | None = None
-        self._busy = Busy()
+        self._busy = Busy(attempts)
         self._scanner = Scanner(nvml, node, self._busy)
         self._waiting: float | None = None
         self._load: int | None = None
@@ -280,7 +284,7 @@ class Looker:
             if self._old.is_alive():
                 return False
             self._old = None
-        self._busy.on("nvmlShutdown")
+        self._busy.on_all_the_same("nvmlShutdown")
         self._nvml.close()
         self._busy.off()
         return self._guests.gone()
@@ -301,11 +305,13 @@ class Looker:
         for uuid in self._scanner.seats(self._let).values():
             if isinstance(uuid, NvmlError):
                 continue
-            self._busy.on(uuid)
             try:
+                self._busy.on(uuid)
                 self._nvml.listen(uuid)
                 told = True
                 heard.add(uuid)
+            except CrashedError:
+                heard.add(uuid)  # Opened anew, it would be left out again.
             except UnsupportedError as error:
                 heard.add(uuid)
                 self._scanner.tell_once(uuid, "no errors of this GPU are told", error)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -20,6 +20,10 @@ from devices.gpu.simulated.document import ProfileError
 from devices.gpu.simulated.profile import Described, UnreadableProfileError, find, parse, read
 from devices.gpu.vendor import Plain, Vendor
 from devices.model import ContainerAnswer
+from devices.source import noted
+
+if TYPE_CHECKING:
+    from devices.source import Attempts
 
 
 class _Others(Plain):
@@ -46,14 +50,19 @@ class SimulatedBackend:
     A profile that is wrong, or gone, is logged as "profile rejected" with the reason, which ``rejected`` keeps, and what was known before stays
     (at first: nothing).
 
+    Args:
+        profile: its name or path.
+        attempts: where it is noted that it is read.
+
     Raises:
         ProfileError: there is neither such a shipped profile nor such a file.
     """
 
     name = "simulated"
 
-    def __init__(self, profile: str = "default") -> None:
+    def __init__(self, profile: str = "default", attempts: Attempts | None = None) -> None:
         self._path, self._edited = find(profile)
+        self._attempts = attempts
         self._content: bytes | None = None
         self.rejected = ""
         """Why the profile as it is now isn't used; empty where it is."""
@@ -108,7 +117,7 @@ class SimulatedBackend:
             if content == self._content:
                 return True
             self._content = content
-            self._profile = parse(content, str(self._path))
+            self._profile = self._parsed(content)
         except ProfileError as error:
             self._content = None
             if str(error) != self.rejected:
@@ -118,6 +127,12 @@ class SimulatedBackend:
         self.rejected = ""
         _log.info("profile read", path=str(self._path), gpus=self._counts())
         return True
+
+    def _parsed(self, content: bytes) -> Mapping[str, Described]:
+        with noted(self._attempts, f"the profile {self._path}", content) as reason:
+            if reason:
+                raise ProfileError(reason)
+            return parse(content, str(self._path))
 
     def _counts(self) -> dict[str, int]:
         return {resource: len(one.gpus) for resource, one in (self._profile or {}).items()}
