@@ -227,6 +227,7 @@ class _Page:
             yield from self.text("  config   ", rejected, "red")
         for hindered in one.hindrances:
             yield from self.text("  backend  ", f"{hindered.source}: {hindered.reason}", "yellow")
+        yield from self._drivers(one)
         yield from self._sides(one)
         if one.lag_s >= _LATE:
             yield from self.text(
@@ -236,6 +237,15 @@ class _Page:
             yield ""
             yield from self.resource(resource)
 
+    def _drivers(self, one: GatewayStatus) -> Iterator[str]:
+        """Write how each DRA driver stands with the kubelet, and what keeps its ResourceSlices from being right."""
+        for each in one.drivers:
+            stands = "registered" if each.registered else "not registered"
+            text = f"{each.name}: {stands}, {each.devices} devices"
+            yield from self.text("  driver   ", text, None if each.registered else "red")
+            yield from self.text("           ", each.trouble, "red")
+            yield from self.text("           ", each.unpublished and f"not published: {each.unpublished}", "red")
+
     def _sides(self, one: GatewayStatus) -> Iterator[str]:
         """Write how many GPUs each API has, and of those on their way what they wait for."""
         counts = Counter(each.side for each in one.sides)
@@ -243,7 +253,8 @@ class _Page:
         yield from self.text("           ", one.crossing, "red")
         moving = [each for each in one.sides if each.side not in _ENDS]
         for each in moving[:_MOST_MOVING]:
-            yield from self.text("           ", f"{each.id} {each.side}: {each.words}", "yellow")
+            since = "" if each.moving_s is None else f", for {age(each.moving_s)}"
+            yield from self.text("           ", f"{each.id} {each.side}{since}: {each.words}", "yellow")
         if (more := len(moving) - _MOST_MOVING) > 0:
             yield from self.text("           ", f"{more} more: gateway cross --to dra --dry-run has them")
 
@@ -341,6 +352,7 @@ def _remarks(device: DeviceStatus) -> str:
     parts = (
         ": ".join(part for part in (device.kind, device.reason) if part),
         device.drift and f"mismatch: {', '.join(device.drift)}",
+        device.stranger and f"not offered by DRA here: {device.stranger}",
     )
     return "; ".join(part for part in parts if part)
 

@@ -104,6 +104,9 @@ class Crossing:
         self._ledger, self._scribe, self._beliefs, self._held = ledger, scribe, beliefs, held
         self._resources, self._records, self._ask, self._update = resources, records, allocated, update
         self._sides: dict[str, Side] = dict(ledger.sides)
+        self._began = time.monotonic()
+        self._left: dict[str, float] = {}
+        """Since when (monotonic seconds) a board is on its way; what was before the start, since then."""
         self._told: dict[str, float] = {}
         """Since when (monotonic seconds) the list says of a board that moves that nobody new gets it."""
         self._allocated: dict[str, str] = {}
@@ -161,7 +164,8 @@ class Crossing:
         for board, devices in self.boards().items():
             side, seen = self.side(board), self._seen(board, devices)
             words = table.words(side, seen) if self.is_known else self._words(board, side)
-            found.append(Stand(board, side, seen.pod or seen.claim, words))
+            since = self._left.get(board, self._began) if side in table.MOVING else None
+            found.append(Stand(board, side, seen.pod or seen.claim, words, since))
         return found
 
     def _words(self, board: str, side: Side) -> str:
@@ -316,9 +320,14 @@ class Crossing:
                     self._ledger.set_side(board, before.get(board))
                 raise NotWrittenError(self._scribe.state.last_error)
             self._sides |= news
-            for board in news:
+            now = time.monotonic()
+            for board, side in news.items():
                 self._told.pop(board, None)
                 self._allocated.pop(board, None)
+                if side not in table.MOVING:
+                    self._left.pop(board, None)
+                elif before.get(board) not in table.MOVING:
+                    self._left[board] = now
             _log.info("GPUs cross over", boards={board: side.value for board, side in news.items() if board})
         await self._update()
         if any(news):  # What left, too: a kubelet that was about to tell of it may have written over what was told.

@@ -19,6 +19,7 @@ import structlog
 from msgspec import Struct
 
 from devices.claims import ClaimName
+from devices.replicas import unshared
 from gateway.dra import cdi, crossing, offer, publisher, sockets
 from gateway.dra.claims import NamedClaim, ResourceClaim
 from gateway.dra.crossing import Allocatable, Crossing
@@ -37,7 +38,7 @@ from gateway.telling.readiness import DriverStanding
 if TYPE_CHECKING:
     from devices.life.states import State
     from devices.model import Device
-    from devices.source import DeviceSource
+    from devices.source import DeviceSource, Facts
     from gateway.age import Age
     from gateway.configuration.settings import Settings
     from gateway.dra.offer import Offer
@@ -123,6 +124,7 @@ class Door:
         self._kubelet: int | None = None
         self._learned = asyncio.Event()
         """Set when that is known."""
+        self._unasked = ""
         self._publisher: Publisher | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -196,15 +198,16 @@ class Door:
 
     def standings(self) -> list[DriverStanding]:
         """Say how each driver stands with the kubelet."""
+        unpublished = self._unasked if self._publisher is None else ""
         return [
-            DriverStanding(
-                name=name,
-                devices=len(found),
-                registered=name in self._drivers and self._drivers[name].is_registered,
-                trouble=self._drivers[name].trouble if name in self._drivers else "",
-            )
+            _standing(name, len(found), self._drivers.get(name), self._publisher, unpublished)
             for name, found in sorted(self._offers.items())
         ]
+
+    def stranger(self, device_id: str, about: Facts) -> str:
+        """Say which other DRA driver offers a device on this node, too; '' for none."""
+        known = {"uuid": unshared(device_id), "parentUUID": about.parent, "pciBusID": about.pci}
+        return "" if self._publisher is None else self._publisher.stranger(known)
 
     def stands(self) -> Sequence[Stand]:
         """Say where each GPU is; nothing where the device plugin API isn't served, too."""
@@ -281,9 +284,9 @@ class Door:
                 self._learned.set()
                 server = self._server = await publisher.ask(self._api)
             except KubernetesError as error:
-                failures += 1
+                failures, self._unasked = failures + 1, str(error)
                 if failures == 1:
-                    _log.warning("the API server can't be asked: claims wait", reason=str(error))
+                    _log.warning("the API server can't be asked: claims wait", reason=self._unasked)
                 await asyncio.sleep(pause(error, failures, random.random()))  # noqa: S311 - no secret
             else:
                 return server, node.metadata.uid
@@ -396,6 +399,19 @@ def pcie_root(pci: str) -> str:
     except (OSError, RuntimeError):
         return ""
     return next((part for part in parts if part.startswith("pci") and ":" in part), "")
+
+
+def _standing(
+    name: str, devices: int, claims: ClaimsOf | None, published: Publisher | None, unpublished: str
+) -> DriverStanding:
+    """Say how a driver stands; ``unpublished`` is for where nothing is published yet."""
+    return DriverStanding(
+        name=name,
+        devices=devices,
+        registered=claims is not None and claims.is_registered,
+        trouble="" if claims is None else claims.trouble,
+        unpublished=unpublished if published is None else published.trouble(name),
+    )
 
 
 def _not_taken(drivers: Iterable[DriverStanding]) -> str:

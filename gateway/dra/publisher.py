@@ -112,10 +112,20 @@ class Publisher:
         self._written: dict[str, Slice] = {}
         self._taints = True
         self._strangers: Mapping[str, str] = {}
+        self._watch = Watch(api, f"{server.path}/resourceslices", Slice, fields=f"spec.nodeName={node}")
+        self._failed = ""
 
     def changed(self) -> None:
         """Take note that something else is offered, or may be."""
         self._wake.set()
+
+    def trouble(self, driver: str) -> str:
+        """Say why a driver's slices aren't what they should be; '' where they are."""
+        return self._strangers.get(driver) or self._failed or self._watch.trouble
+
+    def stranger(self, attributes: Mapping[str, object]) -> str:
+        """Say which other driver's slices on this node offer a device, too; '' for none."""
+        return next((self._strangers[key] for key in slices.hardware(attributes) if key in self._strangers), "")
 
     def free(self) -> frozenset[tuple[str, str]]:
         """Give what the API server's slices offer to new claims: the driver and the name of each device."""
@@ -137,9 +147,9 @@ class Publisher:
                 self._wake.clear()
                 try:
                     wait = await self._publish()
-                    failures = 0
+                    failures, self._failed = 0, ""
                 except KubernetesError as error:
-                    failures += 1
+                    failures, self._failed = failures + 1, str(error)
                     wait = pause(error, failures, random.random())  # noqa: S311 - no secret
                     if failures == 1:
                         _log.warning("ResourceSlices not written", reason=str(error), advice="trying again")
@@ -153,8 +163,7 @@ class Publisher:
     # What is there.
 
     async def _look(self) -> None:
-        watch = Watch(self._api, f"{self._server.path}/resourceslices", Slice, fields=f"spec.nodeName={self._node}")
-        async for change in watch.changes():
+        async for change in self._watch.changes():
             if change.kind is ChangeKind.WHOLE:
                 self._there = {one.metadata.name: one for one in change.objects}
             elif self._there is not None:
@@ -193,7 +202,7 @@ class Publisher:
             if driver in self._strangers or self._leave(driver):
                 wait = _PACE
                 continue
-            free = tuple(one for one in devices if str(one.attributes.get("uuid", "")) not in self._strangers)
+            free = tuple(one for one in devices if not self.stranger(one.attributes))
             mine = {name: self._there[name] for name in ours if self._there[name].spec.driver == driver}
             free = free if self._ready(driver) else slices.no_more(free, mine.values())
             pool = Pool(driver, self._node, free, self._server.version, self._owner, self._taints)

@@ -24,6 +24,11 @@ MOST_TAINTED: Final = 64
 MOST_ATTRIBUTES: Final = 32
 """Attributes and capacities of a device (ResourceSliceMaxAttributesAndCapacitiesPerDevice)."""
 TAINTS: Final = "device-plugin-gateway.io/"
+_IDENTITIES: Final = frozenset({"uuid", "parentUUID"})
+_ADDRESSES: Final = frozenset({"pciBusID", "pcieBusID", "pciAddr"})
+"""Attributes by which drivers (NVIDIA's, AMD's, and Kubernetes' own names) say which hardware a device is, or is part of."""
+_PCI: Final = 12
+"""Characters of a PCI address (0000:3b:00.0); NVML writes four more digits before them."""
 _LONGEST_NAME: Final = 253
 _MOST_SLICES: Final = 64
 _BASIC: Final = "v1beta1"
@@ -132,7 +137,7 @@ def lacks_taints(written: Slice, seen: Slice) -> bool:
 
 
 def strangers(slices: Iterable[Slice], drivers: Iterable[str], node: str, ours: Iterable[str]) -> dict[str, str]:
-    """Say which hardware other drivers offer on this node, or another process under our name: words by UUID or driver.
+    """Say which hardware other drivers offer on this node, or another process under our name: words by ``hardware`` or driver.
 
     Two drivers that offer one GPU give it away twice. ``ours`` are the names of our own slices.
     """
@@ -145,15 +150,33 @@ def strangers(slices: Iterable[Slice], drivers: Iterable[str], node: str, ours: 
             found[one.spec.driver] = f"another process publishes devices of {one.spec.driver}: {one.metadata.name}"
             continue
         for device in one.spec.devices or ():
-            if uuid := _uuid(device):
-                found[uuid] = f"{one.spec.driver} offers it as {device.get('name')} in {one.metadata.name}"
+            words = f"{one.spec.driver} offers it as {device.get('name')} in {one.metadata.name}"
+            for key in hardware(_strings(device)):
+                found.setdefault(key, words)
     return found
 
 
-def _uuid(device: Mapping[str, Any]) -> str:
+def hardware(attributes: Mapping[str, object]) -> frozenset[str]:
+    """Say by what a device is known again under any driver: its UUID, that of the GPU which it is part of, its PCI address.
+
+    What shares one of these with another device is, or may be, the same hardware.
+    """
+    found = set()
+    for name, value in attributes.items():
+        bare = name.rpartition("/")[2]
+        if isinstance(value, str) and value and bare in _IDENTITIES:
+            found.add(value)
+        elif isinstance(value, str) and value and bare in _ADDRESSES:
+            found.add(value.lower()[-_PCI:])
+    return frozenset(found)
+
+
+def _strings(device: Mapping[str, Any]) -> dict[str, object]:
+    """Give a published device's attributes that are strings."""
     attributes = device.get("attributes") or (device.get("basic") or {}).get("attributes") or {}
-    value = attributes.get("uuid")
-    return str(value.get("string", "")) if isinstance(value, dict) else ""
+    return {
+        name: value["string"] for name, value in attributes.items() if isinstance(value, dict) and "string" in value
+    }
 
 
 def _parts(pool: Pool) -> Sequence[Sequence[Body]]:

@@ -44,12 +44,16 @@ class Seen(Struct, frozen=True):
 
 
 class Stand(Struct, frozen=True):
-    """Where a board is, for people: who has it ('': nobody, or it isn't known), and what it waits for in words."""
+    """Where a board is, for people: who has it ('': nobody, or it isn't known), and what it waits for in words.
+
+    It has been on its way ``since`` then (monotonic seconds), or since this process started; None: it isn't.
+    """
 
     board: str
     side: Side
     holder: str
     words: str
+    since: float | None = None
 
 
 class Offered(Enum):

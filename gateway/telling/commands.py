@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from gateway.sides.table import Stand
     from gateway.tally import Tally
     from gateway.telling import status
+    from gateway.telling.readiness import DriverStanding
     from gateway.wires.control import ControlConnection, Handler
 
 FRESH = 1.0
@@ -60,6 +61,12 @@ class TellingDrivers(Protocol):
     @property
     def trouble(self) -> str:
         """Why the node's annotation isn't followed."""
+
+    def standings(self) -> Sequence[DriverStanding]:
+        """Say how each driver stands."""
+
+    def stranger(self, device_id: str, about: Facts) -> str:
+        """Say which other DRA driver offers a device on this node, too; '' for none."""
 
     def stands(self) -> Sequence[Stand]:
         """Say where each GPU is, where both APIs are served."""
@@ -168,7 +175,7 @@ class Commands:
             socket_dir=str(gateway.settings.socket_dir),
             waits_for=gateway.waits_for,
             ledger=gateway.scribe.state,
-            plugins=[self._resource(resource) for resource in gateway.resources],
+            plugins=[self._resource(resource, rows) for resource in gateway.resources],
             kubelet_since=gateway.presence.since,
             books=last.view.source if last is not None else "none",
             books_read=last.at if last is not None else None,
@@ -176,12 +183,13 @@ class Commands:
             config_error=gateway.config.error,
             config_accepted=gateway.config.accepted_at,
             crossing="" if gateway.door is None else gateway.door.trouble,
+            drivers=() if gateway.door is None else gateway.door.standings(),
             sides=() if gateway.door is None else gateway.door.stands(),
             hindrances=[(one.source, one.reason) for one in gateway.hindrances()],
         )
         return status.document(node, gateway.tally, self._build, now=time.monotonic(), unix=time.time(), rows=rows)
 
-    def _resource(self, resource: Resource) -> status.ResourceFacts:
+    def _resource(self, resource: Resource, rows: bool) -> status.ResourceFacts:  # noqa: FBT001 - as of ``document``
         from gateway.telling import status  # noqa: PLC0415 - as above
 
         name, other = resource.name, resource.standing_by_for
@@ -199,7 +207,15 @@ class Commands:
             holders=self._holders(name),
             drift=self._gateway.beliefs.findings(name) if other is None else (),
             behind=self._gateway.source.behind(name),
+            strangers=self._strangers(resource) if rows else {},
         )
+
+    def _strangers(self, resource: Resource) -> dict[str, str]:
+        door, facts = self._gateway.door, self._gateway.source.facts
+        if door is None:
+            return {}
+        told = {one: door.stranger(one, facts(resource.name, one)) for one in resource.entries}
+        return {device_id: words for device_id, words in told.items() if words}
 
     def _words(self, resource: str) -> str:
         door = self._gateway.door

@@ -106,6 +106,8 @@ class DriverStanding(Struct, frozen=True, kw_only=True):
     devices: int
     registered: bool
     trouble: str = ""
+    unpublished: str = ""
+    """Why its ResourceSlices aren't what they should be."""
 
 
 def judge_drivers(

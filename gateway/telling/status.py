@@ -25,11 +25,14 @@ from devices.model import Health
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase
 from gateway.tally import Confirmation, Tally
+from gateway.telling import sides
+from gateway.telling.sides import DriverStatus, SideStatus
 
 if TYPE_CHECKING:
     from gateway.kubelet.drift import Finding
     from gateway.memory import scribe
     from gateway.sides.table import Stand
+    from gateway.telling.readiness import DriverStanding
 
 SCHEMA = 1
 """Rises when a field changes its meaning or goes away."""
@@ -84,7 +87,8 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     ``health`` is what the kubelet is told, ``state`` where the device is in its life, ``kind`` what it takes to end its
     trouble, ``reason`` why it is in this state, in words. ``holder`` is who holds it by the kubelet's records (null: nobody, or
-    they can't be read), ``drift`` in what those books differ from ours.
+    they can't be read), ``drift`` in what those books differ from ours. ``stranger`` says in words which other DRA driver offers it on this
+    node, so that ours doesn't; mostly empty.
     """
 
     id: str
@@ -95,6 +99,7 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     numa: tuple[int, ...] = ()
     holder: str | None = None
     drift: tuple[str, ...] = ()
+    stranger: str = ""
 
 
 class Count(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,19 +185,6 @@ class HindranceStatus(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class SideStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A physical GPU where both APIs are served (``--dra on``).
-
-    ``side`` is the one that gives it away (``plugin``, ``dra``), or where it is on its way (``to-dra``, ``to-plugin``, ``reclaimed``);
-    ``holder`` is who has it by either (null: nobody, or it isn't known), ``words`` say what it waits for.
-    """
-
-    id: str
-    side: str
-    holder: str | None = None
-    words: str = ""
-
-
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration file.
 
@@ -227,6 +219,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     lag_s: float = 0.0
     hindrances: tuple[HindranceStatus, ...] = ()
     configuration: Configuration | None = None
+    drivers: tuple[DriverStatus, ...] = ()
     sides: tuple[SideStatus, ...] = ()
     crossing: str = ""
     resources: tuple[ResourceStatus, ...] = ()
@@ -263,6 +256,8 @@ class ResourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds what, by device ID; None: nobody knows."""
     drift: Sequence[Finding] = ()
     behind: source.Behind | None = None
+    strangers: Mapping[str, str] = {}
+    """Which other DRA driver offers a device, too, in words by device ID."""
 
 
 class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,6 +277,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     books_read: float | None = None
     hindrances: Sequence[tuple[str, str]] = ()
     """The sources of devices that are hindered, each with the reason."""
+    drivers: Sequence[DriverStanding] = ()
     sides: Sequence[Stand] = ()
     crossing: str = ""
     config_file: str = ""
@@ -321,10 +317,8 @@ def document(
         hindrances=tuple(HindranceStatus(source=source, reason=reason) for source, reason in node.hindrances),
         configuration=_configuration(node, now),
         crossing=node.crossing,
-        sides=tuple(
-            SideStatus(id=one.board, side=one.side.value, holder=one.holder or None, words=one.words)
-            for one in node.sides
-        ),
+        drivers=sides.drivers(node.drivers),
+        sides=sides.sides(node.sides, now),
         resources=tuple(_resource(plugin, tally, now, rows=rows) for plugin in node.plugins),
     )
 
@@ -418,6 +412,7 @@ def _devices(plugin: ResourceFacts) -> tuple[DeviceStatus, ...]:
             numa=entry.device.numa_nodes,
             holder=holders.get(id_),
             drift=drift.get(id_, ()),
+            stranger=plugin.strangers.get(id_, ""),
         )
         for id_, entry in plugin.entries.items()
     )

@@ -110,7 +110,7 @@ def node(*plugins: ResourceFacts, token: str = SERVING, ledger: scribe.FileState
 
 STANDS = (
     Stand("GPU-a", Side.PLUGIN, "ns/p/main", "offered by the device plugin API"),
-    Stand("GPU-b", Side.TO_DRA, "ns/q/main", "it goes to DRA as soon as nobody holds it: held by ns/q/main"),
+    Stand("GPU-b", Side.TO_DRA, "ns/q/main", "it goes to DRA as soon as nobody holds it: held by ns/q/main", NOW - 130),
     Stand("GPU-c", Side.DRA, "claim ns/c (pod r)", "offered by DRA: claim ns/c (pod r) has it"),
     Stand("GPU-d", Side.DRA, "", "offered by DRA"),
 )

@@ -34,7 +34,7 @@ A100, H100 = "NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3"
 GPUS = [f"GPU-{number}f3a{number}c6e-77b0-4b1e-9d4a-0c5b8e21d9f{number}" for number in range(4)]
 PARTS = [f"MIG-{number}a41d2b7-0d5c-5a0e-8b7e-3f0f6d1c2e4{number}" for number in range(2)]
 KEYS = [
-    *("gateway", "resource", "id", "health", "state", "kind", "reason", "numa", "holder", "drift"),
+    *("gateway", "resource", "id", "health", "state", "kind", "reason", "numa", "holder", "drift", "stranger"),
     *("product", "index", "pci", "parent", "profile", "links", "nodes", "minor", "driver", "memory", "traits"),
 ]
 
@@ -292,6 +292,7 @@ def test_for_a_script(folder: Path) -> None:
         "numa": [1],
         "holder": "jupyter/notebook-7/kernel",
         "drift": [],
+        "stranger": "",
         "product": A100,
         "index": "3:1",
         "pci": "",

@@ -24,6 +24,7 @@ from devices.model import Device, Health
 from gateway.cli import status as cli
 from gateway.cli.main import gateway
 from gateway.registration.events import Phase
+from gateway.telling.readiness import DriverStanding
 from gateway.telling.status import Configuration, Gateways, GatewayStatus, ResourceFacts
 from gateway.wires import control
 from gateway.wires import log as observe
@@ -275,12 +276,26 @@ def test_a_person_reads_of_rarer_things(document_: GatewayStatus, words: str) ->
 def test_a_person_reads_on_which_side_gpus_are_and_what_those_between_wait_for() -> None:
     page = seen(document(replace(node(), sides=documents.STANDS)))
     assert "  sides    2 dra, 1 plugin, 1 to-dra\n" in page
-    assert "           GPU-b to-dra: it goes to DRA as soon as nobody holds it: held by ns/q/main" in page
+    assert "           GPU-b to-dra, for 2 min: it goes to DRA as soon as nobody holds it: held by ns/q/main" in page
     assert "GPU-a" not in page
     assert "sides" not in seen(FULL)
     many = seen(document(replace(node(), sides=[documents.STANDS[1]] * 10)))
     assert many.count("GPU-b to-dra") == 8
     assert "2 more: gateway cross --to dra --dry-run" in many
+
+
+def test_a_person_reads_how_drivers_stand_and_what_another_driver_offers() -> None:
+    took = DriverStanding(name="gpu.nvidia.com", devices=2, registered=True, unpublished="PATCH /x: 403 Forbidden")
+    refused = DriverStanding(name="gpu.amd.com", devices=1, registered=False, trouble="no such version")
+    strange = {IDS[1]: "dra.example.com offers it as x in theirs"}
+    page = seen(document(replace(node(replace(TROUBLED, strangers=strange)), drivers=(took, refused))))
+    for words in (
+        "  driver   gpu.nvidia.com: registered, 2 devices\n           not published: PATCH /x: 403 Forbidden\n",
+        "  driver   gpu.amd.com: not registered, 1 devices\n           no such version\n",
+        "not offered by DRA here: dra.example.com offers it as x in theirs",
+    ):
+        assert words in page
+    assert "  driver   " not in seen(FULL)
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])

@@ -417,6 +417,24 @@ def test_other_drivers_devices_are_theirs() -> None:
     assert not slices.is_ours("y", namesake, "n1")
 
 
+HARDWARE: Mapping[str, tuple[dict[str, object], set[str]]] = {
+    "a GPU of NVIDIA's driver": (
+        {"uuid": "GPU-0", "resource.kubernetes.io/pciBusID": "0000:3B:00.0", "type": "gpu"},
+        {"GPU-0", "0000:3b:00.0"},
+    ),
+    "a MIG instance": ({"uuid": "MIG-1", "parentUUID": "GPU-0", "index": 3}, {"MIG-1", "GPU-0"}),
+    "an address as NVML writes it": ({"pcieBusID": "00000000:3B:00.0"}, {"0000:3b:00.0"}),
+    "one that is passed through": ({"pciAddr": "0000:3b:00.0"}, {"0000:3b:00.0"}),
+    "no hardware": ({"uuid": "", "productName": "GPU-0", "pciBusID": 7}, set()),
+}
+
+
+@pytest.mark.parametrize("name", HARDWARE)
+def test_hardware_is_known_again_whatever_the_driver_calls_it(name: str) -> None:
+    attributes, wanted = HARDWARE[name]
+    assert slices.hardware(attributes) == wanted
+
+
 # Claims.
 
 ASKED = ClaimName("ns", "c", "u")

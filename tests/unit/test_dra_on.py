@@ -7,6 +7,7 @@ import contextlib
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Collection
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ from tests.unit.test_dra_driver import Kubelet
 
 __all__ = ["authority", "server"]
 A, B = "GPU-a", "GPU-b"
+STRANGE = {"uuid": {"string": A}}
 
 
 class Node:
@@ -139,6 +141,45 @@ async def test_each_api_gives_its_own(node: Node, monkeypatch: pytest.MonkeyPatc
         await node.manager.admit("p1", {GPU: 1})
         with pytest.raises(KubeletError):
             await node.manager.admit("p2", {GPU: 1})
+
+
+async def test_it_says_since_when_a_gpu_is_on_its_way_and_how_drivers_stand(node: Node) -> None:
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.manager.admit("p1", {GPU: 1})
+        before = time.monotonic()
+        await node.cross("dra")
+        await until(lambda: len(node.place.published) == 1)
+        status = Commands(one).document(True)
+        [way] = [row for row in status.sides if row.side == "to-dra"]
+        assert way.moving_s is not None
+        assert 0 <= way.moving_s <= time.monotonic() - before
+        assert [row.moving_s for row in status.sides if row.side == "dra"] == [None]
+        [driver_] = status.drivers
+        assert (driver_.name, driver_.registered, driver_.unpublished) == ("gpu.nvidia.com", True, "")
+        assert door(one).crossing is not None
+        began = status.sides, door(one).crossing.stands()  # type: ignore[union-attr]
+        await node.cross("plugin", way.id)
+        await node.cross("dra", way.id)
+        [again] = [row for row in door(one).crossing.stands() if row.board == way.id]  # type: ignore[union-attr]
+        assert again.since is not None
+        assert again.since > next(row.since for row in began[1] if row.board == way.id)  # type: ignore[operator]
+        node.manager.remove("p1")
+
+
+async def test_what_another_driver_offers_is_named_at_the_device(node: Node) -> None:
+    theirs = {"driver": "dra.example.com", "nodeName": "n1", "devices": [{"name": "x", "attributes": STRANGE}]}
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.cross("dra")
+        await until(lambda: len(node.place.published) == 2)
+        node.place.server.put(f"{API}/resourceslices/theirs", spec=theirs)
+        await until(lambda: list(node.place.published) == ["gpu-1"])
+        [resource] = Commands(one).document(True).resources
+        assert {row.id: row.stranger for row in resource.devices} == {
+            A: "dra.example.com offers it as x in theirs",
+            B: "",
+        }
 
 
 async def test_the_scheduler_hears_of_less_before_the_kubelet_does(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

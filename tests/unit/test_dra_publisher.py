@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.dra import publisher
 from gateway.dra.offer import Ailment, Offer
@@ -159,6 +160,39 @@ async def test_what_another_driver_offers_is_not_offered(
     await until(lambda: published.names == ["gpu-0"])
     server.remove(f"{PATH}/theirs")
     await until(lambda: published.names == ["gpu-0", "gpu-1"])
+
+
+PCI = {"resource.kubernetes.io/pciBusID": {"string": "0000:01:00.0"}}
+SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a part of our GPU": ({"uuid": "GPU-1"}, {"uuid": {"string": "MIG-7"}, "parentUUID": {"string": "GPU-1"}}),
+    "the GPU that ours is a part of": ({"uuid": "MIG-7", "parentUUID": "GPU-1"}, {"uuid": {"string": "GPU-1"}}),
+    "a driver that says no UUID": ({"uuid": "GPU-1", "pcieBusID": "00000000:01:00.0"}, PCI),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+async def test_the_same_hardware_is_not_offered_under_another_name(
+    name: str, published: Published, server: ApiServer
+) -> None:
+    ours, theirs = SAME[name]
+    published.now(gpu(0), replace(gpu(1), attributes=ours))
+    await until(lambda: published.names == ["gpu-0", "gpu-1"])
+    devices = [{"name": "x", "attributes": theirs}]
+    server.put(f"{PATH}/theirs", spec={"driver": "dra.example.com", "nodeName": "n1", "devices": devices})
+    await until(lambda: published.names == ["gpu-0"])
+    assert published.publisher.stranger(ours) == "dra.example.com offers it as x in theirs"
+    assert not published.publisher.stranger({"uuid": "GPU-0"})
+
+
+async def test_it_says_why_slices_are_not_what_they_should_be(published: Published, server: ApiServer) -> None:
+    await until(lambda: published.names and not published.publisher.trouble("gpu.nvidia.com"))
+    server.forbidden = "resourceslices"
+    published.now(gpu(0))
+    await until(lambda: "403" in published.publisher.trouble("gpu.nvidia.com"))
+    server.forbidden = ""
+    await until(lambda: published.names == ["gpu-0"] and not published.publisher.trouble("gpu.nvidia.com"))
+    server.put(f"{PATH}/nvidias", spec={"driver": "gpu.nvidia.com", "nodeName": "n1", "devices": []})
+    await until(lambda: "another process" in published.publisher.trouble("gpu.nvidia.com"))
 
 
 async def test_a_namesakes_pool_is_left_alone(server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch) -> None:

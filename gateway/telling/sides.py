@@ -1,0 +1,69 @@
+"""What the status says of dynamic resource allocation: the drivers, and on which side each GPU is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from gateway.sides.table import Stand
+    from gateway.telling.readiness import DriverStanding
+
+
+class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A DRA driver of the gateway, with so many ``devices`` to offer.
+
+    ``registered``: the kubelet took it; otherwise ``trouble`` says why not, where it said so. ``unpublished`` says why its ResourceSlices
+    aren't what they should be, and is mostly empty.
+    """
+
+    name: str
+    devices: int
+    registered: bool
+    trouble: str = ""
+    unpublished: str = ""
+
+
+class SideStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A physical GPU where both APIs are served (``--dra on``).
+
+    ``side`` is the one that gives it away (``plugin``, ``dra``), or where it is on its way (``to-dra``, ``to-plugin``, ``reclaimed``);
+    ``holder`` is who has it by either (null: nobody, or it isn't known), ``words`` say what it waits for. It has been on its way for
+    ``moving_s``, as far as this process knows (null: it isn't).
+    """
+
+    id: str
+    side: str
+    holder: str | None = None
+    words: str = ""
+    moving_s: float | None = None
+
+
+def drivers(standings: Iterable[DriverStanding]) -> tuple[DriverStatus, ...]:
+    """Say how each driver stands."""
+    return tuple(
+        DriverStatus(
+            name=one.name,
+            devices=one.devices,
+            registered=one.registered,
+            trouble=one.trouble,
+            unpublished=one.unpublished,
+        )
+        for one in standings
+    )
+
+
+def sides(stands: Iterable[Stand], now: float) -> tuple[SideStatus, ...]:
+    """Say where each GPU is at ``now`` (monotonic seconds)."""
+    return tuple(
+        SideStatus(
+            id=one.board,
+            side=one.side.value,
+            holder=one.holder or None,
+            words=one.words,
+            moving_s=None if one.since is None else round(max(0.0, now - one.since), 3),
+        )
+        for one in stands
+    )
