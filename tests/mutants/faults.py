@@ -8,6 +8,7 @@ RULES = {
     "G1": "every fault is survived in the same process, within its bound: the kubelet's own books, and a pod, are the judges",
     "G2": "what can't be looked at for want of a descriptor, or was missed by inotify, is looked at again",
     "G4": "another plugin is judged by what it did: how far it came, whether it ended, and waited for as long as it tries",
+    "G5": "what fails in the matrix or the gauntlet is tried once more and said; never where a pod's devices are concerned, nor many",
     "G3": "a soak replays from its seed, is made shorter, and sees what grows",
 }
 _FAULT = "tests/compat/test_faults.py::test_a_node_is_right_again"
@@ -16,7 +17,43 @@ _EXPLORED = "tests/unit/test_explored.py::test_every_promise_holds_in_every_stat
 _WATCH = "tests/unit/test_watch.py"
 _CONFORMANCE = "tests/unit/test_conformance.py"
 _BROKEN = "tests/compat/test_conformance.py"
+_INVARIANTS = "gateway/lab/trials/invariants.py"
+_ACCIDENT = "tests/unit/test_invariants.py::test_what_a_busy_machine_may_be_the_reason_of"
 MUTANTS = (
+    Mutant("G5", "a device in two pods may be an accident", _INVARIANTS, "is given to both|", "", _ACCIDENT),
+    Mutant("G5", "a crash may be an accident", _INVARIANTS, "|ended by itself", "", _ACCIDENT),
+    Mutant(
+        "G5",
+        "whatever fails in the matrix is tried again",
+        "gateway/lab/matrix/run.py",
+        ' if one.status == "failed" and may_be_an_accident(one.reason)]',
+        ' if one.status == "failed"]',
+        "tests/unit/test_matrix.py::test_what_fails_runs_once_more",
+    ),
+    Mutant(
+        "G5",
+        "many that fail are tried again",
+        "gateway/lab/matrix/run.py",
+        "failed if len(failed) <= ACCIDENTS else ()",
+        "failed",
+        "tests/unit/test_matrix.py::test_many_that_fail_are_no_accident",
+    ),
+    Mutant(
+        "G5",
+        "nobody is told of the second try",
+        "gateway/lab/matrix/run.py",
+        "replace(await again(one), first=one.reason)",
+        "await again(one)",
+        "tests/unit/test_matrix.py::test_what_fails_runs_once_more",
+    ),
+    Mutant(
+        "G5",
+        "whatever fails in the gauntlet is struck again",
+        "gateway/lab/trials/gauntlet.py",
+        ' if it.status == "failed" and may_be_an_accident(it.reason)]',
+        ' if it.status == "failed"]',
+        f"{_GAUNTLET}::test_a_fault_that_fails_is_struck_once_more",
+    ),
     Mutant(
         "G4",
         "a choice without what must be included is right",

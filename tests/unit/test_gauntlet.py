@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.lab.trials import faults
+from gateway.lab.trials import faults, gauntlet
 from gateway.lab.trials.faults import FAULTS, Fault, Outcome, allowed
 from gateway.lab.trials.gauntlet import (
     ENOUGH,
@@ -198,6 +198,31 @@ def test_only_what_was_run_and_kept_passes(outcomes: list[Outcome], broke: list[
     assert result.passed is passed
     assert ("every promise was kept" in summary(result).splitlines()[-1].replace("NOT every", "")) is passed
     assert all(sentence in summary(result) for sentence in broke)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "status", "first"),
+    [
+        pytest.param(["not right within 5 s", ""], "passed", "not right within 5 s", id="the second time it passes"),
+        pytest.param(["not right within 5 s", "nor then"], "failed", "not right within 5 s", id="it fails twice"),
+        pytest.param(["GPU-1 is given to both a and b"], "failed", "", id="a device in two pods is no accident"),
+    ],
+)
+async def test_a_fault_that_fails_is_struck_once_more(
+    monkeypatch: pytest.MonkeyPatch, reasons: list[str], status: str, first: str
+) -> None:
+    left = [*reasons]
+
+    async def alone(fault: Fault, version: str, *_: object) -> Outcome:
+        reason = left.pop(0)
+        return Outcome(fault.name, version, "emulated", "failed" if reason else "passed", reason=reason)
+
+    monkeypatch.setattr(gauntlet, "alone", alone)
+    outcomes = await gauntlet.each_alone([(FAULTS["stream-cut"], "1.28", False)], {}, lambda _: None)
+    assert [(one.status, one.first) for one in outcomes] == [(status, first)]
+    assert left == []
+    told = "passed at the second try: stream-cut on emulated 1.28; at first: not right within 5 s"
+    assert (told in summary(Result(7, outcomes)).splitlines()) is (status == "passed")
 
 
 def test_what_does_not_apply_is_said_with_its_reason() -> None:

@@ -4,7 +4,20 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.lab.trials.invariants import Holding, Pods, broken, given_twice, holdings, registered, short, unannounced
+from devices.model import ContainerAnswer
+from gateway.lab.kubelets.kubelet import Admission
+from gateway.lab.trials.invariants import (
+    Holding,
+    Pods,
+    broken,
+    given_twice,
+    holdings,
+    may_be_an_accident,
+    registered,
+    short,
+    unannounced,
+)
+from gateway.lab.trials.scenarios import mistold
 
 GPU = "nvidia.com/gpu"
 
@@ -113,3 +126,22 @@ def test_what_a_node_must_show(check: Callable[[], list[str]], sentences: list[s
 def test_the_books_of_a_kubelet_are_read_in_order_and_without_empty_entries() -> None:
     books: Pods = {"b": {"main": {GPU: ["G2"], "amd.com/gpu": []}}, "a": {"two": {GPU: ("G1", "G0")}, "one": {}}}
     assert holdings(books) == (h("a", "G0", "G1", container="two"), h("b", "G2"))
+
+
+@pytest.mark.parametrize(
+    ("reason", "may_be"),
+    [
+        pytest.param(
+            "not right within 5 s (promised: 2 s):\nnvidia.com/gpu: expected allocatable 8, found 0", True, id="late"
+        ),
+        pytest.param("it took more than 120 s", True, id="very late"),
+        pytest.param("\n".join(["not right:", *given_twice([h("a", "G0"), h("b", "G0")])]), False, id="given twice"),
+        pytest.param("\n".join(broken([h("a", "G0")], [], ())), False, id="lost"),
+        pytest.param("\n".join(broken([h("a", "G0")], [h("a", "G0", "G1")], ())), False, id="unasked"),
+        pytest.param("after the edit 'x': " + unannounced([h("a", "G0")], {})[0], False, id="another ID"),
+        pytest.param(mistold("a", GPU, ["G0"], Admission({}, ContainerAnswer({})))[0], False, id="told another one"),
+        pytest.param("the gateway ended by itself, with exit status 1; its log ends:", False, id="a crash"),
+    ],
+)
+def test_what_a_busy_machine_may_be_the_reason_of(reason: str, *, may_be: bool) -> None:
+    assert may_be_an_accident(reason) is may_be

@@ -178,6 +178,59 @@ def test_a_failing_cell_is_red_and_ends_the_run_with_1(folder: Path) -> None:
     assert 'failures="1"' in (out / "junit.xml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "status", "tries"),
+    [
+        pytest.param("not right in time", "", "passed", 2, id="the second time it passes"),
+        pytest.param("not right in time", "nor then", "failed", 2, id="it fails twice"),
+        pytest.param("pod a lost GPU-1: it holds nothing now", "", "failed", 1, id="a pod's devices are no accident"),
+        pytest.param("the gateway ended by itself, with exit status 1", "", "failed", 1, id="nor is a crash"),
+    ],
+)
+async def test_what_fails_runs_once_more(first: str, second: str, status: str, tries: int) -> None:
+    reasons, said = [first, second], list[str]()
+
+    async def promise(_node: Node, _version: str) -> None:
+        if reason := reasons.pop(0):
+            must([reason])
+
+    job = Matrix(("1.37",), {}, {"1.37": "no Go"}, (Scenario("late", "it is in time", promise),), with_hops=False)
+    [cell] = await matrix._cells(job, said.append)
+    again = tries == 2
+    assert (cell.status, cell.first) == (status, first if again else "")
+    assert len(reasons) == 2 - tries
+    assert (
+        any(line.startswith(f"late on kubelet 1.37 (emulated): {status} at the second try") for line in said) is again
+    )
+
+
+async def test_many_that_fail_are_no_accident() -> None:
+    tries = []
+
+    async def promise(_node: Node, version: str) -> None:
+        tries.append(version)
+        must(["not right in time"])
+
+    rows = tuple(Scenario(f"late-{number}", "", promise) for number in range(matrix.ACCIDENTS + 1))
+    cells = await matrix._cells(Matrix(("1.37",), {}, {}, rows), lambda _: None)
+    assert (len(tries), {cell.status for cell in cells}) == (len(rows), {"failed"})
+
+
+async def test_a_hop_that_fails_runs_once_more_on_another_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    served, nodes = Node.served, []
+
+    async def late(node: Node, *arguments: object) -> None:
+        if node not in nodes:
+            nodes.append(node)
+        if len(nodes) == 1:
+            must(["not right in time"])
+        await served(node, *arguments)
+
+    monkeypatch.setattr(Node, "served", late)
+    found = await matrix._hops(Matrix(("1.36", "1.37"), {}), lambda _: None)
+    assert [(hop.status, hop.first) for hop in found] == [("passed", "not right in time"), ("passed", "")]
+
+
 @pytest.mark.usefixtures("broken")
 def test_a_passing_run_ends_with_0_and_can_be_put_on_a_page(folder: Path) -> None:
     page = folder / "page.md"

@@ -145,6 +145,24 @@ def test_the_summary_names_what_failed_and_nothing_else() -> None:
     assert "3 hops: 3 passed (on 1 the kubelet forgets its pods: drained first)" in lines
 
 
+def test_what_passed_at_the_second_try_only_is_said_in_every_form() -> None:
+    twice = _report(
+        _cell("1.9", "passed", first="not right within 5 s\nand more"),
+        _cell("1.28", "failed", first="one way", reason="another"),
+        hops=(msgspec.structs.replace(UP, first="no kubelet"),),
+    )
+    assert [line for line in report.summary(twice).splitlines() if "second try" in line] == [
+        "passed at the second try: register on kubelet 1.9 (genuine); at first: not right within 5 s",
+        "passed at the second try: hop 1.9 -> 1.28 (emulated); at first: no kubelet",
+    ]
+    assert "| register | ✅² | ❌² |" in report.markdown(twice)
+    assert "- hop 1.9 -> 1.28 (emulated); at first: no kubelet" in report.markdown(twice)
+    assert "✓²</a>" in report.html(twice)
+    assert "6²</a>" in report.html(twice)
+    assert "<dt>at the first try</dt><dd>not right within 5 s\nand more</dd>" in report.html(twice)
+    assert report.junit(twice).count(b"<system-out>this is the second try; at the first: ") == 3
+
+
 def test_a_checkpoint_that_nobody_looked_at_is_not_lost() -> None:
     unseen = msgspec.structs.replace(UP, checkpoint_kept=None)
     assert "| lost |" not in report.markdown(_report(_cell("1.9", "passed"), hops=(unseen,)))

@@ -76,6 +76,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seconds: float = 0.0
     reason: str = ""
     """Why it failed or doesn't apply, or what the kubelet's bug does; empty where it passed."""
+    first: str = ""
+    """Why it failed at the first try, where this is the record of a second one; otherwise empty."""
     bug: str = ""
     """The name of the kubelet's own bug; empty unless the status says so."""
     reference: str = ""
@@ -106,6 +108,8 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     seconds: float = 0.0
     reason: str = ""
     """Why it failed."""
+    first: str = ""
+    """Why it failed at the first try, where this is the record of a second one; otherwise empty."""
     forgets: str = ""
     """Why the kubelet itself forgets its pods on this hop, which is why they were drained first; it was seen to forget."""
     checkpoint_kept: bool | None = None

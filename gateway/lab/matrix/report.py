@@ -36,6 +36,8 @@ _GLYPHS: Mapping[Status, str] = {
     "not applicable": "\N{EN DASH}",
 }
 _CLASSES: Mapping[Status, str] = {"passed": "ok", "failed": "bad", "known kubelet bug": "bug", "not applicable": "na"}
+SECOND_TRY = "\N{SUPERSCRIPT TWO}"
+"""What marks a run that failed at the first try."""
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 can't hold, however they are spelled."""
 
@@ -84,7 +86,8 @@ def summary(report: Report) -> str:
         nodes = report.cluster.nodes
         lines.append(f"mixed cluster of {counted(len(nodes), 'node')}: {tally(node.status for node in nodes)}")
     lines += [f"note: {note}" for note in report.about.notes]
-    failed = [f"  {_name(one)}: {_first_line(one.reason)}" for one in report.results() if one.status == "failed"]
+    lines += [f"passed at the second try: {one}" for one in _second_tries(report)]
+    failed = [f"  {name_of(one)}: {_first_line(one.reason)}" for one in report.results() if one.status == "failed"]
     ran = sum(1 for one in report.results() if one.status != "not applicable")
     ending = f"PASSED: {counted(ran, 'run')}" if report.passed else f"FAILED: {len(failed)} of {counted(ran, 'run')}"
     return "\n".join([*lines, *failed, f"{ending} in {report.about.seconds:.0f} s"])
@@ -98,7 +101,8 @@ def _kinds(report: Report) -> str:
     return "; ".join(f"{len(versions)} {kind} ({', '.join(versions)})" for kind, versions in by_kind.items())
 
 
-def _name(one: Cell | Hop | NodeFact) -> str:
+def name_of(one: Cell | Hop | NodeFact) -> str:
+    """Name a run, in words."""
     match one:
         case Cell():
             return f"{one.scenario} on kubelet {one.version} ({one.kind})"
@@ -108,6 +112,18 @@ def _name(one: Cell | Hop | NodeFact) -> str:
             return f"node with kubelet {one.version} ({one.kind}) of the mixed cluster"
         case _:
             assert_never(one)
+
+
+def _second_tries(report: Report) -> Iterator[str]:
+    """Name what passed at the second try only, and what was wrong at the first."""
+    runs: tuple[Cell | Hop, ...] = (*report.cells, *report.hops)
+    for one in runs:
+        if one.first and one.status != "failed":
+            yield f"{name_of(one)}; at first: {_first_line(one.first)}"
+
+
+def _sign(one: Cell | Hop, signs: Mapping[Status, str]) -> str:
+    return signs[one.status] + (SECOND_TRY if one.first else "")
 
 
 def _first_line(text: str) -> str:
@@ -207,6 +223,9 @@ def _markdown(report: Report, heading: str) -> Iterator[str]:
         yield from _markdown_grid(report, heading)
     if report.hops:
         yield from _markdown_hops(report, heading)
+    if second := [*_second_tries(report)]:
+        yield f"\n{heading} Passed at the second try ({SECOND_TRY})\n"
+        yield from (f"- {_inline(one)}" for one in second)
     if report.cluster:
         yield from (f"\n{heading} A cluster of all of them at once\n",)
         yield from _table(
@@ -230,7 +249,7 @@ def _markdown_grid(report: Report, heading: str) -> Iterator[str]:
             [
                 row.name,
                 *(
-                    _SIGNS[cells[row.name, version].status] if (row.name, version) in cells else ""
+                    _sign(cells[row.name, version], _SIGNS) if (row.name, version) in cells else ""
                     for version in versions
                 ),
             ]
@@ -272,7 +291,7 @@ def _markdown_hops(report: Report, heading: str) -> Iterator[str]:
             [
                 f"{hop.old} → {hop.new}",
                 hop.kind,
-                _SIGNS[hop.status],
+                _sign(hop, _SIGNS),
                 _change(hop.api_before, hop.api_after),
                 _change(hop.level_before, hop.level_after),
                 _kept(hop),
@@ -335,6 +354,8 @@ def junit(report: Report) -> bytes:
                 failure.text = _xml("\n".join([one.reason, "", *one.transcript]))
             elif one.status != "passed":
                 ET.SubElement(found, "skipped", message=_xml(f"{one.status}: {_first_line(one.reason)}"))
+            if not isinstance(one, NodeFact) and one.first:
+                ET.SubElement(found, "system-out").text = _xml(f"this is the second try; at the first: {one.first}")
         statuses = [one.status for *_, one in rows]
         suite.set("tests", str(len(rows)))
         suite.set("failures", str(statuses.count("failed")))
@@ -426,7 +447,7 @@ def _head(report: Report, versions: Iterable[str]) -> str:
 
 def _link(one: Cell | Hop | NodeFact, text: str) -> str:
     key = escape(_key(one))
-    title = escape(f"{_name(one)}: {one.status}{'. ' + _first_line(one.reason) if one.reason else ''}", quote=True)
+    title = escape(f"{name_of(one)}: {one.status}{'. ' + _first_line(one.reason) if one.reason else ''}", quote=True)
     return f'<a id="at-{key}" href="#{key}" title="{title}" class="{_classes(one.status, one.kind)}">{text}</a>'
 
 
@@ -443,7 +464,7 @@ def _html_grid(report: Report) -> Iterator[str]:
         yield f"<tr><th scope=row><b>{escape(row.name)}</b><small>{escape(row.promise)}</small></th>"
         for version in versions:
             cell = cells.get((row.name, version))
-            yield f"<td>{_link(cell, _GLYPHS[cell.status]) if cell else ''}</td>"
+            yield f"<td>{_link(cell, _sign(cell, _GLYPHS)) if cell else ''}</td>"
         yield "</tr>"
     yield "</tbody></table></div></section>"
 
@@ -463,6 +484,7 @@ def _html_hops(report: Report) -> Iterator[str]:
         for new in versions:
             hop = found.get((old, new))
             number = "" if hop is None else f"{hop.gap_ms:.0f}" if hop.gap_ms is not None else _GLYPHS[hop.status]
+            number += SECOND_TRY if hop and hop.first else ""
             inner = _link(hop, number).replace('class="', 'class="forgets ', 1 if hop.forgets else 0) if hop else ""
             yield f"<td{' class=self' if old == new else ''}>{inner}</td>"
         yield "</tr>"
@@ -512,7 +534,7 @@ def _panels(report: Report) -> Iterator[str]:
         yield (
             f'<div class=panel id="{key}"><a class=backdrop href="#at-{key}" aria-label=close></a><article>'
             f'<header><span class="badge {_classes(one.status, one.kind)}">{escape(one.status)}</span>'
-            f'<h2>{escape(_name(one))}</h2><a class=close href="#at-{key}" aria-label=close>✕</a></header>'
+            f'<h2>{escape(name_of(one))}</h2><a class=close href="#at-{key}" aria-label=close>✕</a></header>'
             f"{promise}{reason}<dl>{facts}</dl>{logged}{transcript}</article></div>\n"
         )
 
@@ -520,9 +542,11 @@ def _panels(report: Report) -> Iterator[str]:
 def _panel_facts(one: Cell | Hop | NodeFact) -> Iterator[tuple[str, str]]:
     match one:
         case Cell():
+            yield "at the first try", one.first
             yield "kubelet's bug", f"{one.bug} ({one.reference})" if one.bug else ""
             yield "took", f"{one.seconds:g} s" if one.seconds else ""
         case Hop():
+            yield "at the first try", one.first
             yield "API", _change(one.api_before, one.api_after)
             yield "taken for kubelet", _change(one.level_before, one.level_after)
             yield "checkpoint", _kept(one)

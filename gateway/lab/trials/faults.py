@@ -1067,6 +1067,8 @@ class Outcome:
     seconds: float = 0.0
     """How long the node took to be right again."""
     reason: str = ""
+    first: str = ""
+    """Why it failed at the first try, where this is what came of a second one; otherwise empty."""
     log: Sequence[str] = ()
     """The ends of the logs of the node's processes, where it failed."""
 

@@ -6,6 +6,7 @@ returns sentences for a person, none when all is well; nothing here asserts, pri
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -27,6 +28,16 @@ class Holding:
     container: str
     resource: str
     device_ids: tuple[str, ...]
+
+
+_NO_ACCIDENT = re.compile(
+    r"is given to both|\bpod .+ (lost|got .+ unasked:|holds .+, (its container is told|which no longer exists))|ended by itself"
+)
+
+
+def may_be_an_accident(reason: str) -> bool:
+    """Tell whether a busy machine may be why something failed: never where pods' devices are concerned, or a gateway crashed."""
+    return not _NO_ACCIDENT.search(reason)
 
 
 def holdings(pods: Pods) -> tuple[Holding, ...]:
