@@ -74,15 +74,22 @@ demo: $(VENV) ## a node with 8 simulated GPUs through kubelet upgrades and back
 
 # Tests of one module stay together, because they share what is dear to make; the longest modules come first, in tests/compat.
 # Four processes even on two cores, because those modules mostly wait for processes to start.
-PARALLEL := --numprocesses=4 --dist=loadfile --no-loadscope-reorder tests/compat tests/unit
+PARALLEL := --numprocesses=4 --dist=loadfile --no-loadscope-reorder
+
+# A machine that stood still is no finding: what fails runs again, and is named at the end with what it said. Not what harms a pod.
+RERUNS := --reruns=2 --reruns-delay=1 --max-suite-reruns=20 --rerun-show-tracebacks --rerun-except='is given to both|\bpod .+ lost |ended by itself'
+
+.PHONY: pytest-options
+pytest-options:
+	@echo "$(PARALLEL) $(RERUNS)"
 
 .PHONY: test
 test: kubelets ## everything, up to the genuine kubelets (the first time builds them: some minutes)
-	$(RUN)python -m pytest $(PARALLEL)
+	$(RUN)python -m pytest $(PARALLEL) $(RERUNS) tests/compat tests/unit
 
 .PHONY: unit
 unit: $(VENV) ## the tests that need no genuine kubelet
-	$(RUN)python -m pytest $(PARALLEL) -m 'not genuine'
+	$(RUN)python -m pytest $(PARALLEL) $(RERUNS) -m 'not genuine' tests/compat tests/unit
 
 .PHONY: kubelets
 kubelets: $(VENV) ## build the genuine kubelet device managers
