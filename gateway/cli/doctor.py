@@ -22,7 +22,7 @@ from gateway.cli import advice, main, places
 from gateway.cli.status import look as ask
 from gateway.configuration.settings import ConfigError
 from gateway.doctor import checks, collect
-from gateway.doctor.look import Places, Told, cluster, look
+from gateway.doctor.look import Places, Told, cluster, look, needed
 from gateway.doctor.snapshot import Release, Surveyed
 from gateway.wires import control
 from gateway.wires.log import escaped, printable
@@ -138,7 +138,8 @@ def seen(root: click.Context, state_dir: Path, host_root: Path) -> Surveyed:
     pod_resources = socket_dir.parent / "pod-resources" / "kubelet.sock"
     places = Places(root=host_root, socket_dir=socket_dir, state_dir=kept, pod_resources=pod_resources)
     kubeconfig = found.get("kubeconfig")
-    told_by_server = cluster(Path(kubeconfig) if kubeconfig else None, found.get("node-name") or os.uname().nodename)
+    name = found.get("node-name") or os.uname().nodename
+    told_by_server = cluster(Path(kubeconfig) if kubeconfig else None, name, needed(told.get("statuses", ())))
     return look(places, Told(**told), told_by_server, release, collect.nvml if host_root == Path("/") else None)
 
 

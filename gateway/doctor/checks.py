@@ -10,7 +10,7 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from gateway.doctor import cluster, drivers, gateways, kubelets, runtimes
+from gateway.doctor import claims, cluster, drivers, gateways, kubelets, runtimes
 from gateway.doctor.snapshot import Surveyed
 
 PAGES: Final = "docs/"
@@ -21,6 +21,7 @@ JUDGES: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     **drivers.CHECKS,
     **runtimes.CHECKS,
     **cluster.CHECKS,
+    **claims.CHECKS,
 }
 """Each says what it saw that is wrong; nothing where nothing is, or where it can't be seen from here."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gateway.doctor.snapshot import Surveyed
+from gateway.doctor.snapshot import Surveyed, offered
 
 _DRIVERS: Final = {"gpu.nvidia.com": "nvidia.com/", "gpu.amd.com": "amd.com/"}
 """DRA drivers of GPUs, and what the names of their vendor's resources begin with."""
@@ -13,13 +13,13 @@ _VENDORS: Final = ("nvidia.com/", "amd.com/")
 
 
 def _dra(seen: Surveyed) -> str:
-    offered = {name for name, count in _offered(seen).items() if count}
+    names = {name for name, count in offered(seen).items() if count}
     both = sorted(
         driver
         for driver, prefix in _DRIVERS.items()
-        if driver in (seen.drivers or ()) and any(name.startswith(prefix) for name in offered)
+        if driver in (seen.drivers or ()) and any(name.startswith(prefix) for name in names)
     )
-    return f"{', '.join(both)} is registered with the kubelet, beside {', '.join(sorted(offered))}" if both else ""
+    return f"{', '.join(both)} is registered with the kubelet, beside {', '.join(sorted(names))}" if both else ""
 
 
 def _dead(seen: Surveyed) -> str:
@@ -28,17 +28,18 @@ def _dead(seen: Surveyed) -> str:
     dead = sorted(
         name
         for name, count in seen.node.capacity.items()
-        if not count and name.startswith(_VENDORS) and name not in _offered(seen)
+        if not count and name.startswith(_VENDORS) and name not in offered(seen)
     )
     return f"the node has {', '.join(dead)} with 0, and no gateway offers that" if dead else ""
 
 
 def _unseen(seen: Surveyed) -> str:
-    if seen.node is None:
+    # Where GPUs may cross, another check has more to say.
+    if seen.node is None or any(status.sides for status in seen.statuses):
         return ""
     missing = [
         f"{name}: {count} are offered, the API server shows {seen.node.allocatable.get(name, 0)}"
-        for name, count in _offered(seen).items()
+        for name, count in offered(seen).items()
         if seen.node.allocatable.get(name, 0) < count
     ]
     return "; ".join(missing)
@@ -49,13 +50,6 @@ def _no_class(seen: Surveyed) -> str:
     if seen.runtime_classes is None or runtime is None or not runtime.nvidia or runtime.default:
         return ""
     return "" if "nvidia" in seen.runtime_classes else "there is no RuntimeClass nvidia"
-
-
-def _offered(seen: Surveyed) -> dict[str, int]:
-    """What the serving gateways say that the kubelet can give out."""
-    return {
-        one.name: one.allocatable for status in seen.statuses for one in status.resources if not one.standing_by_for
-    }
 
 
 CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {

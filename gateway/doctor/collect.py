@@ -242,6 +242,11 @@ def dra_drivers(kubelet_dir: Path) -> frozenset[str] | None:
     return frozenset(names)
 
 
+def has_registry(kubelet_dir: Path) -> bool | None:
+    """Whether the kubelet has its folder for drivers; None where the kubelet's own folder isn't there."""
+    return (kubelet_dir / "plugins_registry").is_dir() if kubelet_dir.is_dir() else None
+
+
 def _nvml() -> NvmlSeen:
     import pynvml  # noqa: PLC0415 - it is asked on nodes with NVIDIA GPUs alone
 

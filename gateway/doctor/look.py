@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +47,8 @@ class Cluster(Struct, frozen=True):
 
     node: ApiNode | None = None
     runtime_classes: frozenset[str] | None = None
+    device_classes: Mapping[str, str] | None = None
+    rights: Mapping[str, bool] | None = None
 
 
 def look(
@@ -92,6 +94,9 @@ def look(
         drivers=collect.dra_drivers(places.socket_dir.parent),
         node=cluster.node,
         runtime_classes=cluster.runtime_classes,
+        registry=collect.has_registry(places.socket_dir.parent),
+        device_classes=cluster.device_classes,
+        rights=cluster.rights,
     )
 
 
@@ -117,27 +122,98 @@ class _Node(Struct, frozen=True):
     status: _NodeStatus = _NodeStatus()
 
 
-def cluster(kubeconfig: Path | None, name: str) -> Cluster:
-    """Ask the API server for the node and the runtime classes; nothing where there is no way to it, or no right."""
+class _Cel(Struct, frozen=True):
+    expression: str = ""
+
+
+class _Selector(Struct, frozen=True):
+    cel: _Cel = _Cel()
+
+
+class _Selectors(Struct, frozen=True):
+    selectors: tuple[_Selector, ...] = ()
+
+
+class _DeviceClass(Struct, frozen=True):
+    metadata: _Meta = _Meta()
+    spec: _Selectors = _Selectors()
+
+
+class _Allowed(Struct, frozen=True):
+    allowed: bool = False
+
+
+class _Review(Struct, frozen=True):
+    status: _Allowed = _Allowed()
+
+
+_DRA: Final = "resource.k8s.io"
+_CLAIMS: Final[tuple[tuple[str, str, str], ...]] = (
+    *((_DRA, "resourceslices", verb) for verb in ("list", "watch", "patch", "delete")),
+    (_DRA, "resourceclaims", "get"),
+    ("", "nodes", "get"),
+    ("", "pods", "list"),
+)
+"""What --dra asks of the API server: group, resource, verb (deploy/kustomize/components/dra)."""
+_BOTH: Final[tuple[tuple[str, str, str], ...]] = (
+    (_DRA, "resourceclaims", "list"),
+    (_DRA, "deviceclasses", "list"),
+    ("", "nodes", "watch"),
+    ("", "nodes/status", "patch"),
+)
+"""What --dra on asks besides (components api-server and dra-on)."""
+
+
+def needed(statuses: Iterable[GatewayStatus]) -> tuple[tuple[str, str, str], ...]:
+    """Say what gateways that offer devices by DRA need to be allowed; nothing where none does."""
+    told = list(statuses)
+    claims = any(one.drivers for one in told)
+    return (*(_CLAIMS if claims else ()), *(_BOTH if claims and any(one.sides for one in told) else ()))
+
+
+def cluster(kubeconfig: Path | None, name: str, rights: Sequence[tuple[str, str, str]]) -> Cluster:
+    """Ask the API server for the node and the classes, and for rights; nothing where there is no way to it, or no right."""
     try:
         found = access.find(kubeconfig)
     except access.AccessError:
         return Cluster()
-    return asyncio.run(asked(found, name))
+    return asyncio.run(asked(found, name, rights))
 
 
-async def asked(found: access.Access, name: str) -> Cluster:
+async def asked(found: access.Access, name: str, rights: Sequence[tuple[str, str, str]] = ()) -> Cluster:
     """Ask one API server; what it doesn't say is None."""
     api = client.Client(found, manager="gateway-doctor", version="")
     try:
         node = await _optional(api.get(f"/api/v1/nodes/{name}", _Node, seconds=_WITHIN))
         classes = await _optional(api.list("/apis/node.k8s.io/v1/runtimeclasses", _Named, seconds=_WITHIN))
+        device_classes = None
+        for version in ("v1", "v1beta2", "v1beta1") if rights else ():
+            path = f"/apis/{_DRA}/{version}/deviceclasses"
+            device_classes = device_classes or await _optional(api.list(path, _DeviceClass, seconds=_WITHIN))
+        allowed = {f"{verb} {resource}": await _allowed(api, group, resource, verb) for group, resource, verb in rights}
     finally:
         api.close()
     return Cluster(
         None if node is None else _api_node(node),
         None if classes is None else frozenset(one.metadata.name for one in classes[0]),
+        None if device_classes is None else {one.metadata.name: _text(one) for one in device_classes[0]},
+        {what: answer for what, answer in allowed.items() if answer is not None} or None,
     )
+
+
+async def _allowed(api: client.Client, group: str, resource: str, verb: str) -> bool | None:
+    """Ask whether who asks may do something; None where that isn't answered."""
+    name, _, part = resource.partition("/")
+    what = {"group": group, "resource": name, "subresource": part, "verb": verb}
+    body: dict[str, Any] = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "metadata": {}}
+    body["spec"] = {"resourceAttributes": what}
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    found = await _optional(api.review(path, body, _Review, seconds=_WITHIN))
+    return None if found is None else bool(found.status.allowed)
+
+
+def _text(one: _DeviceClass) -> str:
+    return " ".join(selector.cel.expression for selector in one.spec.selectors)
 
 
 async def _optional(asked: Any) -> Any:

@@ -152,3 +152,16 @@ class Surveyed(Struct, frozen=True, kw_only=True):
     """Names of DRA drivers that are registered with the kubelet."""
     node: ApiNode | None = None
     runtime_classes: frozenset[str] | None = None
+    registry: bool | None = None
+    """Whether the kubelet has its folder for drivers; None where its own folder can't be seen."""
+    device_classes: Mapping[str, str] | None = None
+    """DeviceClasses, and the text of each one's selectors."""
+    rights: Mapping[str, bool] | None = None
+    """What --dra needs of the API server, in words, and whether it is allowed; None where no gateway needs it, or it can't be asked."""
+
+
+def offered(seen: Surveyed) -> dict[str, int]:
+    """Say what the serving gateways say that the kubelet can give out, by resource."""
+    return {
+        one.name: one.allocatable for status in seen.statuses for one in status.resources if not one.standing_by_for
+    }

@@ -142,6 +142,10 @@ class Client:
         query = {"fieldManager": self._manager}
         await self._ask("POST", target(path, query), body, "application/json", seconds=seconds)
 
+    async def review(self, path: str, body: Mapping[str, Any], kind: type[T], *, seconds: float = SECONDS) -> T:
+        """Post what the server answers and doesn't keep, such as an access review."""
+        return decoded(await self._ask("POST", path, body, "application/json", seconds=seconds), kind, f"POST {path}")
+
     async def patch(self, path: str, body: Body, how: Patch, *, seconds: float = SECONDS) -> None:
         """Change an object, or with ``Patch.APPLY`` make it what ``body`` says of it (server-side apply, by force)."""
         query = {"fieldManager": self._manager} | ({"force": "true"} if how is Patch.APPLY else {})

@@ -90,6 +90,8 @@ class ApiServer:
     tokens: set[str] = field(default_factory=lambda: {TOKEN.decode()})
     forbidden: str = ""
     """What no path that is written may contain."""
+    denied: frozenset[str] = frozenset()
+    """What an access review says no to, such as ``list pods``."""
     version: int = 100
     oldest: int = 0
     """Watches from before this version are 410 Gone."""
@@ -214,6 +216,12 @@ class ApiServer:
             await self._watch(answer, request)
         elif request.method == "GET":
             await self._get(answer, request)
+        elif request.path.endswith("/selfsubjectaccessreviews"):
+            asked = request.body["spec"]["resourceAttributes"]
+            what = "/".join(filter(None, (asked["resource"], asked["subresource"])))
+            await answer.json(
+                201, {**request.body, "status": {"allowed": f"{asked['verb']} {what}" not in self.denied}}
+            )
         elif request.method == "POST":
             await self._create(answer, request)
         elif request.path.removesuffix("/status") not in self.objects and "apply" not in request.headers.get(

@@ -19,6 +19,7 @@ _KUBELETS = "gateway/doctor/kubelets.py"
 _GATEWAYS = "gateway/doctor/gateways.py"
 _RUNTIMES = "gateway/doctor/runtimes.py"
 _CLUSTER = "gateway/doctor/cluster.py"
+_CLAIMS = "gateway/doctor/claims.py"
 _COMMAND = "gateway/cli/doctor.py"
 _TEST = "tests/unit/test_doctor.py"
 _OWN = f"{_TEST}::test_a_fault_is_named_by_its_own_code"
@@ -128,5 +129,53 @@ MUTANTS = (
         'sys.exit(2 if outcomes["error"] else 1',
         'sys.exit(2 if outcomes["error"] or outcomes["warning"] else 1',
         f"{_TEST}::test_the_exit_status_says_how_bad_it_is",
+    ),
+    Mutant(
+        "DOC2",
+        "what crosses is behind at the API server, too",
+        _CLAIMS,
+        "or not sides or any(one.side in _MOVING for one in sides)",
+        "or not sides",
+        _QUIET,
+    ),
+    Mutant(
+        "DOC2",
+        "a GPU that has just left is long on its way",
+        _CLAIMS,
+        "if one.moving_s is not None and one.moving_s >= _LONG",
+        "if one.moving_s is not None",
+        _QUIET,
+    ),
+    Mutant(
+        "DOC2",
+        "a class without selectors takes nothing",
+        _CLAIMS,
+        "one.name in text or not text for",
+        "one.name in text for",
+        _QUIET,
+    ),
+    Mutant(
+        "DOC2",
+        "a folder that isn't there is a kubelet's refusal, too",
+        _CLAIMS,
+        '    if _no_registry(seen):\n        return ""\n',
+        "",
+        _OWN,
+    ),
+    Mutant(
+        "DOC2",
+        "a lowered allocatable is the kubelet's fault, too",
+        _CLUSTER,
+        "if seen.node is None or any(status.sides for status in seen.statuses):",
+        "if seen.node is None:",
+        _OWN,
+    ),
+    Mutant(
+        "DOC1",
+        "a right that isn't asked for is had",
+        "gateway/doctor/look.py",
+        "None if found is None else bool(found.status.allowed)",
+        "True",
+        f"{_TEST}::test_the_api_server_is_asked_for_what_claims_need",
     ),
 )

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from msgspec.structs import replace
 from gateway.cli.doctor import release
 from gateway.cli.main import gateway
 from gateway.doctor import checks, collect
-from gateway.doctor.look import Cluster, Places, Told, asked, look
+from gateway.doctor.look import Cluster, Places, Told, asked, look, needed
 from gateway.doctor.snapshot import ApiNode, DeviceNodeSeen, NvmlSeen, Release, Surveyed
 from gateway.handover.instance import Instance
+from gateway.telling.sides import DriverStatus, SideStatus
 from gateway.telling.status import (
     Books,
     Build,
@@ -80,6 +82,15 @@ CDI: dict[str, Any] = {
 }
 
 
+DRIVER = DriverStatus(name="gpu.nvidia.com", devices=2, registered=True)
+WAITS = "it goes to DRA as soon as nobody holds it: held by ns/q/main"
+STAYS = (
+    SideStatus(id="GPU-0", side="plugin", words="offered by the device plugin API"),
+    SideStatus(id="GPU-1", side="dra", words="offered by DRA"),
+)
+MOVES = (STAYS[0], SideStatus(id="GPU-1", side="to-dra", holder="ns/q/main", words=WAITS, moving_s=7300.0))
+
+
 @dataclass
 class Fake:
     """A node with two NVIDIA GPUs: its file system below ``root``, and what others say."""
@@ -91,6 +102,8 @@ class Fake:
     told: dict[str, Any] = field(default_factory=dict)
     node: ApiNode = field(default_factory=lambda: ApiNode("v1.36.3", {GPU: 2}, {GPU: 2}))
     classes: frozenset[str] = frozenset({"nvidia"})
+    device_classes: dict[str, str] = field(default_factory=lambda: {"gpu": "device.driver == 'gpu.nvidia.com'"})
+    rights: dict[str, bool] = field(default_factory=lambda: {"list resourceslices": True, "patch nodes/status": True})
     nvml: NvmlSeen = field(default_factory=lambda: NvmlSeen("well", gpus=2))
     changed: dict[str, Any] = field(default_factory=dict)
 
@@ -134,7 +147,8 @@ class Fake:
             pod_resources=self.sockets.parent / "pod-resources/kubelet.sock",
         )
         told = Told(**{"statuses": (self.status, *self.others)} | self.told)
-        seen = look(places, told, Cluster(self.node, self.classes), release, lambda: self.nvml)
+        said = Cluster(self.node, self.classes, self.device_classes, self.rights)
+        seen = look(places, told, said, release, lambda: self.nvml)
         return replace(seen, **self.changed)
 
     def codes(self) -> set[str]:
@@ -401,6 +415,17 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0502": node_of(capacity={GPU: 2, "nvidia.com/mig-1g.5gb": 0}),
     "DPG0503": node_of(allocatable={GPU: 0}),
     "DPG0504": no_default,
+    "DPG0601": lambda fake: fake.resource(
+        devices=(replace(DEVICES[0], stranger="dra.example.com offers it as x in theirs"), DEVICES[1])
+    ),
+    "DPG0602": status_of(sides=MOVES),
+    "DPG0603": both(status_of(sides=STAYS), node_of(allocatable={GPU: 0})),
+    "DPG0604": both(status_of(drivers=(DRIVER,)), lambda fake: fake.device_classes.update(gpu="device.driver == 'x'")),
+    "DPG0605": status_of(drivers=(replace(DRIVER, unpublished="PATCH /apis/x: 403 Forbidden: it is forbidden"),)),
+    "DPG0606": both(status_of(drivers=(DRIVER,)), lambda fake: fake.rights.update({"patch nodes/status": False})),
+    "DPG0607": both(status_of(drivers=(replace(DRIVER, registered=False),)), gone("var/lib/kubelet/plugins_registry")),
+    "DPG0608": status_of(drivers=(replace(DRIVER, registered=False),)),
+    "DPG0609": status_of(crossing="expected device-plugin-gateway/cross-to to be dra or plugin, got 'dar'"),
 }
 
 
@@ -446,6 +471,22 @@ MORE: Mapping[str, tuple[str, Callable[[Fake], None]]] = {
         lambda fake: fake.resource(phase="standing by for another gateway", allocatable=0, trouble=BY_DRA),
     ),
     "a library that fails": ("DPG0305", nvml("failed", "NVML: Unknown Error")),
+    "a driver that the kubelet refused": (
+        "DPG0608",
+        both(
+            status_of(drivers=(replace(DRIVER, registered=False, trouble="no such version"),)),
+            node_of(kubelet="v1.33.6", capacity={GPU: 2}),
+            seen_as(release=Release(33)),
+        ),
+    ),
+    "another process with the driver's name": (
+        "DPG0605",
+        status_of(drivers=(replace(DRIVER, unpublished="another process publishes devices of gpu.nvidia.com: y"),)),
+    ),
+    "allocatable that is lowered for a resource that isn't there": (
+        "DPG0603",
+        both(status_of(sides=STAYS), node_of(allocatable={})),
+    ),
     "a checkpoint that is no file": (
         "DPG0108",
         both(
@@ -487,6 +528,19 @@ QUIET: Mapping[str, Callable[[Fake], None]] = {
             "etc/containerd/config.toml",
             'version = 3\n[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n',
         )
+    ),
+    "a node that offers by both APIs, with nothing on its way": both(
+        status_of(drivers=(DRIVER,), sides=STAYS, resources=(replace(SERVED, allocatable=1),)),
+        node_of(allocatable={GPU: 1}),
+    ),
+    "GPUs that have just begun to go, though the API server is behind": both(
+        status_of(drivers=(DRIVER,), sides=(STAYS[0], replace(MOVES[1], moving_s=30.0))), node_of(allocatable={GPU: 0})
+    ),
+    "a class that takes devices of any driver": both(
+        status_of(drivers=(DRIVER,)), lambda fake: fake.device_classes.update(gpu="")
+    ),
+    "classes and folders of claims where no gateway has any": both(
+        lambda fake: fake.device_classes.update(gpu="device.driver == 'x'"), gone("var/lib/kubelet/plugins_registry")
     ),
     "a limit that never held it": written("sys/fs/cgroup/kubepods/gateway/cpu.max", "20000 100000\n"),
     "SELinux that only warns": both(
@@ -621,6 +675,37 @@ async def test_the_api_server_is_asked_for_the_node_and_the_classes(server: ApiS
     server.put("/apis/node.k8s.io/v1/runtimeclasses/nvidia")
     found = await asked(server.access(), "node-1")
     assert found == Cluster(ApiNode("v1.36.3", {GPU: 8}, {GPU: 7}), frozenset({"nvidia"}))
+
+
+async def test_the_api_server_is_asked_for_what_claims_need(server: ApiServer) -> None:
+    server.put("/api/v1/nodes/node-1", **NODE)
+    selectors = [{"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}, {"cel": {"expression": "true"}}]
+    server.put("/apis/resource.k8s.io/v1beta2/deviceclasses/gpu", spec={"selectors": selectors})
+    server.denied = frozenset({"patch nodes/status", "list pods"})
+    both_apis = replace(STATUS, drivers=(DRIVER,), sides=STAYS)
+    found = await asked(server.access(), "node-1", needed([both_apis]))
+    assert found.device_classes == {"gpu": "device.driver == 'gpu.nvidia.com' true"}
+    assert {what for what, allowed in (found.rights or {}).items() if not allowed} == server.denied
+    assert {"watch resourceslices", "list deviceclasses"} < (found.rights or {}).keys()
+
+
+def test_rights_are_asked_for_where_a_gateway_needs_them() -> None:
+    assert needed([STATUS]) == ()
+    alone = needed([STATUS, replace(STATUS, drivers=(DRIVER,))])
+    assert ("resource.k8s.io", "resourceslices", "patch") in alone
+    assert ("", "nodes/status", "patch") not in alone
+    assert set(alone) < set(needed([replace(STATUS, drivers=(DRIVER,), sides=STAYS)]))
+
+
+async def test_what_the_manifests_allow_is_what_is_asked_for() -> None:
+    """A right that no component has would be found missing on each node."""
+    allowed = set()
+    for name in ("api-server", "dra", "dra-on"):
+        for file in (ROOT / "deploy/kustomize/components" / name).glob("*.yaml"):
+            for one in yaml.safe_load_all(file.read_text(encoding="utf-8")):
+                for rule in one.get("rules", ()) if one.get("kind") == "ClusterRole" else ():
+                    allowed |= set(product(rule["apiGroups"], rule["resources"], rule["verbs"]))
+    assert set(needed([replace(STATUS, drivers=(DRIVER,), sides=STAYS)])) <= allowed
 
 
 async def test_an_api_server_that_does_not_know_the_node_is_no_end(server: ApiServer) -> None:

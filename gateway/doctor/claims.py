@@ -1,0 +1,116 @@
+"""Checks of dynamic resource allocation: the gateway's drivers, what others offer beside them, and GPUs on their way between the APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+from gateway.doctor.snapshot import Surveyed, offered
+from gateway.sides.table import MOVING
+from gateway.telling.sides import DriverStatus, SideStatus
+
+_LONG: Final = 3600.0
+"""Seconds on the way that are worth a word: a pod that has a GPU for days may be meant to."""
+_GATED: Final = range(32, 34)
+"""Kubelets, 1.N, that take claims with a feature gate only (advice.yaml has the source)."""
+_FIRST: Final = 32
+_MOVING: Final = frozenset(side.value for side in MOVING)
+
+
+def _strangers(seen: Surveyed) -> str:
+    return _joined(
+        f"{device.id}: {device.stranger}"
+        for status in seen.statuses
+        for resource in status.resources
+        for device in resource.devices
+        if device.stranger
+    )
+
+
+def _stuck(seen: Surveyed) -> str:
+    return _joined(
+        f"{one.id} has been {one.side} for {one.moving_s / 3600:.0f} h: {one.words}"
+        for one in _sides(seen)
+        if one.moving_s is not None and one.moving_s >= _LONG
+    )
+
+
+def _lowered(seen: Surveyed) -> str:
+    sides = list(_sides(seen))
+    if seen.node is None or not sides or any(one.side in _MOVING for one in sides):
+        return ""
+    there = seen.node.allocatable
+    return _joined(
+        f"{name}: {count} belong to the device plugin API and are well, the API server shows {there.get(name, 0)}"
+        for name, count in offered(seen).items()
+        if there.get(name, 0) < count
+    )
+
+
+def _no_class(seen: Surveyed) -> str:
+    classes = seen.device_classes
+    if classes is None:
+        return ""
+    return _joined(
+        f"no DeviceClass selects devices of {one.name}"
+        for one in _drivers(seen)
+        if not any(one.name in text or not text for text in classes.values())
+    )
+
+
+def _unpublished(seen: Surveyed) -> str:
+    return _joined(f"{one.name}: {one.unpublished}" for one in _drivers(seen) if one.unpublished)
+
+
+def _rights(seen: Surveyed) -> str:
+    missing = [what for what, allowed in (seen.rights or {}).items() if not allowed]
+    return f"not allowed: {', '.join(missing)}" if missing else ""
+
+
+def _no_registry(seen: Surveyed) -> str:
+    return "the kubelet's folder has no plugins_registry" if seen.registry is False and any(_drivers(seen)) else ""
+
+
+def _untaken(seen: Surveyed) -> str:
+    if _no_registry(seen):
+        return ""
+    minor = seen.release.minor if seen.release else 0
+    hint = ""
+    if minor in _GATED:
+        hint = f" (kubelet 1.{minor} takes claims with the feature gate DynamicResourceAllocation only)"
+    elif 0 < minor < _FIRST:
+        hint = f" (kubelet 1.{minor} takes no claims)"
+    return _joined(
+        f"{one.name}: {one.trouble or 'no kubelet registered it'}{hint}" for one in _drivers(seen) if not one.registered
+    )
+
+
+def _annotation(seen: Surveyed) -> str:
+    return _joined(one.crossing for one in seen.statuses if one.crossing)
+
+
+def _drivers(seen: Surveyed) -> Iterator[DriverStatus]:
+    for status in seen.statuses:
+        yield from status.drivers
+
+
+def _sides(seen: Surveyed) -> Iterator[SideStatus]:
+    for status in seen.statuses:
+        yield from status.sides
+
+
+def _joined(found: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(found))
+
+
+CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
+    "DPG0601": _strangers,
+    "DPG0602": _stuck,
+    "DPG0603": _lowered,
+    "DPG0604": _no_class,
+    "DPG0605": _unpublished,
+    "DPG0606": _rights,
+    "DPG0607": _no_registry,
+    "DPG0608": _untaken,
+    "DPG0609": _annotation,
+}
