@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from devices.life.states import TABLE, Entry, State
+from devices.life.states import COUNTED, TABLE, Entry, State
 from devices.model import Fault, RefusedError
 
 JUST_TURNED_S: Final = 1.0
@@ -104,6 +104,12 @@ def judge_pre_start(resource: str, device_ids: Sequence[str], entries: Mapping[s
 def awaits_pre_start(entries: Iterable[Entry]) -> bool:
     """Whether PreStartContainer would be refused for any device of a list, so that the kubelet should be asked to call it."""
     return any(TABLE[layer.state].pre_start is not None for entry in entries for layer in entry.layers)
+
+
+def counted(entries: Iterable[Entry]) -> tuple[str, ...]:
+    """Name the devices that another API is about to give back, those first that nobody has any more."""
+    found = [(entry.state is State.LENT, entry.device.id) for entry in entries if entry.state in COUNTED]
+    return tuple(device_id for _, device_id in sorted(found))
 
 
 def never_announced(resource: str, device_ids: Sequence[str]) -> RefusedError:

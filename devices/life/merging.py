@@ -42,7 +42,7 @@ class Known(Struct, frozen=True):
 
     ``announced`` holds every device that a kubelet was ever told of, as it was told last. ``cordons`` are an operator's, with
     their reasons; ``withheld`` are the listed ones whose hardware is in use under another ID, with theirs; ``away`` those that
-    are another API's, or go there (LEAVING or ELSEWHERE). ``sticky`` are the troubles that were remembered, in whichever boot; ``boot_id`` names this one. ``held`` is
+    are another API's, or go there (``AWAY``). ``sticky`` are the troubles that were remembered, in whichever boot; ``boot_id`` names this one. ``held`` is
     what containers hold by the kubelet's own books; None: they can't be read now. ``fates`` says of what the backend no
     longer lists where it went (LOST where it doesn't), and ``lost_since`` since when it has been lost (unix seconds).
     """

@@ -30,9 +30,15 @@ class State(Enum):
     WITHHELD = "withheld"
     LEAVING = "leaving"
     ELSEWHERE = "elsewhere"
+    LENT = "lent"
+    RETURNING = "returning"
 
 
-AWAY: Final = frozenset({State.LEAVING, State.ELSEWHERE})
+COUNTED: Final = frozenset({State.LENT, State.RETURNING})
+"""States of devices that DRA gives back, and that the kubelet counts already because the scheduler never stopped."""
+
+
+AWAY: Final = frozenset({State.LEAVING, State.ELSEWHERE}) | COUNTED
 """States of devices that are another API's, or go there."""
 
 
@@ -112,6 +118,19 @@ TABLE: Final[Mapping[State, Consequence]] = {
         Health.UNHEALTHY,
         Fault.FAILED_PRECONDITION,
         way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim; `gateway cross --to plugin` brings it back",
+    ),
+    # A pod that asked by name has it by DRA, and the scheduler counts that pod with those of this API: so the list counts its
+    # device. It is given last, and Allocate waits for a while.
+    State.LENT: Consequence(
+        Health.HEALTHY,
+        Fault.FAILED_PRECONDITION,
+        way_out="start the pod anew; it comes back from DRA when the pod has ended that has it",
+    ),
+    # That pod has ended, and the device is here in a moment. The next pod may be on its way to the kubelet.
+    State.RETURNING: Consequence(
+        Health.HEALTHY,
+        Fault.FAILED_PRECONDITION,
+        way_out="start the pod anew; it comes back from DRA as soon as the API server says that no claim has it",
     ),
     # Somebody is about to reset or partition it. Unhealthy also while a container holds it: the moment that one ends, the
     # kubelet would give it to the next. What it covers stays as it was seen last, and decides for those who hold it.

@@ -133,7 +133,7 @@ def _first(takes: Sequence[Claims]) -> Iterator[str]:
     yield "Make the DeviceClass of the driver" + (
         ", without extendedResourceName: a kubelet here would run a pod that asks by name without its GPU, or fail it."
         if any(one.names != "yes" for one in takes)
-        else ". With extendedResourceName, pods that ask by name get claims, too: read names-on-the-way-back first."
+        else ". With extendedResourceName, pods that ask by name get claims, too, and all GPUs of a node cross together."
     )
     yield "Give pods claims, or count the GPUs that pods which ask by name need: as many must stay with the device plugin API."
 

@@ -19,6 +19,8 @@ from gateway.memory.claimed import Claimed, ClaimedDevice
 
 MOST: Final = 32
 """Devices of a claim (AllocationResultsMaxSize of k8s.io/api/resource/v1)."""
+_BY_NAME: Final = "resource.kubernetes.io/extended-resource-claim"
+"""The annotation by which it says so (ExtendedResourceClaimAnnotation of k8s.io/api/resource/v1)."""
 
 
 def key(driver: str, uid: str) -> str:
@@ -104,6 +106,7 @@ class Metadata(Struct):
     """Which claim it is."""
 
     uid: str
+    annotations: dict[str, str] | None = None
 
 
 class ResourceClaim(Struct):
@@ -111,6 +114,11 @@ class ResourceClaim(Struct):
 
     metadata: Metadata
     status: Status = field(default_factory=Status)
+
+    @property
+    def by_name(self) -> bool:
+        """Whether the scheduler made it for a pod that asked for a resource by its name."""
+        return (self.metadata.annotations or {}).get(_BY_NAME) == "true"
 
 
 class Called(Struct):
@@ -222,7 +230,9 @@ def pods(claim: ResourceClaim) -> list[str]:
     return [one.name for one in claim.status.reserved or () if one.resource == "pods"]
 
 
-def claimed(asked: ClaimName, driver: str, grant: Grant, at: float, pods: Iterable[str] = ()) -> Claimed:
+def claimed(
+    asked: ClaimName, driver: str, grant: Grant, at: float, pods: Iterable[str] = (), *, by_name: bool = False
+) -> Claimed:
     """Write down what a claim gets; ``at`` is in unix seconds, ``pods`` are those for which it is reserved."""
     return Claimed(
         asked.namespace,
@@ -244,6 +254,7 @@ def claimed(asked: ClaimName, driver: str, grant: Grant, at: float, pods: Iterab
             for result, offer in grant.devices
         ],
         list(pods),
+        by_name,
     )
 
 

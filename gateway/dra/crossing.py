@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from devices import boards
-from devices.life.states import AWAY, Entry, State
+from devices.life.states import AWAY, COUNTED, Entry, State
 from devices.model import Health
 from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.memory.holdings import BOOKED_WITHIN
@@ -112,8 +112,10 @@ class Crossing:
         self._allocated: dict[str, str] = {}
         """Which claim has a board by the API server ('' for none), asked since the slice shows it to nobody new."""
         self._missed: set[str] = set()
-        self._claims_of: tuple[Mapping[str, Claimed], Mapping[str, str]] = {}, {}
-        """What is prepared for claims, and by board for which."""
+        self._prepared: tuple[Mapping[str, Claimed], Mapping[str, str], Collection[str]] = {}, {}, ()
+        """What is prepared for claims; by board for which; and the devices of pods that asked by name."""
+        self._counted: Mapping[str, State] = {}
+        """The devices that the list counts ahead of time, by ID."""
         self._stale = False
         """Whether the lists say something of claims that isn't so any more."""
         self._wake = asyncio.Event()
@@ -136,7 +138,9 @@ class Crossing:
         found = {}
         for device in devices:
             board = boards.place_of(device).board
-            if (state := table.listed(side := self.side(board))) is not None:
+            side, claim = self.side(board), self._claim(board)
+            named, before = device.id in self._prepared[2], self._counted.get(device.id)
+            if (state := table.listed(side, named=named, claimed=bool(claim), before=before)) is not None:
                 found[device.id] = state, self._words(board, side)
         return found
 
@@ -176,14 +180,16 @@ class Crossing:
     def _claim(self, board: str) -> str:
         """Say which claim a board is prepared for; '' for none. Asked for each device with each list."""
         rows = self._ledger.claims  # Another object when it changed.
-        if rows is not self._claims_of[0]:
+        if rows is not self._prepared[0]:
             names: dict[str, str] = {}
+            by_name: set[str] = set()
             for row in rows.values():
                 for one in row.devices:
                     if not one.admin:
                         names.setdefault(one.board, row.words)
-            self._claims_of = rows, names
-        return self._claims_of[1].get(board, "")
+                        by_name |= {one.device_id} if row.by_name else set()
+            self._prepared = rows, names, by_name
+        return self._prepared[1].get(board, "")
 
     # What is wanted.
 
@@ -272,12 +278,13 @@ class Crossing:
                 self._came = None
 
     def stays(self, leaving: Collection[str] = ()) -> dict[str, frozenset[str]]:
-        """Give the devices that the device plugin API gives away, by resource, once some boards have left it."""
+        """Give the devices that the device plugin API's list has for pods, by resource, once some boards have left it."""
         found: dict[str, set[str]] = {}
         for board, devices in self.boards().items():
-            stays = board not in leaving and self.side(board) is Side.PLUGIN
+            here = self.side(board) is Side.PLUGIN
             for name, entry in devices:
                 ids = found.setdefault(name, set())
+                stays = board not in leaving and (here or entry.device.id in self._counted)
                 if stays and entry.device.health is Health.HEALTHY:
                     ids.add(entry.device.id)
         return {name: frozenset(ids) for name, ids in found.items()}
@@ -336,11 +343,18 @@ class Crossing:
 
     def listed(self, now: float) -> None:
         """Take note that lists are served as they are now (monotonic seconds)."""
+        counted: dict[str, State] = {}
         for board, devices in self.boards().items():
             if all(any(one.state in AWAY for one in entry.layers) for _, entry in devices):
                 self._told.setdefault(board, now)
             else:
                 self._told.pop(board, None)
+            layers = [(entry.device.id, layer.state) for _, entry in devices for layer in entry.layers]
+            counted |= {device_id: state for device_id, state in layers if state in COUNTED}
+        if counted.keys() - self._counted.keys():
+            self._came = now
+            self._wake.set()
+        self._counted = counted
 
 
 def taken(

@@ -248,7 +248,8 @@ class ClaimsOf:
                 claim, results, self._stock.offers(self.name), self._stock.why_not(self.name), self._ledger.claims
             )
             if isinstance(decision, Grant):
-                row = claims.claimed(claim, self.name, decision, time.time(), claims.pods(found))
+                reserved = claims.pods(found)
+                row = claims.claimed(claim, self.name, decision, time.time(), reserved, by_name=found.by_name)
                 self._ledger.set_claim(claims.key(self.name, claim.uid), row)
                 self._stock.claimed()
                 return row

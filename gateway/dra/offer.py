@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from devices import boards
-from devices.life.states import AWAY, Entry, State
+from devices.life.states import AWAY, COUNTED, Entry, State
 from devices.model import Health
 from devices.replicas import unshared
 from devices.source import Facts
@@ -150,7 +150,9 @@ def offers(
                 withheld.append(Withheld(driver, name, device_id, owner.words(entry), place.board, lasts=True))
                 continue
             under = _without_owner(entry)
-            if reason := _why_not(under, books):
+            # What the kubelet's list counts ahead of time is given to nobody there.
+            counted = any(layer.state in COUNTED for layer in entry.layers)
+            if reason := _why_not(under, books, counted=counted):
                 withheld.append(Withheld(driver, _name(driver, entry, about), device_id, reason, place.board))
                 continue
             ailment, why = _ailment(under)
@@ -181,7 +183,7 @@ def _without_owner(entry: Entry) -> Entry:
     return beneath if entry.state in AWAY else replace(entry, beneath=beneath)
 
 
-def _why_not(entry: Entry, books: Taken | None) -> str:
+def _why_not(entry: Entry, books: Taken | None, *, counted: bool) -> str:
     """Say why a device isn't offered; '' where it is."""
     for layer in entry.layers:
         if layer.state not in {State.PRESENT, State.UNHEALTHY, State.CORDONED}:
@@ -190,7 +192,7 @@ def _why_not(entry: Entry, books: Taken | None) -> str:
         return "the kubelet's records can't be read, so a pod may hold it by the device plugin API"
     if entry.device.id in books.held:
         return "a pod holds it by the device plugin API"
-    if entry.device.id in books.offered:
+    if entry.device.id in books.offered and not counted:
         return "a device plugin on this node offers it"
     return ""
 

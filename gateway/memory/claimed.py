@@ -35,7 +35,10 @@ _MOST_PODS = 3
 
 
 class Claimed(Struct, frozen=True):
-    """What a driver prepared for a claim; ``at`` is in unix seconds, ``pods`` those for which it was reserved then."""
+    """What a driver prepared for a claim; ``at`` is in unix seconds, ``pods`` those for which it was reserved then.
+
+    ``by_name``: the scheduler made it for a pod that asked for a resource by its name.
+    """
 
     namespace: str
     name: str
@@ -43,6 +46,7 @@ class Claimed(Struct, frozen=True):
     at: float
     devices: list[ClaimedDevice] = []
     pods: list[str] = []
+    by_name: bool = False
 
     @property
     def words(self) -> str:

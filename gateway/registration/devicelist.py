@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from msgspec.structs import replace
@@ -12,7 +14,7 @@ from devices.model import Field, Options
 from gateway.registration.spelled import spell
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from adapters.dialect import Dialect, Wire
     from devices.model import Device
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from gateway.registration.spelled import Parts
     from gateway.tally import Tally
 
+RETURNS_WITHIN: Final = 5.0
+"""Seconds that Allocate waits for a device that DRA is about to give back. The kubelet admits no other pod meanwhile."""
 _log = structlog.get_logger()
 
 
@@ -37,6 +41,10 @@ class DeviceList:
         self._log = _log.bind(resource=name)
         self.entries: dict[str, states.Entry] = {}
         """What is on the list, with each device's state, by device ID."""
+        self._counted: tuple[str, ...] = ()
+        """What another API is about to give back, the soonest first."""
+        self._news = asyncio.Event()
+        """Set, and replaced, with each list."""
         self._listing: Listing | None = None
         self._wires: dict[str, Wire] = {}
         self._parts: dict[str, Parts] = {}
@@ -55,10 +63,26 @@ class DeviceList:
             listing = replace(listing, options=self._listing.options)
         self._listing = listing
         self.entries = {entry.device.id: entry for entry in entries}
+        self._counted = admission.counted(entries)
+        news, self._news = self._news, asyncio.Event()
+        news.set()
         if self.devices == before:
             return False
         self._wires.clear()
         return True
+
+    def given_last(self, avoid: Sequence[str]) -> Sequence[str]:
+        """Put what another API is about to give back behind what is to be avoided anyway: only that can be had at all."""
+        if not self._counted:
+            return avoid
+        return (*(one for one in avoid if one not in self._counted), *self._counted)
+
+    async def returned(self, device_ids: Iterable[str]) -> None:
+        """Wait for a while until another API gave these devices back, as far as it is about to."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETURNS_WITHIN):
+                while not frozenset(device_ids).isdisjoint(self._counted):
+                    await self._news.wait()
 
     def forget(self, device_id: str) -> None:
         """Judge a device anew with the next list, as if it had never been on one."""

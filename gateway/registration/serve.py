@@ -345,6 +345,7 @@ class DevicePlugin:
         answers: list[ContainerAnswer] = []
         listed = self.list.entries
         for container in containers:
+            await self.list.returned(container.device_ids)
             self._check(dialect, container)
             answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
         if dialect.spacing:
@@ -388,7 +389,7 @@ class DevicePlugin:
             self._log.warning("allocated a device that is not healthy", reason=warning)
 
     async def _prefer(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
-        avoid = self._memory.avoid()
+        avoid = self.list.given_last(self._memory.avoid())
         asked = [drift.steer(container, avoid) for container in dialect.decode_preferred_request(request)]
         chosen = [await self._source.prefer(self.name, container) for container in asked]
         return dialect.encode_preferred_answer(chosen).data

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from devices.life.states import State
+from devices.life.states import COUNTED, State
 
 
 class Side(Enum):
@@ -75,6 +75,8 @@ _ORDERS: Final[Mapping[tuple[Side, Side], Side]] = {
     (Side.DRA, Side.PLUGIN): Side.TO_PLUGIN,
 }
 _OF_DRA: Final = frozenset({Side.DRA, Side.TO_PLUGIN})
+_GONE: Final = frozenset({State.ELSEWHERE}) | COUNTED
+"""What lies over a device in the other API's list, so that it gives it to nobody."""
 MOVING: Final = frozenset({Side.TO_DRA, Side.TO_PLUGIN, Side.RECLAIMED})
 """Where a board doesn't stay."""
 
@@ -114,10 +116,26 @@ def moved(side: Side, seen: Seen) -> Side:
             return side
 
 
-def listed(side: Side) -> State | None:
-    """Say what lies over a device in the device plugin API's list; None: nothing."""
+def listed(side: Side, *, named: bool = False, claimed: bool = False, before: State | None = None) -> State | None:
+    """Say what lies over a device in the device plugin API's list; None: nothing.
+
+    The scheduler counts a pod that has a device by name against what the list has, whichever API gave it. On the way back, where
+    such pods get what the list has, it must have theirs, too: without it as many others stayed unused (run on 1.37). It is listed
+    so until it is here, because the next pod comes as soon as the last one ended, and a kubelet without a healthy device for it
+    fails it for good.
+
+    Args:
+        side: where its board is.
+        named: whether it is prepared for a pod that asked by name.
+        claimed: whether anything of its board is prepared for a claim.
+        before: what lies over it in the list as it is now.
+    """
     if side is Side.PLUGIN:
         return None
+    if side is Side.TO_PLUGIN and named:
+        return State.LENT
+    if side is Side.TO_PLUGIN and not claimed and before in COUNTED:
+        return State.RETURNING
     return State.ELSEWHERE if side in _OF_DRA else State.LEAVING
 
 
@@ -130,7 +148,7 @@ def offered(side: Side, shown: State | None, pod: str | None) -> Offered:
         pod: as in ``Seen``. A gateway that starts looks before it offers: the one before it may have died between the disk and
             the list.
     """
-    if shown is not State.ELSEWHERE or side not in _OF_DRA or pod != "":
+    if shown not in _GONE or side not in _OF_DRA or pod != "":
         return Offered.NOT
     return Offered.FREE if side is Side.DRA else Offered.LEAVING
 

@@ -160,9 +160,16 @@ async def test_pods_that_ask_by_name_get_their_gpu_on_either_side_of_a_crossing(
         await dra.cross("plugin")
         back = DEVICES.keys() - {given}
         await dra.stand(dict.fromkeys(back, "plugin") | {given: "to-plugin"})
-        await dra.allocatable(GPUS - 1)
-        await dra.short_pod("s4")
+        # The scheduler counts y, so the list does, too; what it has is given to no other.
+        await dra.allocatable(GPUS)
+        names = [f"z{number}" for number in range(GPUS - 2)]
+        assert {uuid[await dra.named_pod(name)] for name in names} == back - {held}
+        # The next one waits for it.
+        await dra.create("w", dra.named("w"))
         await dra.delete("y")
+        await until(lambda: bool(dra.account("w").nodes), PATIENCE)
+        assert {uuid[path] for path in dra.account("w").nodes} == {given}
+        await dra.delete("w", *names)
         await dra.stand(dict.fromkeys(DEVICES, "plugin"))
         await dra.allocatable(GPUS)
         await asyncio.gather(*(dra.short_pod(f"s{number}") for number in (5, 6, 7)))

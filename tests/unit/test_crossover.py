@@ -50,8 +50,8 @@ KUBELETS = {
     "1.33.6": ("gate", "no", {"claims-off", "name-without-gpu"}),
     "1.34": ("yes", "gate", {"name-without-gpu"}),
     "1.35.4": ("yes", "gate", {"name-without-gpu"}),
-    "1.36.0": ("yes", "yes", {"names-on-the-way-back"}),
-    "1.37": ("yes", "yes", {"names-on-the-way-back"}),
+    "1.36.0": ("yes", "yes", {"names-in-part"}),
+    "1.37": ("yes", "yes", {"names-in-part"}),
 }
 """What each kubelet takes by the facts, and the rows besides those of all that take claims."""
 ALWAYS = {"names-wait", "starts-in-mid-way", "asked-again-late"}

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from adapters import pluginregistration
 from adapters.dra.plugin import V1
-from devices.claims import Refused
+from devices.claims import ClaimName, Refused
 from devices.life.states import State
 from gateway.daemon import Gateway
 from gateway.dra import cdi, crossing, desk, driver
@@ -34,6 +34,7 @@ from gateway.lab.kubelets.devicemanager import DeviceManager
 from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.memory.alone import Alone
 from gateway.memory.ledger import Ledger
+from gateway.registration import devicelist
 from gateway.sides.table import ANNOTATION, Side
 from gateway.telling import probes
 from gateway.telling.commands import Commands
@@ -95,6 +96,14 @@ class Node:
         """What the API server shows as allocatable; only the gateway writes that here."""
         found: dict[str, str] = self.place.server.objects["/api/v1/nodes/n1"]["status"].get("allocatable", {})
         return found
+
+    def by_name(self, name: str, uid: str, device: str) -> ClaimName:
+        """Have a claim that the scheduler made for a pod that asked by name."""
+        asked = self.place.claim(name, uid, device)
+        said = {"resource.kubernetes.io/extended-resource-claim": "true"}
+        path = f"{API}/namespaces/ns/resourceclaims/{name}"
+        self.place.server.change(path, lambda one: one["metadata"].update(annotations=said))
+        return asked
 
     async def allocatable(self, count: int) -> None:
         await self.manager.wait(GPU, count)
@@ -269,6 +278,57 @@ async def test_a_lowered_allocatable_is_told_again_when_the_kubelet_has_heard(
         await until(lambda: looks > before + 3)
         assert node.told == {GPU: "2"}
         deaf = False
+        await until(lambda: node.told == {GPU: "1"})
+
+
+async def test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_next(node: Node) -> None:
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.cross("dra")
+        await node.stand(a="dra", b="dra")
+        asked = node.by_name("c", "uid-c", "gpu-0")
+        assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
+        assert node.manager.books().allocatable.get(GPU, 0) == 0
+        await node.cross("plugin")
+        await node.stand(a="to-plugin", b="plugin")
+        await node.allocatable(2)
+        await until(lambda: node.told == {GPU: "2"})
+        await until(lambda: node.place.published == {"gpu-0": ["device-plugin-gateway.io/leaving"]})
+        assert states(one) == {A: State.LENT, B: State.PRESENT}
+        first = await node.manager.admit("p1", {GPU: 1})
+        assert first.devices[GPU] == (B,)
+        second = asyncio.ensure_future(node.manager.admit("p2", {GPU: 1}))
+        await node.claims.unprepare(V1, asked)
+        await until(lambda: states(one)[A] is State.RETURNING)
+        await node.allocatable(2)
+        node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/c")
+        assert (await second).devices[GPU] == (A,)
+        assert states(one) == {A: State.PRESENT, B: State.PRESENT}
+
+
+async def test_what_a_pod_by_name_keeps_is_given_to_no_other_and_not_forgotten(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devicelist, "RETURNS_WITHIN", 0.2)
+    async with node.gateway():
+        await node.allocatable(2)
+        await node.cross("dra")
+        await node.stand(a="dra", b="dra")
+        asked = node.by_name("c", "uid-c", "gpu-0")
+        assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
+        await node.cross("plugin")
+        await node.stand(a="to-plugin", b="plugin")
+    async with node.gateway() as one:
+        assert states(one) == {A: State.LENT, B: State.PRESENT}
+        await node.allocatable(2)
+        await node.manager.admit("p1", {GPU: 1})
+        with pytest.raises(KubeletError, match="claim ns/c"):
+            await node.manager.admit("p2", {GPU: 1})
+        assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
+        # Ordered to DRA again, it is counted no more.
+        await node.cross("dra", A)
+        await node.stand(a="dra", b="plugin")
+        await node.allocatable(1)
         await until(lambda: node.told == {GPU: "1"})
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from devices.life import merging, states
-from devices.life.admission import all_present, awaits_pre_start, judge, judge_pre_start
+from devices.life.admission import all_present, awaits_pre_start, counted, judge, judge_pre_start
 from devices.life.merging import (
     FIRST_DISCOVERY_S,
     HELD_UNKNOWN_S,
@@ -71,6 +71,8 @@ GONE = Listing(())
         (State.WITHHELD, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
         (State.LEAVING, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
         (State.ELSEWHERE, ILL, Fault.FAILED_PRECONDITION, False, False, None, True, True),
+        (State.LENT, WELL, Fault.FAILED_PRECONDITION, False, False, None, True, True),
+        (State.RETURNING, WELL, Fault.FAILED_PRECONDITION, False, False, None, True, True),
         (State.RELEASED, ILL, Fault.FAILED_PRECONDITION, False, True, None, True, True),
     ],
 )
@@ -981,3 +983,9 @@ def test_a_refusal_stays_short_whatever_was_asked() -> None:
     with pytest.raises(RefusedError) as refused:
         judge(RESOURCE, tuple(f"{i}{'x' * 1_000_000}" for i in range(3)), TWO, now=NOW)
     assert len(str(refused.value)) < 500
+
+
+def test_what_nobody_has_any_more_comes_back_first() -> None:
+    told = {"a": State.LENT, "b": State.PRESENT, "c": State.RETURNING, "d": State.LENT, "e": State.RETURNING}
+    entries = [Entry(Device(name), state) for name, state in told.items()]
+    assert counted(entries) == ("c", "e", "a", "d")

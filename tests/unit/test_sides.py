@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from devices.life.states import State
+from devices.life.states import AWAY, TABLE, State
+from devices.model import Health
 from gateway.lab.trials.explore import search
 from gateway.lab.trials.owners import Model, is_settled
 from gateway.sides import table
@@ -67,14 +68,42 @@ def test_a_late_claim_calls_back_what_nobody_holds(pod: str | None, after: Side)
 
 def test_one_api_at_most_gives_a_board_away() -> None:
     for side in Side:
-        shown = table.listed(side)
-        assert (shown is None) is (side is Side.PLUGIN)
-        for over in (None, State.LEAVING, State.ELSEWHERE):
+        for named, claimed in ((False, False), (False, True), (True, True)):
+            for before in (None, *AWAY):
+                shown = table.listed(side, named=named, claimed=claimed, before=before)
+                assert (shown is None) is (side is Side.PLUGIN)
+                assert shown is None or TABLE[shown].allocate is not None
+        for over in (None, *AWAY):
             for pod in (None, "", "a pod"):
-                may = side in {Side.DRA, Side.TO_PLUGIN} and over is State.ELSEWHERE and pod == ""
+                may = side in {Side.DRA, Side.TO_PLUGIN} and over not in {None, State.LEAVING} and pod == ""
                 assert (table.offered(side, over, pod) is not Offered.NOT) is may
     assert table.offered(Side.DRA, State.ELSEWHERE, "") is Offered.FREE
     assert table.offered(Side.TO_PLUGIN, State.ELSEWHERE, "") is Offered.LEAVING
+
+
+@pytest.mark.parametrize(
+    ("side", "named", "claimed", "before", "shown"),
+    [
+        (Side.TO_PLUGIN, True, True, State.ELSEWHERE, State.LENT),
+        (Side.TO_PLUGIN, True, True, None, State.LENT),
+        (Side.TO_PLUGIN, False, False, State.LENT, State.RETURNING),
+        (Side.TO_PLUGIN, False, False, State.RETURNING, State.RETURNING),
+        (Side.PLUGIN, False, False, State.RETURNING, None),
+        # A claim that isn't by name has it now, or another part of it.
+        (Side.TO_PLUGIN, False, True, State.LENT, State.ELSEWHERE),
+        (Side.TO_PLUGIN, False, True, State.RETURNING, State.ELSEWHERE),
+        # Nobody by name had it, or it stays with DRA.
+        (Side.TO_PLUGIN, False, False, State.ELSEWHERE, State.ELSEWHERE),
+        (Side.TO_PLUGIN, False, False, None, State.ELSEWHERE),
+        (Side.DRA, True, True, State.LENT, State.ELSEWHERE),
+        (Side.DRA, False, False, State.RETURNING, State.ELSEWHERE),
+    ],
+)
+def test_on_the_way_back_the_list_has_what_pods_by_name_have_until_it_is_here(
+    side: Side, *, named: bool, claimed: bool, before: State | None, shown: State | None
+) -> None:
+    assert table.listed(side, named=named, claimed=claimed, before=before) is shown
+    assert all(TABLE[state].health is Health.HEALTHY for state in (State.LENT, State.RETURNING))
 
 
 @pytest.mark.parametrize(
@@ -99,6 +128,14 @@ def one_gpu() -> Model:
     return Model()
 
 
+def one_gpu_also_by_name() -> Model:
+    return Model(by_name=True)
+
+
+def a_pod_of_two_also_by_name() -> Model:
+    return Model(claims=((0,),), pods=((0, 1),), by_name=True, ghosts=False, at_once=True)
+
+
 def a_pod_of_two() -> Model:
     return Model(claims=((0,),), pods=((0, 1),), ghosts=False, at_once=True)
 
@@ -112,6 +149,7 @@ def a_claim_of_two() -> Model:
 
 
 SHAPES = [(one_gpu, 20_000), (a_pod_of_two, 30_000), (a_pod_and_a_claim_of_two, 30_000), (a_claim_of_two, 140_000)]
+SHAPES += [(one_gpu_also_by_name, 90_000), (a_pod_of_two_also_by_name, 80_000)]
 
 
 @pytest.mark.parametrize(("shape", "states"), SHAPES, ids=lambda one: getattr(one, "__name__", ""))
@@ -127,7 +165,7 @@ def test_no_gpu_is_given_twice_and_every_crossing_can_end(shape: Callable[[], Mo
     ("rule", "broken"),
     [
         ("actual", lambda side, claimed: side),  # noqa: ARG005 - the table's signature
-        ("listed", lambda side: None if side is Side.TO_PLUGIN else State.ELSEWHERE),
+        ("listed", lambda side, **_: None if side is Side.TO_PLUGIN else State.ELSEWHERE),
         ("offered", lambda side, shown, pod: _offered(side, State.ELSEWHERE, pod)),  # noqa: ARG005
         ("offered", lambda side, shown, pod: _offered(side, shown, "")),  # noqa: ARG005
     ],
@@ -170,7 +208,7 @@ def _unknown_is_nobody(side: Side, seen: Seen) -> Side:
 @pytest.mark.parametrize(
     "rules",
     [
-        {"listed": lambda side: None if side is Side.TO_PLUGIN else State.ELSEWHERE},
+        {"listed": lambda side, **_: None if side is Side.TO_PLUGIN else State.ELSEWHERE},
         {"moved": _pod_overlooked, "offered": lambda side, shown, _: _offered(side, shown, "")},
         {"moved": _unknown_is_nobody, "offered": lambda side, shown, pod: _offered(side, shown, pod or "")},
     ],

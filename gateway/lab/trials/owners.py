@@ -15,7 +15,8 @@ from typing import Final, NamedTuple, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from devices.life.states import TABLE, State
+from devices.life.states import COUNTED, TABLE, State
+from devices.model import Health
 from gateway.lab.trials.explore import BrokenError
 from gateway.sides import table
 from gateway.sides.table import Offered, Seen, Side
@@ -54,12 +55,28 @@ class GPU(Struct, frozen=True, cache_hash=True):
 
 
 class Node(NamedTuple):
-    """All of it. ``claim``: 0 there is none, 1 allocated, 2 noted in memory, 3 on disk and told; it is of ``of``."""
+    """All of it. ``claim``: 0 there is none, 1 allocated, 2 noted in memory, 3 on disk and told; it is of ``of``.
+
+    ``named``: the scheduler made it for a pod that asked by name.
+    """
 
     gpus: tuple[GPU, ...]
     alive: bool = True
     claim: int = 0
     of: Group = ()
+    named: bool = False
+
+
+class On(NamedTuple):
+    """How far a claim of a GPU is (as ``Node.claim``), and whether it was made for a pod that asked by name."""
+
+    step: int
+    named: bool
+
+    @property
+    def is_noted(self) -> bool:
+        """Whether the gateway knows that it has the GPU."""
+        return self.step >= 2
 
 
 Steps: TypeAlias = tuple[tuple[str, GPU], ...]
@@ -71,6 +88,7 @@ class Model:
     Args:
         claims: the GPUs that a claim may be for.
         pods: the GPUs that a pod asks for, together; each GPU is in one of them.
+        by_name: whether claims are made for pods that ask by name, too.
         ghosts: whether the kubelet's records go on naming a pod that ended.
         at_once: whether what is on disk is in force, in the list and in the slice before anything else happens: what is between
             is explored with one GPU, and with two this leaves few enough states to see all.
@@ -81,14 +99,16 @@ class Model:
         claims: tuple[Group, ...] = ((0,),),
         pods: tuple[Group, ...] = ((0,),),
         *,
+        by_name: bool = False,
         ghosts: bool = True,
         at_once: bool = False,
     ) -> None:
         self._claims, self._pods, self._ghosts, self._at_once = claims, pods, ghosts, at_once
+        self._kinds = (False, True) if by_name else (False,)
         self.start = Node((GPU(),) * sum(map(len, pods)))
         self.onward: dict[Node, set[Node]] = defaultdict(set)
         """Which states come of which, without an order, a crash, or anybody new who wants a GPU."""
-        self._known: dict[tuple[int, GPU, int, bool], tuple[Steps, Steps]] = {}
+        self._known: dict[tuple[int, GPU, On, bool], tuple[Steps, Steps]] = {}
         self._same: dict[GPU, GPU] = {}
 
     def check(self, node: Node) -> None:
@@ -122,7 +142,9 @@ class Model:
                 yield f"the kubelet picks {group}", _put(node, asked)
         for of in self._claims if not node.claim else ():
             if all(one.known is Offered.FREE for one in _of(node, of)):
-                yield f"the scheduler allocates {of}", node._replace(claim=1, of=of)
+                for named in self._kinds:
+                    said = f"the scheduler allocates {of}{' by name' if named else ''}"
+                    yield said, node._replace(claim=1, of=of, named=named)
         yield "the kubelet starts anew", self._settled(node._replace(gpus=tuple(map(self._rebooted, node.gpus))))
         if node.alive:
             yield "the gateway dies", self._died(node)
@@ -160,20 +182,20 @@ class Model:
 
     def _started(self, node: Node) -> Node:
         gpus = [
-            replace(one, side=one.disk, shown=table.listed(_actual(one.disk, _claim_on(node, number))))
+            replace(one, side=one.disk, shown=_listed(one.disk, _claim_on(node, number), None))
             for number, one in enumerate(node.gpus)
         ]
         return self._settled(node._replace(alive=True, gpus=tuple(map(self._one, gpus))))
 
     def _claim(self, node: Node) -> Iterator[tuple[str, Node]]:
         if node.claim == 1 and node.alive:
-            offered = [table.offered(_actual(one.side, 1), one.shown, one.look) for one in _of(node, node.of)]
+            offered = [table.offered(one.side, one.shown, one.look) for one in _of(node, node.of)]
             if all(one is not Offered.NOT for one in offered):
                 yield "Prepare", self._settled(node._replace(claim=2))
         if node.claim == 2 and node.alive:
             yield "the claim is on disk", node._replace(claim=3)
         if node.claim == 3 and node.alive:
-            yield "Unprepare", self._settled(node._replace(claim=0, of=()))
+            yield "Unprepare", self._settled(node._replace(claim=0, of=(), named=False))
 
     # What happens to one GPU alone.
 
@@ -198,31 +220,31 @@ class Model:
         for to in (Side.DRA, Side.PLUGIN):
             yield f"ordered to {to.value}", replace(one, disk=table.ordered(one.side, to))
 
-    def _on(self, one: GPU, claim: int, *, alive: bool) -> Iterator[tuple[str, GPU]]:
+    def _on(self, one: GPU, claim: On, *, alive: bool) -> Iterator[tuple[str, GPU]]:
         yield from self._books(one, alive=alive)
         if alive:
-            yield "the kubelet hears", replace(one, healthy=one.shown is None)
+            yield "the kubelet hears", replace(one, healthy=_is_healthy(one.shown))
             yield from _told(one, claim)
             yield "the scheduler hears", replace(one, known=one.slice)
             if one.slice is not Offered.FREE:
-                yield "claims are looked at", replace(one, allocated=CLAIM if claim else NOBODY)
+                yield "claims are looked at", replace(one, allocated=CLAIM if claim.step else NOBODY)
             yield from self._crossing(one, claim)
 
     def _books(self, one: GPU, *, alive: bool) -> Iterator[tuple[str, GPU]]:
         if one.booked and not one.pod:
             yield "the pod is known to have ended", replace(one, ended=True)
             yield "the kubelet forgets the pod", replace(one, booked=False, ended=False)
-        if alive and one.shown is not None and not one.healthy:
+        if alive and one.shown is not None and (not one.healthy or one.shown in COUNTED):
             # What Allocate answered in this life of the gateway it knows itself.
             held = one.pod or (one.booked and not one.ended)
             yield "the records are read", replace(one, look=POD if held else NOBODY)
 
-    def _crossing(self, one: GPU, claim: int) -> Iterator[tuple[str, GPU]]:
+    def _crossing(self, one: GPU, claim: On) -> Iterator[tuple[str, GPU]]:
         if one.disk is not one.side:
             return
-        seen = Seen(one.look, CLAIM if claim >= 2 else NOBODY, one.allocated)
+        seen = Seen(one.look, CLAIM if claim.is_noted else NOBODY, one.allocated)
         yield "it moves on", replace(one, disk=table.moved(one.side, seen))
-        if claim == 1:
+        if claim.step == 1:
             free = not one.pod and not one.booked
             yield (
                 "the claim calls it back",
@@ -237,7 +259,7 @@ class Model:
         gpus = tuple(self._at_rest(one, _claim_on(node, number)) for number, one in enumerate(node.gpus))
         return node._replace(gpus=gpus)
 
-    def _at_rest(self, one: GPU, claim: int) -> GPU:
+    def _at_rest(self, one: GPU, claim: On) -> GPU:
         """Have what is on disk in force, in the list and in the slice, where that is at once."""
         while self._at_once and (step := next(_told(one, claim), None)) is not None:
             one = step[1]
@@ -271,28 +293,39 @@ def _of(node: Node, group: Group) -> list[GPU]:
     return [node.gpus[number] for number in group]
 
 
-def _claim_on(node: Node, number: int) -> int:
+def _claim_on(node: Node, number: int) -> On:
     """Say how far a claim of a GPU is; 0 where there is none."""
-    return node.claim if number in node.of else 0
+    return On(node.claim, node.named) if number in node.of else On(0, named=False)
 
 
-def _actual(side: Side, claim: int) -> Side:
+def _actual(side: Side, claim: On) -> Side:
     """Say where a GPU is for the gateway."""
-    return table.actual(side, claimed=claim >= 2)
+    return table.actual(side, claimed=claim.is_noted)
+
+
+def _listed(side: Side, claim: On, before: State | None) -> State | None:
+    """Say what lies over a GPU in the list."""
+    noted = claim.is_noted
+    return table.listed(_actual(side, claim), named=noted and claim.named, claimed=noted, before=before)
+
+
+def _is_healthy(shown: State | None) -> bool:
+    """Whether the kubelet takes a GPU for healthy, with this over it."""
+    return shown is None or TABLE[shown].health is Health.HEALTHY
 
 
 def _gives(one: GPU) -> bool:
     """Whether Allocate gives it."""
     row = TABLE[one.shown] if one.shown is not None else None
-    return row is None or (row.held and one.booked)
+    return row is None or row.allocate is None or (row.held and one.booked)
 
 
-def _told(one: GPU, claim: int) -> Iterator[tuple[str, GPU]]:
+def _told(one: GPU, claim: On) -> Iterator[tuple[str, GPU]]:
     """Bring what is on disk into force, into the list, into the slice; each only where it isn't there."""
     side = _actual(one.side, claim)
     if one.disk is not one.side:
         yield f"it is {one.disk.value}", replace(one, side=one.disk, allocated=None)
-    shown = table.listed(side)
+    shown = _listed(one.side, claim, one.shown)
     if one.shown is not shown:
         look = one.look if one.shown is not None and shown is not None else None
         yield "the list", replace(one, shown=shown, look=look)
