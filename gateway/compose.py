@@ -28,12 +28,7 @@ class NoBackendError(Exception):
 
 
 def source(settings: Settings, sys: Path = _SYS, attempts: Attempts | None = None) -> DeviceSource:
-    """Construct the device source that ``settings`` ask for.
-
-    Args:
-        settings: what the gateway was told.
-        sys: where sysfs is.
-        attempts: where it is noted what is looked at.
+    """Construct the device source that ``settings`` ask for; ``sys`` is where sysfs is, ``attempts`` notes what is looked at.
 
     Raises:
         NoBackendError: nothing was found (``auto`` takes real hardware only, never a simulation).

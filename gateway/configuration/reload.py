@@ -187,12 +187,12 @@ class _Current:
         return True
 
     def _parsed(self, content: bytes) -> File:
-        from gateway.configuration import file as config  # noqa: PLC0415 - see above
+        from gateway.configuration.file import parse  # noqa: PLC0415 - see above
 
         with noted(self._attempts, f"the configuration file {self.path}", content) as reason:
             if reason:
                 raise ConfigError(reason)
-            return config.parse(content, str(self.path), strict=self._settings.strict_config)
+            return parse(content, str(self.path), strict=self._settings.strict_config)
 
     def _reject(self, error: ConfigError) -> None:
         self._fate.error = str(error)

@@ -122,8 +122,9 @@ def alive(socket_dir: Path) -> frozenset[str]:
 def sweep(socket_dir: Path) -> list[str]:
     """Remove what dead gateways left behind, folders and names; return what was removed."""
     removed = []
-    for folder in _instances(socket_dir / FOLDER):
-        if _locked(folder) or _in_the_making(folder):
+    for entry in _instances(socket_dir / FOLDER):
+        folder = Path(entry.path)
+        if _locked(entry.path) or _in_the_making(folder):
             continue
         token = folder.name.lstrip(".")
         for name in socket_dir.glob(f"{token}-*.sock"):
@@ -134,7 +135,7 @@ def sweep(socket_dir: Path) -> list[str]:
     return removed
 
 
-def _instances(shared: Path) -> Iterator[Path]:
+def _instances(shared: Path) -> Iterator[os.DirEntry[str]]:
     try:
         entries = sorted(os.scandir(shared), key=lambda entry: entry.name)[:_MAX_PEERS]
     except OSError as error:
@@ -143,34 +144,36 @@ def _instances(shared: Path) -> Iterator[Path]:
         return
     for entry in entries:
         if _TOKEN.fullmatch(entry.name.lstrip(".")) and entry.is_dir(follow_symlinks=False):
-            yield Path(entry.path)
+            yield entry
 
 
 def _alive(shared: Path) -> Iterator[tuple[Path, Age]]:
+    """Find those that live. Texts instead of paths: it is asked for again and again while a gateway takes over."""
     now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    for folder in _instances(shared):
-        if folder.name.startswith(".") or not (_is_a_gateways(folder) and _locked(folder)):
+    for entry in _instances(shared):
+        folder = entry.path
+        if entry.name.startswith(".") or not (_is_a_gateways(folder) and _locked(folder)):
             continue
         with contextlib.suppress(OSError):
-            with (folder / _LOCK).open("rb") as file:
+            with open(f"{folder}/{_LOCK}", "rb") as file:  # noqa: PTH123 - see above
                 said = file.read(32)
-            if _BORN.fullmatch(said) and plausible(age := Age(int(said), folder.name), now_ns):
-                yield folder, age
+            if _BORN.fullmatch(said) and plausible(age := Age(int(said), entry.name), now_ns):
+                yield Path(folder), age
 
 
-def _is_a_gateways(folder: Path) -> bool:
+def _is_a_gateways(folder: str) -> bool:
     """Whether only root or our own user can have put a folder and its lock there: a gateway is nobody else."""
     try:
-        found = [folder.lstat(), (folder / _LOCK).lstat()]
+        found = [os.lstat(folder), os.lstat(f"{folder}/{_LOCK}")]
     except OSError:
         return False
     ours = all(one.st_uid in {0, os.geteuid()} and not one.st_mode & stat.S_IWOTH for one in found)
     return ours and stat.S_ISREG(found[1].st_mode)
 
 
-def _locked(folder: Path) -> bool:
+def _locked(folder: str) -> bool:
     try:
-        descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(f"{folder}/{_LOCK}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -178,7 +178,7 @@ class Peers:
 
     def look_at_peers(self) -> None:
         """Stand by, resource by resource, for the gateway that serves it instead: by what was agreed, else by age."""
-        peers = self.living()
+        began, peers = time.monotonic(), self.living()
         if peers is None or self._settings.dra == "only":
             return
         self._yielding.clear()
@@ -193,7 +193,7 @@ class Peers:
                 resource.feed(events.StandBy(other))
             elif resource.state.phase is Phase.STANDBY and name not in self._resuming:
                 self._resuming.add(name)
-                self._tasks.background(self._resume(resource))
+                self._tasks.background(self._resume(resource, began))
         if any(peer < self._instance.age for peer in peers):
             self._tasks.background(self._ask_elders(peers))
 
@@ -322,9 +322,8 @@ class Peers:
         self._holdings.recall(fresh=True)
         await asyncio.gather(self._lists().update(), asyncio.sleep(HANDED_OVER_WAIT if asked else 0))
 
-    async def _resume(self, resource: Resource) -> None:
-        """Serve a resource again that another gateway served, with what that one remembered of it."""
-        began = time.monotonic()  # All the while the kubelet has time to notice that the other one's stream has ended.
+    async def _resume(self, resource: Resource, began: float) -> None:
+        """Serve what another one served, with what it remembered; since ``began`` the kubelet has time to see its stream end."""
         try:
             resource.feed(events.Ours())
             if self._presence.kubelet is not None:

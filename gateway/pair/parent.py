@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import os
 import random
 import select
@@ -35,6 +36,8 @@ AFTER_DEATH: Final = 0.5
 """Seconds after a death at which another one is started at the earliest: who takes over goes first."""
 END_TIME: Final = 10.0
 """Seconds that a gateway is given to end."""
+_NEEDED_LATER: Final = ("concurrent.futures.thread", "gateway.registration.api", "grpc._utilities")
+"""Modules that a gateway would import when it is called for the first time, which takes milliseconds of a takeover."""
 _PR_SET_PDEATHSIG: Final = 1
 _CREDENTIALS: Final = struct.Struct("3i")
 _LONGEST_WORD: Final = 256
@@ -81,6 +84,8 @@ class Pair:
 
     def run(self) -> int:
         """Keep the pair until it is told to end; return the exit status."""
+        for module in _NEEDED_LATER:
+            importlib.import_module(module)
         gc.collect()
         gc.freeze()  # What the gateways share is shared as long as nobody writes into it, and the collector does.
         self._told.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)

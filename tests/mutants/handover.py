@@ -248,6 +248,14 @@ MUTANTS = (
     ),
     Mutant(
         "S19",
+        "who takes over imports what it needs then",
+        "gateway/pair/parent.py",
+        "            importlib.import_module(module)\n",
+        "            pass\n",
+        f"{_PAIR}::test_who_takes_over_imports_nothing_for_it",
+    ),
+    Mutant(
+        "S19",
         "a crash loop goes on for ever",
         "gateway/pair/parent.py",
         "if lasting(status) or self._deaths.loop:",

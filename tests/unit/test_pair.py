@@ -103,6 +103,39 @@ async def test_whoever_of_the_pair_dies_devices_stay() -> None:
             assert not any(made.socket_dir.glob("*-*.sock"))
 
 
+# What is loaded after the fork, told when the kubelet calls.
+_TELLS_IMPORTS = """
+import sys
+import structlog
+from gateway.pair.parent import Pair
+from gateway.registration.registrar import Resource
+be, feed, before = Pair._be_a_gateway, Resource.feed, set()
+def _be_a_gateway(self, *arguments):
+    before.update(sys.modules)
+    be(self, *arguments)
+def _feed(self, event):
+    if type(event).__name__ == "StreamOpened":
+        structlog.get_logger().info("called", loaded=sorted(sys.modules.keys() - before))
+    feed(self, event)
+Pair._be_a_gateway, Resource.feed = _be_a_gateway, _feed
+from gateway.cli.main import gateway
+gateway()
+"""
+
+
+async def test_who_takes_over_imports_nothing_for_it() -> None:
+    async with node(gpus={RESOURCE: 1}) as made:
+        await made.start_kubelet("1.37")
+        command = gateway_command(made.socket_dir, made.root / "state", made.profile_path)
+        async with await GatewayProcess.launch(
+            [command[0], "-c", _TELLS_IMPORTS, *command[3:], "--standby"]
+        ) as process:
+            serves, _ = await ready(process)
+            mark = process.seen
+            os.kill(serves, signal.SIGKILL)
+            assert (await process.wait_for("called", since=mark))["loaded"] == []
+
+
 async def test_a_pair_takes_over_from_a_pair_by_one_register() -> None:
     async with node(gpus={RESOURCE: 2}) as made:
         kubelet = await made.start_kubelet("1.28")
