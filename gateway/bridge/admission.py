@@ -83,6 +83,7 @@ class Admission:
             await peer.dial()
             await peer.ask_options()
             await self._require_no_rival(resource, path)
+            self._require_socket(path, resource)
         except AwayError as error:
             raise RefusedError(
                 Fault.UNAVAILABLE, f"failed to dial device plugin: {error}: serve the socket before registering it"
@@ -105,7 +106,11 @@ class Admission:
                 "before registering it",
             )
         for name, one in self._plugins.items():
-            if name != resource and one.peer is not None and one.path == path and one.peer.identity == found:
+            if name == resource or one.peer is None or one.peer.identity != found:
+                continue
+            if one.registered_on != found:  # It was called by an old name, and this is who is there now.
+                one.give_way(f"its socket is {resource}'s now")
+            else:
                 raise RefusedError(
                     Fault.ALREADY_EXISTS,
                     f"expected a socket of {resource}'s own, got {path.name}, which serves {name}: bind one for each resource",

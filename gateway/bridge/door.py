@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from adapters.dialect import Dialect
     from devices.model import Registration
     from gateway.bridge.memory import Door
+    from gateway.kubelet.watch import SocketId
 
     _Context = grpc.aio.ServicerContext[bytes, bytes]
     _Call = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
@@ -118,7 +119,7 @@ class Doors:
         self._host, self._spared = host, spared
         self._lock = -1
         self._server: grpc.aio.Server | None = None
-        self._bound: tuple[int, int, int] | None = None
+        self._bound: SocketId | None = None
         self.registry = Registry(folder / REGISTRY, folder, host)
         self._seldom = Seldom(times=10)
 
@@ -202,7 +203,7 @@ class Doors:
     async def _register(self, service: str, data: bytes, context: _Context) -> bytes:
         try:
             dialect, said = _understood(service, data)
-            path = _endpoint(self.socket.parent, said.endpoint)
+            path = _endpoint(self.folder, REGISTRATION, said.endpoint)
             await self._host.register(path, dialect, said.resource_name, said.options, REGISTRATION)
         except (RefusedError, MalformedError) as error:
             fault = error.fault if isinstance(error, RefusedError) else Fault.INVALID_ARGUMENT
@@ -231,10 +232,14 @@ def _understood(service: str, data: bytes) -> tuple[Dialect, Registration]:
     )
 
 
-def _endpoint(folder: Path, name: str) -> Path:
-    if problem := judge.endpoint_error(name, str(folder)):
+def _endpoint(root: Path, door: str, name: str) -> Path:
+    path, ours = root / door / name, root / REGISTRATION / judge.KUBELET_SOCKET
+    problem = judge.endpoint_error(name, str(path.parent))
+    if problem is None and (found := socket_id(path)) is not None and found == socket_id(ours):
+        problem = judge.own_socket(name)
+    if problem:
         raise RefusedError(Fault.INVALID_ARGUMENT, problem)
-    return folder / name
+    return path
 
 
 class _Registrations(grpc.GenericRpcHandler):
@@ -258,7 +263,7 @@ class Registry:
 
     def __init__(self, folder: Path, root: Path, host: Host) -> None:
         self._folder, self._root, self._host = folder, root, host
-        self._seen: dict[str, tuple[int, int, int]] = {}
+        self._seen: dict[str, SocketId] = {}
         """The sockets that were asked, by name."""
         self._ask_at: dict[str, float] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -318,7 +323,7 @@ class Registry:
             return error
         folder, endpoint = judge.endpoint_of(info, name)
         try:
-            path = _endpoint(self._root / folder, endpoint)
+            path = _endpoint(self._root, folder, endpoint)
             await self._host.register(path, DIALECTS[0], info.name, Options(), REGISTRY)
         except RefusedError as refused:
             return str(refused)
@@ -340,7 +345,7 @@ _ASKING: Final = (
 )
 
 
-def _sockets(folder: Path) -> dict[str, tuple[int, int, int]]:
+def _sockets(folder: Path) -> dict[str, SocketId]:
     """Find the sockets in a folder, the first ones by name. Names that begin with a dot are in the making, as for a kubelet."""
     try:
         with os.scandir(folder) as entries:

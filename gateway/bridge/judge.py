@@ -59,13 +59,18 @@ def endpoint_error(endpoint: str, folder: str) -> str | None:
             "and register its bare name"
         )
     if endpoint == KUBELET_SOCKET:
-        return f"expected the plugin's own socket, got {shown}, which is this one: bind one under another name"
+        return own_socket(endpoint)
     if len(posixpath.join(folder, endpoint).encode()) > _LONGEST_PATH:
         return (
             f"expected a path of at most {_LONGEST_PATH} bytes (Linux has no longer ones for sockets), got {shown} in {folder}: "
             "use a shorter name, or a shorter folder for --bridge"
         )
     return None
+
+
+def own_socket(endpoint: str) -> str:
+    """Say that an endpoint is the socket that it registered on, by this name or by another."""
+    return f"expected the plugin's own socket, got {endpoint[:80]!r}, which is this one: bind one under another name"
 
 
 def info_error(info: PluginInfo) -> str | None:

@@ -19,6 +19,7 @@ from adapters.registry import DIALECTS
 from devices.filewatch import NotPlainError, read_plain
 from devices.model import ContainerAnswer
 from gateway.bridge.judge import MOST_DEVICES, MOST_PLUGINS
+from gateway.kubelet.watch import SocketId
 
 NAME: Final = "bridge.json"
 FORMAT: Final = 1
@@ -48,7 +49,7 @@ class Answer(Struct, frozen=True):
 class Plugin(Struct, frozen=True):
     """One resource: where its plugin was served (``door`` is the folder), what it spoke, asked and said.
 
-    ``away_since`` is in unix seconds, None where it was there.
+    ``away_since`` is in unix seconds, None where it was there. ``socket`` is the one that it registered.
     """
 
     resource: _Name
@@ -61,6 +62,7 @@ class Plugin(Struct, frozen=True):
     away_since: float | None = None
     why: _Text = ""
     answers: tuple[Answer, ...] = ()
+    socket: SocketId | None = None
 
 
 class Book(Struct, frozen=True):

@@ -45,6 +45,8 @@ LISTS_EVERY: Final = 0.2
 """Seconds for each list, once ``LISTS_AT_ONCE`` came without a pause: who sends without end is read at this pace."""
 READ_RATE: Final = 20e6
 """Bytes in a second that are read of lists."""
+READ_EVERY: Final = 0.001
+"""Seconds for each list, however small: a million in a minute would keep the gateway busy with nothing else."""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", LIST_LIMIT),
     ("grpc.max_metadata_size", 8 * 1024),
@@ -290,7 +292,7 @@ class _Newest:
             while (data := await call.read()) is not grpc.aio.EOF:
                 self._data = cast("bytes", data)
                 self._changed.set()
-                await asyncio.sleep(len(self._data) / READ_RATE)
+                await asyncio.sleep(max(READ_EVERY, len(self._data) / READ_RATE))
         finally:
             self._ended = True
             self._changed.set()

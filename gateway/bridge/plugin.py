@@ -23,14 +23,16 @@ from gateway.kubelet.watch import socket_id
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
     from pathlib import Path
     from typing import Any
 
     from adapters.dialect import Dialect
     from devices.model import Device, Options
+    from gateway.bridge import memory
     from gateway.bridge.memory import Api, Door
     from gateway.bridge.shield import Limits, Word
+    from gateway.kubelet.watch import SocketId
 
 EMPTY_PATIENCE: Final = 1.0
 """Seconds that an empty list after another one is held back: a plugin that stops may send one before it ends its stream."""
@@ -59,19 +61,21 @@ class Bridged:
         resource: the name that the plugin registered.
         changed: called when there is something new to announce, or to remember.
         limits: how long it may be away.
-        total: counts the devices of all plugins.
+        beside: the plugins of the bridge, this one included.
     """
 
     def __init__(
-        self, resource: str, changed: Callable[[], None], limits: Limits, total: Callable[[], int] = lambda: 0
+        self, resource: str, changed: Callable[[], None], limits: Limits, beside: Callable[[], Iterable[Bridged]]
     ) -> None:
         self.resource, self._changed, self.limits = resource, changed, limits
-        self._total = total
+        self._beside = beside
         self.word: Word = shield.Word()
         self.peer: Peer | None = None
         """The registration that calls go to; None while the plugin is away."""
         self.path: Path | None = None
         """Where it was served last."""
+        self.registered_on: SocketId | None = None
+        """The socket that it named itself, in its last Register. One that was bound since may be another plugin's."""
         self.door: Door = "device-plugins"
         self.api: Api = DIALECTS[0].name
         self.deadline = DEADLINE
@@ -110,8 +114,10 @@ class Bridged:
 
     # What it says.
 
-    def follow(self, peer: Peer) -> None:
-        """Go by a new registration from now on. The stream of the one before is left open as long as the plugin wants."""
+    def follow(self, peer: Peer, *, called: bool = False) -> None:
+        """Go by a Register, or by a plugin that was ``called``. The stream before is left open as long as the plugin wants."""
+        if not called:
+            self.registered_on = peer.identity
         self._stop_recovery()
         if self._emptied is not None and self.peer is not None and self.peer.identity != peer.identity:
             self._cancel_emptied()  # It was the other one's farewell.
@@ -147,7 +153,7 @@ class Bridged:
 
     def others(self) -> int:
         """How many devices other plugins have."""
-        return self._total() - len(self.word.devices or ())
+        return sum(len(one.word.devices or ()) for one in self._beside() if one is not self)
 
     def is_old(self, peer: Peer, data: bytes) -> bool:
         """Whether it says what was said last, as some plugins do again and again, or comes from a server that was replaced."""
@@ -207,28 +213,28 @@ class Bridged:
             self._changed()
         return kept
 
-    def recall(self, word: Word, path: Path, door: Door, api: Api) -> None:
+    def recall(self, word: Word, path: Path, row: memory.Plugin) -> None:
         """Take over what was remembered of it, before it was heard of."""
-        self.word, self.path, self.door, self.api = word, path, door, api
+        self.word, self.path, self.door, self.api, self.registered_on = word, path, row.door, row.api, row.socket
 
     @property
     def endpoint(self) -> str:
         """The name of its socket."""
         return self.path.name.removeprefix(KEPT) if self.path is not None else ""
 
-    async def borrow(self, word: Word, path: Path, door: Door, api: Api, *, again: bool) -> None:
+    async def borrow(self, word: Word, path: Path, row: memory.Plugin, *, again: bool) -> None:
         """Go by what the gateway remembers that has the plugin: its stream is the other's, and calls reach it from here, too.
 
         ``again``: that is what it remembered at the last look, too. Then what was noticed here stands until the plugin can be
         reached: a restart may be over before the other one has written of it.
         """
         before = self.word
-        self.recall(before if again else word, path, door, api)
+        self.recall(before if again else word, path, row)
         if self.peer is not None and (self.word.away_since is not None or self.peer.identity != socket_id(path)):
             peer, self.peer = self.peer, None
             await peer.close()
         if self.peer is None and word.away_since is None and socket_id(path) is not None:
-            peer = self.registration(path, by_name(api), word.options)
+            peer = self.registration(path, by_name(row.api), word.options)
             with contextlib.suppress(AwayError):
                 await peer.dial(CALL_TIME)
                 self.word, self.peer, self.is_lent = word, peer, True
@@ -294,7 +300,10 @@ class Bridged:
             await asyncio.sleep(wait)
 
     async def call(self) -> bool:
-        """Call the plugin by the name of the socket that it registered last; False where nobody answers there."""
+        """Call the plugin by the name of the socket that it registered last; False where it isn't there.
+
+        One that was given another resource name binds its old socket, and would be taken for both.
+        """
         path = self.path
         if path is None or socket_id(path) is None:
             return False
@@ -307,8 +316,22 @@ class Bridged:
             if isinstance(error, asyncio.CancelledError):
                 raise
             return False
-        self.follow(peer)
+        if any(one.serves_on(peer.identity) for one in self._beside() if one is not self):
+            await peer.close()
+            return False
+        self.follow(peer, called=True)
         return True
+
+    def give_way(self, why: str) -> None:
+        """Let go of a plugin that was called by an old name and turned out to be another one."""
+        peer = self.peer
+        self.went(why)
+        if peer is not None:
+            _ = self._spawn(peer.close())
+
+    def serves_on(self, socket: SocketId | None) -> bool:
+        """Whether it is this plugin that is behind a socket."""
+        return socket is not None and socket in {self.registered_on, self.peer.identity if self.peer else None}
 
     async def close(self) -> None:
         """Let go of the plugin."""

@@ -35,6 +35,7 @@ def remembered(one: Bridged) -> memory.Plugin | None:
         away_since=since,
         why=word.why[:4096],
         answers=tuple(memory.Answer(tuple(sorted(asked)), given) for asked, given in one.answers.items()),
+        socket=one.registered_on,
     )
 
 

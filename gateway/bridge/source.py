@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -81,9 +81,12 @@ class Bridge:
 
     async def watch(self) -> AsyncGenerator[Inventory]:
         """Yield what is remembered, and the inventory again after each change."""
-        await self._recall()
-        tasks = [asyncio.ensure_future(self._keep_doors()), asyncio.ensure_future(self._keep_memory())]
+        tasks: list[asyncio.Future[Any]] = []
         try:
+            with contextlib.suppress(OSError):
+                self._doors.hinders()  # From now on nobody else writes of plugins, or what they wrote is read again.
+            await self._recall()
+            tasks += [asyncio.ensure_future(self._keep_doors()), asyncio.ensure_future(self._keep_memory())]
             while True:
                 self._news.clear()
                 yield self._inventory()
@@ -154,7 +157,7 @@ class Bridge:
                 and judge.resource_error(row.resource, self._policy.bridging.allow) is None
             ):
                 one = self.plugins[row.resource] = self._bridged(row.resource)
-                one.recall(recalled(row), self._doors.folder / row.door / row.endpoint, row.door, row.api)
+                one.recall(recalled(row), self._doors.folder / row.door / row.endpoint, row)
                 one.answers.update(answers_of(row))
 
     async def _keep_doors(self) -> None:
@@ -162,13 +165,13 @@ class Bridge:
 
         While another gateway has the folder, its plugins are called on its behalf.
         """
-        called = False
+        called, waited = False, not self._doors.is_ours
         while True:
             try:
                 hinders = self._doors.hinders()
                 if not hinders and not called:
                     called = True
-                    if self._lent:  # What the one that ended wrote last.
+                    if waited:  # What the one that ended wrote last.
                         await self._borrow()
                     await self._call_remembered()
                 if not hinders:
@@ -204,7 +207,7 @@ class Bridge:
                 self.plugins[row.resource] = one
                 path = self._doors.folder / row.door / row.endpoint
                 again, self._lent[row.resource] = self._lent.get(row.resource) == row, row
-                await one.borrow(recalled(row, lent=True), path, row.door, row.api, again=again)
+                await one.borrow(recalled(row, lent=True), path, row, again=again)
 
     async def _keep_memory(self) -> None:
         failed = ""
@@ -230,12 +233,9 @@ class Bridge:
         self._unsaved.set()
 
     def _bridged(self, resource: str) -> Answering:
-        one = Answering(resource, self._changed, self._limits, self._total)
+        one = Answering(resource, self._changed, self._limits, self.plugins.values)
         self._settle(one)
         return one
-
-    def _total(self) -> int:
-        return sum(len(one.word.devices or ()) for one in self.plugins.values())
 
     def _settle(self, one: Answering) -> None:
         bridging = self._policy.bridging

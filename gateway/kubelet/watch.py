@@ -14,7 +14,7 @@ import contextlib
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote
 
 import structlog
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KUBELET_SOCKET = "kubelet.sock"
+SocketId: TypeAlias = tuple[int, int, int]
+"""The device, the inode and the time of making (ns) of a socket."""
 POLL = 5.0
 """Seconds between two polls while inotify works."""
 POLL_WITHOUT_INOTIFY = 0.25
@@ -45,7 +47,7 @@ def kubelet_id(path: Path) -> KubeletId | None:
     return None if found is None else KubeletId(*found)
 
 
-def socket_id(path: Path) -> tuple[int, int, int] | None:
+def socket_id(path: Path) -> SocketId | None:
     """Tell the socket that has this name now from a later one; None where there is none, or something else.
 
     An inode's number may be given again at once. The time of its making tells the two apart, and a chmod, a link or another

@@ -70,6 +70,27 @@ async def test_one_that_only_bridges_and_ends_while_a_younger_one_registers_is_m
                 assert set(seen) == {2}
 
 
+async def test_a_plugin_that_came_when_a_younger_one_had_looked_already_is_served_by_that_one(folder: Path) -> None:
+    sockets, state = folder / "k" / "device-plugins", folder / "state"
+    sockets.mkdir(parents=True)
+    command = gateway_command(sockets, state, options=("--backend", "none", "--bridge", str(folder)))
+    async with (
+        await Kubelet.launch("1.37", sockets) as kubelet,
+        await GatewayProcess.launch(command) as elder,
+    ):
+        await kubelet.start()
+        await elder.wait_for("open for device plugins")
+        async with await GatewayProcess.launch(command) as younger:
+            await younger.wait_for("plugins can't register here")
+            async with plugin(folder) as played:
+                await kubelet.wait(NIC, 2)
+                await elder.terminate()
+                await younger.wait_for("registered", resource=NIC)
+                await kubelet.wait(NIC, 2)
+                await kubelet.admit("after", NIC, 1)
+                assert len(played.allocated) == 1
+
+
 async def _watch(kubelet: Kubelet, seen: Counter[int], every: float = 0.01) -> None:
     while True:
         seen[(await kubelet.books()).allocatable.get(NIC, 0)] += 1

@@ -152,5 +152,61 @@ async def test_who_takes_over_knows_what_came_last(folder: Path) -> None:
                 await until(lambda: late.lists >= 2, GUARD_S)
 
 
+async def test_who_takes_over_knows_what_it_had_never_heard_of(folder: Path) -> None:
+    async with bridged(folder) as first, bridged(folder, opens=False) as second:
+        await until(lambda: bool(second.bridge.hindrances()), GUARD_S)
+        async with plugin(folder):
+            await first.lists("a", "b")
+            await first.close()
+            await second.lists("a", "b")
+            await second.allocate("a")
+
+
+async def test_a_plugin_that_was_given_another_name_is_not_called_by_the_old_one(folder: Path) -> None:
+    async with bridged(folder) as bridge:
+        async with plugin(folder):
+            await bridge.lists("a", "b")
+        await until(lambda: bridge.one().peer is None, GUARD_S)
+        async with plugin(folder, resource=OTHER) as renamed:
+            await bridge.lists("a", "b", resource=OTHER)
+            assert not await bridge.one().call()
+            await bridge.close()
+            async with bridged(folder) as again:
+                await again.lists("a", "b", resource=OTHER)
+                assert {name for name, one in again.bridge.plugins.items() if one.peer is not None} == {OTHER}
+                await until(lambda: renamed.lists == 2, GUARD_S)
+
+
+async def test_a_plugin_that_is_called_by_the_name_of_another_is_who_it_says(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.bridge.plugin.REDIAL_FIRST", 0.05)
+    async with bridged(folder) as bridge:
+        async with plugin(folder):
+            await bridge.lists("a", "b")
+        async with plugin(folder, start=False, resource=OTHER) as renamed:
+            await renamed.serve()
+            await until(lambda: renamed.listening == 1, GUARD_S)
+            await renamed.register()
+            await bridge.lists("a", "b", resource=OTHER)
+            assert (bridge.one().peer, bridge.one().word.why) == (None, f"its socket is {OTHER}'s now")
+            await until(lambda: renamed.listening == 1, GUARD_S)
+
+
+async def test_who_registers_while_another_name_is_called_has_the_socket(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.bridge.peer.OPTIONS_TIME", 0.3)
+    async with bridged(folder) as bridge:
+        async with plugin(folder):
+            await bridge.lists("a", "b")
+        await until(lambda: bridge.one().peer is None, GUARD_S)
+        async with plugin(folder, start=False, resource=OTHER, stalls=True) as renamed:
+            await renamed.serve()
+            _, called = await asyncio.gather(renamed.register(), bridge.one().call())
+            await bridge.lists("a", "b", resource=OTHER)
+            assert bridge.one().peer is None, called
+
+
 def test_a_call_that_finds_nobody_waits_though_nobody_is_known_to_be_away() -> None:
     assert shield.left(shield.Word(TWO), shield.Limits(grace=60), 1000) == 60

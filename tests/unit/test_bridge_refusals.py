@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket as sockets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
 from adapters.dialect import Level
 from adapters.registry import by_name
-from devices.model import ContainerAnswer, ContainerRequest, Device, RefusedError
+from devices.model import ContainerAnswer, ContainerRequest, Device, Options, RefusedError
 from devices.policy import Bridging, Policy
 from devices.source import Fate
 from gateway.bridge import judge
-from gateway.bridge.peer import LISTS_AT_ONCE, LISTS_EVERY
+from gateway.bridge.peer import LISTS_AT_ONCE, LISTS_EVERY, READ_EVERY, _Newest
 from gateway.kubelet.watch import target
-from gateway.lab.plugins.played import PlayedPlugin
+from gateway.lab.plugins.played import Habits, PlayedPlugin
 from gateway.lab.waiting import until
 from tests.unit.bridging import GUARD_S, NIC, Watched, bridged, health, plugin
 
@@ -44,6 +46,13 @@ async def beside(folder: Path, **kind: object) -> AsyncIterator[tuple[Watched, P
 def _link(folder: Path) -> None:
     (folder / "good.sock").rename(folder / "there.sock")
     (folder / "link.sock").symlink_to("there.sock")
+
+
+def _no_plugins_own(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.sock")
+    (folder / "folder.sock").mkdir()
+    (folder / "alias.sock").hardlink_to(folder / "good.sock")
+    (folder / "door.sock").hardlink_to(folder / "kubelet.sock")
 
 
 def _listening_no_more(folder: Path) -> None:
@@ -70,8 +79,13 @@ def _listening_no_more(folder: Path) -> None:
         pytest.param(NIC, "none.sock", None, "there is none", id="no socket"),
         pytest.param(NIC, "link.sock", None, "there is none", id="a link"),
         pytest.param(NIC, "plain.sock", None, "there is none", id="a plain file"),
+        pytest.param(NIC, "pipe.sock", None, "there is none", id="a pipe"),
+        pytest.param(NIC, "folder.sock", None, "there is none", id="a folder"),
+        pytest.param(NIC, "door.sock", None, "which is this one", id="the bridge's own socket by another name"),
         pytest.param(NIC, "left.sock", None, "failed to dial", id="a socket that nobody listens on"),
         pytest.param(NIC, "good.sock", None, "which serves other.example/fpga", id="another plugin's socket"),
+        pytest.param(NIC, "alias.sock", None, "which serves other.example/fpga", id="another's by another name"),
+        pytest.param("Vendor.example/nic", None, None, "lower-case letters", id="a domain in capitals"),
         pytest.param(OTHER, None, None, "on good.sock, which lives", id="another plugin's resource"),
         pytest.param("ours.example/gpu", None, None, "by this gateway itself", id="the gateway's own resource"),
         pytest.param(NIC, None, "v1", "is not supported by kubelet", id="a version that nobody knows"),
@@ -87,12 +101,22 @@ async def test_a_register_is_refused_by_name(
 ) -> None:
     monkeypatch.setattr("gateway.bridge.admission.RIVAL_GOES", 0.05)
     bridging = Bridging(
-        allow=("*vendor.example/*", "other.example/*", "nic", "", "kubernetes.io/*", "requests.*", "ours.*")
+        allow=(
+            "*vendor.example/*",
+            "Vendor.example/*",
+            "other.example/*",
+            "nic",
+            "",
+            "kubernetes.io/*",
+            "requests.*",
+            "ours.*",
+        )
     )
     async with beside(folder, bridging=bridging, taken=lambda name: name.startswith("ours.")) as (_, good):
         (good.folder / "link.sock").symlink_to("good.sock")
         (good.folder / "plain.sock").touch()
         _listening_no_more(good.folder)
+        _no_plugins_own(good.folder)
         if endpoint == "left.sock":  # The others are to be reached, however busy this machine is.
             monkeypatch.setattr("gateway.bridge.peer.DIAL_TIME", 0.1)
         async with plugin(folder, start=False, resource=resource) as bad:
@@ -117,6 +141,41 @@ async def test_registers_without_end_are_refused(folder: Path, monkeypatch: pyte
         with pytest.raises(grpc.aio.AioRpcError, match=r"at most 20 Registers of vendor\.example/nic in a minute"):
             await bad.register()
         await bridge.lists("a", "b")
+
+
+async def test_one_socket_that_registers_under_two_names_in_turn_has_the_first(folder: Path) -> None:
+    async with beside(folder) as (bridge, _), plugin(folder) as bad:
+        for _ in range(20):
+            bad.resource = "vendor.example/second"
+            with pytest.raises(grpc.aio.AioRpcError, match=f"which serves {NIC}"):
+                await bad.register()
+            bad.resource = NIC
+            await bad.register()
+        await bridge.lists("a", "b")
+        assert bridge.bridge.plugins.keys() == {NIC, OTHER}
+
+
+async def test_names_that_differ_by_case_are_two(folder: Path) -> None:
+    upper = "vendor.example/NIC"
+    async with (
+        beside(folder) as (bridge, _),
+        plugin(folder) as lower,
+        plugin(folder, resource=upper, endpoint="P.sock"),
+    ):
+        await bridge.lists("a", "b")
+        await bridge.lists("a", "b", resource=upper)
+        await lower.change([Device("c")])
+        await bridge.lists("c")
+        await bridge.lists("a", "b", resource=upper)
+
+
+async def test_a_plugin_that_never_says_what_it_wants_gets_what_register_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.bridge.peer.OPTIONS_TIME", 0.1)
+    async with beside(folder) as (bridge, _), plugin(folder, stalls=True, options=Options(pre_start_required=True)):
+        assert (await bridge.lists("a", "b")).options == Options(pre_start_required=True)
+        await bridge.allocate("a")
 
 
 async def test_names_without_end_are_counted_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +293,36 @@ async def test_a_plugin_that_sends_lists_without_end_is_read_slowly(folder: Path
             await asyncio.sleep(0.001)
         assert bridge.count - count <= LISTS_AT_ONCE + (time.monotonic() - began) / LISTS_EVERY + 2
         await bridge.lists("199")
+
+
+async def test_small_lists_without_end_leave_time_for_others() -> None:
+    sent = iter([b"x"] * 100)
+    began = time.monotonic()
+    await _Newest().read(SimpleNamespace(read=lambda: _soon(next(sent, grpc.aio.EOF))))  # type: ignore[arg-type]
+    assert time.monotonic() - began >= 100 * READ_EVERY
+
+
+async def _soon(said: object) -> object:
+    return said
+
+
+async def test_a_list_that_is_small_until_it_is_unpacked_is_refused(folder: Path) -> None:
+    bomb = V1BETA1.encode_list([Device("d" * 200)]).data * 100_000
+    async with beside(folder) as (bridge, _), plugin(folder, habits=Habits(compresses=True), raw_list=bomb):
+        await until(lambda: bool(bridge.one().trouble), GUARD_S)
+        assert "at most 4194304 bytes" in bridge.one().trouble
+
+
+async def test_a_register_that_is_small_until_it_is_unpacked_is_refused(folder: Path) -> None:
+    path = folder / "device-plugins" / "kubelet.sock"
+    async with (
+        beside(folder),
+        grpc.aio.insecure_channel(target(path), compression=grpc.Compression.Gzip) as channel,
+    ):
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/v1beta1.Registration/Register")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(b"\x0a\x00" * 20_000_000)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_connections_without_end_leave_the_others_alone(folder: Path) -> None:

@@ -34,7 +34,7 @@ class Habits:
     ``shared_channel``: every ListAndWatch reads the same channel, and none looks whether its caller is still there.
     ``silent_again``: a second ListAndWatch gets no list until something changes. ``empties``: it sends an empty list before it
     stops. ``no_options``: it has no GetDevicePluginOptions; ``bare_options``: that asks for nothing, whatever Register said.
-    ``repeats_s``: it sends its list again every so many seconds.
+    ``repeats_s``: it sends its list again every so many seconds. ``compresses``: whatever it sends.
     """
 
     shared_channel: bool = False
@@ -43,6 +43,7 @@ class Habits:
     no_options: bool = False
     bare_options: bool = False
     repeats_s: float = 0.0
+    compresses: bool = False
 
 
 def plainly(request: ContainerRequest) -> ContainerAnswer:
@@ -109,7 +110,8 @@ class PlayedPlugin:
         """Bind its socket in the place of whatever had the name."""
         self._ending.clear()
         self.path.unlink(missing_ok=True)
-        server = self._server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
+        compression = grpc.Compression.Gzip if self.habits.compresses else None
+        server = self._server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)], compression=compression)
         unary = grpc.unary_unary_rpc_method_handler
         service = f"/{self.dialect.plugin_service}"
         handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
