@@ -26,6 +26,7 @@ from gateway.lab.trials.gauntlet import Player, Step
         ("disk-full", "1.37", "emulated"),
         ("no-inotify", "1.28", "emulated"),
         ("link-refused", "1.8", "emulated"),
+        ("plugin-fewer", "1.37", "emulated"),
         pytest.param("half-open", "1.28", "genuine", marks=pytest.mark.genuine),
         pytest.param("two-kubelets", "1.9", "genuine", marks=pytest.mark.genuine),
     ],

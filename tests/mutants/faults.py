@@ -55,6 +55,14 @@ MUTANTS = (
         f"{_GAUNTLET}::test_a_fault_that_fails_is_struck_once_more",
     ),
     Mutant(
+        "G1",
+        "what a plugin comes back without is gone, whoever holds it",
+        "devices/life/merging.py",
+        "        if free:\n            return _Found(State.WITHDRAWN, free=True)\n",
+        "        if True:\n            return _Found(State.WITHDRAWN, free=True)\n",
+        f"{_FAULT}[plugin-fewer-1.37-emulated]",
+    ),
+    Mutant(
         "G4",
         "a choice without what must be included is right",
         "gateway/lab/trials/conformance.py",

@@ -231,8 +231,8 @@ class Ground:
             rows = json.loads(path.read_bytes())["resources"][RESOURCE]["announced"]
         except (OSError, ValueError, KeyError) as error:
             return [f"the state file on disk can't be used: {error!r}"]
-        ailing = self.ailing()
-        wanted = {one: "Unhealthy" if one in ailing else "Healthy" for one in self.ids}
+        ailing, dropped = self.ailing(), self.node.dropped()
+        wanted = {one: "Unhealthy" if one in ailing else "Healthy" for one in self.ids if one not in dropped}
         return [
             f"the state file on disk has {one} as {rows.get(one, {}).get('health', 'nothing')}, announced was {health}"
             for one, health in wanted.items()
@@ -455,15 +455,39 @@ async def _gateway_ends(g: Ground, _: int, *, crash: bool, absent: bool = False)
 @asynccontextmanager
 async def _plugin_ends(g: Ground, _: int, *, crash: bool, absent: bool = False) -> AsyncIterator[None]:
     """The plugin behind the bridge ends, and starts again: at once, or when this ends."""
+    await _end_plugin(g, crash=crash)
+    if not absent:
+        await g.node.start_bridged()
+    yield
+    await g.node.start_bridged()
+
+
+async def _end_plugin(g: Ground, *, crash: bool) -> None:
     plugin = g.node.bridged
     if plugin is not None and plugin.alive:
         with contextlib.suppress(ProcessLookupError):  # as above
             os.kill(plugin.pid, signal.SIGCONT)
         await (plugin.kill() if crash else plugin.terminate())
-    if not absent:
+
+
+@asynccontextmanager
+async def _plugin_fewer(g: Ground, pick: int) -> AsyncIterator[None]:
+    """The plugin behind the bridge is killed, and has forgotten a device when it is back: one that a pod holds, if any does."""
+    held = [g.ids.index(one) for held in g.node.held for one in held.device_ids]
+    index = held[pick % len(held)] if held else pick % len(g.ids)
+    mine = index not in g.gone | g.ill
+    if mine:
+        await _end_plugin(g, crash=True)
+        shutil.rmtree(g.node.behind_dir)
+        g.gone.add(index)
+        g.node.unlisted = {*g.node.unlisted, g.ids[index]}
+        g.show_hardware()
         await g.node.start_bridged()
     yield
-    await g.node.start_bridged()
+    if mine:
+        g.gone.discard(index)
+        g.node.unlisted = {*g.node.unlisted} - {g.ids[index]}
+        g.show_hardware()
 
 
 @asynccontextmanager
@@ -1032,6 +1056,15 @@ FAULTS: Mapping[str, Fault] = {
             meanwhile=("kubelet-killed", "gateway-killed"),
             lasts=2,
             bridged=True,
+        ),
+        Fault(
+            "plugin-fewer",
+            "a plugin behind the bridge is killed and comes back without a device that a pod holds: it stays listed, Unhealthy",
+            COLD_START,
+            _plugin_fewer,
+            serves=True,
+            bridged=True,
+            shows="the plugin is away",
         ),
         Fault(
             "plugin-stopped",

@@ -142,6 +142,8 @@ class Node:
     """Indices of the unhealthy GPUs, by resource name; those that are gone too."""
     gone: Mapping[str, Collection[int]] = field(default_factory=dict)
     """Indices of the GPUs that the hardware has no more, by resource name."""
+    unlisted: Collection[str] = ()
+    """Those of them that the plugin behind says nothing of; who bridges goes on listing what a pod holds."""
     traits: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Further lines of the profile, by resource name."""
     policy: Policy = Policy()
@@ -227,6 +229,11 @@ class Node:
         return self.root / "b"
 
     @property
+    def behind_dir(self) -> Path:
+        """What the plugin behind remembers."""
+        return self.root / "behind"
+
+    @property
     def bridging(self) -> Sequence[str]:
         """What a gateway is told that only bridges; nothing where it has the GPUs."""
         return ("--backend", "none", "--bridge", str(self.bridge_dir)) if self.behind else ()
@@ -236,7 +243,7 @@ class Node:
         if self.bridged is None or not self.bridged.alive:
             folder = self.bridge_dir / "device-plugins"
             folder.mkdir(parents=True, mode=0o750, exist_ok=True)
-            command = gateway_command(folder, self.root / "behind", self.profile_path, self.behind, self.options)
+            command = gateway_command(folder, self.behind_dir, self.profile_path, self.behind, self.options)
             self.bridged = await GatewayProcess.launch(command)
 
     async def _keep(self, at: int, command: Sequence[str]) -> None:
@@ -338,10 +345,18 @@ class Node:
         books = await self.the_kubelet.books()
         # Before 1.10 there is no allocatable: unhealthy devices are not in the capacity either.
         alpha = minor_version(self.the_kubelet.version) < 10
-        capacity = {name: self.healthy(name) if alpha else count for name, count in self.gpus.items()}
+        dropped = self.dropped()
+        capacity = {
+            name: self.healthy(name) if alpha else count - len(dropped.intersection(device_ids(self.gpus)[name]))
+            for name, count in self.gpus.items()
+        }
         must(short({name: self.healthy(name) for name in self.gpus}, books.allocatable, "allocatable"))
         must(short(capacity, books.capacity, "capacity"))
         self.accepted = dialect(self.the_kubelet.version)
+
+    def dropped(self) -> set[str]:
+        """Give the devices that the plugin behind says nothing of, and no pod holds."""
+        return {*self.unlisted} - {one for held in self.held for one in held.device_ids}
 
     async def unserved(self) -> None:
         """Wait until the kubelet's records show no device."""
