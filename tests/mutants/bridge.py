@@ -142,6 +142,14 @@ MUTANTS = (
     ),
     Mutant(
         "B5",
+        "the first list of one that is back is waited for without end",
+        _CALLS,
+        "asyncio.timeout(FIRST_LIST)",
+        "asyncio.timeout(600)",
+        f"{_T}::test_one_that_comes_back_and_says_nothing_has_what_it_had",
+    ),
+    Mutant(
+        "B5",
         "one that says nothing when it is back is asked for nothing",
         _CALLS,
         "            except TimeoutError:\n                self._heard.set()\n",

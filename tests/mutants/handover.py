@@ -17,7 +17,7 @@ RULES = {
     "S19": "of a pair one serves and the other takes over; what the next one would end with, too, ends the pair",
     "S20": "a request that ended a gateway of a pair is refused by the next one, and only then",
     "S21": "a device or file that ended a gateway of a pair is left out by the other one, and named",
-    "S16": "the end waits for no disk that hangs, and a hangup ends nothing",
+    "S16": "the end waits for no disk that hangs, and for no gateway that says nothing, and a hangup ends nothing",
 }
 
 _SUCCESSION = "tests/unit/test_succession.py"
@@ -29,6 +29,14 @@ _CRASHES = "tests/unit/test_pair_crashes.py"
 _PARTS = "tests/unit/test_parts.py"
 
 MUTANTS = (
+    Mutant(
+        "S16",
+        "a gateway that is told to end waits for ten minutes for one that never says that it serves",
+        "gateway/handover/talk.py",
+        "            async with asyncio.timeout(succession.REPORT_WAIT):\n",
+        "            async with asyncio.timeout(600):\n",
+        f"{_HANDOVER}::test_who_never_says_that_it_serves_is_not_waited_for_without_end",
+    ),
     Mutant(
         "S19",
         "what is done for a takeover comes before the wait",

@@ -21,6 +21,14 @@ _CRASH = "tests/unit/test_ledger_crash.py"
 
 MUTANTS = (
     Mutant(
+        "M6",
+        "a lock may be a link",
+        "gateway/memory/file.py",
+        "os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | ",
+        "os.O_RDWR | os.O_CREAT | ",
+        f"{_LEDGER}::test_a_lock_that_is_a_link_is_not_followed",
+    ),
+    Mutant(
         "M1",
         "the file is written in place",
         "gateway/memory/file.py",

@@ -20,7 +20,7 @@ from gateway.handover import message as talked
 from gateway.handover import partner as partners
 from gateway.handover import talk as handover
 from gateway.handover.events import Say, Standing, standing
-from gateway.handover.talk import Handover
+from gateway.handover.talk import Handover, Waits
 from gateway.kubelet import identity
 from gateway.registration import events
 from gateway.registration import machine as registration
@@ -320,6 +320,14 @@ def unhurried(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Two gateways that do as they should.
+
+
+async def test_who_never_says_that_it_serves_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(succession, "REPORT_WAIT", 0.05)
+    waits = Waits()
+    waits.saw({succession.Elder.PROMISED})
+    async with asyncio.timeout(GUARD):
+        await waits.keep_promises()
 
 
 @EVERY_CLASS
