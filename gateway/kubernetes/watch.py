@@ -186,9 +186,10 @@ class Watch(Generic[T]):
 
     def _tell(self, error: KubernetesError) -> None:
         if not self.trouble or self._failures == 0:
+            component = "dra" if "resource.k8s.io" in self._path else "api-server"
             advice = {
                 401: "the token isn't accepted: look at the service account, or at the kubeconfig",
-                403: "the service account lacks rights: apply the RBAC of deploy/kustomize/components/node-access",
+                403: f"the service account lacks rights: apply the RBAC of deploy/kustomize/components/{component}",
                 404: "there is no such object or API: look at NODE_NAME",
             }.get(error.status, "what serves the kubelet goes on; trying again")
             _log.warning("the API server can't be watched", path=self._path, reason=str(error), advice=advice)

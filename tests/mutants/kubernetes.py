@@ -15,6 +15,7 @@ RULES = {
     "KA8": "a node is ready when each resource is registered, verified and allocatable, and stays so over a kubelet's restart",
     "KA9": "of a node only our condition and the taints of our key are written",
     "KA10": "events are few, and each once",
+    "KA12": "who lacks rights hears of the component that has them",
     "KA7": "without the API server, and without a good file, the choice of before counts",
 }
 
@@ -430,5 +431,13 @@ MUTANTS = (
         "left_out = self._released() | silent",
         "left_out = self._released()",
         f"{_TEST_METRICS}::test_a_gpu_that_doesnt_answer_those_who_watch_isnt_asked",
+    ),
+    Mutant(
+        "KA12",
+        "slices are allowed by the component of the node",
+        _WATCH,
+        'component = "dra" if "resource.k8s.io" in self._path else "api-server"',
+        'component = "api-server"',
+        f"{_TEST_WATCH}::test_who_lacks_rights_hears_which_component_has_them",
     ),
 )

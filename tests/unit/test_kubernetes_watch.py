@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import h11
 import pytest
+import structlog
+import yaml
 
 from gateway.kubernetes import client, watch
 from gateway.kubernetes.client import Client, KubernetesError
@@ -18,6 +22,7 @@ from tests.unit.kubernetes import api, authority, node, server, until
 
 __all__ = ["api", "authority", "server"]
 
+ROOT = Path(__file__).resolve().parents[2]
 NODES, NODE = "/api/v1/nodes", "/api/v1/nodes/n1"
 Anything = dict[str, Any]
 
@@ -146,6 +151,34 @@ async def _ended(answer: Answer, _: Request) -> None:
 
 async def _stalled(answer: Answer, _: Request) -> None:
     await asyncio.get_running_loop().create_future()
+
+
+@pytest.mark.parametrize(
+    ("path", "component"),
+    [(NODES, "api-server"), ("/apis/resource.k8s.io/v1/resourceslices", "dra")],
+)
+async def test_who_lacks_rights_hears_which_component_has_them(
+    path: str, component: str, server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there, and it allows what is watched: to apply another one would mend nothing."""
+    monkeypatch.setattr(watch, "FIRST", 60.0)
+    server.faults.append(_forbidden)
+    following = Following(Watch(api, path, Anything))
+    with structlog.testing.capture_logs() as log:
+        waits = asyncio.ensure_future(following.next())
+        await until(lambda: log)
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+    await following.close()
+    [named] = re.findall(r"deploy/kustomize/components/([a-z-]+)", log[0]["advice"])
+    assert named == component
+    rules = [
+        rule
+        for file in (ROOT / "deploy/kustomize/components" / named).glob("*.yaml")
+        for one in yaml.safe_load_all(file.read_text(encoding="utf-8"))
+        for rule in (one.get("rules") or ())
+    ]
+    assert any(path.rpartition("/")[2] in rule["resources"] and "watch" in rule["verbs"] for rule in rules)
 
 
 @pytest.mark.parametrize(
