@@ -12,7 +12,7 @@ import gc
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -20,13 +20,13 @@ from gateway.configuration import reload
 from gateway.folder import Folder
 from gateway.following import Follower
 from gateway.handover import instance, message
+from gateway.handover.alone import Alone
 from gateway.handover.peers import HANDED_OVER_WAIT, Peers
 from gateway.kubelet.beliefs import CHECKPOINT, Beliefs
 from gateway.kubelet.presence import Presence
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lists import Lists
 from gateway.memory import mend
-from gateway.memory.alone import Alone
 from gateway.memory.holdings import Holdings
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
@@ -61,6 +61,7 @@ FIRST_LOOK = 1.0
 YIELD_TIME = 0.05
 """Seconds that an older gateway is given to end its streams before this one registers."""
 
+_T = TypeVar("_T")
 _loop_errors = Seldom(times=5)
 _log = structlog.get_logger()
 
@@ -80,25 +81,26 @@ class Gateway:
         settings: what it was told.
         source: where devices come from.
         role: what it is in a pair; None: it is alone.
+        born_ns: when it began (nanoseconds of the boot clock), where it begins anew after it made room; None: now.
     """
 
-    def __init__(self, settings: Settings, source: DeviceSource, role: Role | None = None) -> None:
+    def __init__(
+        self, settings: Settings, source: DeviceSource, role: Role | None = None, born_ns: int | None = None
+    ) -> None:
         self.settings, self.source, self._role = settings, source, role
-        """What is laid around answers to the kubelet, in a pair."""
-        born_ns = role.born_ns if role is not None else None
-        age = instance.begin(host_service=settings.host_service, born_ns=born_ns)
+        age = instance.begin(host_service=settings.host_service, born_ns=born_ns if role is None else role.born_ns)
         self._instance = instance.Instance(settings.socket_dir, age)
         self.ledger = Ledger(settings.state_dir, mend.decode if role is None else role.decode)
         self.scribe = Scribe(self.ledger)
-        self._alone = Alone(settings.state_dir, self._instance.peers)
+        self._alone = Alone(age, settings.state_dir, self._instance.peers, self._end)
         self.tally = Tally()
         self.config = reload.FileFate()
         self._features = _features(settings) if settings.asks_api_server else None
-        checkpoint = settings.socket_dir / CHECKPOINT
         self._tasks = Tasks(self._end, role.active if role is not None else None)
         self._resources: dict[str, Resource] = {}
         self.presence = Presence(settings.socket_dir / KUBELET_SOCKET)
-        self.beliefs = Beliefs(settings.pod_resources_socket, checkpoint, self._looked, self._forgotten)
+        records = settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
+        self.beliefs = Beliefs(*records, self._looked, self._forgotten)
         self.started = time.monotonic()
         self.holdings = Holdings(self.ledger, self.scribe, self.beliefs, self.presence, self._resources, self._tasks)
         self.others = Peers(
@@ -154,17 +156,16 @@ class Gateway:
             self.lists.lock,
             kubelet_up=self._kubelet_up,
             peers_changed=self.others.look,
-            bound_anew=self._bound_anew,
+            bound_anew=lambda: self._tell_kubelet([one for one in self.resources if one.state.phase is Phase.ABSENT]),
             late=self.tally.late,
             end=self._end,
             tasks=self._tasks,
         )
         self._exit: asyncio.Future[int]
         self.door: Door | None = None
-        """Where devices are offered by DRA, too or alone."""
 
     async def run(self) -> int:
-        """Serve until SIGTERM or SIGINT; return the exit status."""
+        """Serve until SIGTERM or SIGINT, or until a newer gateway takes over; return the exit status, or ``RESIGNED``."""
         loop = asyncio.get_running_loop()
         self._exit = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -191,11 +192,11 @@ class Gateway:
         self.beliefs.look_within(0)
         if removed := instance.sweep(self.settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
-        if self.settings.dra == "on":
-            await self._unless_ended(self._alone.wait(partial(self.scribe.load, patient=True)))
+        heir = self.settings.dra == "on" and await self._unless_ended(self._alone.begin())
+        await self._unless_ended(self.scribe.load(patient=True))  # What one before us left meanwhile.
         self._instance.create()
         if self.settings.dra != "off":
-            self.door = _door(self)
+            self.door = _door(self, decides=not heir)
         first = asyncio.Event()
         self._tasks.spawn("source", self._follower.run(first))
         attempts = None if self._role is None else self._role.flight
@@ -205,19 +206,23 @@ class Gateway:
             await asyncio.wait_for(self._unless_ended(first.wait()), FIRST_LOOK)
         if self.lists.inventory is None:
             await self.lists.take(None)
-        await self._open_control()
+        if not heir:
+            await self._open_control()
         self._tasks.spawn("watch", self._folder.run())
         await self._unless_ended(self.others.know_devices(first, self.source.name))
         await self._unless_ended(self.others.ability.wait())
+        if self.door is not None:
+            self._tasks.spawn("dra", self.door.run())
+            if heir:
+                await self._unless_ended(_succeed(self, self._alone, self.door))
+                await self._open_control()
         elders = self._instance.peers() if self.door is None else {}
         await self._unless_ended(self.others.take_over(elders))
         self._instance.publish()
         if any(peer < self._instance.age and not self.others.handover.decides(peer, "") for peer in elders):
             await self._unless_ended(asyncio.sleep(YIELD_TIME))
-        self.others.begun = True
+        self.others.begun, self._alone.stays = True, _stays(self.settings)
         self._tasks.spawn("standby", self.others.standby.run())
-        if self.door is not None:
-            self._tasks.spawn("dra", self.door.run())
         self.others.look()
         # Left to another gateway, which went before it was asked for it; or another serves it under another name.
         if self.lists.unremembered() or any(resource.standing_by_for is not None for resource in self.resources):
@@ -229,26 +234,20 @@ class Gateway:
         if self._features is not None:
             self._tasks.spawn_once_active("kubernetes", self._features.run(self))
         gc.freeze()  # What is there now stays: a full collection of it takes 8 to 15 ms, in which nothing is answered.
-        tell = partial(_log.info, "serving") if self.presence.since is not None else self.presence.wait
-        tell(
-            backend=self.source.name,
-            api=self.settings.api,
-            socket_dir=str(self.settings.socket_dir),
-            resources={name: len(resource.plugin.devices) for name, resource in self._resources.items()},
-        )
+        _tell_serving(self)
 
     async def _say_waiting(self) -> None:
         if not self._listeners.has_control:
             await self._listeners.open_control(Commands(self).handlers_while_waiting)
 
-    async def _unless_ended(self, work: Coroutine[Any, Any, Any]) -> None:
+    async def _unless_ended(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Await ``work``, but leave at once when the gateway is to end. What it raises is a defect, and ends the start."""
-        task: asyncio.Future[Any] = asyncio.ensure_future(work)
+        task: asyncio.Future[_T] = asyncio.ensure_future(work)
         try:
-            await asyncio.wait({task, self._exit}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((task, self._exit), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise _EndedError(self._exit.result())
-            task.result()
+            return task.result()
         finally:
             task.cancel()
 
@@ -273,11 +272,17 @@ class Gateway:
         await self.scribe.close()
         self._alone.close()
         self._instance.remove()
+        if self.door is not None:
+            await self.door.finish()
         _log.info("ended")
 
     async def _open_control(self) -> None:
         commands = Commands(self)
-        more = {message.OP: self.others.handover.serve} if self.door is None else self.door.handlers
+        more = (
+            {message.OP: self.others.handover.serve}
+            if self.door is None
+            else {**self.door.handlers, **self._alone.handlers}
+        )
         await self._listeners.open_control({**commands.handlers, **more})
         self._listeners.open_metrics(commands.document, self.tally, self)
 
@@ -325,9 +330,6 @@ class Gateway:
         if self.presence.kubelet is not None:
             for resource in resources:
                 resource.feed(events.KubeletUp(self.presence.kubelet))
-
-    def _bound_anew(self) -> None:
-        self._tell_kubelet([one for one in self.resources if one.state.phase is Phase.ABSENT])
 
     # For those who ask.
 
@@ -380,17 +382,44 @@ def _features(settings: Settings) -> Features:
     return Features(settings)
 
 
-def _door(gateway: Gateway) -> Door:
+def _door(gateway: Gateway, *, decides: bool) -> Door:
     from gateway.dra import door  # noqa: PLC0415 - its imports are paid only where DRA is wanted
     from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
 
     memory = gateway.ledger, gateway.scribe, gateway.beliefs, gateway.holdings.held
     inside = door.Inside(gateway.age, gateway.source, *memory, lambda: gateway.resources, gateway.update)
     try:
-        return door.Door(gateway.settings, inside)
+        made = door.Door(gateway.settings, inside)
     except AccessError as error:
         _log.error("giving up: --dra needs the API server", reason=str(error))
         raise _EndedError(1) from error
+    if decides:
+        made.decide()
+    return made
+
+
+def _tell_serving(gateway: Gateway) -> None:
+    tell = partial(_log.info, "serving") if gateway.presence.since is not None else gateway.presence.wait
+    tell(
+        backend=gateway.source.name,
+        api=gateway.settings.api,
+        socket_dir=str(gateway.settings.socket_dir),
+        resources={one.name: len(one.plugin.devices) for one in gateway.resources},
+    )
+
+
+async def _succeed(gateway: Gateway, alone: Alone, door: Door) -> None:
+    """Decide in place of the older gateway, as soon as this one could, by what that one left."""
+    await alone.succeed(lambda: door.not_ready)
+    await gateway.scribe.load(patient=True)
+    gateway.holdings.recall(fresh=True)
+    door.decide()
+    await gateway.update()
+
+
+def _stays(settings: Settings) -> str:
+    """Say why a gateway that serves makes no room for a newer one; '' where it does."""
+    return "the host service makes no room: its unit is restarted in place" if settings.host_service else ""
 
 
 def _report_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

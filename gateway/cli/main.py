@@ -60,6 +60,8 @@ _FLAGS = [
 _LONGEST_SOCKET_PATH = 107
 _T = TypeVar("_T")
 _KUBELET_SOCKET = "kubelet.sock"
+_BORN = "DEVICE_PLUGIN_GATEWAY_BORN_NS"
+"""The variable by which a gateway that begins anew knows how old it is; nobody else sets it."""
 _NVIDIA = "nvidia-device-plugin"
 _FIRST_KUBELET = 8
 
@@ -461,18 +463,22 @@ def _serve(settings: Settings) -> int:
         from gateway.pair.parent import Pair
 
         return Pair(lambda role: asyncio.run(_run(shell.Gateway(settings, source, role), role)), flight).run()
-    return asyncio.run(_run(shell.Gateway(settings, source)))
+    born = os.environ.pop(_BORN, "")
+    return asyncio.run(_run(shell.Gateway(settings, source, born_ns=int(born) if born.isdecimal() else None)))
 
 
 async def _run(gateway: Gateway, role: Role | None = None) -> NoReturn:
     """Serve, and end the process: a thread that waits for a disk that hangs would hold it for as long."""
     from gateway import process
+    from gateway.handover.alone import RESIGNED
 
     trimming = asyncio.ensure_future(process.trim() if role is None else role.once_active(process.trim))
     status = await gateway.run()
     trimming.cancel()
     sys.stdout.flush()
     sys.stderr.flush()
+    if status == RESIGNED:  # Anew, with nothing of before but its age: it is to stay the older one.
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {_BORN: str(gateway.age.born_ns)})  # noqa: S606 - itself
     os._exit(status)
 
 

@@ -103,7 +103,7 @@ class Crossing:
         """Since when (monotonic seconds) devices came or went without the scheduler being told what the kubelet has now."""
         self._ledger, self._scribe, self._beliefs, self._held = ledger, scribe, beliefs, held
         self._resources, self._records, self._ask, self._update = resources, records, allocated, update
-        self._sides: dict[str, Side] = dict(ledger.sides)
+        self._sides: dict[str, Side] = {}
         self._began = time.monotonic()
         self._left: dict[str, float] = {}
         """Since when (monotonic seconds) a board is on its way; what was before the start, since then."""
@@ -122,6 +122,10 @@ class Crossing:
         self._turn = asyncio.Lock()
 
     # What is in force.
+
+    def adopt(self) -> None:
+        """Have the table that is on disk in force: this gateway decides from now on."""
+        self._sides = dict(self._ledger.sides)
 
     @property
     def is_known(self) -> bool:

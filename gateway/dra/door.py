@@ -7,10 +7,9 @@ claims wait and nothing else does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -51,14 +50,12 @@ if TYPE_CHECKING:
     from gateway.wires.control import Handler
 
 MANAGER: Final = "device-plugin-gateway"
-OVERLAP: Final = 33
-"""The kubelet, 1.N, from which two instances of a driver may be registered: in 1.32 the second breaks the first (run)."""
 FIRST: Final = 32
 """The first kubelet, 1.N, whose API for claims is spoken (v1beta1)."""
 KUBELET_AGAIN: Final = 30.0
 """Seconds until the node is asked again which kubelet it has, while that takes no claims."""
 BIND_AGAIN: Final = 1.0
-"""Seconds until a socket that can't be bound is tried again, or another instance's end is looked for."""
+"""Seconds until a socket that can't be bound is tried again."""
 SERVE_AGAIN: Final = 5.0
 """Seconds until a driver that could not be served is tried again."""
 
@@ -112,7 +109,7 @@ class Door:
             allocatable = Allocatable(self._api, path(settings))
             self.crossing = Crossing(*known, self._allocated, inside.update, allocatable)
             unable = partial(without_gpus, self._api, path(settings))
-            self._desk = Desk(self.crossing, lambda: self.lacking or _not_taken(self.standings()), unable)
+            self._desk = Desk(self.crossing, lambda: self.not_ready, unable)
         self._boards: dict[tuple[str, str], str] = {}
         """The board of each device, by driver and name."""
         self._unknown: frozenset[str] = frozenset()
@@ -127,6 +124,8 @@ class Door:
         self._unasked = ""
         self._publisher: Publisher | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.decides = asyncio.Event()
+        """Set where this gateway decides who gets what, not an older one that is still there."""
 
     # What is offered (a ``driver.Stock``).
 
@@ -142,6 +141,17 @@ class Door:
     def news(self) -> asyncio.Event:
         """What is set when that is otherwise; to be taken before it is looked at."""
         return self._news
+
+    def decide(self) -> None:
+        """Decide from now on, by what is in the state file."""
+        if self.crossing is not None:
+            self.crossing.adopt()
+        self.decides.set()
+
+    @property
+    def not_ready(self) -> str:
+        """Say why this gateway could not decide yet; '' where it could."""
+        return self.lacking or _not_taken(self.standings())
 
     def claimed(self) -> None:
         """Take note that a claim got devices, or gave them back."""
@@ -227,35 +237,32 @@ class Door:
         why = f": {claims.trouble}" if claims is not None and claims.trouble else ""
         return f"offered by DRA: the driver {driver} is not registered{why}"
 
-    def _published(self) -> dict[str, list[Offer]]:
-        return {driver: list(found.values()) for driver, found in self._offers.items() if driver not in self._unknown}
-
     # Running.
 
     async def run(self) -> None:
         """Offer and prepare, for ever."""
         self.update()
         self._inside.beliefs.look_within(0)
-        ask = pods_of(self._api, self._settings.node_name)
-        work = [mind_over(self._drivers, self._read), self._records.mind(ask, self._pods_ended)]
+        work = [mind_over(self._drivers, self._read)]
         if self.crossing is not None and self._desk is not None:
             own = OwnNode(self._api, self._settings)
             own.told.append(self._desk.take)
             work += [self.crossing.run(), self._desk.follow(), own.run()]
-        async with (
-            asyncio.TaskGroup() as group
-        ):  # None of them ends by itself: that is a defect, and the gateway's end.
+        # None of them ends by itself: that is a defect, and the gateway's end.
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._records.mind(pods_of(self._api, self._settings.node_name), self._pods_ended))
             for one in work:
-                group.create_task(one)
+                group.create_task(_after(self.decides, one))
             server, owner = await self._learn()
             await self._until_kubelet_knows()
+            await self.decides.wait()
             self._publisher = Publisher(
                 self._api,
                 server,
                 self._settings.node_name,
                 owner,
-                self._published,
-                lambda driver: sockets.has_younger(self._registry, driver, self._inside.age.token),
+                lambda: {name: list(one.values()) for name, one in self._offers.items() if name not in self._unknown},
+                lambda driver: self.alone and sockets.has_younger(self._registry, driver, self._inside.age.token),
                 lambda driver: driver in self._drivers and self._drivers[driver].is_registered,
             )
             self._publisher.changed()
@@ -267,12 +274,17 @@ class Door:
             self.crossing.ended()
 
     async def close(self) -> None:
-        """End it: sockets first, so that another instance is called."""
+        """Decide nothing more: sockets first, so that another instance is called; what waits is passed on to it."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        await asyncio.gather(*(service.stop() for service in self._services))
+        token = self._inside.age.token
+        await asyncio.gather(*(one.stop(sockets.youngest(self._registry, one.name, token)) for one in self._services))
         self._api.close()
+
+    async def finish(self) -> None:
+        """Wait for the answers to what was passed on."""
+        await asyncio.gather(*(one.finish() for one in self._services))
 
     async def _learn(self) -> tuple[Server, str]:
         """Find out what must be known of the API server and the node, whose UID is the second."""
@@ -349,7 +361,8 @@ class Door:
         if swept := await asyncio.to_thread(sockets.sweep, self._registry, driver):
             _log.info("removed sockets that dead gateways left", sockets=swept)
         await claims.restore()
-        await self._alone(driver)
+        others = partial(sockets.others, self._registry, driver, inside.age.token)
+        await sockets.until_alone(driver, others, lambda: self._kubelet, lambda: self.lacking, self._learned)
         while True:
             service, path = Service(claims), sockets.path_of(self._registry, driver, inside.age.token)
             try:
@@ -363,22 +376,6 @@ class Door:
                 _log.info("DRA driver serves", driver=driver, socket=str(path))
                 return
 
-    async def _alone(self, driver: str) -> None:
-        """Wait for a kubelet that takes claims, and, where it may be one that takes one instance only, for the others' end."""
-        told = False
-        while (self._kubelet is None or self._kubelet < OVERLAP) and (
-            self.lacking or sockets.others(self._registry, driver, self._inside.age.token)
-        ):
-            if not told and self._kubelet is not None and not self.lacking:
-                _log.warning(
-                    "waiting for the other instance of the DRA driver to end",
-                    driver=driver,
-                    reason=f"kubelet 1.{self._kubelet} takes one only: a second breaks the first",
-                    advice="update the DaemonSet without a surge (maxSurge 0)",
-                )
-                told = True
-            await (asyncio.sleep(BIND_AGAIN) if self._kubelet is not None else _within(BIND_AGAIN, self._learned))
-
     async def _read(self, claim: ClaimName) -> ResourceClaim:
         if self._server is None:
             self._server = await publisher.ask(self._api)
@@ -387,9 +384,13 @@ class Door:
         )
 
 
-async def _within(seconds: float, event: asyncio.Event) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+async def _after(event: asyncio.Event, work: Coroutine[object, object, None]) -> None:
+    try:
+        await event.wait()
+    except asyncio.CancelledError:
+        work.close()
+        raise
+    await work
 
 
 def pcie_root(pci: str) -> str:

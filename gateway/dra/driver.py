@@ -7,6 +7,7 @@ note of it, so two claims never get the same device.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -36,6 +37,9 @@ ASK_AGAIN: Final = 0.5
 """Seconds until an API server that didn't answer is asked again, and until what is waited for is looked at anew."""
 OVER_AGAIN: Final = 300.0
 """Seconds between two looks for claims that are no more."""
+_ANOTHER: Final = Refused(
+    "an older gateway on this node has not made room for this one: `gateway status` and its log say why; the kubelet asks again"
+)
 _SAYABLE: Final = Sayable(frozenset(Field))
 """A CDI specification can say all that an answer to Allocate can."""
 
@@ -68,6 +72,11 @@ class Stock(Protocol):
 
     def registered(self) -> None:
         """Take note that a kubelet took a driver, or refused it."""
+        ...
+
+    @property
+    def decides(self) -> asyncio.Event:
+        """What is set where this gateway decides who gets what, not an older one that is still there."""
         ...
 
 
@@ -123,6 +132,8 @@ class ClaimsOf:
     async def prepare(self, claim: ClaimName) -> Answer:
         """Make a claim's devices ready; the same answer again where they are. Waits for what may soon be."""
         async with self._turn(claim):
+            if not await self._decides():
+                return _ANOTHER
             await self._scribe.load()  # Another instance may have prepared it.
             key = claims.key(self.name, claim.uid)
             row = self._ledger.claims.get(key)
@@ -151,6 +162,8 @@ class ClaimsOf:
     async def unprepare(self, claim: ClaimName) -> Refused | None:
         """Take a claim's devices back; None also where there are none."""
         async with self._turn(claim):
+            if not await self._decides():
+                return _ANOTHER
             await self._scribe.load()
             key = claims.key(self.name, claim.uid)
             if key in self._ledger.claims:
@@ -230,6 +243,14 @@ class ClaimsOf:
         return found
 
     # How.
+
+    async def _decides(self) -> bool:
+        """Wait until this gateway decides, as long as for anything else."""
+        decides = self._stock.decides
+        if not decides.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(decides.wait(), self._patience)
+        return decides.is_set()
 
     async def _take(self, claim: ClaimName) -> Claimed | Refused:
         """Take what was allocated to a claim, as soon as that may be."""

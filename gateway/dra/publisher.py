@@ -87,7 +87,7 @@ class Publisher:
         node: the node's name.
         owner: its UID, '' where it isn't known.
         offered: gives what each driver offers now, by its name.
-        leave: whether a driver's slices are another instance's business.
+        leave: whether a driver's slices are another instance's business (with both APIs, who decides is who publishes).
         ready: whether a kubelet took a driver. Until then no more is offered than was: a claim that is prepared before that is asked
             for again only after 60 to 90 s (run on 1.36).
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc
@@ -28,6 +28,8 @@ HEALTH_VALID: Final = 60
 """Seconds for which the kubelet believes one."""
 GRACE: Final = 5.0
 """Seconds that calls under way have at the end."""
+PASSED_ON: Final = 45.0
+"""Seconds that a successor has to answer what was passed on to it: as many as the kubelet gives a call."""
 # Another server must not take the path silently; and no retry is ours to make.
 _OPTIONS: Final = (("grpc.so_reuseport", 0),)
 _TYPE: Final = "DRAPlugin"
@@ -73,8 +75,14 @@ class Service:
 
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
+        self.name = claims.name
+        """The driver's."""
         self._server: grpc.aio.Server | None = None
         self._ending = asyncio.Event()
+        self._successor: Path | None = None
+        """The socket of the instance that the kubelet calls from now on."""
+        self._deciding: set[asyncio.Task[bytes]] = set()
+        self._stopping: asyncio.Future[None] | None = None
 
     async def start(self, path: Path) -> None:
         """Serve on ``path``, which the kubelet finds at once.
@@ -90,11 +98,24 @@ class Service:
         await server.start()
         self._server = server
 
-    async def stop(self) -> None:
-        """Take the socket away (gRPC does), so that the kubelet calls another instance; end streams, finish calls under way."""
+    async def stop(self, successor: Path | None = None) -> None:
+        """Take the socket away (gRPC does), so that the kubelet calls another instance; end streams, finish calls under way.
+
+        Returns when nothing is decided here any more. What waits is passed on to the successor: ``finish`` waits for its answers.
+        """
+        self._successor = successor
         self._ending.set()
         if self._server is not None:
-            await self._server.stop(GRACE)
+            self._stopping = asyncio.ensure_future(self._server.stop(GRACE if successor is None else PASSED_ON))
+            if successor is None:
+                await self._stopping
+            elif self._deciding:
+                await asyncio.wait([*self._deciding])
+
+    async def finish(self) -> None:
+        """Wait until all calls are answered."""
+        if self._stopping is not None:
+            await self._stopping
 
     def _registration(self) -> grpc.GenericRpcHandler:
         async def info(_: bytes, __: Any) -> bytes:
@@ -108,17 +129,50 @@ class Service:
         return _handler(service, {get_info: info, pluginregistration.NOTIFY.rpartition("/")[2]: notify})
 
     def _plugin(self, api: PluginApi) -> grpc.GenericRpcHandler:
-        async def prepare(data: bytes, context: Any) -> bytes:
-            asked = await _decoded(api.decode_prepare_request, data, context)
+        async def prepared(asked: Sequence[ClaimName]) -> bytes:
             answers = await asyncio.gather(*(self._prepare(api, one) for one in asked))
             return api.encode_prepare_answer(dict(zip((one.uid for one in asked), answers, strict=True)))
 
-        async def unprepare(data: bytes, context: Any) -> bytes:
-            asked = await _decoded(api.decode_unprepare_request, data, context)
+        async def unprepared(asked: Sequence[ClaimName]) -> bytes:
             answers = await asyncio.gather(*map(self._unprepare, asked))
             return api.encode_unprepare_answer(dict(zip((one.uid for one in asked), answers, strict=True)))
 
+        async def prepare(data: bytes, context: Any) -> bytes:
+            asked = await _decoded(api.decode_prepare_request, data, context)
+            return await self._here_or_there(f"/{api.service}/{plugin.PREPARE}", data, prepared(asked), context)
+
+        async def unprepare(data: bytes, context: Any) -> bytes:
+            asked = await _decoded(api.decode_unprepare_request, data, context)
+            return await self._here_or_there(f"/{api.service}/{plugin.UNPREPARE}", data, unprepared(asked), context)
+
         return _handler(api.service, {plugin.PREPARE: prepare, plugin.UNPREPARE: unprepare})
+
+    async def _here_or_there(self, method: str, data: bytes, work: Coroutine[Any, Any, bytes], context: Any) -> bytes:
+        """Answer a call; one that isn't answered when this instance leaves is its successor's: both answer the same."""
+        deciding = asyncio.ensure_future(work)
+        self._deciding.add(deciding)
+        deciding.add_done_callback(self._deciding.discard)
+        ending = asyncio.ensure_future(self._ending.wait())
+        try:
+            await asyncio.wait((deciding, ending), return_when=asyncio.FIRST_COMPLETED)
+            if deciding.done() or self._successor is None:
+                return await deciding
+        finally:
+            ending.cancel()
+            deciding.cancel()
+        _log.info(
+            "passed on to the instance that the kubelet calls now",
+            driver=self.name,
+            call=method,
+            to=self._successor.name,
+        )
+        channel: Any = grpc.aio.insecure_channel(target(self._successor))
+        async with channel:
+            try:
+                return bytes(await channel.unary_unary(method)(data, timeout=PASSED_ON))
+            except grpc.aio.AioRpcError as error:
+                await context.abort(error.code(), error.details() or "")
+                raise
 
     async def _prepare(self, api: PluginApi, claim: ClaimName) -> Answer:
         began = time.monotonic()

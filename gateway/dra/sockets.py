@@ -7,18 +7,27 @@ own socket (operation_generator.go of the kubelet), so that nobody has to know h
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
+
+import structlog
 
 from gateway.kubelet.watch import listens
 
 FOLDER: Final = "plugins_registry"
+OVERLAP: Final = 33
+"""The kubelet, 1.N, from which two instances of a driver may be registered: in 1.32 the second breaks the first (run)."""
+AGAIN: Final = 1.0
+"""Seconds between two looks for another instance's end."""
 _SHOWN: Final = 14
 """Characters of a driver's name that are shown: a path has at most 107 bytes, a driver's name 63."""
 _TOKEN: Final = re.compile(r"[0-9a-f]{8}")
+_log = structlog.get_logger()
 
 
 def path_of(folder: Path, driver: str, token: str) -> Path:
@@ -32,12 +41,40 @@ def others(folder: Path, driver: str, token: str) -> list[Path]:
     return [path for path in _all(folder, driver) if path != own and listens(path)]
 
 
+def youngest(folder: Path, driver: str, token: str) -> Path | None:
+    """Give the socket of another living instance that the kubelet calls: the one that came last; None: there is none."""
+    there = [(made, path) for path in others(folder, driver, token) if (made := _made(path)) is not None]
+    return max(there)[1] if there else None
+
+
 def has_younger(folder: Path, driver: str, token: str) -> bool:
     """Whether an instance serves the driver whose socket came later than ours: it has been registered last."""
     own = _made(path_of(folder, driver, token))
     return own is not None and any(
         (made := _made(path)) is not None and made > own for path in others(folder, driver, token)
     )
+
+
+async def until_alone(
+    driver: str,
+    others: Callable[[], Sequence[Path]],
+    kubelet: Callable[[], int | None],
+    lacking: Callable[[], str],
+    learned: asyncio.Event,
+) -> None:
+    """Wait for a kubelet that takes claims, and, where it may be one that takes one instance only, for the others' end."""
+    told = False
+    while ((minor := kubelet()) is None or minor < OVERLAP) and (lacking() or others()):
+        if not told and minor is not None and not lacking():
+            _log.warning(
+                "waiting for the other instance of the DRA driver to end",
+                driver=driver,
+                reason=f"kubelet 1.{minor} takes one only: a second breaks the first",
+                advice="update the DaemonSet without a surge (maxSurge 0)",
+            )
+            told = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.sleep(AGAIN) if minor is not None else learned.wait(), AGAIN)
 
 
 def sweep(folder: Path, driver: str) -> list[str]:

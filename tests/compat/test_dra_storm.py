@@ -40,6 +40,8 @@ __all__ = ["authority", "server"]
 STORMS = int(os.environ.get("STORMS", "1"))
 SECONDS = float(os.environ.get("STORM_SECONDS", "12"))
 IDS = tuple(f"GPU-{number}" for number in range(4))
+ROLLS = 4.0
+"""Seconds within which one of two gateways ends, when the second was started."""
 LASTS = (0.2, 1.0, 4.0)
 """Seconds that a pod may run."""
 CLAIMS = f"{API}/namespaces/ns/resourceclaims"
@@ -169,7 +171,7 @@ class Storm:
             self.server.remove(SLICE)
 
     async def fault(self) -> None:
-        what = self.random.choice(("killed", "ended", "kubelet", "kubelet", "away", "unhealthy"))
+        what = self.random.choice(("killed", "ended", "rolled", "rolled", "kubelet", "kubelet", "away", "unhealthy"))
         self.saw[what] += 1
         if what == "killed":
             await self.gateway.kill()
@@ -177,6 +179,8 @@ class Storm:
         elif what == "ended":
             await self.gateway.terminate()
             await self.start_gateway()
+        elif what == "rolled":
+            await self.roll()
         elif what == "kubelet":
             await self.manager.stop()
             await self.start_kubelet()
@@ -186,6 +190,15 @@ class Storm:
             await self.server.start()
         else:
             self.unhealthy(*self.random.sample(IDS, self.random.choice((0, 1))))
+
+    async def roll(self) -> None:
+        """Start a newer gateway beside the older one, and end one of them, at any moment of the handover."""
+        older = self.gateway
+        await self.start_gateway()
+        await asyncio.sleep(self.random.uniform(0.0, ROLLS))
+        self.gateway, goes = self.random.sample((older, self.gateway), 2)
+        await (goes.kill() if self.random.random() < 0.5 else goes.terminate())
+        self.saw["made room"] += bool(older.lines("making room for a newer gateway"))
 
     async def cross(self, to: str, *ids: str) -> list[str]:
         """Order GPUs to a side; say where all of them are."""

@@ -196,8 +196,8 @@ MUTANTS = (
         "G1",
         "a step of the start that breaks is passed over",
         "gateway/daemon.py",
-        "            task.result()\n",
-        "",
+        "            return task.result()\n",
+        "            return task.result() if task.exception() is None else None  # type: ignore[return-value]\n",
         "tests/unit/test_serve.py::test_a_step_of_the_start_that_breaks_ends_it",
     ),
     Mutant(

@@ -11,17 +11,103 @@ RULES = {
     "OWN5": "people are told where each GPU is, who has it, and what it waits for",
     "OWN6": "the node's annotation counts as long as it is there, and moves nothing that a command couldn't",
     "OWN7": "a pod that asks by name has its GPU, by whichever API, or waits for it",
+    "OWN8": "an older gateway makes room for a newer one that can serve, and until then only the older one decides",
     "OWN3": "every crossing can end, and a claim of before gets what nobody holds",
 }
 
 _TABLE = "gateway/sides/table.py"
 _SHELL = "gateway/dra/crossing.py"
 _DESK = "gateway/dra/desk.py"
+_ALONE = "gateway/handover/alone.py"
 _ON = "tests/unit/test_dra_on.py"
 _RULES = "tests/unit/test_sides.py"
 _MOVES = f"{_RULES}::test_a_board_moves_on_when_nobody_has_it"
 
+_MAKES_ROOM = f"{_ON}::test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve"
+_STAYS = f"{_ON}::test_a_newer_gateway_that_no_kubelet_takes_changes_nothing"
+
 MUTANTS = (
+    Mutant(
+        "OWN8",
+        "an older gateway makes room for anybody",
+        _ALONE,
+        "        if age is None or age <= self._age:",
+        "        if age is None:",
+        _MAKES_ROOM,
+    ),
+    Mutant(
+        "OWN8",
+        "it makes room when it was only asked whether it would",
+        _ALONE,
+        'request.get("ready") is True',
+        "True",
+        _MAKES_ROOM,
+    ),
+    Mutant("OWN8", "it makes room while it starts", _ALONE, "        if self.stays:", "        if False:", _MAKES_ROOM),
+    Mutant(
+        "OWN8",
+        "a newer one asks before it could serve",
+        _ALONE,
+        "not_ready() or await self._ask(ready=True)",
+        "await self._ask(ready=True)",
+        _STAYS,
+    ),
+    Mutant(
+        "OWN8",
+        "a newer one goes on without the lock",
+        _ALONE,
+        "        while self._hindered() is not None:\n            if loop",
+        "        while self._hindered() is not None and not_ready():\n            if loop",
+        _MAKES_ROOM,
+    ),
+    Mutant(
+        "OWN8",
+        "a newer one prepares claims before it decides",
+        "gateway/dra/driver.py",
+        "        if not decides.is_set():",
+        "        return True\n        if not decides.is_set():",
+        _STAYS,
+    ),
+    Mutant(
+        "OWN8",
+        "a newer one goes by the table of its start",
+        "gateway/daemon.py",
+        "    await gateway.scribe.load(patient=True)\n    gateway.holdings.recall(fresh=True)\n    door.decide()",
+        "    gateway.holdings.recall(fresh=True)\n    door.decide()",
+        f"{_ON}::test_a_newer_gateway_goes_by_what_the_older_one_did_last",
+    ),
+    Mutant(
+        "OWN8",
+        "a newer one has the table in force before it decides",
+        "gateway/dra/crossing.py",
+        "        self._sides: dict[str, Side] = {}",
+        "        self._sides: dict[str, Side] = dict(ledger.sides)",
+        _STAYS,
+    ),
+    Mutant(
+        "OWN8",
+        "a claim that waits is refused when a newer gateway takes over",
+        "gateway/dra/service.py",
+        "            if deciding.done() or self._successor is None:",
+        "            if True:",
+        _MAKES_ROOM,
+    ),
+    Mutant(
+        "OWN8",
+        "a newer one decides before the older one has all on disk",
+        "gateway/daemon.py",
+        "        await self.scribe.close()\n        self._alone.close()\n",
+        "        self._alone.close()\n        await self.scribe.close()\n",
+        _MAKES_ROOM,
+    ),
+    Mutant(
+        "OWN8",
+        "a newer gateway that came keeps slices from being written",
+        "gateway/dra/door.py",
+        "lambda driver: self.alone and sockets.has_younger",
+        "lambda driver: sockets.has_younger",
+        _STAYS,
+    ),
     Mutant(
         "OWN1",
         "what is prepared for a claim is the plugin's again",
@@ -326,16 +412,16 @@ MUTANTS = (
     Mutant(
         "OWN4",
         "two gateways at once",
-        "gateway/memory/alone.py",
-        "            return None if self._locked() else _ANOTHER",
+        _ALONE,
+        "            return None if self._locked() else (_ANOTHER, _ADVICE)",
         "            return None",
         f"{_ON}::test_a_second_gateway_waits_for_the_first_and_for_those_beside_it",
     ),
     Mutant(
         "OWN4",
         "another gateway is overlooked",
-        "gateway/memory/alone.py",
-        "        if self._others():\n            return _ANOTHER\n",
+        _ALONE,
+        "        if self._others():\n            return _ANOTHER, _ADVICE\n",
         "",
         f"{_ON}::test_a_second_gateway_waits_for_the_first_and_for_those_beside_it",
     ),
@@ -382,7 +468,7 @@ MUTANTS = (
     Mutant(
         "OWN4",
         "a gateway whose state directory can't be locked serves",
-        "gateway/memory/alone.py",
+        _ALONE,
         "        except OSError as error:\n",
         "        except OSError as error:\n            return None\n",
         f"{_ON}::test_where_the_state_directory_can_not_be_written_nothing_is_given_away",

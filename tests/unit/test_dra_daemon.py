@@ -93,9 +93,8 @@ class Place:
         )
         return ClaimName("ns", name, uid)
 
-    @contextlib.asynccontextmanager
-    async def gateway(self, dra: str, *, registers: bool = True, status: int = 0) -> AsyncIterator[Gateway]:
-        """Have a gateway that ends with a status; ``registers``: a kubelet takes its driver as soon as that is there."""
+    def made(self, dra: str) -> Gateway:
+        """Make a gateway."""
         policy = Policy(list_strategies=frozenset({ListStrategy.CDI_CRI if dra == "only" else ListStrategy.ENVVAR}))
         settings = Settings(
             socket_dir=self.plugins,
@@ -104,6 +103,12 @@ class Place:
             dra=dra,
             node_name="n1",
         )
+        survey = partial(keep, driver=DriverFiles(()), folder=self.folder / "cdi")
+        return Gateway(settings, GPUSource(SimulatedBackend(str(self.profile)), policy, VENDORS, survey))
+
+    @contextlib.asynccontextmanager
+    async def gateway(self, dra: str, *, registers: bool = True, status: int = 0) -> AsyncIterator[Gateway]:
+        """Have a gateway that ends with a status; ``registers``: a kubelet takes its driver as soon as that is there."""
         serving = asyncio.Event()
 
         def heard(_logger: object, _level: str, event: EventDict) -> EventDict:
@@ -112,8 +117,7 @@ class Place:
             raise structlog.DropEvent
 
         structlog.configure(processors=[heard])
-        survey = partial(keep, driver=DriverFiles(()), folder=self.folder / "cdi")
-        one = Gateway(settings, GPUSource(SimulatedBackend(str(self.profile)), policy, VENDORS, survey))
+        one = self.made(dra)
         run = asyncio.ensure_future(one.run())
         registering = asyncio.ensure_future(self._register(one) if registers else asyncio.sleep(0))
         try:

@@ -57,6 +57,8 @@ class Stock:
 
     def __init__(self, *devices: Offer) -> None:
         self.news = asyncio.Event()
+        self.decides = asyncio.Event()
+        self.decides.set()
         self.found: dict[str, Offer] = {}
         self.waited: list[tuple[str, ...]] = []
         self.changes = 0

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -20,11 +20,13 @@ from adapters import pluginregistration
 from adapters.dra.plugin import V1
 from devices.claims import ClaimName, Refused
 from devices.life.states import State
+from gateway.age import Age
 from gateway.daemon import Gateway
 from gateway.dra import cdi, crossing, desk, driver
 from gateway.dra import door as door_module
 from gateway.dra.crossing import Crossing
 from gateway.dra.door import Door
+from gateway.handover.alone import RESIGNED, Alone
 from gateway.kubelet import view
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.view import View
@@ -32,7 +34,6 @@ from gateway.kubernetes import access
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
 from gateway.lab.kubelets.kubelet import KubeletError
-from gateway.memory.alone import Alone
 from gateway.memory.ledger import Ledger
 from gateway.registration import devicelist
 from gateway.sides.table import ANNOTATION, Side
@@ -42,7 +43,7 @@ from gateway.wires import control
 from gateway.wires.control import ControlError
 from tests.fakes.apiserver import ApiServer
 from tests.unit.kubernetes import authority, server, until
-from tests.unit.test_dra_daemon import API, GPU, PROFILE, Place, states
+from tests.unit.test_dra_daemon import API, GPU, PROFILE, SLICE, Place, states
 from tests.unit.test_dra_driver import Kubelet
 
 __all__ = ["authority", "server"]
@@ -558,41 +559,149 @@ async def test_where_the_state_directory_can_not_be_written_nothing_is_given_awa
 
 async def test_what_a_disk_does_not_take_is_said(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("where a folder belongs")
-    one = Alone(tmp_path / "state", list)
-    waiting = asyncio.ensure_future(one.wait(lambda: asyncio.sleep(0)))
+    one = alone(tmp_path / "state")
+    waiting = asyncio.ensure_future(one.begin())
     await until(lambda: one.waits_for)
     assert re.fullmatch(
         r"the state directory: .*/state/alone\.lock can't be locked \(.+\), and without that no GPU is given away",
         one.waits_for,
     )
     (tmp_path / "state").unlink()
-    await waiting
+    assert not await waiting
     one.close()
 
 
+def alone(state: Path, born_ns: int = 1, others: Iterable[Age] = ()) -> Alone:
+    return Alone(Age(born_ns, "0" * 8), state, lambda: dict.fromkeys(others), lambda _: None)
+
+
 async def test_a_second_gateway_waits_for_the_first_and_for_those_beside_it(tmp_path: Path) -> None:
-    others, read = ["another"], asyncio.Event()
-    first, second = Alone(tmp_path, list), Alone(tmp_path, lambda: others)
-
-    async def then() -> None:
-        read.set()
-
-    await first.wait(then)
-    read.clear()
-    waiting = asyncio.ensure_future(second.wait(then))
+    others = [Age(2, "0000000a")]
+    first, second = alone(tmp_path), alone(tmp_path, others=others)
+    assert not await first.begin()
+    waiting = asyncio.ensure_future(second.begin())
     await until(lambda: second.waits_for)
     first.close()
     await asyncio.sleep(0.3)
-    assert not read.is_set()
+    assert not waiting.done()
     others.clear()
-    await waiting
-    assert (read.is_set(), second.waits_for) == (True, "")
-    third = Alone(tmp_path, list)
-    waiting = asyncio.ensure_future(third.wait(then))
+    assert not await waiting
+    assert second.waits_for == ""
+    third = alone(tmp_path)
+    waiting = asyncio.ensure_future(third.begin())
     await until(lambda: third.waits_for)
     second.close()
-    await waiting
+    assert not await waiting
     third.close()
+
+
+async def resigns(path: Path, born_ns: int, *, ready: bool = False) -> dict[str, Any]:
+    return await control.ask(
+        path, {"op": "resign", "ready": ready, "from": {"born_ns": born_ns, "token": "0000000b"}}, 5
+    )
+
+
+async def test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway(status=RESIGNED) as elder:
+        await node.allocatable(2)
+        [path] = control.sockets(node.place.folder / "state")
+        with pytest.raises(ControlError, match="expected the age of a gateway younger than"):
+            await resigns(path, elder.age.born_ns - 1)
+        with pytest.raises(ControlError, match="expected the age of a gateway younger than"):
+            await resigns(path, 1 << 61)  # Younger than now.
+        assert await resigns(path, elder.age.born_ns + 1) == {"resigns": True, "v": 1}
+        assert not elder._exit.done()
+        elder._alone.stays = "it is still starting"
+        with pytest.raises(ControlError, match="it is still starting"):
+            await resigns(path, elder.age.born_ns + 1, ready=True)
+        elder._alone.stays = ""
+        await node.manager.admit("p1", {GPU: 1})
+        await node.cross("dra")
+        await until(lambda: len(node.place.published) == 1)
+        [free] = node.place.published
+        asked = node.place.claim("c", "uid-c", free)
+        assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
+        waits = node.place.claim("w", "uid-w", free)
+        waiting = asyncio.ensure_future(node.claims.prepare(V1, waits))
+        before = await node.cross("dra", dry_run=True)
+        close, held = elder.scribe.close, []
+
+        async def closed() -> None:
+            held.append(elder._alone._lock >= 0)
+            await close()
+
+        monkeypatch.setattr(elder.scribe, "close", closed)
+        async with node.beside(node.place).gateway() as heir:
+            assert elder._exit.result() == RESIGNED
+            assert held == [True]  # All is on disk before the newer one reads it.
+            assert heir.age > elder.age
+            assert await node.cross("dra", dry_run=True) == before
+            await node.allocatable(0)
+            assert not waiting.done()
+            kubelet = await node.place.kubelet()
+            await kubelet.unprepare(V1, asked)
+            assert isinstance((await waiting)["uid-w"], tuple)  # Passed on, and answered by the newer one.
+            node.manager.remove("p1")
+            await node.stand(a="dra", b="dra")
+            await until(lambda: len(node.place.published) == 2)
+            await kubelet.channel.close()
+
+
+async def test_a_newer_gateway_that_no_kubelet_takes_changes_nothing(node: Node) -> None:
+    async with node.gateway() as elder:
+        await node.allocatable(2)
+        await node.cross("dra", A)
+        await node.stand(a="dra", b="plugin")
+        registry = node.place.folder / "plugins_registry"
+        heir = node.place.made("on")
+        running = asyncio.ensure_future(heir.run())
+        try:
+            await until(lambda: len(list(registry.iterdir())) == 2)
+            await until(lambda: "expected the kubelet to have taken the DRA driver" in heir.waits_for)
+            assert set(states(heir).values()) == {State.LEAVING}
+            assert not probes.look(heir).ready
+            assert not elder._exit.done()
+            [its] = [path for path in registry.iterdir() if heir.age.token in path.name]
+            kubelet = Kubelet(its)
+            asked = node.place.claim("c", "uid-c", "gpu-0")
+            waiting = asyncio.ensure_future(kubelet.prepare(V1, asked))
+            await node.manager.admit("p1", {GPU: 1})
+            assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
+            unpreparing = asyncio.ensure_future(kubelet.unprepare(V1, node.place.claim("d", "uid-d", "gpu-1")))
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            assert not unpreparing.done()
+            node.place.server.remove(SLICE)
+            await until(lambda: node.place.published == {"gpu-0": []})  # Who decides publishes.
+        finally:
+            heir._end(0)
+            assert await running == 0
+        assert isinstance((await waiting)["uid-c"], tuple)  # Passed back.
+        assert (await unpreparing)["uid-d"] is None
+        await kubelet.channel.close()
+
+
+async def test_a_newer_gateway_goes_by_what_the_older_one_did_last(node: Node) -> None:
+    async with node.gateway(status=RESIGNED):
+        await node.allocatable(2)
+        heir = node.place.made("on")
+        running = asyncio.ensure_future(heir.run())
+        try:
+            await until(lambda: "expected the kubelet to have taken the DRA driver" in heir.waits_for)
+            await node.cross("dra", A)
+            await node.stand(a="dra", b="plugin")
+            asked = node.place.claim("c", "uid-c", "gpu-0")
+            assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
+            await node.place._register(heir)
+            await until(lambda: heir.begun)
+            assert states(heir) == {A: State.ELSEWHERE, B: State.PRESENT}
+            assert [row.name for row in heir.ledger.claims.values()] == ["c"]
+            await until(lambda: probes.look(heir).ready)
+        finally:
+            heir._end(0)
+            assert await running == 0
 
 
 async def test_a_late_claim_is_refused_with_a_reason_where_a_pod_holds_it(

@@ -180,6 +180,13 @@ def test_a_table_that_breaks_a_rule_is_seen_to_give_twice(
     assert found.trace
 
 
+def test_a_gateway_that_makes_room_without_a_word_of_what_it_gave_is_seen_to_give_twice() -> None:
+    model = Model(tells=False)
+    found = search(model.start, model.moves, model.check)
+    assert found.broken == "GPU 0 is given twice"
+    assert "a newer gateway takes over" in found.trace
+
+
 @pytest.mark.parametrize(
     ("rule", "broken"),
     [

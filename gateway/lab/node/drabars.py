@@ -39,6 +39,7 @@ async def slices(dra: DraNode, times: int) -> dict[str, Any]:
     await dra.start("only")
     await dra.published()
     took: list[float] = []
+    parts: list[tuple[float, float]] = []
     async with Seen(dra.api) as seen:
         for _ in range(times):
             began = time.time()
@@ -50,8 +51,16 @@ async def slices(dra: DraNode, times: int) -> dict[str, Any]:
             gone = max(_changes(seen, began, free=False), default=NEVER)
             back = max((at for at in _changes(seen, began, free=True) if at > gone), default=NEVER)
             took.append(back - there)
+            parts.append((gone - there, back - gone))
             await asyncio.sleep(PAUSE)
-    return {"restarts": times, "back within 100 ms": sum(one <= 0.1 for one in took), "s": figures(took)}
+    return {
+        "restarts": times,
+        "back within 100 ms": sum(one <= 0.1 for one in took),
+        "s": figures(took),
+        "gone after": figures(one for one, _ in parts),
+        "then back after": figures(one for _, one in parts),
+        "slow": [(round(a, 3), round(b, 3)) for a, b in parts if a + b > 0.1],
+    }
 
 
 def _changes(seen: Seen, since: float, *, free: bool) -> list[float]:

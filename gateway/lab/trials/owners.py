@@ -1,4 +1,4 @@
-"""The table of owners, explored: two doors, the kubelet, the scheduler, late news of both, and a crash of each at each point.
+"""The table of owners, explored: two doors, kubelet, scheduler, late news, a crash of each anywhere, and a newer gateway.
 
 The gateway's part is the functions of ``gateway.sides.table``, called as the shell calls them: a change is on disk, then in force,
 then in the list, then in the slice. What surrounds it is a model. A pod stands for all pods of its GPUs by the device plugin API, a
@@ -41,6 +41,8 @@ class GPU(Struct, frozen=True, cache_hash=True):
     """Allocate is on its way."""
     pod: bool = False
     """A container has it by the device plugin API."""
+    untold: bool = False
+    """The gateway that answered its Allocate ended without a word of it on disk."""
     booked: bool = False
     """The kubelet's records name a container, perhaps one that ended."""
     ended: bool = False
@@ -90,6 +92,7 @@ class Model:
         pods: the GPUs that a pod asks for, together; each GPU is in one of them.
         by_name: whether claims are made for pods that ask by name, too.
         ghosts: whether the kubelet's records go on naming a pod that ended.
+        tells: whether a gateway that makes room has on disk what Allocate answered.
         at_once: whether what is on disk is in force, in the list and in the slice before anything else happens: what is between
             is explored with one GPU, and with two this leaves few enough states to see all.
     """
@@ -101,10 +104,12 @@ class Model:
         *,
         by_name: bool = False,
         ghosts: bool = True,
+        tells: bool = True,
         at_once: bool = False,
     ) -> None:
         self._claims, self._pods, self._ghosts, self._at_once = claims, pods, ghosts, at_once
         self._kinds = (False, True) if by_name else (False,)
+        self._tells = tells
         self.start = Node((GPU(),) * sum(map(len, pods)))
         self.onward: dict[Node, set[Node]] = defaultdict(set)
         """Which states come of which, without an order, a crash, or anybody new who wants a GPU."""
@@ -148,6 +153,7 @@ class Model:
         yield "the kubelet starts anew", self._settled(node._replace(gpus=tuple(map(self._rebooted, node.gpus))))
         if node.alive:
             yield "the gateway dies", self._died(node)
+            yield "a newer gateway takes over", self._handed_over(node)
 
     def _rebooted(self, one: GPU) -> GPU:
         """Give what a kubelet's start leaves: it hears of no list yet, deletes slices, and keeps what its checkpoint names."""
@@ -159,6 +165,15 @@ class Model:
             for one in node.gpus
         )
         return node._replace(gpus=gpus, alive=False, claim=1 if node.claim == 2 else node.claim)
+
+    def _handed_over(self, node: Node) -> Node:
+        """Give what an older gateway leaves to a newer one: all that was decided is on disk, and nothing in memory passes."""
+        gpus = (
+            replace(one, asked=False, look=None, allocated=None, untold=one.pod and not (one.booked or self._tells))
+            for one in node.gpus
+        )
+        claim = 3 if node.claim == 2 else node.claim  # It is finished, or passed on.
+        return self._started(node._replace(gpus=tuple(gpus), claim=claim))
 
     # What goes on by itself.
 
@@ -174,9 +189,11 @@ class Model:
                 yield f"Allocate of {group}", _put(node, after)
             if all(one.pod for one in gpus):
                 if not all(one.booked for one in gpus):
-                    booked = {number: self._one(replace(node.gpus[number], booked=True)) for number in group}
+                    booked = {
+                        number: self._one(replace(node.gpus[number], booked=True, untold=False)) for number in group
+                    }
                     yield f"the kubelet notes the pod of {group}", _put(node, booked)
-                ended = [replace(one, pod=False, booked=one.booked and self._ghosts) for one in gpus]
+                ended = [replace(one, pod=False, untold=False, booked=one.booked and self._ghosts) for one in gpus]
                 yield f"the pod of {group} ends", _put(node, dict(zip(group, map(self._one, ended), strict=True)))
         yield from self._claim(node)
 
@@ -235,8 +252,8 @@ class Model:
             yield "the pod is known to have ended", replace(one, ended=True)
             yield "the kubelet forgets the pod", replace(one, booked=False, ended=False)
         if alive and one.shown is not None and (not one.healthy or one.shown in COUNTED):
-            # What Allocate answered in this life of the gateway it knows itself.
-            held = one.pod or (one.booked and not one.ended)
+            # What Allocate answered in this life of the gateway it knows itself, and of the one before by what that wrote.
+            held = (one.pod and not one.untold) or (one.booked and not one.ended)
             yield "the records are read", replace(one, look=POD if held else NOBODY)
 
     def _crossing(self, one: GPU, claim: On) -> Iterator[tuple[str, GPU]]:

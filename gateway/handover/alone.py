@@ -1,0 +1,162 @@
+"""Being the only gateway on a node, where there must not be two: with both APIs served, two would have two tables of owners in force.
+
+Who holds a lock in the state directory is the one that decides; the kernel opens it when its holder is no more, however that ended. A
+gateway that comes beside an older one gets ready, as far as it can without deciding anything, and asks that one to make room (``OP``):
+it ends all that it serves, writes down what isn't on disk, opens the lock and begins anew as one that waits. So what passes from the
+one to the other is what passes from a gateway that ended to the next one, and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from gateway.handover import message
+from gateway.memory import file
+from gateway.wires import control
+from gateway.wires.control import ControlError, shown
+
+if TYPE_CHECKING:
+    from gateway.age import Age
+    from gateway.wires.control import ControlConnection, Handler
+
+OP: Final = "resign"
+RESIGNED: Final = -1
+"""What ``Gateway.run`` returns, in place of an exit status, where it made room: it is to begin anew and wait."""
+LOCK: Final = "alone.lock"
+AGAIN: Final = 0.25
+"""Seconds between two looks whether another gateway still lives."""
+SOON: Final = 0.005
+"""The same, where one makes room: nobody serves by name meanwhile."""
+MAKES_ROOM: Final = 10.0
+"""Seconds that it has for that, before it is asked again."""
+ASK_TIME: Final = 1.0
+"""Seconds within which an older gateway must answer."""
+_ANOTHER: Final = "the other gateway on this node to end: with --dra on one decides"
+_ADVICE: Final = "it makes room for a newer one where the kubelet is 1.33 or later; else update with maxSurge 0"
+_WRITABLE: Final = "make --state-dir a folder that this gateway can write"
+_log = structlog.get_logger()
+
+
+class Alone:
+    """The lock, and the gateways beside this one.
+
+    Args:
+        age: our own.
+        state_dir: the state directory.
+        others: gives the other gateways that live, with their folders.
+        end: ends it, with ``RESIGNED``.
+    """
+
+    def __init__(
+        self,
+        age: Age,
+        state_dir: Path,
+        others: Callable[[], Mapping[Age, object]],
+        end: Callable[[int], None],
+    ) -> None:
+        self._age, self._state_dir, self._others, self._lock = age, state_dir, others, -1
+        self._end = end
+        self.stays = "it is still starting"
+        """Why this one makes no room for a newer one; '' where it does."""
+        self.waits_for = ""
+        """What is waited for, in words; empty where nothing is."""
+
+    async def begin(self) -> bool:
+        """Wait for the lock, and for the end of others beside us; True as soon as an older gateway says that it would make room.
+
+        Without the lock nothing is given away: two tables in force would give a GPU twice, and what can't be written can't be moved.
+        """
+        while (hindered := self._hindered()) is not None:
+            reason, advice = hindered
+            if not await self._ask(ready=False):
+                return True
+            self._tell(reason, advice)
+            await asyncio.sleep(AGAIN)
+        self.waits_for = ""
+        return False
+
+    async def succeed(self, not_ready: Callable[[], str]) -> None:
+        """Have the older gateway make room as soon as this one is ready; return when the lock is ours.
+
+        Args:
+            not_ready: says why this one could not serve yet; '' where it could.
+        """
+        loop, until = asyncio.get_running_loop(), 0.0
+        while self._hindered() is not None:
+            if loop.time() >= until:
+                reason = not_ready() or await self._ask(ready=True)
+                self._tell(
+                    f"the older gateway on this node goes on until this one can serve: {reason}" if reason else ""
+                )
+                until = loop.time() + (AGAIN if reason else MAKES_ROOM)
+            await asyncio.sleep(min(SOON if not self.waits_for else AGAIN, max(until - loop.time(), 0.0)))
+        self.waits_for = ""
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """Who meets which order over the control socket."""
+        return {OP: self._resign}
+
+    def close(self) -> None:
+        """Let another one in."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    async def _ask(self, *, ready: bool) -> str:
+        """Ask the youngest of those that are older whether it makes room, or to do so now; say why it does not."""
+        elder = max((one for one in self._others() if one < self._age), default=None)
+        if elder is None:
+            return "no older gateway is there to be asked"
+        asked = {"op": OP, "ready": ready, "from": {"born_ns": self._age.born_ns, "token": self._age.token}}
+        try:
+            await control.ask(control.socket_path(self._state_dir, elder.token), asked, ASK_TIME)
+        except ControlError as error:
+            return str(error)
+        if ready:
+            _log.info("the older gateway makes room", peer=elder.token)
+        return ""
+
+    def _tell(self, reason: str, advice: str = _ADVICE) -> None:
+        if reason and self.waits_for != reason:
+            _log.warning("waiting to be alone on this node", reason=reason, advice=advice)
+        self.waits_for = reason
+
+    def _hindered(self) -> tuple[str, str] | None:
+        """Say what is in the way, and what to do about it; None: nothing is, and the lock is held."""
+        if self._others():
+            return _ANOTHER, _ADVICE
+        try:
+            return None if self._locked() else (_ANOTHER, _ADVICE)
+        except OSError as error:
+            path = self._state_dir / LOCK
+            return (
+                f"the state directory: {path} can't be locked ({error.strerror}), and without that no GPU is given away",
+                _WRITABLE,
+            )
+
+    def _locked(self) -> bool:
+        if self._lock < 0:
+            self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = file.hold(self._state_dir / LOCK)
+        return self._lock >= 0
+
+    async def _resign(self, connection: ControlConnection, request: dict[str, Any]) -> None:
+        """Say whether this one makes room for a newer one; and do so where that one is ready."""
+        age = message.sender(request)
+        if age is None or age <= self._age:
+            raise ControlError(
+                f"expected the age of a gateway younger than {self._age}, got {shown(request.get('from'))}"
+            )
+        if self.stays:
+            raise ControlError(self.stays)
+        await connection.send({"resigns": True})
+        if request.get("ready") is True:
+            _log.info("making room for a newer gateway", peer=age.token)
+            self._end(RESIGNED)
