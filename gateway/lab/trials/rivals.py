@@ -56,9 +56,7 @@ async def _launched(command: Sequence[str]) -> AsyncIterator[GatewayProcess]:
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGCONT)
-        await process.kill()
+        await process.kill()  # One that stands still, too: it must not go on before, and register.
 
 
 @asynccontextmanager
