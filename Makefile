@@ -107,8 +107,15 @@ compat-bridge: kubelets ## the same through the bridge, with a plugin of each AP
 		$(RUN)gateway compat --genuine built --no-hops --behind $$api --out compat-report/$$api $(COMPAT) || exit 1; done
 
 .PHONY: thirdparty
-thirdparty: kubelets ## genuine plugins of others behind the bridge, ended and killed on kubelets of each API (wants root, fetches Go modules)
+thirdparty: kubelets ## genuine plugins of others behind the bridge, ended and killed on kubelets of each API (root or user namespaces; fetches Go modules)
 	$(RUN)python -m gateway.lab.plugins.thirdparty
+
+# COMPARED: which ones, on which kubelets: "--kubelets 1.32,1.37 sample-device-plugin". All by default.
+COMPARED ?=
+.PHONY: compared
+compared: kubelets ## examine genuine plugins of others and our own, and remake docs/compared.md (root or user namespaces; fetches Go modules)
+	$(RUN)python -m tools.examine $(COMPARED)
+	$(RUN)python -m tools.compared docs/compared.md
 
 # E2E: more of pytest's options. In the environment: REPEAT, how often each scenario is run; SETTLE, how many seconds each looks
 # on; OUTCOMES, a file for what was seen. The images are made first: the node has no network.
@@ -197,6 +204,7 @@ docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m tools.machines docs/machines.md
 	$(RUN)python -m tools.faults docs/faults.md
 	$(RUN)python -m tools.conformance docs/conformance.md
+	$(RUN)python -m tools.compared docs/compared.md
 	$(RUN)python -m tools.bugs docs/track-record.md
 	$(RUN)python -m tools.flags docs/configuration.md
 	$(RUN)python -m tools.chart
@@ -206,6 +214,7 @@ docs-check: $(VENV) ## are the tables of docs/ what the code declares?
 	$(RUN)python -m tools.machines --check docs/machines.md
 	$(RUN)python -m tools.faults --check docs/faults.md
 	$(RUN)python -m tools.conformance --check docs/conformance.md
+	$(RUN)python -m tools.compared --check docs/compared.md
 	$(RUN)python -m tools.bugs --check docs/track-record.md
 	$(RUN)python -m tools.flags --check docs/configuration.md
 	$(RUN)python -m tools.chart --check

@@ -42,7 +42,7 @@ Examples:
   gateway compat --plugin ./my-plugin --hard-wired     one that has /var/lib/kubelet/device-plugins compiled in
 
 It writes report.json, report.md, junit.xml and index.html (with --plugin: plugin.json, plugin-report.yaml and plugin-badge.json). It ends
-with 0 when everything passed and with 1 when not; with 2 when the plugin didn't run, or can't be examined.
+with 0 when everything passed and with 1 when not; with 2 when the plugin can't be examined.
 """
 
 HOPS, CLUSTER = "hops", "cluster"

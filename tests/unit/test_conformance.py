@@ -17,7 +17,7 @@ import pytest
 from devices.model import PreferredRequest
 from gateway.lab import inplace
 from gateway.lab.conformance.report import from_yaml
-from gateway.lab.conformance.started import NotRun, ended, machine, not_started
+from gateway.lab.conformance.started import Unexamined, ended, machine, not_started
 from gateway.lab.inplace import KUBELET, InPlaceError, command, see_that_it_works
 from gateway.lab.kubelets.kubelet import Faults, KubeletError
 from gateway.lab.trials.conformance import (
@@ -71,6 +71,14 @@ trivial.DEVICES = ()
 asyncio.run(once(Path(sys.argv[1])))
 """
 """A plugin that ends as soon as it has registered, without a device."""
+WITHOUT_DEVICES = """
+import asyncio, sys
+from pathlib import Path
+from gateway.lab import trivial
+
+trivial.DEVICES = ()
+asyncio.run(trivial.serve(Path(sys.argv[1])))
+"""
 OWN_MOUNTS = pytest.mark.skipif(not allowed(), reason="no mount namespace of one's own is allowed here")
 
 MEASURED = {
@@ -219,10 +227,17 @@ async def test_a_plugin_that_ends_before_it_registers_breaks_no_rule(script: str
     found = await examine(f"{sys.executable} -c '{script}' {{socket_dir}}", versions=["1.37"], cap_seconds=2)
     assert (found.passed, found.broken) == (False, ())
     assert {one.verdict for one in found.findings} == {"not applicable"}
-    assert (found.not_run["1.37"].kind, says in found.not_run["1.37"].why) == (kind, True)
-    assert f"IT DID NOT RUN, {kind}" in to_text(found)
+    assert (found.unexamined["1.37"].kind, says in found.unexamined["1.37"].why) == (kind, True)
+    assert f"NOT EXAMINED, {kind}" in to_text(found)
     assert to_text(found).endswith("no rule was looked at")
-    assert json.loads(to_json(found))["not_run"]["1.37"]["kind"] == kind
+    assert json.loads(to_json(found))["unexamined"]["1.37"]["kind"] == kind
+
+
+async def test_a_plugin_without_devices_breaks_no_rule() -> None:
+    found = await examine(f"{sys.executable} -c '{WITHOUT_DEVICES}' {{socket_dir}}", versions=["1.37"], cap_seconds=10)
+    assert (found.passed, found.broken) == (False, ())
+    assert found.unexamined["1.37"].kind == "no devices"
+    assert "it registered nvidia.com/gpu and listed no device" in found.unexamined["1.37"].why
 
 
 @pytest.mark.parametrize("hard_wired", [False, pytest.param(True, marks=OWN_MOUNTS)])
@@ -234,7 +249,7 @@ async def test_a_plugin_for_another_machine_is_told_by_its_file(tmp_path: Path, 
     plugin.chmod(0o755)
     found = await examine(f"{plugin} {{socket_dir}}", versions=["1.37"], cap_seconds=3, hard_wired=hard_wired)
     assert found.broken == ()
-    [why] = found.not_run.values()
+    [why] = found.unexamined.values()
     assert why.kind == "another architecture"
     assert f"and this machine is {platform.machine()}" in why.why
 
@@ -281,7 +296,7 @@ def test_how_far_a_plugin_came(registers: dict[str, int], resource: str, exits: 
 )
 def test_a_plugin_that_wants_arguments_says_so(log: str, kind: str) -> None:
     assert ended(1, log).kind == kind
-    assert ended(-11, log) == NotRun("ended by itself", ended(-11, log).why), "a crash asks for nothing"
+    assert ended(-11, log) == Unexamined("ended by itself", ended(-11, log).why), "a crash asks for nothing"
     assert log in ended(1, log).why
 
 
@@ -441,5 +456,5 @@ def test_a_plugin_that_did_not_run_ends_the_command_with_2(tmp_path: Path) -> No
     )
     assert done.returncode == 2, done.stdout + done.stderr
     told = from_yaml((tmp_path / "plugin-report.yaml").read_bytes())
-    assert told.not_run["1.37"].startswith("ended by itself: ")
+    assert told.unexamined["1.37"].startswith("ended by itself: ")
     assert told.result == "not applicable"

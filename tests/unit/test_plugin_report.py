@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gateway.lab.conformance.report import CORE, PluginReport, badge, from_yaml, level, report, to_yaml
-from gateway.lab.conformance.started import NotRun
+from gateway.lab.conformance.started import Unexamined
 from gateway.lab.schemas import schema
 from gateway.lab.trials.conformance import RULES, Finding, Findings, Verdict
 
@@ -24,9 +24,11 @@ def finding(rule: str, verdict: Verdict, kubelet: str = "1.28", seen: str = "") 
     return Finding(rule=rule, kubelet=kubelet, kind="genuine", verdict=verdict, seen=seen)
 
 
-def made(*findings: Finding, **more: NotRun) -> PluginReport:
-    not_run = {f"1.{minor.removeprefix('on_')}": why for minor, why in more.items()}
-    found = Findings(command="./plugin {socket_dir}", cap_seconds=10, resources={}, findings=findings, not_run=not_run)
+def made(*findings: Finding, **more: Unexamined) -> PluginReport:
+    unexamined = {f"1.{minor.removeprefix('on_')}": why for minor, why in more.items()}
+    found = Findings(
+        command="./plugin {socket_dir}", cap_seconds=10, resources={}, findings=findings, unexamined=unexamined
+    )
     return report(found, plugin="plugin", version="v1.2.3", date="2026-11-22")
 
 
@@ -75,7 +77,7 @@ def test_a_broken_rule_says_where_and_what_was_seen() -> None:
         "stream-cut": {
             "level": level("stream-cut"),
             "result": "broken",
-            "on": "genuine",
+            "kubelet": "genuine",
             "broken_on": {"1.28": "no Register in 10 s"},
         }
     }
@@ -107,10 +109,10 @@ def test_a_report_is_read_as_it_was_written() -> None:
             id="the core is broken",
         ),
         pytest.param(
-            made(finding("registers", "not applicable"), on_28=NotRun("ended by itself", "status 1")),
-            "it did not run",
+            made(finding("registers", "not applicable"), on_28=Unexamined("ended by itself", "status 1")),
+            "not examined",
             "lightgrey",
-            id="it did not run",
+            id="not examined",
         ),
     ],
 )
@@ -131,5 +133,5 @@ def test_the_reports_that_are_kept(path: Path) -> None:
     assert {*one.rules} == {rule.id for rule in RULES}, "a rule came or went: make compared"
     assert {rule: found.level for rule, found in one.rules.items()} == {rule: level(rule) for rule in one.rules}
     assert {*one.kubelets.values()} == {"genuine"}
-    assert not one.not_run
+    assert set(one.unexamined) <= set(one.kubelets)
     assert "/" not in one.command.split()[0], "a report names no folder of the machine"

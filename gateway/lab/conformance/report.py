@@ -9,6 +9,7 @@ replaced, pods that ask for devices. Extended is what happens to one node of man
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version as installed
 from typing import Final, Literal, TypeAlias
@@ -55,7 +56,7 @@ class RuleReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     level: Level
     result: Result
     """Broken where it is broken on any kubelet, not applicable where it could be looked at on none."""
-    on: Kind
+    kubelet: Kind
     """What it was looked at on: emulated kubelets, too, where the kubelet must misbehave or tell what it did."""
     broken_on: dict[str, str] = {}
     """What was seen where it is broken, by kubelet version."""
@@ -94,8 +95,8 @@ class PluginReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     result: Result
     levels: dict[Level, Result]
     """Broken where one of its rules is broken, not applicable where none of them could be looked at."""
-    not_run: dict[str, str] = {}
-    """Where the plugin didn't run, by kubelet version, and why: that breaks no rule."""
+    unexamined: dict[str, str] = {}
+    """Where the plugin couldn't be examined, by kubelet version, and why: that breaks no rule."""
     rules: dict[str, RuleReport]
     """By id, each rule that was asked for: docs/conformance.md says what it promises, under that heading."""
 
@@ -137,7 +138,11 @@ def report(
             for name in LEVELS
             if any(one.level == name for one in rules.values())
         },
-        not_run={version: _first(str(why)) for version, why in findings.not_run.items()},
+        unexamined={
+            one: _first(str(findings.unexamined[one]))
+            for one in _kubelets(findings.findings)
+            if one in findings.unexamined
+        },
         rules=rules,
     )
 
@@ -164,8 +169,8 @@ def badge(told: PluginReport) -> bytes:
     """Spell the badge, as shields.io reads it from an address (https://shields.io/badges/endpoint-badge)."""
     said = [f"{name} {_counted(told, name)}" for name in told.levels]
     only_extended = told.levels.get("core") == "kept" and told.result == "broken"
-    message = "it did not run" if told.not_run else ", ".join(said)
-    colour = _COLOURS["not applicable"] if told.not_run else "yellow" if only_extended else _COLOURS[told.result]
+    message = "not examined" if told.unexamined else ", ".join(said)
+    colour = _COLOURS["not applicable"] if told.unexamined else "yellow" if only_extended else _COLOURS[told.result]
     shown = {"schemaVersion": 1, "label": "device plugin conformance", "message": message, "color": colour}
     return json.dumps(shown).encode() + b"\n"
 
@@ -193,7 +198,7 @@ def _rule(rule: str, found: Sequence[Finding]) -> RuleReport:
     return RuleReport(
         level=level(rule),
         result=result,
-        on="genuine" if any(one.kind == "genuine" for one in found) else "emulated",
+        kubelet="genuine" if any(one.kind == "genuine" for one in found) else "emulated",
         broken_on={one.kubelet: _first(one.seen) for one in found if one.verdict == "broken"},
         why=_first(found[0].seen) if result == "not applicable" else "",
     )
@@ -206,7 +211,7 @@ def _sum(results: Iterable[Result]) -> Result:
 
 
 def _first(seen: str) -> str:
-    return seen.partition("\n")[0][:MOST_SEEN]
+    return re.sub(r"; (its|the) log ends:$", "", seen.partition("\n")[0])[:MOST_SEEN]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Why a command never became a device plugin: that breaks no rule, and is told apart from it."""
+"""Why a device plugin can't be examined: it never became one, or has no devices here. That breaks no rule, and is told apart from it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import platform
 import re
 import shutil
 import signal
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
-Kind: TypeAlias = Literal["not executable", "another architecture", "other arguments", "ended by itself"]
+Kind: TypeAlias = Literal["not executable", "another architecture", "other arguments", "ended by itself", "no devices"]
 
 CANNOT_EXECUTE: Final = 126
 """The exit status of a shell, and of ``gateway.lab.inplace``, for what is there and can't be executed."""
@@ -40,8 +41,8 @@ _ARGUMENTS: Final = re.compile(
 """What programs say that lack an argument, a flag or a variable: Go's flag, cobra and pflag, argparse, click, clap."""
 
 
-class NotRun(msgspec.Struct, frozen=True):
-    """A plugin that didn't run."""
+class Unexamined(msgspec.Struct, frozen=True):
+    """A plugin that can't be examined."""
 
     kind: Kind
     why: str
@@ -51,7 +52,7 @@ class NotRun(msgspec.Struct, frozen=True):
         return f"{self.kind}: {self.why}"
 
 
-def not_started(program: str, error: OSError) -> NotRun:
+def not_started(program: str, error: OSError) -> Unexamined:
     """Say why a program could not be executed, by its first bytes."""
     path = Path(shutil.which(program) or program)
     try:
@@ -61,14 +62,14 @@ def not_started(program: str, error: OSError) -> NotRun:
         head = b""
     if (built_for := machine(head)) and error.errno == errno.ENOEXEC and built_for != platform.machine():
         why = f"{path.name} is built for {built_for}, and this machine is {platform.machine()}: build it for this one"
-        return NotRun("another architecture", why)
+        return Unexamined("another architecture", why)
     if head.startswith(b"#!") and error.errno == errno.ENOENT:
-        return NotRun(
+        return Unexamined(
             "not executable", f"{path.name} wants {head[2:].splitlines()[0].decode(errors='replace').strip()!r}"
         )
     if error.errno == errno.ENOEXEC:
-        return NotRun("not executable", f"{path.name} is no program for this machine: {error.strerror}")
-    return NotRun("not executable", f"{path.name}: {error.strerror}")
+        return Unexamined("not executable", f"{path.name} is no program for this machine: {error.strerror}")
+    return Unexamined("not executable", f"{path.name}: {error.strerror}")
 
 
 def machine(head: bytes) -> str:
@@ -79,7 +80,7 @@ def machine(head: bytes) -> str:
     return _MACHINES.get(number, f"ELF machine {number}")
 
 
-def ended(status: int, log: str) -> NotRun:
+def ended(status: int, log: str) -> Unexamined:
     """Say why a plugin ended by itself before it registered: pure.
 
     Args:
@@ -90,12 +91,24 @@ def ended(status: int, log: str) -> NotRun:
         kind, _, why = log.strip().rpartition("\n")[2].partition(": ")
         for known in get_args(Kind):
             if kind == known:
-                return NotRun(known, why)
+                return Unexamined(known, why)
     how = f"it was ended by {_signal(-status)}" if status < 0 else f"it ended by itself with status {status}"
-    said = f"; its log ends:\n{log}" if log.strip() else ", and said nothing"
+    said = (
+        f"; it last said: {log.strip().rpartition(chr(10))[2]}; its log ends:\n{log}"
+        if log.strip()
+        else ", and said nothing"
+    )
     if status >= 0 and _ARGUMENTS.search(log):
-        return NotRun("other arguments", f"{how}, and asks for other arguments, flags or variables{said}")
-    return NotRun("ended by itself", f"{how} before it registered{said}")
+        return Unexamined("other arguments", f"{how}, and asks for other arguments, flags or variables{said}")
+    return Unexamined("ended by itself", f"{how} before it registered{said}")
+
+
+def without_devices(names: Collection[str]) -> Unexamined:
+    """Say that all that a plugin lists is empty."""
+    return Unexamined(
+        "no devices",
+        f"it registered {', '.join(sorted(names))} and listed no device: give it one, or what it takes for one",
+    )
 
 
 def _signal(number: int) -> str:

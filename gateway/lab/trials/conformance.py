@@ -33,7 +33,7 @@ from devices.model import ContainerAnswer, PreferredRequest
 from gateway.kubelet.watch import listens
 from gateway.lab import inplace
 from gateway.lab.conformance.registry import InapplicableError, waits_in_registry
-from gateway.lab.conformance.started import NotRun, ended, not_started
+from gateway.lab.conformance.started import Unexamined, ended, not_started, without_devices
 from gateway.lab.gatewayproc import GatewayError
 from gateway.lab.kubelets.kubelet import Books, Demand, Faults, KubeletError
 from gateway.lab.trials.scenarios import (
@@ -114,13 +114,13 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     resources: Mapping[str, Mapping[str, int]]
     """How many devices each resource had in its records, by kubelet and resource name."""
     findings: tuple[Finding, ...]
-    not_run: Mapping[str, NotRun] = {}
-    """Where the plugin didn't run, by kubelet, and why: then nothing is said of any rule."""
+    unexamined: Mapping[str, Unexamined] = {}
+    """Where the plugin couldn't be examined, by kubelet, and why: then nothing is said of any rule."""
 
     @property
     def passed(self) -> bool:
-        """Whether the plugin ran, and no rule is broken."""
-        return not self.not_run and not any(one.verdict == "broken" for one in self.findings)
+        """Whether the plugin was examined, and no rule is broken."""
+        return not self.unexamined and not any(one.verdict == "broken" for one in self.findings)
 
     @property
     def broken(self) -> tuple[str, ...]:
@@ -172,7 +172,7 @@ async def examine(
     template, changing = parsed(command, hard_wired=hard_wired), shlex.split(change)
     busy = asyncio.Semaphore(AT_ONCE)
     resources: dict[str, Mapping[str, int]] = {}
-    not_run: dict[str, NotRun] = {}
+    unexamined: dict[str, Unexamined] = {}
 
     async def one(rule: Rule, trial: _Trial) -> Finding:
         async with busy:
@@ -187,8 +187,8 @@ async def examine(
             await trial.discover()
         if trial.books is not None:
             resources[version] = trial.books.capacity
-        if trial.not_run is not None:
-            not_run[version] = trial.not_run
+        if trial.unexamined is not None:
+            unexamined[version] = trial.unexamined
         return await asyncio.gather(*(one(rule, trial) for rule in rules or RULES))
 
     found = await asyncio.gather(*(all_of(version) for version in versions))
@@ -197,7 +197,7 @@ async def examine(
         cap_seconds=cap_seconds,
         resources={version: resources[version] for version in versions if version in resources},
         findings=tuple(finding for findings in found for finding in findings),
-        not_run=not_run,
+        unexamined=unexamined,
     )
 
 
@@ -236,8 +236,8 @@ class _Trial:
         self.version = version
         self.books: Books | None = None
         """What the kubelet's records showed of the plugin; None where it never was in them."""
-        self.not_run: NotRun | None = None
-        """Why the plugin didn't run; None where it did."""
+        self.unexamined: Unexamined | None = None
+        """Why the plugin can't be examined; None where it can."""
         self.exits = 0
         """How often the plugin ended by itself before it was in its records."""
         self._template, self._genuine, self._cap, self._resource = template, genuine, cap_seconds, resource
@@ -251,7 +251,7 @@ class _Trial:
             try:
                 await made.start_gateway()
             except OSError as error:
-                self.not_run = not_started(self._template[0], error)
+                self.unexamined = not_started(self._template[0], error)
                 return
             last: Mapping[str, int] = {}
             deadline = time.monotonic() + self._cap
@@ -267,7 +267,9 @@ class _Trial:
             registers = await kubelet.registers()
             if made.ended is not None and not registers and minor_version(self.version) >= 10:
                 status, log = made.ended
-                self.not_run = ended(status, _plain(log))
+                self.unexamined = ended(status, _plain(log))
+            elif registers and not made.exits and registers.keys() <= (await kubelet.books()).capacity.keys():
+                self.unexamined = without_devices(registers)
             self._why = _why_none(registers, self._resource, made.exits, self._cap)
             self._why += f"; its log ends:\n{_plain(made.gateway.log(8))}"
 
@@ -278,8 +280,8 @@ class _Trial:
     def _why_not(self, rule: Rule) -> str:
         if minor_version(self.version) < rule.since:
             return rule.why
-        if self.not_run is not None:
-            return f"the plugin didn't run ({self.not_run.kind})"
+        if self.unexamined is not None:
+            return f"it couldn't be examined: {self.unexamined.kind}"
         if self.books is None:
             if minor_version(self.version) < 10:
                 return f"it isn't served by a kubelet that speaks only {dialect(self.version)}"
@@ -295,7 +297,7 @@ class _Trial:
         began, exits = time.monotonic(), 0
         verdict: Verdict = "not applicable"
         seen = self._why_not(rule)
-        ran = self.not_run is None and minor_version(self.version) >= 10
+        ran = self.unexamined is None and minor_version(self.version) >= 10
         if self.books is None and ran and rule.id == "registers":
             verdict, seen, exits = "broken", self._why, self.exits
         elif not seen:
@@ -918,7 +920,7 @@ def to_json(findings: Findings) -> bytes:
         "resources": findings.resources,
         "rules": rules,
         "findings": findings.findings,
-        "not_run": findings.not_run,
+        "unexamined": findings.unexamined,
     }
     return msgspec.json.format(msgspec.json.encode(told)) + b"\n"
 
@@ -934,9 +936,9 @@ def to_text(findings: Findings) -> str:
         devices = ", ".join(f"{count} of {name}" for name, count in resources.items())
         kind = "genuine, emulated where it must misbehave" if "genuine" in kinds else "emulated"
         lines.append(f"kubelet {version} ({kind}): {devices}")
-    for version, why in findings.not_run.items():
+    for version, why in findings.unexamined.items():
         first, *more = str(why).splitlines()
-        lines += [f"kubelet {version}: IT DID NOT RUN, {first}", *(f"  {line}" for line in more)]
+        lines += [f"kubelet {version}: NOT EXAMINED, {first}", *(f"  {line}" for line in more)]
     lines += [f"what must come was waited for {findings.cap_seconds:g} s; {findings.watched}", ""]
     for rule in RULES:
         own = [one for one in findings.findings if one.rule == rule.id]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -26,7 +26,7 @@ from gateway.lab.bench.node import Node
 from gateway.lab.kubelets import build
 from gateway.lab.kubelets.kubelet import Kubelet
 from gateway.lab.plugins.thirdparty.built import BRIDGED as PLUGINS
-from gateway.lab.plugins.thirdparty.built import binary
+from gateway.lab.plugins.thirdparty.built import binary, folder
 
 KUBELETS: Final = ("1.8", "1.9", "1.10", "1.37")
 """The last one of each API, and the first and the last one of v1beta1."""
@@ -37,8 +37,9 @@ LOOK_EVERY: Final = 0.02
 class Running:
     """A plugin's process, which can be ended and started again."""
 
-    def __init__(self, node: Node, command: Sequence[str], log: Path) -> None:
+    def __init__(self, node: Node, command: Sequence[str], home: Path, log: Path) -> None:
         self._command = inplace.command(str(node.root / "b" / "device-plugins"), command)
+        self._home = home if home.is_dir() else node.root
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
 
@@ -46,7 +47,7 @@ class Running:
         """Start it."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+                *self._command, cwd=self._home, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
             )
 
     async def end(self, sign: signal.Signals) -> None:
@@ -137,14 +138,6 @@ async def run(versions: Sequence[str]) -> list[str]:
     kubelets = build.build(versions, progress=print)
     wrong: list[str] = []
     async with Node.make(Path(sys.executable)) as node:
-        config = node.root / "rdma.json"
-        pool = {
-            "resourceName": "hca_shared",
-            "resourcePrefix": "rdma",
-            "rdmaHcaMax": 1,
-            "selectors": {"ifNames": ["lo"]},
-        }
-        config.write_text(json.dumps({"periodicUpdateInterval": 0, "configList": [pool]}))
         options = ("--backend", "none", "--bridge", str(node.root / "b"), "--log-level", "info")
         await node.unheard(node.gateway_command(options))
         async with asyncio.timeout(SECONDS):
@@ -152,8 +145,8 @@ async def run(versions: Sequence[str]) -> list[str]:
                 await asyncio.sleep(LOOK_EVERY)
         running = []
         for path, one in zip(binaries, PLUGINS, strict=True):
-            command = [str(path), *([str(config)] if one.source == "rdma" else [])]
-            made = Running(node, command, node.root / f"{one.source}.log")
+            command = [str(path) if word == one.name else word for word in shlex.split(one.command)]
+            made = Running(node, command, folder(one), node.root / f"{one.source}.log")
             node.stack.push_async_callback(made.end, signal.SIGKILL)
             await made.start()
             running.append(made)

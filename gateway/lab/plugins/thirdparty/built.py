@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -26,50 +26,60 @@ class ThirdParty:
     module: str
     """The module whose version is the plugin's."""
     source: str
-    """The folder with its module file; ``sample`` has the one of the newest kubelet."""
+    """The folder with its module file; ``kubelet-1.37`` is that of this kubelet, which pins what Kubernetes' own plugin rests on."""
     package: str
     resource: str = ""
     count: int = 0
-    arguments: str = ""
-    """Behind the program's name, as ``gateway compat --plugin`` takes them."""
+    command: str
+    """How it is started, with its folder as the working directory; as ``gateway compat --plugin`` takes it."""
     hard_wired: bool = False
     notes: str = ""
     """What a reader of its report must know."""
 
 
-SAMPLE: Final = ThirdParty(
+_SAMPLE: Final = ThirdParty(
     name="sample-device-plugin",
     module="k8s.io/kubernetes",
-    source="sample",
+    source="kubelet-1.37",
     package="k8s.io/kubernetes/test/images/sample-device-plugin",
+    command="env PLUGIN_SOCK_DIR=/var/lib/kubelet/device-plugins sample-device-plugin",
     resource="example.com/resource",
     count=2,
     hard_wired=True,
-    notes="Kubernetes' own, for its end-to-end tests; its two devices are files.",
+    notes="Kubernetes' own, for its end-to-end tests; its two devices are files. The variable is that of its DaemonSet.",
 )
-DPM: Final = ThirdParty(
+_OLDER_SAMPLE: Final = replace(_SAMPLE, source="kubelet-1.28")
+_DPM: Final = ThirdParty(
     name="dpm-example",
     module="github.com/kubevirt/device-plugin-manager",
     source="dpm",
     package=".",
+    command="dpm-example",
     resource="dpm.example/null",
     count=2,
     hard_wired=True,
     notes="The library, under a plugin of this project's own with two devices: what it answers to Allocate isn't the library's.",
 )
 # Without RDMA hardware it has no devices; how it is found, asked and told is the same.
-RDMA: Final = ThirdParty(
+_RDMA: Final = ThirdParty(
     name="rdma-shared-example",
     module="github.com/Mellanox/k8s-rdma-shared-dev-plugin",
     source="rdma",
     package=".",
     resource="rdma/hca_shared",
+    command="rdma-shared-example rdma.json",
     hard_wired=True,
+    notes="Its own servers, under a main of this project's that asks for no hardware: without RDMA there is no device.",
 )
-BRIDGED: Final = (SAMPLE, DPM, RDMA)
+BRIDGED: Final = (_SAMPLE, _DPM, _RDMA)
 """Those that are run behind the bridge."""
-EXAMINED: Final = (SAMPLE, DPM)
-"""Those that are examined by ``gateway compat --plugin``: they have devices on any machine."""
+EXAMINED: Final = (_OLDER_SAMPLE, _SAMPLE, _DPM, _RDMA)
+"""Those that are examined by ``gateway compat --plugin``."""
+
+
+def folder(plugin: ThirdParty) -> Path:
+    """Say where a plugin's files are; those that are built of a kubelet's module file have none."""
+    return _SOURCES / plugin.source
 
 
 def version(plugin: ThirdParty) -> str:
@@ -94,12 +104,12 @@ def binary(plugin: ThirdParty) -> Path:
     place = home / f"{plugin.source}-{key}"
     with build.locked(home, print):
         if not place.is_dir():
-            with tempfile.TemporaryDirectory() as folder:
+            with tempfile.TemporaryDirectory() as made:
                 for name, data in content:
-                    (Path(folder) / name).write_bytes(data)
+                    (Path(made) / name).write_bytes(data)
                 build.go_build(
                     go,
-                    Path(folder),
+                    Path(made),
                     place / "binary",
                     ["-mod=mod", "-ldflags", "-s -w", plugin.package],
                     name=plugin.name,
@@ -111,6 +121,7 @@ def binary(plugin: ThirdParty) -> Path:
 
 def _files(plugin: ThirdParty) -> dict[str, Path]:
     """Give what it is built of. Kubernetes' dependencies only a main module can pin: the kubelet's does."""
-    if plugin.source == "sample":
-        return {"go.mod": _MODULES / "k1.37.mod", "go.sum": _MODULES / "k1.37.sum"}
-    return {path.name: path for path in (_SOURCES / plugin.source).iterdir()}
+    kubelet = plugin.source.removeprefix("kubelet-")
+    if kubelet != plugin.source:
+        return {name: _MODULES / f"k{kubelet}{name[2:]}" for name in ("go.mod", "go.sum")}
+    return {path.name: path for path in folder(plugin).iterdir()}

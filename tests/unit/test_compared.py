@@ -1,0 +1,63 @@
+"""docs/compared.md is made of reports that other people's plugins have a say in: what they say stays text, and what wasn't seen is not told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.lab.conformance.report import PluginReport, RuleReport, to_yaml
+from tools import compared
+
+
+def made(version: str, **more: object) -> PluginReport:
+    known: dict[str, object] = {
+        "plugin": "plugin",
+        "version": version,
+        "date": "2026-11-22",
+        "examined_with": "0.1.0",
+        "command": "plugin {socket_dir}",
+        "cap_seconds": 10,
+        "kubelets": {"1.37": "genuine"},
+        "resources": {"1.37": {"example.com/one": 2}},
+        "process": "it stays in its process",
+        "result": "kept",
+        "levels": {"core": "kept"},
+        "rules": {"registers": RuleReport(level="core", result="kept", kubelet="genuine")},
+    }
+    return PluginReport(**(known | more))  # type: ignore[arg-type]
+
+
+def written(monkeypatch: pytest.MonkeyPatch, folder: Path, *reports: PluginReport) -> str:
+    for one in reports:
+        path = folder / compared.REPORTS / one.plugin / f"{one.version}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(to_yaml(one))
+    monkeypatch.setattr(compared, "ROOT", folder)
+    return compared.page()
+
+
+def test_versions_of_a_plugin_stand_from_old_to_new(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = written(monkeypatch, tmp_path, made("v1.28.15"), made("v1.9.0"), made("main"))
+    assert "| rule | plugin main | plugin v1.9.0 | plugin v1.28.15 |" in page
+
+
+def test_a_plugin_that_was_not_examined_has_no_column(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    without = made("v2.0.0", unexamined={"1.37": "no devices: none"}, result="not applicable")
+    page = written(monkeypatch, tmp_path, made("v1.0.0"), without)
+    assert "| rule | plugin v1.0.0 |\n" in page
+    assert "| [plugin v2.0.0](#plugin-v200) | not examined | not examined | 1.37 (genuine) |" in page
+    assert "| not examined | no devices: none |" in page
+
+
+def test_what_a_plugin_says_stays_in_its_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = "Allocate gave `x` | <script>alert(1)</script>\n# heading"
+    rule = RuleReport(level="core", result="broken", kubelet="genuine", broken_on={"1.37": said})
+    page = written(
+        monkeypatch, tmp_path, made("v1.0.0", rules={"allocate": rule}, result="broken", levels={"core": "broken"})
+    )
+    assert (
+        "| [allocate](conformance.md#allocate) | 1.37 | `Allocate gave 'x' / <script>alert(1)</script> # heading` |"
+        in page
+    )
+    assert "| [plugin v1.0.0](#plugin-v100) | 0 kept, 1 broken |" in page
