@@ -23,7 +23,7 @@ _KEPT: Final = 128
 """GPUs and partitions whose devices are kept: as many as a node has (64), and as many again that were."""
 
 
-class Offered(Struct, frozen=True):
+class NamedGPUs(Struct, frozen=True):
     """What stands beneath one resource name: GPUs by UUID, each offered ``replicas`` times (0: as itself, unshared).
 
     ``own`` has the number of those that are offered another number of times.
@@ -42,13 +42,13 @@ class Offered(Struct, frozen=True):
         return _ids(uuid, self.replicas_of(uuid))
 
 
-def offered(named: Mapping[str, Iterable[GPU]], policy: Policy) -> dict[str, Offered]:
+def offered(named: Mapping[str, Iterable[GPU]], policy: Policy) -> dict[str, NamedGPUs]:
     """Say what each resource offers, by the name that it is shown as.
 
     Raises:
         NamingError: two resources are to be shown as one.
     """
-    offers: dict[str, Offered] = {}
+    offers: dict[str, NamedGPUs] = {}
     for name, gpus in named.items():
         slices = policy.slices.get(name, Slices(0, name))
         for shown, offer in _portioned(list(gpus), slices).items():
@@ -70,10 +70,10 @@ def could_be(gpu: GPU, device_id: str, resource: str, slices: Slices) -> bool:
     return any(way.shown_as == resource and device_id in _ids(gpu.uuid, way.replicas) for way in ways)
 
 
-def _portioned(gpus: Sequence[GPU], slices: Slices) -> dict[str, Offered]:
+def _portioned(gpus: Sequence[GPU], slices: Slices) -> dict[str, NamedGPUs]:
     """Say what a resource offers, by the names that it is shown as; a name for no GPU only where there is no other."""
     if not slices.portions:
-        return {slices.shown_as: Offered({gpu.uuid: gpu for gpu in gpus}, slices.replicas)}
+        return {slices.shown_as: NamedGPUs({gpu.uuid: gpu for gpu in gpus}, slices.replicas)}
     first = [gpu.uuid for gpu in sorted(gpus, key=lambda gpu: gpu.index)]
     found: dict[str, dict[str, GPU]] = {}
     own: dict[str, int] = {}
@@ -81,7 +81,7 @@ def _portioned(gpus: Sequence[GPU], slices: Slices) -> dict[str, Offered]:
         way = next((one for one in slices.portions if _means(one.devices, gpu, first)), slices)
         found.setdefault(way.shown_as, {})[gpu.uuid] = gpu
         own[gpu.uuid] = way.replicas
-    return {shown: Offered(there, 0, own) for shown, there in found.items()} or {slices.shown_as: Offered({})}
+    return {shown: NamedGPUs(there, 0, own) for shown, there in found.items()} or {slices.shown_as: NamedGPUs({})}
 
 
 def _means(devices: tuple[str, ...] | int, gpu: GPU, first: Sequence[str]) -> bool:
@@ -92,7 +92,7 @@ def _names(devices: Sequence[str], gpu: GPU) -> bool:
     return gpu.uuid in devices or (gpu.place or str(gpu.index)) in devices
 
 
-def listing(offer: Offered, recovered: frozenset[str], released: frozenset[str]) -> Listing:
+def listing(offer: NamedGPUs, recovered: frozenset[str], released: frozenset[str]) -> Listing:
     """Show an offer as devices, for which the kubelet is asked to let us choose among them.
 
     PreStartContainer is asked for where any GPU must be made ready. ``recovered`` and ``released`` are UUIDs of GPUs, and mean
@@ -124,7 +124,7 @@ def _devices(uuid: str, replicas: int, health: Health, numa_node: int | None, pa
     return tuple(Device(device_id, health, numa_nodes, parent) for device_id in _ids(uuid, replicas))
 
 
-def _expanded(offer: Offered, uuids: frozenset[str]) -> frozenset[str]:
+def _expanded(offer: NamedGPUs, uuids: frozenset[str]) -> frozenset[str]:
     """The device IDs of these GPUs, and of the partitions on them."""
     return frozenset(
         device_id

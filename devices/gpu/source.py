@@ -24,7 +24,7 @@ from devices.gpu.asked import Asked, NodeTraits
 from devices.gpu.backend import Backend, Sight
 from devices.gpu.model import GPU, found
 from devices.gpu.naming import NamingError
-from devices.gpu.sharing import Offered
+from devices.gpu.sharing import NamedGPUs
 from devices.gpu.vendor import Vendor
 from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sayable
 from devices.policy import CDI_STRATEGIES, ListStrategy, Policy, Slices
@@ -72,13 +72,13 @@ class GPUSource:
         self._around = NodeTraits()
         self._news = asyncio.Event()
         self._sight: Sight | None = None
-        self._offers: Mapping[str, Offered] = {}
+        self._offers: Mapping[str, NamedGPUs] = {}
         self._inventory: Inventory | None = None
         self._known: dict[str, GPU] = {}
         self._unnamed = ""
         self._answered: dict[tuple[str, tuple[str, ...], Sayable], ContainerAnswer] = {}
         """Answers that were given, which stay the same as long as what they rest on does."""
-        self._answered_from: tuple[Mapping[str, Offered], Policy, NodeTraits] = (self._offers, policy, self._around)
+        self._answered_from: tuple[Mapping[str, NamedGPUs], Policy, NodeTraits] = (self._offers, policy, self._around)
 
     async def watch(self) -> AsyncGenerator[Inventory]:
         """Yield the inventory, and again after each change of what the backend sees or the operator wants.
@@ -124,7 +124,7 @@ class GPUSource:
         said = self._answered.get(key)
         if said is None:
             gpus = self._offers.get(
-                resource, Offered(self._known)
+                resource, NamedGPUs(self._known)
             ).gpus  # A kubelet 1.8 asks under names of before, too.
             _check_complete(request.device_ids, gpus)
             once = ListStrategy.CDI_ANNOTATIONS in self._policy.list_strategies
@@ -141,7 +141,7 @@ class GPUSource:
         Raises:
             RefusedError: no choice meets the request.
         """
-        gpus, policy = self._offers.get(resource, Offered({})).gpus, self._policy
+        gpus, policy = self._offers.get(resource, NamedGPUs({})).gpus, self._policy
         if len(request.available) <= CHOSEN_AT_ONCE:
             return preferred(request, gpus, policy.sharing)
         return await asyncio.to_thread(preferred, request, gpus, policy.sharing)
@@ -152,7 +152,7 @@ class GPUSource:
         Raises:
             RefusedError: FAILED_PRECONDITION, one of them is ill or gone.
         """
-        gpus = self._offers.get(resource, Offered({})).gpus
+        gpus = self._offers.get(resource, NamedGPUs({})).gpus
         ill = [one for one in device_ids if (gpu := found(one, gpus)) is None or gpu.health is not Health.HEALTHY]
         if ill:
             raise RefusedError(
@@ -221,7 +221,7 @@ class GPUSource:
 
     def facts(self, resource: str, device_id: str) -> Facts:
         """Say what is known of a GPU for a person."""
-        gpu = found(device_id, self._offers.get(resource, Offered({})).gpus)
+        gpu = found(device_id, self._offers.get(resource, NamedGPUs({})).gpus)
         if gpu is None:
             return Facts()
         places = {one.uuid: one.place or str(one.index) for one in (self._sight or Sight(())).gpus}
@@ -357,14 +357,14 @@ def _check_complete(device_ids: Iterable[str], gpus: Mapping[str, GPU]) -> None:
             )
 
 
-def _regained(offer: Offered, sight: Sight) -> frozenset[str]:
+def _regained(offer: NamedGPUs, sight: Sight) -> frozenset[str]:
     """The GPUs, offered whole, on which a partition was reset: what was wrong with it was wrong with the GPU."""
     return frozenset(gpu.parent for gpu in sight.gpus if gpu.uuid in sight.recovered and gpu.parent in offer.gpus)
 
 
-def _devices(offer: Offered) -> Iterable[tuple[str, GPU]]:
+def _devices(offer: NamedGPUs) -> Iterable[tuple[str, GPU]]:
     return ((device_id, gpu) for gpu in offer.gpus.values() for device_id in offer.ids(gpu.uuid))
 
 
-def _counts(offers: Mapping[str, Offered]) -> dict[str, int]:
+def _counts(offers: Mapping[str, NamedGPUs]) -> dict[str, int]:
     return {name: len(offer.gpus) for name, offer in offers.items()}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from adapters.dialect import Dialect
     from devices.model import Options
-    from gateway.bridge.calls import Answering
+    from gateway.bridge.calls import BridgedResource
     from gateway.bridge.memory import Door
 
 RIVAL_GOES: Final = 1.0
@@ -43,7 +43,10 @@ class Admission:
     """
 
     def __init__(
-        self, plugins: MutableMapping[str, Answering], made: Callable[[str], Answering], occupied: Callable[[str], str]
+        self,
+        plugins: MutableMapping[str, BridgedResource],
+        made: Callable[[str], BridgedResource],
+        occupied: Callable[[str], str],
     ) -> None:
         self._plugins, self._made, self._occupied = plugins, made, occupied
         self.allow: Sequence[str] = ()

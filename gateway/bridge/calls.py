@@ -22,7 +22,7 @@ MOST_ANSWERS: Final = 256
 """Answers of a resource that are remembered, where an operator wants them repeated."""
 
 
-class Answering(Bridged):
+class BridgedResource(Bridged):
     """A bridged resource that is called."""
 
     _listed_in: tuple[Device, ...] | None = None

@@ -31,7 +31,7 @@ _Text = Annotated[str, Meta(max_length=4096)]
 _Name = Annotated[str, Meta(min_length=1, max_length=512)]
 
 
-class Row(Struct, frozen=True):
+class DeviceRow(Struct, frozen=True):
     """One device: its ID, whether it was well, and its NUMA nodes."""
 
     id: _Name
@@ -39,7 +39,7 @@ class Row(Struct, frozen=True):
     numa: tuple[int, ...] = ()
 
 
-class Answer(Struct, frozen=True):
+class EarlierAnswer(Struct, frozen=True):
     """What a container with these devices was given."""
 
     devices: Annotated[tuple[str, ...], Meta(max_length=MOST_DEVICES)]
@@ -56,12 +56,12 @@ class Plugin(Struct, frozen=True):
     door: Door
     endpoint: _Name
     api: Api
-    devices: Annotated[tuple[Row, ...], Meta(max_length=MOST_DEVICES)]
+    devices: Annotated[tuple[DeviceRow, ...], Meta(max_length=MOST_DEVICES)]
     pre_start: bool = False
     preferred: bool = False
     away_since: float | None = None
     why: _Text = ""
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[EarlierAnswer, ...] = ()
     socket: SocketId | None = None
 
 

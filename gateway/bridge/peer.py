@@ -71,7 +71,7 @@ class AwayError(Exception):
         self.hangs = hangs
 
 
-class Lists(Protocol):
+class Listener(Protocol):
     """Takes what a plugin says, in order."""
 
     def others(self) -> int:
@@ -160,7 +160,7 @@ class Peer:
             return refused.fault is not Fault.DEADLINE_EXCEEDED
         return True
 
-    async def follow(self, to: Lists) -> str:
+    async def follow(self, to: Listener) -> str:
         """Hand its lists over until its stream ends; return how it ended, in words."""
         calls: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
             f"/{self.dialect.plugin_service}/ListAndWatch"

@@ -28,13 +28,13 @@ def remembered(one: Bridged) -> memory.Plugin | None:
         endpoint=one.path.name,
         api=one.api,
         devices=tuple(
-            memory.Row(device.id, device.health is Health.HEALTHY, device.numa_nodes) for device in word.devices
+            memory.DeviceRow(device.id, device.health is Health.HEALTHY, device.numa_nodes) for device in word.devices
         ),
         pre_start=word.options.pre_start_required,
         preferred=word.options.preferred_allocation,
         away_since=since,
         why=word.why[:4096],
-        answers=tuple(memory.Answer(tuple(sorted(asked)), given) for asked, given in one.answers.items()),
+        answers=tuple(memory.EarlierAnswer(tuple(sorted(asked)), given) for asked, given in one.answers.items()),
         socket=one.registered_on,
     )
 

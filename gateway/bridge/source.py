@@ -26,7 +26,7 @@ from devices.policy import Policy
 from devices.source import Behind, Facts, Fate, Hindrance, Inventory, unclaimed
 from gateway.bridge import judge, memory, shield
 from gateway.bridge.admission import Admission
-from gateway.bridge.calls import Answering
+from gateway.bridge.calls import BridgedResource
 from gateway.bridge.door import LOOK_EVERY, REGISTRATION, Doors
 from gateway.bridge.plugin import DEADLINE
 from gateway.bridge.recall import answers_of, recalled, remembered
@@ -55,7 +55,7 @@ class Bridge:
         self, folder: Path, state_dir: Path, policy: Policy, taken: Callable[[str], bool] = lambda _: False
     ) -> None:
         self._state_dir = state_dir
-        self.plugins: dict[str, Answering] = {}
+        self.plugins: dict[str, BridgedResource] = {}
         """By the name that the plugin registered."""
         self._taken = taken
         self._admission = Admission(self.plugins, self._bridged, self._occupied)
@@ -126,7 +126,7 @@ class Bridge:
     def _shown(self, resource: str) -> str:
         return self._policy.bridging.renames.get(resource, resource)
 
-    def _of(self, shown: str) -> Answering | None:
+    def _of(self, shown: str) -> BridgedResource | None:
         if shown in self.plugins and self._shown(shown) == shown:
             return self.plugins[shown]
         return next((one for name, one in self.plugins.items() if self._shown(name) == shown), None)
@@ -232,12 +232,12 @@ class Bridge:
         self._news.set()
         self._unsaved.set()
 
-    def _bridged(self, resource: str) -> Answering:
-        one = Answering(resource, self._changed, self._limits, self.plugins.values)
+    def _bridged(self, resource: str) -> BridgedResource:
+        one = BridgedResource(resource, self._changed, self._limits, self.plugins.values)
         self._settle(one)
         return one
 
-    def _settle(self, one: Answering) -> None:
+    def _settle(self, one: BridgedResource) -> None:
         bridging = self._policy.bridging
         one.limits = self._limits
         one.repeats = any(fnmatchcase(one.resource, pattern) for pattern in bridging.repeat)
@@ -258,7 +258,7 @@ class Bridge:
         """Let the plugin make its devices ready."""
         await self._asked_of(resource).prepare(device_ids)
 
-    def _asked_of(self, resource: str) -> Answering:
+    def _asked_of(self, resource: str) -> BridgedResource:
         one = self._of(resource)
         if one is None:
             raise unclaimed(resource)

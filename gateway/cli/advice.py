@@ -97,7 +97,7 @@ class Api(_Sourced, frozen=True, kw_only=True):
     since: _Release
 
 
-class Checkpoint(_Sourced, frozen=True, kw_only=True):
+class CheckpointFormat(_Sourced, frozen=True, kw_only=True):
     """A format of the kubelet's checkpoint, written from ``since`` on."""
 
     id: _Text
@@ -106,7 +106,7 @@ class Checkpoint(_Sourced, frozen=True, kw_only=True):
     readers: tuple[Interval, ...]
 
 
-class Row(_Sourced, frozen=True, kw_only=True):
+class Hazard(_Sourced, frozen=True, kw_only=True):
     """Something that GPU pods may suffer, and the way out."""
 
     id: _Text
@@ -116,7 +116,7 @@ class Row(_Sourced, frozen=True, kw_only=True):
     drain: Literal["required", "advised"] | None = None
 
 
-class Crossing(Row, frozen=True, kw_only=True):
+class Crossing(Hazard, frozen=True, kw_only=True):
     """What happens once, when a hop passes ``at``; without that, at each change of the minor version."""
 
     at: _Release | None = None
@@ -131,7 +131,7 @@ class Crossing(Row, frozen=True, kw_only=True):
         return (old.release < _release(self.at)) != (new.release < _release(self.at))
 
 
-class Bug(Row, frozen=True, kw_only=True):
+class Bug(Hazard, frozen=True, kw_only=True):
     """What kubelets of these versions do again and again."""
 
     when: Literal["restart", "reboot", "register", "admission"]
@@ -153,7 +153,7 @@ class Bug(Row, frozen=True, kw_only=True):
         return (until, str(later)) if minor == kubelet.minor and not self.hits(later) else (until,)
 
 
-class Claims(_Sourced, frozen=True, kw_only=True):
+class ClaimSupport(_Sourced, frozen=True, kw_only=True):
     """What kubelets make of claims from ``since`` on: of a pod's own, and of those for pods that ask by a resource name (``names``)."""
 
     since: _Release
@@ -161,7 +161,7 @@ class Claims(_Sourced, frozen=True, kw_only=True):
     names: Support
 
 
-class Crossover(Row, frozen=True, kw_only=True):
+class Crossover(Hazard, frozen=True, kw_only=True):
     """What pods may suffer on kubelets of these versions while GPUs cross over to claims, or back."""
 
     affected: tuple[Interval, ...]
@@ -171,27 +171,27 @@ class Crossover(Row, frozen=True, kw_only=True):
         return any(kubelet in interval for interval in self.affected)
 
 
-class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All of advice.yaml. ``first`` and ``last`` bound the versions that anything is known of."""
 
     first: _Release
     last: _Release
     apis: tuple[Api, ...]
-    checkpoints: tuple[Checkpoint, ...]
+    checkpoints: tuple[CheckpointFormat, ...]
     crossings: tuple[Crossing, ...]
     bugs: tuple[Bug, ...]
-    claims: tuple[Claims, ...]
+    claims: tuple[ClaimSupport, ...]
     crossovers: tuple[Crossover, ...]
 
     def api(self, kubelet: Kubelet) -> str:
         """The version string that this kubelet accepts."""
         return next(api.name for api in reversed(self.apis) if _release(api.since) <= kubelet.release)
 
-    def takes(self, kubelet: Kubelet) -> Claims:
+    def takes(self, kubelet: Kubelet) -> ClaimSupport:
         """What this kubelet makes of claims."""
         return next(one for one in reversed(self.claims) if _release(one.since) <= kubelet.release)
 
-    def writes(self, kubelet: Kubelet) -> Checkpoint:
+    def writes(self, kubelet: Kubelet) -> CheckpointFormat:
         """The format in which this kubelet keeps its books."""
         return next(one for one in reversed(self.checkpoints) if _release(one.since) <= kubelet.release)
 
@@ -200,19 +200,19 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return any(new in interval for interval in self.writes(old).readers)
 
 
-def read(content: bytes) -> Facts:
+def read(content: bytes) -> Advice:
     """Read facts from YAML.
 
     Raises:
         PlanError: it is not of the form above.
     """
     try:
-        return msgspec.convert(yaml.safe_load(content), Facts)
+        return msgspec.convert(yaml.safe_load(content), Advice)
     except (yaml.YAMLError, msgspec.ValidationError) as error:
         raise PlanError(f"expected facts about kubelets as advice.yaml has them: {error}") from error
 
 
-def load() -> Facts:
+def load() -> Advice:
     """Read the facts that come with the gateway."""
     return read(Path(__file__).with_suffix(".yaml").read_bytes())
 
@@ -262,11 +262,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     hops: tuple[Hop, ...]
     then: tuple[str, ...]
     """Bugs of the kubelet at the goal."""
-    rows: Mapping[str, Crossing | Bug | Checkpoint]
+    rows: Mapping[str, Crossing | Bug | CheckpointFormat]
     """Every row that the hops name, by id."""
 
 
-def kubelet(text: str, facts: Facts) -> Kubelet:
+def kubelet(text: str, facts: Advice) -> Kubelet:
     """Read a version such as ``1.28`` or ``v1.28.15`` (a vendor's suffix plays no part).
 
     Raises:
@@ -290,7 +290,7 @@ def kubelet(text: str, facts: Facts) -> Kubelet:
     return found
 
 
-def plan(facts: Facts, start: Kubelet, goal: Kubelet, *, direct: bool = False) -> Plan:
+def plan(facts: Advice, start: Kubelet, goal: Kubelet, *, direct: bool = False) -> Plan:
     """Make the plan from ``start`` to ``goal``: one minor version at a time, or (``direct``) in one hop.
 
     Raises:
@@ -300,7 +300,7 @@ def plan(facts: Facts, start: Kubelet, goal: Kubelet, *, direct: bool = False) -
         raise PlanError(f"expected two versions, got {start} twice: name the one to go to with --to")
     path = (start, goal) if direct else route(start, goal)
     hops = tuple(_hop(facts, old, new) for old, new in itertools.pairwise(path))
-    every: tuple[Crossing | Bug | Checkpoint, ...] = (*facts.checkpoints, *facts.crossings, *facts.bugs)
+    every: tuple[Crossing | Bug | CheckpointFormat, ...] = (*facts.checkpoints, *facts.crossings, *facts.bugs)
     now = {bug.id: bug.mended(start) for bug in facts.bugs if bug.hits(start)}
     named = {*now}.union(
         *([hop.checkpoint, *hop.crossings, *hop.new_bugs, *hop.still, *hop.gone, *hop.avoided] for hop in hops)
@@ -359,7 +359,7 @@ def _first(start: Kubelet, goal: Kubelet, *, direct: bool) -> Iterator[str]:
         )
 
 
-def _hop(facts: Facts, old: Kubelet, new: Kubelet) -> Hop:
+def _hop(facts: Advice, old: Kubelet, new: Kubelet) -> Hop:
     crossings = [row for row in facts.crossings if row.hits(old, new)]
     bugs = [row for row in facts.bugs if row.hits(new)]
     kept = facts.keeps(old, new)
@@ -389,7 +389,7 @@ def _hop(facts: Facts, old: Kubelet, new: Kubelet) -> Hop:
     )
 
 
-def _at_least(facts: Facts, old: Kubelet, new: Kubelet) -> str | None:
+def _at_least(facts: Advice, old: Kubelet, new: Kubelet) -> str | None:
     """Find the first patch release of a minor version after which no bug ends and every reader is one."""
     ends = [interval.until for bug in facts.bugs for interval in bug.affected if interval.until]
     begins = [interval.since for interval in facts.writes(old).readers]
@@ -397,7 +397,7 @@ def _at_least(facts: Facts, old: Kubelet, new: Kubelet) -> str | None:
     return str(Kubelet(new.minor, max(patches))) if patches else None
 
 
-def _avoided(facts: Facts, old: Kubelet, new: Kubelet) -> dict[str, str]:
+def _avoided(facts: Advice, old: Kubelet, new: Kubelet) -> dict[str, str]:
     """Find what early patch releases get wrong and the newest one doesn't."""
     wrong = {bug.id: bug.affected for bug in facts.bugs if not bug.hits(new)}
     checkpoint = facts.writes(old)
@@ -413,7 +413,7 @@ def _avoided(facts: Facts, old: Kubelet, new: Kubelet) -> dict[str, str]:
     return {name: ", ".join(patches) for name, patches in early.items() if patches}
 
 
-def _stop(facts: Facts, old: Kubelet, new: Kubelet) -> Kubelet | None:
+def _stop(facts: Advice, old: Kubelet, new: Kubelet) -> Kubelet | None:
     """Find the newest version between two with which the checkpoint gets from one to the other."""
     low, high = sorted((old.minor, new.minor))
     between = (Kubelet(minor) for minor in range(high - 1, low, -1))

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from gateway.cli import advice
-from gateway.cli.advice import Claims, Crossover, Facts, Kubelet, PlanError, Support
+from gateway.cli.advice import Advice, ClaimSupport, Crossover, Kubelet, PlanError, Support
 from gateway.cli.fleet import Node, Unknown
 from gateway.sides.table import ANNOTATION
 
@@ -58,7 +58,7 @@ class CrossingPlan(Struct, frozen=True, kw_only=True):
     unknown: tuple[Unknown, ...]
 
 
-def plan(facts: Facts, nodes: Iterable[Node]) -> CrossingPlan:
+def plan(facts: Advice, nodes: Iterable[Node]) -> CrossingPlan:
     """Make the plan of all nodes that have devices."""
     everyone = list(nodes)
     concerned = [node for node in everyone if node.devices]
@@ -72,13 +72,13 @@ def plan(facts: Facts, nodes: Iterable[Node]) -> CrossingPlan:
     return _made(facts, by_version, len(concerned), len(everyone) - len(concerned), tuple(unknown))
 
 
-def plan_of(facts: Facts, version: Kubelet) -> CrossingPlan:
+def plan_of(facts: Advice, version: Kubelet) -> CrossingPlan:
     """Make the plan of one kubelet's version."""
     return _made(facts, {version: []}, 0, 0, ())
 
 
 def _made(
-    facts: Facts, by_version: Mapping[Kubelet, Sequence[Node]], nodes: int, without: int, unknown: tuple[Unknown, ...]
+    facts: Advice, by_version: Mapping[Kubelet, Sequence[Node]], nodes: int, without: int, unknown: tuple[Unknown, ...]
 ) -> CrossingPlan:
     newest = sorted(by_version.items(), key=lambda item: item[0].release, reverse=True)
     can = [version for version, _ in newest if facts.takes(version).claims != "no"]
@@ -102,7 +102,7 @@ def _made(
     )
 
 
-def _group(facts: Facts, version: Kubelet, members: Sequence[Node], step: int | None) -> Group:
+def _group(facts: Advice, version: Kubelet, members: Sequence[Node], step: int | None) -> Group:
     takes, in_order = facts.takes(version), sorted(members, key=lambda node: (node.count, node.name))
     return Group(
         version=str(version),
@@ -116,7 +116,7 @@ def _group(facts: Facts, version: Kubelet, members: Sequence[Node], step: int | 
     )
 
 
-def _first(takes: Sequence[Claims]) -> Iterator[str]:
+def _first(takes: Sequence[ClaimSupport]) -> Iterator[str]:
     gated = any(one.claims == "gate" for one in takes)
     yield "Bring the control plane to 1.34 or later" + (
         ", and have its API server serve resource.k8s.io/v1beta1, too: kubelets before 1.34 ask for that."

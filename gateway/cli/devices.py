@@ -49,7 +49,7 @@ _MOST_REMARKS: Final = 3
 _WELL: Final = "present"
 
 
-class Answer(msgspec.Struct, frozen=True):
+class NodeDevices(msgspec.Struct, frozen=True):
     """What a gateway says of its devices: ``facts`` by resource, and by the ID of what replicas share."""
 
     status: GatewayStatus
@@ -74,9 +74,9 @@ class Row:
         return bool(name) and (name in others or self.device.id.startswith(name))
 
 
-def rows(answers: Iterable[Answer]) -> list[Row]:
+def rows(answers: Iterable[NodeDevices]) -> list[Row]:
     """Return the devices of every resource, by its name, as told by the gateway that serves it."""
-    told_by: dict[str, tuple[Answer, ResourceStatus]] = {}
+    told_by: dict[str, tuple[NodeDevices, ResourceStatus]] = {}
     for answer in answers:
         for resource in answer.status.resources:
             if resource.name not in told_by or not resource.standing_by_for:
@@ -91,19 +91,19 @@ def rows(answers: Iterable[Answer]) -> list[Row]:
     return found
 
 
-async def look(state_dir: Path) -> tuple[list[Answer], dict[str, str]]:
+async def look(state_dir: Path) -> tuple[list[NodeDevices], dict[str, str]]:
     """Ask every gateway of ``state_dir``, all at once; return what they say, and who did not answer (socket: reason).
 
     Raises:
         ControlError: the folder can't be read.
     """
-    answers: list[Answer] = []
+    answers: list[NodeDevices] = []
     silent: dict[str, str] = {}
     for path, said in (await _ask_all(state_dir, {"op": "devices"}, _ANSWER_TIME)).items():
         try:
             if isinstance(said, ControlError):
                 raise said
-            answers.append(msgspec.convert(said, Answer))
+            answers.append(msgspec.convert(said, NodeDevices))
         except msgspec.ValidationError as error:
             silent[str(path)] = f"its answer is none that this release knows: {error}; use its own command"
         except ControlError as error:
@@ -332,7 +332,7 @@ def _operation(names: Sequence[str], *, release: bool, acquire: bool, every: boo
     return op
 
 
-def _exact(names: Sequence[str], answers: Iterable[Answer]) -> list[str]:
+def _exact(names: Sequence[str], answers: Iterable[NodeDevices]) -> list[str]:
     """Return the IDs that names stand for: of devices, of what replicas share, or of the GPU that partitions are part of.
 
     Raises:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from adapters.levels import minor_version
 from gateway.cli import advice
-from gateway.cli.advice import Drain, Facts, Hop, Kubelet, Plan, PlanError
+from gateway.cli.advice import Advice, Drain, Hop, Kubelet, Plan, PlanError
 from gateway.sides.table import ANNOTATION
 
 MOST_BYTES: Final = 1024 * 1024 * 1024
@@ -130,7 +130,7 @@ def read(content: bytes) -> tuple[Node, ...]:
     )
 
 
-def plan(facts: Facts, nodes: Iterable[Node], goal: Kubelet, *, direct: bool = False) -> Fleet:
+def plan(facts: Advice, nodes: Iterable[Node], goal: Kubelet, *, direct: bool = False) -> Fleet:
     """Make the plan of all nodes that have devices."""
     everyone = list(nodes)
     concerned = [node for node in everyone if node.devices]

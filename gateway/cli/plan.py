@@ -12,7 +12,7 @@ import click
 from gateway.cli.page import Page
 
 if TYPE_CHECKING:
-    from gateway.cli.advice import Bug, Checkpoint, Crossing, Facts, Hop, Kubelet, Plan
+    from gateway.cli.advice import Advice, Bug, CheckpointFormat, Crossing, Hop, Kubelet, Plan
     from gateway.cli.fleet import Node
 
 _EXAMPLES = """
@@ -103,7 +103,7 @@ def _content(nodes: IO[bytes]) -> bytes:
 
 
 def _upgrade(
-    facts: Facts, start: str | None, nodes: Sequence[Node] | None, to: Kubelet, width: int, *, direct: bool
+    facts: Advice, start: str | None, nodes: Sequence[Node] | None, to: Kubelet, width: int, *, direct: bool
 ) -> tuple[object, Iterator[str]]:
     """Plan new kubelets: the document, and the same for a person."""
     from gateway.cli import advice, fleet, fleettext
@@ -116,7 +116,7 @@ def _upgrade(
 
 
 def _crossing(
-    facts: Facts, start: str | None, nodes: Sequence[Node] | None, width: int
+    facts: Advice, start: str | None, nodes: Sequence[Node] | None, width: int
 ) -> tuple[object, Iterator[str]]:
     """Plan that GPUs cross over to claims."""
     from gateway.cli import advice, crossover, crossovertext
@@ -214,21 +214,21 @@ def _target(hop: Hop) -> str:
     )
 
 
-def _row(page: Page, row: Crossing | Bug | Checkpoint) -> Iterator[str]:
-    from gateway.cli.advice import Bug, Row
+def _row(page: Page, row: Crossing | Bug | CheckpointFormat) -> Iterator[str]:
+    from gateway.cli.advice import Bug, Hazard
 
     yield from page.item(f"{row.id}: {_headline(row)}")
-    if isinstance(row, Row):
+    if isinstance(row, Hazard):
         yield from page.under((f"{_WHEN[row.when]} " if isinstance(row, Bug) else "") + row.suffers)
         yield from page.under(f"Way out: {row.way_out}")
 
 
-def _headline(row: Crossing | Bug | Checkpoint) -> str:
+def _headline(row: Crossing | Bug | CheckpointFormat) -> str:
     """Put a row into one sentence: what it is, and how that is known."""
-    from gateway.cli.advice import Row
+    from gateway.cli.advice import Hazard
 
-    return f"{row.title if isinstance(row, Row) else row.what} {_evidence(row)}."
+    return f"{row.title if isinstance(row, Hazard) else row.what} {_evidence(row)}."
 
 
-def _evidence(row: Crossing | Bug | Checkpoint) -> str:
+def _evidence(row: Crossing | Bug | CheckpointFormat) -> str:
     return f"({', '.join([row.evidence, *re.findall(r'#[0-9]+', row.source)[:1]])})"

@@ -423,7 +423,7 @@ async def test_one_that_is_remembered_and_came_later_is_called(folder: Path, mon
 
 async def test_one_that_was_away_for_long_before_a_start_still_is(folder: Path) -> None:
     row = memory.Plugin(
-        NIC, "device-plugins", "x", "v1beta1", (memory.Row("a", well=True),), away_since=time.time() - 100
+        NIC, "device-plugins", "x", "v1beta1", (memory.DeviceRow("a", well=True),), away_since=time.time() - 100
     )
     (folder / "state").mkdir(mode=0o700)
     memory.save(folder / "state", (row,))

@@ -112,7 +112,7 @@ def call(folder: Path, *arguments: str, color: bool = False) -> Result:
 
 
 def rows(*answers: dict[str, Any]) -> list[cli.Row]:
-    return cli.rows([msgspec.convert(one, cli.Answer) for one in answers])
+    return cli.rows([msgspec.convert(one, cli.NodeDevices) for one in answers])
 
 
 def seen(*answers: dict[str, Any], unfolded: bool = False) -> str:

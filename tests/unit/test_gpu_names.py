@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from devices.gpu import naming
 from devices.gpu.model import GPU
 from devices.gpu.naming import NamingError
-from devices.gpu.sharing import Offered, could_be, listing, offered
+from devices.gpu.sharing import NamedGPUs, could_be, listing, offered
 from devices.gpu.simulated.backend import VENDORS
 from devices.model import Device, Health, Options, Trouble, TroubleKind
 from devices.policy import Globbed, MigStrategy, Naming, Policy, Portion, Slices
@@ -243,7 +243,7 @@ def test_an_instance_is_meant_by_its_place() -> None:
 
 
 def test_without_gpus_a_resource_keeps_its_name() -> None:
-    assert offered({NVIDIA: []}, portions(Portion(("0",), 2, "x.io/s"))) == {NVIDIA: Offered({})}
+    assert offered({NVIDIA: []}, portions(Portion(("0",), 2, "x.io/s"))) == {NVIDIA: NamedGPUs({})}
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,8 @@ GPUS = (
 )
 
 
-def shown(*gpus: GPU, replicas: int = 0) -> Offered:
-    return Offered({gpu.uuid: gpu for gpu in gpus}, replicas)
+def shown(*gpus: GPU, replicas: int = 0) -> NamedGPUs:
+    return NamedGPUs({gpu.uuid: gpu for gpu in gpus}, replicas)
 
 
 def test_gpus_on_the_list() -> None:

@@ -18,11 +18,7 @@ MOST_LINES: Final = 450
 MOST_LINES_OF_A_CLASS: Final = 300
 MOST_MODULES: Final = 12
 SHARED_NAMES: Final = {
-    "Answer": "a container's in the bridge's memory, the kubelet's to a Register in negotiation",
-    "Answering": "who answers for devices: behind the bridge, and for DRA",
-    "Lists": "those of this gateway, and what takes those of a plugin behind the bridge",
     "Metadata": "Kubernetes' own word, of a claim and of a slice",
-    "Offered": "what stands beneath a name, and how a slice shows a board",
     "State": "each state machine's own, and a device's: read with the module's name",
 }
 """Names that several classes have, and what each is: the field's own word in rooms that don't meet. None comes without a reason."""
