@@ -137,7 +137,8 @@ class Facts(Struct, frozen=True):
 
     ``index`` is its place on the node in the vendor's words, ``parent`` the ID of the device it is part of, ``profile`` what
     part. ``links`` says how it reaches others, by their indexes (``{"1": "nvlink x4"}``). ``minor`` is the number of its GPU's
-    device node, ``driver`` the driver's version, ``memory`` in bytes (0: not known), ``traits`` what else the vendor says of it.
+    device node, ``driver`` the driver's version, ``memory`` in bytes (0: not known), ``traits`` what else the vendor says of it, and
+    ``capacities`` how much else it has. ``slot`` is where in the hardware a partition is (MIG: profile number and first memory slice, ``19-4``).
     """
 
     product: str = ""
@@ -151,6 +152,8 @@ class Facts(Struct, frozen=True):
     driver: str = ""
     memory: int = 0
     traits: Mapping[str, str] = field(default_factory=dict)
+    capacities: Mapping[str, int] = field(default_factory=dict)
+    slot: str = ""
 
 
 class Behind(Struct, frozen=True):

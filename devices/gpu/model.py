@@ -69,8 +69,9 @@ class GPU(Struct, frozen=True):
     ``resource`` is the name under which a whole GPU of its kind is offered (``nvidia.com/gpu``), for a partition too.
     ``profile`` is a partition's kind in the vendor's words (``1g.5gb``, ``cpx_nps4``), and ``partitioned`` says of a physical
     GPU that it is there for partitions now, even if it has none. ``place`` is the index in the vendor's words where that is
-    no plain number (``0:2``: MIG). ``product`` and ``pci`` (``0000:07:00.0``) are for people, and to see a GPU replaced.
-    ``memory`` is in bytes, 0 where it isn't known; ``traits`` are what else claims may ask for, names and values in the vendor's words.
+    no plain number (``0:2``: MIG), ``slot`` where in the hardware a partition is, '' where that isn't known. ``product`` and ``pci`` (``0000:07:00.0``) are for people, and to see a GPU replaced.
+    ``memory`` is in bytes, 0 where it isn't known; ``traits`` are what else claims may ask for, names and values in the vendor's words, and
+    ``capacities`` how much else of something it has.
     """
 
     uuid: str
@@ -93,6 +94,8 @@ class GPU(Struct, frozen=True):
     pci: str = ""
     memory: int = 0
     traits: tuple[tuple[str, str], ...] = ()
+    capacities: tuple[tuple[str, int], ...] = ()
+    slot: str = ""
 
     @property
     def board(self) -> str:

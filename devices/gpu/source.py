@@ -224,23 +224,7 @@ class GPUSource:
         gpu = found(device_id, self._offers.get(resource, NamedGPUs({})).gpus)
         if gpu is None:
             return Facts()
-        places = {one.uuid: one.place or str(one.index) for one in (self._sight or Sight(())).gpus}
-        return Facts(
-            product=gpu.product,
-            index=places.get(gpu.uuid, gpu.place or str(gpu.index)),
-            pci=gpu.pci,
-            parent=gpu.parent,
-            profile=gpu.profile,
-            links={
-                places.get(link.peer, link.peer): link.way.value + (f" x{link.lanes}" if link.lanes > 1 else "")
-                for link in gpu.links
-            },
-            nodes=(*gpu.device_nodes, *gpu.spec_nodes),
-            minor=gpu.minor,
-            driver=self._sight.driver if self._sight is not None else "",
-            memory=gpu.memory,
-            traits=dict(gpu.traits),
-        )
+        return _facts(gpu, self._sight or Sight(()))
 
     def adopt(self, policy: Policy) -> None:
         """Name, share and answer by ``policy`` from now on."""
@@ -368,3 +352,25 @@ def _devices(offer: NamedGPUs) -> Iterable[tuple[str, GPU]]:
 
 def _counts(offers: Mapping[str, NamedGPUs]) -> dict[str, int]:
     return {name: len(offer.gpus) for name, offer in offers.items()}
+
+
+def _facts(gpu: GPU, sight: Sight) -> Facts:
+    places = {one.uuid: one.place or str(one.index) for one in sight.gpus}
+    return Facts(
+        product=gpu.product,
+        index=places.get(gpu.uuid, gpu.place or str(gpu.index)),
+        pci=gpu.pci,
+        parent=gpu.parent,
+        profile=gpu.profile,
+        links={
+            places.get(link.peer, link.peer): link.way.value + (f" x{link.lanes}" if link.lanes > 1 else "")
+            for link in gpu.links
+        },
+        nodes=(*gpu.device_nodes, *gpu.spec_nodes),
+        minor=gpu.minor,
+        driver=sight.driver,
+        memory=gpu.memory,
+        traits=dict(gpu.traits),
+        capacities=dict(gpu.capacities),
+        slot=gpu.slot,
+    )

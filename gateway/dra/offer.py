@@ -1,7 +1,7 @@
 """Which devices are offered by DRA: under which driver, by which name, with which attributes. Pure.
 
 Drivers, names and attributes are those of the vendors' own drivers, so that claims and their CEL expressions keep their meaning:
-NVIDIA's ``gpu.nvidia.com`` (cmd/gpu-kubelet-plugin/deviceinfo.go of k8s-dra-driver-gpu 25.8) and AMD's ``gpu.amd.com``
+NVIDIA's ``gpu.nvidia.com`` (cmd/gpu-kubelet-plugin/deviceinfo.go and mig.go of dra-driver-nvidia-gpu) and AMD's ``gpu.amd.com``
 (cmd/gpu-kubeletplugin/deviceinfo.go of k8s-gpu-dra-driver). What is shared or partitioned is listed as the device plugin API
 lists it: each replica and each partition is a device, and no GPU is there both whole and in parts.
 """
@@ -63,7 +63,7 @@ class Ailment(Enum):
 class Offer(Struct, frozen=True):
     """A device as DRA shows it: ``name`` in the pool of its ``driver``; ``resource`` and ``device_id`` are what it is here.
 
-    ``memory`` is in bytes, 0 where it isn't known. ``reason`` says in words what ``ailment`` it has.
+    ``memory`` is in bytes, 0 where it isn't known, ``capacities`` what else it has so much of. ``reason`` says in words what ``ailment`` it has.
     """
 
     driver: str
@@ -75,6 +75,7 @@ class Offer(Struct, frozen=True):
     ailment: Ailment | None = None
     reason: str = ""
     memory: int = 0
+    capacities: Mapping[str, int] = {}
 
     @property
     def is_well(self) -> bool:
@@ -170,6 +171,7 @@ def offers(
                     ailment,
                     why,
                     about.memory,
+                    about.capacities,
                 )
             )
     return _distinct(found), withheld
@@ -213,6 +215,8 @@ def _name(driver: str, entry: Entry, about: Facts) -> str:
     if not name and about.index:
         gpu, _, part = about.index.partition(":")
         number = gpu if about.minor is None else str(about.minor)
+        # Several compute instances are in one slot: only its place tells one of these from the others.
+        part = about.slot if about.slot and "c." not in about.profile else part
         name = f"gpu-{number}" + (f"-mig-{_plain(about.profile.replace('.', ''))}-{part}" if part else "")
     name = _plain(name) or _plain(base)
     return _fitting(f"{name}-shared-{replica}" if replica else name)
@@ -268,9 +272,10 @@ def _attributes(driver: str, resource: str, entry: Entry, about: Facts, root: st
         found["parentIndex" if part else "index"] = int(gpu)
     if about.minor is not None:
         found["parentMinor" if part else "minor"] = about.minor
+    found[_PCI_BUS] = about.pci
     if driver == AMD:
-        found |= {"partitionProfile": about.profile, "driverVersionFull": about.driver, _PCI_BUS: about.pci}
-    else:
+        found |= {"partitionProfile": about.profile, "driverVersionFull": about.driver, "numaNode": found[_NUMA]}
+    else:  # pcieBusID: as NVIDIA's driver said it up to 25.8.
         found |= {"profile": about.profile, "pcieBusID": about.pci}
     if base != entry.device.id:
         found["shared"] = True

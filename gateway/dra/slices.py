@@ -196,8 +196,9 @@ def _in_order(one: Offer) -> tuple[int, str]:
 def _device(one: Offer, pool: Pool) -> Body:
     attributes = {name: _value(value) for name, value in list(one.attributes.items())[: MOST_ATTRIBUTES - 1]}
     said: Body = {"attributes": attributes}
-    if one.memory:
-        said["capacity"] = {"memory": {"value": quantity(one.memory)}}
+    counts = ({"memory": one.memory} if one.memory else {}) | dict(one.capacities)
+    if counts:
+        said["capacity"] = {name: {"value": quantity(count)} for name, count in counts.items()}
     if pool.version == _BASIC:
         return {"name": one.name, "basic": said}
     told: Body = {"name": one.name, **said}

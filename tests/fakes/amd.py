@@ -108,7 +108,8 @@ class Sysfs:
     def _node(self, number: int, board: Board, part: int, render: int) -> None:
         has = {
             "cpu_cores_count": 0,
-            "simd_count": 416 // board.parts,
+            "simd_count": 1216 // board.parts,
+            "simd_per_cu": 4,
             "gfx_target_version": 90402,
             "vendor_id": 0x1002,
             "location_id": board.location + part,
@@ -118,6 +119,8 @@ class Sysfs:
             "unique_id": (board.unique or board.location) + 2**63,
         }
         _properties(self.kfd / "nodes" / str(number), has)
+        bank = {"heap_type": 1, "size_in_bytes": 192 * 2**30 // board.parts, "flags": 0, "width": 8192}
+        _properties(self.kfd / "nodes" / str(number) / "mem_banks/0", bank)
 
     def _links(self, number: int, board: Board, nodes: list[Board]) -> None:
         """XGMI links stand among ``io_links``, those over PCIe among ``p2p_links``, as published."""

@@ -42,7 +42,7 @@ typedef struct { uint64_t as_number; } *Handle;
 
 struct link { u32 active, type; char pci[ADDRESS]; int is_there; };
 struct profile { u32 index, id, slices, count, processors, memory_mb; char name[NAME]; };
-struct mig { u32 gi, ci, place, profile, slices; char uuid[NAME]; };
+struct mig { u32 gi, ci, place, profile, slices, start; char uuid[NAME]; };
 struct way { u32 level; char to[NAME]; };
 struct gpu {
     char uuid[NAME], pci[ADDRESS], name[NAME];
@@ -110,8 +110,8 @@ static int a_line(struct world *w, const char *line) {
         w->gpu[g].profile[w->gpu[g].profiles++] = profile;
         return 1;
     }
-    if (sscanf(line, "mig %u %u %u %u %u %u %95s", &g, &mig.gi, &mig.ci, &mig.place, &mig.profile, &mig.slices, mig.uuid) ==
-        7) {
+    if (sscanf(line, "mig %u %u %u %u %u %u %u %95s", &g, &mig.gi, &mig.ci, &mig.place, &mig.profile, &mig.slices,
+               &mig.start, mig.uuid) == 8) {
         if (g >= w->gpus || w->gpu[g].migs == MAX_MIGS || mig.gi > 255 || mig.ci > 255) return 0;
         w->gpu[g].of_mig[w->gpu[g].migs++] = mig;
         return 1;
@@ -549,7 +549,7 @@ struct gpu_instance { Handle device; u32 id, profile, start, size; };
 
 EXPORTED Result nvmlGpuInstanceGetInfo(Handle h, struct gpu_instance *to) {
     ENTER_AT("nvmlGpuInstanceGetInfo", h, 1u << GPU_INSTANCE);
-    *to = (struct gpu_instance){handle(GPU_HANDLE, at.board, 0, 0), at.mig.gi, at.profile.id, 0, at.profile.slices};
+    *to = (struct gpu_instance){handle(GPU_HANDLE, at.board, 0, 0), at.mig.gi, at.profile.id, at.mig.start, at.profile.slices};
     return SUCCESS;
 }
 

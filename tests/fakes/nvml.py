@@ -119,7 +119,10 @@ A100: Final[Mapping[str, Profile]] = {
 
 @dataclass(slots=True)
 class Instance:
-    """A MIG device. ``place`` is its index on its GPU; ``compute`` its slices where these are fewer than the GPU instance's."""
+    """A MIG device. ``place`` is its index on its GPU; ``compute`` its slices where these are fewer than the GPU instance's.
+
+    ``start`` is the first slice of memory that its GPU instance has.
+    """
 
     uuid: str
     profile: str
@@ -127,6 +130,7 @@ class Instance:
     place: int
     compute_instance: int = 0
     compute: int = 0
+    start: int = 0
 
 
 @dataclass(slots=True)
@@ -178,7 +182,8 @@ class GPU:
         for m in self.instances:
             profile = self.profiles[m.profile]
             slices = m.compute or profile.slices
-            yield f"mig {index} {m.gpu_instance} {m.compute_instance} {m.place} {profile.number} {slices} {m.uuid}"
+            numbers = f"{m.gpu_instance} {m.compute_instance} {m.place} {profile.number} {slices} {m.start}"
+            yield f"mig {index} {numbers} {m.uuid}"
 
 
 def _number(value: int | None) -> int:
@@ -281,6 +286,8 @@ class World:
         board.instances = []
         free: dict[str, tuple[int, int, int]] = {}
         next_of = {1: 7, 2: 3}
+        one = min(profile.memory_mb for profile in board.profiles.values())
+        begin = start = 0
         for place, name in enumerate(profiles):
             smaller, _, rest = name.partition("c.")
             whole, compute = (rest, int(smaller)) if rest else (name, 0)
@@ -291,8 +298,11 @@ class World:
                 instance = next_of.setdefault(kind, 1 if slices < 7 else 0)
                 next_of[kind] += 1
                 part, left = 0, slices
+                size = round(board.profiles[whole].memory_mb / one)
+                start = -(-begin // size) * size
+                begin = start + size
             board.instances.append(
-                Instance(_uuid("MIG-", board.uuid, name, place), whole, instance, place, part, compute)
+                Instance(_uuid("MIG-", board.uuid, name, place), whole, instance, place, part, compute, start)
             )
             if compute:
                 free[whole] = (instance, part + 1, left - compute)

@@ -36,6 +36,7 @@ PARTS = [f"MIG-{number}a41d2b7-0d5c-5a0e-8b7e-3f0f6d1c2e4{number}" for number in
 KEYS = [
     *("gateway", "resource", "id", "health", "state", "kind", "reason", "numa", "holder", "drift", "stranger"),
     *("product", "index", "pci", "parent", "profile", "links", "nodes", "minor", "driver", "memory", "traits"),
+    *("capacities", "slot"),
 ]
 
 Says = dict[str, Any] | Handled | ControlError
@@ -304,6 +305,8 @@ def test_for_a_script(folder: Path) -> None:
         "memory": 0,
         "driver": "",
         "traits": {},
+        "capacities": {},
+        "slot": "",
     }
 
 

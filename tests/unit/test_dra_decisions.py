@@ -58,7 +58,13 @@ A100 = Facts(
 )
 PART = Facts(product="A100", index="0:2", parent="GPU-a", profile="1g.5gb", minor=3)
 MI300 = Facts(
-    product="MI300X", index="1", nodes=("/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD129"), profile="spx_nps1"
+    product="MI300X",
+    index="1",
+    nodes=("/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD129"),
+    profile="spx_nps1",
+    pci="0000:05:00.0",
+    memory=192 << 30,
+    capacities={"computeUnits": 304, "simdUnits": 1216},
 )
 
 
@@ -68,6 +74,9 @@ MI300 = Facts(
         (GPU, "GPU-a", A100, "gpu.nvidia.com", "gpu-3"),
         (GPU, "GPU-a", replace(A100, minor=None), "gpu.nvidia.com", "gpu-0"),
         (MIG, "MIG-x", PART, "gpu.nvidia.com", "gpu-3-mig-1g5gb-2"),
+        (MIG, "MIG-x", replace(PART, slot="19-4"), "gpu.nvidia.com", "gpu-3-mig-1g5gb-19-4"),
+        (MIG, "MIG-x", replace(PART, slot="20-0", profile="1g.10gb+me"), "gpu.nvidia.com", "gpu-3-mig-1g10gb-me-20-0"),
+        (MIG, "MIG-x", replace(PART, slot="9-4", profile="1c.3g.20gb"), "gpu.nvidia.com", "gpu-3-mig-1c3g20gb-2"),
         (GPU, "GPU-a::4", A100, "gpu.nvidia.com", "gpu-3-shared-4"),
         (AMD, "amd-1", MI300, "gpu.amd.com", "gpu-1-129"),
         (AMD, "amd-1", replace(MI300, nodes=()), "gpu.amd.com", "gpu-1"),
@@ -101,7 +110,7 @@ def test_attributes_are_the_vendors() -> None:
         {
             GPU: [entry("GPU-a", numa_nodes=(1,))],
             MIG: [entry("MIG-x", part_of="GPU-a")],
-            AMD: [entry("amd-1")],
+            AMD: [entry("amd-1", numa_nodes=(1,))],
             FILE: [entry("/dev/a")],
         },
         {"GPU-a": A100, "MIG-x": PART, "amd-1": MI300},
@@ -115,6 +124,7 @@ def test_attributes_are_the_vendors() -> None:
         "index": 0,
         "minor": 3,
         "pcieBusID": "0000:07:00.0",
+        "resource.kubernetes.io/pciBusID": "0000:07:00.0",
         "driverVersion": Version("535.54.3"),
         "architecture": "Ampere",
         "cudaComputeCapability": Version("8.0.0"),
@@ -131,9 +141,17 @@ def test_attributes_are_the_vendors() -> None:
         "parentMinor": 3,
         "profile": "1g.5gb",
     }
-    assert [one.memory for one in found] == [40 << 30, 0, 0, 0]
+    assert [one.memory for one in found] == [40 << 30, 0, 192 << 30, 0]
     assert found[1].place == Place("GPU-a", "MIG-x")
-    assert (amd["type"], amd["partitionProfile"]) == ("amdgpu", "spx_nps1")
+    assert (amd["type"], amd["partitionProfile"], amd["numaNode"]) == ("amdgpu", "spx_nps1", 1)
+    assert (amd["resource.kubernetes.io/pciBusID"], "pcieBusID" in amd) == ("0000:05:00.0", False)
+    [change] = slices.changes(Pool("gpu.amd.com", "n1", (found[2],)), {})
+    assert change.body is not None
+    assert change.body["spec"]["devices"][0]["capacity"] == {
+        "memory": {"value": "192Gi"},
+        "computeUnits": {"value": "304"},
+        "simdUnits": {"value": "1216"},
+    }
     assert (file["type"], file["uuid"]) == ("file", "/dev/a")
 
 

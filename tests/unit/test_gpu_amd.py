@@ -109,6 +109,8 @@ def test_a_gpu_and_its_partitions_in_full(tmp_path: Path) -> None:
         profile="cpx_nps4",
         product="AMD Instinct MI300X",
         pci="0000:05:00.0",
+        memory=96 << 30,
+        capacities=(("computeUnits", 152), ("simdUnits", 608)),
     )
     part = replace(
         whole,
@@ -119,6 +121,18 @@ def test_a_gpu_and_its_partitions_in_full(tmp_path: Path) -> None:
         parent="0000:05:00.0",
     )
     assert seen(Sysfs(tmp_path, boards).write())[:2] == (whole, part)
+
+
+def test_a_partition_has_what_kfd_says_of_it(tmp_path: Path) -> None:
+    """Each has a node of its own there, and they needn't be alike."""
+    tree = Sysfs(tmp_path, [Board("0000:05:00.0", 0, ("CPX", "NPS4"), 2)]).write()
+    second = max((tree.kfd / "nodes").iterdir(), key=lambda one: int(one.name))
+    text = (second / "properties").read_text().replace("simd_count 608", "simd_count 8")
+    (second / "properties").write_text(text.replace("simd_per_cu 4", "simd_per_cu 0"))
+    (second / "mem_banks/0/properties").unlink()
+    whole, part = seen(tree)
+    assert (whole.memory, dict(whole.capacities)) == (96 << 30, {"computeUnits": 152, "simdUnits": 608})
+    assert (part.memory, dict(part.capacities)) == (0, {"simdUnits": 8})
 
 
 NEAR, NEXT, FAR = Board("0000:03:00.0"), Board("0000:04:00.0"), Board("0000:83:00.0", 1)

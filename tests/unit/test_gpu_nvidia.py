@@ -189,6 +189,8 @@ async def test_mig(node: Node) -> None:
     assert parent.partitioned
     assert [one.partitioned for one in sight.gpus].count(True) == 1
     assert [one.memory >> 30 for one in parts] == [9, 19, 39, 9]
+    assert [one.slot for one in parts] == ["19-0", "14-2", "9-4", "20-8"]
+    assert parent.slot == ""
     assert [(one.place, one.profile, one.spec_nodes[1:]) for one in parts] == [
         ("1:0", "1g.10gb", ("/dev/nvidia-caps/nvidia-cap173", "/dev/nvidia-caps/nvidia-cap174")),
         ("1:1", "2g.20gb", ("/dev/nvidia-caps/nvidia-cap133", "/dev/nvidia-caps/nvidia-cap134")),

@@ -163,10 +163,10 @@ def gpus(tree: Tree) -> tuple[GPU, ...]:
     for entry in sorted(tree.whole, key=lambda one: nodes[one.id].number if one.id in nodes else ENTRIES):
         there = nodes.get(entry.id)
         links = () if there is None else _links(entry, there, boards, entries)
-        whole = _gpu(entry, entry, links, _trouble(entry, there, tree.topology))
+        whole = _gpu(entry, entry, links, _trouble(entry, there, tree.topology), there)
         found.append(whole)
         for _, part in sorted(partitions.get(entry.id, {}).items()):
-            found.append(replace(_gpu(part, entry, links, whole.trouble), parent=entry.id))
+            found.append(replace(_gpu(part, entry, links, whole.trouble, by_render[part.render or 0]), parent=entry.id))
     return tuple(replace(gpu, index=index) for index, gpu in enumerate(found))
 
 
@@ -186,8 +186,10 @@ def steadied(now: Sequence[GPU], before: Sequence[GPU]) -> tuple[GPU, ...]:
     return tuple(replace(gpu, index=index) for index, gpu in enumerate(shown))
 
 
-def _gpu(entry: DriverEntry, board: DriverEntry, links: tuple[Link, ...], trouble: Trouble | None) -> GPU:
-    """Describe a GPU or a partition, with what it has from its ``board``."""
+def _gpu(
+    entry: DriverEntry, board: DriverEntry, links: tuple[Link, ...], trouble: Trouble | None, node: KfdNode | None
+) -> GPU:
+    """Describe a GPU or a partition, with what it has from its ``board``, and from KFD's node of its own."""
     nodes = [f"/dev/dri/card{entry.card}"] if entry.card is not None else []
     nodes += [f"/dev/dri/renderD{entry.render}"] if entry.render is not None else []
     return GPU(
@@ -202,7 +204,15 @@ def _gpu(entry: DriverEntry, board: DriverEntry, links: tuple[Link, ...], troubl
         profile=f"{board.compute}_{board.memory}" if board.compute and board.memory else "",
         product=board.product,
         pci=board.id,
+        memory=0 if node is None else node.memory,
+        capacities=() if node is None else _capacities(node),
     )
+
+
+def _capacities(node: KfdNode) -> tuple[tuple[str, int], ...]:
+    """Count what computes, in the words of AMD's DRA driver (pkg/amdgpu/amdgpu.go of k8s-gpu-dra-driver)."""
+    units = node.simds // node.per_cu if node.per_cu else 0
+    return tuple((name, count) for name, count in (("computeUnits", units), ("simdUnits", node.simds)) if count)
 
 
 def _trouble(entry: DriverEntry, node: KfdNode | None, topology: Topology) -> Trouble | None:

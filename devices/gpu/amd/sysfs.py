@@ -86,13 +86,19 @@ class KfdLink(NamedTuple):
 
 
 class KfdNode(Struct, frozen=True):
-    """A node of KFD's topology that computes. ``location`` is bus << 8 | device << 3 | function, or partition."""
+    """A node of KFD's topology that computes. ``location`` is bus << 8 | device << 3 | function, or partition.
+
+    ``simds`` are its SIMD units, ``per_cu`` those of one compute unit, ``memory`` is in bytes; 0 where the kernel doesn't say.
+    """
 
     number: int
     render: int
     domain: int
     location: int
     wires: tuple[KfdLink, ...] = ()
+    simds: int = 0
+    per_cu: int = 0
+    memory: int = 0
 
 
 class Topology(Struct, frozen=True):
@@ -196,8 +202,18 @@ def _nodes(folder: Path, renders: Collection[int | None]) -> tuple[tuple[KfdNode
             continue
         if render := has.get("drm_render_minor", 0):  # a CPU has none
             wires = tuple(_wires(folder / name)) if render in renders else ()
-            nodes.append(KfdNode(int(name), render, has.get("domain", 0), has.get("location_id", 0), wires))
+            place = int(name), render, has.get("domain", 0), has.get("location_id", 0)
+            counts = has.get("simd_count", 0), has.get("simd_per_cu", 0), _vram(folder / name)
+            nodes.append(KfdNode(*place, wires, *counts))
     return tuple(nodes), problem
+
+
+def _vram(node: Path) -> int:
+    """Bytes of the first bank of memory, which is a GPU's own; 0 where the kernel doesn't say."""
+    try:
+        return _properties(node / "mem_banks/0/properties").get("size_in_bytes", 0)
+    except (OSError, ValueError):
+        return 0
 
 
 def _wires(node: Path) -> Iterator[KfdLink]:

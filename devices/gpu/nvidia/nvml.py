@@ -21,8 +21,7 @@ from devices.gpu.model import Way
 from devices.gpu.nvidia.health import Event
 from devices.gpu.nvidia.vendor import SUFFIXES, profile
 
-_NONE: Final = 0xFFFFFFFF
-"""What an event says where it is no instance's."""
+_NONE: Final = 0xFFFFFFFF  # What an event says where it is no instance's.
 _MOST_GPUS: Final = 256
 _MOST_INSTANCES: Final = 64
 # It becomes a name in paths: a slash is in a MIG device's of drivers before 470 alone, MIG-GPU-<UUID>/<GPU instance>/<compute instance>.
@@ -104,7 +103,7 @@ class Board(Struct, frozen=True):
 class MigDevice(Struct, frozen=True):
     """A MIG device: its place on its GPU, its GPU and compute instance, its profile (``1c.2g.20gb``, ``1g.10gb+me``).
 
-    ``memory`` is in bytes.
+    ``memory`` is in bytes. ``slot`` is the number of the profile and its first slice of memory (``19-4``), '' where that isn't known.
     """
 
     uuid: str
@@ -113,6 +112,7 @@ class MigDevice(Struct, frozen=True):
     compute_instance: int
     profile: str
     memory: int = 0
+    slot: str = ""
 
 
 class Vitals(Struct, frozen=True):
@@ -349,26 +349,26 @@ class Nvml:
         has = _ask("nvmlDeviceGetAttributes", handle)
         whole = _ask("nvmlDeviceGetMemoryInfo", parent).total
         name = profile(has.computeInstanceSliceCount, has.gpuInstanceSliceCount, has.memorySizeMB, whole)
-        memory = has.memorySizeMB * 2**20
-        return MigDevice(uuid, place, instance, compute, name + _suffix(parent, instance), memory)
+        suffix, slot = _kind(parent, instance)
+        return MigDevice(uuid, place, instance, compute, name + suffix, has.memorySizeMB * 2**20, slot)
 
 
 class _TimeoutError(NvmlError):
     """Nothing happened in time."""
 
 
-def _suffix(parent: Any, instance: int) -> str:
-    """What else a profile's name says: that it has the media engines, or none."""
+def _kind(parent: Any, instance: int) -> tuple[str, str]:
+    """What else a profile's name says (that it has the media engines, or none), and a GPU instance's slot."""
+    slot = ""
     with contextlib.suppress(UnsupportedError, GoneError):
-        gpu_instance = _ask("nvmlDeviceGetGpuInstanceById", parent, instance)
-        wanted = _ask("nvmlGpuInstanceGetInfo", gpu_instance).profileId
+        has = _ask("nvmlGpuInstanceGetInfo", _ask("nvmlDeviceGetGpuInstanceById", parent, instance))
+        slot = f"{has.profileId}-{has.placement.start}"
         for number, suffix in SUFFIXES.items():
             with contextlib.suppress(UnsupportedError, GoneError):
                 # In its first form, which every driver with MIG has, as NVIDIA's plugin asks it.
-                info = _ask("nvmlDeviceGetGpuInstanceProfileInfo", parent, number, 1)
-                if info.id == wanted:
-                    return suffix
-    return ""
+                if _ask("nvmlDeviceGetGpuInstanceProfileInfo", parent, number, 1).id == has.profileId:
+                    return suffix, slot
+    return "", slot
 
 
 def _memory(handle: Any) -> tuple[float | None, float | None]:

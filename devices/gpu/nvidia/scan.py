@@ -246,6 +246,7 @@ class Scanner:
             profile=instance.profile,
             memory=instance.memory,
             place=f"{gpu.index}:{instance.place}",
+            slot=instance.slot,
             partitioned=False,
             lacks=lacks,
             links=(),
