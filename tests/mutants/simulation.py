@@ -163,4 +163,29 @@ MUTANTS = (
         command=_PLAYED,
         says="is given to both",
     ),
+    Mutant(
+        "SIM3",
+        "who stands by says that a Register is in flight",
+        "gateway/handover/events.py",
+        "        case Phase.OFFERING | Phase.ACCEPTED:\n",
+        "        case Phase.OFFERING | Phase.ACCEPTED | Phase.STANDBY:\n",
+        _TEST,
+        command=_PLAYED,
+        says="goes round",
+    ),
+    Mutant(
+        "SIM3",
+        "who stands by keeps its stream",
+        "gateway/registration/machine.py",
+        "    actions.append(EndStreams())\n    if state.name:\n        actions.append(UnlinkSocket(state.name))\n"
+        "    if report is not None:\n        actions.append(report)\n"
+        '    return replace(state, phase=phase, stream=None, others=_NONE, name="", renewed=False), tuple(actions)',
+        "    if phase is not Phase.STANDBY:\n        actions.append(EndStreams())\n"
+        "    if state.name:\n        actions.append(UnlinkSocket(state.name))\n"
+        "    if report is not None:\n        actions.append(report)\n"
+        '    return replace(state, phase=phase, name="", renewed=False), tuple(actions)',
+        _TEST,
+        command=_PLAYED,
+        says="the kubelet allocates from",
+    ),
 )

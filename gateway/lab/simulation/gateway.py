@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 FIRST_LOOK, PEERS_AGAIN, PROBE_AGAIN, YIELD_TIME, HANDED_OVER_WAIT = 1.0, 0.5, 15.0, 0.05, 0.002
 """As in ``gateway.daemon``, ``gateway.handover.peers`` and ``gateway.handover.ability``, in seconds."""
 LEASE_AGAIN: Final = 0.3
+ROUNDS: Final = 50
+"""How often at one moment a gateway may begin to serve again: more is going round."""
 END_TIME, LAST_WRITE = 0.02, 2.2
 """Seconds that an orderly end takes, and that the last write is waited for."""
 
@@ -99,6 +101,7 @@ class Gateway(Process):
         self.standing_by_for: Age | None = None
         self.doubts: dict[Age, Doubt] = {}
         self._resuming = self._yielding = self._knows = self._in_update = False
+        self._rounds = (0.0, 0)
         self._leases: set[Age] = set()
         self._silent: set[Age] = set()
         self._updating: list[Callable[[], None]] = []
@@ -366,6 +369,10 @@ class Gateway(Process):
             self.later(LEASE_AGAIN * self.clock.random(), self.look)
 
     def _resume(self) -> None:
+        at, rounds = self._rounds
+        self._rounds = (self.clock.now, rounds + 1 if at == self.clock.now else 1)
+        if rounds > ROUNDS:
+            self.node.broken(f"{self.label} goes round: it stands by and serves, for ever")
         self.standing_by_for = None
         self.scribe.load()
         self.update(partial(self._resumed, self.clock.now))
