@@ -127,8 +127,8 @@ def _first(takes: Sequence[ClaimSupport]) -> Iterator[str]:
         yield "Switch the gate DynamicResourceAllocation on in the kubelets before 1.34, and restart them before anything crosses."
     yield "Switch CDI on in the container runtime of each node (containerd 1.7: enable_cdi), because claims give GPUs by CDI only."
     yield (
-        "Give each node the gateway with --dra on and the components api-server, dra and dra-on, updated with maxSurge: 0, and no other "
-        "plugin or DRA driver of these GPUs. By that alone nothing changes: all GPUs stay with the device plugin API."
+        "Give each node the gateway with --dra on and the components api-server, dra and dra-on, and no other plugin or DRA driver of these "
+        "GPUs. By that alone nothing changes: all GPUs stay with the device plugin API."
     )
     yield "Make the DeviceClass of the driver" + (
         ", without extendedResourceName: a kubelet here would run a pod that asks by name without its GPU, or fail it."
