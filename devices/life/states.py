@@ -120,7 +120,8 @@ TABLE: Final[Mapping[State, Consequence]] = {
         way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim; `gateway cross --to plugin` brings it back",
     ),
     # A pod that asked by name has it by DRA, and the scheduler counts that pod with those of this API: so the list counts its
-    # device. It is given last, and Allocate waits for a while.
+    # device. It is given last, and Allocate doesn't wait for it: a kubelet that is asked for its records meanwhile (pod-resources List)
+    # forgets what it was about to give, and gave it to two pods (run on 1.37; UpdateAllocatedDevices of devicemanager/manager.go).
     State.LENT: Consequence(
         Health.HEALTHY,
         Fault.FAILED_PRECONDITION,

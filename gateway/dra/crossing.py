@@ -185,14 +185,7 @@ class Crossing:
         """Say which claim a board is prepared for; '' for none. Asked for each device with each list."""
         rows = self._ledger.claims  # Another object when it changed.
         if rows is not self._prepared[0]:
-            names: dict[str, str] = {}
-            by_name: set[str] = set()
-            for row in rows.values():
-                for one in row.devices:
-                    if not one.admin:
-                        names.setdefault(one.board, row.words)
-                        by_name |= {one.device_id} if row.by_name else set()
-            self._prepared = rows, names, by_name
+            self._prepared = rows, *_by_board(rows)
         return self._prepared[1].get(board, "")
 
     # What is wanted.
@@ -213,6 +206,21 @@ class Crossing:
     def ended(self) -> None:
         """Take note that pods ended: what they held may go on."""
         self._wake.set()
+
+    async def bring_back(self, free: Collection[str]) -> None:
+        """Bring back at once what pods by name had and no claim has any more, but for boards that ResourceSlices still offer.
+
+        Nobody needs to ask the API server: such a claim is its pod's alone. The scheduler has a pod for it as soon as the kubelet says that
+        the last one ended, and the kubelet does when this is over.
+        """
+        counted = {
+            board
+            for board, devices in self.boards().items()
+            if any(one.device.id in self._counted for _, one in devices)
+        }
+        seen = {board: Seen("", self._claim(board), self._allocated.get(board) or "") for board in counted - {*free}}
+        with contextlib.suppress(NotWrittenError):  # It is tried again.
+            await self._put({one: table.moved(self.side(one), seen[one]) for one in seen}, of=Side.TO_PLUGIN)
 
     def missed(self, wanted: Iterable[str]) -> None:
         """Take note that a claim waits for boards: those that are the other side's may be called back."""
@@ -253,9 +261,9 @@ class Crossing:
             self._allocated = {} if asked is None else {one: asked.get(one, "") for one in coming}
         seen = {board: self._seen(board, there[board]) for board in moving | (missed & there.keys())}
         sides = {board: self.side(board) for board in seen}
-        # What stays with the device plugin API is looked at only where a claim misses it.
+        # What is the device plugin API's may have come there meanwhile: it is called back only where a claim misses it.
         after = {
-            board: (table.missed if side is Side.PLUGIN else table.moved)(side, seen[board])
+            board: (table.missed if side is Side.PLUGIN and board in missed else table.moved)(side, seen[board])
             for board, side in sides.items()
         }
         news = {board: side for board, side in after.items() if side is not sides[board]}
@@ -317,10 +325,11 @@ class Crossing:
                 return None  # The kubelet hasn't heard yet.
         return ""
 
-    async def _put(self, news: Mapping[str, Side]) -> None:
-        """Write it down, then let it count, then tell the kubelet."""
+    async def _put(self, news: Mapping[str, Side], of: Side | None = None) -> None:
+        """Write it down, then let it count, then tell the kubelet. ``of``: only what is still on that side."""
         async with self._turn:
             before = self._ledger.sides
+            news = {board: side for board, side in news.items() if of in {None, self.side(board)}}
             news = {board: side for board, side in news.items() if before.get(board) is not side}
             if not news:
                 return
@@ -359,6 +368,18 @@ class Crossing:
             self._came = now
             self._wake.set()
         self._counted = counted
+
+
+def _by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], Collection[str]]:
+    """Say by board for which claim it is prepared, and which devices are prepared for pods that asked by name."""
+    names: dict[str, str] = {}
+    by_name: set[str] = set()
+    for row in rows.values():
+        for one in row.devices:
+            if not one.admin:
+                names.setdefault(one.board, row.words)
+                by_name |= {one.device_id} if row.by_name else set()
+    return names, by_name
 
 
 def taken(

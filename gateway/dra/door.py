@@ -158,6 +158,11 @@ class Door:
         if self.crossing is not None:
             self.crossing.claimed()
 
+    async def given_back(self) -> None:
+        """Bring back to the device plugin API what may go there now."""
+        if self.crossing is not None and self._publisher is not None:
+            await self.crossing.bring_back({self._boards.get(one, "") for one in self._publisher.free()})
+
     def registered(self) -> None:
         """Take note that a kubelet took a driver, or refused it."""
         if self._publisher is not None:
@@ -349,14 +354,7 @@ class Door:
         """Have a driver registered, as soon as that breaks no other instance."""
         inside = self._inside
         claims = self._drivers[driver] = ClaimsOf(
-            driver,
-            self._settings.node_name,
-            self,
-            inside.source,
-            inside.ledger,
-            inside.scribe,
-            self._read,
-            cdi.FOLDER,
+            driver, self._settings.node_name, self, inside.source, inside.ledger, inside.scribe, self._read, cdi.FOLDER
         )
         if swept := await asyncio.to_thread(sockets.sweep, self._registry, driver):
             _log.info("removed sockets that dead gateways left", sockets=swept)

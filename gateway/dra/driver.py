@@ -70,6 +70,10 @@ class Stock(Protocol):
         """Take note that a claim got devices, or gave them back."""
         ...
 
+    async def given_back(self) -> None:
+        """Bring back to the other API what may go there now. The kubelet says that a pod ended once its claims are unprepared."""
+        ...
+
     def registered(self) -> None:
         """Take note that a kubelet took a driver, or refused it."""
         ...
@@ -173,6 +177,7 @@ class ClaimsOf:
                         "it could not be written down that its devices are free: see the gateway's log for what is wrong with "
                         f"{self._ledger.path.parent}"
                     )
+                await self._stock.given_back()
             try:
                 await asyncio.to_thread(cdi.remove, self.name, claim.uid, self._folder)
             except OSError as error:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import structlog
 from msgspec.structs import replace
@@ -14,7 +12,7 @@ from devices.model import Field, Options
 from gateway.registration.spelled import spell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from adapters.dialect import Dialect, Wire
     from devices.model import Device
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from gateway.registration.spelled import Parts
     from gateway.tally import Tally
 
-RETURNS_WITHIN: Final = 5.0
-"""Seconds that Allocate waits for a device that DRA is about to give back. The kubelet admits no other pod meanwhile."""
 _log = structlog.get_logger()
 
 
@@ -43,8 +39,6 @@ class DeviceList:
         """What is on the list, with each device's state, by device ID."""
         self._counted: tuple[str, ...] = ()
         """What another API is about to give back, the soonest first."""
-        self._news = asyncio.Event()
-        """Set, and replaced, with each list."""
         self._listing: Listing | None = None
         self._wires: dict[str, Wire] = {}
         self._parts: dict[str, Parts] = {}
@@ -64,8 +58,6 @@ class DeviceList:
         self._listing = listing
         self.entries = {entry.device.id: entry for entry in entries}
         self._counted = admission.counted(entries)
-        news, self._news = self._news, asyncio.Event()
-        news.set()
         if self.devices == before:
             return False
         self._wires.clear()
@@ -76,13 +68,6 @@ class DeviceList:
         if not self._counted:
             return avoid
         return (*(one for one in avoid if one not in self._counted), *self._counted)
-
-    async def returned(self, device_ids: Iterable[str]) -> None:
-        """Wait for a while until another API gave these devices back, as far as it is about to."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RETURNS_WITHIN):
-                while not frozenset(device_ids).isdisjoint(self._counted):
-                    await self._news.wait()
 
     def forget(self, device_id: str) -> None:
         """Judge a device anew with the next list, as if it had never been on one."""

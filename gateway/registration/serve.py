@@ -345,7 +345,6 @@ class DevicePlugin:
         answers: list[ContainerAnswer] = []
         listed = self.list.entries
         for container in containers:
-            await self.list.returned(container.device_ids)
             self._check(dialect, container)
             answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
         if dialect.spacing:

@@ -35,7 +35,8 @@ class Seen(Struct, frozen=True):
 
     ``pod`` says in words which container has it by the device plugin API: '' for none, None where that isn't known since the
     kubelet was told to give it to nobody. ``claim`` says to which claim it is prepared ('' for none), ``allocated`` to which one
-    it is allocated at the API server: None where that isn't known since the ResourceSlice offers it to nobody new.
+    it is allocated at the API server: None where that isn't known since the ResourceSlice offers it to nobody new; '' also where a pod by name
+    had it and ended, because such a claim is nobody else's.
     """
 
     pod: str | None = None

@@ -209,7 +209,7 @@ MUTANTS = (
         _TABLE,
         "not claimed and before in COUNTED:",
         "not claimed and False:",
-        f"{_ON}::test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_next",
+        f"{_ON}::test_what_a_pod_by_name_had_waits_while_a_slice_offers_it",
     ),
     Mutant(
         "OWN7",
@@ -230,7 +230,7 @@ MUTANTS = (
         """    State.LENT: Consequence(
         Health.HEALTHY,
 """,
-        f"{_RULES}::test_no_gpu_is_given_twice_and_every_crossing_can_end[one_gpu_also_by_name-90000]",
+        f"{_RULES}::test_no_gpu_is_given_twice_and_every_crossing_can_end[one_gpu_also_by_name-]",
     ),
     Mutant(
         "OWN7",
@@ -250,11 +250,19 @@ MUTANTS = (
     ),
     Mutant(
         "OWN7",
-        "Allocate doesn't wait for what comes back",
-        "gateway/registration/serve.py",
-        "            await self.list.returned(container.device_ids)\n",
+        "what a pod by name had comes back when the API server says so",
+        "gateway/dra/driver.py",
+        "                await self._stock.given_back()\n",
         "",
         f"{_ON}::test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_next",
+    ),
+    Mutant(
+        "OWN7",
+        "what a ResourceSlice still offers comes back",
+        _SHELL,
+        "for board in counted - {*free}}",
+        "for board in counted}",
+        f"{_ON}::test_what_a_pod_by_name_had_waits_while_a_slice_offers_it",
     ),
     Mutant(
         "OWN7",

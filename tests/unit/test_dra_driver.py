@@ -75,6 +75,9 @@ class Stock:
     def claimed(self) -> None:
         self.changes += 1
 
+    async def given_back(self) -> None:
+        self.changes += 1
+
     def registered(self) -> None:
         pass
 

@@ -26,6 +26,7 @@ from gateway.dra import cdi, crossing, desk, driver
 from gateway.dra import door as door_module
 from gateway.dra.crossing import Crossing
 from gateway.dra.door import Door
+from gateway.dra.publisher import Publisher
 from gateway.handover.alone import RESIGNED, Alone
 from gateway.kubelet import view
 from gateway.kubelet.beliefs import CHECKPOINT
@@ -35,7 +36,6 @@ from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
 from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.memory.ledger import Ledger
-from gateway.registration import devicelist
 from gateway.sides.table import ANNOTATION, Side
 from gateway.telling import probes
 from gateway.telling.commands import Commands
@@ -304,19 +304,35 @@ async def test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_
         assert states(one) == {A: State.LENT, B: State.PRESENT}
         first = await node.manager.admit("p1", {GPU: 1})
         assert first.devices[GPU] == (B,)
-        second = asyncio.ensure_future(node.manager.admit("p2", {GPU: 1}))
+        # The kubelet says that the pod ended when this is over, and the API server has its claim for a while.
         await node.claims.unprepare(V1, asked)
-        await until(lambda: states(one)[A] is State.RETURNING)
-        await node.allocatable(2)
-        node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/c")
-        assert (await second).devices[GPU] == (A,)
+        second = await node.manager.admit("p2", {GPU: 1})
+        assert second.devices[GPU] == (A,)
         assert states(one) == {A: State.PRESENT, B: State.PRESENT}
 
 
-async def test_what_a_pod_by_name_keeps_is_given_to_no_other_and_not_forgotten(
+async def test_what_a_pod_by_name_had_waits_while_a_slice_offers_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devicelist, "RETURNS_WITHIN", 0.2)
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.cross("dra")
+        await node.stand(a="dra", b="dra")
+        asked = node.by_name("c", "uid-c", "gpu-0")
+        assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
+        await node.cross("plugin")
+        await node.stand(a="to-plugin", b="plugin")
+        with monkeypatch.context() as late:
+            late.setattr(Publisher, "free", lambda _: frozenset({("gpu.nvidia.com", "gpu-0")}))
+            await node.claims.unprepare(V1, asked)
+            await until(lambda: states(one)[A] is State.RETURNING)
+            node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/c")
+            assert await node.cross("dra", dry_run=True) == {A: "to-plugin", B: "plugin"}
+            await node.allocatable(2)
+        await node.stand(a="plugin", b="plugin")
+
+
+async def test_what_a_pod_by_name_keeps_is_given_to_no_other_and_not_forgotten(node: Node) -> None:
     async with node.gateway():
         await node.allocatable(2)
         await node.cross("dra")

@@ -163,7 +163,14 @@ def doubly(lives: Iterable[Life]) -> list[str]:
     ]
 
 
-def waited(life: Life, lives: Sequence[Life], moves: Mapping[str, Sequence[tuple[float, str]]], until: float) -> float:
+def waited(
+    life: Life,
+    lives: Sequence[Life],
+    moves: Mapping[str, Sequence[tuple[float, str]]],
+    until: float,
+    *,
+    either: bool = False,
+) -> float:
     """Say for how long a pod waited while a GPU of the side that it asks was free, in seconds.
 
     A GPU isn't free from when a pod that gets it was given to the node, until that pod is over.
@@ -173,8 +180,10 @@ def waited(life: Life, lives: Sequence[Life], moves: Mapping[str, Sequence[tuple
         lives: all pods.
         moves: when each GPU came to which side; all begin at the device plugin API.
         until: when nobody looked any more.
+        either: whether it takes a GPU of either side.
     """
-    wanted, ends = "dra" if life.claim else "plugin", min(life.began, until)
+    wanted = {"dra", "plugin"} if either else {"dra" if life.claim else "plugin"}
+    ends = min(life.began, until)
     taken = {gpu: [(one.scheduled, one.ended) for one in lives if gpu in one.gpus and one is not life] for gpu in moves}
     cuts = {life.created, ends}
     for gpu, said in moves.items():
@@ -184,7 +193,7 @@ def waited(life: Life, lives: Sequence[Life], moves: Mapping[str, Sequence[tuple
     for begin, end in itertools.pairwise(inside):
         middle = (begin + end) / 2
         if any(
-            _side(said, middle) == wanted and not any(first <= middle <= last for first, last in taken[gpu])
+            _side(said, middle) in wanted and not any(first <= middle <= last for first, last in taken[gpu])
             for gpu, said in moves.items()
         ):
             total += end - begin

@@ -212,7 +212,19 @@ class Model:
         if node.claim == 2 and node.alive:
             yield "the claim is on disk", node._replace(claim=3)
         if node.claim == 3 and node.alive:
+            if node.named:
+                node = self._ended_by_name(node)
             yield "Unprepare", self._settled(node._replace(claim=0, of=(), named=False))
+
+    def _ended_by_name(self, node: Node) -> Node:
+        """Give what is written down when a claim of a pod that asked by name is unprepared."""
+        after = {}
+        for number in node.of:
+            one = node.gpus[number]
+            if one.shown in COUNTED and one.slice is not Offered.FREE and one.disk is one.side:
+                side = table.moved(_actual(one.side, On(0, named=False)), Seen(claim=NOBODY, allocated=NOBODY))
+                after[number] = self._one(replace(one, disk=side))
+        return _put(node, after)
 
     # What happens to one GPU alone.
 
