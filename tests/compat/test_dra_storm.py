@@ -302,3 +302,24 @@ async def test_no_gpu_is_with_two_and_none_is_lost(seed: int, folder: Path, serv
                 await storm.manager.wait(GPU, len(IDS), 30)
     assert "Traceback" not in (folder / "log").read_text()
     assert storm.saw.keys() >= RAN, storm.saw
+
+
+async def test_who_made_room_serves_again_when_the_newer_one_dies(folder: Path, server: ApiServer) -> None:
+    storm = Storm(0, folder, server)
+    async with storm.node():
+        older = storm.gateway
+        await until(storm.has_begun, ENDS, every=0.2)
+        mark = older.seen
+        await storm.start_gateway()
+        try:
+            await older.wait_for("making room for a newer gateway", since=mark, seconds=ENDS)
+            await storm.gateway.begun(seconds=ENDS)
+            waits = "the other gateway on this node to end: with --dra on one decides"
+            await older.wait_for("waiting to be alone on this node", since=mark, seconds=ENDS, reason=waits)
+            assert older.lines("serving", since=mark) == []
+            await storm.gateway.kill()
+            await older.wait_for("serving", since=mark, seconds=ENDS)
+            await until(lambda: storm.all_at("dra"), ENDS, every=0.2)
+        finally:
+            storm.gateway, newer = older, storm.gateway
+            await newer.kill()

@@ -162,7 +162,7 @@ MUTANTS = (
         "DRA5",
         "what another plugin offers is offered",
         _OFFER,
-        "if entry.device.id in books.offered:",
+        "if entry.device.id in books.offered and not counted:",
         "if False:",
         f"{_DECIDED}::test_who_is_offered",
     ),

@@ -24,6 +24,7 @@ _RULES = "tests/unit/test_sides.py"
 _MOVES = f"{_RULES}::test_a_board_moves_on_when_nobody_has_it"
 
 _MAKES_ROOM = f"{_ON}::test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve"
+_AGAIN = "tests/compat/test_dra_storm.py::test_who_made_room_serves_again_when_the_newer_one_dies"
 _STAYS = f"{_ON}::test_a_newer_gateway_that_no_kubelet_takes_changes_nothing"
 
 MUTANTS = (
@@ -99,6 +100,17 @@ MUTANTS = (
         "        await self.scribe.close()\n        self._alone.close()\n",
         "        self._alone.close()\n        await self.scribe.close()\n",
         _MAKES_ROOM,
+    ),
+    Mutant(
+        "OWN8", "who made room is gone", "gateway/cli/main.py", "    if status == RESIGNED:", "    if False:", _AGAIN
+    ),
+    Mutant(
+        "OWN8",
+        "who made room is the newer one then",
+        "gateway/cli/main.py",
+        "born_ns=int(born) if born.isdecimal() else None",
+        "born_ns=None",
+        _AGAIN,
     ),
     Mutant(
         "OWN8",

@@ -3,7 +3,7 @@
     python -m gateway.lab.node -- python -m gateway.lab.node.crossings --times 10 --seed 1
 
 Short pods come all the time, by name and with claims, and others hold their GPUs through it. In half of the crossings there and back
-the kubelet is restarted in mid-way, by turns as another version; in a quarter the gateway is killed. All is judged by what the pods'
+the kubelet is restarted in mid-way, by turns as another version; in a quarter the gateway is killed, in a quarter a newer one takes over. All is judged by what the pods'
 containers themselves could open. With --by-name all pods ask by name: a DeviceClass has the resource's, so they get GPUs of either API. The last line is the summary, as JSON; the exit status is 1 where a GPU was given twice, a holder was
 touched, or a pod failed.
 """
@@ -153,6 +153,7 @@ class Crossings:
         chance, traffic = self._chance, self.traffic
         happens = ["kubelet"] if number % 2 else []
         happens += ["gateway"] if number % 4 == 1 + number // 4 % 2 else []
+        happens += ["roll"] if number % 4 == 2 - number // 4 % 2 else []
         there = chance.random() < 0.5
         named, claiming = f"n{number}", f"c{number}"
         kept = {named: await traffic.hold(named, claim=False)}
@@ -173,12 +174,13 @@ class Crossings:
         """Order all GPUs to a side, and wait for those that nobody keeps."""
         began = time.time()
         ordering = asyncio.ensure_future(self._dra.cross(to))
+        does = {"kubelet": self._restart_kubelet, "gateway": self._kill_gateway, "roll": self._roll}
         for what in happens:
             await asyncio.sleep(self._chance.uniform(0, MIDWAY / len(happens)))
-            await (self._restart_kubelet() if what == "kubelet" else self._kill_gateway())
+            await does[what]()
         try:
             await ordering
-        except ControlError:  # It was killed before it had answered.
+        except ControlError:  # It was killed, or made room, before it had answered.
             await self._dra.cross(to)
         await self._dra.stand(dict.fromkeys(DEVICES.keys() - set(kept), to), ASKED_AGAIN)
         self.orders.append((began, time.time(), to, "+".join(happens)))
@@ -192,6 +194,11 @@ class Crossings:
     async def _kill_gateway(self) -> None:
         await self._dra.kill(self._dra.gateways[-1])
         await self._dra.start("on")
+
+    async def _roll(self) -> None:
+        elder = self._dra.gateways[-1]
+        await self._dra.start("on")
+        await self._dra.end(elder)
 
     def summary(self) -> dict[str, Any]:
         """Say what was seen."""

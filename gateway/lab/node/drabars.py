@@ -5,32 +5,38 @@ On the whole genuine node:
     python -m gateway.lab.node --kubelet 1.37 -- python -m gateway.lab.node.drabars slices --times 100
 
 ``slices``: how long after kubelet.sock a restarted kubelet's node has its ResourceSlices again. ``starts``: pods by name and with
-claims by turns, and our part in it. ``roll``: gateways that replace each other while pods with claims come and go. ``cost``: memory and
-processor time with ``--dra off`` and ``on``, at rest. The last line is JSON.
+claims by turns, and our part in it. ``roll``: gateways that replace each other while pods with claims come and go; ``roll-on``: those of both
+APIs, with pods by name, too. ``away``: the API server goes away (``--minutes``), a GPU becomes unhealthy meanwhile, and all is right again so long
+after its return. ``reboot``: the node loses power, and pods have their GPUs again. ``cost``: memory and processor time with ``--dra off``
+and ``on``, at rest. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from gateway.lab.bench.footprint import Footprint, footprint
 from gateway.lab.gatewayproc import GatewayProcess
 from gateway.lab.node import crossed
 from gateway.lab.node.crossed import NEVER, Seen, figures
-from gateway.lab.node.dra import DraNode
-from gateway.lab.node.installed import DEVICES, GPUS
+from gateway.lab.node.dra import EVERY, PATIENCE, POD, DraNode
+from gateway.lab.node.installed import DEVICES, GPUS, write_profile
+from gateway.lab.waiting import until
 
 AT_REST, COUNTED = 20.0, 20.0
 """Seconds until a gateway is at rest, and for which its processor time is counted."""
 PAUSE: Final = 2.0
 """Seconds between two restarts: slices that vanish again and again are written more slowly (``gateway.dra.publisher``)."""
+AWAY: Final = "away"
 FAILED: Final = "FailedPrepareDynamicResources"
 
 
@@ -127,6 +133,139 @@ async def roll(dra: DraNode, times: int) -> dict[str, Any]:
     }
 
 
+async def roll_on(dra: DraNode, times: int) -> dict[str, Any]:
+    """Do so with both APIs; say for how long nobody was registered by name."""
+    await _share(dra)
+    ran = {"claims": 0, "by name": 0}
+    failed: list[str] = []
+
+    async def come_and_go(kind: str) -> None:
+        make = {"claims": dra.claiming, "by name": dra.named}[kind]
+        for number in range(sys.maxsize):
+            name = f"{kind[0]}{number}"
+            await dra.create(name, make(name, 1))
+            status = await _ended(dra, name)
+            ran[kind] += status["phase"] == "Succeeded"
+            if status["phase"] == "Failed":
+                failed.append(f"{name}: {status.get('reason')}, {status.get('message')}")
+            await dra.delete(name)
+
+    coming = [asyncio.ensure_future(come_and_go(kind)) for kind in ran]
+    everyone: list[GatewayProcess] = [*dra.gateways]
+    gaps: list[float] = []
+    try:
+        for _ in range(times):
+            elder = dra.gateways[-1]
+            everyone.append(await dra.start("on"))
+            [leaves], comes = elder.lines("making room for a newer gateway")[-1:], everyone[-1].lines("registered")[0]
+            gaps.append(crossed.unix(comes["timestamp"]) - crossed.unix(leaves["timestamp"]))
+            await asyncio.sleep(1)
+            await dra.end(elder)
+            if ended := [one for one in coming if one.done()]:
+                await asyncio.gather(*ended)
+    finally:
+        for one in coming:
+            one.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
+    found = await dra.api.get("/api/v1/namespaces/default/events")
+    return {
+        "rolls": times,
+        "pods that ran": ran,
+        "failed": failed,
+        "registered again after, s": figures(gaps),
+        "refused": [line["reason"] for one in everyone for line in one.lines("claim refused")],
+        "passed on": sum(len(one.lines("passed on to the instance that the kubelet calls now")) for one in everyone),
+        "the kubelet says": [one["message"][:300] for one in found["items"] if one.get("reason") == FAILED],
+    }
+
+
+async def _share(dra: DraNode) -> None:
+    """Have half of the GPUs at either API."""
+    await dra.start("on")
+    await dra.cross("plugin")  # Another measurement may have been here before.
+    await dra.stand(dict.fromkeys(DEVICES, "plugin"))
+    await dra.allocatable()
+    half = [*DEVICES][: GPUS // 2]
+    await dra.cross("dra", *half)
+    await dra.stand(dict.fromkeys(half, "dra"))
+    await dra.published(len(half))
+
+
+async def _ended(dra: DraNode, name: str) -> dict[str, Any]:
+    """Give a pod's status when it has ended."""
+    found: dict[str, Any] = {}
+
+    async def is_over() -> bool:
+        found.update((await dra.api.get(f"{POD}/{name}"))["status"])
+        return found.get("phase") in {"Succeeded", "Failed"}
+
+    await until(is_over, 3 * PATIENCE, every=EVERY)
+    return found
+
+
+async def away(dra: DraNode, minutes: float) -> dict[str, Any]:
+    """Take the API server away for so long."""
+    await _share(dra)
+    await dra.claim_pod("claim")
+    await dra.named_pod("named")
+    ill = 0
+    await dra.node.apiserver.stop()
+    await asyncio.sleep(60 * minutes)
+    write_profile(dra.node, ill={ill})
+    last = {name: dra.account(name) for name in ("claim", "named")}
+    await dra.node.apiserver.start()
+    back = time.monotonic()
+
+    async def is_right() -> bool:
+        return await dra.tainted() == {f"gpu-{ill}"}
+
+    await until(is_right, PATIENCE, every=EVERY)
+    right = time.monotonic() - back
+    now = {name: dra.account(name) for name in last}
+    return {
+        "away, s": 60 * minutes,
+        "slices right after, s": round(right, 2),
+        "touched": [name for name, one in now.items() if one.lost or one.began != last[name].began],
+        "refused": [line["reason"] for line in dra.gateways[-1].lines("claim refused")],
+    }
+
+
+async def reboot(dra: DraNode, times: int) -> dict[str, Any]:
+    """Cut the node's power so often; the gateway is there before the kubelet, as a host's service is."""
+    await _share(dra)
+    nodes = {"claim": "", "named": await dra.named_pod("named")}
+    await dra.claim_pod("claim")
+    [nodes["claim"]] = dra.account("claim").nodes
+    kept: dict[str, int] = dict.fromkeys(nodes, 0)
+    took: dict[str, list[float]] = {name: [] for name in nodes}
+    others: list[str] = []
+    for number in range(times):
+        await dra.kill(dra.gateways[-1])
+        await dra.node.power_off()
+        booted = time.time()
+        starting = asyncio.ensure_future(dra.start("on"))
+        await dra.node.power_on()
+        await starting
+        for name, node in nodes.items():
+            try:
+                await until(partial(_runs_since, dra, name, booted), 3 * PATIENCE, every=EVERY)
+            except TimeoutError:
+                others.append(f"boot {number}: {name}: {(await dra.api.get(f'{POD}/{name}'))['status'].get('message')}")
+                continue
+            now = dra.account(name)
+            kept[name] += now.nodes == {node}
+            took[name].append(time.time() - booted)
+            if now.nodes != {node}:
+                others.append(f"boot {number}: {name} had {node}, and now {[*now.nodes]}")
+        print(f"{number + 1} of {times}: {kept}", flush=True)
+    return {"boots": times, "same GPU": kept, "others": others, "s": {name: figures(one) for name, one in took.items()}}
+
+
+def _runs_since(dra: DraNode, name: str, moment: float) -> bool:
+    last = dra.account(name).last
+    return bool(last) and crossed.unix(last) > moment
+
+
 async def cost(dra: DraNode, times: int) -> dict[str, Any]:
     """Look at a gateway at rest, with ``--dra`` off and on, so often."""
     found: dict[str, list[Footprint]] = {"off": [], "on": []}
@@ -152,14 +291,17 @@ WHAT: Final[Mapping[str, tuple[Callable[[DraNode, int], Awaitable[dict[str, Any]
     "slices": (slices, 100),
     "starts": (starts, 20),
     "roll": (roll, 20),
+    "roll-on": (roll_on, 20),
+    "reboot": (reboot, 10),
     "cost": (cost, 3),
 }
 
 
-async def run(what: str, times: int) -> dict[str, Any]:
+async def run(what: str, times: int, minutes: float) -> dict[str, Any]:
     """Measure one thing on this node."""
-    async with DraNode.here() as dra:
-        return await WHAT[what][0](dra, times)
+    async with DraNode.here() as dra, contextlib.AsyncExitStack() as after:
+        after.push_async_callback(dra.delete_all)
+        return await (away(dra, minutes) if what == AWAY else WHAT[what][0](dra, times))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -169,15 +311,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=WHAT)
+    parser.add_argument("what", choices=[*WHAT, AWAY])
     parser.add_argument(
         "--times",
         type=int,
         help="how often (default: " + ", ".join(f"{name} {count}" for name, (_, count) in WHAT.items()) + ")",
     )
+    parser.add_argument("--minutes", type=float, default=10.0, help="for how long the API server is away (default: 10)")
     options = parser.parse_args(arguments)
-    times = options.times or WHAT[options.what][1]
-    print(json.dumps({options.what: asyncio.run(run(options.what, times))}))
+    times = options.times or WHAT.get(options.what, (None, 1))[1]
+    print(json.dumps({options.what: asyncio.run(run(options.what, times, options.minutes))}))
 
 
 if __name__ == "__main__":
