@@ -26,17 +26,3 @@ def by_name(name: str) -> Dialect:
     known = ", ".join(dialect.name for dialect in DIALECTS)
     message = f"expected a device plugin API version out of {known}; got {name[:64]!r}"
     raise ValueError(message)
-
-
-def by_kubelet(minor: int) -> Dialect:
-    """Find the dialect that kubelet 1.``minor`` speaks, the newest of them.
-
-    Raises:
-        ValueError: it speaks none.
-    """
-    for dialect in DIALECTS:
-        if dialect.kubelets.low <= minor and (dialect.kubelets.high is None or minor <= dialect.kubelets.high):
-            return dialect
-    raise ValueError(
-        f"expected a kubelet that has device plugins, 1.{DIALECTS[-1].kubelets.low} or later; got 1.{minor}"
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from adapters.dra.spelling import parse, serialize
+from adapters.dra.spelling import serialize
 from adapters.pb.dra import health_pb2 as pb
 from devices.claims import DeviceHealth
 
@@ -18,7 +18,6 @@ LONGEST: Final = 1024
 """Characters of a message; the kubelet cuts longer ones."""
 
 _WORDS: Final = {True: pb.HEALTHY, False: pb.UNHEALTHY, None: pb.UNKNOWN}
-_MEANINGS: Final = {word: well for well, word in _WORDS.items()}
 
 
 def service(version: str) -> str:
@@ -38,22 +37,3 @@ def encode(devices: Iterable[DeviceHealth], valid_s: int) -> bytes:
         )
         told.device.pool_name, told.device.device_name = one.pool, one.device
     return serialize(message)
-
-
-def decode(data: bytes) -> tuple[DeviceHealth, ...]:
-    """Read a list as a kubelet does; a word of a later version is unknown.
-
-    Raises:
-        MalformedError: it is none.
-    """
-    message = parse(pb.NodeWatchResourcesResponse, data, service(VERSIONS[0]))
-    return tuple(
-        DeviceHealth(
-            one.device.pool_name,
-            one.device.device_name,
-            _MEANINGS.get(one.health),
-            one.last_updated_time,
-            one.message,
-        )
-        for one in message.devices
-    )

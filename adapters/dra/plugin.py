@@ -6,8 +6,8 @@ and picks the newest that it knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -15,9 +15,6 @@ from adapters.dialect import MalformedError
 from adapters.dra.spelling import parse, serialize
 from adapters.pb.dra import v1_pb2, v1beta1_pb2
 from devices.claims import Answers, ClaimName, Prepared, Refused
-
-if TYPE_CHECKING:
-    from google.protobuf.message import Message
 
 MAX_CLAIMS: Final = 1024
 """The most claims in one request: a pod has at most 64, and the kubelet asks pod by pod."""
@@ -62,14 +59,6 @@ class PluginApi(Struct, frozen=True):
         """
         return self._claims(self.pb.NodeUnprepareResourcesRequest, data)
 
-    def encode_prepare_request(self, claims: Iterable[ClaimName]) -> bytes:
-        """Spell a request as a kubelet does."""
-        return serialize(self.pb.NodePrepareResourcesRequest(claims=map(self._claim, claims)))
-
-    def encode_unprepare_request(self, claims: Iterable[ClaimName]) -> bytes:
-        """Spell a request as a kubelet does."""
-        return serialize(self.pb.NodeUnprepareResourcesRequest(claims=map(self._claim, claims)))
-
     def encode_prepare_answer(self, answers: Answers) -> bytes:
         """Spell what became of each claim; each is in it, refused or not.
 
@@ -87,18 +76,6 @@ class PluginApi(Struct, frozen=True):
                 self._fill(one.devices.add(), prepared)
         return serialize(message)
 
-    def decode_prepare_answer(self, data: bytes) -> Answers:
-        """Read an answer as a kubelet does.
-
-        Raises:
-            MalformedError: it is none.
-        """
-        message = parse(self.pb.NodePrepareResourcesResponse, data, self.registered_as)
-        return {
-            uid: Refused(one.error) if one.error else tuple(map(self._prepared, one.devices))
-            for uid, one in message.claims.items()
-        }
-
     def encode_unprepare_answer(self, answers: Mapping[str, Refused | None]) -> bytes:
         """Spell what became of each claim (None: it is unprepared); each is in it."""
         message = self.pb.NodeUnprepareResourcesResponse()
@@ -108,24 +85,11 @@ class PluginApi(Struct, frozen=True):
                 message.claims[uid].error = refused.reason
         return serialize(message)
 
-    def decode_unprepare_answer(self, data: bytes) -> Mapping[str, Refused | None]:
-        """Read an answer as a kubelet does.
-
-        Raises:
-            MalformedError: it is none.
-        """
-        message = parse(self.pb.NodeUnprepareResourcesResponse, data, self.registered_as)
-        return {uid: Refused(one.error) if one.error else None for uid, one in message.claims.items()}
-
     def _claims(self, kind: Any, data: bytes) -> tuple[ClaimName, ...]:
         message = parse(kind, data, self.registered_as)
         if len(message.claims) > MAX_CLAIMS:
             raise MalformedError(f"expected at most {MAX_CLAIMS} claims in a request, got {len(message.claims)}")
         return tuple(ClaimName(claim.namespace, claim.name, claim.uid) for claim in message.claims)
-
-    def _claim(self, claim: ClaimName) -> Message:
-        message: Message = self.pb.Claim(namespace=claim.namespace, name=claim.name, uid=claim.uid)
-        return message
 
     def _fill(self, device: Any, prepared: Prepared) -> None:
         device.request_names.extend(prepared.requests)
@@ -138,15 +102,6 @@ class PluginApi(Struct, frozen=True):
                     f"{self.version}, which can't say shares: let the claim ask for the whole device"
                 )
             device.share_id = prepared.share
-
-    def _prepared(self, device: Any) -> Prepared:
-        return Prepared(
-            tuple(device.request_names),
-            device.pool_name,
-            device.device_name,
-            tuple(device.cdi_device_ids),
-            device.share_id if self.says_share else "",
-        )
 
 
 V1: Final = PluginApi("v1", v1_pb2, says_share=True)

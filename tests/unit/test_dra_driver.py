@@ -34,6 +34,7 @@ from gateway.kubernetes.client import KubernetesError
 from gateway.lab.waiting import until
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
+from tests.unit import dracalls
 from tests.unit.test_dra_decisions import GPU, claim, gpu
 
 NAME, NODE = "gpu.nvidia.com", "n1"
@@ -346,12 +347,12 @@ class Kubelet:
         return ask(b"")
 
     async def prepare(self, api: PluginApi, *asked: ClaimName) -> Any:
-        wire = await self.call(f"/{api.service}/{plugin.PREPARE}", api.encode_prepare_request(asked))
-        return api.decode_prepare_answer(wire)
+        wire = await self.call(f"/{api.service}/{plugin.PREPARE}", dracalls.request(api, asked))
+        return dracalls.prepare_answer(api, wire)
 
     async def unprepare(self, api: PluginApi, *asked: ClaimName) -> Any:
-        wire = await self.call(f"/{api.service}/{plugin.UNPREPARE}", api.encode_unprepare_request(asked))
-        return api.decode_unprepare_answer(wire)
+        wire = await self.call(f"/{api.service}/{plugin.UNPREPARE}", dracalls.request(api, asked))
+        return dracalls.unprepare_answer(api, wire)
 
 
 @pytest.fixture
@@ -423,7 +424,7 @@ async def test_health_is_streamed_and_told_anew(served: Kubelet, node: Node, ver
         async with asyncio.timeout(10):
             told = await call.read()
             assert isinstance(told, bytes)
-            return list(health.decode(told))
+            return list(dracalls.health_list(told))
 
     assert [one.well for one in await told()] == [True, True]
     node.stock.put(replace(gpu(0), ailment=Ailment.UNHEALTHY, reason="XID 79"))

@@ -29,7 +29,7 @@ import grpc.aio
 from adapters import checkpoint
 from adapters.dialect import Fidelity, MalformedError
 from adapters.levels import minor_version
-from adapters.registry import by_kubelet, by_name
+from adapters.registry import DIALECTS, by_name
 from devices.gpu import naming, sharing
 from devices.gpu.model import GPU
 from devices.gpu.simulated import profile
@@ -70,7 +70,8 @@ class BrokenPromiseError(Exception):
 
 def dialect(version: str) -> str:
     """Give the one version string that a kubelet's Register accepts."""
-    return by_kubelet(minor_version(version)).name
+    minor = minor_version(version)
+    return next(one.name for one in DIALECTS if one.kubelets.low <= minor <= (one.kubelets.high or minor))
 
 
 def counted(version: str, accepted_before: str) -> int:
