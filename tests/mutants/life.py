@@ -73,7 +73,7 @@ MUTANTS = (
         "devices/life/admission.py",
         "        elif entry.device.id in held and row.held:",
         "        elif False:",
-        _LIFE,
+        f"{_LIFE}::test_allocate",
     ),
     Mutant(
         "L4",
@@ -81,7 +81,7 @@ MUTANTS = (
         "devices/life/states.py",
         "            yield layer\n            layer = layer.beneath",
         "            yield layer\n            layer = None",
-        _LIFE,
+        f"{_LIFE}::test_allocate",
     ),
     Mutant(
         "L5",
@@ -137,7 +137,7 @@ MUTANTS = (
         "devices/life/admission.py",
         " and entry.beneath is None for entry in found)",
         " for entry in found)",
-        _LIFE,
+        f"{_LIFE}::test_where_nothing_stands_against_the_devices_nothing_is_judged",
     ),
     Mutant(
         "L4",
@@ -145,7 +145,7 @@ MUTANTS = (
         "devices/life/admission.py",
         "present and 0 < len(found) == len(set(device_ids))",
         "present and 0 < len(found)",
-        _LIFE,
+        f"{_LIFE}::test_where_nothing_stands_against_the_devices_nothing_is_judged",
     ),
     Mutant(
         "L9",

@@ -453,7 +453,7 @@ MUTANTS = (
         "devices/life/admission.py",
         "        raise never_announced(resource, unknown)",
         "        return ()",
-        "tests/unit/test_life.py",
+        "tests/unit/test_life.py::test_allocate",
     ),
     Mutant(
         "T11",
