@@ -692,6 +692,8 @@ async def test_a_newer_gateway_that_no_kubelet_takes_changes_nothing(node: Node)
             await node.manager.admit("p1", {GPU: 1})
             assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
             unpreparing = asyncio.ensure_future(kubelet.unprepare(V1, node.place.claim("d", "uid-d", "gpu-1")))
+            [service] = door(heir)._services
+            await until(lambda: len(service._deciding) == 2)
             await asyncio.sleep(0.1)
             assert not waiting.done()
             assert not unpreparing.done()
