@@ -261,11 +261,7 @@ class Crossing:
             self._allocated = {} if asked is None else {one: asked.get(one, "") for one in coming}
         seen = {board: self._seen(board, there[board]) for board in moving | (missed & there.keys())}
         sides = {board: self.side(board) for board in seen}
-        # What is the device plugin API's may have come there meanwhile: it is called back only where a claim misses it.
-        after = {
-            board: (table.missed if side is Side.PLUGIN and board in missed else table.moved)(side, seen[board])
-            for board, side in sides.items()
-        }
+        after = {one: table.looked_at(side, seen[one], misses=one in missed) for one, side in sides.items()}
         news = {board: side for board, side in after.items() if side is not sides[board]}
         await self._put(news)
         held = self._came is None and all(one.pod or one.claim or one.allocated for one in seen.values())

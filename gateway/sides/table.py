@@ -117,6 +117,11 @@ def moved(side: Side, seen: Seen) -> Side:
             return side
 
 
+def looked_at(side: Side, seen: Seen, *, misses: bool) -> Side:
+    """Say where a board is now that it was looked at, on whichever side it came to meanwhile; ``misses``: a claim asks for it."""
+    return missed(side, seen) if misses and side is Side.PLUGIN else moved(side, seen)
+
+
 def listed(side: Side, *, named: bool = False, claimed: bool = False, before: State | None = None) -> State | None:
     """Say what lies over a device in the device plugin API's list; None: nothing.
 

@@ -300,6 +300,14 @@ MUTANTS = (
         "in books.offered:",
         f"{_ON}::test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_next",
     ),
+    Mutant(
+        "OWN4",
+        "what came back while it was looked at is called back for nobody",
+        _TABLE,
+        "if misses and side is Side.PLUGIN else",
+        "if side is Side.PLUGIN else",
+        f"{_RULES}::test_what_came_to_the_plugin_is_called_back_only_for_a_claim",
+    ),
     Mutant("OWN2", "a pod is overlooked", _TABLE, 'case Side.TO_DRA if seen.pod == "":', "case Side.TO_DRA:", _MOVES),
     Mutant(
         "OWN2",

@@ -66,6 +66,20 @@ def test_a_late_claim_calls_back_what_nobody_holds(pod: str | None, after: Side)
     assert table.missed(Side.DRA, Seen(pod=pod)) is Side.DRA
 
 
+@pytest.mark.parametrize(
+    ("side", "misses", "after"),
+    [
+        (Side.PLUGIN, True, Side.RECLAIMED),
+        (Side.PLUGIN, False, Side.PLUGIN),  # It came there while it was looked at.
+        (Side.TO_DRA, True, Side.DRA),
+        (Side.TO_DRA, False, Side.DRA),
+        (Side.TO_PLUGIN, True, Side.PLUGIN),
+    ],
+)
+def test_what_came_to_the_plugin_is_called_back_only_for_a_claim(side: Side, *, misses: bool, after: Side) -> None:
+    assert table.looked_at(side, FREE, misses=misses) is after
+
+
 def test_one_api_at_most_gives_a_board_away() -> None:
     for side in Side:
         for named, claimed in ((False, False), (False, True), (True, True)):
