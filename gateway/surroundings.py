@@ -8,7 +8,6 @@ from gateway.handover import instance
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.registration.events import Phase
 from gateway.registration.turns import Turns
-from gateway.wires.pool import GrpcThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +64,6 @@ class Surroundings:
         self.pod_resources = settings.pod_resources_socket
         self._instance, self._ledger, self._scribe, self._beliefs = own, ledger, scribe, beliefs
         self._presence, self._holdings, self._others = presence, holdings, others
-        self._pool = GrpcThreads()
 
     def accepted(self, dialect: str) -> None:
         """Remember, for the next start, which dialect the kubelet accepted."""
@@ -78,7 +76,6 @@ class Surroundings:
             self._presence.check()
         elif resource.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
             self._presence.found(anew=False)
-        self._pool.served(served=all(one.unserved_since is None for one in self._others.resources))
         self._others.stood(resource)
 
     def look_within(self, seconds: float) -> None:

@@ -1,1 +1,1 @@
-"""The transports beneath: the control socket, HTTP, the service manager, gRPC's threads."""
+"""The transports beneath: the control socket, HTTP and the service manager."""

@@ -13,7 +13,7 @@ RULES = {
     "O6": "an alert asks for metrics that are there, from 0 on",
     "O7": "ready is who has done its part: only our own failure towards a running kubelet is none, and the loop alone is life",
     "O8": "a service manager is told of the life of the event loop, and of readiness when a kubelet can be served",
-    "O9": "an idle gateway lets gRPC's threads rest, and wakes them before the next registration",
+    "O9": "an idle gateway holds no connection to the kubelet",
 }
 
 _TALLY = "tests/unit/test_tally.py"
@@ -322,30 +322,6 @@ MUTANTS = (
     ),
     Mutant(
         "O9",
-        "they never rest",
-        "gateway/surroundings.py",
-        "        self._pool.served(served=all(one.unserved_since is None for one in self._others.resources))\n",
-        "",
-        "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes",
-    ),
-    Mutant(
-        "O9",
-        "they rest also while the kubelet is away",
-        "gateway/wires/pool.py",
-        "            self._wake()\n",
-        "",
-        "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes",
-    ),
-    Mutant(
-        "O9",
-        "every thread rests, the event loop's too",
-        "gateway/wires/pool.py",
-        'if (task / "comm").read_text().strip() == _NAME:',
-        'if (task / "comm").read_text().strip():',
-        "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes",
-    ),
-    Mutant(
-        "O9",
         "an idle gateway stays connected to the kubelet",
         "gateway/registration/registrar.py",
         "elif self.state.phase in _AT_REST:",
@@ -359,21 +335,5 @@ MUTANTS = (
         "        if self.state.standing_by_for is None:\n            channel",
         "        if True:\n            channel",
         "tests/unit/test_serve.py::test_who_is_served_or_stands_by_holds_no_connection_to_the_kubelet",
-    ),
-    Mutant(
-        "O9",
-        "they wake to a policy that nobody gave them",
-        "gateway/wires/pool.py",
-        "                if os.sched_getscheduler(thread) == os.SCHED_OTHER:",
-        "                if True:",
-        "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes",
-    ),
-    Mutant(
-        "O9",
-        "they rest after a moment of being served",
-        "gateway/wires/pool.py",
-        "            self._settled.cancel()\n",
-        "",
-        "tests/unit/test_pool.py::test_what_is_served_for_a_moment_only_lets_nothing_rest",
     ),
 )
