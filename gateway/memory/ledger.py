@@ -239,7 +239,7 @@ class Ledger:
     @property
     def cordons(self) -> Mapping[str, Cordon]:
         """The cordons by device ID. They hold for every resource that the device is announced under."""
-        return msgspec.convert(self._tables.content.get("cordons", {}), dict[str, Cordon])
+        return self._tables.whole("cordons", dict[str, Cordon])
 
     def cordon(self, device_id: str, cordon: Cordon) -> None:
         """Note an operator's cordon, in place of an earlier one."""

@@ -148,6 +148,8 @@ _HELD_BACK = frozenset({Phase.STANDBY, Phase.OUT, Phase.STOPPED})
 _UNASKED = frozenset({Phase.WAITING, Phase.ABSENT})
 """The phases in which no Register awaits a call: one who calls then was told of us by an earlier Register, or by nobody."""
 _NONE: frozenset[int] = frozenset()
+_CANCEL_ALL: tuple[Action, ...] = tuple(CancelTimer(timer) for timer in Timer)
+_QUIET: tuple[Action, ...] = tuple(CancelTimer(timer) for timer in Timer if timer is not Timer.RENEW)
 
 
 def step(state: State, event: Event) -> Step:
@@ -221,7 +223,6 @@ def _reached(state: State, kubelet: KubeletId) -> State:
 
 def _offer(state: State) -> Step:
     """Send the next Register, or say that no dialect is left to offer."""
-    quiet = tuple(CancelTimer(timer) for timer in Timer if timer is not Timer.RENEW)
     dialect = state.negotiation.offer
     if dialect is None:
         # Only a new kubelet can change this; ask again, slowly, in case that one was missed.
@@ -233,7 +234,7 @@ def _offer(state: State) -> Step:
             return _hold_back(state, Phase.OUT, Report("error", "not offered", said))
         report = Report("error", "no common version", said)
         state = replace(state, stream=None, others=_NONE, name="", refused=True)
-        return state, (*quiet, *drop, report, SetTimer(Timer.RETRY, REFUSED_WAIT))
+        return state, (*_QUIET, *drop, report, SetTimer(Timer.RETRY, REFUSED_WAIT))
     attempt = state.attempt + 1
     name, drop = f"{state.token}-{attempt}.sock", _drop(state)
     state = replace(
@@ -248,7 +249,7 @@ def _offer(state: State) -> Step:
         reached=False,
         refused=False,
     )
-    return state, (*quiet, *drop, SendRegister(attempt, dialect, name))
+    return state, (*_QUIET, *drop, SendRegister(attempt, dialect, name))
 
 
 def _drop(state: State) -> tuple[Action, ...]:
@@ -415,7 +416,7 @@ def _again(state: State, report: Report, seconds: float = 0.0) -> Step:
 def _hold_back(state: State, phase: Phase, report: Report | None) -> Step:
     if state.phase is phase:
         return state, ()
-    actions: list[Action] = [CancelTimer(timer) for timer in Timer]
+    actions: list[Action] = [*_CANCEL_ALL]
     if state.phase is Phase.OFFERING:
         actions.append(CancelRegister())
     actions.append(EndStreams())

@@ -36,26 +36,26 @@ class Clock:
         self.trace: list[str] | None = None
         """What happened, line by line, where somebody wants to read it."""
         self.random = random.Random(seed).random
-        self._due: list[Timer] = []
-        self._count = 0
+        self.due: list[Timer] = []
+        self.count = 0
 
     def after(self, seconds: float, call: Callable[..., None], *args: Any) -> Timer:
         """Have ``call`` called ``seconds`` from now; of calls at one moment, in the order in which they were asked for."""
-        self._count += 1
-        timer = [self.now + seconds, self._count, call, args, None]
-        _push(self._due, timer)
+        self.count += 1
+        timer = [self.now + seconds, self.count, call, args, None]
+        _push(self.due, timer)
         return timer
 
     def by(self, doer: Doer, seconds: float, call: Callable[..., None], args: tuple[Any, ...]) -> Timer:
         """Have ``doer`` make a call ``seconds`` from now: not after its death, and not while it is stopped."""
-        self._count += 1
-        timer = [self.now + seconds, self._count, call, args, doer]
-        _push(self._due, timer)
+        self.count += 1
+        timer = [self.now + seconds, self.count, call, args, doer]
+        _push(self.due, timer)
         return timer
 
     def run(self, until: float) -> None:
         """Make all calls that are due, up to a moment."""
-        due = self._due
+        due = self.due
         while due and due[0][0] <= until:
             self.now, _, call, args, doer = _pop(due)
             if call is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from heapq import heappush
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
@@ -48,7 +49,11 @@ class Process:
 
     def later(self, seconds: float, call: Callable[..., None], *args: Any) -> Timer:
         """Have ``call`` called by this process: not after its death, and not while it is stopped."""
-        return self.clock.by(self, seconds, call, args)
+        clock = self.clock  # As ``Clock.by``, without a call: it is done 50 times a schedule.
+        clock.count += 1
+        timer = [clock.now + seconds, clock.count, call, args, self]
+        heappush(clock.due, timer)
+        return timer
 
     def freeze(self) -> None:
         """Stop, as SIGSTOP does: the kernel still takes connections."""

@@ -118,8 +118,11 @@ class Handover:
         """Return the gateway that is to serve instead."""
         if not self.partners:
             return None
-        to = [one.age for one in self.partners.values() if one.state is not None and one.state.stage in DEFERRING]
-        return max(to) if to and self._gateway.plugin.standing is not Standing.BUSY else None
+        to = None
+        for age, one in self.partners.items():
+            if one.state is not None and one.state.stage in DEFERRING and (to is None or age > to):
+                to = age
+        return to if to is not None and self._gateway.plugin.standing is not Standing.BUSY else None
 
     def decides(self, peer: Age) -> bool:
         """Tell whether what ``peer`` serves is settled here, not by age alone."""

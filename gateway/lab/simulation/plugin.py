@@ -67,7 +67,9 @@ class Plugin:
         self._timers[timer] = self._gateway.later(jittered, self.feed, events.Fired(action.timer))
 
     def _cancel_timer(self, action: events.CancelTimer) -> None:
-        stop(self._timers.pop(_of(action.timer), None))
+        timer = self._timers.pop(_of(action.timer), None)
+        if timer is not None:
+            timer[2] = None
 
     def _offer(self, offer: events.SendRegister) -> None:
         self._sent = offer.attempt
@@ -220,10 +222,11 @@ class Plugin:
     @property
     def standing(self) -> Standing:
         """Where the registration stands, for another gateway."""
-        streaming = bool(self.streams) and any(
-            likely or number == self._heeded for number, (_, _, likely) in self.streams.items()
-        )
-        machine = self.machine
+        streaming, machine = False, self.machine
+        for number, (_, _, likely) in self.streams.items():
+            if likely or number == self._heeded:
+                streaming = True
+                break
         stands = standing(machine.phase, streams=streaming, refused=machine.refused)
         if stands is not Standing.IDLE:
             return stands
