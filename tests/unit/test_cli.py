@@ -117,7 +117,7 @@ def test_two_ports_that_anybody_may_choose_are_two(monkeypatch: pytest.MonkeyPat
         ran.append(settings)
         return 0
 
-    monkeypatch.setattr(shell, "Gateway", lambda settings, _source: settings)
+    monkeypatch.setattr(shell, "Gateway", lambda settings, _source, **_: settings)
     monkeypatch.setattr(main, "_run", run)
     result = call("--backend", "simulated", "--probe-address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0")
     assert (result.exit_code, len(ran)) == (0, 1), result.output

@@ -166,7 +166,7 @@ class _Pretend:
 PRETEND = _Pretend()
 """
 MAKER = """
-def _pretend(settings: Settings) -> DeviceSource:
+def _pretend(settings: Settings, _: Attempts | None) -> DeviceSource:
     from devices.gpu.pretend.backend import PretendBackend
     {imported}
     from devices.gpu.source import GPUSource
