@@ -130,7 +130,7 @@ class Handover:
         self._rests = Rests()
         self._events: deque[Callable[[], None]] = deque()
         self._deferring: dict[str, Age | None] = {}
-        self._running = self._closed = self._looking = False
+        self._running = self._closed = False
         self.waits = Waits()
         self._taking = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -312,7 +312,7 @@ class Handover:
         for resource, state in partner.states.items():
             if state.unsettled:
                 self._note(partner, resource, HandoverOutcome.LOST)
-        self._looking = True
+        self._events.append(self._look)  # And once more below: who was killed may hold its lock for a moment yet.
         self._run()
 
     def _rest(self, peer: Age) -> None:
@@ -354,9 +354,9 @@ class Handover:
                 while self._events:
                     self._events.popleft()()
                 deferring = {resource: self.defers_to(resource) for resource in self._holder.names()}
-                if deferring == self._deferring and not self._looking:
+                if deferring == self._deferring:
                     break
-                self._deferring, self._looking = deferring, False
+                self._deferring = deferring
                 self._look()
         finally:
             self._running = False

@@ -68,7 +68,7 @@ class Handover:
         self._rests: dict[Age, float] = {}
         self._events: deque[Callable[[], None]] = deque()
         self._deferring: Age | None = None
-        self._running = self._closed = self._looking = False
+        self._running = self._closed = False
         self._answered: list[Callable[[], None]] = []
 
     # For the gateway.
@@ -220,7 +220,7 @@ class Handover:
         self._gateway.later(seconds + 0.1, self._look)
         if partner.state is not None and partner.state.unsettled:
             self._gateway.count(HandoverOutcome.LOST)
-        self._looking = True
+        self._events.append(self._look)  # And once more below: who was killed may hold its lock for a moment yet.
         self._run()
 
     # What the machines decide.
@@ -243,9 +243,9 @@ class Handover:
                 while self._events:
                     self._events.popleft()()
                 deferring = self.defers_to()
-                if deferring == self._deferring and not self._looking:
+                if deferring == self._deferring:
                     break
-                self._deferring, self._looking = deferring, False
+                self._deferring = deferring
                 steps += 1
                 if steps > _SETTLE_STEPS:
                     self._gateway.node.broken(
