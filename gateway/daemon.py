@@ -20,7 +20,6 @@ from gateway.configuration import reload
 from gateway.folder import Folder
 from gateway.following import Follower
 from gateway.handover import instance, message
-from gateway.handover.alone import Alone
 from gateway.handover.peers import HANDED_OVER_WAIT, Peers
 from gateway.kubelet.beliefs import CHECKPOINT, Beliefs
 from gateway.kubelet.presence import Presence
@@ -42,13 +41,14 @@ from gateway.wires import notify
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
     from typing import Any
 
     from devices.source import DeviceSource, Hindrance
     from gateway.age import Age
     from gateway.configuration.settings import Settings
     from gateway.dra.door import Door
+    from gateway.handover.alone import Alone
     from gateway.handover.standby import Standby
     from gateway.kubelet.beliefs import Look
     from gateway.kubelet.drift import Earlier
@@ -60,6 +60,8 @@ FIRST_LOOK = 1.0
 """Seconds that the source's first inventory is waited for, before what the ledger knows is served from memory."""
 YIELD_TIME = 0.05
 """Seconds that an older gateway is given to end its streams before this one registers."""
+RESIGNED = -1
+"""What ``Gateway.run`` returns, in place of an exit status, where it made room: it is to begin anew and wait."""
 
 _T = TypeVar("_T")
 _loop_errors = Seldom(times=5)
@@ -92,7 +94,7 @@ class Gateway:
         self._instance = instance.Instance(settings.socket_dir, age)
         self.ledger = Ledger(settings.state_dir, mend.decode if role is None else role.decode)
         self.scribe = Scribe(self.ledger)
-        self._alone = Alone(age, settings.state_dir, self._instance.peers, self._end)
+        self._alone = _alone(settings, self._instance, partial(self._end, RESIGNED)) if settings.dra == "on" else None
         self.tally = Tally()
         self.config = reload.FileFate()
         self._features = _features(settings) if settings.asks_api_server else None
@@ -192,11 +194,11 @@ class Gateway:
         self.beliefs.look_within(0)
         if removed := instance.sweep(self.settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
-        heir = self.settings.dra == "on" and await self._unless_ended(self._alone.begin())
+        room = self._alone if self._alone is not None and await self._unless_ended(self._alone.begin()) else None
         await self._unless_ended(self.scribe.load(patient=True))  # What one before us left meanwhile.
         self._instance.create()
         if self.settings.dra != "off":
-            self.door = _door(self, decides=not heir)
+            self.door = _door(self, decides=room is None)
         first = asyncio.Event()
         self._tasks.spawn("source", self._follower.run(first))
         attempts = None if self._role is None else self._role.flight
@@ -206,22 +208,24 @@ class Gateway:
             await asyncio.wait_for(self._unless_ended(first.wait()), FIRST_LOOK)
         if self.lists.inventory is None:
             await self.lists.take(None)
-        if not heir:
+        if room is None:
             await self._open_control()
         self._tasks.spawn("watch", self._folder.run())
         await self._unless_ended(self.others.know_devices(first, self.source.name))
         await self._unless_ended(self.others.ability.wait())
         if self.door is not None:
             self._tasks.spawn("dra", self.door.run())
-            if heir:
-                await self._unless_ended(_succeed(self, self._alone, self.door))
+            if room is not None:
+                await self._unless_ended(_succeed(self, room, self.door))
                 await self._open_control()
         elders = self._instance.peers() if self.door is None else {}
         await self._unless_ended(self.others.take_over(elders))
         self._instance.publish()
         if any(peer < self._instance.age and not self.others.handover.decides(peer, "") for peer in elders):
             await self._unless_ended(asyncio.sleep(YIELD_TIME))
-        self.others.begun, self._alone.stays = True, _stays(self.settings)
+        self.others.begun = True
+        if self._alone is not None:
+            self._alone.stays = _stays(self.settings)
         self._tasks.spawn("standby", self.others.standby.run())
         self.others.look()
         # Left to another gateway, which went before it was asked for it; or another serves it under another name.
@@ -270,7 +274,8 @@ class Gateway:
         self.presence.close()
         await self._listeners.close_control()
         await self.scribe.close()
-        self._alone.close()
+        if self._alone is not None:
+            self._alone.close()
         self._instance.remove()
         if self.door is not None:
             await self.door.finish()
@@ -278,12 +283,9 @@ class Gateway:
 
     async def _open_control(self) -> None:
         commands = Commands(self)
-        more = (
-            {message.OP: self.others.handover.serve}
-            if self.door is None
-            else {**self.door.handlers, **self._alone.handlers}
-        )
-        await self._listeners.open_control({**commands.handlers, **more})
+        more = {message.OP: self.others.handover.serve} if self.door is None else self.door.handlers
+        resigns = self._alone.handlers if self._alone is not None else {}
+        await self._listeners.open_control({**commands.handlers, **more, **resigns})
         self._listeners.open_metrics(commands.document, self.tally, self)
 
     # What happens.
@@ -353,7 +355,7 @@ class Gateway:
     @property
     def waits_for(self) -> str:
         """What the start waits for, and why; empty where it doesn't."""
-        return self._folder.waits_for or self._alone.waits_for
+        return self._folder.waits_for or (self._alone.waits_for if self._alone is not None else "")
 
     @property
     def begun(self) -> bool:
@@ -380,6 +382,12 @@ def _features(settings: Settings) -> Features:
     from gateway.kubernetes.features import Features  # noqa: PLC0415 - who needs none needn't pay for it
 
     return Features(settings)
+
+
+def _alone(settings: Settings, ours: instance.Instance, resign: Callable[[], None]) -> Alone:
+    from gateway.handover.alone import Alone  # noqa: PLC0415 - only who serves both APIs must be alone
+
+    return Alone(ours.age, settings.state_dir, ours.peers, resign)
 
 
 def _door(gateway: Gateway, *, decides: bool) -> Door:

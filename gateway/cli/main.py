@@ -469,15 +469,14 @@ def _serve(settings: Settings) -> int:
 
 async def _run(gateway: Gateway, role: Role | None = None) -> NoReturn:
     """Serve, and end the process: a thread that waits for a disk that hangs would hold it for as long."""
-    from gateway import process
-    from gateway.handover.alone import RESIGNED
+    from gateway import daemon, process
 
     trimming = asyncio.ensure_future(process.trim() if role is None else role.once_active(process.trim))
     status = await gateway.run()
     trimming.cancel()
     sys.stdout.flush()
     sys.stderr.flush()
-    if status == RESIGNED:  # Anew, with nothing of before but its age: it is to stay the older one.
+    if status == daemon.RESIGNED:  # Anew, with nothing of before but its age: it is to stay the older one.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {_BORN: str(gateway.age.born_ns)})  # noqa: S606 - itself
     os._exit(status)
 

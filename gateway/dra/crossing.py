@@ -23,6 +23,7 @@ from gateway.sides import table
 from gateway.sides.table import Offered, Seen, Side, Stand
 
 if TYPE_CHECKING:
+    from devices.claims import ClaimName
     from devices.model import Device
     from gateway.dra.claims import NamedClaim
     from gateway.dra.records import Records
@@ -207,10 +208,10 @@ class Crossing:
         """Take note that pods ended: what they held may go on."""
         self._wake.set()
 
-    async def bring_back(self, free: Collection[str]) -> None:
-        """Bring back at once what pods by name had and no claim has any more, but for boards that ResourceSlices still offer.
+    async def bring_back(self, free: Collection[str], gone: ClaimName) -> None:
+        """Bring back at once what a pod by name had, now that its claim is ``gone``, but for boards that ResourceSlices still offer.
 
-        Nobody needs to ask the API server: such a claim is its pod's alone. The scheduler has a pod for it as soon as the kubelet says that
+        The API server still has that claim for a while; it is its pod's alone. The scheduler has a pod for it as soon as the kubelet says that
         the last one ended, and the kubelet does when this is over.
         """
         counted = {
@@ -218,7 +219,12 @@ class Crossing:
             for board, devices in self.boards().items()
             if any(one.device.id in self._counted for _, one in devices)
         }
-        seen = {board: Seen("", self._claim(board), self._allocated.get(board) or "") for board in counted - {*free}}
+        seen = {}
+        for board in counted - {*free}:
+            allocated = self._allocated.get(board) or ""
+            seen[board] = Seen(
+                "", self._claim(board), "" if allocated == allocated_to(gone.namespace, gone.name) else allocated
+            )
         with contextlib.suppress(NotWrittenError):  # It is tried again.
             await self._put({one: table.moved(self.side(one), seen[one]) for one in seen}, of=Side.TO_PLUGIN)
 
@@ -378,6 +384,11 @@ def _by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], Collectio
     return names, by_name
 
 
+def allocated_to(namespace: str, name: str) -> str:
+    """Say by which claim the API server has a board allocated."""
+    return f"claim {namespace}/{name}"
+
+
 def taken(
     claims: Iterable[NamedClaim],
     node: str,
@@ -396,5 +407,5 @@ def taken(
     for claim in claims:
         for one in claim.devices(node):
             if one in boards_of:
-                found[boards_of[one]] = f"claim {claim.metadata.namespace}/{claim.metadata.name}"
+                found[boards_of[one]] = allocated_to(claim.metadata.namespace, claim.metadata.name)
     return found

@@ -158,10 +158,11 @@ class Door:
         if self.crossing is not None:
             self.crossing.claimed()
 
-    async def given_back(self) -> None:
-        """Bring back to the device plugin API what may go there now."""
+    async def given_back(self, claim: ClaimName) -> None:
+        """Bring back to the device plugin API what a pod by name had, where it may go there now."""
         if self.crossing is not None and self._publisher is not None:
-            await self.crossing.bring_back({self._boards.get(one, "") for one in self._publisher.free()})
+            free = {self._boards.get(one, "") for one in self._publisher.free()}
+            await self.crossing.bring_back(free, claim)
 
     def registered(self) -> None:
         """Take note that a kubelet took a driver, or refused it."""

@@ -70,8 +70,8 @@ class Stock(Protocol):
         """Take note that a claim got devices, or gave them back."""
         ...
 
-    async def given_back(self) -> None:
-        """Bring back to the other API what may go there now. The kubelet says that a pod ended once its claims are unprepared."""
+    async def given_back(self, claim: ClaimName) -> None:
+        """Bring back to the other API what a pod by name had. The kubelet says that a pod ended once its claims are unprepared."""
         ...
 
     def registered(self) -> None:
@@ -170,14 +170,15 @@ class ClaimsOf:
                 return _ANOTHER
             await self._scribe.load()
             key = claims.key(self.name, claim.uid)
-            if key in self._ledger.claims:
+            if (row := self._ledger.claims.get(key)) is not None:
                 self._forget(key)
                 if not await self._scribe.durable():
                     return Refused(
                         "it could not be written down that its devices are free: see the gateway's log for what is wrong with "
                         f"{self._ledger.path.parent}"
                     )
-                await self._stock.given_back()
+                if row.by_name:
+                    await self._stock.given_back(claim)
             try:
                 await asyncio.to_thread(cdi.remove, self.name, claim.uid, self._folder)
             except OSError as error:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from gateway.wires.control import ControlConnection, Handler
 
 OP: Final = "resign"
-RESIGNED: Final = -1
-"""What ``Gateway.run`` returns, in place of an exit status, where it made room: it is to begin anew and wait."""
 LOCK: Final = "alone.lock"
 AGAIN: Final = 0.25
 """Seconds between two looks whether another gateway still lives."""
@@ -50,7 +48,7 @@ class Alone:
         age: our own.
         state_dir: the state directory.
         others: gives the other gateways that live, with their folders.
-        end: ends it, with ``RESIGNED``.
+        resign: ends this gateway, to begin anew and wait.
     """
 
     def __init__(
@@ -58,10 +56,10 @@ class Alone:
         age: Age,
         state_dir: Path,
         others: Callable[[], Mapping[Age, object]],
-        end: Callable[[int], None],
+        resign: Callable[[], None],
     ) -> None:
         self._age, self._state_dir, self._others, self._lock = age, state_dir, others, -1
-        self._end = end
+        self._make_room = resign
         self.stays = "it is still starting"
         """Why this one makes no room for a newer one; '' where it does."""
         self.waits_for = ""
@@ -159,4 +157,4 @@ class Alone:
         await connection.send({"resigns": True})
         if request.get("ready") is True:
             _log.info("making room for a newer gateway", peer=age.token)
-            self._end(RESIGNED)
+            self._make_room()

@@ -506,8 +506,8 @@ MUTANTS = (
         "DRA8",
         "what another instance prepared isn't known",
         _DRIVER,
-        "            await self._scribe.load()\n            key = claims.key(self.name, claim.uid)\n            if key",
-        "            key = claims.key(self.name, claim.uid)\n            if key",
+        "            await self._scribe.load()\n            key = claims.key(self.name, claim.uid)\n            if (row",
+        "            key = claims.key(self.name, claim.uid)\n            if (row",
         f"{_DRIVEN}::test_what_another_instance_prepared_is_unprepared",
     ),
     Mutant(

@@ -88,7 +88,7 @@ class Place:
         )
         self.server.put(
             path,
-            metadata={"uid": uid},
+            metadata={"uid": uid, "namespace": "ns"},
             status={"allocation": {"devices": {"results": [result]}}, "reservedFor": reserved},
         )
         return ClaimName("ns", name, uid)

@@ -76,7 +76,7 @@ class Stock:
     def claimed(self) -> None:
         self.changes += 1
 
-    async def given_back(self) -> None:
+    async def given_back(self, _: ClaimName) -> None:
         self.changes += 1
 
     def registered(self) -> None:

@@ -21,13 +21,13 @@ from adapters.dra.plugin import V1
 from devices.claims import ClaimName, Refused
 from devices.life.states import State
 from gateway.age import Age
-from gateway.daemon import Gateway
+from gateway.daemon import RESIGNED, Gateway
 from gateway.dra import cdi, crossing, desk, driver
 from gateway.dra import door as door_module
 from gateway.dra.crossing import Crossing
 from gateway.dra.door import Door
 from gateway.dra.publisher import Publisher
-from gateway.handover.alone import RESIGNED, Alone
+from gateway.handover.alone import Alone
 from gateway.kubelet import view
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.view import View
@@ -305,6 +305,9 @@ async def test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_
         first = await node.manager.admit("p1", {GPU: 1})
         assert first.devices[GPU] == (B,)
         # The kubelet says that the pod ended when this is over, and the API server has its claim for a while.
+        assert one.door is not None
+        assert one.door.crossing is not None
+        one.door.crossing._allocated = {A: "claim ns/c"}
         await node.claims.unprepare(V1, asked)
         second = await node.manager.admit("p2", {GPU: 1})
         assert second.devices[GPU] == (A,)
@@ -594,7 +597,7 @@ async def test_what_a_disk_does_not_take_is_said(tmp_path: Path) -> None:
 
 
 def alone(state: Path, born_ns: int = 1, others: Iterable[Age] = ()) -> Alone:
-    return Alone(Age(born_ns, "0" * 8), state, lambda: dict.fromkeys(others), lambda _: None)
+    return Alone(Age(born_ns, "0" * 8), state, lambda: dict.fromkeys(others), lambda: None)
 
 
 async def test_a_second_gateway_waits_for_the_first_and_for_those_beside_it(tmp_path: Path) -> None:
@@ -635,10 +638,12 @@ async def test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve(
             await resigns(path, 1 << 61)  # Younger than now.
         assert await resigns(path, elder.age.born_ns + 1) == {"resigns": True, "v": 1}
         assert not elder._exit.done()
-        elder._alone.stays = "it is still starting"
+        assert elder._alone is not None
+        alone = elder._alone
+        alone.stays = "it is still starting"
         with pytest.raises(ControlError, match="it is still starting"):
             await resigns(path, elder.age.born_ns + 1, ready=True)
-        elder._alone.stays = ""
+        alone.stays = ""
         await node.manager.admit("p1", {GPU: 1})
         await node.cross("dra")
         await until(lambda: len(node.place.published) == 1)
@@ -651,7 +656,7 @@ async def test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve(
         close, held = elder.scribe.close, []
 
         async def closed() -> None:
-            held.append(elder._alone._lock >= 0)
+            held.append(alone._lock >= 0)
             await close()
 
         monkeypatch.setattr(elder.scribe, "close", closed)
