@@ -194,8 +194,7 @@ class Gateway:
         self.beliefs.look_within(0)
         if removed := instance.sweep(self.settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
-        room = self._alone if self._alone is not None and await self._unless_ended(self._alone.begin()) else None
-        await self._unless_ended(self.scribe.load(patient=True))  # What one before us left meanwhile.
+        room = await self._unless_ended(_begin(self._alone, self.scribe))
         self._instance.create()
         if self.settings.dra != "off":
             self.door = _door(self, decides=room is None)
@@ -404,6 +403,15 @@ def _door(gateway: Gateway, *, decides: bool) -> Door:
     if decides:
         made.decide()
     return made
+
+
+async def _begin(alone: Alone | None, scribe: Scribe) -> Alone | None:
+    """Wait until no other gateway decides, or give the lock by which one that would make room is asked to."""
+    if alone is None:
+        return None
+    elder_makes_room = await alone.begin()
+    await scribe.load(patient=True)  # What one before us left meanwhile.
+    return alone if elder_makes_room else None
 
 
 def _tell_serving(gateway: Gateway) -> None:

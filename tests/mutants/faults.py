@@ -352,7 +352,7 @@ MUTANTS = (
         "a name is left in the socket directory where no dialect can carry the list",
         "gateway/registration/machine.py",
         '            return _hold_back(state, Phase.OUT, Report("error", "not offered", said))\n',
-        "            return replace(state, phase=Phase.OUT), quiet\n",
+        "            return replace(state, phase=Phase.OUT), _QUIET\n",
         _EXPLORED,
         says="our name is in the socket directory",
     ),

@@ -274,8 +274,11 @@ async def test_a_lowered_allocatable_is_told_again_when_the_kubelet_has_heard(
         found = await look(*places)
         return replace(found, allocatable={GPU: frozenset({A, B})}) if deaf else found
 
-    async with node.gateway():
+    async with node.gateway() as one:
         await node.allocatable(2)
+        crossing_ = door(one).crossing
+        assert crossing_ is not None
+        await until(lambda: crossing_._came is None)  # What was there at the start was told.
         monkeypatch.setattr(view, "look", seen)
         await node.cross("dra", A)
         assert node.told == {GPU: "1"}
