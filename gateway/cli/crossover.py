@@ -6,15 +6,13 @@ another, the newest first, because on those the least can go wrong.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 
-from gateway.cli import advice
-from gateway.cli.advice import Advice, ClaimSupport, Crossover, Kubelet, PlanError, Support
-from gateway.cli.fleet import Node, Unknown
+from gateway.cli.advice import Advice, ClaimSupport, Crossover, Kubelet, Support
+from gateway.cli.fleet import Node, Unknown, sorted_by_version
 from gateway.sides.table import ANNOTATION
 
 _WORST: Final[tuple[Support, ...]] = ("no", "gate", "yes")
@@ -62,14 +60,8 @@ def plan(facts: Advice, nodes: Iterable[Node]) -> CrossingPlan:
     """Make the plan of all nodes that have devices."""
     everyone = list(nodes)
     concerned = [node for node in everyone if node.devices]
-    by_version: dict[Kubelet, list[Node]] = defaultdict(list)
-    unknown = []
-    for node in concerned:
-        try:
-            by_version[advice.kubelet(node.version, facts)].append(node)
-        except PlanError as error:
-            unknown.append(Unknown(node.name, node.version[:64], str(error)))
-    return _made(facts, by_version, len(concerned), len(everyone) - len(concerned), tuple(unknown))
+    by_version, unknown = sorted_by_version(facts, concerned)
+    return _made(facts, by_version, len(concerned), len(everyone) - len(concerned), unknown)
 
 
 def plan_of(facts: Advice, version: Kubelet) -> CrossingPlan:

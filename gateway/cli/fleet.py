@@ -130,17 +130,23 @@ def read(content: bytes) -> tuple[Node, ...]:
     )
 
 
+def sorted_by_version(facts: Advice, nodes: Iterable[Node]) -> tuple[Mapping[Kubelet, list[Node]], tuple[Unknown, ...]]:
+    """Give the nodes by their kubelet's version, and those whose version says nothing."""
+    found: dict[Kubelet, list[Node]] = defaultdict(list)
+    unknown = []
+    for node in nodes:
+        try:
+            found[advice.kubelet(node.version, facts)].append(node)
+        except PlanError as error:
+            unknown.append(Unknown(node.name, node.version[:64], str(error)))
+    return found, tuple(unknown)
+
+
 def plan(facts: Advice, nodes: Iterable[Node], goal: Kubelet, *, direct: bool = False) -> Fleet:
     """Make the plan of all nodes that have devices."""
     everyone = list(nodes)
     concerned = [node for node in everyone if node.devices]
-    by_version: dict[Kubelet, list[Node]] = defaultdict(list)
-    unknown = []
-    for node in concerned:
-        try:
-            by_version[advice.kubelet(node.version, facts)].append(node)
-        except PlanError as error:
-            unknown.append(Unknown(node.name, node.version[:64], str(error)))
+    by_version, unknown = sorted_by_version(facts, concerned)
     groups = tuple(
         Group(
             version=str(version),
@@ -159,7 +165,7 @@ def plan(facts: Advice, nodes: Iterable[Node], goal: Kubelet, *, direct: bool = 
         first=next((group.plan.first for group in groups if group.plan), ()),
         groups=groups,
         steps=tuple(_steps(groups)),
-        unknown=tuple(unknown),
+        unknown=unknown,
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from gateway.doctor.snapshot import Surveyed, offered
+from gateway.doctor.snapshot import Surveyed, joined, offered
 from gateway.sides.table import MOVING
 from gateway.telling.sides import DriverStatus, SideStatus
 
@@ -18,7 +18,7 @@ _MOVING: Final = frozenset(side.value for side in MOVING)
 
 
 def _strangers(seen: Surveyed) -> str:
-    return _joined(
+    return joined(
         f"{device.id}: {device.stranger}"
         for status in seen.statuses
         for resource in status.resources
@@ -28,7 +28,7 @@ def _strangers(seen: Surveyed) -> str:
 
 
 def _stuck(seen: Surveyed) -> str:
-    return _joined(
+    return joined(
         f"{one.id} has been {one.side} for {one.moving_s / 3600:.0f} h: {one.words}"
         for one in _sides(seen)
         if one.moving_s is not None and one.moving_s >= _LONG
@@ -40,7 +40,7 @@ def _lowered(seen: Surveyed) -> str:
     if seen.node is None or not sides or any(one.side in _MOVING for one in sides):
         return ""
     there = seen.node.allocatable
-    return _joined(
+    return joined(
         f"{name}: {count} are healthy and belong to the device plugin API, the API server shows {there.get(name, 0)}"
         for name, count in offered(seen).items()
         if there.get(name, 0) < count
@@ -51,7 +51,7 @@ def _no_class(seen: Surveyed) -> str:
     classes = seen.device_classes
     if classes is None:
         return ""
-    return _joined(
+    return joined(
         f"no DeviceClass selects devices of {one.name}"
         for one in _drivers(seen)
         if not any(one.name in text or not text for text in classes.values())
@@ -59,7 +59,7 @@ def _no_class(seen: Surveyed) -> str:
 
 
 def _unpublished(seen: Surveyed) -> str:
-    return _joined(f"{one.name}: {one.unpublished}" for one in _drivers(seen) if one.unpublished)
+    return joined(f"{one.name}: {one.unpublished}" for one in _drivers(seen) if one.unpublished)
 
 
 def _rights(seen: Surveyed) -> str:
@@ -80,13 +80,13 @@ def _untaken(seen: Surveyed) -> str:
         hint = f" (kubelet 1.{minor} takes claims with the feature gate DynamicResourceAllocation only)"
     elif 0 < minor < _FIRST:
         hint = f" (kubelet 1.{minor} takes no claims)"
-    return _joined(
+    return joined(
         f"{one.name}: {one.trouble or 'no kubelet registered it'}{hint}" for one in _drivers(seen) if not one.registered
     )
 
 
 def _annotation(seen: Surveyed) -> str:
-    return _joined(one.crossing for one in seen.statuses if one.crossing)
+    return joined(one.crossing for one in seen.statuses if one.crossing)
 
 
 def _drivers(seen: Surveyed) -> Iterator[DriverStatus]:
@@ -97,10 +97,6 @@ def _drivers(seen: Surveyed) -> Iterator[DriverStatus]:
 def _sides(seen: Surveyed) -> Iterator[SideStatus]:
     for status in seen.statuses:
         yield from status.sides
-
-
-def _joined(found: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(found))
 
 
 CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {

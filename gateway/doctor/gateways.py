@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from devices.life.states import State
 from devices.model import TroubleKind
-from gateway.doctor.snapshot import Surveyed
+from gateway.doctor.snapshot import Surveyed, joined
 from gateway.kubelet import drift
 from gateway.telling.status import ResourceStatus
 from gateway.telling.wanting import wanting
@@ -32,11 +32,11 @@ def _none(seen: Surveyed) -> str:
 
 
 def _hanging(seen: Surveyed) -> str:
-    return _joined(f"{path}: {why}" for path, why in seen.silent.items())
+    return joined(f"{path}: {why}" for path, why in seen.silent.items())
 
 
 def _unserved(seen: Surveyed) -> str:
-    return _joined(f"{name}: {why}" for name, why in wanting(seen.statuses).items())
+    return joined(f"{name}: {why}" for name, why in wanting(seen.statuses).items())
 
 
 def _unwritable(seen: Surveyed) -> str:
@@ -54,7 +54,7 @@ def _full(seen: Surveyed) -> str:
 
 
 def _damaged(seen: Surveyed) -> str:
-    return seen.state_dir.complaint or _joined(
+    return seen.state_dir.complaint or joined(
         f"{one.ledger.put_aside} was put aside" for one in seen.statuses if one.ledger.put_aside
     )
 
@@ -70,7 +70,7 @@ def _apart(seen: Surveyed) -> str:
 
 
 def _unsaved(seen: Surveyed) -> str:
-    return _joined(f"{one.ledger.path}: {one.ledger.error}" for one in seen.statuses if not one.ledger.writable)
+    return joined(f"{one.ledger.path}: {one.ledger.error}" for one in seen.statuses if not one.ledger.writable)
 
 
 def _settings(seen: Surveyed) -> str:
@@ -78,7 +78,7 @@ def _settings(seen: Surveyed) -> str:
 
 
 def _rejected(seen: Surveyed) -> str:
-    return _joined(
+    return joined(
         f"{one.configuration.path}: {one.configuration.error}"
         for one in seen.statuses
         if one.configuration is not None and one.configuration.error
@@ -86,15 +86,15 @@ def _rejected(seen: Surveyed) -> str:
 
 
 def _doubled(seen: Surveyed) -> str:
-    return _joined(one.words for resource in _resources(seen) for one in resource.drift if one.kind == _DOUBLED)
+    return joined(one.words for resource in _resources(seen) for one in resource.drift if one.kind == _DOUBLED)
 
 
 def _drifted(seen: Surveyed) -> str:
-    return _joined(one.words for resource in _resources(seen) for one in resource.drift if one.kind != _DOUBLED)
+    return joined(one.words for resource in _resources(seen) for one in resource.drift if one.kind != _DOUBLED)
 
 
 def _ill(seen: Surveyed) -> str:
-    return _joined(
+    return joined(
         f"{device.id} ({one.name}) is {device.state}: {device.reason}"
         for one in _resources(seen)
         for device in one.devices
@@ -119,11 +119,11 @@ def _files(seen: Surveyed) -> str:
 
 
 def _throttled(seen: Surveyed) -> str:
-    return _joined(f"process {one.pid} was held {one.throttled} times" for one in seen.processes if one.throttled)
+    return joined(f"process {one.pid} was held {one.throttled} times" for one in seen.processes if one.throttled)
 
 
 def _killed(seen: Surveyed) -> str:
-    return _joined(f"{one.killed} kills in the container of process {one.pid}" for one in seen.processes if one.killed)
+    return joined(f"{one.killed} kills in the container of process {one.pid}" for one in seen.processes if one.killed)
 
 
 def _clock(seen: Surveyed) -> str:
@@ -136,23 +136,17 @@ def _clock(seen: Surveyed) -> str:
 
 
 def _hindered(seen: Surveyed) -> str:
-    return _joined(f"{one.source}: {one.reason}" for status in seen.statuses for one in status.hindrances)
+    return joined(f"{one.source}: {one.reason}" for status in seen.statuses for one in status.hindrances)
 
 
 def _late(seen: Surveyed) -> str:
-    return _joined(
-        f"gateway {one.token}: {one.lag_s * 1000:.0f} ms late" for one in seen.statuses if one.lag_s >= _LATE
-    )
+    return joined(f"gateway {one.token}: {one.lag_s * 1000:.0f} ms late" for one in seen.statuses if one.lag_s >= _LATE)
 
 
 def _resources(seen: Surveyed) -> Iterator[ResourceStatus]:
     """Those that a gateway serves, or should: who stands by for another knows less."""
     for status in seen.statuses:
         yield from (one for one in status.resources if not one.standing_by_for)
-
-
-def _joined(found: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(found))
 
 
 CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -158,6 +158,11 @@ class Surveyed(Struct, frozen=True, kw_only=True):
     """DeviceClasses, and the text of each one's selectors."""
     rights: Mapping[str, bool] | None = None
     """What --dra needs of the API server, in words, and whether it is allowed; None where no gateway needs it, or it can't be asked."""
+
+
+def joined(found: Iterable[str]) -> str:
+    """Make one line of what a check found, each thing once; '' where it found nothing."""
+    return "; ".join(dict.fromkeys(found))
 
 
 def offered(seen: Surveyed) -> dict[str, int]:

@@ -16,11 +16,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -110,27 +111,8 @@ async def roll(dra: DraNode, times: int) -> dict[str, Any]:
             ran += 1
             await dra.delete(name)
 
-    coming = [asyncio.ensure_future(come_and_go(who)) for who in range(2)]
-    everyone: list[GatewayProcess] = [*dra.gateways]
-    try:
-        for _ in range(times):
-            elder = dra.gateways[-1]
-            everyone.append(await dra.start())
-            await asyncio.sleep(1)
-            await dra.end(elder)
-            if ended := [one for one in coming if one.done()]:
-                await asyncio.gather(*ended)
-    finally:
-        for one in coming:
-            one.cancel()
-        await asyncio.gather(*coming, return_exceptions=True)
-    found = await dra.api.get("/api/v1/namespaces/default/events")
-    return {
-        "rolls": times,
-        "pods that ran": ran,
-        "refused": [line["reason"] for one in everyone for line in one.lines("claim refused")],
-        "the kubelet says": [one["message"][:300] for one in found["items"] if one.get("reason") == FAILED],
-    }
+    everyone = await _rolled(dra, "only", times, [come_and_go(who) for who in range(2)])
+    return {"rolls": times, "pods that ran": ran, **await _trouble(dra, everyone)}
 
 
 async def roll_on(dra: DraNode, times: int) -> dict[str, Any]:
@@ -150,31 +132,46 @@ async def roll_on(dra: DraNode, times: int) -> dict[str, Any]:
                 failed.append(f"{name}: {status.get('reason')}, {status.get('message')}")
             await dra.delete(name)
 
-    coming = [asyncio.ensure_future(come_and_go(kind)) for kind in ran]
-    everyone: list[GatewayProcess] = [*dra.gateways]
-    gaps: list[float] = []
+    everyone = await _rolled(dra, "on", times, [come_and_go(kind) for kind in ran])
+    gaps = []
+    for elder, newer in itertools.pairwise(everyone):
+        [leaves], comes = elder.lines("making room for a newer gateway")[-1:], newer.lines("registered")[0]
+        gaps.append(crossed.unix(comes["timestamp"]) - crossed.unix(leaves["timestamp"]))
+    return {
+        "rolls": times,
+        "pods that ran": ran,
+        "failed": failed,
+        "registered again after, s": figures(gaps),
+        "passed on": sum(len(one.lines("passed on to the instance that the kubelet calls now")) for one in everyone),
+        **await _trouble(dra, everyone),
+    }
+
+
+async def _rolled(
+    dra: DraNode, kind: str, times: int, comers: Sequence[Coroutine[Any, Any, None]]
+) -> list[GatewayProcess]:
+    """Roll while pods come and go; give the gateways, the one that was there first."""
+    coming = [asyncio.ensure_future(one) for one in comers]
+    everyone = dra.gateways[-1:]
     try:
         for _ in range(times):
-            elder = dra.gateways[-1]
-            everyone.append(await dra.start("on"))
-            [leaves], comes = elder.lines("making room for a newer gateway")[-1:], everyone[-1].lines("registered")[0]
-            gaps.append(crossed.unix(comes["timestamp"]) - crossed.unix(leaves["timestamp"]))
+            everyone.append(await dra.start(kind))
             await asyncio.sleep(1)
-            await dra.end(elder)
+            await dra.end(everyone[-2])
             if ended := [one for one in coming if one.done()]:
                 await asyncio.gather(*ended)
     finally:
         for one in coming:
             one.cancel()
         await asyncio.gather(*coming, return_exceptions=True)
+    return everyone
+
+
+async def _trouble(dra: DraNode, gateways: Iterable[GatewayProcess]) -> dict[str, list[str]]:
+    """Say what the gateways refused, and what the kubelet says of claims that weren't prepared."""
     found = await dra.api.get("/api/v1/namespaces/default/events")
     return {
-        "rolls": times,
-        "pods that ran": ran,
-        "failed": failed,
-        "registered again after, s": figures(gaps),
-        "refused": [line["reason"] for one in everyone for line in one.lines("claim refused")],
-        "passed on": sum(len(one.lines("passed on to the instance that the kubelet calls now")) for one in everyone),
+        "refused": [line["reason"] for one in gateways for line in one.lines("claim refused")],
         "the kubelet says": [one["message"][:300] for one in found["items"] if one.get("reason") == FAILED],
     }
 
