@@ -42,6 +42,14 @@ async def begin(dra: DraNode, version: str) -> None:
     await dra.published()
 
 
+async def begin_with(dra: DraNode, version: str, mode: str) -> None:
+    """Have one gateway with ``--dra mode``, whose GPUs the device plugin API has, and no pods."""
+    await begin(dra, version)
+    await dra.close()
+    await dra.start(mode)
+    await dra.allocatable(GPUS)
+
+
 async def test_a_claim_gets_its_gpu_and_gives_it_back(dra: DraNode, version: str) -> None:
     await begin(dra, version)
     given = {name: await dra.claim_pod(name) for name in ("a", "b")}
@@ -83,10 +91,7 @@ async def test_a_roll_loses_no_claim(dra: DraNode, version: str) -> None:
 
 
 async def test_a_node_is_switched_with_its_pods(dra: DraNode, version: str) -> None:
-    await begin(dra, version)
-    await dra.close()
-    await dra.start("off")
-    await dra.allocatable(GPUS)
+    await begin_with(dra, version, "off")
     held = {name: await dra.named_pod(name) for name in ("x", "y")}
     await dra.close()
     await dra.start()
@@ -101,10 +106,7 @@ async def test_a_node_is_switched_with_its_pods(dra: DraNode, version: str) -> N
 
 @pytest.mark.parametrize("version", OVERLAP)
 async def test_a_node_crosses_over_and_back_with_its_pods(dra: DraNode, version: str) -> None:
-    await begin(dra, version)
-    await dra.close()
-    await dra.start("on")
-    await dra.allocatable(GPUS)
+    await begin_with(dra, version, "on")
     uuid = {path: one for one, path in DEVICES.items()}
     held = {name: uuid[await dra.named_pod(name)] for name in ("x", "y")}
     free = DEVICES.keys() - {*held.values()}
@@ -138,10 +140,7 @@ async def test_a_node_crosses_over_and_back_with_its_pods(dra: DraNode, version:
 
 @pytest.mark.parametrize("version", OVERLAP)
 async def test_pods_that_ask_by_name_get_their_gpu_on_either_side_of_a_crossing(dra: DraNode, version: str) -> None:
-    await begin(dra, version)
-    await dra.close()
-    await dra.start("on")
-    await dra.allocatable(GPUS)
+    await begin_with(dra, version, "on")
     async with dra.by_name():
         uuid = {path: one for one, path in DEVICES.items()}
         held = uuid[await dra.named_pod("x")]
@@ -180,10 +179,7 @@ async def test_pods_that_ask_by_name_get_their_gpu_on_either_side_of_a_crossing(
 
 @pytest.mark.parametrize("version", ["1.32"])
 async def test_nothing_goes_to_dra_where_a_kubelet_would_run_pods_without_their_gpu(dra: DraNode, version: str) -> None:
-    await begin(dra, version)
-    await dra.close()
-    await dra.start("on")
-    await dra.allocatable(GPUS)
+    await begin_with(dra, version, "on")
     async with dra.by_name():
         with pytest.raises(ControlError, match=r"because of the DeviceClass by-name .* got 1\.32"):
             await dra.cross("dra")
@@ -197,10 +193,7 @@ async def test_nothing_goes_to_dra_where_a_kubelet_would_run_pods_without_their_
 
 @pytest.mark.parametrize("version", OVERLAP)
 async def test_both_apis_give_their_own_gpus(dra: DraNode, version: str) -> None:
-    await begin(dra, version)
-    await dra.close()
-    await dra.start("on")
-    await dra.allocatable(GPUS)
+    await begin_with(dra, version, "on")
     [one, *others] = DEVICES
     await dra.cross("dra", one)
     await dra.published(1)

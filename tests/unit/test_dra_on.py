@@ -238,56 +238,57 @@ async def test_what_a_pod_holds_crosses_when_it_ended_and_comes_back_after_the_c
         assert states(one) == {A: State.PRESENT, B: State.PRESENT}
 
 
+class Deaf:
+    """A kubelet whose pod-resources API says that these devices are allocatable, whatever it was told, until it ``hears``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *allocatable: str) -> None:
+        self._look, self._allocatable = view.look, {GPU: frozenset(allocatable)}
+        self._looks, self.hears = 0, False
+        monkeypatch.setattr(view, "look", self._seen)
+
+    async def _seen(self, *places: Path) -> View:
+        self._looks += 1
+        found = await self._look(*places)
+        return found if self.hears else replace(found, allocatable=self._allocatable)
+
+    async def looked(self) -> None:
+        """Wait until it was looked at some times more."""
+        before = self._looks
+        await until(lambda: self._looks > before + 3)
+
+
 async def test_the_scheduler_hears_of_what_came_back_when_the_kubelet_has(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, deaf, looks = view.look, True, 0
-
-    async def seen(*places: Path) -> View:
-        nonlocal looks
-        looks += 1
-        found = await look(*places)
-        return replace(found, allocatable={GPU: frozenset()}) if deaf else found
-
     async with node.gateway():
         await node.allocatable(2)
         await node.cross("dra")
         await node.stand(a="dra", b="dra")
-        monkeypatch.setattr(view, "look", seen)
+        kubelet = Deaf(monkeypatch)
         await node.cross("plugin")
         await node.stand(a="plugin", b="plugin")
-        before = looks
-        await until(lambda: looks > before + 3)
+        await kubelet.looked()
         assert node.told == {GPU: "0"}
-        deaf = False
+        kubelet.hears = True
         await until(lambda: node.told == {GPU: "2"})
 
 
 async def test_a_lowered_allocatable_is_told_again_when_the_kubelet_has_heard(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look, deaf, looks = view.look, True, 0
-
-    async def seen(*places: Path) -> View:
-        nonlocal looks
-        looks += 1
-        found = await look(*places)
-        return replace(found, allocatable={GPU: frozenset({A, B})}) if deaf else found
-
     async with node.gateway() as one:
         await node.allocatable(2)
         crossing_ = door(one).crossing
         assert crossing_ is not None
         await until(lambda: crossing_._came is None)  # What was there at the start was told.
-        monkeypatch.setattr(view, "look", seen)
+        kubelet = Deaf(monkeypatch, A, B)
         await node.cross("dra", A)
         assert node.told == {GPU: "1"}
         # A kubelet that had begun to tell of its devices writes the old number over it.
         node.place.server.change("/api/v1/nodes/n1", lambda one: one["status"].update(allocatable={GPU: "2"}))
-        before = looks
-        await until(lambda: looks > before + 3)
+        await kubelet.looked()
         assert node.told == {GPU: "2"}
-        deaf = False
+        kubelet.hears = True
         await until(lambda: node.told == {GPU: "1"})
 
 
