@@ -183,7 +183,8 @@ class Lists:
                     self._tasks.background(self._scribe.durable())
                 for name in sent:
                     changes.tell(name, shown[name], self._resources[name].entries)
-                for name in merged if self._settings.dra != "only" else ():
+                # With --dra on, an older gateway's list may be what the kubelet has: nothing differs from ours yet.
+                for name in {"off": merged, "on": sent, "only": ()}[self._settings.dra]:
                     self._beliefs.listed(name, self._resources[name].plugin.devices)
             self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
             self._look_for(claimed)

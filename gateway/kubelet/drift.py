@@ -98,7 +98,8 @@ class Drift(Struct, frozen=True):
     """Whom the kubelet forgot, by device ID: to be remembered for as long as the node isn't booted anew."""
     _differs: tuple[Finding, ...] = ()
     """What differed at the last look, beside what was forgotten."""
-    _listed: frozenset[str] = frozenset()
+    _listed: frozenset[str] | None = None
+    """None: no list was sent yet, so nothing can differ from it."""
     _unwell: frozenset[str] = frozenset()
     """Those of the list that aren't healthy."""
     _ill: Mapping[str, float] = field(default_factory=dict)
@@ -133,7 +134,7 @@ class Drift(Struct, frozen=True):
             _listed=listed,
             _unwell=unwell,
             _ill=ill,
-            _to_book=self._to_book if listed - unwell == self._listed - self._unwell else now,
+            _to_book=self._to_book if listed - unwell == (self._listed or frozenset()) - self._unwell else now,
         )
 
     def restarted(self, now: float, since: float = math.inf) -> Drift:
@@ -313,6 +314,8 @@ class Drift(Struct, frozen=True):
         return view.pods is not None and any(now - self._absent.get(pod, now) >= GONE_AFTER for pod in earlier.pods)
 
     def _compared(self, view: View, now: float) -> Iterator[Finding]:
+        if self._listed is None:
+            return
         held = (view.held or {}).get(self.resource, {})
         if unlisted := held.keys() - self._listed:
             yield self._finding(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from devices.life.states import State
+from devices.life.states import AWAY, State
 from devices.model import Health
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def tell(resource: str, before: Mapping[str, Entry], after: Mapping[str, Entry])
         if number >= MOST:
             untold += 1
             continue
-        worse = now is not None and now.device.health is not Health.HEALTHY
+        # What is another API's is not unhealthy: the kubelet's list has no other word for it.
+        worse = now is not None and now.device.health is not Health.HEALTHY and now.state not in AWAY
         (_log.warning if worse else _log.info)(
             "device changed",
             resource=resource,

@@ -95,6 +95,14 @@ MUTANTS = (
     ),
     Mutant(
         "K5",
+        "what was never listed differs",
+        "gateway/kubelet/drift.py",
+        "        if self._listed is None:\n            return\n",
+        "        if self._listed is None:\n            return (yield from replace(self, _listed=frozenset())._compared(view, now))\n",
+        f"{_DRIFT}::test_what_was_never_listed_differs_from_nothing",
+    ),
+    Mutant(
+        "K5",
         "of several starts only the last counts",
         "gateway/kubelet/drift.py",
         "_before={**self._before, **held, **given},",

@@ -55,6 +55,14 @@ MUTANTS = (
     ),
     Mutant(
         "OWN8",
+        "what waits compares the older one's list with its own",
+        "gateway/lists.py",
+        '{"off": merged, "on": sent, "only": ()}',
+        '{"off": merged, "on": merged, "only": ()}',
+        _STAYS,
+    ),
+    Mutant(
+        "OWN8",
         "a newer one goes on without the lock",
         _ALONE,
         "        while self._hindered() is not None:\n            if loop",

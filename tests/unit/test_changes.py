@@ -17,6 +17,7 @@ UNSEEN = Entry(Device("g"), State.NOT_LOOKED_YET, "announced before a restart")
 ILL = Entry(Device("g", Health.UNHEALTHY), State.UNHEALTHY, "Xid 79", kind=TroubleKind.RESET_REQUIRED)
 WORSE = Entry(Device("g", Health.UNHEALTHY), State.UNHEALTHY, "Xid 48", kind=TroubleKind.RESET_REQUIRED)
 OTHER = Entry(Device("h"), State.PRESENT)
+AWAY = Entry(Device("g", Health.UNHEALTHY), State.ELSEWHERE, "offered by DRA")
 
 
 def told(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[Any]:
@@ -35,6 +36,7 @@ def told(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[Any]:
         pytest.param({"g": WELL}, {"g": ILL}, [("warning", "present", "unhealthy", "Xid 79")], id="it falls ill"),
         pytest.param({"g": ILL}, {"g": WELL}, [("info", "unhealthy", "present", "")], id="it is well again"),
         pytest.param({"g": ILL}, {"g": WORSE}, [("warning", "unhealthy", "unhealthy", "Xid 48")], id="for another reason"),
+        pytest.param({"g": WELL}, {"g": AWAY}, [("info", "present", "elsewhere", "offered by DRA")], id="another API has it"),
         pytest.param({"g": WELL}, {}, [("info", "present", "not listed", "")], id="it goes"),
         pytest.param({"h": OTHER}, {"h": OTHER, "g": WELL}, [("info", "not listed", "present", "")], id="it comes"),
         pytest.param({}, {"g": WELL}, [], id="the first list"),

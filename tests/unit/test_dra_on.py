@@ -28,7 +28,7 @@ from gateway.dra.crossing import Crossing
 from gateway.dra.door import Door
 from gateway.dra.publisher import Publisher
 from gateway.handover.alone import Alone
-from gateway.kubelet import view
+from gateway.kubelet import drift, view
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.view import View
 from gateway.kubernetes import access
@@ -680,7 +680,10 @@ async def test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve(
             await kubelet.channel.close()
 
 
-async def test_a_newer_gateway_that_no_kubelet_takes_changes_nothing(node: Node) -> None:
+async def test_a_newer_gateway_that_no_kubelet_takes_changes_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drift, "BOOKED_AFTER", 0.0)
     async with node.gateway() as elder:
         await node.allocatable(2)
         await node.cross("dra", A)
@@ -699,6 +702,9 @@ async def test_a_newer_gateway_that_no_kubelet_takes_changes_nothing(node: Node)
             asked = node.place.claim("c", "uid-c", "gpu-0")
             waiting = asyncio.ensure_future(kubelet.prepare(V1, asked))
             await node.manager.admit("p1", {GPU: 1})
+            await heir.beliefs.look()
+            assert heir.beliefs.holders(GPU) == {B: "default/p1/main"}
+            assert heir.beliefs.findings(GPU) == ()  # The kubelet has the older one's list.
             assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
             unpreparing = asyncio.ensure_future(kubelet.unprepare(V1, node.place.claim("d", "uid-d", "gpu-1")))
             [service] = door(heir)._services

@@ -351,6 +351,15 @@ def test_a_kubelet_takes_a_moment_to_book(drift: Drift, differs: dict[MismatchKi
     assert found(drift.look(seen(allocatable=""), 11)) == {MismatchKind.WITHHELD: "ab"}
 
 
+def test_what_was_never_listed_differs_from_nothing() -> None:
+    drift = Drift(R).recalled({}, {}).look(seen("ay", allocatable="a"), 10)
+    assert found(drift) == {}
+    assert found(drift.listed(devices(""), 20).look(seen("a", allocatable="a"), 30)) == {
+        MismatchKind.UNLISTED: "a",
+        MismatchKind.SURPLUS: "a",
+    }
+
+
 def test_words_for_a_person() -> None:
     drift = restarted(seen("abcd"), seen("y"), "abcd")
     forgotten, unlisted = (finding.words for finding in drift.findings)

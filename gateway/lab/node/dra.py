@@ -1,6 +1,6 @@
 """A node whose GPUs are offered by DRA: the gateway as a host service with no more rights than it needs, and pods with claims.
 
-The rights are those of deploy/kustomize/components/dra. The service has a token that is bound to the Node, as a host's has.
+The rights are those of the components api-server, dra and dra-on in deploy/kustomize/components. The service has a token that is bound to the Node, as a host's has.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ DRIVER: Final = "gpu.nvidia.com"
 RESOURCES: Final = "/apis/resource.k8s.io/v1"
 SLICES: Final = f"{RESOURCES}/resourceslices"
 POD: Final = f"/api/v1/namespaces/{pods.NAMESPACE}/pods"
-COMPONENT: Final = Path(__file__).parents[3] / "deploy" / "kustomize" / "components" / "dra"
-BOTH: Final = COMPONENT.with_name("dra-on")
+_COMPONENTS: Final = Path(__file__).parents[3] / "deploy" / "kustomize" / "components"
+_RIGHTS: Final = (
+    "api-server/account.yaml",
+    *(f"{one}/{name}.yaml" for one in ("dra", "dra-on") for name in ("rights", "policy")),
+)
 PATIENCE: Final = 60.0
 SHORT: Final = 2
 """How often a short pod looks at its GPU, twice a second."""
@@ -40,6 +43,7 @@ EVERY: Final = 0.05
 _DRIVER_SERVES: Final = "DRA driver registered"
 ACCOUNT: Final = "device-plugin-gateway"
 _PLACES: Final[Mapping[str, str]] = {
+    "ServiceAccount": f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts",
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
     "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
@@ -73,15 +77,13 @@ class DraNode:
     async def prepare(self) -> None:
         """Give the gateway its rights, and pods a class and a template of claims."""
         await self.api.apply(f"/api/v1/namespaces/{NAMESPACE}", _object("v1", "Namespace", NAMESPACE))
-        accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}"
-        await self.api.apply(accounts, _object("v1", "ServiceAccount", ACCOUNT))
-        for file in (one / name for one in (COMPONENT, BOTH) for name in ("rights.yaml", "policy.yaml")):
-            for wanted in yaml.safe_load_all(file.read_text()):
+        for file in _RIGHTS:
+            for wanted in yaml.safe_load_all((_COMPONENTS / file).read_text()):
                 await self.api.apply(f"{_PLACES[wanted['kind']]}/{wanted['metadata']['name']}", wanted)
         about = await self.api.get(f"/api/v1/nodes/{self.node.name}")
         bound = {"kind": "Node", "apiVersion": "v1", "name": self.node.name, "uid": about["metadata"]["uid"]}
         asked = {"spec": {"boundObjectRef": bound, "expirationSeconds": 3600}}
-        self.token = (await self.api.create(f"{accounts}/token", asked))["status"]["token"]
+        self.token = (await self.api.create(f"{_PLACES['ServiceAccount']}/{ACCOUNT}/token", asked))["status"]["token"]
         expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
         spec = {"selectors": [{"cel": {"expression": expression}}]}
         version = RESOURCES.removeprefix("/apis/")
@@ -239,7 +241,7 @@ class DraNode:
     @contextlib.asynccontextmanager
     async def ready_too(self) -> AsyncIterator[None]:
         """Have the policy of the component node-readiness meanwhile."""
-        policy = yaml.safe_load_all((COMPONENT.with_name("node-readiness") / "policy.yaml").read_text())
+        policy = yaml.safe_load_all((_COMPONENTS / "node-readiness" / "policy.yaml").read_text())
         wanted = {f"{_PLACES[one['kind']]}/{one['metadata']['name']}": one for one in policy}
         for path, one in wanted.items():
             await self.api.apply(path, one)
