@@ -123,13 +123,13 @@ E2E ?=
 .PHONY: e2e
 e2e: $(VENV) ## scenarios on a whole genuine node (wants root; the first time builds Kubernetes: 10 minutes or more)
 	@$(RUN)python -m tools.image --tag 0.1.0 --tag 0.1.0-b --out build/e2e
-	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest -m e2e tests/e2e/test_continuity.py tests/e2e/test_migration.py $(E2E)
+	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_continuity.py tests/e2e/test_migration.py $(E2E)
 	@$(RUN)python -m gateway.lab.node --leftovers
 
 .PHONY: e2e-chart
 e2e-chart: $(VENV) ## the README's five steps, and the Helm chart's rolls and features, on such a node (`.ci/chart` builds Helm first)
 	@$(RUN)python -m tools.image --tag 0.1.0 --tag 0.1.0-b --out build/e2e
-	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest -m e2e tests/e2e/test_readme.py tests/e2e/test_chart.py $(E2E)
+	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_readme.py tests/e2e/test_chart.py $(E2E)
 	@$(RUN)python -m gateway.lab.node --leftovers
 
 # KUBELETS: on which kubelets, each on a node of its own.
@@ -138,7 +138,7 @@ KUBELETS ?= 1.32 1.36 1.37
 e2e-dra: $(VENV) ## the same with ResourceClaims, on kubelets 1.32, 1.36 and 1.37
 	@for version in $(KUBELETS); do \
 		$(RUN)python -m gateway.lab.node --kubelet $$version -- \
-			.venv/bin/python -m pytest -m e2e tests/e2e/test_dra.py -k $$version $(E2E) || exit 1; done
+			.venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_dra.py -k $$version $(E2E) || exit 1; done
 	@$(RUN)python -m gateway.lab.node --leftovers
 
 # CROSSINGS: more options. "--times 10 --seed 2" crosses less often, otherwise.

@@ -204,7 +204,8 @@ class Gateway:
         label = None if self._features is None else self._features.label
         self._tasks.spawn("reload", reload.follow(self.settings, self.source.adopt, self.config, label, attempts))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._unless_ended(first.wait()), FIRST_LOOK)
+            async with asyncio.timeout(FIRST_LOOK):
+                await self._unless_ended(first.wait())
         if self.lists.inventory is None:
             await self.lists.take(None)
         if room is None:

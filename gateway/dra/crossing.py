@@ -242,7 +242,8 @@ class Crossing:
                 _log.error("GPUs stay where they are", reason=str(error))
                 busy = WAIT
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), busy or None)
+                async with asyncio.timeout(busy or None):
+                    await self._wake.wait()
             self._wake.clear()
 
     async def _look(self) -> float:

@@ -109,7 +109,8 @@ class Desk:
                 tell = _log.warning if self.trouble else _log.info
                 tell("the node's annotation", key=ANNOTATION, value=f"{self._wished:.80}", reason=self.trouble)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), LOOK_FOR if self._wished else None)
+                async with asyncio.timeout(LOOK_FOR if self._wished else None):
+                    await self._news.wait()
             self._news.clear()
 
     async def _wish(self) -> str:

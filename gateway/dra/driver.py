@@ -255,7 +255,8 @@ class ClaimsOf:
         decides = self._stock.decides
         if not decides.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(decides.wait(), self._patience)
+                async with asyncio.timeout(self._patience):
+                    await decides.wait()
         return decides.is_set()
 
     async def _take(self, claim: ClaimName) -> Claimed | Refused:

@@ -133,7 +133,8 @@ class Records:
             if self._ended - before:
                 changed()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._news.wait()
 
     def _is_settled(self, last: Look) -> bool:
         """Whether the kubelet that was asked had been there for so long that it has heard of its pods, however young we are."""

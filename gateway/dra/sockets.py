@@ -74,7 +74,8 @@ async def until_alone(
             )
             told = True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.sleep(AGAIN) if minor is not None else learned.wait(), AGAIN)
+            async with asyncio.timeout(AGAIN):
+                await (asyncio.sleep(AGAIN) if minor is not None else learned.wait())
 
 
 def sweep(folder: Path, driver: str) -> list[str]:

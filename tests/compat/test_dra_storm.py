@@ -89,7 +89,8 @@ class Storm:
 
     async def runs(self, holder: str) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.over.wait(), self.random.choice(LASTS))
+            async with asyncio.timeout(self.random.choice(LASTS)):
+                await self.over.wait()
         del self.holders[holder]
 
     # By name.

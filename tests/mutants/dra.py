@@ -19,6 +19,7 @@ RULES = {
     "DRA12": "CDI specifications are there for every prepared claim, and for no other",
     "DRA13": "an instance's end, or its death, takes nothing from another",
     "DRA14": "what can't reach a container by CDI is refused",
+    "DRA15": "a part that is told to end ends, whatever comes at that moment",
 }
 
 _SPELLED = "tests/unit/test_dra_adapters.py"
@@ -757,5 +758,23 @@ MUTANTS = (
         "by_render[part.render or 0]",
         "there",
         "tests/unit/test_gpu_amd.py::test_a_partition_has_what_kfd_says_of_it",
+    ),
+    Mutant(
+        "DRA15",
+        "the crossing goes on where news come as it ends",
+        "gateway/dra/crossing.py",
+        """                async with asyncio.timeout(busy or None):
+                    await self._wake.wait()""",
+        "                await asyncio.wait_for(self._wake.wait(), busy or None)",
+        "tests/unit/test_dra_on.py::test_a_part_ends_though_news_come_at_that_moment",
+    ),
+    Mutant(
+        "DRA15",
+        "the desk goes on where news come as it ends",
+        "gateway/dra/desk.py",
+        """                async with asyncio.timeout(LOOK_FOR if self._wished else None):
+                    await self._news.wait()""",
+        "                await asyncio.wait_for(self._news.wait(), LOOK_FOR if self._wished else None)",
+        "tests/unit/test_dra_on.py::test_a_part_ends_though_news_come_at_that_moment",
     ),
 )

@@ -127,15 +127,18 @@ class Place:
         finally:
             registering.cancel()
             one._end(0)
-            assert await run == status
+            async with asyncio.timeout(20):
+                assert await run == status
+            with contextlib.suppress(asyncio.CancelledError):
+                await registering
             structlog.reset_defaults()
 
     async def _register(self, one: Gateway) -> None:
         path = sockets.path_of(self.folder / "plugins_registry", "gpu.nvidia.com", one.age.token)
         await until(path.exists)
         kubelet = Kubelet(path)
-        await kubelet.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
-        await kubelet.channel.close()
+        async with kubelet.channel:
+            await kubelet.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
 
     @property
     def published(self) -> dict[str, list[str]]:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
+from unittest.mock import AsyncMock
 
 import pytest
 from msgspec.structs import replace
@@ -77,9 +78,11 @@ class Node:
                 self.claims = await self.place.kubelet()
                 await self.claims.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
                 await until(lambda: door(one).crossing is not None)
-            yield one
-            if known:
-                await self.claims.channel.close()
+            try:
+                yield one
+            finally:
+                if known:
+                    await self.claims.channel.close()
 
     async def cross(self, to: str, *ids: str, dry_run: bool = False) -> dict[str, str]:
         [path] = control.sockets(self.place.folder / "state")
@@ -366,6 +369,27 @@ async def test_its_driver_is_there_as_soon_as_it_knows_the_kubelet(node: Node, m
     monkeypatch.setattr(door_module, "BIND_AGAIN", 60.0)
     async with node.gateway():
         assert list((node.place.folder / "plugins_registry").iterdir())
+
+
+@pytest.mark.parametrize("part", ["crossing", "desk"])
+async def test_a_part_ends_though_news_come_at_that_moment(
+    node: Node, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway() as one:
+        moves, follows = door(one).crossing, door(one)._desk
+        assert moves is not None
+        assert follows is not None
+        monkeypatch.setattr(moves, "_look", AsyncMock(return_value=60.0))
+        monkeypatch.setattr(follows, "_wish", AsyncMock(return_value=""))
+        follows._wished = "dra"
+        moves._wake = follows._news = news = asyncio.Event()
+        work = {"crossing": moves.run, "desk": follows.follow}[part]
+        task = asyncio.ensure_future(work())
+        await until(lambda: news._waiters)
+        news.set()
+        task.cancel()
+        await asyncio.wait([task], timeout=5)
+        assert task.cancelled()
 
 
 async def test_a_restart_forgets_no_owner(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -335,7 +335,8 @@ async def test_a_read_that_nobody_waits_for_comes_to_its_end(monkeypatch: pytest
     with pytest.raises(MalformedError, match="expected a request within"):
         await requests.Requests().read(slow)
     slow.comes.set()
-    await asyncio.wait_for(slow.ended.wait(), 20)
+    async with asyncio.timeout(20):
+        await slow.ended.wait()
     assert not slow.gone
 
 
@@ -356,7 +357,8 @@ async def test_a_write_that_nobody_waits_for_comes_to_its_end(folder: Path) -> N
     with pytest.raises(asyncio.CancelledError):
         await stream
     slow.comes.set()
-    await asyncio.wait_for(slow.ended.wait(), 20)
+    async with asyncio.timeout(20):
+        await slow.ended.wait()
     assert not slow.gone
 
 
@@ -409,9 +411,11 @@ async def test_each_request_has_its_own_time(monkeypatch: pytest.MonkeyPatch) ->
     quick.comes.set()
     assert await reads.read(quick) == b"a request"
     with pytest.raises(MalformedError, match="expected a request within"):
-        await asyncio.wait_for(reads.read(slow), 20)
+        async with asyncio.timeout(20):
+            await reads.read(slow)
     with pytest.raises(MalformedError, match="expected a request within"):
-        await asyncio.wait_for(reads.read(slow), 20)
+        async with asyncio.timeout(20):
+            await reads.read(slow)
     slow.comes.set()
 
 

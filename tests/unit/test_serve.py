@@ -301,7 +301,8 @@ async def test_a_step_of_the_start_that_breaks_ends_it(folder: Path, monkeypatch
 
     monkeypatch.setattr(gateway.others.ability, "wait", broken)
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(gateway.run(), 10)
+        async with asyncio.timeout(10):
+            await gateway.run()
 
 
 async def test_one_that_waits_for_its_folder_can_be_asked_and_told(

@@ -448,7 +448,8 @@ async def attack(seconds: float, at_once: int = 4, seed: int = 1, only: str = ""
                 str(control),
             )
             async with Spawned(await spawn(attacker)) as striker:
-                await asyncio.wait_for(striker.exited(), seconds + 60)
+                async with asyncio.timeout(seconds + 60):
+                    await striker.exited()
             await asyncio.sleep(SETTLE)
         except OSError as error:
             seen.pods_failed.append(str(error))

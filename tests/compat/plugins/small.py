@@ -214,6 +214,7 @@ async def serve(
             else:
                 await tried.end()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), LOOK_EVERY)
+            async with asyncio.timeout(LOOK_EVERY):
+                await ended.wait()
     if registered is not None:
         await registered.end()
