@@ -120,15 +120,18 @@ compared: kubelets ## examine genuine plugins of others and our own, and remake 
 # E2E: more of pytest's options. In the environment: REPEAT, how often each scenario is run; SETTLE, how many seconds each looks
 # on; OUTCOMES, a file for what was seen. The images are made first: the node has no network.
 E2E ?=
-.PHONY: e2e
-e2e: $(VENV) ## scenarios on a whole genuine node (wants root; the first time builds Kubernetes: 10 minutes or more)
+.PHONY: e2e-made
+e2e-made: $(VENV)
+	@$(RUN)python -m gateway.lab.node --make
 	@$(RUN)python -m tools.image --tag 0.1.0 --tag 0.1.0-b --out build/e2e
+
+.PHONY: e2e
+e2e: e2e-made ## scenarios on a whole genuine node (wants root; the first time builds Kubernetes: 10 minutes or more)
 	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_continuity.py tests/e2e/test_migration.py $(E2E)
 	@$(RUN)python -m gateway.lab.node --leftovers
 
 .PHONY: e2e-chart
-e2e-chart: $(VENV) ## the README's five steps, and the Helm chart's rolls and features, on such a node (`.ci/chart` builds Helm first)
-	@$(RUN)python -m tools.image --tag 0.1.0 --tag 0.1.0-b --out build/e2e
+e2e-chart: e2e-made ## the README's five steps, and the Helm chart's rolls and features, on such a node (`.ci/chart` builds Helm first)
 	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_readme.py tests/e2e/test_chart.py $(E2E)
 	@$(RUN)python -m gateway.lab.node --leftovers
 

@@ -22,6 +22,7 @@ EXAMPLES = """\
 examples:
   python -m gateway.lab.node -- pytest -m e2e tests/e2e
   python -m gateway.lab.node --kubelet 1.32 -- bash            this kubelet alone; kubectl is on the PATH
+  python -m gateway.lab.node --make                            build what nodes need, and start none
   python -m gateway.lab.node --leftovers                       what is left of nodes on this machine: nothing, it is hoped
 """
 
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="the only kubelet (default: the newest one, and all others for restarts)",
     )
     parser.add_argument(
+        "--make", action="store_true", help="only make what isn't there yet: Kubernetes, the node's root"
+    )
+    parser.add_argument(
         "--leftovers", action="store_true", help="only list what earlier runs left; exit status 1 if anything"
     )
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="what to run on the node, after --")
@@ -49,12 +53,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in left:
             print(line)
         return 1 if left else 0
-    if not options.command:
+    if not options.command and not options.make:
         parser.error("expected a command, as in: python -m gateway.lab.node -- kubectl get node")
     wanted = [options.kubelet] if options.kubelet else build.versions()
     try:
         machine.check()
         lower, binaries = root(progress=_say), build.binaries(wanted, progress=_say)
+        if options.make:
+            return 0
         return machine.run(lower, binaries, lambda folder: _inside(folder, wanted[-1], options.command))
     except (BuildError, RootError, machine.MachineError) as error:
         print(error, file=sys.stderr)
