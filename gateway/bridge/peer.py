@@ -113,6 +113,9 @@ class Peer:
         """Set when its stream is over, or when it is given up."""
         self.lists = 0
         """How many lists came."""
+        self._calls, self._answered = 0, asyncio.Event()
+        """The calls that are open, and that there is none."""
+        self._answered.set()
         self._channel = grpc.aio.insecure_channel(target(path), options=_OPTIONS)
 
     async def dial(self, seconds: float | None = None) -> None:
@@ -133,6 +136,14 @@ class Peer:
         """Let go of the connection, and so of all calls."""
         self.ended.set()
         await self._channel.close()
+
+    async def leave(self) -> None:
+        """Let go of the connection when its calls are answered: who is cut off would ask the plugin a second time."""
+        self.ended.set()
+        try:
+            await self._answered.wait()
+        finally:
+            await self.close()
 
     async def ask_options(self) -> None:
         """Ask what it wants of a kubelet; one without the call wants what Register said, and so does one that fails.
@@ -233,6 +244,16 @@ class Peer:
         await self._call("PreStartContainer", self.dialect.encode_pre_start_request(device_ids).data, seconds)
 
     async def _call(self, method: str, request: bytes, seconds: float) -> bytes:
+        self._calls += 1
+        self._answered.clear()
+        try:
+            return await self._ask(method, request, seconds)
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._answered.set()
+
+    async def _ask(self, method: str, request: bytes, seconds: float) -> bytes:
         calls: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
             f"/{self.dialect.plugin_service}/{method}"
         )

@@ -126,10 +126,10 @@ class Bridged:
             if before is not None and not before.ended.is_set():
                 self._old.append(before)
         if self.is_lent and self.peer is not None:
-            _ = self._spawn(self.peer.close())
+            _ = self._spawn(self.peer.leave())
         self.peer, self._hung, self.is_lent = peer, None, False
         while len(self._old) > OLD_STREAMS:
-            _ = self._spawn(self._old.pop(0).close())
+            _ = self._spawn(self._old.pop(0).leave())
         self.path, self.api = peer.path, peer.dialect.name
         self.registrations += 1
         if self.word.away_since is not None:
@@ -143,13 +143,13 @@ class Bridged:
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it, it is not served as if nothing were
             self._log.exception("unexpected, with a plugin's lists")
             why = repr(error)
-        await peer.close()
         if peer in self._old:
             self._old.remove(peer)
         if peer is self._hung:
             self._hung = None
         if peer is self.peer:
             self.went(why)
+        await peer.leave()
 
     def others(self) -> int:
         """How many devices other plugins have."""
@@ -232,7 +232,7 @@ class Bridged:
         self.recall(before if again else word, path, row)
         if self.peer is not None and (self.word.away_since is not None or self.peer.identity != socket_id(path)):
             peer, self.peer = self.peer, None
-            await peer.close()
+            _ = self._spawn(peer.leave())
         if self.peer is None and word.away_since is None and socket_id(path) is not None:
             peer = self.registration(path, by_name(row.api), word.options)
             with contextlib.suppress(AwayError):
@@ -251,7 +251,7 @@ class Bridged:
         if self.is_lent:
             hung = None
             if self.peer is not None:
-                _ = self._spawn(self.peer.close())
+                _ = self._spawn(self.peer.leave())
         self.peer, self._hung = None, hung
         now = time.monotonic()
         if self.word.away_since is None:

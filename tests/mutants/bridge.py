@@ -580,4 +580,20 @@ MUTANTS = (
         "        return []\n",
         f"{_M}::test_a_plugin_that_registers_once_outlives_every_start_of_the_bridge",
     ),
+    Mutant(
+        "B5",
+        "a second gateway that takes over cuts off what it asked for",
+        _PLUGIN,
+        "        if self.is_lent and self.peer is not None:\n            _ = self._spawn(self.peer.leave())\n",
+        "        if self.is_lent and self.peer is not None:\n            _ = self._spawn(self.peer.close())\n",
+        f"{_M}::test_an_allocate_that_is_open_when_a_second_gateway_takes_over_is_asked_once",
+    ),
+    Mutant(
+        "B5",
+        "the end of a stream cuts off what is open",
+        _PLUGIN,
+        "        await peer.leave()\n",
+        "        await peer.close()\n",
+        f"{_M}::test_an_allocate_that_is_open_when_its_plugin_ends_its_stream_is_asked_once",
+    ),
 )

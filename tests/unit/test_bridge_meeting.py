@@ -152,6 +152,37 @@ async def test_who_takes_over_knows_what_came_last(folder: Path) -> None:
                 await until(lambda: late.lists >= 2, GUARD_S)
 
 
+async def test_an_allocate_that_is_open_when_a_second_gateway_takes_over_is_asked_once(folder: Path) -> None:
+    async with bridged(folder) as first, plugin(folder) as played:
+        await first.lists("a", "b")
+        async with bridged(folder, opens=False) as second:
+            await second.lists("a", "b")
+            played.free.clear()
+            call = asyncio.create_task(second.allocate("a"))
+            await until(lambda: bool(played.allocated), GUARD_S)
+            await first.close()
+            await second.open()
+            await until(lambda: played.lists == 2, GUARD_S)
+            played.free.set()
+            async with asyncio.timeout(GUARD_S):
+                await call
+            assert played.allocated == [("a",)]
+
+
+async def test_an_allocate_that_is_open_when_its_plugin_ends_its_stream_is_asked_once(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder) as played:
+        await bridge.lists("a", "b")
+        played.free.clear()
+        call = asyncio.create_task(bridge.allocate("a"))
+        await until(lambda: bool(played.allocated), GUARD_S)
+        await played.hang_up()
+        await until(lambda: bridge.one().peer is None, GUARD_S)
+        played.free.set()
+        async with asyncio.timeout(GUARD_S):
+            await call
+        assert played.allocated == [("a",)]
+
+
 async def test_who_takes_over_knows_what_it_had_never_heard_of(folder: Path) -> None:
     async with bridged(folder) as first, bridged(folder, opens=False) as second:
         await until(lambda: bool(second.bridge.hindrances()), GUARD_S)

@@ -158,13 +158,17 @@ class PlayedPlugin:
     async def stop(self) -> None:
         """End in order."""
         server, self._server = self._server, None
-        self._ending.set()
-        async with self._changed:
-            self._changed.notify_all()
+        await self.hang_up()
         if server is not None:
             await server.stop(0.2)
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
+
+    async def hang_up(self) -> None:
+        """End its streams, as one that is about to end does while it still answers what it was asked."""
+        self._ending.set()
+        async with self._changed:
+            self._changed.notify_all()
 
     def _spelled(self) -> bytes:
         return self.raw_list if self.raw_list is not None else self.dialect.encode_list(self.devices).data
