@@ -17,7 +17,7 @@ from gateway.kubelet.watch import socket_id
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, MutableMapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
     from pathlib import Path
 
     from adapters.dialect import Dialect
@@ -40,6 +40,7 @@ class Admission:
         plugins: those that are known, by the name that they registered; who is taken is put there.
         made: makes what a resource is bridged by.
         occupied: says whose the name already is that the kubelet would know a resource by (empty: nobody else's).
+        durable: waits until what is known of plugins outlives this gateway.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class Admission:
         plugins: MutableMapping[str, BridgedResource],
         made: Callable[[str], BridgedResource],
         occupied: Callable[[str], str],
+        durable: Callable[[], Awaitable[None]],
     ) -> None:
-        self._plugins, self._made, self._occupied = plugins, made, occupied
+        self._plugins, self._made, self._occupied, self._durable = plugins, made, occupied, durable
         self.allow: Sequence[str] = ()
         """The names that an operator lets in though another device plugin has them usually."""
         self._seldom = Seldom(times=MOST_REGISTERS)
@@ -73,8 +75,8 @@ class Admission:
                 f"expected at most {MOST_REGISTERS} Registers of {resource} in a minute: register once for each kubelet.sock",
             )
         self._require_socket(path, resource)
-        before = self._plugins.get(resource)
-        living = None if before is None else before.peer
+        known = self._plugins.get(resource)
+        living = None if known is None else known.peer
         if door == REGISTRY and living is not None and living.path == path and living.identity == socket_id(path):
             return  # Found again, after a restart of the bridge: its stream is open.
         if problem := self._occupied(resource):
@@ -95,9 +97,12 @@ class Admission:
             await peer.close()
             raise
         one = self._plugins.setdefault(resource, one)
+        before = (one.door, one.path, one.api, one.registered_on)
         one.door = door
         one.follow(peer)
         _log.info("a plugin registered", resource=resource, endpoint=path.name, api=dialect.name, door=door)
+        if before != (one.door, one.path, one.api, one.registered_on):
+            await self._durable()
 
     def _require_socket(self, path: Path, resource: str) -> None:
         """Refuse what is no plugin's own socket."""

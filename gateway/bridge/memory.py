@@ -49,7 +49,8 @@ class EarlierAnswer(Struct, frozen=True):
 class Plugin(Struct, frozen=True):
     """One resource: where its plugin was served (``door`` is the folder), what it spoke, asked and said.
 
-    ``away_since`` is in unix seconds, None where it was there. ``socket`` is the one that it registered.
+    ``away_since`` is in unix seconds, None where it was there. ``socket`` is the one that it registered. ``listed`` is whether it
+    has said yet which devices it has.
     """
 
     resource: _Name
@@ -63,6 +64,7 @@ class Plugin(Struct, frozen=True):
     why: _Text = ""
     answers: tuple[EarlierAnswer, ...] = ()
     socket: SocketId | None = None
+    listed: bool = True
 
 
 class Book(Struct, frozen=True):

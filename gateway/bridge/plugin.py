@@ -304,8 +304,8 @@ class Bridged:
 
         One that was given another resource name binds its old socket, and would be taken for both.
         """
-        path = self.path
-        if path is None or socket_id(path) is None:
+        path = _there(self.path, KEPT + self.endpoint)
+        if path is None:
             return False
         peer = self.registration(path, by_name(self.api), self.word.options)
         try:
@@ -354,3 +354,9 @@ class Bridged:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log.error("unexpected, with a plugin", exc_info=error)
+
+
+def _there(path: Path | None, kept: str) -> Path | None:
+    """Find a plugin's socket. A gateway that was killed while it opened its doors may not have written down that it gave it another name."""
+    names = () if path is None else (path, path.with_name(kept))
+    return next((one for one in names if socket_id(one) is not None), None)

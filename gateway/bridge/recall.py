@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def remembered(one: Bridged) -> memory.Plugin | None:
-    """Say what to remember; None while it never told of its devices."""
+    """Say what to remember; None while it never registered."""
     word = one.word
-    if word.devices is None or one.path is None:
+    if one.path is None:
         return None
     since = None if word.away_since is None else time.time() - (time.monotonic() - word.away_since)
     return memory.Plugin(
@@ -28,7 +28,8 @@ def remembered(one: Bridged) -> memory.Plugin | None:
         endpoint=one.path.name,
         api=one.api,
         devices=tuple(
-            memory.DeviceRow(device.id, device.health is Health.HEALTHY, device.numa_nodes) for device in word.devices
+            memory.DeviceRow(device.id, device.health is Health.HEALTHY, device.numa_nodes)
+            for device in word.devices or ()
         ),
         pre_start=word.options.pre_start_required,
         preferred=word.options.preferred_allocation,
@@ -36,6 +37,7 @@ def remembered(one: Bridged) -> memory.Plugin | None:
         why=word.why[:4096],
         answers=tuple(memory.EarlierAnswer(tuple(sorted(asked)), given) for asked, given in one.answers.items()),
         socket=one.registered_on,
+        listed=word.devices is not None,
     )
 
 
@@ -44,12 +46,13 @@ def recalled(row: memory.Plugin, *, lent: bool = False) -> Word:
 
     While the bridge or the node was down, no plugin could come back. One that was away before that still is, since then.
     """
-    devices = tuple(
+    listed = tuple(
         judge.placed(
             row.resource, Device(one.id, Health.HEALTHY if one.well else Health.UNHEALTHY, judge.numa_nodes(one.numa))
         )
         for one in row.devices
     )
+    devices = listed if row.listed else None
     options = Options(row.pre_start, row.preferred)
     if lent and row.away_since is None:
         return Word(devices, options)

@@ -33,6 +33,10 @@ from gateway.bridge.recall import answers_of, recalled, remembered
 
 SAVE_WITHIN: Final = 1.0
 """Seconds between two writes of what is remembered."""
+SAVE_SOON: Final = 0.1
+"""The same, where a Register waits for it."""
+SAVE_TIME: Final = 2.0
+"""Seconds that a Register waits: a plugin isn't lost because a disk is slow."""
 FIRST_CALLS: Final = 2.0
 """Seconds that remembered plugins get to answer before the doors open, which makes every plugin register anew."""
 
@@ -58,12 +62,13 @@ class Bridge:
         self.plugins: dict[str, BridgedResource] = {}
         """By the name that the plugin registered."""
         self._taken = taken
-        self._admission = Admission(self.plugins, self._bridged, self._occupied)
+        self._admission = Admission(self.plugins, self._bridged, self._occupied, self._durable)
         self._doors = Doors(folder, self._admission, self._kept)
         self._lent: dict[str, memory.Plugin] = {}
         """What another gateway remembers, where it has the folder."""
         self._news = asyncio.Event()
-        self._unsaved = asyncio.Event()
+        self._unsaved, self._urgent, self._saved = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        """That there is something to write, that somebody waits for it, and that the write after this one is over."""
         self._hinders = ""
         self.adopt(policy)
 
@@ -216,6 +221,8 @@ class Bridge:
             self._unsaved.clear()
             if not self._doors.is_ours:
                 continue
+            saved, self._saved = self._saved, asyncio.Event()
+            self._urgent.clear()
             try:
                 await asyncio.to_thread(memory.save, self._state_dir, self._remembered())
                 failed = ""
@@ -223,7 +230,20 @@ class Bridge:
                 if str(error) != failed:
                     _log.error("what plugins said isn't remembered over a restart", reason=str(error))
                 failed = str(error)
-            await asyncio.sleep(SAVE_WITHIN)
+            saved.set()
+            await asyncio.sleep(SAVE_SOON)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SAVE_WITHIN - SAVE_SOON):
+                    await self._urgent.wait()
+
+    async def _durable(self) -> None:
+        """Wait until what is known now was written: who is told that it is registered may never say so again."""
+        saved = self._saved
+        self._unsaved.set()
+        self._urgent.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SAVE_TIME):
+                await saved.wait()
 
     def _remembered(self) -> tuple[memory.Plugin, ...]:
         return tuple(row for one in self.plugins.values() if (row := remembered(one)) is not None)

@@ -20,6 +20,7 @@ RULES = {
     "B12": "an ID is its plugin's own, unless it is the hardware's",
     "B14": "a name is one source's: the gateway's own, then the plugin's that has it, at a start and after an edit, too",
     "B15": "a second gateway goes by what the first one wrote last, and by what it can reach",
+    "B16": "who was told that it is registered is known after a crash, too",
 }
 
 _PLUGIN = "gateway/bridge/plugin.py"
@@ -595,5 +596,45 @@ MUTANTS = (
         "        await peer.leave()\n",
         "        await peer.close()\n",
         f"{_M}::test_an_allocate_that_is_open_when_its_plugin_ends_its_stream_is_asked_once",
+    ),
+    Mutant(
+        "B16",
+        "a Register is answered before it is written down",
+        _ADMISSION,
+        "            await self._durable()\n",
+        "            pass\n",
+        f"{_M}::test_who_was_told_that_it_is_registered_is_remembered",
+    ),
+    Mutant(
+        "B16",
+        "who hasn't listed yet is not written down",
+        "gateway/bridge/recall.py",
+        "    if one.path is None:\n",
+        "    if one.path is None or word.devices is None:\n",
+        f"{_M}::test_one_that_registered_and_said_nothing_yet_is_called_after_a_crash",
+    ),
+    Mutant(
+        "B16",
+        "who hasn't listed yet has no devices after a crash",
+        "gateway/bridge/recall.py",
+        "listed if row.listed else None",
+        "listed",
+        f"{_M}::test_one_that_registered_and_said_nothing_yet_is_called_after_a_crash",
+    ),
+    Mutant(
+        "B16",
+        "the name that was left to a plugin is lost with the gateway",
+        _PLUGIN,
+        "(path, path.with_name(kept))",
+        "(path,)",
+        f"{_M}::test_one_that_registers_once_outlives_a_gateway_that_is_killed_while_it_opens_its_doors",
+    ),
+    Mutant(
+        "B16",
+        "a disk that hangs keeps plugins from registering",
+        _SOURCE,
+        "            async with asyncio.timeout(SAVE_TIME):\n",
+        "            async with asyncio.timeout(None):\n",
+        f"{_M}::test_a_disk_that_hangs_keeps_nobody_from_registering",
     ),
 )

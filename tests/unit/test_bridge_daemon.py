@@ -91,6 +91,22 @@ async def test_a_plugin_that_came_when_a_younger_one_had_looked_already_is_serve
                 assert len(played.allocated) == 1
 
 
+async def test_one_that_registers_once_outlives_a_gateway_that_is_killed_at_once(folder: Path) -> None:
+    sockets, state = folder / "k" / "device-plugins", folder / "state"
+    sockets.mkdir(parents=True)
+    command = gateway_command(sockets, state, options=("--backend", "none", "--bridge", str(folder)))
+    async with await Kubelet.launch("1.37", sockets) as kubelet:
+        await kubelet.start()
+        async with await GatewayProcess.launch(command) as killed:
+            await killed.wait_for("open for device plugins")
+            async with plugin(folder, resource=f"{NIC}-before", endpoint="before.sock"), plugin(folder) as played:
+                await killed.kill()
+                async with await GatewayProcess.launch(command):
+                    await kubelet.wait(NIC, 2)
+                    await kubelet.admit("after", NIC, 1)
+                    assert len(played.allocated) == 1
+
+
 async def _watch(kubelet: Kubelet, seen: Counter[int], every: float = 0.01) -> None:
     while True:
         seen[(await kubelet.books()).allocatable.get(NIC, 0)] += 1

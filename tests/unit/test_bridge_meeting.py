@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket as sockets
+import threading
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
@@ -12,7 +14,7 @@ import pytest
 
 from devices.model import Device
 from devices.policy import Bridging, Policy
-from gateway.bridge import shield
+from gateway.bridge import memory, shield
 from gateway.kubelet.watch import socket_id
 from gateway.lab.plugins.played import Habits
 from gateway.lab.waiting import until
@@ -138,6 +140,52 @@ async def test_a_plugin_that_registers_once_outlives_every_start_of_the_bridge(f
         await played.stop()
         async with bridged(folder):
             assert [path.name for path in played.folder.iterdir()] == ["kubelet.sock"]
+
+
+async def test_who_was_told_that_it_is_registered_is_remembered(folder: Path) -> None:
+    async with bridged(folder), AsyncExitStack() as stack:
+        for number in range(3):  # The first one finds nothing that was written just now.
+            resource = f"vendor.example/nic-{number}"
+            await stack.enter_async_context(plugin(folder, resource=resource, endpoint=f"{number}.sock"))
+            plugins, _ = memory.load(folder / "state")
+            assert resource in {row.resource for row in plugins}
+
+
+async def test_one_that_registered_and_said_nothing_yet_is_called_after_a_crash(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder, lists=1, habits=Habits(silent_again=True)) as played:
+        await until(lambda: played.lists == 2, GUARD_S)
+        await bridge.close()
+        async with bridged(folder) as again:
+            assert again.one().word.devices is None
+            assert again.told == {}
+            await until(lambda: played.lists == 3, GUARD_S)
+            await played.change(TWO)
+            await again.lists("a", "b")
+
+
+async def test_one_that_registers_once_outlives_a_gateway_that_is_killed_while_it_opens_its_doors(folder: Path) -> None:
+    async with bridged(folder) as first, plugin(folder):
+        await first.lists("a", "b")
+        await first.close()
+        before = (folder / "state" / memory.NAME).read_bytes()
+        async with bridged(folder) as killed:
+            await killed.close()
+        (folder / "state" / memory.NAME).write_bytes(before)  # As if it hadn't come to that.
+        async with bridged(folder) as again:
+            assert again.one().peer is not None
+            assert again.one().endpoint == "played.sock"
+
+
+async def test_a_disk_that_hangs_keeps_nobody_from_registering(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.bridge.source.SAVE_TIME", 0.1)
+    over = threading.Event()
+    monkeypatch.setattr("gateway.bridge.memory.save", lambda *_: over.wait(GUARD_S))
+    try:
+        async with bridged(folder) as bridge, plugin(folder):
+            await bridge.lists("a", "b")
+            over.set()
+    finally:
+        over.set()
 
 
 async def test_who_takes_over_knows_what_came_last(folder: Path) -> None:
