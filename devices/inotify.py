@@ -31,6 +31,8 @@ _AT_ONCE = 64 * 1024
 _EVENT = struct.Struct("iIII")
 
 _libc = ctypes.CDLL(None, use_errno=True)
+kept: list[int] = []
+"""Descriptors that instances take the place of, to have their numbers (``gateway.pair.parent``)."""
 
 
 class FolderEvent(Struct, frozen=True):
@@ -50,6 +52,9 @@ class INotify:
 
     def __init__(self) -> None:
         self._fd = _called(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+        if kept:
+            made, self._fd = self._fd, os.dup2(self._fd, kept.pop(0), inheritable=False)
+            os.close(made)
 
     def fileno(self) -> int:
         """Give the descriptor, for a selector."""

@@ -88,12 +88,6 @@ MOST_HEALS = 8
 """How many in a row are counted."""
 
 
-# Events.
-
-
-# Actions.
-
-
 class State(Struct, frozen=True):
     """All that is remembered of one resource's registration. ``attempt`` numbers the Registers, from 1."""
 

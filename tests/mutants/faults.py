@@ -9,6 +9,7 @@ RULES = {
     "G2": "what can't be looked at for want of a descriptor, or was missed by inotify, is looked at again",
     "G4": "another plugin is judged by what it did: how far it came, whether it ended, and waited for as long as it tries",
     "G5": "what fails in the matrix or the gauntlet is tried once more and said; never where a pod's devices are concerned, nor many",
+    "G6": "a plugin with the kubelet's folder compiled in gets another one in its place, and all else of the machine as it is",
     "G3": "a soak replays from its seed, is made shorter, and sees what grows",
 }
 _FAULT = "tests/compat/test_faults.py::test_a_node_is_right_again"
@@ -37,6 +38,14 @@ MUTANTS = (
         "failed if len(failed) <= ACCIDENTS else ()",
         "failed",
         "tests/unit/test_matrix.py::test_many_that_fail_are_no_accident",
+    ),
+    Mutant(
+        "G6",
+        "what lies beside the kubelet's folder is hidden from the plugin",
+        "gateway/lab/inplace.py",
+        "            (parent / entry.name).mkdir()\n            _mount(entry, parent / entry.name, _BIND | _REC)\n",
+        "            pass\n",
+        f"{_CONFORMANCE}::test_what_runs_in_place_of_the_kubelets_folder_leaves_nothing_on_the_machine",
     ),
     Mutant(
         "G5",

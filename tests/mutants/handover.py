@@ -87,6 +87,22 @@ MUTANTS = (
     ),
     Mutant(
         "S19",
+        "who takes over learns of the death when the kernel has done what takes it long",
+        "gateway/pair/parent.py",
+        "            inotify.kept[:] = *os.pipe(), *os.pipe()\n",
+        "",
+        f"{_PAIR}::test_who_serves_ends_its_connections_before_what_takes_long_to_close",
+    ),
+    Mutant(
+        "S19",
+        "an instance of inotify leaves its low number to a connection",
+        "devices/inotify.py",
+        "        if kept:\n",
+        "        if not kept:\n",
+        "tests/unit/test_inotify.py::test_instances_take_the_numbers_that_were_kept",
+    ),
+    Mutant(
+        "S19",
         "the next one of a pair is younger, and takes over",
         "gateway/pair/parent.py",
         "self._born_ns - self._started)",

@@ -103,6 +103,32 @@ async def test_whoever_of_the_pair_dies_devices_stay() -> None:
             assert not any(made.socket_dir.glob("*-*.sock"))
 
 
+def descriptors(pid: int) -> dict[int, str]:
+    found = {}
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # It was closed meanwhile.
+            found[int(one.name)] = str(one.readlink())
+    return found
+
+
+async def test_who_serves_ends_its_connections_before_what_takes_long_to_close() -> None:
+    async with node(gpus={RESOURCE: 1}) as made:
+        await made.start_kubelet("1.37")
+        async with pair(made) as process:
+            mark = 0
+            for _ in range(2):  # The second one has numbers that became free when it took over.
+                serves, stands_by = await ready(process, mark)
+                inherited = {*descriptors(process.pid).values()}
+                for pid in (serves, stands_by):
+                    own = {number: what for number, what in descriptors(pid).items() if what not in inherited}
+                    watches = [number for number, what in own.items() if what == "anon_inode:inotify"]
+                    assert len(watches) == 2, "the folder's, and the profile's"
+                    assert max(watches) < min(number for number, what in own.items() if what.startswith("socket:"))
+                mark = process.seen
+                os.kill(serves, signal.SIGKILL)
+                await process.wait_for("registered", since=mark)
+
+
 # What is loaded after the fork, told when the kubelet calls.
 _TELLS_IMPORTS = """
 import sys
