@@ -83,27 +83,27 @@ class Gateway:
         settings: what it was told.
         source: where devices come from.
         role: what it is in a pair; None: it is alone.
-        born_ns: when it began (nanoseconds of the boot clock), where it begins anew after it made room; None: now.
+        before: when it began (nanoseconds of the boot clock; empty: now), and how often in a row it made room in vain.
     """
 
     def __init__(
-        self, settings: Settings, source: DeviceSource, role: Role | None = None, born_ns: int | None = None
+        self, settings: Settings, source: DeviceSource, role: Role | None = None, before: Sequence[int] = ()
     ) -> None:
         self.settings, self.source, self._role = settings, source, role
-        age = instance.begin(host_service=settings.host_service, born_ns=born_ns if role is None else role.born_ns)
+        born_ns = next(iter(before), None) if role is None else role.born_ns
+        age = instance.begin(host_service=settings.host_service, born_ns=born_ns)
         self._instance = instance.Instance(settings.socket_dir, age)
         self.ledger = Ledger(settings.state_dir, mend.decode if role is None else role.decode)
         self.scribe = Scribe(self.ledger)
-        self._alone = _alone(settings, self._instance, partial(self._end, RESIGNED)) if settings.dra == "on" else None
-        self.tally = Tally()
-        self.config = reload.FileFate()
+        self.alone = _alone(settings, self._instance, partial(self._end, RESIGNED), sum(before[1:]))
+        self.tally, self.config = Tally(), reload.FileFate()
         self._features = _features(settings) if settings.asks_api_server else None
         self._tasks = Tasks(self._end, role.active if role is not None else None)
         self._resources: dict[str, Resource] = {}
         self.presence = Presence(settings.socket_dir / KUBELET_SOCKET)
         records = settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
         self.beliefs = Beliefs(*records, self._looked, self._forgotten)
-        self.started = time.monotonic()
+        self.started, self._stopped = time.monotonic(), False
         self.holdings = Holdings(self.ledger, self.scribe, self.beliefs, self.presence, self._resources, self._tasks)
         self.others = Peers(
             settings,
@@ -142,7 +142,7 @@ class Gateway:
             self.others,
             self._resources,
             lambda name: Resource(self.around, name, self.ledger.accepted),
-            self._changed,
+            lambda: None if self.door is None else self.door.update(),
             lambda devices: {} if self.door is None else self.door.away(devices),
             self._sent,
             self._tasks,
@@ -177,11 +177,12 @@ class Gateway:
             self._role.attach()
         try:
             await self._start()
-            return await self._exit
+            status = await self._exit
         except _EndedError as ended:
-            return ended.status
+            status = ended.status
         finally:
             await self._close()
+        return 0 if status == RESIGNED and self._stopped else status
 
     # Start and end.
 
@@ -194,7 +195,7 @@ class Gateway:
         self.beliefs.look_within(0)
         if removed := instance.sweep(self.settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
-        room = await self._unless_ended(_begin(self._alone, self.scribe))
+        room = await self._unless_ended(_begin(self.alone, self.scribe))
         self._instance.create()
         if self.settings.dra != "off":
             self.door = _door(self, decides=room is None)
@@ -224,8 +225,8 @@ class Gateway:
         if any(peer < self._instance.age and not self.others.handover.decides(peer, "") for peer in elders):
             await self._unless_ended(asyncio.sleep(YIELD_TIME))
         self.others.begun = True
-        if self._alone is not None:
-            self._alone.stays = _stays(self.settings)
+        if self.alone is not None:
+            self.alone.serves(host_service=self.settings.host_service)
         self._tasks.spawn("standby", self.others.standby.run())
         self.others.look()
         # Left to another gateway, which went before it was asked for it; or another serves it under another name.
@@ -258,6 +259,7 @@ class Gateway:
     def _end(self, status: int) -> None:
         if not self._exit.done():
             self._exit.set_result(status)
+        self._stopped |= status != RESIGNED  # A signal may come while it makes room.
 
     async def _close(self) -> None:
         """End the streams, then the servers, then what is left of us in the socket directory."""
@@ -274,8 +276,8 @@ class Gateway:
         self.presence.close()
         await self._listeners.close_control()
         await self.scribe.close()
-        if self._alone is not None:
-            self._alone.close()
+        if self.alone is not None:
+            self.alone.close()
         self._instance.remove()
         if self.door is not None:
             await self.door.finish()
@@ -284,15 +286,10 @@ class Gateway:
     async def _open_control(self) -> None:
         commands = Commands(self)
         more = {message.OP: self.others.handover.serve} if self.door is None else self.door.handlers
-        resigns = self._alone.handlers if self._alone is not None else {}
-        await self._listeners.open_control({**commands.handlers, **more, **resigns})
+        await self._listeners.open_control({**commands.handlers, **more, **(self.alone.handlers if self.alone else {})})
         self._listeners.open_metrics(commands.document, self.tally, self)
 
     # What happens.
-
-    def _changed(self) -> None:
-        if self.door is not None:
-            self.door.update()
 
     async def _sent(self, news: bool) -> None:  # noqa: FBT001 - the lists' signature
         """Go on after each update: with ``news``, there are resources that are new."""
@@ -355,7 +352,7 @@ class Gateway:
     @property
     def waits_for(self) -> str:
         """What the start waits for, and why; empty where it doesn't."""
-        return self._folder.waits_for or (self._alone.waits_for if self._alone is not None else "")
+        return self._folder.waits_for or (self.alone.waits_for if self.alone is not None else "")
 
     @property
     def begun(self) -> bool:
@@ -384,10 +381,12 @@ def _features(settings: Settings) -> Features:
     return Features(settings)
 
 
-def _alone(settings: Settings, ours: instance.Instance, resign: Callable[[], None]) -> Alone:
+def _alone(settings: Settings, ours: instance.Instance, resign: Callable[[], None], in_vain: int) -> Alone | None:
+    if settings.dra != "on":
+        return None
     from gateway.handover.alone import Alone  # noqa: PLC0415 - only who serves both APIs must be alone
 
-    return Alone(ours.age, settings.state_dir, ours.peers, resign)
+    return Alone(ours.age, settings.state_dir, ours.peers, resign, in_vain)
 
 
 def _door(gateway: Gateway, *, decides: bool) -> Door:
@@ -432,11 +431,6 @@ async def _succeed(gateway: Gateway, alone: Alone, door: Door) -> None:
     gateway.holdings.recall(fresh=True)
     door.decide()
     await gateway.update()
-
-
-def _stays(settings: Settings) -> str:
-    """Say why a gateway that serves makes no room for a newer one; '' where it does."""
-    return "the host service makes no room: its unit is restarted in place" if settings.host_service else ""
 
 
 def _report_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

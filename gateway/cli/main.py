@@ -61,7 +61,7 @@ _LONGEST_SOCKET_PATH = 107
 _T = TypeVar("_T")
 _KUBELET_SOCKET = "kubelet.sock"
 _BORN = "DEVICE_PLUGIN_GATEWAY_BORN_NS"
-"""The variable by which a gateway that begins anew knows how old it is; nobody else sets it."""
+"""The variable by which a gateway that begins anew knows how old it is, and how often in a row it made room in vain."""
 _NVIDIA = "nvidia-device-plugin"
 _FIRST_KUBELET = 8
 
@@ -463,8 +463,8 @@ def _serve(settings: Settings) -> int:
         from gateway.pair.parent import Pair
 
         return Pair(lambda role: asyncio.run(_run(shell.Gateway(settings, source, role), role)), flight).run()
-    born = os.environ.pop(_BORN, "")
-    return asyncio.run(_run(shell.Gateway(settings, source, born_ns=int(born) if born.isdecimal() else None)))
+    before = [int(one) for one in os.environ.pop(_BORN, "").split() if one.isdecimal()]
+    return asyncio.run(_run(shell.Gateway(settings, source, before=before)))
 
 
 async def _run(gateway: Gateway, role: Role | None = None) -> NoReturn:
@@ -477,7 +477,12 @@ async def _run(gateway: Gateway, role: Role | None = None) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if status == daemon.RESIGNED:  # Anew, with nothing of before but its age: it is to stay the older one.
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {_BORN: str(gateway.age.born_ns)})  # noqa: S606 - itself
+        before = {_BORN: f"{gateway.age.born_ns} {gateway.alone.in_vain if gateway.alone is not None else 0}"}
+        try:
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | before)  # noqa: S606 - itself
+        except OSError as error:
+            _log.error("giving up: can't begin anew", reason=str(error))
+            status = 1
     os._exit(status)
 
 

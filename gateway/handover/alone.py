@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -35,6 +36,10 @@ MAKES_ROOM: Final = 10.0
 """Seconds that it has for that, before it is asked again."""
 ASK_TIME: Final = 1.0
 """Seconds within which an older gateway must answer."""
+HOLDS_BACK, HOLDS_BACK_MAX = 30.0, 900.0
+"""Seconds for which one makes no room that came back because the newer one ended; doubled each time in a row, up to the second."""
+FORGETS: Final = 3600.0
+"""Seconds that it serves then until that is forgotten."""
 _ANOTHER: Final = "the other gateway on this node to end: with --dra on one decides"
 _ADVICE: Final = "it makes room for a newer one where the kubelet is 1.33 or later; else update with maxSurge 0"
 _WRITABLE: Final = "make --state-dir a folder that this gateway can write"
@@ -49,6 +54,7 @@ class Alone:
         state_dir: the state directory.
         others: gives the other gateways that live, with their folders.
         resign: ends this gateway, to begin anew and wait.
+        in_vain: how often it did, in a row, for one that ended again.
     """
 
     def __init__(
@@ -57,9 +63,10 @@ class Alone:
         state_dir: Path,
         others: Callable[[], Mapping[Age, object]],
         resign: Callable[[], None],
+        in_vain: int = 0,
     ) -> None:
         self._age, self._state_dir, self._others, self._lock = age, state_dir, others, -1
-        self._make_room = resign
+        self._make_room, self._in_vain, self._back = resign, in_vain, time.monotonic()
         self.stays = "it is still starting"
         """Why this one makes no room for a newer one; '' where it does."""
         self.waits_for = ""
@@ -88,6 +95,8 @@ class Alone:
         loop, until = asyncio.get_running_loop(), 0.0
         while self._hindered() is not None:
             if loop.time() >= until:
+                if any(one > self._age for one in self._others()):  # It came first: the kubelet mustn't call this one.
+                    self._make_room()
                 reason = not_ready() or await self._ask(ready=True)
                 self._tell(
                     f"the older gateway on this node goes on until this one can serve: {reason}" if reason else ""
@@ -96,10 +105,20 @@ class Alone:
             await asyncio.sleep(min(SOON if not self.waits_for else AGAIN, max(until - loop.time(), 0.0)))
         self.waits_for = ""
 
+    def serves(self, *, host_service: bool) -> None:
+        """Make room for newer ones from now on, unless this is the host service."""
+        self.stays = "the host service makes no room: its unit is restarted in place" if host_service else ""
+        self._back = time.monotonic()
+
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """Who meets which order over the control socket."""
         return {OP: self._resign}
+
+    @property
+    def in_vain(self) -> int:
+        """How often it has made room in vain, should it do so now and come back."""
+        return 1 if time.monotonic() - self._back > FORGETS else self._in_vain + 1
 
     def close(self) -> None:
         """Let another one in."""
@@ -125,6 +144,13 @@ class Alone:
         if reason and self.waits_for != reason:
             _log.warning("waiting to be alone on this node", reason=reason, advice=advice)
         self.waits_for = reason
+
+    def _holds_back(self) -> str:
+        """Say why no room is made yet: one that ends as soon as it serves would take the kubelet's devices away again and again."""
+        left = self._back + held_back(self._in_vain) - time.monotonic()
+        if left <= 0:
+            return ""
+        return f"it made room {self._in_vain} times for one that ended again, and does so next in {left:.0f} s: see why that one ended"
 
     def _hindered(self) -> tuple[str, str] | None:
         """Say what is in the way, and what to do about it; None: nothing is, and the lock is held."""
@@ -152,9 +178,14 @@ class Alone:
             raise ControlError(
                 f"expected the age of a gateway younger than {self._age}, got {shown(request.get('from'))}"
             )
-        if self.stays:
-            raise ControlError(self.stays)
+        if reason := self.stays or self._holds_back():
+            raise ControlError(reason)
         await connection.send({"resigns": True})
         if request.get("ready") is True:
             _log.info("making room for a newer gateway", peer=age.token)
             self._make_room()
+
+
+def held_back(in_vain: int) -> float:
+    """Say for how many seconds no room is made by one that made it so often in vain, in a row."""
+    return min(HOLDS_BACK * 2.0 ** (min(in_vain, 32) - 1), HOLDS_BACK_MAX) if in_vain else 0.0

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import shutil
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Collection, Iterable
@@ -22,13 +25,14 @@ from adapters.dra.plugin import V1
 from devices.claims import ClaimName, Refused
 from devices.life.states import State
 from gateway.age import Age
+from gateway.cli import main
 from gateway.daemon import RESIGNED, Gateway
 from gateway.dra import cdi, crossing, desk, driver
 from gateway.dra import door as door_module
 from gateway.dra.crossing import Crossing
 from gateway.dra.door import Door
 from gateway.dra.publisher import Publisher
-from gateway.handover.alone import Alone
+from gateway.handover.alone import Alone, held_back
 from gateway.kubelet import drift, view
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.view import View
@@ -648,6 +652,70 @@ async def test_a_second_gateway_waits_for_the_first_and_for_those_beside_it(tmp_
     third.close()
 
 
+async def test_one_that_came_back_makes_no_room_at_once_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer gateway that ends as soon as it serves would take the kubelet's devices away each time that it starts."""
+    assert [held_back(times) for times in (0, 1, 2, 3, 6, 1000)] == [0, 30, 60, 120, 900, 900]
+    assert alone(tmp_path).in_vain == 1
+    one = Alone(Age(1, "0" * 8), tmp_path, dict, lambda: None, in_vain=2)
+    assert not await one.begin()
+    one.serves(host_service=False)
+    request = {"ready": True, "from": {"born_ns": 2, "token": "0000000b"}}
+    with pytest.raises(ControlError, match=r"it made room 2 times for one that ended again, and does so next in \d+ s"):
+        await one.handlers["resign"](None, request)  # type: ignore[arg-type]
+    assert one.in_vain == 3
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + 61)
+    with pytest.raises(AttributeError):  # It answers.
+        await one.handlers["resign"](None, request)  # type: ignore[arg-type]
+    monkeypatch.setattr(time, "monotonic", lambda: began + 3700)
+    assert one.in_vain == 1
+    one.close()
+
+
+async def test_of_two_newer_gateways_the_one_that_came_second_goes_back_to_waiting(node: Node) -> None:
+    """It has a socket that the kubelet may call, and decides nothing: each claim would wait for it."""
+    async with node.gateway(status=RESIGNED):
+        await node.allocatable(2)
+        late = node.place.made("on")
+        running = asyncio.ensure_future(late.run())
+        try:
+            await until(lambda: "expected the kubelet to have taken the DRA driver" in late.waits_for)
+            async with node.place.gateway("on") as first:
+                assert first.age > late.age
+                assert await running == RESIGNED
+                assert len(list((node.place.folder / "plugins_registry").iterdir())) == 1
+        finally:
+            late._end(0)
+            await running
+
+
+async def test_a_signal_while_it_makes_room_ends_it(node: Node) -> None:
+    one = node.place.made("on")
+    running = asyncio.ensure_future(one.run())
+    await until(lambda: one.begun)
+    one._end(RESIGNED)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == 0
+
+
+async def test_one_whose_program_is_gone_ends_when_it_made_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Made:
+        age, alone = Age(1, "0" * 8), None
+
+        async def run(self) -> int:
+            return RESIGNED
+
+    def ended(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(sys, "executable", "/no/such/program")
+    monkeypatch.setattr(os, "_exit", ended)
+    with pytest.raises(SystemExit, match=r"^1$"):
+        await main._run(Made())  # type: ignore[arg-type]
+
+
 async def resigns(path: Path, born_ns: int, *, ready: bool = False) -> dict[str, Any]:
     return await control.ask(
         path, {"op": "resign", "ready": ready, "from": {"born_ns": born_ns, "token": "0000000b"}}, 5
@@ -666,8 +734,8 @@ async def test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve(
             await resigns(path, 1 << 61)  # Younger than now.
         assert await resigns(path, elder.age.born_ns + 1) == {"resigns": True, "v": 1}
         assert not elder._exit.done()
-        assert elder._alone is not None
-        alone = elder._alone
+        assert elder.alone is not None
+        alone = elder.alone
         alone.stays = "it is still starting"
         with pytest.raises(ControlError, match="it is still starting"):
             await resigns(path, elder.age.born_ns + 1, ready=True)
