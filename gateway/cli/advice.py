@@ -18,7 +18,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 import yaml
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 NEWEST: Final = 10**6
 """Stands for the newest patch release."""
@@ -275,7 +275,7 @@ def kubelet(text: str, facts: Advice) -> Kubelet:
     number, *vendors = _SUFFIX.split(text.removeprefix("v"), maxsplit=1)
     try:
         said = Version(number)
-    except InvalidVersion:
+    except ValueError:  # InvalidVersion, and a number of over 4300 digits.
         said = None
     plain = _PLAIN.fullmatch(number) is not None and all(_WORDS.fullmatch(words) for words in vendors)
     if said is None or not plain or said.major != 1 or len(said.release) not in {2, 3}:

@@ -94,8 +94,10 @@ def test_nodes_without_devices_are_left_out() -> None:
 
 
 def test_what_cannot_be_judged_is_named_with_the_reason() -> None:
-    found = made(node("a", "v1.27.9"), node("b", "weird"), node("c", "v1.99.0"), node("d", ""))
-    assert [one.node for one in found.unknown] == ["b", "c", "d"]
+    found = made(
+        node("a", "v1.27.9"), node("b", "weird"), node("c", "v1.99.0"), node("d", ""), node("e", "v1." + 5000 * "9")
+    )
+    assert [one.node for one in found.unknown] == ["b", "c", "d", "e"]
     assert "a newer gateway may know it" in found.unknown[1].why
 
 
