@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -23,13 +24,32 @@ The rules are this project's own, and so is one of the plugins: that it keeps th
 kubelets within the time that was waited, not how often it happens on a node. Many plugins rely on their DaemonSet: one that ends and is started
 again keeps a rule, too, and the row *how* says so.
 """
+_PLAIN: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._:/+-]{0,99}", re.ASCII)
+"""What stands in the page as it is: a name, a version, a date."""
 _WORDS: Final = {"kept": "kept", "broken": "**broken**", "not applicable": "n/a"}
 
 
 def page() -> str:
     """Write the page."""
-    reports = [from_yaml(path.read_bytes()) for path in sorted((ROOT / REPORTS).glob("*/*.yaml"), key=_order)]
+    reports = [_read(path) for path in sorted((ROOT / REPORTS).glob("*/*.yaml"), key=_order)]
     return "".join([_BEGIN.format(reports=REPORTS), *_summary(reports), *_matrix(reports), *_each(reports)])
+
+
+def _read(path: Path) -> PluginReport:
+    """Read a report, which anybody may have written.
+
+    Raises:
+        ValueError: something in it would be more than text in the page.
+    """
+    told = from_yaml(path.read_bytes())
+    names = {name for found in told.resources.values() for name in found}
+    for name in (told.plugin, told.version, told.date, told.examined_with, *told.kubelets, *sorted(names)):
+        if not _PLAIN.fullmatch(name):
+            raise ValueError(f"{path}: expected letters, digits and ._:/+-, at most 100, got {name[:100]!r}")
+    for text in (told.command, told.change, told.notes.replace("<", "\n")):  # The notes are no code.
+        if not text.isprintable():
+            raise ValueError(f"{path}: expected one line, and in notes no <, got {text[:100]!r}")
+    return told
 
 
 def _order(path: Path) -> tuple[str, Version]:

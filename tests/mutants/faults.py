@@ -121,6 +121,22 @@ MUTANTS = (
     ),
     Mutant(
         "G4",
+        "a plugin's name may be HTML",
+        "tools/compared.py",
+        "        if not _PLAIN.fullmatch(name):",
+        "        if False:",
+        "tests/unit/test_compared.py::test_a_report_that_would_be_more_than_text_is_refused",
+    ),
+    Mutant(
+        "G4",
+        "a command ends the block of code that it stands in",
+        "tools/compared.py",
+        "        if not text.isprintable():",
+        "        if False:",
+        "tests/unit/test_compared.py::test_a_report_that_would_be_more_than_text_is_refused",
+    ),
+    Mutant(
+        "G4",
         "a crash asks for arguments",
         "gateway/lab/conformance/started.py",
         "    if status >= 0 and _ARGUMENTS.search(log):",

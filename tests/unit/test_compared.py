@@ -50,6 +50,33 @@ def test_a_plugin_that_was_not_examined_has_no_column(monkeypatch: pytest.Monkey
     assert "| not examined | no devices: none |" in page
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"plugin": "x](https:example.com)"},
+        {"plugin": "<script>"},
+        {"version": "v1|"},
+        {"date": "<b>"},
+        {"examined_with": "0.1\n# heading"},
+        {"kubelets": {"1.37|": "genuine"}},
+        {"resources": {"1.37": {"example.com/`one": 2}}},
+        {"command": "plugin\n\n<script>alert(1)</script>"},
+        {"change": "true\n\n# heading"},
+        {"notes": "see <script>alert(1)</script>"},
+    ],
+    ids=str,
+)
+def test_a_report_that_would_be_more_than_text_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: dict[str, object]
+) -> None:
+    path = tmp_path / compared.REPORTS / "x" / "1.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(to_yaml(made(**({"version": "v1.0.0"} | more))))  # type: ignore[arg-type]
+    monkeypatch.setattr(compared, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match=r"1\.yaml: expected"):
+        compared.page()
+
+
 def test_what_a_plugin_says_stays_in_its_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said = "Allocate gave `x` | <script>alert(1)</script>\n# heading"
     rule = RuleReport(level="core", result="broken", kubelet="genuine", broken_on={"1.37": said})
