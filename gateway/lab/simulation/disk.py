@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import importlib
+import itertools
 import os
 import pkgutil
 import stat
@@ -327,7 +328,9 @@ class Mounted:
 
     def __init__(self) -> None:
         self._disk: Disk | None = None
-        self.geteuid = os.geteuid
+        uid, numbers = os.geteuid(), itertools.count()
+        self.geteuid = lambda: uid
+        self.urandom = lambda size: next(numbers).to_bytes(size, "big")  # Names that no other file has.
         for module, constants in ((os, "O_"), (fcntl, "LOCK_")):
             self.__dict__.update({name: getattr(module, name) for name in dir(module) if name.startswith(constants)})
 

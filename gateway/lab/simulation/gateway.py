@@ -146,6 +146,11 @@ class Gateway(Process):
         self.scribe.durable(self.die)
         self.later(LAST_WRITE, self.die)
 
+    def take_apart(self) -> None:
+        """Let go of everything."""
+        for one in (*self.handover.partners.values(), self.plugin, self.handover, self._standby, self.scribe, self):
+            vars(one).clear()
+
     @property
     def listens(self) -> bool:
         """Whether its socket takes connections."""
@@ -334,7 +339,7 @@ class Gateway(Process):
             self._resuming = True
             self._resume()
         if any(peer < self.age for peer in peers):
-            self.handover.take_over(peers, lambda: None)
+            self.handover.take_over(peers)
 
     def _look_for_gone(self, peers: Sequence[Age]) -> None:
         gone, self._silent = self._silent - {*peers}, {age for age in peers if age not in self.handover.partners}

@@ -43,8 +43,6 @@ _SETTLE_STEPS: Final = 50
 class Partner:
     """One end of a conversation."""
 
-    __slots__ = ("age", "far", "gone", "last", "state", "timer")
-
     def __init__(self, age: Age) -> None:
         self.age = age
         self.far: tuple[Gateway, Partner] | None = None
@@ -73,7 +71,7 @@ class Handover:
 
     # For the gateway.
 
-    def take_over(self, peers: Iterable[Age], then: Callable[[], None]) -> None:
+    def take_over(self, peers: Iterable[Age], then: Callable[[], None] | None = None) -> None:
         """Ask the older gateways; ``then`` is called when they answered, or didn't in time."""
         self.asked = True
         gateway = self._gateway
@@ -90,6 +88,8 @@ class Handover:
                 self._act(partner, actions)
                 asked = True
         self._run()
+        if then is None:
+            return
         if not asked or not self._asking:
             gateway.later(0.0, then)
             return
@@ -150,6 +150,7 @@ class Handover:
         for partner in [*self.partners.values()]:
             partner.gone = True
             self._hang_up(partner)
+            partner.far = partner.timer = None
         self.partners.clear()
 
     # Conversations.
@@ -212,6 +213,7 @@ class Handover:
         partner.gone = True
         self._hang_up(partner)
         stop(partner.timer)
+        partner.far = partner.timer = None
         if self.partners.get(partner.age) is partner:
             del self.partners[partner.age]
         seconds = self._rests.get(partner.age, AGAIN)

@@ -273,6 +273,13 @@ class Node:
             return f"{rest[0].label} is {rest[0].plugin.machine.phase.value}"
         return ""
 
+    def take_apart(self) -> None:
+        """End: rings of objects would be left to the garbage collector, at a tenth of a schedule's cost."""
+        for gateway in self.gateways:
+            gateway.take_apart()
+        self.clock.due.clear()
+        vars(self).clear()
+
     @staticmethod
     def broken(promise: str) -> None:
         """Tell that a promise is broken."""

@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -81,14 +81,16 @@ class Found(msgspec.Struct):
 
 def play(numbers: Sequence[int]) -> Found:
     """Play schedules by number."""
-    found = Found(Counter(), {})
+    met: defaultdict[str, int] = defaultdict(int)
+    broken = {}
     for number in numbers:
         script = schedule(number)
-        player = Player(script, opening.copied(script.kubelet, script.seed))
-        if broken := player.play():
-            found.broken[number] = broken
-        found.met.update(player.clock.met)
-    return found
+        node = opening.copied(script.kubelet, script.seed)
+        node.clock.met = met
+        if promise := Player(script, node).play():
+            broken[number] = promise
+        node.take_apart()
+    return Found(Counter(met), broken)
 
 
 def shrink(script: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
@@ -136,8 +138,7 @@ def _batches(first: int, count: int) -> Iterator[range]:
 def _begin(niceness: int) -> None:
     os.nice(niceness)
     disk.install()
-    # A schedule is rings of objects: looked for after every few, while they are in the processor's cache, and never among modules.
-    gc.set_threshold(10_000)
+    gc.set_threshold(100_000)  # A schedule is taken apart when it is over: hardly a ring of objects is left.
     gc.freeze()
 
 
