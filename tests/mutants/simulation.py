@@ -11,7 +11,7 @@ RULES = {
     "SIM4": "a schedule's number tells all that happens in it",
 }
 
-_PLAYED = ("-m", "gateway.lab.simulation.run", "--schedules", "1000")
+_PLAYED = ("-m", "gateway.lab.simulation.run", "--jobs", "1", "--schedules", "1000")
 _TEST = "tests/unit/test_simulation.py::test_schedules_keep_every_promise_and_meet_what_is_rare"
 
 MUTANTS = (
@@ -131,6 +131,14 @@ MUTANTS = (
         "gateway/lab/simulation/kubelet.py",
         "sorted(sorted(claim.available - claim.taken), key",
         "sorted(claim.available - claim.taken, key",
+        "tests/unit/test_simulation.py::test_a_schedule_is_played_again_to_the_letter",
+    ),
+    Mutant(
+        "SIM4",
+        "the order of a set decides which device 1.8 gives a pod",
+        "gateway/lab/kubelets/books.py",
+        "*sorted(self._free(resource, more))[:more]",
+        "*tuple(self._free(resource, more))[:more]",
         "tests/unit/test_simulation.py::test_a_schedule_is_played_again_to_the_letter",
     ),
     Mutant(

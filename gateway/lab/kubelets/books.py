@@ -237,7 +237,7 @@ class DeviceBooks:
         """
         has = self.ids(pod, name, resource)
         more = max(0, required - len(has))
-        ids = (*has, *tuple(self._free(resource, more))[:more])
+        ids = (*has, *sorted(self._free(resource, more))[:more])
         self.allot(pod, name, resource, ids, ContainerAnswer())
         return ids
 

@@ -26,6 +26,8 @@ SECONDS: Final = 1.5
 VARIANTS: Final = 64
 """How many openings of a version differ by chance."""
 _NUMBERS: Final = (int, float)
+_played: Final[set[tuple[str, int]]] = set()
+"""Which openings were wanted already: most of a few hundred schedules want one that no other does."""
 
 
 def played(kubelet: str, seed: int, trace: list[str] | None = None) -> Node:
@@ -39,7 +41,10 @@ def played(kubelet: str, seed: int, trace: list[str] | None = None) -> Node:
 
 
 def copied(kubelet: str, seed: int) -> Node:
-    """Give what ``played`` gives, without playing it each time."""
+    """Give what ``played`` gives, without playing it each time: from the second time on, a copy."""
+    if (kubelet, seed % VARIANTS) not in _played:
+        _played.add((kubelet, seed % VARIANTS))
+        return played(kubelet, seed)
     build, shared = _kept(kubelet, seed % VARIANTS)
     return build(random.Random(seed).random, *shared)
 

@@ -29,7 +29,7 @@ from gateway.lab.simulation.schedule import WEIGHTS, Player, Schedule, Step, sch
 SCHEDULES: Final = 1_000_000
 ENOUGH: Final = 100_000
 """From so many schedules on, each of ``SOMETIMES`` must have been met."""
-BATCH: Final = 500
+BATCH: Final = 100
 MOST_BROKEN: Final = 5
 """How many broken schedules are told; then the rest isn't played."""
 LONGEST_TRACE: Final = 200
