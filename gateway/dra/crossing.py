@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from devices.model import Device
     from gateway.dra.claims import NamedClaim
     from gateway.dra.records import Records
-    from gateway.kubelet.beliefs import Beliefs
+    from gateway.kubelet.beliefs import Beliefs, Look
+    from gateway.kubelet.presence import Presence
     from gateway.kubernetes.client import Client
     from gateway.memory.claimed import Claimed
     from gateway.memory.ledger import Ledger
@@ -40,6 +41,10 @@ LOOK_AGAIN: Final = 0.1
 """Seconds between two looks at boards that nobody may hold, while they move."""
 WAIT: Final = 0.5
 """The same, where somebody holds every one of them: nobody says when the kubelet takes a pod for ended."""
+SETTLE: Final = 0.5
+"""Seconds from a lowered allocatable until devices are withheld: what the scheduler gave away before that still gets them."""
+ADMITS: Final = 4.0
+"""Seconds from a kubelet's start until it has admitted the pods anew that it knows of (0.6 to 2.9 on a busy machine: run)."""
 TELLS: Final = 10.0
 """Seconds after which the kubelet has told the API server by itself which devices there are."""
 _log = structlog.get_logger()
@@ -61,6 +66,8 @@ class Allocatable:
         self._api, self._path = api, f"{node}/status"
         self.turn = asyncio.Lock()
         """To be held from when the table is looked at until it was told, or changed."""
+        self.came: float | None = None
+        """Since when (monotonic seconds) devices came or went without the scheduler being told what the kubelet has now."""
 
     async def tell(self, counts: Mapping[str, int]) -> None:
         """Say how many there are, by resource.
@@ -70,6 +77,35 @@ class Allocatable:
         """
         body = {"status": {"allocatable": {name: str(count) for name, count in counts.items()}}}
         await self._api.patch(self._path, body, Patch.MERGE)
+
+    async def lower(self, stay: Mapping[str, Collection[str]]) -> None:
+        """Say so of those that stay, before others are withheld. The kubelet does within 10 s, and pods that come meanwhile fail (run).
+
+        Raises:
+            KubernetesError: it can't be said.
+        """
+        await self.tell({name: len(ids) for name, ids in stay.items()})
+        await asyncio.sleep(SETTLE)
+
+    async def catch_up(self, last: Look | None, stays: Callable[[], Mapping[str, Collection[str]]]) -> None:
+        """Tell of what came as soon as the kubelet says that it would give it away: what the list has for pods, and nothing else."""
+        if (came := self.came) is None:
+            return
+        async with self.turn:
+            there = stays()
+            if (
+                last is not None
+                and last.at > came
+                and all((last.view.allocatable or {}).get(name, frozenset()) == ids for name, ids in there.items())
+            ):
+                try:
+                    await self.tell({name: len(ids) for name, ids in there.items()})
+                except KubernetesError as error:
+                    _log.info("the kubelet tells the API server of GPUs that came back", reason=str(error))
+            elif time.monotonic() - came < TELLS:
+                return
+            if self.came == came:
+                self.came = None
 
 
 class Crossing:
@@ -85,6 +121,7 @@ class Crossing:
         allocated: asks the API server which claims have which boards; None: it can't be known yet.
         update: brings the lists up to date.
         allocatable: tells the scheduler of what came back.
+        presence: whether a kubelet is there, and since when.
     """
 
     def __init__(
@@ -98,10 +135,11 @@ class Crossing:
         allocated: Callable[[], Awaitable[Mapping[str, str] | None]],
         update: Callable[[], Awaitable[None]],
         allocatable: Allocatable,
+        presence: Presence,
     ) -> None:
-        self.allocatable = allocatable
-        self._came: float | None = None
-        """Since when (monotonic seconds) devices came or went without the scheduler being told what the kubelet has now."""
+        self.allocatable, self._presence = allocatable, presence
+        self._admits = False
+        """Whether the list has for a kubelet that starts what goes to DRA, too."""
         self._ledger, self._scribe, self._beliefs, self._held = ledger, scribe, beliefs, held
         self._resources, self._records, self._ask, self._update = resources, records, allocated, update
         self._sides: dict[str, Side] = {}
@@ -127,6 +165,7 @@ class Crossing:
     def adopt(self) -> None:
         """Have the table that is on disk in force: this gateway decides from now on."""
         self._sides = dict(self._ledger.sides)
+        self._admits = self._presence.starts(ADMITS)
 
     @property
     def is_known(self) -> bool:
@@ -140,12 +179,13 @@ class Crossing:
 
     def away(self, devices: Iterable[Device]) -> dict[str, tuple[State, str]]:
         """Say which devices the device plugin API doesn't give away, by ID, and in words why."""
-        found = {}
+        found, admits = {}, self._admits and self.is_known
         for device in devices:
             board = boards.place_of(device).board
             side, claim = self.side(board), self._claim(board)
             named, before = device.id in self._prepared[2], self._counted.get(device.id)
-            if (state := table.listed(side, named=named, claimed=bool(claim), before=before)) is not None:
+            state = table.listed(side, named=named, claimed=bool(claim), before=before, admits=admits)
+            if state is not None:
                 found[device.id] = state, self._words(board, side)
         return found
 
@@ -197,6 +237,7 @@ class Crossing:
         Raises:
             NotWrittenError: nothing was done.
         """
+        self._admits = self._admits or self._presence.starts(ADMITS)
         await self._put({board: table.ordered(self._sides.get(board, self._sides[REST]), to) for board in wanted})
 
     def claimed(self) -> None:
@@ -255,14 +296,15 @@ class Crossing:
         if self._stale:
             self._stale = False
             await self._update()
+        if self._admits is not self._presence.starts(ADMITS):
+            await self._admit()
         there, missed = self.boards(), self._missed
         self._missed = set()
         moving = {board for board in there if self.side(board) in table.MOVING}
-        if not moving and not missed and self._came is None:
+        if not moving and not missed and self.allocatable.came is None:
             return 0.0
         await self._beliefs.look()
-        if self._came is not None:
-            await self._raise(self._came)
+        await self.allocatable.catch_up(self._beliefs.last, self.stays)
         if coming := [one for one in moving if self.side(one) is Side.TO_PLUGIN and not self._claim(one)]:
             asked = await self._ask()
             self._allocated = {} if asked is None else {one: asked.get(one, "") for one in coming}
@@ -271,26 +313,21 @@ class Crossing:
         after = {one: table.looked_at(side, seen[one], misses=one in missed) for one, side in sides.items()}
         news = {board: side for board, side in after.items() if side is not sides[board]}
         await self._put(news)
-        held = self._came is None and all(one.pod or one.claim or one.allocated for one in seen.values())
+        held = self.allocatable.came is None and all(one.pod or one.claim or one.allocated for one in seen.values())
         return WAIT if held and not news else LOOK_AGAIN
 
-    async def _raise(self, came: float) -> None:
-        """Tell the scheduler of what came back as soon as the kubelet says that it would give it away."""
-        async with self.allocatable.turn:
-            last, there = self._beliefs.last, self.stays()
-            if (
-                last is not None
-                and last.at > came
-                and all((last.view.allocatable or {}).get(name, frozenset()) == ids for name, ids in there.items())
-            ):
-                try:
-                    await self.allocatable.tell({name: len(ids) for name, ids in there.items()})
-                except KubernetesError as error:
-                    _log.info("the kubelet tells the API server of GPUs that came back", reason=str(error))
-            elif time.monotonic() - came < TELLS:
+    async def _admit(self) -> None:
+        """List what goes to DRA for a kubelet that starts; or withhold it again, once one has admitted its pods."""
+        if self._admits and any(self.side(board) is Side.TO_DRA for board in self.boards()):
+            try:
+                async with self.allocatable.turn:
+                    await self.allocatable.lower(self.stays())
+            except KubernetesError as error:
+                _log.info("what goes to DRA is listed until the API server can be told of less", reason=str(error))
                 return
-            if self._came == came:
-                self._came = None
+            self.allocatable.came = time.monotonic()
+        self._admits = not self._admits
+        await self._update()
 
     def stays(self, leaving: Collection[str] = ()) -> dict[str, frozenset[str]]:
         """Give the devices that the device plugin API's list has for pods, by resource, once some boards have left it."""
@@ -354,7 +391,7 @@ class Crossing:
             _log.info("GPUs cross over", boards={board: side.value for board, side in news.items() if board})
         await self._update()
         if any(news):  # What left, too: a kubelet that was about to tell of it may have written over what was told.
-            self._came = time.monotonic()
+            self.allocatable.came = time.monotonic()
         self._wake.set()
 
     def listed(self, now: float) -> None:
@@ -368,7 +405,7 @@ class Crossing:
             layers = [(entry.device.id, layer.state) for _, entry in devices for layer in entry.layers]
             counted |= {device_id: state for device_id, state in layers if state in COUNTED}
         if counted.keys() - self._counted.keys():
-            self._came = now
+            self.allocatable.came = now
             self._wake.set()
         self._counted = counted
 

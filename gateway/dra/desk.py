@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gateway.kubernetes.client import Client
     from gateway.wires.control import ControlConnection, Handler
 
-SETTLE: Final = 0.5
-"""Seconds from a lowered allocatable until devices are withheld: what the scheduler gave away before that still gets them."""
 LOOK_FOR: Final = 2.0
 """Seconds between two looks for boards that aren't where the node's annotation wants them."""
 BY_NAME: Final = 36
@@ -163,18 +161,14 @@ class Desk:
             raise ControlError(reason)
         async with self._crossing.allocatable.turn:
             if to is Side.DRA:
-                await self._lower(frozenset(wanted))
+                try:
+                    await self._crossing.allocatable.lower(self._crossing.stays(wanted))
+                except KubernetesError as error:
+                    raise ControlError(
+                        f"nothing was done: the node's allocatable devices can't be lowered: {error}"
+                    ) from error
             try:
                 await self._crossing.order(to, wanted)
             except NotWrittenError as error:
                 raise ControlError(f"nothing was done, because the state file can't be written: {error}") from error
         _log.info("order", op="cross", to=to.value, boards=wanted)
-
-    async def _lower(self, leaving: frozenset[str]) -> None:
-        """Tell the scheduler at once how many devices stay. The kubelet does within 10 s, and pods that come meanwhile fail (run)."""
-        left = {name: len(ids) for name, ids in self._crossing.stays(leaving).items()}
-        try:
-            await self._crossing.allocatable.tell(left)
-        except KubernetesError as error:
-            raise ControlError(f"nothing was done: the node's allocatable devices can't be lowered: {error}") from error
-        await asyncio.sleep(SETTLE)

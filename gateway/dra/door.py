@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from gateway.dra.offer import Offer
     from gateway.dra.publisher import Server
     from gateway.kubelet.beliefs import Beliefs
+    from gateway.kubelet.presence import Presence
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
@@ -69,7 +70,8 @@ class Inside(Struct, frozen=True):
     """What the door needs of the gateway.
 
     ``beliefs`` are the kubelet's records, ``held`` what containers hold of a resource by them (None: nobody knows), ``resources``
-    gives the lists of all devices, as the device plugin API would show them; ``update`` brings them up to date.
+    gives the lists of all devices, as the device plugin API would show them; ``update`` brings them up to date. ``presence`` says
+    whether a kubelet is there.
     """
 
     age: Age
@@ -80,6 +82,7 @@ class Inside(Struct, frozen=True):
     held: Callable[[str], frozenset[str] | None]
     resources: Callable[[], Sequence[Resource]]
     update: Callable[[], Awaitable[None]]
+    presence: Presence
 
 
 class Door:
@@ -107,7 +110,7 @@ class Door:
         if settings.dra == "on":
             known = inside.ledger, inside.scribe, inside.beliefs, inside.held, inside.resources, self._records
             allocatable = Allocatable(self._api, path(settings))
-            self.crossing = Crossing(*known, self._allocated, inside.update, allocatable)
+            self.crossing = Crossing(*known, self._allocated, inside.update, allocatable, inside.presence)
             unable = partial(without_gpus, self._api, path(settings))
             self._desk = Desk(self.crossing, lambda: self.not_ready, unable)
         self._boards: dict[tuple[str, str], str] = {}

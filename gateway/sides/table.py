@@ -122,7 +122,9 @@ def looked_at(side: Side, seen: Seen, *, misses: bool) -> Side:
     return missed(side, seen) if misses and side is Side.PLUGIN else moved(side, seen)
 
 
-def listed(side: Side, *, named: bool = False, claimed: bool = False, before: State | None = None) -> State | None:
+def listed(
+    side: Side, *, named: bool = False, claimed: bool = False, before: State | None = None, admits: bool = False
+) -> State | None:
     """Say what lies over a device in the device plugin API's list; None: nothing.
 
     The scheduler counts a pod that has a device by name against what the list has, whichever API gave it. On the way back, where
@@ -130,13 +132,17 @@ def listed(side: Side, *, named: bool = False, claimed: bool = False, before: St
     so until it is here, because the next pod comes as soon as the last one ended, and a kubelet without a healthy device for it
     fails it for good.
 
+    So does a kubelet that starts with pods that have a device which isn't healthy, if their containers don't run any more, and with those
+    that the scheduler gave it meanwhile (run on 1.36 and 1.37).
+
     Args:
         side: where its board is.
         named: whether it is prepared for a pod that asked by name.
         claimed: whether anything of its board is prepared for a claim.
         before: what lies over it in the list as it is now.
+        admits: whether a kubelet is away, or admits its pods anew.
     """
-    if side is Side.PLUGIN:
+    if side is Side.PLUGIN or (side is Side.TO_DRA and admits):
         return None
     if side is Side.TO_PLUGIN and named:
         return State.LENT

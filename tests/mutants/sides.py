@@ -24,6 +24,7 @@ _RULES = "tests/unit/test_sides.py"
 _MOVES = f"{_RULES}::test_a_board_moves_on_when_nobody_has_it"
 
 _MAKES_ROOM = f"{_ON}::test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve"
+_ADMITS = f"{_ON}::test_a_kubelet_that_starts_has_what_goes_to_dra_until_it_has_admitted_its_pods"
 _AGAIN = "tests/compat/test_dra_storm.py::test_who_made_room_serves_again_when_the_newer_one_dies"
 _STAYS = f"{_ON}::test_a_newer_gateway_that_no_kubelet_takes_changes_nothing"
 
@@ -232,9 +233,57 @@ MUTANTS = (
         "OWN3",
         "the scheduler is left to hear of what came back from the kubelet",
         _SHELL,
-        "            self._came = time.monotonic()",
-        "            pass",
+        "            self.allocatable.came = time.monotonic()\n        self._wake.set()\n",
+        "            pass\n        self._wake.set()\n",
         f"{_ON}::test_the_scheduler_hears_of_what_came_back_when_the_kubelet_has",
+    ),
+    Mutant(
+        "OWN3",
+        "a kubelet that starts refuses pods whose GPU goes to DRA",
+        _TABLE,
+        "(side is Side.TO_DRA and admits)",
+        "(side is Side.TO_DRA and False)",
+        _ADMITS,
+    ),
+    Mutant(
+        "OWN2",
+        "what comes back from DRA is listed for a kubelet that starts",
+        _TABLE,
+        "(side is Side.TO_DRA and admits)",
+        "(side in MOVING and admits)",
+        f"{_RULES}::test_a_kubelet_that_admits_its_pods_has_what_goes_to_dra_and_nothing_of_dras",
+    ),
+    Mutant(
+        "OWN2",
+        "what nobody knows of is listed for a kubelet that starts",
+        _SHELL,
+        "self._admits and self.is_known",
+        "self._admits",
+        f"{_ON}::test_without_its_state_file_it_gives_nothing_before_it_knows_the_claims",
+    ),
+    Mutant(
+        "OWN3",
+        "what goes to DRA is withheld again before the scheduler heard",
+        _SHELL,
+        "                    await self.allocatable.lower(self.stays())\n",
+        "                    pass\n",
+        _ADMITS,
+    ),
+    Mutant(
+        "OWN3",
+        "an order withholds GPUs from a kubelet that isn't there yet",
+        _SHELL,
+        "        self._admits = self._admits or self._presence.starts(ADMITS)\n",
+        "",
+        f"{_ON}::test_what_is_ordered_while_no_kubelet_is_there_is_withheld_from_none",
+    ),
+    Mutant(
+        "OWN3",
+        "a kubelet that was found just now is taken for one that has just started",
+        "gateway/kubelet/presence.py",
+        "        return young and ",
+        "        return ",
+        "tests/unit/test_presence.py::test_whether_one_starts",
     ),
     Mutant(
         "OWN4",
@@ -486,8 +535,8 @@ MUTANTS = (
         "OWN4",
         "the node's allocatable stays",
         _DESK,
-        "            await self._lower(frozenset(wanted))\n",
-        "            pass\n",
+        "await self._crossing.allocatable.lower(self._crossing.stays(wanted))\n",
+        "pass\n",
         f"{_ON}::test_the_scheduler_hears_of_less_before_the_kubelet_does",
     ),
     Mutant(

@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -127,7 +127,8 @@ async def node(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     folder = Path(tempfile.mkdtemp(prefix="on-"))
     monkeypatch.setattr(access, "find", lambda _: server.access())
     monkeypatch.setattr(cdi, "FOLDER", folder / "cdi")
-    monkeypatch.setattr(desk, "SETTLE", 0.0)
+    monkeypatch.setattr(crossing, "SETTLE", 0.0)
+    monkeypatch.setattr(crossing, "ADMITS", 0.0)
     monkeypatch.setattr(crossing, "WAIT", 0.05)
     one = Node(Place(folder, server))
     await one.manager.start()
@@ -287,7 +288,7 @@ async def test_a_lowered_allocatable_is_told_again_when_the_kubelet_has_heard(
         await node.allocatable(2)
         crossing_ = door(one).crossing
         assert crossing_ is not None
-        await until(lambda: crossing_._came is None)  # What was there at the start was told.
+        await until(lambda: crossing_.allocatable.came is None)  # What was there at the start was told.
         kubelet = Deaf(monkeypatch, A, B)
         await node.cross("dra", A)
         assert node.told == {GPU: "1"}
@@ -297,6 +298,59 @@ async def test_a_lowered_allocatable_is_told_again_when_the_kubelet_has_heard(
         assert node.told == {GPU: "2"}
         kubelet.hears = True
         await until(lambda: node.told == {GPU: "1"})
+
+
+async def test_a_kubelet_that_starts_has_what_goes_to_dra_until_it_has_admitted_its_pods(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.manager.admit("p1", {GPU: 1})
+        await node.cross("dra")
+        await node.stand(a="to-dra", b="dra")
+        await node.manager.stop()
+        await until(lambda: states(one) == {A: State.PRESENT, B: State.ELSEWHERE})
+        monkeypatch.setattr(crossing, "ADMITS", 60.0)
+        await node.manager.start()
+        await node.allocatable(1)
+        await node.manager.admit("p1", {GPU: 1})  # Anew: its container may have ended meanwhile.
+        node.manager.remove("p1")
+        assert (await node.manager.admit("p2", {GPU: 1})).devices[GPU] == (A,)  # It was given to the node before.
+        crossing_ = door(one).crossing
+        assert crossing_ is not None
+        told: list[set[State]] = []
+        tell = crossing_.allocatable.tell
+
+        async def heard(counts: Mapping[str, int]) -> None:
+            told.append({state for name, state in states(one).items() if name == A})
+            await tell(counts)
+
+        monkeypatch.setattr(crossing_.allocatable, "tell", heard)
+        monkeypatch.setattr(crossing, "ADMITS", 0.0)
+        await node.allocatable(0)
+        assert (states(one)[A], told[0]) == (State.LEAVING, {State.PRESENT})  # The scheduler heard of it first.
+        assert node.told == {GPU: "0"}
+        node.manager.remove("p2")
+        await node.stand(a="dra", b="dra")
+
+
+async def test_what_is_ordered_while_no_kubelet_is_there_is_withheld_from_none(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def later(_: Crossing) -> None:
+        pass
+
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.manager.stop()
+        await until(lambda: one.presence.since is None)
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(Crossing, "_admit", later)
+            await node.cross("dra")
+            assert states(one) == {A: State.PRESENT, B: State.PRESENT}
+        await node.manager.start()
+        await node.stand(a="dra", b="dra")
+        await node.allocatable(0)
 
 
 async def test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_next(node: Node) -> None:
@@ -496,7 +550,10 @@ async def test_a_late_claim_calls_back_what_nobody_holds(node: Node) -> None:
         await node.allocatable(2)
 
 
-async def test_without_its_state_file_it_gives_nothing_before_it_knows_the_claims(node: Node) -> None:
+async def test_without_its_state_file_it_gives_nothing_before_it_knows_the_claims(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crossing, "ADMITS", 60.0)
     node.place.claim("c", "uid-c", "gpu-0")
     await node.place.server.stop()
     async with node.gateway(known=False) as one:

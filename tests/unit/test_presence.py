@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.kubelet import presence
+from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.presence import WAITING, Presence
 from gateway.lab.waiting import until
 
@@ -43,6 +45,22 @@ async def test_who_does_not_listen_any_more_is_gone_and_told_once(one: Presence,
         one.check()
     one.close()
     assert ([line["event"] for line in said], one.since) == (["the kubelet is gone"], None)
+
+
+@pytest.mark.parametrize(
+    ("there", "began", "starts"),
+    [
+        pytest.param(None, 0.0, True, id="none"),
+        pytest.param(1.0, 1.0, True, id="a young one"),
+        pytest.param(5.0, 5.0, False, id="an old one"),
+        pytest.param(1.0, 5.0, False, id="an old one, found just now"),
+        pytest.param(5.0, -3600.0, False, id="the clock was set back"),
+    ],
+)
+def test_whether_one_starts(one: Presence, there: float | None, began: float, *, starts: bool) -> None:
+    one.since = None if there is None else time.monotonic() - there
+    one.kubelet = KubeletId(1, 2, round((time.time() - began) * 1e9))
+    assert one.starts(4.0) is starts
 
 
 @pytest.mark.parametrize(("anew", "later"), [(True, True), (False, False)])

@@ -120,6 +120,14 @@ def test_on_the_way_back_the_list_has_what_pods_by_name_have_until_it_is_here(
     assert all(TABLE[state].health is Health.HEALTHY for state in (State.LENT, State.RETURNING))
 
 
+@pytest.mark.parametrize("claimed", [False, True])
+@pytest.mark.parametrize("side", Side)
+def test_a_kubelet_that_admits_its_pods_has_what_goes_to_dra_and_nothing_of_dras(side: Side, *, claimed: bool) -> None:
+    shown = table.listed(side, claimed=claimed, admits=True)
+    assert (shown is None) is (side in {Side.PLUGIN, Side.TO_DRA})
+    assert table.offered(side, None, "") is Offered.NOT
+
+
 @pytest.mark.parametrize(
     ("side", "seen", "words"),
     [

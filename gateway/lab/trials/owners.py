@@ -253,6 +253,8 @@ class Model:
         yield from self._books(one, alive=alive)
         if alive:
             yield "the kubelet hears", replace(one, healthy=_is_healthy(one.shown))
+            if (shown := _listed(one.side, claim, one.shown, admits=True)) is None and one.shown is not None:
+                yield "a kubelet that starts has it listed", replace(one, shown=shown, look=None)
             yield from _told(one, claim)
             yield "the scheduler hears", replace(one, known=one.slice)
             if one.slice is not Offered.FREE:
@@ -332,10 +334,11 @@ def _actual(side: Side, claim: On) -> Side:
     return table.actual(side, claimed=claim.is_noted)
 
 
-def _listed(side: Side, claim: On, before: State | None) -> State | None:
+def _listed(side: Side, claim: On, before: State | None, *, admits: bool = False) -> State | None:
     """Say what lies over a GPU in the list."""
     noted = claim.is_noted
-    return table.listed(_actual(side, claim), named=noted and claim.named, claimed=noted, before=before)
+    named = noted and claim.named
+    return table.listed(_actual(side, claim), named=named, claimed=noted, before=before, admits=admits)
 
 
 def _is_healthy(shown: State | None) -> bool:
