@@ -394,9 +394,8 @@ def _door(gateway: Gateway, *, decides: bool) -> Door:
     from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
 
     memory = gateway.ledger, gateway.scribe, gateway.beliefs, gateway.holdings.held
-    inside = door.Inside(
-        gateway.age, gateway.source, *memory, lambda: gateway.resources, gateway.update, gateway.presence
-    )
+    lists = (lambda: gateway.resources), gateway.update
+    inside = door.Inside(gateway.age, gateway.source, *memory, *lists, gateway.presence)
     try:
         made = door.Door(gateway.settings, inside)
     except AccessError as error:
