@@ -17,6 +17,7 @@ import structlog
 from devices import boards
 from devices.life.states import AWAY, COUNTED, Entry, State
 from devices.model import Health
+from gateway.dra.records import starts
 from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.memory.holdings import BOOKED_WITHIN
 from gateway.sides import table
@@ -165,7 +166,7 @@ class Crossing:
     def adopt(self) -> None:
         """Have the table that is on disk in force: this gateway decides from now on."""
         self._sides = dict(self._ledger.sides)
-        self._admits = self._presence.starts(ADMITS)
+        self._admits = starts(self._presence, ADMITS)
 
     @property
     def is_known(self) -> bool:
@@ -237,7 +238,7 @@ class Crossing:
         Raises:
             NotWrittenError: nothing was done.
         """
-        self._admits = self._admits or self._presence.starts(ADMITS)
+        self._admits = self._admits or starts(self._presence, ADMITS)
         await self._put({board: table.ordered(self._sides.get(board, self._sides[REST]), to) for board in wanted})
 
     def claimed(self) -> None:
@@ -296,7 +297,7 @@ class Crossing:
         if self._stale:
             self._stale = False
             await self._update()
-        if self._admits is not self._presence.starts(ADMITS):
+        if self._admits is not starts(self._presence, ADMITS):
             await self._admit()
         there, missed = self.boards(), self._missed
         self._missed = set()

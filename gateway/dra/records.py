@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,6 +24,7 @@ from gateway.kubernetes.watch import pause
 
 if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Beliefs, Look
+    from gateway.kubelet.presence import Presence
     from gateway.kubelet.view import View
     from gateway.kubernetes.client import Client
 
@@ -154,3 +156,11 @@ def pods_of(api: Client, node: str) -> Callable[[], Awaitable[list[Pod]]]:
         return found
 
     return ask
+
+
+def starts(presence: Presence, within: float) -> bool:
+    """Whether there is no kubelet, or one that has been there for less than so many seconds, whenever this process came."""
+    if presence.since is None:
+        return True
+    young = presence.kubelet is None or time.time() - presence.kubelet.mtime_ns / 1e9 < within
+    return young and time.monotonic() - presence.since < within

@@ -42,13 +42,6 @@ class Presence:
         """Whether a kubelet takes connections now."""
         return listens(self.socket)
 
-    def starts(self, within: float) -> bool:
-        """Whether there is none, or one that has been there for less than so many seconds, whenever this process came."""
-        if self.since is None:
-            return True
-        young = self.kubelet is None or time.time() - self.kubelet.mtime_ns / 1e9 < within
-        return young and time.monotonic() - self.since < within
-
     def found(self, *, anew: bool) -> None:
         """Take note that it is there; ``anew`` is whether it is another one than before."""
         self.close()

@@ -130,10 +130,7 @@ def listed(
     The scheduler counts a pod that has a device by name against what the list has, whichever API gave it. On the way back, where
     such pods get what the list has, it must have theirs, too: without it as many others stayed unused (run on 1.37). It is listed
     so until it is here, because the next pod comes as soon as the last one ended, and a kubelet without a healthy device for it
-    fails it for good.
-
-    So does a kubelet that starts with pods that have a device which isn't healthy, if their containers don't run any more, and with those
-    that the scheduler gave it meanwhile (run on 1.36 and 1.37).
+    fails it for good. So does one that starts with a pod whose container ended, or that was given to it, meanwhile (run on 1.36, 1.37).
 
     Args:
         side: where its board is.

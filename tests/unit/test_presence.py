@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.dra import records
 from gateway.kubelet import presence
 from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.presence import WAITING, Presence
@@ -60,7 +61,7 @@ async def test_who_does_not_listen_any_more_is_gone_and_told_once(one: Presence,
 def test_whether_one_starts(one: Presence, there: float | None, began: float, *, starts: bool) -> None:
     one.since = None if there is None else time.monotonic() - there
     one.kubelet = KubeletId(1, 2, round((time.time() - began) * 1e9))
-    assert one.starts(4.0) is starts
+    assert records.starts(one, 4.0) is starts
 
 
 @pytest.mark.parametrize(("anew", "later"), [(True, True), (False, False)])
