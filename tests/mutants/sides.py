@@ -186,8 +186,8 @@ MUTANTS = (
         "OWN1",
         "the plugin gives what comes back",
         _TABLE,
-        "    if side is Side.PLUGIN:\n        return None",
-        "    if side in {Side.PLUGIN, Side.TO_PLUGIN}:\n        return None",
+        "    if side is Side.PLUGIN or ",
+        "    if side in {Side.PLUGIN, Side.TO_PLUGIN} or ",
         f"{_RULES}::test_one_api_at_most_gives_a_board_away",
     ),
     Mutant(
