@@ -43,6 +43,7 @@ def source(settings: Settings, sys: Path = _SYS, attempts: Attempts | None = Non
         sources.append(GenericSource(settings.policy))
     if settings.policy.bridge:
         from gateway.bridge.source import Bridge
+        from gateway.kubelet.beliefs import CHECKPOINT
 
         ours = tuple(sources)
         sources.append(
@@ -51,6 +52,7 @@ def source(settings: Settings, sys: Path = _SYS, attempts: Attempts | None = Non
                 settings.state_dir,
                 settings.policy,
                 taken=lambda name: any(one.claims(name) for one in ours),
+                records=(settings.pod_resources_socket, settings.socket_dir / CHECKPOINT),
             )
         )
     if not sources:

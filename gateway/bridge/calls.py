@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from devices.model import ContainerAnswer, ContainerRequest, Fault, RefusedError
-from gateway.bridge import judge, shield
+from gateway.bridge import doubt, judge, shield
 from gateway.bridge.peer import PREPARE_TIME, AwayError, Peer
 from gateway.bridge.plugin import FIRST_LIST, Bridged
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from devices.model import Device, PreferredRequest
 
@@ -29,34 +29,54 @@ class BridgedResource(Bridged):
     _listed: Collection[str] = frozenset()
     """The IDs of these devices: made once for each list."""
 
+    books: Callable[[], Awaitable[Mapping[str, str] | None]]
+    """Reads who holds its devices by the kubelet's records: nobody where the kubelet has none; None where they can't be read."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether an Allocate is open."""
+        return self._turn.locked()
+
     async def allocate(self, request: ContainerRequest) -> ContainerAnswer:
         """Let the plugin answer, in the order of the calls and one at a time: some look for *the* pod that is waiting.
 
         Raises:
-            RefusedError: in the plugin's words; UNAVAILABLE where it is away for too long, DEADLINE_EXCEEDED where it hangs.
+            RefusedError: in the plugin's words; UNAVAILABLE where it is away for too long, DEADLINE_EXCEEDED where it hangs,
+                FAILED_PRECONDITION where another container holds a device.
         """
+        came = time.monotonic()
         async with self._turn:
-            while True:
-                peer = self.peer
-                if peer is None:
-                    earlier = self.answers.get(frozenset(request.device_ids)) if self.repeats else None
-                    if earlier is not None:
-                        self.repeated += 1
-                        self._log.warning(
-                            "the plugin is away: an earlier answer is repeated", devices=len(request.device_ids)
-                        )
-                        return earlier
-                    await self._returned(shield.left(self.word, self.limits, time.monotonic()))
-                    continue
-                if not await self._knows(request.device_ids, peer):
-                    continue
-                try:
-                    answer = await peer.allocate(request, self.deadline)
-                except AwayError as error:
-                    await self._let_down(peer, error)
-                    continue
-                self._note(request, answer)
-                return answer
+            doubted = self.doubts.among(request.device_ids)
+            if doubted and (refused := doubt.refusal(self.resource, doubted, await self.books())) is not None:
+                raise refused
+            answer = await self._answered(request)
+            now = time.monotonic()
+            if self.doubts.given(request.device_ids, now - came, now):
+                self._changed()
+            return answer
+
+    async def _answered(self, request: ContainerRequest) -> ContainerAnswer:
+        while True:
+            peer = self.peer
+            if peer is None:
+                earlier = self.answers.get(frozenset(request.device_ids)) if self.repeats else None
+                if earlier is not None:
+                    self.repeated += 1
+                    self._log.warning(
+                        "the plugin is away: an earlier answer is repeated", devices=len(request.device_ids)
+                    )
+                    return earlier
+                await self._returned(shield.left(self.word, self.limits, time.monotonic()))
+                continue
+            if not await self._knows(request.device_ids, peer):
+                continue
+            try:
+                answer = await peer.allocate(request, self.deadline)
+            except AwayError as error:
+                await self._let_down(peer, error)
+                continue
+            self._note(request, answer)
+            return answer
 
     async def prefer(self, request: PreferredRequest) -> tuple[str, ...]:
         """Let the plugin choose; where it is away, or lacks some of them, the first ones that are available are as good as any.

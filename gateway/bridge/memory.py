@@ -50,7 +50,7 @@ class Plugin(Struct, frozen=True):
     """One resource: where its plugin was served (``door`` is the folder), what it spoke, asked and said.
 
     ``away_since`` is in unix seconds, None where it was there. ``socket`` is the one that it registered. ``listed`` is whether it
-    has said yet which devices it has.
+    has said yet which devices it has. ``doubted`` are devices that a kubelet may have forgotten that it gave them away (``doubt``).
     """
 
     resource: _Name
@@ -65,6 +65,7 @@ class Plugin(Struct, frozen=True):
     answers: tuple[EarlierAnswer, ...] = ()
     socket: SocketId | None = None
     listed: bool = True
+    doubted: Annotated[tuple[str, ...], Meta(max_length=MOST_DEVICES)] = ()
 
 
 class Book(Struct, frozen=True):

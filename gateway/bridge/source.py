@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,8 @@ from gateway.bridge.calls import BridgedResource
 from gateway.bridge.door import LOOK_EVERY, REGISTRATION, Doors
 from gateway.bridge.plugin import DEADLINE
 from gateway.bridge.recall import answers_of, recalled, remembered
+from gateway.kubelet import view
+from gateway.kubelet.watch import listens
 
 SAVE_WITHIN: Final = 1.0
 """Seconds between two writes of what is remembered."""
@@ -37,6 +40,8 @@ SAVE_SOON: Final = 0.1
 """The same, where a Register waits for it."""
 SAVE_TIME: Final = 2.0
 """Seconds that a Register waits: a plugin isn't lost because a disk is slow."""
+SETTLE_EVERY: Final = 10.0
+"""Seconds between two looks whether devices that a kubelet may have forgotten are free."""
 FIRST_CALLS: Final = 2.0
 """Seconds that remembered plugins get to answer before the doors open, which makes every plugin register anew."""
 
@@ -51,14 +56,21 @@ class Bridge:
         state_dir: where it remembers them.
         policy: what the operator decided.
         taken: whether another source of this gateway has a resource.
+        records: the socket of the kubelet's pod-resources API, and its checkpoint.
     """
 
     name = "bridge"
 
     def __init__(
-        self, folder: Path, state_dir: Path, policy: Policy, taken: Callable[[str], bool] = lambda _: False
+        self,
+        folder: Path,
+        state_dir: Path,
+        policy: Policy,
+        taken: Callable[[str], bool] = lambda _: False,
+        *,
+        records: tuple[Path, Path],
     ) -> None:
-        self._state_dir = state_dir
+        self._state_dir, self._records = state_dir, records
         self.plugins: dict[str, BridgedResource] = {}
         """By the name that the plugin registered."""
         self._taken = taken
@@ -91,7 +103,7 @@ class Bridge:
             with contextlib.suppress(OSError):
                 self._doors.hinders()  # From now on nobody else writes of plugins, or what they wrote is read again.
             await self._recall()
-            tasks += [asyncio.ensure_future(self._keep_doors()), asyncio.ensure_future(self._keep_memory())]
+            tasks += map(asyncio.ensure_future, (self._keep_doors(), self._keep_memory(), self._settle_doubts()))
             while True:
                 self._news.clear()
                 yield self._inventory()
@@ -245,6 +257,26 @@ class Bridge:
             async with asyncio.timeout(SAVE_TIME):
                 await saved.wait()
 
+    async def _settle_doubts(self) -> None:
+        """Look, while no Allocate is open, whether what may be forgotten is held by nobody any more: then nobody need look later."""
+        while True:
+            await asyncio.sleep(SETTLE_EVERY)
+            doubtful = [one for one in self.plugins.values() if one.doubts.since]
+            at = time.monotonic()
+            if not doubtful or any(one.is_asked for one in self.plugins.values()):
+                continue
+            for one in doubtful:
+                held = await self._held(one.resource)
+                if held is not None and one.doubts.seen(held, at):
+                    self._changed()
+
+    async def _held(self, resource: str) -> Mapping[str, str] | None:
+        """Say who holds what of a plugin's resource; nobody where the kubelet has no such records, None where they can't be read."""
+        if not listens(self._records[0]):
+            return {}
+        seen = await view.look(*self._records)
+        return (seen.held or {}).get(self._shown(resource), {}) if seen.source == "pod-resources" else None
+
     def _remembered(self) -> tuple[memory.Plugin, ...]:
         return tuple(row for one in self.plugins.values() if (row := remembered(one)) is not None)
 
@@ -255,6 +287,7 @@ class Bridge:
     def _bridged(self, resource: str) -> BridgedResource:
         one = BridgedResource(resource, self._changed, self._limits, self.plugins.values)
         self._settle(one)
+        one.books = partial(self._held, resource)
         return one
 
     def _settle(self, one: BridgedResource) -> None:

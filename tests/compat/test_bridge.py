@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from gateway.lab.kubelets.build import built
 from tests.compat.conftest import Job, Recordings
+from tests.unit.bridging import play_forgotten_in_flight
 
 ROWS = [
     ("kubelet-restart", "v1beta1", "1.8"),
@@ -36,3 +40,15 @@ def test_a_scenario_through_the_bridge(jobs: tuple[Job, ...], recordings: Record
     """Its promise is in ``SCENARIOS``; what breaks it is raised."""
     for job in jobs:
         recordings(job)
+
+
+@pytest.mark.genuine
+@pytest.mark.parametrize("version", ["1.20", "1.28", "1.37"])
+async def test_a_device_that_the_kubelet_forgot_while_it_waited_goes_to_no_second_pod(
+    folder: Path, version: str
+) -> None:
+    binary = built(version)
+    assert binary is not None, f"kubelet {version} is not built: make kubelets"
+    held, came = await play_forgotten_in_flight(folder, version, binary)
+    assert sorted(held) == ["a", "b"]
+    assert came == 1

@@ -20,6 +20,7 @@ RULES = {
     "B12": "an ID is its plugin's own, unless it is the hardware's",
     "B14": "a name is one source's: the gateway's own, then the plugin's that has it, at a start and after an edit, too",
     "B15": "a second gateway goes by what the first one wrote last, and by what it can reach",
+    "B17": "a device that a kubelet forgot while it waited for an Allocate goes to no second pod",
     "B16": "who was told that it is registered is known after a crash, too",
 }
 
@@ -31,6 +32,7 @@ _SOURCE = "gateway/bridge/source.py"
 _ADMISSION = "gateway/bridge/admission.py"
 _CALLS = "gateway/bridge/calls.py"
 _DOOR = "gateway/bridge/door.py"
+_DOUBT = "gateway/bridge/doubt.py"
 _T = "tests/unit/test_bridge.py"
 _R = "tests/unit/test_bridge_refusals.py"
 _S = "tests/unit/test_bridge_shield.py"
@@ -636,5 +638,45 @@ MUTANTS = (
         "            async with asyncio.timeout(SAVE_TIME):\n",
         "            async with asyncio.timeout(None):\n",
         f"{_M}::test_a_disk_that_hangs_keeps_nobody_from_registering",
+    ),
+    Mutant(
+        "B17",
+        "what is in doubt is given again",
+        _CALLS,
+        "                raise refused\n",
+        "                pass\n",
+        "tests/unit/test_bridge_daemon.py::test_a_device_that_the_kubelet_forgot_while_it_waited_goes_to_no_second_pod",
+    ),
+    Mutant(
+        "B17",
+        "a long Allocate leaves no doubt",
+        _DOUBT,
+        "took >= QUICK or not",
+        "not",
+        "tests/unit/test_bridge_doubt.py",
+    ),
+    Mutant(
+        "B17",
+        "what was looked up is in doubt no more",
+        _DOUBT,
+        "took >= QUICK or not self.since.keys().isdisjoint(device_ids)",
+        "took >= QUICK",
+        "tests/unit/test_bridge_doubt.py",
+    ),
+    Mutant(
+        "B17",
+        "records of before the answer end a doubt",
+        _DOUBT,
+        "since + BOOKED <= at",
+        "since <= at",
+        "tests/unit/test_bridge_doubt.py",
+    ),
+    Mutant(
+        "B17",
+        "where the records can't be read nothing is in doubt",
+        _DOUBT,
+        "    if holders is None:\n",
+        "    if holders is None:\n        return None\n",
+        "tests/unit/test_bridge_doubt.py",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -11,8 +12,12 @@ from devices.life.states import State
 from devices.model import ContainerAnswer, ContainerRequest, Device, Field, Health, Sayable
 from devices.policy import Bridging, Policy
 from devices.source import Inventory, Listing
+from gateway.bridge import doubt
 from gateway.bridge.plugin import Bridged
 from gateway.bridge.source import Bridge
+from gateway.kubelet import view
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
 from gateway.lab.plugins.played import PlayedPlugin
 from gateway.lab.waiting import until
 
@@ -95,7 +100,7 @@ async def bridged(
     policy = Policy(bridge=str(folder), bridge_grace=grace, bridge_withdraw=withdraw, bridging=bridging)
     state = folder / "state"
     state.mkdir(exist_ok=True, mode=0o700)
-    watched = Watched(Bridge(folder, state, policy, taken), folder)
+    watched = Watched(Bridge(folder, state, policy, taken, records=(folder / "none", folder / "none")), folder)
     watched.begin()
     try:
         if opens:
@@ -103,6 +108,37 @@ async def bridged(
         yield watched
     finally:
         await watched.close()
+
+
+async def play_forgotten_in_flight(folder: Path, version: str, genuine: Path | None = None) -> tuple[list[str], int]:
+    """Have a kubelet forget the device of an Allocate that takes long; name the devices of all pods, and count those that came after."""
+    sockets, state = folder / "k" / "device-plugins", folder / "state"
+    sockets.mkdir(parents=True)
+    command = gateway_command(sockets, state, options=("--backend", "none", "--bridge", str(folder)))
+    async with (
+        await Kubelet.launch(version, sockets, genuine=genuine) as kubelet,
+        await GatewayProcess.launch(command) as gateway,
+    ):
+        await kubelet.start()
+        await gateway.wait_for("open for device plugins")
+        async with plugin(folder) as played:
+            await kubelet.wait(NIC, 2)
+            await kubelet.admit("pod-a", NIC, 1)
+            played.free.clear()
+            waiting = asyncio.create_task(kubelet.admit("pod-b", NIC, 1))
+            await until(lambda: len(played.allocated) == 2, GUARD_S)
+            await asyncio.sleep(doubt.QUICK)  # So long it takes.
+            await kubelet.remove("pod-a")
+            await view.look(folder / "k" / "pod-resources" / "kubelet.sock", folder / "none")
+            played.free.set()
+            await waiting
+            came = 0
+            for pod in ("pod-c", "pod-d", "pod-e"):
+                with contextlib.suppress(KubeletError):
+                    await kubelet.admit(pod, NIC, 1)
+                    came += 1
+            held = [one for pod in (await kubelet.pods()).values() for ids in pod.values() for one in ids[NIC]]
+    return held, came
 
 
 @asynccontextmanager

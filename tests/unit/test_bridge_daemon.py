@@ -11,7 +11,7 @@ import pytest
 
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
-from tests.unit.bridging import NIC, plugin
+from tests.unit.bridging import NIC, play_forgotten_in_flight, plugin
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,12 @@ async def test_one_that_registers_once_outlives_a_gateway_that_is_killed_at_once
                     await kubelet.wait(NIC, 2)
                     await kubelet.admit("after", NIC, 1)
                     assert len(played.allocated) == 1
+
+
+async def test_a_device_that_the_kubelet_forgot_while_it_waited_goes_to_no_second_pod(folder: Path) -> None:
+    held, came = await play_forgotten_in_flight(folder, "1.37")
+    assert sorted(held) == ["a", "b"]
+    assert came == 1
 
 
 async def _watch(kubelet: Kubelet, seen: Counter[int], every: float = 0.01) -> None:

@@ -34,6 +34,7 @@ def test_the_page_is_made_from_the_table() -> None:
         pytest.param("issue-127803", "1.37", False, id="it is fixed"),
         pytest.param("checkpoint-1.11", "1.11", True, id="a hop"),
         pytest.param("readmission", "1.24", False, id="and not where it isn't"),
+        pytest.param("forgotten-in-flight", "1.37", True, id="what is in flight"),
     ],
 )
 async def test_a_bug_is_shown(name: str, version: str, seen: bool) -> None:

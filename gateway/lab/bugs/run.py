@@ -54,7 +54,9 @@ async def look(name: str, version: str, binary: Callable[[str], Path | None]) ->
     if bug.show is None:
         raise ValueError(f"{name} can't be shown: {bug.why_not}")
     with tempfile.TemporaryDirectory(prefix="dpg-", dir="/tmp") as folder:
-        async with Stage(Path(folder), version, binary) as stage:
+        directory = Path(folder) / "device-plugins"
+        directory.mkdir()
+        async with Stage(directory, version, binary) as stage:
             seen = await bug.show(stage)
     return Sight(name, version, binary(version) is not None, seen)
 

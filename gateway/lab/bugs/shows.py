@@ -12,9 +12,12 @@ from typing import Any, Final, Self
 import grpc
 
 from devices.model import Device
+from gateway.kubelet import view
+from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.kubelet import Demand, Kubelet, KubeletError
 from gateway.lab.plugins.played import PlayedPlugin
+from gateway.lab.waiting import until
 
 RESOURCE: Final = "vendor.example/nic"
 SOON: Final = 2.0
@@ -26,7 +29,7 @@ class Stage:
     """A socket directory, a kubelet on it, and the plugins that were started there.
 
     Args:
-        directory: an empty folder with a short path.
+        directory: an empty folder with a short path, in one that is no one else's: the pod-resources API is served beside it.
         version: the kubelet that is looked at.
         binary: finds the genuine kubelet of a version; None: it is emulated.
     """
@@ -87,6 +90,20 @@ class Stage:
     async def allocatable(self) -> int:
         """Count the devices that the kubelet gives out."""
         return (await self.kubelet.books()).allocatable.get(RESOURCE, 0)
+
+    async def read_records(self) -> None:
+        """Read the kubelet's pod-resources API, as an exporter of metrics does; nothing where there is none."""
+        await view.look(self._directory.parent / "pod-resources" / KUBELET_SOCKET, self._directory / "none")
+
+    async def doubled(self) -> str:
+        """Name a device that two pods hold by the kubelet's own books; empty where none is."""
+        held = [
+            device_id
+            for pod in (await self.kubelet.pods()).values()
+            for ids in pod.values()
+            for device_id in ids[RESOURCE]
+        ]
+        return next((device_id for device_id in held if held.count(device_id) > 1), "")
 
     async def becomes(self, count: int, seconds: float = SOON) -> bool:
         """Wait until the kubelet gives out just so many devices; False where it doesn't."""
@@ -212,6 +229,26 @@ async def _pod_over_a_start(stage: Stage) -> None:
     await stage.kubelet.admit(POD, RESOURCE, 2)
     await plugin.stop()
     await stage.boot(pods=[Demand(POD, RESOURCE, 2)])
+
+
+async def in_flight_is_forgotten(stage: Stage) -> str:
+    """Pod-resources is read while an Allocate is open and another pod has ended; then two more pods come."""
+    await stage.boot()
+    plugin = await stage.served(2)
+    await stage.kubelet.admit(POD, RESOURCE, 1)
+    plugin.free.clear()
+    waiting = asyncio.create_task(stage.kubelet.admit("pod-b", RESOURCE, 1))
+    await until(lambda: len(plugin.allocated) == 2, SOON)
+    await stage.kubelet.remove(POD)
+    await stage.read_records()
+    plugin.free.set()
+    await waiting
+    with contextlib.suppress(KubeletError):  # The second one can't have any.
+        for pod in ("pod-c", "pod-d"):
+            await stage.kubelet.admit(pod, RESOURCE, 1)
+    if doubled := await stage.doubled():
+        return f"device {doubled} is held by two pods"
+    return ""
 
 
 def forgets(before: str) -> Show:

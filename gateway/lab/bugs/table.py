@@ -198,6 +198,17 @@ BUGS: Final[Mapping[str, Bug]] = {
         why_not="the versions between the two changes can't be built as Go modules; `readmission` shows what is left of it",
         issues=(118559,),
     ),
+    "forgotten-in-flight": Bug(
+        "a device that is being allocated while pod-resources `List` is called, and another pod has ended, is given to the next pod, too",
+        15,
+        None,
+        "not fixed: UpdateAllocatedDevices counts anew what pods hold, and who waits for Allocate holds nothing yet",
+        "a whole genuine node, where Allocate waited for DRA's GPUs",
+        "behind the bridge a device whose Allocate took long is given again only when nobody holds it by the records",
+        shows.in_flight_is_forgotten,
+        "1.37",
+        "1.12",
+    ),
     "stuck-registration": Bug(
         "a Register that comes while the end of the stream before is being handled is held by nobody: its stream lives, and no pod gets a device",
         25,

@@ -238,6 +238,7 @@ class DeviceBooks:
         has = self.ids(pod, name, resource)
         more = max(0, required - len(has))
         ids = (*has, *sorted(self._free(resource, more))[:more])
+        self.reserve(resource, ids)
         self.allot(pod, name, resource, ids, ContainerAnswer())
         return ids
 
@@ -250,14 +251,13 @@ class DeviceBooks:
         self._recount()
 
     def allot(self, pod: str, name: str, resource: str, ids: Sequence[str], answer: ContainerAnswer) -> None:
-        """Enter what a container got."""
+        """Enter what a container got: what is in use isn't counted anew by that, so what was reserved and then forgotten stays so."""
         nodes: dict[str, tuple[str, ...]] = {}
         for device in sorted(ids):
             found = self._devices.get(resource, {}).get(device)
             for node in map(str, found.numa_nodes) if found and found.numa_nodes else (self._behaviour.numa_key,):
                 nodes[node] = (*nodes.get(node, ()), device)
         self._held[pod, name, resource] = Allotment(nodes, answer)
-        self._recount()
 
     def pass_on(self, pod: str, name: str) -> None:
         """Let later containers of the pod have what its init container got; no two app containers the same."""
