@@ -71,10 +71,8 @@ class Bridged:
         self.resource, self._changed, self.limits = resource, changed, limits
         self._beside = beside
         self.word: Word = shield.Word()
-        self.peer: Peer | None = None
-        """The registration that calls go to; None while the plugin is away."""
-        self.path: Path | None = None
-        """Where it was served last."""
+        self.peer: Peer | None = None  # The registration that calls go to; None while the plugin is away.
+        self.path: Path | None = None  # Where it was served last.
         self.registered_on: SocketId | None = None
         """The socket that it named itself, in its last Register. One that was bound since may be another plugin's."""
         self.door: Door = "device-plugins"

@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +44,8 @@ SETTLE_EVERY: Final = 10.0
 FIRST_CALLS: Final = 2.0
 """Seconds that remembered plugins get to answer before the doors open, which makes every plugin register anew."""
 
+_Records = tuple[Path, Path]
+
 _log = structlog.get_logger()
 
 
@@ -68,7 +69,7 @@ class Bridge:
         policy: Policy,
         taken: Callable[[str], bool] = lambda _: False,
         *,
-        records: tuple[Path, Path],
+        records: _Records,
     ) -> None:
         self._state_dir, self._records = state_dir, records
         self.plugins: dict[str, BridgedResource] = {}
@@ -103,7 +104,10 @@ class Bridge:
             with contextlib.suppress(OSError):
                 self._doors.hinders()  # From now on nobody else writes of plugins, or what they wrote is read again.
             await self._recall()
-            tasks += map(asyncio.ensure_future, (self._keep_doors(), self._keep_memory(), self._settle_doubts()))
+            tasks += map(
+                asyncio.ensure_future,
+                (self._keep_doors(), self._keep_memory(), _settle_doubts(self.plugins, self._changed)),
+            )
             while True:
                 self._news.clear()
                 yield self._inventory()
@@ -257,26 +261,6 @@ class Bridge:
             async with asyncio.timeout(SAVE_TIME):
                 await saved.wait()
 
-    async def _settle_doubts(self) -> None:
-        """Look, while no Allocate is open, whether what may be forgotten is held by nobody any more: then nobody need look later."""
-        while True:
-            await asyncio.sleep(SETTLE_EVERY)
-            doubtful = [one for one in self.plugins.values() if one.doubts.since]
-            at = time.monotonic()
-            if not doubtful or any(one.is_asked for one in self.plugins.values()):
-                continue
-            for one in doubtful:
-                held = await self._held(one.resource)
-                if held is not None and one.doubts.seen(held, at):
-                    self._changed()
-
-    async def _held(self, resource: str) -> Mapping[str, str] | None:
-        """Say who holds what of a plugin's resource; nobody where the kubelet has no such records, None where they can't be read."""
-        if not listens(self._records[0]):
-            return {}
-        seen = await view.look(*self._records)
-        return (seen.held or {}).get(self._shown(resource), {}) if seen.source == "pod-resources" else None
-
     def _remembered(self) -> tuple[memory.Plugin, ...]:
         return tuple(row for one in self.plugins.values() if (row := remembered(one)) is not None)
 
@@ -287,7 +271,7 @@ class Bridge:
     def _bridged(self, resource: str) -> BridgedResource:
         one = BridgedResource(resource, self._changed, self._limits, self.plugins.values)
         self._settle(one)
-        one.books = partial(self._held, resource)
+        one.books = lambda: _held(self._records, self._shown(resource))
         return one
 
     def _settle(self, one: BridgedResource) -> None:
@@ -374,3 +358,25 @@ class Bridge:
     async def acquire(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - the protocol's
         """Do nothing: nothing was released."""
         return ()
+
+
+async def _settle_doubts(plugins: Mapping[str, BridgedResource], changed: Callable[[], None]) -> None:
+    """Look, while no Allocate is open, whether what may be forgotten is held by nobody any more: then nobody need look later."""
+    while True:
+        await asyncio.sleep(SETTLE_EVERY)
+        doubtful = [one for one in plugins.values() if one.doubts.since]
+        at = time.monotonic()
+        if not doubtful or any(one.is_asked for one in plugins.values()):
+            continue
+        for one in doubtful:
+            held = await one.books()
+            if held is not None and one.doubts.seen(held, at):
+                changed()
+
+
+async def _held(records: _Records, resource: str) -> Mapping[str, str] | None:
+    """Say who holds what of a resource; nobody where the kubelet has no such records, None where they can't be read."""
+    if not listens(records[0]):
+        return {}
+    seen = await view.look(*records)
+    return (seen.held or {}).get(resource, {}) if seen.source == "pod-resources" else None
