@@ -43,7 +43,6 @@ def source(settings: Settings, sys: Path = _SYS, attempts: Attempts | None = Non
         sources.append(GenericSource(settings.policy))
     if settings.policy.bridge:
         from gateway.bridge.source import Bridge
-        from gateway.kubelet.beliefs import CHECKPOINT
 
         ours = tuple(sources)
         sources.append(
@@ -52,7 +51,7 @@ def source(settings: Settings, sys: Path = _SYS, attempts: Attempts | None = Non
                 settings.state_dir,
                 settings.policy,
                 taken=lambda name: any(one.claims(name) for one in ours),
-                records=(settings.pod_resources_socket, settings.socket_dir / CHECKPOINT),
+                records=(settings.pod_resources_socket, settings.socket_dir),
             )
         )
     if not sources:

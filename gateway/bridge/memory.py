@@ -6,13 +6,16 @@ until they do the ledger keeps their devices' IDs. A damaged file is put aside.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
+import structlog
 from msgspec import Meta, Struct
 
 from adapters.registry import DIALECTS
@@ -24,11 +27,19 @@ from gateway.kubelet.watch import SocketId
 NAME: Final = "bridge.json"
 FORMAT: Final = 1
 _MAX_BYTES: Final = 32 * 1024 * 1024
+SAVE_WITHIN: Final = 1.0
+"""Seconds between two writes of what is remembered."""
+SAVE_SOON: Final = 0.01
+"""The same, where a Register waits for it."""
+SAVE_TIME: Final = 2.0
+"""Seconds that a Register waits: a plugin isn't lost because a disk is slow."""
 Door = Literal["device-plugins", "plugins_registry"]
 Api = Annotated[str, Meta(pattern=rf"\A(?:{'|'.join(re.escape(dialect.name) for dialect in DIALECTS)})\Z")]
 """A dialect that there is."""
 _Text = Annotated[str, Meta(max_length=4096)]
 _Name = Annotated[str, Meta(min_length=1, max_length=512)]
+
+_log = structlog.get_logger()
 
 
 class DeviceRow(Struct, frozen=True):
@@ -110,3 +121,58 @@ def save(folder: Path, plugins: tuple[Plugin, ...]) -> None:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+class BookKeeper:
+    """Writes what is known of plugins when it changed: some register once, also where the gateway is killed.
+
+    Args:
+        state_dir: where it is written.
+        is_ours: whether this gateway has the folder, and with it the right to write.
+        remembered: says what there is to write.
+    """
+
+    def __init__(
+        self, state_dir: Path, is_ours: Callable[[], bool], remembered: Callable[[], tuple[Plugin, ...]]
+    ) -> None:
+        self._state_dir, self._is_ours, self._remembered = state_dir, is_ours, remembered
+        self._unsaved, self._urgent, self._saved = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        """That there is something to write, that somebody waits for it, and that the write after this one is over."""
+
+    def changed(self) -> None:
+        """Have it written soon."""
+        self._unsaved.set()
+
+    async def durable(self) -> None:
+        """Wait until what is known now was written: who is told that it is registered may never say so again."""
+        saved = self._saved
+        self._unsaved.set()
+        self._urgent.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SAVE_TIME):
+                await saved.wait()
+
+    async def run(self) -> None:
+        """Write, for ever."""
+        failed = ""
+        while True:
+            await self._unsaved.wait()
+            self._unsaved.clear()
+            if not self._is_ours():
+                continue
+            saved, self._saved = self._saved, asyncio.Event()
+            self._urgent.clear()
+            rows = self._remembered()
+            try:
+                await asyncio.to_thread(save, self._state_dir, rows)
+                failed = ""
+            except OSError as error:
+                if str(error) != failed:
+                    _log.error("what plugins said isn't remembered over a restart", reason=str(error))
+                failed = str(error)
+            saved.set()
+            await asyncio.sleep(SAVE_SOON)
+            if all(row.listed for row in rows):  # Else the first list, which comes soon, would wait for its turn.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(SAVE_WITHIN - SAVE_SOON):
+                        await self._urgent.wait()

@@ -31,14 +31,9 @@ from gateway.bridge.door import LOOK_EVERY, REGISTRATION, Doors
 from gateway.bridge.plugin import DEADLINE
 from gateway.bridge.recall import answers_of, recalled, remembered
 from gateway.kubelet import view
+from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.watch import listens
 
-SAVE_WITHIN: Final = 1.0
-"""Seconds between two writes of what is remembered."""
-SAVE_SOON: Final = 0.1
-"""The same, where a Register waits for it."""
-SAVE_TIME: Final = 2.0
-"""Seconds that a Register waits: a plugin isn't lost because a disk is slow."""
 SETTLE_EVERY: Final = 10.0
 """Seconds between two looks whether devices that a kubelet may have forgotten are free."""
 FIRST_CALLS: Final = 2.0
@@ -57,7 +52,7 @@ class Bridge:
         state_dir: where it remembers them.
         policy: what the operator decided.
         taken: whether another source of this gateway has a resource.
-        records: the socket of the kubelet's pod-resources API, and its checkpoint.
+        records: the socket of the kubelet's pod-resources API, and the folder of its checkpoint.
     """
 
     name = "bridge"
@@ -71,17 +66,16 @@ class Bridge:
         *,
         records: _Records,
     ) -> None:
-        self._state_dir, self._records = state_dir, records
+        self._state_dir, self._records = state_dir, (records[0], records[1] / CHECKPOINT)
         self.plugins: dict[str, BridgedResource] = {}
         """By the name that the plugin registered."""
         self._taken = taken
-        self._admission = Admission(self.plugins, self._bridged, self._occupied, self._durable)
+        keeper = memory.BookKeeper(state_dir, lambda: self._doors.is_ours, self._remembered)
+        self._admission = Admission(self.plugins, self._bridged, self._occupied, keeper.durable)
         self._doors = Doors(folder, self._admission, self._kept)
         self._lent: dict[str, memory.Plugin] = {}
         """What another gateway remembers, where it has the folder."""
-        self._news = asyncio.Event()
-        self._unsaved, self._urgent, self._saved = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        """That there is something to write, that somebody waits for it, and that the write after this one is over."""
+        self._news, self._keeper = asyncio.Event(), keeper
         self._hinders = ""
         self.adopt(policy)
 
@@ -106,7 +100,7 @@ class Bridge:
             await self._recall()
             tasks += map(
                 asyncio.ensure_future,
-                (self._keep_doors(), self._keep_memory(), _settle_doubts(self.plugins, self._changed)),
+                (self._keep_doors(), self._keeper.run(), _settle_doubts(self.plugins, self._changed)),
             )
             while True:
                 self._news.clear()
@@ -230,43 +224,12 @@ class Bridge:
                 again, self._lent[row.resource] = self._lent.get(row.resource) == row, row
                 await one.borrow(recalled(row, lent=True), path, row, again=again)
 
-    async def _keep_memory(self) -> None:
-        failed = ""
-        while True:
-            await self._unsaved.wait()
-            self._unsaved.clear()
-            if not self._doors.is_ours:
-                continue
-            saved, self._saved = self._saved, asyncio.Event()
-            self._urgent.clear()
-            try:
-                await asyncio.to_thread(memory.save, self._state_dir, self._remembered())
-                failed = ""
-            except OSError as error:
-                if str(error) != failed:
-                    _log.error("what plugins said isn't remembered over a restart", reason=str(error))
-                failed = str(error)
-            saved.set()
-            await asyncio.sleep(SAVE_SOON)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SAVE_WITHIN - SAVE_SOON):
-                    await self._urgent.wait()
-
-    async def _durable(self) -> None:
-        """Wait until what is known now was written: who is told that it is registered may never say so again."""
-        saved = self._saved
-        self._unsaved.set()
-        self._urgent.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SAVE_TIME):
-                await saved.wait()
-
     def _remembered(self) -> tuple[memory.Plugin, ...]:
         return tuple(row for one in self.plugins.values() if (row := remembered(one)) is not None)
 
     def _changed(self) -> None:
         self._news.set()
-        self._unsaved.set()
+        self._keeper.changed()
 
     def _bridged(self, resource: str) -> BridgedResource:
         one = BridgedResource(resource, self._changed, self._limits, self.plugins.values)

@@ -123,8 +123,8 @@ MUTANTS = (
         "B5",
         "an Allocate of a plugin that is away fails",
         _CALLS,
-        "                    await self._returned(shield.left(self.word, self.limits, time.monotonic()))\n",
-        "                    await self._returned(0)\n",
+        "                await self._returned(shield.left(self.word, self.limits, time.monotonic()))\n",
+        "                await self._returned(0)\n",
         f"{_T}::test_while_a_plugin_is_away_its_devices_stay_and_allocate_waits",
     ),
     Mutant(
@@ -187,8 +187,8 @@ MUTANTS = (
         "B6",
         "Allocates overtake each other",
         _CALLS,
-        "        async with self._turn:\n            while True:\n                peer = self.peer\n",
-        "        if True:\n            while True:\n                peer = self.peer\n",
+        "        async with self._turn:\n            doubted = self.doubts",
+        "        if True:\n            doubted = self.doubts",
         f"{_T}::test_allocates_reach_a_plugin_one_at_a_time_and_in_order",
     ),
     Mutant(
@@ -634,7 +634,7 @@ MUTANTS = (
     Mutant(
         "B16",
         "a disk that hangs keeps plugins from registering",
-        _SOURCE,
+        "gateway/bridge/memory.py",
         "            async with asyncio.timeout(SAVE_TIME):\n",
         "            async with asyncio.timeout(None):\n",
         f"{_M}::test_a_disk_that_hangs_keeps_nobody_from_registering",

@@ -177,7 +177,7 @@ async def test_one_that_registers_once_outlives_a_gateway_that_is_killed_while_i
 
 
 async def test_a_disk_that_hangs_keeps_nobody_from_registering(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.bridge.source.SAVE_TIME", 0.1)
+    monkeypatch.setattr("gateway.bridge.memory.SAVE_TIME", 0.1)
     over = threading.Event()
     monkeypatch.setattr("gateway.bridge.memory.save", lambda *_: over.wait(GUARD_S))
     try:
