@@ -33,11 +33,7 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource, Inventory
     from gateway.age import Age
     from gateway.configuration.settings import Settings
-    from gateway.kubelet.beliefs import Beliefs
-    from gateway.kubelet.presence import Presence
     from gateway.memory.holdings import Holdings
-    from gateway.memory.ledger import Ledger
-    from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
 
@@ -76,11 +72,7 @@ class Lists:
     Args:
         settings: what the gateway was told.
         source: where devices come from.
-        ledger: what was announced, to whichever kubelet.
-        scribe: writes it.
-        beliefs: the kubelet's records.
-        presence: whether a kubelet is there.
-        holdings: what containers hold.
+        holdings: what containers hold, what was announced to whichever kubelet, and the kubelet's records.
         others: the other gateways.
         resources: the resources of this gateway, by name; new ones are added here.
         make: makes a resource of that name, bound to nothing yet.
@@ -95,10 +87,6 @@ class Lists:
         self,
         settings: Settings,
         source: DeviceSource,
-        ledger: Ledger,
-        scribe: Scribe,
-        beliefs: Beliefs,
-        presence: Presence,
         holdings: Holdings,
         others: Others,
         resources: dict[str, Resource],
@@ -109,12 +97,13 @@ class Lists:
         tasks: Tasks,
         started: float,
     ) -> None:
-        self._settings, self._source, self._ledger, self._scribe = settings, source, ledger, scribe
-        self._beliefs, self._presence, self._holdings, self._others = beliefs, presence, holdings, others
+        self._settings, self._source, self._others = settings, source, others
+        self._ledger, self._scribe = holdings.ledger, holdings.scribe
+        self._beliefs, self._presence = holdings.beliefs, holdings.presence
         self._resources, self._make, self._changed, self._sent = resources, make, changed, sent
         self._away = away
         self._tasks, self._started = tasks, started
-        self._owners = Owners(ledger, beliefs, source, holdings.held, others.elsewhere)
+        self._owners = Owners(self._ledger, self._beliefs, source, holdings.held, others.elsewhere)
         self._claims: Sequence[Claim] = ()
         """What of the hardware is taken under IDs that aren't offered here."""
         self.inventory: Inventory | None = None

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
     from gateway.handover.instance import Instance
     from gateway.handover.peers import Peers
-    from gateway.kubelet.beliefs import Beliefs
-    from gateway.kubelet.presence import Presence
     from gateway.memory.holdings import Holdings, Memory
-    from gateway.memory.ledger import Ledger
-    from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
     from gateway.tally import Tally
 
@@ -34,11 +30,7 @@ class Surroundings:
         settings: what the gateway was told.
         source: where devices come from.
         own: the gateway's own place among the others.
-        ledger: what it remembers.
-        scribe: writes that.
-        beliefs: the kubelet's records.
-        presence: the kubelet that is there.
-        holdings: what containers hold.
+        holdings: what containers hold, what the gateway remembers, and the kubelet and its records.
         others: the other gateways.
         tally: what counts.
         guard: what is laid around each answer of a gateway in a pair.
@@ -49,10 +41,6 @@ class Surroundings:
         settings: Settings,
         source: DeviceSource,
         own: Instance,
-        ledger: Ledger,
-        scribe: Scribe,
-        beliefs: Beliefs,
-        presence: Presence,
         holdings: Holdings,
         others: Peers,
         tally: Tally,
@@ -60,27 +48,26 @@ class Surroundings:
     ) -> None:
         self.settings, self.source, self.tally, self.guard = settings, source, tally, guard
         self.turns = Turns(settings.socket_dir / CHECKPOINT)
-        self.token, self.kubelet_socket = own.token, presence.socket
+        self.token, self.kubelet_socket = own.token, holdings.presence.socket
         self.pod_resources = settings.pod_resources_socket
-        self._instance, self._ledger, self._scribe, self._beliefs = own, ledger, scribe, beliefs
-        self._presence, self._holdings, self._others = presence, holdings, others
+        self._instance, self._holdings, self._others = own, holdings, others
 
     def accepted(self, dialect: str) -> None:
         """Remember, for the next start, which dialect the kubelet accepted."""
-        if self._ledger.accept(dialect):
-            self._scribe.soon()
+        if self._holdings.ledger.accept(dialect):
+            self._holdings.scribe.soon()
 
     def stood(self, resource: Resource) -> None:
         """Take note that a resource's registration may stand elsewhere now."""
         if resource.state.phase is Phase.ABSENT:
-            self._presence.check()
+            self._holdings.presence.check()
         elif resource.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
-            self._presence.found(anew=False)
+            self._holdings.presence.found(anew=False)
         self._others.stood(resource)
 
     def look_within(self, seconds: float) -> None:
         """Look into the kubelet's books ``seconds`` from now at the latest."""
-        self._beliefs.look_within(seconds)
+        self._holdings.beliefs.look_within(seconds)
 
     def memory(self, resource: str) -> Memory:
         """Return what is known and remembered of a resource's devices, beyond its list."""

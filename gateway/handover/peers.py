@@ -32,11 +32,8 @@ if TYPE_CHECKING:
     from gateway.age import Age
     from gateway.configuration.settings import Settings
     from gateway.handover.instance import Instance
-    from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.identity import KubeletId
-    from gateway.kubelet.presence import Presence
     from gateway.memory.holdings import Holdings
-    from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
     from gateway.tally import Tally
     from gateway.tasks import Tasks
@@ -76,10 +73,7 @@ class Peers:
     Args:
         settings: what the gateway was told.
         own: this gateway's own place among them.
-        presence: the kubelet that is there.
-        beliefs: its records.
-        scribe: reads what the others wrote into the state file.
-        holdings: what containers hold.
+        holdings: what containers hold, the kubelet and its records, and what the others wrote into the state file.
         resources: the resources of this gateway, by name.
         lists: gives their lists, which depend on the others, too.
         ending: whether this gateway is about to end.
@@ -91,9 +85,6 @@ class Peers:
         self,
         settings: Settings,
         own: Instance,
-        presence: Presence,
-        beliefs: Beliefs,
-        scribe: Scribe,
         holdings: Holdings,
         resources: Mapping[str, Resource],
         lists: Callable[[], OfferedLists],
@@ -101,13 +92,19 @@ class Peers:
         tally: Tally,
         tasks: Tasks,
     ) -> None:
-        self._settings, self._instance, self._presence, self._beliefs = settings, own, presence, beliefs
-        self._scribe, self._holdings, self._resources, self._lists = scribe, holdings, resources, lists
+        self._settings, self._instance, self._holdings, self._resources, self._lists = (
+            settings,
+            own,
+            holdings,
+            resources,
+            lists,
+        )
+        self._presence, self._beliefs, self._scribe = holdings.presence, holdings.beliefs, holdings.scribe
         self._ending, self._tally, self._tasks = ending, tally, tasks
         self.begun = False
         """Whether this gateway is done with its start."""
         self.handover = Handover(own.age, settings.state_dir, self, tally.handover)
-        self.ability = Ability(settings.api, presence, resources, self.living, self.handover.changed)
+        self.ability = Ability(settings.api, self._presence, resources, self.living, self.handover.changed)
         self.standby = Standby(
             self, settings.socket_dir, settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
         )

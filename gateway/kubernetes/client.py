@@ -137,19 +137,19 @@ class Client:
             query["continue"] = got.metadata.next
         raise KubernetesError(f"GET {path}", 0, f"expected at most {PAGES * PAGE} objects, got more")
 
-    async def create(self, path: str, body: Mapping[str, Any], *, seconds: float = SECONDS) -> None:
+    async def create(self, path: str, body: Mapping[str, Any]) -> None:
         """Create an object; ``path`` is the collection's."""
         query = {"fieldManager": self._manager}
-        await self._ask("POST", target(path, query), body, "application/json", seconds=seconds)
+        await self._ask("POST", target(path, query), body, "application/json", seconds=SECONDS)
 
     async def review(self, path: str, body: Mapping[str, Any], kind: type[T], *, seconds: float = SECONDS) -> T:
         """Post what the server answers and doesn't keep, such as an access review."""
         return decoded(await self._ask("POST", path, body, "application/json", seconds=seconds), kind, f"POST {path}")
 
-    async def patch(self, path: str, body: Body, how: Patch, *, seconds: float = SECONDS) -> None:
+    async def patch(self, path: str, body: Body, how: Patch) -> None:
         """Change an object, or with ``Patch.APPLY`` make it what ``body`` says of it (server-side apply, by force)."""
         query = {"fieldManager": self._manager} | ({"force": "true"} if how is Patch.APPLY else {})
-        await self._ask("PATCH", target(path, query), body, how.value, seconds=seconds)
+        await self._ask("PATCH", target(path, query), body, how.value, seconds=SECONDS)
 
     async def delete(self, path: str, *, seconds: float = SECONDS) -> bool:
         """Delete an object; False where there was none."""

@@ -26,7 +26,7 @@ BOOKED_WITHIN = 1.5
 
 
 class Holdings:
-    """Who holds what on this node.
+    """Who holds what on this node, and what says so: the state file's ledger and the kubelet's records, for whoever asks.
 
     Args:
         ledger: remembers it.
@@ -46,24 +46,24 @@ class Holdings:
         resources: Mapping[str, Resource],
         tasks: Tasks,
     ) -> None:
-        self._ledger, self._scribe, self._beliefs, self._presence = ledger, scribe, beliefs, presence
+        self.ledger, self.scribe, self.beliefs, self.presence = ledger, scribe, beliefs, presence
         self._resources, self._tasks = resources, tasks
         self._boot_id = boot_id()
 
     def held(self, resource: str) -> frozenset[str] | None:
         """Return what containers hold by the kubelet's books and what they were given since; None where nobody knows."""
-        holders = self._beliefs.holders(resource)
-        if holders is None or self._beliefs.last is None or self._is_half_known(self._beliefs.last):
+        holders = self.beliefs.holders(resource)
+        if holders is None or self.beliefs.last is None or self._is_half_known(self.beliefs.last):
             return None
         if resource in self._resources:
             self._resources[resource].plugin.note_handed_out()
-        at = self._beliefs.last.unix - BOOKED_WITHIN
-        since = (device_id for device_id, row in self._ledger.handed_out(resource).items() if row.at >= at)
+        at = self.beliefs.last.unix - BOOKED_WITHIN
+        since = (device_id for device_id, row in self.ledger.handed_out(resource).items() if row.at >= at)
         return frozenset((*holders, *since))
 
     def _is_half_known(self, look: beliefs.Look) -> bool:
         """Whether a kubelet that may not have heard of its pods yet was asked, and its checkpoint couldn't be read."""
-        since = self._presence.since
+        since = self.presence.since
         young = since is None or look.at - since < beliefs.AFTER_START
         return young and look.view.source == "pod-resources" and look.view.remembered is None
 
@@ -71,47 +71,47 @@ class Holdings:
         """Take note of the kubelet's records, as they were just read: what was handed out is known anew."""
         news = False
         for name, resource in self._resources.items():
-            holders = self._beliefs.holders(name)
+            holders = self.beliefs.holders(name)
             if holders is not None and resource.state.phase is Phase.SERVING:
                 named = (look.view.held or {}).get(name, {})
                 who = {device_id: named.get(device_id, "") for device_id in holders}
-                news = self._ledger.rebuild_handed_out(name, who, look.unix - BOOKED_WITHIN) or news
+                news = self.ledger.rebuild_handed_out(name, who, look.unix - BOOKED_WITHIN) or news
         served = all(
             one.state.phase is Phase.SERVING for one in self._resources.values() if one.standing_by_for is None
         )
-        since = self._presence.since
+        since = self.presence.since
         if served and look.view.held is not None and since is not None and look.at >= since:
-            news = self._ledger.compared_with(self.kubelet_named()) or news
+            news = self.ledger.compared_with(self.kubelet_named()) or news
         if news:
-            self._scribe.soon()
+            self.scribe.soon()
 
     def kubelet_named(self) -> str:
         """Name the kubelet that runs so that another process knows it again; empty where there is none."""
-        one = self._presence.kubelet or kubelet_id(self._presence.socket)
+        one = self.presence.kubelet or kubelet_id(self.presence.socket)
         return f"{self._boot_id} {one.device}:{one.inode}:{one.mtime_ns}" if one is not None else ""
 
     def remember_forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> None:
         """Whom the kubelet forgot is to outlive this gateway; of what another one serves, that one remembers it."""
         one = self._resources.get(resource)
-        if (one is None or one.standing_by_for is None) and self._ledger.set_forgotten(resource, forgotten):
-            self._tasks.background(self._scribe.durable())
+        if (one is None or one.standing_by_for is None) and self.ledger.set_forgotten(resource, forgotten):
+            self._tasks.background(self.scribe.durable())
 
     def recall(self, resources: Iterable[str] | None = None, *, fresh: bool = False) -> None:
         """Take over what the ledger remembers of resources' holders, which this gateway before its start, or another one, knew.
 
         ``fresh``: what this one knew of them is out of date.
         """
-        known, current = self._ledger.kubelet, self.kubelet_named()
+        known, current = self.ledger.kubelet, self.kubelet_named()
         boot, _, _ = known.partition(" ")
         changed = bool(known and current) and known != current and boot == self._boot_id
-        for resource in self._ledger.resources() if resources is None else resources:
-            handed_out = self._ledger.handed_out(resource) if changed else {}
+        for resource in self.ledger.resources() if resources is None else resources:
+            handed_out = self.ledger.handed_out(resource) if changed else {}
             before = {device_id: Earlier((row.holder,), row.at) for device_id, row in handed_out.items() if row.holder}
-            self._beliefs.recall(resource, self._ledger.forgotten(resource), before, fresh=fresh)
+            self.beliefs.recall(resource, self.ledger.forgotten(resource), before, fresh=fresh)
 
     def memory(self, resource: str) -> Memory:
         """Return what is known and remembered of a resource's devices, beyond its list."""
-        return Memory(self._ledger, self._scribe, self._beliefs, self.held, resource)
+        return Memory(self.ledger, self.scribe, self.beliefs, self.held, resource)
 
 
 class _Asked:

@@ -21,9 +21,9 @@ FORMATS = ("auto", "console", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
 
-def printable(text: str, instead: str = "?") -> str:
-    """Put ``instead`` in the place of each character that steers a screen: control, DEL, U+009B, and those that turn text round."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else instead for one in text)
+def printable(text: str) -> str:
+    """Put a question mark in the place of each character that steers a screen: control, DEL, U+009B, and those that turn text round."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)
 
 
 def escaped(document: str) -> str:
