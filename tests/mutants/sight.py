@@ -196,7 +196,7 @@ MUTANTS = (
         "O5",
         "control characters reach the terminal",
         "gateway/wires/log.py",
-        'return text if text.isprintable() else "".join(one if one.isprintable() else instead for one in text)',
+        'return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)',
         "return text",
         f"{_CLI}::test_what_others_wrote_does_not_steer_the_terminal",
     ),
