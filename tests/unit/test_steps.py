@@ -129,7 +129,7 @@ def test_what_has_no_time_left_is_told_as_failed(folder: Path, naps: int) -> Non
     assert status == 1
     assert ended(said) == {"inner": "FAILED", "says one two": "FAILED", "true": "FAILED"}
     assert "one says two" not in said
-    assert said.count("not run: no time was left") == 2
+    assert said.count("not run: no time was left") >= 2  # The first one, too, where a second passed before it.
 
 
 def test_who_runs_it_ends_and_so_does_what_it_ran(folder: Path, naps: int) -> None:
