@@ -1,4 +1,4 @@
-"""Which of several gateways serves: the younger one, by age alone where two can't talk. Pure."""
+"""Which of several gateways serves: the newer one, by age alone where two can't talk. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 HOST_SERVICE_NS = 1 << 62
-"""Nanoseconds (146 years) by which the node's own service is younger than it is."""
+"""Nanoseconds (146 years) by which the node's own service is newer than it is."""
 
 
 class Age(Struct, frozen=True, order=True):
     """When a gateway started (nanoseconds of the boot clock); the token breaks a tie. Younger is greater.
 
-    The node's own service says that it was born ``HOST_SERVICE_NS`` later than it was, so that it is the younger of any pod and
+    The node's own service says that it was born ``HOST_SERVICE_NS`` later than it was, so that it is the newer of any pod and
     itself, whoever came first. An older release, which knows nothing of services, takes its word for it.
     """
 
@@ -36,7 +36,7 @@ def plausible(age: Age, now_ns: int) -> bool:
 
 
 class Doubt(Struct, frozen=True):
-    """What is known of a younger gateway that can't talk, and for which we stood by in vain. A new kubelet ends the doubt."""
+    """What is known of a newer gateway that can't talk, and for which we stood by in vain. A new kubelet ends the doubt."""
 
     cuts: int
     """How often our streams had ended unasked until then."""
@@ -49,10 +49,10 @@ class Doubt(Struct, frozen=True):
 
 
 def elder_should_wait(own: Age, peers: Iterable[Age], doubts: Mapping[Age, Doubt] = MappingProxyType({})) -> Age | None:
-    """Return the youngest of the living ``peers`` that is younger than we are: the one to stand by for.
+    """Return the newest of the living ``peers`` that is newer than we are: the one to stand by for.
 
     The rule among gateways that can't talk: another state directory, an older release. One that we stood by for in vain
     (``doubts``) doesn't count.
     """
-    younger = [peer for peer in peers if peer > own and peer not in doubts]
-    return max(younger, default=None)
+    newer = [peer for peer in peers if peer > own and peer not in doubts]
+    return max(newer, default=None)

@@ -210,7 +210,7 @@ class Lists:
         return on_hardware(self._ledger.claims) if self._settings.dra == "off" else ()
 
     def _heeded(self, claims: Sequence[Claim], ours: Container[str]) -> Sequence[Claim]:
-        """Leave out what younger gateways offer and we do, too: they leave it to us. What others offer outlives a kubelet's restart.
+        """Leave out what newer gateways offer and we do, too: they leave it to us. What others offer outlives a kubelet's restart.
 
         A checkpoint still names what nobody serves any more: it counts as long as another gateway lives.
         """

@@ -88,7 +88,7 @@ class BridgedResource(Bridged):
             try:
                 return await self.peer.prefer(request)
             except AwayError as error:
-                self._log.warning("the plugin made no choice", reason=str(error))
+                self._log.warning("the plugin didn't choose: the first available devices are taken", reason=str(error))
         must = request.must_include
         rest = [one for one in request.available if one not in frozenset(must)]
         return (*must, *rest[: max(0, request.size - len(must))])

@@ -174,7 +174,7 @@ class Doors:
         await server.start()
         self.socket.chmod(0o755)  # A kubelet's, with the usual umask.
         self._server, self._bound = server, socket_id(self.socket)
-        _log.info("open for device plugins", socket=str(self.socket), registry=str(self.folder / REGISTRY))
+        _log.info("plugins can register here", socket=str(self.socket), registry=str(self.folder / REGISTRY))
 
     def sweep(self) -> None:
         """Remove the sockets of earlier plugins, as a kubelet does at its start: some plugins take that for its restart."""
@@ -334,7 +334,7 @@ class Registry:
 
     def _tell(self, name: str, reason: str) -> None:
         if (more := self._seldom.tell("refused")) is not None:
-            _log.warning("a plugin in plugins_registry is not served", socket=name, reason=reason, more_before=more)
+            _log.warning("a plugin in plugins_registry was refused", socket=name, reason=reason, more_before=more)
 
 
 _ASKING: Final = (

@@ -168,7 +168,7 @@ class BookKeeper:
                 failed = ""
             except OSError as error:
                 if str(error) != failed:
-                    _log.error("what plugins said isn't remembered over a restart", reason=str(error))
+                    _log.error("what plugins said can't be written down for the next start", reason=str(error))
                 failed = str(error)
             saved.set()
             await asyncio.sleep(SAVE_SOON)

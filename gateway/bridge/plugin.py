@@ -141,7 +141,7 @@ class Bridged:
         try:
             why = await peer.follow(self)
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it, it is not served as if nothing were
-            self._log.exception("unexpected, with a plugin's lists")
+            self._log.exception("a plugin's lists can't be followed because of a defect in the gateway")
             why = repr(error)
         if peer in self._old:
             self._old.remove(peer)
@@ -259,8 +259,8 @@ class Bridged:
             self.absences, self.since = self.absences + 1, now
         self.word = shield.went(self.word, why, now)
         if (more := self._seldom.tell("away")) is not None:
-            grace_s = self.limits.grace
-            self._log.warning("the plugin is away", endpoint=self.endpoint, why=why, grace_s=grace_s, more_before=more)
+            grace = self.limits.grace
+            self._log.warning("the plugin is away", endpoint=self.endpoint, reason=why, grace_s=grace, more_before=more)
         self._changed()
         self._stop_recovery()
         if not self.is_lent:
@@ -354,7 +354,7 @@ class Bridged:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("unexpected, with a plugin", exc_info=error)
+            self._log.error("a call of a plugin failed because of a defect in the gateway", exc_info=error)
 
 
 def _there(path: Path | None, kept: str) -> Path | None:

@@ -165,7 +165,7 @@ class Bridge:
     async def _recall(self) -> None:
         plugins, problem = await asyncio.to_thread(memory.load, self._state_dir)
         if problem:
-            _log.warning("what was remembered of plugins is lost", reason=problem)
+            _log.warning("what was remembered of plugins can't be read", reason=problem)
         for row in plugins:
             if (
                 row.resource not in self.plugins

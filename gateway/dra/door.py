@@ -32,7 +32,7 @@ from gateway.kubernetes import access
 from gateway.kubernetes.client import Client, KubernetesError
 from gateway.kubernetes.node import NodeObject, OwnNode, path
 from gateway.kubernetes.watch import pause
-from gateway.telling.readiness import DriverStanding
+from gateway.telling.sides import DriverStatus
 
 if TYPE_CHECKING:
     from devices.life.states import State
@@ -204,9 +204,8 @@ class Door:
         if (offers, why_not) == (self._offers, self._why_not):
             return
         if why_not != self._why_not:
-            _log.info(
-                "not offered by DRA now", devices={name: why for one in why_not.values() for name, why in one.items()}
-            )
+            left_out = {name: why for one in why_not.values() for name, why in one.items()}
+            _log.info("devices are not offered by DRA now", devices=left_out)
         self._offers, self._why_not = offers, why_not
         news, self._news = self._news, asyncio.Event()
         news.set()
@@ -215,7 +214,7 @@ class Door:
         for driver in offers.keys() - self._tasks.keys():
             self._tasks[driver] = asyncio.ensure_future(self._keep_serving(driver))
 
-    def standings(self) -> list[DriverStanding]:
+    def standings(self) -> list[DriverStatus]:
         """Say how each driver stands with the kubelet."""
         unpublished = self._unasked if self._publisher is None else ""
         return [
@@ -271,7 +270,7 @@ class Door:
                 self._settings.node_name,
                 owner,
                 lambda: {name: list(one.values()) for name, one in self._offers.items() if name not in self._unknown},
-                lambda driver: self.alone and sockets.has_younger(self._registry, driver, self._inside.age.token),
+                lambda driver: self.alone and sockets.has_newer(self._registry, driver, self._inside.age.token),
                 lambda driver: driver in self._drivers and self._drivers[driver].is_registered,
             )
             self._publisher.changed()
@@ -288,7 +287,7 @@ class Door:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         token = self._inside.age.token
-        await asyncio.gather(*(one.stop(sockets.youngest(self._registry, one.name, token)) for one in self._services))
+        await asyncio.gather(*(one.stop(sockets.newest(self._registry, one.name, token)) for one in self._services))
         self._api.close()
 
     async def finish(self) -> None:
@@ -371,7 +370,7 @@ class Door:
                 self._registry.mkdir(mode=0o750, exist_ok=True)
                 await service.start(path)
             except (OSError, RuntimeError) as error:
-                _log.error("the DRA driver can't be bound", driver=driver, path=str(path), reason=str(error))
+                _log.error("the DRA driver's socket can't be bound", driver=driver, path=str(path), reason=str(error))
                 await asyncio.sleep(BIND_AGAIN)
             else:
                 self._services.append(service)
@@ -406,9 +405,9 @@ def pcie_root(pci: str) -> str:
 
 def _standing(
     name: str, devices: int, claims: ClaimsOf | None, published: Publisher | None, unpublished: str
-) -> DriverStanding:
+) -> DriverStatus:
     """Say how a driver stands; ``unpublished`` is for where nothing is published yet."""
-    return DriverStanding(
+    return DriverStatus(
         name=name,
         devices=devices,
         registered=claims is not None and claims.is_registered,
@@ -417,7 +416,7 @@ def _standing(
     )
 
 
-def _not_taken(drivers: Iterable[DriverStanding]) -> str:
+def _not_taken(drivers: Iterable[DriverStatus]) -> str:
     """Say why nothing can go to DRA; '' where the kubelet has taken all drivers."""
     missing = [one.name for one in drivers if not one.registered]
     return f"expected the kubelet to have taken the DRA driver {missing[0]}, and it has not" if missing else ""

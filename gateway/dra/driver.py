@@ -182,7 +182,7 @@ class ClaimsOf:
             try:
                 await asyncio.to_thread(cdi.remove, self.name, claim.uid, self._folder)
             except OSError as error:
-                _log.warning("a claim's CDI specification stays", claim=str(claim), reason=str(error))
+                _log.warning("a claim's CDI specification can't be removed", claim=str(claim), reason=str(error))
             return None
 
     def health(self) -> Sequence[DeviceHealth]:
@@ -202,7 +202,7 @@ class ClaimsOf:
         """Take note of what the kubelet made of the registration."""
         self.is_registered, self.trouble = not reason, reason
         if reason:
-            _log.error("the kubelet refuses the DRA driver", driver=self.name, reason=reason)
+            _log.error("the kubelet refused the DRA driver", driver=self.name, reason=reason)
         else:
             _log.info("DRA driver registered", driver=self.name)
         self._stock.registered()

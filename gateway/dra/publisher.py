@@ -152,7 +152,7 @@ class Publisher:
                     failures, self._failed = failures + 1, str(error)
                     wait = pause(error, failures, random.random())  # noqa: S311 - no secret
                     if failures == 1:
-                        _log.warning("ResourceSlices not written", reason=str(error), advice="trying again")
+                        _log.warning("ResourceSlices can't be written: trying again", reason=str(error))
                 if wait:
                     await asyncio.sleep(wait)
                     self._wake.set()
@@ -255,7 +255,7 @@ class Publisher:
             return
         for what in sorted(found.keys() - self._strangers.keys())[:8]:
             _log.error(
-                "not offered, because another DRA driver offers it",
+                "a device is not offered by DRA, because another DRA driver offers it",
                 device=what,
                 reason=found[what],
                 advice="end that driver on this node, or give this one another name or other devices",

@@ -161,7 +161,7 @@ class Service:
             ending.cancel()
             deciding.cancel()
         _log.info(
-            "passed on to the instance that the kubelet calls now",
+            "a call was passed on to the instance of the DRA driver that the kubelet knows now",
             driver=self.name,
             call=method,
             to=self._successor.name,

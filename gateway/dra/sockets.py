@@ -41,13 +41,13 @@ def others(folder: Path, driver: str, token: str) -> list[Path]:
     return [path for path in _all(folder, driver) if path != own and listens(path)]
 
 
-def youngest(folder: Path, driver: str, token: str) -> Path | None:
+def newest(folder: Path, driver: str, token: str) -> Path | None:
     """Give the socket of another living instance that the kubelet calls: the one that came last; None: there is none."""
     there = [(made, path) for path in others(folder, driver, token) if (made := _made(path)) is not None]
     return max(there)[1] if there else None
 
 
-def has_younger(folder: Path, driver: str, token: str) -> bool:
+def has_newer(folder: Path, driver: str, token: str) -> bool:
     """Whether an instance serves the driver whose socket came later than ours: it has been registered last."""
     own = _made(path_of(folder, driver, token))
     return own is not None and any(

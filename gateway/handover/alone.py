@@ -127,7 +127,7 @@ class Alone:
             self._lock = -1
 
     async def _ask(self, *, ready: bool) -> str:
-        """Ask the youngest of those that are older whether it makes room, or to do so now; say why it does not."""
+        """Ask the newest of those that are older whether it makes room, or to do so now; say why it does not."""
         elder = max((one for one in self._others() if one < self._age), default=None)
         if elder is None:
             return "no older gateway is there to be asked"
@@ -176,7 +176,7 @@ class Alone:
         age = message.sender(request)
         if age is None or age <= self._age:
             raise ControlError(
-                f"expected the age of a gateway younger than {self._age}, got {shown(request.get('from'))}"
+                f"expected the age of a gateway newer than {self._age}, got {shown(request.get('from'))}"
             )
         if reason := self.stays or self._holds_back():
             raise ControlError(reason)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gateway.tasks import Tasks
 
 LEASE_AGAIN = (0.001, 0.005, 0.02, 0.1, 0.3, 0.6)
-"""Seconds between looks at a younger gateway that ended our connection and still listens, until it is connected to again: one
+"""Seconds between looks at a newer gateway that ended our connection and still listens, until it is connected to again: one
 that was killed is mostly gone at the first, one that lives was only tired of a connection without a call."""
 
 

@@ -1,6 +1,6 @@
 """Succession: several gateways on one node, and who of them serves a resource. Pure: events in, actions out.
 
-The younger of two living gateways serves, and the node's own service is younger than any pod (``Age``). (Two plugins that both answer a cut stream by registering would take turns for
+The newer of two living gateways serves, and the node's own service is newer than any pod (``Age``). (Two plugins that both answer a cut stream by registering would take turns for
 ever: kubelets 1.8 to 1.11 end the first stream at the second Register.) Every pod has PID 1 and a clock can jump, so age
 is the boot clock, then a random token. Where two gateways can talk, they hand each resource over, the *elder* to its
 *heir*:
@@ -76,7 +76,7 @@ _UNABLE = frozenset({Standing.OUT, Standing.REFUSED})
 
 
 class Elder(Enum):
-    """Where a resource stands between us and a younger gateway."""
+    """Where a resource stands between us and a newer gateway."""
 
     APART = "apart"
     """Nothing was asked. We serve."""
@@ -136,7 +136,7 @@ Step = tuple[State, tuple[Action, ...]]
 
 
 def elder(own: Standing) -> State:
-    """Begin with a younger gateway, which may ask for the resource."""
+    """Begin with a newer gateway, which may ask for the resource."""
     return State(Elder.APART, own)
 
 
@@ -166,7 +166,7 @@ def could_serve(own: State, others: Iterable[State], *, kubelet: bool) -> bool:
     """Whether anything but this partner keeps us from serving.
 
     As an elder we could unless another heir is known to serve, or we stand by for an elder of our own; as an heir, unless
-    a younger gateway has the resource from us. ``others``: the same resource between us and the other partners.
+    a newer gateway has the resource from us. ``others``: the same resource between us and the other partners.
     """
     if not kubelet or own.standing in _UNABLE:
         return False

@@ -57,13 +57,15 @@ def read(message: Mapping[str, Any]) -> tuple[Say, list[str]] | None:
         NonsenseError: it can't be understood, or it is a refusal.
     """
     if message.get("v") != control.VERSION or "error" in message:
-        raise NonsenseError("the other gateway won't talk")
+        raise NonsenseError("the other gateway refused to talk about a handover")
     word, resources = message.get("say"), message.get("resources")
     say = _SAYS.get(word) if isinstance(word, str) else None
     if message.get("op") != OP or say is None:
         return None
     if not _are_names(resources):
-        raise NonsenseError("the other gateway talks nonsense")
+        raise NonsenseError(
+            f"expected at most {IN_ONE_MESSAGE} resource names in a message of the other gateway, got something else"
+        )
     return say, resources
 
 

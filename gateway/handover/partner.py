@@ -47,7 +47,7 @@ class Partner:
             NonsenseError: more than ``MAX_RESOURCES`` would be talked about.
         """
         if len(self.states.keys() | set(resources)) > MAX_RESOURCES:
-            raise message.NonsenseError("the other gateway talks nonsense")
+            raise message.NonsenseError(f"expected at most {MAX_RESOURCES} resources from the other gateway, got more")
 
     def say(self, say: Say, resource: str) -> None:
         """Put it into the outbox; what is said of several resources at once goes as one message."""

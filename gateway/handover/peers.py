@@ -110,7 +110,7 @@ class Peers:
         )
         self._leases = Leases(self._left, tasks)
         self.doubts: dict[str, dict[Age, Doubt]] = {}
-        """The younger gateways, by resource, that can't talk and for which we stood by in vain."""
+        """The newer gateways, by resource, that can't talk and for which we stood by in vain."""
         self._resuming: set[str] = set()
         self._silent: set[Age] = set()
         """The other gateways that can't be talked to."""
@@ -163,7 +163,7 @@ class Peers:
             for name in names
             if not (name in self._resources and self._resources[name].standing_by_for)
             and self.handover.defers_to(name) is None
-            and not (peers and self._younger(name, peers))
+            and not (peers and self._newer(name, peers))
         ]
 
     def look(self) -> None:
@@ -207,18 +207,18 @@ class Peers:
                 resource.feed(events.Renew("another gateway ended, and this kubelet doesn't tell whom it holds"))
 
     def _served_by(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
-        """Return the younger gateway, of those that can't be talked to, to which a resource must be left."""
-        younger = self._younger(resource, peers)
-        if younger is None:
+        """Return the newer gateway, of those that can't be talked to, to which a resource must be left."""
+        newer = self._newer(resource, peers)
+        if newer is None:
             return None
         if self.standing(resource) is Standing.BUSY:  # A Register that is given up goes on in kubelets 1.25 to 1.34.
             self._yielding.add(resource)
             return None
-        self._leases.hold(peers[younger] / instance.socket_name(resource))
-        return younger
+        self._leases.hold(peers[newer] / instance.socket_name(resource))
+        return newer
 
-    def _younger(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
-        """Return the younger gateway, of those that can't be talked to, that offers a resource."""
+    def _newer(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
+        """Return the newer gateway, of those that can't be talked to, that offers a resource."""
         offering = [
             age
             for age, folder in peers.items()
@@ -241,12 +241,12 @@ class Peers:
             return
         doubt = Doubt(resource.cuts, standby.names_of(other, standby.names_in(self._settings.socket_dir)))
         self.doubts.setdefault(name, {})[other] = doubt
-        self._tally.handover("elder", HandoverOutcome.BACK.value)
+        self._tally.handover("older", HandoverOutcome.BACK.value)
         _log.warning(
-            "taking it back: the kubelet's records show no device of it",
+            "taking a resource back: another gateway is to serve it, and the kubelet's records show no device of it",
             resource=name,
             peer=other.token,
-            advice="a younger gateway has a socket for it and doesn't serve it: look at that one, or end it",
+            advice="the newer gateway has a socket for it and doesn't serve it: look at its log, or end it",
         )
         self.look()
 

@@ -41,7 +41,7 @@ class Own(Protocol):
 
     @property
     def doubts(self) -> Mapping[str, Mapping[Age, Doubt]]:
-        """The younger gateways, by resource, that can't talk and for which it stood by in vain."""
+        """The newer gateways, by resource, that can't talk and for which it stood by in vain."""
 
     def kubelet_listens(self) -> bool:
         """Tell whether a kubelet takes connections now."""
@@ -89,7 +89,9 @@ class Standby:
                 self._failed = False
             except Exception:  # noqa: BLE001 - whatever it is, it is tried again
                 if not self._failed:
-                    _log.exception("the kubelet's records could not be looked at", retry_s=LOOK)
+                    _log.exception(
+                        "the kubelet's records can't be read because of a defect in the gateway", retry_s=LOOK
+                    )
                 self._failed = True
                 await asyncio.sleep(LOOK)
 

@@ -53,7 +53,7 @@ CONNECT_TIME: Final = 1.0
 """Seconds that an elder's socket is given to take our connection. The kernel does that for it, at once, so that what takes
 time is only ever our own loop."""
 GRACE: Final = 0.25
-"""Seconds that a younger gateway which has a control socket is given to ask, before age alone decides."""
+"""Seconds that a newer gateway which has a control socket is given to ask, before age alone decides."""
 FAREWELL: Final = 0.2
 """Seconds that the last words are given when the gateway ends."""
 MAX_PARTNERS: Final = 16
@@ -96,7 +96,7 @@ class Waits:
         self._kept.set()
 
     def saw(self, stages: Collection[Elder | Heir]) -> None:
-        """Take notice of all stages: whether each ask was answered, and no younger gateway is still to register first."""
+        """Take notice of all stages: whether each ask was answered, and no newer gateway is still to register first."""
         for event, unless in ((self.answered, Heir.ASKING), (self._kept, Elder.PROMISED)):
             if unless in stages:
                 event.clear()
@@ -114,13 +114,13 @@ class Waits:
 
 
 class Handover:
-    """All handovers of this gateway, with older and with younger ones.
+    """All handovers of this gateway, with older and with newer ones.
 
     Args:
         age: our own.
         state_dir: where the control sockets of this node's gateways are.
         holder: our own registrations.
-        count: takes the side ("elder" or "heir") and the outcome (a ``HandoverOutcome`` in words) of each handover.
+        count: takes our side ("older" or "newer") and the outcome (a ``HandoverOutcome`` in words) of each handover.
     """
 
     def __init__(self, age: Age, state_dir: Path, holder: Holder, count: Callable[[str, str], None]) -> None:
@@ -155,7 +155,7 @@ class Handover:
             return True
 
     async def serve(self, connection: ControlConnection, request: Mapping[str, Any]) -> None:
-        """Hand over to a younger gateway: the control server's handler of ``OP``. Returns when the lease is over.
+        """Hand over to a newer gateway: the control server's handler of ``OP``. Returns when the lease is over.
 
         Raises:
             ControlError: there is nothing to talk about with this one.
@@ -163,12 +163,14 @@ class Handover:
         age = message.sender(request)
         if age is None or age <= self._age:
             raise ControlError(
-                f"expected the age of a gateway younger than {self._age}, got {ascii(age or request)[:80]}"
+                f"expected the age of a gateway newer than {self._age}, got {ascii(age or request)[:80]}"
             )
         if (before := self._partners.get(age.token)) is not None:
             self._part(before)
         if self._closed or len(self._partners) >= MAX_PARTNERS:
-            raise ControlError("this gateway can't talk to one more: go on without")
+            raise ControlError(
+                "expected one of few gateways to talk about handovers, and this one ends or talks to as many as it can: go on without it"
+            )
         await self._converse(Partner(age, connection), request)
 
     def changed(self, resource: str) -> None:
@@ -205,7 +207,7 @@ class Handover:
     def decides(self, peer: Age, resource: str) -> bool:
         """Tell whether what ``peer`` serves is settled here, not by age alone.
 
-        It is while both talk. And a younger gateway that could, has ``GRACE`` seconds to begin, before a resource that
+        It is while both talk. And a newer gateway that could, has ``GRACE`` seconds to begin, before a resource that
         we serve is yielded without a word.
         """
         if peer.token in self._partners:
@@ -249,7 +251,11 @@ class Handover:
             connection = await control.connect(control.socket_path(self._state_dir, elder.token), CONNECT_TIME)
         except ControlError as error:
             self._rest(elder)
-            _log.info("an older gateway can't be spoken to: going by age alone", peer=elder.token, reason=str(error))
+            _log.info(
+                "an older gateway can't be talked to: the newer one serves, as age alone says",
+                peer=elder.token,
+                reason=str(error),
+            )
             return
         partner = self._partners[elder.token] = Partner(elder, connection)
         task = asyncio.ensure_future(self._converse(partner, None))
@@ -403,6 +409,6 @@ class Handover:
         return succession.could_serve(partner.states[resource], others, kubelet=kubelet)
 
     def _note(self, partner: Partner, resource: str, outcome: HandoverOutcome) -> None:
-        side = "heir" if partner.age < self._age else "elder"
+        side = "newer" if partner.age < self._age else "older"
         self._count(side, outcome.value)
         _log.info("handover", side=side, outcome=outcome.value, resource=resource, peer=partner.age.token)

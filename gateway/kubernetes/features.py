@@ -44,9 +44,11 @@ class Features:
                 finally:
                     api.close()
             except AccessError as error:
-                _log.error("there is no way to the API server", reason=str(error), retry_s=AGAIN)
+                _log.error("the API server can't be asked", reason=str(error), retry_s=AGAIN)
             except Exception:  # noqa: BLE001 - what serves the kubelet goes on, whatever this is
-                _log.exception("what goes by the API server failed: beginning again", retry_s=AGAIN)
+                _log.exception(
+                    "the API server isn't asked because of a defect in the gateway: beginning again", retry_s=AGAIN
+                )
             await asyncio.sleep(AGAIN)
 
     async def _together(self, api: Client, gateway: Serving) -> None:

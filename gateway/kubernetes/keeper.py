@@ -199,7 +199,7 @@ class Keeper:
                     self._queue.add(news, now)
             self._entries[name], self._findings[name] = dict(entries), findings
         if self._queue.dropped > self._told_dropped:
-            _log.warning("events left out: there were too many", events=self._queue.dropped - self._told_dropped)
+            _log.warning("too many events: some were left out", events=self._queue.dropped - self._told_dropped)
             self._told_dropped = self._queue.dropped
 
     async def _tell(self) -> None:
@@ -211,6 +211,6 @@ class Keeper:
             except KubernetesError as error:
                 if error.status not in _UNTELLABLE:
                     raise
-                _log.warning("an event can't be told", event_reason=news.reason, reason=str(error))
+                _log.warning("an event can't be written at the API server", event_reason=news.reason, reason=str(error))
             if self._queue.waiting and self._queue.waiting[0] is news:
                 self._queue.waiting.popleft()

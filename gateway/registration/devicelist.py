@@ -109,7 +109,10 @@ class DeviceList:
             if (dialect.name, field) not in self._lost_fields:
                 self._lost_fields.add((dialect.name, field))
                 self._log.info(
-                    "left out", field=field.value, api=dialect.name, why="this API cannot say it; pods work without"
+                    "a field was left out",
+                    field=field.value,
+                    api=dialect.name,
+                    reason="this API cannot say it; pods work without",
                 )
 
 

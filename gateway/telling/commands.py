@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gateway.sides.table import Stand
     from gateway.tally import Tally
     from gateway.telling import status
-    from gateway.telling.readiness import DriverStanding
+    from gateway.telling.sides import DriverStatus
     from gateway.wires.control import ControlConnection, Handler
 
 FRESH = 1.0
@@ -62,7 +62,7 @@ class TellingDrivers(Protocol):
     def trouble(self) -> str:
         """Why the node's annotation isn't followed."""
 
-    def standings(self) -> Sequence[DriverStanding]:
+    def standings(self) -> Sequence[DriverStatus]:
         """Say how each driver stands."""
 
     def stranger(self, device_id: str, about: Facts) -> str:

@@ -90,7 +90,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "restart_gap_seconds",
             "histogram",
             ("resource",),
-            "From a kubelet found, or a stream ended, to the kubelet's next stream.",
+            "Time from a kubelet found, or a stream ended, to the kubelet's next stream.",
         ),
         Family(
             "registration_checks_total",
@@ -152,11 +152,21 @@ FAMILIES: Final[Mapping[str, Family]] = {
             ("resource",),
             "Allocates that were answered as an identical earlier one, while the plugin was away.",
         ),
-        Family("handovers_total", "counter", ("side", "outcome"), "Handovers between two gateways on the node."),
+        Family(
+            "handovers_total",
+            "counter",
+            ("side", "outcome"),
+            "Handovers between two gateways on the node; side says which of the two this one is, older or newer.",
+        ),
         Family("ledger_writable", "gauge", (), "0 while the last write of the state file failed, else 1."),
         Family("ledger_pending_changes", "gauge", (), "Changes of the state file that aren't known to be on disk."),
-        Family("ledger_writes_total", "counter", (), "Good writes of the state file."),
-        Family("ledger_written_age_seconds", "gauge", (), "Since the last good write; absent before the first."),
+        Family("ledger_writes_total", "counter", (), "Writes of the state file that succeeded."),
+        Family(
+            "ledger_written_age_seconds",
+            "gauge",
+            (),
+            "Time since the state file was last written; absent before the first time.",
+        ),
         Family(
             "source_hindrances",
             "gauge",
@@ -176,7 +186,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "0 while the configuration file is rejected and its last good text stays in force, else 1; absent without a file.",
         ),
         Family(
-            "config_last_reload_success_age_seconds", "gauge", (), "Since the configuration file was found good last."
+            "config_last_reload_success_age_seconds",
+            "gauge",
+            (),
+            "Time since the configuration file was last accepted.",
         ),
         Family(
             "books_info",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gateway.handover.standby import Standby
     from gateway.kubelet.presence import Presence
     from gateway.registration.registrar import Resource
+    from gateway.telling.sides import DriverStatus
 
 
 class JudgedDrivers(Protocol):
@@ -30,7 +31,7 @@ class JudgedDrivers(Protocol):
     def alone(self) -> bool:
         """Whether devices are offered by DRA alone."""
 
-    def standings(self) -> Sequence[readiness.DriverStanding]:
+    def standings(self) -> Sequence[DriverStatus]:
         """Say where each of them stands."""
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from devices.source import Hindrance
+    from gateway.telling.sides import DriverStatus
 
 PATIENCE: Final = 10.0
 """Seconds that a resource may be without a running kubelet's stream, once the kubelet's records had it: a kubelet may take ten
@@ -99,19 +100,8 @@ def judge(
     return Verdict(not held_up and all(ready for ready, *_ in found), tuple(_bounded([*lines, *told])))
 
 
-class DriverStanding(Struct, frozen=True, kw_only=True):
-    """Where one DRA driver stands: whether the kubelet took its registration, and why not, if it said so."""
-
-    name: str
-    devices: int
-    registered: bool
-    trouble: str = ""
-    unpublished: str = ""
-    """Why its ResourceSlices aren't what they should be."""
-
-
 def judge_drivers(
-    drivers: Sequence[DriverStanding], *, begun: bool, kubelet_s: float | None, hindrances: Sequence[Hindrance] = ()
+    drivers: Sequence[DriverStatus], *, begun: bool, kubelet_s: float | None, hindrances: Sequence[Hindrance] = ()
 ) -> Verdict:
     """Decide where devices are offered by DRA alone; times and ``hindrances`` are as in ``judge``."""
     lines = [] if kubelet_s is not None else ["no kubelet takes registrations: waiting for one"]

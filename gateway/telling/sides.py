@@ -9,7 +9,6 @@ import msgspec
 
 if TYPE_CHECKING:
     from gateway.sides.table import Stand
-    from gateway.telling.readiness import DriverStanding
 
 
 class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,20 +38,6 @@ class SideStatus(msgspec.Struct, frozen=True, kw_only=True):
     holder: str | None = None
     words: str = ""
     moving_s: float | None = None
-
-
-def drivers(standings: Iterable[DriverStanding]) -> tuple[DriverStatus, ...]:
-    """Say how each driver stands."""
-    return tuple(
-        DriverStatus(
-            name=one.name,
-            devices=one.devices,
-            registered=one.registered,
-            trouble=one.trouble,
-            unpublished=one.unpublished,
-        )
-        for one in standings
-    )
 
 
 def sides(stands: Iterable[Stand], now: float) -> tuple[SideStatus, ...]:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from gateway.kubelet.drift import Finding
     from gateway.memory import scribe
     from gateway.sides.table import Stand
-    from gateway.telling.readiness import DriverStanding
 
 SCHEMA = 1
 """Rises when a field changes its meaning or goes away."""
@@ -277,7 +276,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     books_read: float | None = None
     hindrances: Sequence[tuple[str, str]] = ()
     """The sources of devices that are hindered, each with the reason."""
-    drivers: Sequence[DriverStanding] = ()
+    drivers: Sequence[DriverStatus] = ()
     sides: Sequence[Stand] = ()
     crossing: str = ""
     config_file: str = ""
@@ -317,7 +316,7 @@ def document(
         hindrances=tuple(HindranceStatus(source=source, reason=reason) for source, reason in node.hindrances),
         configuration=_configuration(node, now),
         crossing=node.crossing,
-        drivers=sides.drivers(node.drivers),
+        drivers=tuple(node.drivers),
         sides=sides.sides(node.sides, now),
         resources=tuple(_resource(plugin, tally, now, rows=rows) for plugin in node.plugins),
     )

@@ -170,8 +170,8 @@ MUTANTS = (
         "OWN8",
         "a newer gateway that came keeps slices from being written",
         "gateway/dra/door.py",
-        "lambda driver: self.alone and sockets.has_younger",
-        "lambda driver: sockets.has_younger",
+        "lambda driver: self.alone and sockets.has_newer",
+        "lambda driver: sockets.has_newer",
         _STAYS,
     ),
     Mutant(

@@ -130,7 +130,7 @@ def counted() -> Tally:
         tally.call(RESOURCE, "Allocate", 0.0002, "FAILED_PRECONDITION")
     tally.lost_field("v1alpha2", Field.TOPOLOGY)
     tally.checked(RESOURCE, Confirmation.HELD)
-    tally.handover("younger", "completed")
+    tally.handover("newer", "completed")
     tally.late(0.0021, NOW - 1)
     return tally
 

@@ -26,7 +26,7 @@ async def test_a_plugins_restart_is_seen_by_nobody(folder: Path, version: str, a
         await GatewayProcess.launch(gateway_command(sockets, state, options=options)) as gateway,
     ):
         await kubelet.start()
-        await gateway.wait_for("open for device plugins")
+        await gateway.wait_for("plugins can register here")
         async with plugin(folder, api=api) as played:
             await kubelet.wait(NIC, 2)
             await kubelet.admit("before", NIC, 1)
@@ -56,7 +56,7 @@ async def test_one_that_only_bridges_and_ends_while_a_younger_one_registers_is_m
         await GatewayProcess.launch(command) as elder,
     ):
         await kubelet.start()
-        await elder.wait_for("open for device plugins")
+        await elder.wait_for("plugins can register here")
         async with plugin(folder):
             await kubelet.wait(NIC, 2)
             async with await GatewayProcess.launch(command) as younger:
@@ -79,7 +79,7 @@ async def test_a_plugin_that_came_when_a_younger_one_had_looked_already_is_serve
         await GatewayProcess.launch(command) as elder,
     ):
         await kubelet.start()
-        await elder.wait_for("open for device plugins")
+        await elder.wait_for("plugins can register here")
         async with await GatewayProcess.launch(command) as younger:
             await younger.wait_for("plugins can't register here")
             async with plugin(folder) as played:
@@ -98,7 +98,7 @@ async def test_one_that_registers_once_outlives_a_gateway_that_is_killed_at_once
     async with await Kubelet.launch("1.37", sockets) as kubelet:
         await kubelet.start()
         async with await GatewayProcess.launch(command) as killed:
-            await killed.wait_for("open for device plugins")
+            await killed.wait_for("plugins can register here")
             async with plugin(folder, resource=f"{NIC}-before", endpoint="before.sock"), plugin(folder) as played:
                 await killed.kill()
                 async with await GatewayProcess.launch(command):

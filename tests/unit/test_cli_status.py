@@ -24,7 +24,7 @@ from devices.model import Device, Health
 from gateway.cli import status as cli
 from gateway.cli.main import gateway
 from gateway.registration.events import Phase
-from gateway.telling.readiness import DriverStanding
+from gateway.telling.sides import DriverStatus
 from gateway.telling.status import Configuration, Gateways, GatewayStatus, ResourceFacts
 from gateway.wires import control
 from gateway.wires import log as observe
@@ -285,8 +285,8 @@ def test_a_person_reads_on_which_side_gpus_are_and_what_those_between_wait_for()
 
 
 def test_a_person_reads_how_drivers_stand_and_what_another_driver_offers() -> None:
-    took = DriverStanding(name="gpu.nvidia.com", devices=2, registered=True, unpublished="PATCH /x: 403 Forbidden")
-    refused = DriverStanding(name="gpu.amd.com", devices=1, registered=False, trouble="no such version")
+    took = DriverStatus(name="gpu.nvidia.com", devices=2, registered=True, unpublished="PATCH /x: 403 Forbidden")
+    refused = DriverStatus(name="gpu.amd.com", devices=1, registered=False, trouble="no such version")
     strange = {IDS[1]: "dra.example.com offers it as x in theirs"}
     page = seen(document(replace(node(replace(TROUBLED, strangers=strange)), drivers=(took, refused))))
     for words in (

@@ -25,7 +25,8 @@ from gateway.dra.records import Pod
 from gateway.dra.slices import Pool, Slice
 from gateway.kubelet.view import View
 from gateway.memory.claimed import Claimed, ClaimedDevice, holding, on_hardware
-from gateway.telling.readiness import DriverStanding, judge_drivers
+from gateway.telling.readiness import judge_drivers
+from gateway.telling.sides import DriverStatus
 
 COMPONENT = Path(__file__).parents[2] / "deploy" / "kustomize" / "components" / "dra"
 GPU, MIG, AMD, FILE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "amd.com/gpu", "example.com/fpga"
@@ -583,7 +584,7 @@ def test_devices_that_one_container_gets_are_told_of_together() -> None:
 # Readiness.
 
 TAKEN, UNTAKEN = (
-    DriverStanding(name="d.com", devices=2, registered=one, trouble="" if one else "no") for one in (True, False)
+    DriverStatus(name="d.com", devices=2, registered=one, trouble="" if one else "no") for one in (True, False)
 )
 
 

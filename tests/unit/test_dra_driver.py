@@ -482,9 +482,9 @@ def test_sockets_of_instances(tmp_path: Path) -> None:
         for age, path in enumerate((mine, other)):
             os.utime(path, ns=(age, age))
         assert sockets.others(tmp_path, NAME, "0" * 8) == [other]
-        assert sockets.has_younger(tmp_path, NAME, "0" * 8)
-        assert not sockets.has_younger(tmp_path, NAME, "1" * 8)
-        assert not sockets.has_younger(tmp_path, NAME, "9" * 8)
+        assert sockets.has_newer(tmp_path, NAME, "0" * 8)
+        assert not sockets.has_newer(tmp_path, NAME, "1" * 8)
+        assert not sockets.has_newer(tmp_path, NAME, "9" * 8)
         assert sockets.sweep(tmp_path, NAME) == [dead.name]
         assert stranger.exists()
     assert sockets.others(tmp_path, NAME, "0" * 8) == []

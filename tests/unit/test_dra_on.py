@@ -785,9 +785,9 @@ async def test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve(
     async with node.gateway(status=RESIGNED) as elder:
         await node.allocatable(2)
         [path] = control.sockets(node.place.folder / "state")
-        with pytest.raises(ControlError, match="expected the age of a gateway younger than"):
+        with pytest.raises(ControlError, match="expected the age of a gateway newer than"):
             await resigns(path, elder.age.born_ns - 1)
-        with pytest.raises(ControlError, match="expected the age of a gateway younger than"):
+        with pytest.raises(ControlError, match="expected the age of a gateway newer than"):
             await resigns(path, 1 << 61)  # Younger than now.
         assert await resigns(path, elder.age.born_ns + 1) == {"resigns": True, "v": 1}
         assert not elder._exit.done()

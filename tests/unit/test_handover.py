@@ -338,8 +338,8 @@ async def test_the_heir_takes_over_and_nothing_forbidden_happens(node: Node) -> 
     assert node.kubelet.serving(GPU) == node.kubelet.serving(MIG) == ["g2"]
     assert node.kubelet.registers == {"g1": 2, "g2": 2}
     assert node.kubelet.troubles == []
-    assert heir.outcomes == {("heir", "done"): 2}
-    await node.kubelet.until(lambda: elder.outcomes == {("elder", "done"): 2})
+    assert heir.outcomes == {("newer", "done"): 2}
+    await node.kubelet.until(lambda: elder.outcomes == {("older", "done"): 2})
 
 
 @pytest.mark.parametrize("node", [37], indirect=True)
@@ -549,13 +549,13 @@ async def test_an_heir_that_is_refused_gives_it_back_and_asks_again(node: Node, 
     node.kubelet.refuses.add(heir)
     await heir.start()
     await node.kubelet.until(lambda: node.kubelet.registers["g2"] > 0)
-    await node.kubelet.until(lambda: ("elder", "back") in elder.outcomes and GPU in elder.streams)
+    await node.kubelet.until(lambda: ("older", "back") in elder.outcomes and GPU in elder.streams)
     await node.kubelet.until(lambda: heir.handover.defers_to(GPU) == elder.age)
     node.kubelet.refuses.clear()
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
     assert node.kubelet.troubles == []
     # How often it was refused until then is nobody's promise.
-    assert (set(heir.outcomes), heir.outcomes["heir", "done"]) == ({("heir", "back"), ("heir", "done")}, 1)
+    assert (set(heir.outcomes), heir.outcomes["newer", "done"]) == ({("newer", "back"), ("newer", "done")}, 1)
 
 
 async def test_the_elder_ends_while_the_heir_stands_by(node: Node, hasty: None) -> None:
@@ -564,7 +564,7 @@ async def test_the_elder_ends_while_the_heir_stands_by(node: Node, hasty: None) 
     node._made.append(heir)
     node.kubelet.refuses.add(heir)
     await heir.start()
-    await node.kubelet.until(lambda: ("elder", "back") in elder.outcomes and GPU in elder.streams)
+    await node.kubelet.until(lambda: ("older", "back") in elder.outcomes and GPU in elder.streams)
     node.kubelet.refuses.clear()
     await elder.kill()
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
@@ -749,7 +749,7 @@ async def test_nonsense_ends_the_conversation(node: Node, message: dict[str, Any
         await heir.connection.send({"op": talked.OP, "say": "serving", "from": _from(YOUNGER)} | message)
         assert await heir.hears() is None
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
-    assert elder.outcomes == {("elder", "connection lost"): 1}
+    assert elder.outcomes == {("older", "connection lost"): 1}
 
 
 async def test_a_partner_cannot_make_it_remember_without_end(node: Node) -> None:
@@ -781,7 +781,7 @@ async def test_only_a_younger_gateway_is_an_heir(node: Node, sender: object) -> 
     elder = await node.gateway(1)
     async with by_hand(elder) as heir:
         await heir.connection.send({"op": talked.OP, "say": "ask", "resources": [GPU], "from": sender})
-        assert "expected the age of a gateway younger" in str(await heir.hears())
+        assert "expected the age of a gateway newer" in str(await heir.hears())
     assert node.kubelet.serving() == ["g1"]
 
 

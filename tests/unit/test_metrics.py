@@ -104,7 +104,7 @@ def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
         ("drift_devices", {"resource": RESOURCE, "kind": "doubled"}, 0),
         ("drift_devices", {"resource": RESOURCE, "kind": "forgotten"}, 1),
         ("drift_devices", {"resource": RESOURCE, "kind": "surplus"}, 0),
-        ("handovers_total", {"side": "younger", "outcome": "completed"}, 1),
+        ("handovers_total", {"side": "newer", "outcome": "completed"}, 1),
         ("ledger_writable", {}, 0),
         ("ledger_pending_changes", {}, 2),
         ("ledger_writes_total", {}, 12),

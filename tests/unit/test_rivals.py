@@ -57,7 +57,14 @@ async def test_a_rival_that_does_not_serve(name: str, version: str, lacks: bool)
         # A busy machine gets a little more; what comes once must not come again.
         assert sum(one > 0.5 for one in found) == int(lacks), found
         assert max(found, default=0) < rivals.MOST + 2
-        assert bool(elder.lines("taking it back: the kubelet's records show no device of it")) is lacks
+        assert (
+            bool(
+                elder.lines(
+                    "taking a resource back: another gateway is to serve it, and the kubelet's records show no device of it"
+                )
+            )
+            is lacks
+        )
         await made.served()
 
 
@@ -154,7 +161,9 @@ async def test_what_nobody_serves_calls_for_a_person_until_somebody_does() -> No
         seen[:] = ["1.0"]
         await kubelet.fault(Faults(register_hangs=True))
         async with rivals.RIVALS["planted, deaf"](made):
-            await elder.wait_for("taking it back: the kubelet's records show no device of it")
+            await elder.wait_for(
+                "taking a resource back: another gateway is to serve it, and the kubelet's records show no device of it"
+            )
             await told(port, "0.0")
             await kubelet.fault(Faults())
             await told(port, "1.0")

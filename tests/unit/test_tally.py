@@ -182,7 +182,7 @@ def test_everything_can_be_read_back() -> None:
     counted.call("r", "Allocate", 0.001, "OK")
     counted.lost_field("v1alpha2", Field.TOPOLOGY)
     counted.checked("r", tally.Confirmation.LACKING)
-    counted.handover("younger", "completed")
+    counted.handover("newer", "completed")
     assert counted.registrations == {("r", "books"): 1}
     assert counted.register_errors == {("r", "UNKNOWN"): 1}
     assert counted.restart_gaps["r",].sum == pytest.approx(0.3)
@@ -191,7 +191,7 @@ def test_everything_can_be_read_back() -> None:
     assert counted.call_seconds["r", "Allocate"].sum == 0.001
     assert counted.lost_fields == {("v1alpha2", "topology"): 1}
     assert counted.checks == {("r", "lacking"): 1}
-    assert counted.handovers == {("younger", "completed"): 1}
+    assert counted.handovers == {("newer", "completed"): 1}
 
 
 def test_the_last_gaps_of_so_many_resources_are_kept_and_of_no_more() -> None:

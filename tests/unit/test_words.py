@@ -18,7 +18,7 @@ MODULES = sorted(
 )
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
 PRIVATE = re.compile(
-    r"(?<![`\w-])(ledgers?|books|elders?|heirs?|ill|well|(?:lets?|letting) go of|illness|illnesses|drifts?)\b(?![`-]|\.json|\.py)"
+    r"(?<![`\w-])(ledgers?|books|elders?|heirs?|younger|ill|well|(?:lets?|letting) go of|illness|illnesses|drifts?)\b(?![`-]|\.json|\.py)"
 )
 """In backticks, in a file's name and as a part of a scenario's name they are names that were shipped."""
 PLAIN = {"*stream ended* and *books*"}
@@ -49,6 +49,7 @@ def told(tree: ast.AST) -> Iterator[str]:
         ('click.echo("the `ledger` key")', []),
         ('click.echo("ledger.json, gpu-ill")', []),
         ('_log.info("drift is over")', ["drift"]),
+        ('_log.info("a younger gateway comes")', ["younger"]),
         ('"""The ledger."""\nledger = "books"', []),
     ],
 )

@@ -50,7 +50,7 @@ BUGS: Final[Mapping[str, Bug]] = {
         36,
         "1.37 (#135437): clients are known by their sockets",
         "a DaemonSet's rolling update with maxSurge",
-        "the older gateway ends its streams before the younger one registers; registrations are looked for in the kubelet's records",
+        "the older gateway ends its streams before the newer one registers; registrations are looked for in the kubelet's records",
         shows.old_end_disconnects_new,
         "1.28",
         "1.37",

@@ -142,7 +142,10 @@ async def roll_on(dra: DraNode, times: int) -> dict[str, Any]:
         "pods that ran": ran,
         "failed": failed,
         "registered again after, s": figures(gaps),
-        "passed on": sum(len(one.lines("passed on to the instance that the kubelet calls now")) for one in everyone),
+        "passed on": sum(
+            len(one.lines("a call was passed on to the instance of the DRA driver that the kubelet knows now"))
+            for one in everyone
+        ),
         **await _trouble(dra, everyone),
     }
 

@@ -901,7 +901,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "rival-refused",
-            "a younger gateway, with a state directory of its own, may speak only what this kubelet doesn't",
+            "a newer gateway, with a state directory of its own, may speak only what this kubelet doesn't",
             RESTART,
             partial(_rival, name="refused, its own state", seconds=COLD_START + RIVAL_SECONDS),
             why="it asks for nothing",
@@ -909,7 +909,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "rival-stopped",
-            "a younger gateway, with a state directory of its own, stands still (SIGSTOP) once the others see it",
+            "a newer gateway, with a state directory of its own, stands still (SIGSTOP) once the others see it",
             MOST,
             partial(_rival, name="stopped, its own state"),
             why="the kubelet's records must lack the devices for a while, before they are taken back",
@@ -917,7 +917,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             "rival-planted",
-            "a folder looks like a younger gateway, with a lock that is held and a socket that nobody answers on",
+            "a folder looks like a newer gateway, with a lock that is held and a socket that nobody answers on",
             MOST,
             partial(_rival, name="planted, deaf"),
             why="as above",
