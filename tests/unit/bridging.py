@@ -120,7 +120,7 @@ async def play_forgotten_in_flight(folder: Path, version: str, genuine: Path | N
         await GatewayProcess.launch(command) as gateway,
     ):
         await kubelet.start()
-        await gateway.wait_for("open for device plugins")
+        await gateway.wait_for("plugins can register here")
         async with plugin(folder) as played:
             await kubelet.wait(NIC, 2)
             await kubelet.admit("pod-a", NIC, 1)
