@@ -103,7 +103,9 @@ sys.exit(step.main(0.5, ["sh", "-c", "trap '' TERM; sleep {naps} & wait"]))
 
 
 def test_what_a_step_leaves_behind_is_named_and_ended(folder: Path, naps: int) -> None:
-    status, said = run(folder, f"step 60 bash -c 'setsid sleep {naps} & echo done'")
+    status, said = run(
+        folder, f"step 60 bash -c 'setsid sleep {naps} & until grep -qx sleep /proc/$!/comm; do :; done'"
+    )
     assert status == 0
     assert re.search(rf"left behind, and ended:\n +\d+ +\d+ s sleep {naps}\n", said)
     assert asleep(naps) == []
