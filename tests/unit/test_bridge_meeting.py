@@ -179,13 +179,13 @@ async def test_one_that_registers_once_outlives_a_gateway_that_is_killed_while_i
 async def test_a_disk_that_hangs_keeps_nobody_from_registering(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.bridge.memory.SAVE_TIME", 0.1)
     over = threading.Event()
-    monkeypatch.setattr("gateway.bridge.memory.save", lambda *_: over.wait(GUARD_S))
-    try:
-        async with bridged(folder) as bridge, plugin(folder):
-            await bridge.lists("a", "b")
+    monkeypatch.setattr("gateway.bridge.memory.save", lambda *_: over.wait(6 * GUARD_S))
+    async with bridged(folder) as bridge:
+        try:
+            async with asyncio.timeout(GUARD_S), plugin(folder):
+                await bridge.lists("a", "b")
+        finally:
             over.set()
-    finally:
-        over.set()
 
 
 async def test_who_takes_over_knows_what_came_last(folder: Path) -> None:
