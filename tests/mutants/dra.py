@@ -269,7 +269,7 @@ MUTANTS = (
         "gateway/dra/driver.py",
         "        self._stock.registered()\n",
         "",
-        f"{_WHOLE}::test_devices_are_offered_by_dra_alone",
+        f"{_WHOLE}::test_readiness_is_the_registration",
     ),
     Mutant(
         "DRA5",

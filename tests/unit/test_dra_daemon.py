@@ -251,12 +251,21 @@ async def test_without_dra_a_claims_gpu_is_given_to_nobody_before_the_first_look
         assert states(one) == {"GPU-a": State.WITHHELD, "GPU-b": State.NOT_LOOKED_YET}
 
 
+def _is_idle(gateway: Gateway) -> bool:
+    """Whether its publisher knows what there is, and waits for news."""
+    found = None if gateway.door is None else gateway.door._publisher
+    return found is not None and found._there is not None and bool(found._wake._waiters)
+
+
 async def test_readiness_is_the_registration(place: Place) -> None:
     async with place.gateway("only", registers=False) as one:
         kubelet = await place.kubelet()
         assert "gpu.nvidia.com: not registered" in probes.look(one).text
+        await until(lambda: _is_idle(one))
+        assert place.published == {}
         await kubelet.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
         assert "gpu.nvidia.com: registered, 2 devices" in probes.look(one).text
+        await until(lambda: len(place.published) == 2)
         await kubelet.channel.close()
 
 
