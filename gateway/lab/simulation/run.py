@@ -73,10 +73,11 @@ SOMETIMES: Final = (
 
 
 class Found(msgspec.Struct):
-    """What a batch of schedules met, and which broke a promise: by number, the promise."""
+    """What a batch of schedules met, which broke a promise (by number, the promise), and how many were played."""
 
     met: Counter[str]
     broken: dict[int, str]
+    played: int = 0
 
 
 def play(numbers: Sequence[int]) -> Found:
@@ -90,7 +91,7 @@ def play(numbers: Sequence[int]) -> Found:
         if promise := Player(script, node).play():
             broken[number] = promise
         node.take_apart()
-    return Found(Counter(met), broken)
+    return Found(Counter(met), broken, len(numbers))
 
 
 def shrink(script: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
@@ -149,6 +150,7 @@ def search(first: int, count: int, jobs: int) -> Found:
         for one in pool.imap_unordered(play, _batches(first, count)):
             found.met.update(one.met)
             found.broken |= one.broken
+            found.played += one.played
             if len(found.broken) >= MOST_BROKEN:
                 pool.terminate()
                 break
@@ -174,7 +176,9 @@ def main() -> int:
     for number, broken in sorted(found.broken.items())[:MOST_BROKEN]:
         print(f"\nschedule {number} breaks a promise: {broken}\nmade shorter:")
         tell(shrink(schedule(number), _fails))
-    print(f"\n{arguments.schedules} schedules in {seconds:.0f} s, {len(found.broken)} of them broke a promise. Met:")
+    print(
+        f"\n{found.played} of {arguments.schedules} schedules in {seconds:.0f} s, {len(found.broken)} of them broke a promise. Met:"
+    )
     for name in sorted({*found.met, *SOMETIMES}):
         print(f"{found.met[name]:>10}  {name}")
     never = [name for name in SOMETIMES if not found.met[name]] if arguments.schedules >= ENOUGH else []
