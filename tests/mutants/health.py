@@ -238,6 +238,22 @@ MUTANTS = (
     ),
     Mutant(
         "X9",
+        "a GPU that NVML lost and that is there again stays missing",
+        "devices/gpu/nvidia/scan.py",
+        "or (not let.uuids and self._is_short(session))",
+        "",
+        f"{_NVIDIA}::test_a_gpu_that_is_plugged_in_again_before_its_folder_was_seen_to_go",
+    ),
+    Mutant(
+        "X9",
+        "NVML is opened again and again for a GPU that the driver leaves out",
+        "devices/gpu/nvidia/scan.py",
+        "session.plugged - self._node.excluded(session.plugged)",
+        "session.plugged",
+        "tests/unit/test_gpu_nvidia_watch.py::test_where_the_driver_has_more_gpus_nvml_is_opened_again",
+    ),
+    Mutant(
+        "X9",
         "a new load of the driver goes unnoticed",
         "devices/gpu/nvidia/watch.py",
         "            self._reloaded = self._closed\n",

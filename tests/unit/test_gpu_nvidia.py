@@ -513,6 +513,18 @@ async def test_a_gpu_that_is_unplugged_and_plugged_in_again(node: Node) -> None:
     assert gone.uuid in sight.recovered
 
 
+async def test_a_gpu_that_is_plugged_in_again_before_its_folder_was_seen_to_go(node: Node) -> None:
+    gone = node.world.gpus[3]
+    async with watching(node.backend()) as watch:
+        await watch.until(well)
+        node.world.gpus.remove(gone)
+        node.world.write()  # NVML loses it first.
+        await watch.until(lambda now: len(now.gpus) == 7)
+        node.world.gpus.insert(3, gone)
+        node.write()
+        await watch.until(lambda now: len(now.gpus) == 8 and well(now))
+
+
 async def test_a_new_gpu(node: Node) -> None:
     async with watching(node.backend()) as watch:
         await watch.until(well)

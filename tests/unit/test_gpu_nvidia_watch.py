@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ import pytest
 
 from devices.gpu.nvidia.kernel import KernelFacts
 from devices.gpu.nvidia.nvml import MismatchError, NotLoadedError, Nvml, NvmlError, UnsupportedError
-from devices.gpu.nvidia.scan import Let, Scan, Session
+from devices.gpu.nvidia.scan import Busy, Let, Scan, Scanner, Session
 from devices.gpu.nvidia.watch import Guests, Looker, Pace, _Command
 
 PACE = Pace(poll=5.0, wait=0.01, again=0.5, again_max=30.0, hang=0.0)
@@ -89,6 +89,26 @@ def test_a_load_of_the_driver_is_told_once(looker: Looker) -> None:
     looker._reloaded = 1.0
     looker._turn()
     assert looker._reloaded is None
+
+
+@pytest.mark.parametrize(
+    ("others", "short"),
+    [
+        pytest.param({}, False, id="NVML has what the driver has"),
+        pytest.param({"0000:02:00.0": "GPU Excluded:\t No\n"}, True, id="the driver has one more"),
+        pytest.param({"0000:02:00.0": ""}, True, id="one that says nothing"),
+        pytest.param({"0000:02:00.0": "Model: \t\t H100\nGPU Excluded:\t Yes\n"}, False, id="that one is excluded"),
+    ],
+)
+def test_where_the_driver_has_more_gpus_nvml_is_opened_again(
+    stub: Stub, tmp_path: Path, others: Mapping[str, str], short: bool
+) -> None:
+    for pci, information in {"0000:01:00.0": "GPU Excluded:\t No\n", **others}.items():
+        folder = tmp_path / "driver/nvidia/gpus" / pci
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(information)
+    node = KernelFacts(tmp_path, tmp_path, tmp_path)
+    assert Scanner(cast("Nvml", stub), node, Busy())._is_short(Session(plugged=node.plugged())) is short
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +40,12 @@ class KernelFacts(Struct, frozen=True):
             return frozenset(entry.name for entry in (self.proc / "driver/nvidia/gpus").iterdir())
         except OSError:
             return frozenset()
+
+    def excluded(self, plugged: Iterable[str]) -> frozenset[str]:
+        """Those that the driver was told to leave out (its parameter NVreg_ExcludedGpus): NVML never has them."""
+        folder = self.proc / "driver/nvidia/gpus"
+        said = {pci: _read(folder / pci / "information", 4096).replace("\t", "").replace(" ", "") for pci in plugged}
+        return frozenset(pci for pci, text in said.items() if "GPUExcluded:Yes" in text)
 
     def capabilities(self) -> Mapping[str, int]:
         """The minors of MIG's capability nodes, by ``gpu0/gi1/access`` and ``gpu0/gi1/ci0/access`` (MIG user guide)."""

@@ -147,7 +147,8 @@ class Scanner:
         known = {u: (replace(g, links=self._links(session, g, known)), *rest) for u, (g, *rest) in known.items()}
         self._known = {uuid: gpus for uuid, gpus in self._known.items() if uuid in let.uuids} | known
         due = {one for one in seats.values() if not isinstance(one, CrashedError)}
-        session.lost = any(look.lost for look in looks.values()) or not session.heard >= due
+        lost = any(look.lost for look in looks.values()) or not session.heard >= due
+        session.lost = lost or (not let.uuids and self._is_short(session))
         order = sorted(self._known.values(), key=lambda gpus: gpus[0].index)
         return Scan(
             at=at,
@@ -178,6 +179,11 @@ class Scanner:
             except NvmlError as error:
                 seats[index] = error
         return seats
+
+    def _is_short(self, session: Session) -> bool:
+        """Whether the driver has more GPUs than NVML: one that was plugged in again before its going was seen."""
+        count = self._nvml.count()
+        return len(session.plugged) > count and len(session.plugged - self._node.excluded(session.plugged)) > count
 
     def _is_display(self, uuid: str) -> bool:
         if uuid in self._known:
