@@ -117,28 +117,29 @@ compared: kubelets ## examine genuine plugins of others and our own, and remake 
 	$(RUN)python -m tools.examine $(COMPARED)
 	$(RUN)python -m tools.compared docs/compared.md
 
-# E2E: more of pytest's options. In the environment: REPEAT, how often each scenario is run; SETTLE, how many seconds each looks
-# on; OUTCOMES, a file for what was seen. The images are made first: the node has no network.
+# KUBELETS: on which kubelets, oldest first. E2E: more of pytest's options. In the environment: REPEAT, how often each scenario is run;
+# SETTLE, how many seconds each looks on; OUTCOMES, a file for what was seen. The images are made first: the node has no network.
+KUBELETS ?= 1.32 1.36 1.37
+export KUBELETS
 E2E ?=
+NODE = $(RUN)python -m gateway.lab.node $(addprefix --kubelet ,$(KUBELETS))
 .PHONY: e2e-made
 e2e-made: $(VENV)
-	@$(RUN)python -m gateway.lab.node --make
+	@$(NODE) --make
 	@$(RUN)python -m tools.image --tag 0.1.0 --tag 0.1.0-b --out build/e2e
 
 .PHONY: e2e
 e2e: e2e-made ## scenarios on a whole genuine node (wants root; the first time builds Kubernetes: 10 minutes or more)
-	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_continuity.py tests/e2e/test_migration.py $(E2E)
+	$(NODE) -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_continuity.py tests/e2e/test_migration.py $(E2E)
 	@$(RUN)python -m gateway.lab.node --leftovers
 
 .PHONY: e2e-chart
 e2e-chart: e2e-made ## the README's five steps, and the Helm chart's rolls and features, on such a node (`.ci/chart` builds Helm first)
-	$(RUN)python -m gateway.lab.node -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_readme.py tests/e2e/test_chart.py $(E2E)
+	$(NODE) -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_readme.py tests/e2e/test_chart.py $(E2E)
 	@$(RUN)python -m gateway.lab.node --leftovers
 
-# KUBELETS: on which kubelets, each on a node of its own.
-KUBELETS ?= 1.32 1.36 1.37
 .PHONY: e2e-dra
-e2e-dra: $(VENV) ## the same with ResourceClaims, on kubelets 1.32, 1.36 and 1.37
+e2e-dra: $(VENV) ## the same with ResourceClaims, each of the kubelets on a node of its own
 	@for version in $(KUBELETS); do \
 		$(RUN)python -m gateway.lab.node --kubelet $$version -- \
 			.venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_dra.py -k $$version $(E2E) || exit 1; done

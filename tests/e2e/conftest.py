@@ -1,8 +1,8 @@
 """The whole genuine node that these tests share, in one event loop: ``make e2e`` brings it, and the order of the tests is a walk on it.
 
-REPEAT says how often the walk is made (1). OUTCOMES names a file that gets a line of JSON for each scenario, for
-``python -m gateway.lab.node.page``. SETTLE is how many seconds each scenario looks on for what must not happen. IMAGES is the folder of
-the gateway's images (build/e2e), made before: there is no network here.
+KUBELETS names the node's kubelets, oldest first (all by default). REPEAT says how often the walk is made (1). OUTCOMES names a file that
+gets a line of JSON for each scenario, for ``python -m gateway.lab.node.page``. SETTLE is how many seconds each scenario looks on for
+what must not happen. IMAGES is the folder of the gateway's images (build/e2e), made before: there is no network here.
 """
 
 import os
@@ -13,10 +13,11 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from gateway.lab.node import Node
+from gateway.lab.node import Node, build
 from gateway.lab.node.stage import Outcome, Stage
 from gateway.lab.node.stage import stage as make_stage
 
+KUBELETS = os.environ.get("KUBELETS", "").split() or [*build.versions()]
 REPEAT = int(os.environ.get("REPEAT", "1"))
 IMAGES = Path(os.environ.get("IMAGES", "build/e2e"))
 SETTLE = float(os.environ.get("SETTLE", "1"))

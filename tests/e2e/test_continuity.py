@@ -7,15 +7,14 @@ import pytest
 from gateway.lab.node.continuity import IMAGE, Scenario, judge, run, walk
 from gateway.lab.node.installed import DaemonSet, HostService, Installed
 from gateway.lab.node.stage import Outcome, Stage
-from tests.e2e.conftest import REPEAT
+from tests.e2e.conftest import KUBELETS, REPEAT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
-VERSIONS = ("1.32", "1.36", "1.37")
 WALK = [
     pytest.param(installed, version, scenario, id=f"{number}-{installed.replace(' ', '-')}-{version}-{scenario.name}")
     for installed in (HostService.kind, DaemonSet.kind)
     for number in range(1, REPEAT + 1)
-    for version, scenario in walk(VERSIONS, installed)
+    for version, scenario in walk(KUBELETS, installed)
 ]
 
 

@@ -9,11 +9,11 @@ from gateway.lab.node.continuity import IMAGE, judge
 from gateway.lab.node.installed import DaemonSet, HostService, Installed
 from gateway.lab.node.migration import STEPS, Step, plugins, run
 from gateway.lab.node.stage import Outcome, Stage
-from tests.e2e.conftest import REPEAT
+from tests.e2e.conftest import KUBELETS, REPEAT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
-VERSION = "1.36"
-"""The newest kubelet with the disconnect bug (1.25 to 1.36): two plugins on one resource are hardest there."""
+VERSION = "1.36" if "1.36" in KUBELETS else KUBELETS[-1]
+"""1.36 is the newest kubelet with the disconnect bug (from 1.25 on): two plugins on one resource are hardest there."""
 
 
 @pytest.fixture(scope="module")

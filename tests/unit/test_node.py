@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from gateway.lab.kubelets.build import BuildError, Go
+from gateway.lab.node import __main__ as runner
 from gateway.lab.node import build, image, machine, root
 from gateway.lab.node.cluster import VARIABLE, Daemon, Node, NodeError
 from gateway.lab.node.machine import MachineError
@@ -57,17 +58,25 @@ def test_the_binaries_place_changes_with_go_and_with_the_modules(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "built"),
-    [(["1.32"], {"1.32", "1.37"}), (["1.37"], {"1.37"}), (["1.32", "1.36", "1.37"], {"1.32", "1.36", "1.37"})],
+    ("kubelets", "built"),
+    [
+        (["1.32"], {"1.32", "1.37"}),
+        (["1.37"], {"1.37"}),
+        (["1.37", "1.36"], {"1.36", "1.37"}),
+        ([], {"1.32", "1.36", "1.37"}),
+    ],
 )
 def test_only_the_kubelets_that_are_wanted_are_built_and_the_control_plane(
-    wanted: list[str], built: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kubelets: list[str], built: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str] = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "machine_go", lambda: Go(path=tmp_path / "go", version="go1.26.6"))
     monkeypatch.setattr(build, "_build", lambda version, *_: made.append(version))
-    assert build.binaries(wanted, progress=print).keys() == {*made} == built
+    monkeypatch.setattr(machine, "check", lambda: None)
+    monkeypatch.setattr(runner, "root", lambda **_: tmp_path)
+    assert runner.main(["--make", *(f"--kubelet={one}" for one in kubelets)]) == 0
+    assert {*made} == built
 
 
 def test_sources_that_are_not_there_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -37,6 +38,20 @@ def run(folder: Path, steps: str, naps: int = 0, **settings: str) -> tuple[int, 
     with start(folder, steps, naps, **settings) as process:
         said, _ = process.communicate()
     return process.returncode, said
+
+
+def test_it_runs_from_any_folder(folder: Path) -> None:
+    head, _ = (ROOT / ".ci/run").read_text().split("\n. .ci/steps\n")
+    for name in (".ci/steps", "tools/step.py"):
+        (folder / name).parent.mkdir()
+        shutil.copy(ROOT / name, folder / name)
+    (folder / ".ci/run").write_text(f"{head}\n. .ci/steps\nstep 60 sweep\nsummary\n")
+    (folder / ".ci/run").chmod(0o755)
+    environment = {**os.environ, "TMPDIR": str(folder), "XDG_CACHE_HOME": str(folder)}
+    done = subprocess.run(
+        ["./run"], cwd=folder / ".ci", env=environment, check=False, stdout=subprocess.PIPE, text=True
+    )
+    assert (done.returncode, ended(done.stdout)) == (0, {"sweep": "ok"}), done.stdout
 
 
 def ended(said: str) -> dict[str, str]:

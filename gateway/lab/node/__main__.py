@@ -37,8 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--kubelet",
+        action="append",
         choices=build.versions(),
-        help="the only kubelet (default: the newest one, and all others for restarts)",
+        help="which kubelets there are, each named so; the node begins with the newest of them (default: all)",
     )
     parser.add_argument(
         "--make", action="store_true", help="only make what isn't there yet: Kubernetes, the node's root"
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1 if left else 0
     if not options.command and not options.make:
         parser.error("expected a command, as in: python -m gateway.lab.node -- kubectl get node")
-    wanted = [options.kubelet] if options.kubelet else build.versions()
+    wanted = [version for version in build.versions() if version in (options.kubelet or build.versions())]
     try:
         machine.check()
         lower, binaries = root(progress=_say), build.binaries(wanted, progress=_say)
