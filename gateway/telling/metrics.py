@@ -55,157 +55,99 @@ class Family(Struct, frozen=True):
     help: str
 
 
-FAMILIES: Final[Mapping[str, Family]] = {
-    family.name: family
-    for family in (
-        Family(
-            "build_info",
-            "gauge",
-            ("version", "python", "grpcio", "protobuf"),
-            "Always 1; the labels say which versions run.",
-        ),
-        Family("kubelet_present", "gauge", (), "1 while a kubelet takes registrations."),
-        Family(
-            "serving",
-            "gauge",
-            ("resource",),
-            "1 while the kubelet's stream of the resource is open. Absent while another gateway serves it, by the kubelet's records.",
-        ),
-        Family(
-            "registration_phase",
-            "gauge",
-            ("resource", "phase"),
-            "1 for the phase of the resource's registration, else 0.",
-        ),
-        Family(
-            "registration_info",
-            "gauge",
-            ("resource", "api", "kubelets"),
-            "Always 1; the labels say which API the kubelet accepted, and which kubelet versions fit what it does.",
-        ),
-        Family("stream_age_seconds", "gauge", ("resource",), "Age of the kubelet's open stream; absent without one."),
-        Family("registrations_total", "counter", ("resource", "cause"), "Registrations that a kubelet accepted."),
-        Family("register_errors_total", "counter", ("resource", "code"), "Calls of Register that failed."),
-        Family(
-            "restart_gap_seconds",
-            "histogram",
-            ("resource",),
-            "Time from a kubelet found, or a stream ended, to the kubelet's next stream.",
-        ),
-        Family(
-            "registration_checks_total",
-            "counter",
-            ("resource", "result"),
-            "Looks into the kubelet's own records after a registration: held, lacking, or unknown (out of reach).",
-        ),
-        Family("calls_total", "counter", ("resource", "call", "code"), "Calls of the kubelet that were answered."),
-        Family(
-            "call_duration_seconds", "histogram", ("resource", "call"), "How long the answers took, errors included."
-        ),
-        Family(
-            "devices",
-            "gauge",
-            ("resource", "state", "kind"),
-            "Devices on the list, by state and by what their trouble asks for.",
-        ),
-        Family("healthy_devices", "gauge", ("resource",), "Devices that the list calls Healthy."),
-        Family(
-            "allocatable_devices", "gauge", ("resource",), "Devices that the kubelet can give out: healthy, and served."
-        ),
-        Family(
-            "held_devices",
-            "gauge",
-            ("resource",),
-            "Devices with a holder in the kubelet's records; absent where unknown.",
-        ),
-        Family(
-            "free_devices",
-            "gauge",
-            ("resource",),
-            "Allocatable devices that nobody holds by the kubelet's records; absent where unknown.",
-        ),
-        Family(
-            "device_info",
-            "gauge",
-            ("resource", "device", "state", "kind", "numa", "holder"),
-            "Always 1, for each device. Only with --metrics-device-ids.",
-        ),
-        Family(
-            "drift_devices",
-            "gauge",
-            ("resource", "kind"),
-            "Devices of which the kubelet's records say something else than ours.",
-        ),
-        Family(
-            "bridged_plugin_up", "gauge", ("resource",), "1 while the plugin of a bridged resource is there, else 0."
-        ),
-        Family("bridged_absences_total", "counter", ("resource",), "How often the plugin of a bridged resource went."),
-        Family(
-            "bridged_registrations_total",
-            "counter",
-            ("resource",),
-            "Registrations of the plugin of a bridged resource.",
-        ),
-        Family(
-            "bridged_repeated_answers_total",
-            "counter",
-            ("resource",),
-            "Allocates that were answered as an identical earlier one, while the plugin was away.",
-        ),
-        Family(
-            "handovers_total",
-            "counter",
-            ("side", "outcome"),
-            "Handovers between two gateways on the node; side says which of the two this one is, older or newer.",
-        ),
-        Family("ledger_writable", "gauge", (), "0 while the last write of the state file failed, else 1."),
-        Family("ledger_pending_changes", "gauge", (), "Changes of the state file that aren't known to be on disk."),
-        Family("ledger_writes_total", "counter", (), "Writes of the state file that succeeded."),
-        Family(
-            "ledger_written_age_seconds",
-            "gauge",
-            (),
-            "Time since the state file was last written; absent before the first time.",
-        ),
-        Family(
-            "source_hindrances",
-            "gauge",
-            ("source",),
-            "Reasons why a source tells of no devices, or not as it is told to; absent without any. gateway status has the words.",
-        ),
-        Family(
-            "gpus",
-            "gauge",
-            ("side",),
-            "Physical GPUs by the API that gives them away (plugin, dra), or on their way (to-dra, to-plugin, reclaimed). Only with --dra on.",
-        ),
-        Family(
-            "config_last_reload_successful",
-            "gauge",
-            (),
-            "0 while the configuration file is rejected and its last good text stays in force, else 1; absent without a file.",
-        ),
-        Family(
-            "config_last_reload_success_age_seconds",
-            "gauge",
-            (),
-            "Time since the configuration file was last accepted.",
-        ),
-        Family(
-            "books_info",
-            "gauge",
-            ("source",),
-            "Always 1; where the kubelet's records are read: pod-resources, checkpoint, none.",
-        ),
-        Family(
-            "lost_fields_total",
-            "counter",
-            ("api", "field"),
-            "Messages that left a field out because the kubelet's API cannot say it.",
-        ),
-        Family("loop_lag_seconds", "gauge", (), "Worst lateness of the event loop in the last minute or two."),
-    )
-}
+def _gauge(name: str, text: str, labels: str = "") -> Family:
+    return Family(name, "gauge", tuple(labels.split()), text)
+
+
+def _counter(name: str, text: str, labels: str = "") -> Family:
+    return Family(name, "counter", tuple(labels.split()), text)
+
+
+def _histogram(name: str, text: str, labels: str) -> Family:
+    return Family(name, "histogram", tuple(labels.split()), text)
+
+
+_FAMILIES: Final = (
+    _gauge("build_info", "Always 1; the labels say which versions run.", "version python grpcio protobuf"),
+    _gauge("kubelet_present", "1 while a kubelet takes registrations."),
+    _gauge(
+        "serving",
+        "1 while the kubelet's stream of the resource is open. Absent while another gateway serves it, by the kubelet's records.",
+        "resource",
+    ),
+    _gauge("registration_phase", "1 for the phase of the resource's registration, else 0.", "resource phase"),
+    _gauge(
+        "registration_info",
+        "Always 1; the labels say which API the kubelet accepted, and which kubelet versions fit what it does.",
+        "resource api kubelets",
+    ),
+    _gauge("stream_age_seconds", "Age of the kubelet's open stream; absent without one.", "resource"),
+    _counter("registrations_total", "Registrations that a kubelet accepted.", "resource cause"),
+    _counter("register_errors_total", "Calls of Register that failed.", "resource code"),
+    _histogram(
+        "restart_gap_seconds", "Time from a kubelet found, or a stream ended, to the kubelet's next stream.", "resource"
+    ),
+    _counter(
+        "registration_checks_total",
+        "Looks into the kubelet's own records after a registration: held, lacking, or unknown (out of reach).",
+        "resource result",
+    ),
+    _counter("calls_total", "Calls of the kubelet that were answered.", "resource call code"),
+    _histogram("call_duration_seconds", "How long the answers took, errors included.", "resource call"),
+    _gauge("devices", "Devices on the list, by state and by what their trouble asks for.", "resource state kind"),
+    _gauge("healthy_devices", "Devices that the list calls Healthy.", "resource"),
+    _gauge("allocatable_devices", "Devices that the kubelet can give out: healthy, and served.", "resource"),
+    _gauge("held_devices", "Devices with a holder in the kubelet's records; absent where unknown.", "resource"),
+    _gauge(
+        "free_devices",
+        "Allocatable devices that nobody holds by the kubelet's records; absent where unknown.",
+        "resource",
+    ),
+    _gauge(
+        "device_info",
+        "Always 1, for each device. Only with --metrics-device-ids.",
+        "resource device state kind numa holder",
+    ),
+    _gauge("drift_devices", "Devices of which the kubelet's records say something else than ours.", "resource kind"),
+    _gauge("bridged_plugin_up", "1 while the plugin of a bridged resource is there, else 0.", "resource"),
+    _counter("bridged_absences_total", "How often the plugin of a bridged resource went.", "resource"),
+    _counter("bridged_registrations_total", "Registrations of the plugin of a bridged resource.", "resource"),
+    _counter(
+        "bridged_repeated_answers_total",
+        "Allocates that were answered as an identical earlier one, while the plugin was away.",
+        "resource",
+    ),
+    _counter(
+        "handovers_total",
+        "Handovers between two gateways on the node; side says which of the two this one is, older or newer.",
+        "side outcome",
+    ),
+    _gauge("ledger_writable", "0 while the last write of the state file failed, else 1."),
+    _gauge("ledger_pending_changes", "Changes of the state file that aren't known to be on disk."),
+    _counter("ledger_writes_total", "Writes of the state file that succeeded."),
+    _gauge("ledger_written_age_seconds", "Time since the state file was last written; absent before the first time."),
+    _gauge(
+        "source_hindrances",
+        "Reasons why a source tells of no devices, or not as it is told to; absent without any. gateway status has the words.",
+        "source",
+    ),
+    _gauge(
+        "gpus",
+        "Physical GPUs by the API that gives them away (plugin, dra), or on their way (to-dra, to-plugin, reclaimed). Only with --dra on.",
+        "side",
+    ),
+    _gauge(
+        "config_last_reload_successful",
+        "0 while the configuration file is rejected and its last good text stays in force, else 1; absent without a file.",
+    ),
+    _gauge("config_last_reload_success_age_seconds", "Time since the configuration file was last accepted."),
+    _gauge("books_info", "Always 1; where the kubelet's records are read: pod-resources, checkpoint, none.", "source"),
+    _counter(
+        "lost_fields_total", "Messages that left a field out because the kubelet's API cannot say it.", "api field"
+    ),
+    _gauge("loop_lag_seconds", "Worst lateness of the event loop in the last minute or two."),
+)
+FAMILIES: Final[Mapping[str, Family]] = {family.name: family for family in _FAMILIES}
 
 
 class Metrics(Collector):
@@ -249,28 +191,23 @@ class Metrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Give every family, also one without samples."""
         status, counted = self._taken
-        gauges = _gauges(status, device_ids=self._device_ids)
-        counters, histograms = _counters(status, counted), _histograms(counted)
+        samples = {**_gauges(status, device_ids=self._device_ids), **_counters(status, counted)}
+        histograms = {"restart_gap_seconds": counted.restart_gaps, "call_duration_seconds": counted.call_seconds}
         for name, family in FAMILIES.items():
-            match family.kind:
-                case "gauge":
-                    gauge = GaugeMetricFamily(PREFIX + name, family.help, labels=family.labels)
-                    for labels, value in gauges.get(name, {}).items():
-                        gauge.add_metric(labels, value)
-                    yield gauge
-                case "counter":
-                    counter = CounterMetricFamily(PREFIX + name, family.help, labels=family.labels)
-                    for labels, value in counters[name].items():
-                        counter.add_metric(labels, value)
-                    yield counter
-                case "histogram":
-                    histogram = HistogramMetricFamily(PREFIX + name, family.help, labels=family.labels)
-                    for labels, found in histograms[name].items():
-                        bounds = [*map(str, found.bounds), "+Inf"]
-                        histogram.add_metric(
-                            labels, list(zip(bounds, accumulate(found.counts), strict=True)), sum_value=found.sum
-                        )
-                    yield histogram
+            if family.kind == "histogram":
+                histogram = HistogramMetricFamily(PREFIX + name, family.help, labels=family.labels)
+                for labels, found in histograms[name].items():
+                    bounds = [*map(str, found.bounds), "+Inf"]
+                    histogram.add_metric(
+                        labels, list(zip(bounds, accumulate(found.counts), strict=True)), sum_value=found.sum
+                    )
+                yield histogram
+                continue
+            kind = GaugeMetricFamily if family.kind == "gauge" else CounterMetricFamily
+            plain = kind(PREFIX + name, family.help, labels=family.labels)
+            for labels, value in samples.get(name, {}).items():
+                plain.add_metric(labels, value)
+            yield plain
 
 
 def _failed(text: asyncio.Future[bytes]) -> bool:
@@ -352,10 +289,6 @@ def _counters(status: GatewayStatus, counted: tally.Tally) -> dict[str, Mapping[
 
 def _from_zero(labels: Iterable[tuple[str, ...]], counts: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
     return {**dict.fromkeys(labels, 0), **counts}
-
-
-def _histograms(counted: tally.Tally) -> dict[str, tally.Histograms]:
-    return {"restart_gap_seconds": counted.restart_gaps, "call_duration_seconds": counted.call_seconds}
 
 
 def table() -> Iterator[str]:

@@ -220,8 +220,8 @@ MUTANTS = (
         "O6",
         "an alert asks for a metric that was renamed",
         "gateway/telling/metrics.py",
-        '        Family("ledger_writable", "gauge"',
-        '        Family("ledger_is_writable", "gauge"',
+        '    _gauge("ledger_writable"',
+        '    _gauge("ledger_is_writable"',
         f"{_METRICS}::test_an_alert_asks_for_what_is_there",
     ),
     Mutant(
