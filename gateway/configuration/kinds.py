@@ -44,15 +44,15 @@ class Flag(Struct, frozen=True):
     """
 
     name: str
-    kind: FlagKind
-    meaning: str
-    default: str = ""
+    meaning: str = ""
     variables: tuple[str, ...] = ()
     key: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
     field: str = ""
-    take: Callable[[Any], Any] = _as_is
+    kind: FlagKind = FlagKind.TEXT
+    default: str = ""
     values: str = ""
+    take: Callable[[Any], Any] = _as_is
+    aliases: tuple[str, ...] = ()
     option: bool = True
     inert: bool = False
 
