@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,9 +40,12 @@ HOLDS_BACK, HOLDS_BACK_MAX = 30.0, 900.0
 """Seconds for which one makes no room that came back because the newer one ended; doubled each time in a row, up to the second."""
 FORGETS: Final = 3600.0
 """Seconds that it serves then until that is forgotten."""
+SERVED: Final = 600.0
+"""Seconds from which on a newer one that ended did serve: after as many a kubelet forgets that a container ended, too."""
 _ANOTHER: Final = "the other gateway on this node to end: with --dra on one decides"
 _ADVICE: Final = "it makes room for a newer one where the kubelet is 1.33 or later; else update with maxSurge 0"
 _WRITABLE: Final = "make --state-dir a folder that this gateway can write"
+_TOO_MANY: Final = "find out who holds so many files open on this node: `cat /proc/sys/fs/file-nr`"
 _log = structlog.get_logger()
 
 
@@ -67,6 +70,8 @@ class Alone:
     ) -> None:
         self._age, self._state_dir, self._others, self._lock = age, state_dir, others, -1
         self._make_room, self._in_vain, self._back = resign, in_vain, time.monotonic()
+        self._there: Collection[Age] = ()
+        """The other gateways, when they were last looked for."""
         self.stays = "it is still starting"
         """Why this one makes no room for a newer one; '' where it does."""
         self.waits_for = ""
@@ -77,12 +82,15 @@ class Alone:
 
         Without the lock nothing is given away: two tables in force would give a GPU twice, and what can't be written can't be moved.
         """
+        began = time.monotonic()
         while (hindered := self._hindered()) is not None:
             reason, advice = hindered
             if not await self._ask(ready=False):
                 return True
             self._tell(reason, advice)
             await asyncio.sleep(AGAIN)
+        if time.monotonic() - began >= SERVED:
+            self._in_vain = 0
         self.waits_for = ""
         return False
 
@@ -95,7 +103,7 @@ class Alone:
         loop, until = asyncio.get_running_loop(), 0.0
         while self._hindered() is not None:
             if loop.time() >= until:
-                if any(one > self._age for one in self._others()):  # It came first: the kubelet mustn't call this one.
+                if any(one > self._age for one in self._there):  # It came first: the kubelet mustn't call this one.
                     self._make_room()
                 reason = not_ready() or await self._ask(ready=True)
                 self._tell(
@@ -128,7 +136,7 @@ class Alone:
 
     async def _ask(self, *, ready: bool) -> str:
         """Ask the newest of those that are older whether it makes room, or to do so now; say why it does not."""
-        elder = max((one for one in self._others() if one < self._age), default=None)
+        elder = max((one for one in self._there if one < self._age), default=None)
         if elder is None:
             return "no older gateway is there to be asked"
         asked = {"op": OP, "ready": ready, "from": {"born_ns": self._age.born_ns, "token": self._age.token}}
@@ -154,7 +162,11 @@ class Alone:
 
     def _hindered(self) -> tuple[str, str] | None:
         """Say what is in the way, and what to do about it; None: nothing is, and the lock is held."""
-        if self._others():
+        try:
+            self._there = self._others()
+        except OSError as error:
+            return f"it can't be known whether another gateway lives: {error.strerror}", _TOO_MANY
+        if self._there:
             return _ANOTHER, _ADVICE
         try:
             return None if self._locked() else (_ANOTHER, _ADVICE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -115,6 +116,18 @@ class Node:
 
     async def allocatable(self, count: int) -> None:
         await self.manager.wait(GPU, count)
+
+    @contextlib.asynccontextmanager
+    async def newer(self) -> AsyncIterator[tuple[Gateway, asyncio.Task[int]]]:
+        """Run one beside another, up to where it could take over but for a kubelet that takes its driver."""
+        one = self.place.made("on")
+        running = asyncio.create_task(one.run())
+        try:
+            await until(lambda: "expected the kubelet to have taken the DRA driver" in one.waits_for)
+            yield one, running
+        finally:
+            one._end(0)
+            await running
 
 
 def door(gateway: Gateway) -> Door:
@@ -689,6 +702,25 @@ def alone(state: Path, born_ns: int = 1, others: Iterable[Age] = ()) -> Alone:
     return Alone(Age(born_ns, "0" * 8), state, lambda: dict.fromkeys(others), lambda: None)
 
 
+@pytest.mark.parametrize("start", ["begin", "succeed"])
+async def test_without_descriptors_it_waits_until_it_knows_who_else_lives(tmp_path: Path, start: str) -> None:
+    full = True
+
+    def others() -> dict[Age, None]:
+        if full:
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+        return {}
+
+    one = Alone(Age(1, "0" * 8), tmp_path, others, lambda: None)
+    starting = asyncio.ensure_future(one.begin() if start == "begin" else one.succeed(lambda: ""))
+    await until(lambda: one.waits_for or starting.done())
+    assert not starting.done()
+    assert (start == "succeed") or "whether another gateway lives: Too many open files" in one.waits_for
+    full = False
+    assert not await starting
+    one.close()
+
+
 async def test_a_second_gateway_waits_for_the_first_and_for_those_beside_it(tmp_path: Path) -> None:
     others = [Age(2, "0000000a")]
     first, second = alone(tmp_path), alone(tmp_path, others=others)
@@ -731,21 +763,31 @@ async def test_one_that_came_back_makes_no_room_at_once_for_the_next(
     one.close()
 
 
+@pytest.mark.parametrize(("seconds", "in_vain"), [(5, 3), (700, 1)])
+async def test_a_newer_one_that_served_for_long_did_not_come_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, in_vain: int
+) -> None:
+    newer, one = alone(tmp_path), Alone(Age(1, "0" * 8), tmp_path, dict, lambda: None, in_vain=2)
+    assert not await newer.begin()
+    waiting = asyncio.ensure_future(one.begin())
+    await until(lambda: one.waits_for)
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + seconds)
+    newer.close()
+    assert not await waiting
+    one.serves(host_service=False)
+    assert one.in_vain == in_vain
+    one.close()
+
+
 async def test_of_two_newer_gateways_the_one_that_came_second_goes_back_to_waiting(node: Node) -> None:
     """It has a socket that the kubelet may call, and decides nothing: each claim would wait for it."""
     async with node.gateway(status=RESIGNED):
         await node.allocatable(2)
-        late = node.place.made("on")
-        running = asyncio.ensure_future(late.run())
-        try:
-            await until(lambda: "expected the kubelet to have taken the DRA driver" in late.waits_for)
-            async with node.place.gateway("on") as first:
-                assert first.age > late.age
-                assert await running == RESIGNED
-                assert len(list((node.place.folder / "plugins_registry").iterdir())) == 1
-        finally:
-            late._end(0)
-            await running
+        async with node.newer() as (late, running), node.place.gateway("on") as first:
+            assert first.age > late.age
+            assert await running == RESIGNED
+            assert len(list((node.place.folder / "plugins_registry").iterdir())) == 1
 
 
 async def test_a_signal_while_it_makes_room_ends_it(node: Node) -> None:
@@ -838,11 +880,8 @@ async def test_a_newer_gateway_that_no_kubelet_takes_changes_nothing(
         await node.cross("dra", A)
         await node.stand(a="dra", b="plugin")
         registry = node.place.folder / "plugins_registry"
-        heir = node.place.made("on")
-        running = asyncio.ensure_future(heir.run())
-        try:
-            await until(lambda: len(list(registry.iterdir())) == 2)
-            await until(lambda: "expected the kubelet to have taken the DRA driver" in heir.waits_for)
+        async with node.newer() as (heir, running):
+            assert len(list(registry.iterdir())) == 2
             assert set(states(heir).values()) == {State.LEAVING}
             assert not probes.look(heir).ready
             assert not elder._exit.done()
@@ -863,9 +902,7 @@ async def test_a_newer_gateway_that_no_kubelet_takes_changes_nothing(
             assert not unpreparing.done()
             node.place.server.remove(SLICE)
             await until(lambda: node.place.published == {"gpu-0": []})  # Who decides publishes.
-        finally:
-            heir._end(0)
-            assert await running == 0
+        assert running.result() == 0
         assert isinstance((await waiting)["uid-c"], tuple)  # Passed back.
         assert (await unpreparing)["uid-d"] is None
         await kubelet.channel.close()
@@ -874,10 +911,7 @@ async def test_a_newer_gateway_that_no_kubelet_takes_changes_nothing(
 async def test_a_newer_gateway_goes_by_what_the_older_one_did_last(node: Node) -> None:
     async with node.gateway(status=RESIGNED):
         await node.allocatable(2)
-        heir = node.place.made("on")
-        running = asyncio.ensure_future(heir.run())
-        try:
-            await until(lambda: "expected the kubelet to have taken the DRA driver" in heir.waits_for)
+        async with node.newer() as (heir, running):
             await node.cross("dra", A)
             await node.stand(a="dra", b="plugin")
             asked = node.place.claim("c", "uid-c", "gpu-0")
@@ -887,9 +921,7 @@ async def test_a_newer_gateway_goes_by_what_the_older_one_did_last(node: Node) -
             assert states(heir) == {A: State.ELSEWHERE, B: State.PRESENT}
             assert [row.name for row in heir.ledger.claims.values()] == ["c"]
             await until(lambda: probes.look(heir).ready)
-        finally:
-            heir._end(0)
-            assert await running == 0
+        assert running.result() == 0
 
 
 async def test_a_late_claim_is_refused_with_a_reason_where_a_pod_holds_it(
