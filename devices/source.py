@@ -157,11 +157,11 @@ class Facts(Struct, frozen=True):
 
 
 class Behind(Struct, frozen=True):
-    """The other device plugin that a resource is of, where it is one behind the bridge.
+    """The other device plugin that a resource is of, behind the bridge.
 
-    ``resource`` is its own name for it, ``endpoint`` its socket's name in the folder ``door``, ``api`` what it speaks. ``state`` is
-    ``live``, ``shielded``, ``unhealthy`` or ``withdrawn``, since the moment ``since`` (monotonic seconds), and ``reason`` says why. It
-    registered ``registrations`` times and went ``absences`` times; ``repeated`` counts answers that were given for it.
+    ``resource`` is its own name for it, ``endpoint`` its socket in the folder ``door``, ``api`` what it speaks. ``state`` has been so
+    for ``state_s``: ``live``, or away and ``shielded``, ``unhealthy`` or ``withdrawn``, with the ``reason`` in words. It registered
+    ``registrations`` times and went ``absences`` times; ``repeated`` answers were given for it as before.
     """
 
     resource: str
@@ -169,7 +169,7 @@ class Behind(Struct, frozen=True):
     door: str
     api: str
     state: str
-    since: float
+    state_s: float
     reason: str = ""
     registrations: int = 0
     absences: int = 0

@@ -298,10 +298,11 @@ class Bridge:
         one = self._of(resource)
         if one is None:
             return None
-        state = shield.cover(one.word, one.limits, time.monotonic()).value
+        now = time.monotonic()
+        state, state_s = shield.cover(one.word, one.limits, now).value, round(max(0.0, now - one.since), 3)
         reason = "; ".join(part for part in (one.word.why, one.trouble) if part)
         counts = (one.registrations, one.absences, one.repeated)
-        return Behind(one.resource, one.endpoint, one.door, one.api, state, one.since, reason, *counts)
+        return Behind(one.resource, one.endpoint, one.door, one.api, state, state_s, reason, *counts)
 
     def place(self, device_id: str) -> None:
         """Leave it to what is known of the device: IDs are a plugin's own."""

@@ -379,7 +379,7 @@ class Crossing:
             if not await self._scribe.durable():
                 for board in news:
                     self._ledger.set_side(board, before.get(board))
-                raise NotWrittenError(self._scribe.state.last_error)
+                raise NotWrittenError(self._scribe.state.error)
             self._sides |= news
             now = time.monotonic()
             for board, side in news.items():

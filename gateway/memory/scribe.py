@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import structlog
 from msgspec import Struct
@@ -33,21 +32,22 @@ _MOST_TOLD = 16
 _log = structlog.get_logger()
 
 
-class FileState(Struct, frozen=True):
-    """How the ledger is, for people and metrics. ``last_written`` is in unix seconds, 0 for never.
+class FileState(Struct, frozen=True, kw_only=True):
+    """The gateway's memory on disk.
 
-    ``pending`` counts changes that aren't known to be on disk, ``put_aside`` names the damaged file met last, ``exposed``
-    says who else could change the ledger; texts are empty where there is nothing to say.
+    ``writable``: the last write did not fail; otherwise ``error`` says how it did. ``written_s`` is the age of the last good
+    write of this process (null: none yet), ``writes`` counts them, ``pending`` the changes that aren't known to be on disk.
+    ``put_aside`` names the damaged file met last, ``exposed`` says who else could change the ledger; both are mostly empty.
     """
 
-    path: Path
-    writable: bool
-    last_error: str
-    last_written: float
-    writes: int
-    put_aside: str
-    exposed: str
-    pending: int
+    path: str
+    writable: bool = True
+    error: str = ""
+    written_s: float | None = None
+    writes: int = 0
+    pending: int = 0
+    put_aside: str = ""
+    exposed: str = ""
 
 
 class Scribe:
@@ -64,17 +64,17 @@ class Scribe:
         self._retry = RETRY_FIRST
         self._stuck = self._closed = False
         self._error = ""
-        self._written_at = 0.0
+        self._written_at: float | None = None
         self._writes = 0
 
     @property
     def state(self) -> FileState:
         """How the ledger is now."""
         return FileState(
-            path=self._ledger.path,
+            path=str(self._ledger.path),
             writable=not self._error,
-            last_error=self._error,
-            last_written=self._written_at,
+            error=self._error,
+            written_s=None if self._written_at is None else round(time.monotonic() - self._written_at, 3),
             writes=self._writes,
             put_aside=self._ledger.aside,
             exposed=self._ledger.exposure,
@@ -188,7 +188,7 @@ class Scribe:
         if self._error:
             _log.info("state file written again", path=str(self._ledger.path))
         self._error, self._retry = "", RETRY_FIRST
-        self._written_at = time.time()
+        self._written_at = time.monotonic()
         self._writes += 1
 
     def _failed(self, reason: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
@@ -26,19 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from devices.life.states import Entry
-    from devices.source import DeviceSource, Facts, Hindrance
-    from gateway.configuration.reload import FileFate
-    from gateway.configuration.settings import Settings
-    from gateway.handover.standby import Standby
-    from gateway.kubelet.beliefs import Beliefs
-    from gateway.kubelet.presence import Presence
-    from gateway.memory.ledger import Ledger
-    from gateway.memory.scribe import Scribe
+    from devices.source import Facts
     from gateway.registration.registrar import Resource
-    from gateway.sides.table import Stand
-    from gateway.tally import Tally
     from gateway.telling import status
-    from gateway.telling.sides import DriverStatus
+    from gateway.telling.subject import Subject
     from gateway.wires.control import ControlConnection, Handler
 
 FRESH = 1.0
@@ -50,92 +41,6 @@ _log = structlog.get_logger()
 
 _HERE = frozenset({State.PRESENT, State.RELEASED, State.WITHHELD})
 _OVER = AWAY | {State.CORDONED}
-
-
-class TellingDrivers(Protocol):
-    """The DRA drivers of a gateway."""
-
-    def words(self, resource: str) -> str:
-        """Say for people why the kubelet isn't told of a resource by the device plugin API."""
-
-    @property
-    def trouble(self) -> str:
-        """Why the node's annotation isn't followed."""
-
-    def standings(self) -> Sequence[DriverStatus]:
-        """Say how each driver stands."""
-
-    def stranger(self, device_id: str, about: Facts) -> str:
-        """Say which other DRA driver offers a device on this node, too; '' for none."""
-
-    def stands(self) -> Sequence[Stand]:
-        """Say where each GPU is, where both APIs are served."""
-
-
-class Subject(Protocol):
-    """The gateway that answers."""
-
-    @property
-    def token(self) -> str:
-        """Its own token."""
-
-    @property
-    def settings(self) -> Settings:
-        """What it was told."""
-
-    @property
-    def source(self) -> DeviceSource:
-        """Where devices come from."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """What it remembers."""
-
-    @property
-    def scribe(self) -> Scribe:
-        """Writes that."""
-
-    @property
-    def beliefs(self) -> Beliefs:
-        """The kubelet's records."""
-
-    @property
-    def presence(self) -> Presence:
-        """The kubelet that is there."""
-
-    @property
-    def standby(self) -> Standby:
-        """What is known of the resources that another gateway is to serve."""
-
-    @property
-    def tally(self) -> Tally:
-        """What it counted."""
-
-    @property
-    def config(self) -> FileFate:
-        """What became of its configuration file."""
-
-    @property
-    def resources(self) -> Sequence[Resource]:
-        """Its resources."""
-
-    @property
-    def started(self) -> float:
-        """When it started (monotonic seconds)."""
-
-    @property
-    def waits_for(self) -> str:
-        """What its start waits for, and why; empty where it doesn't."""
-
-    @property
-    def door(self) -> TellingDrivers | None:
-        """Its DRA drivers, where devices are offered by them."""
-
-    def hindrances(self) -> Sequence[Hindrance]:
-        """Say what keeps the sources of devices from telling of them."""
-
-    async def update(self) -> None:
-        """Bring every resource's list up to date."""
 
 
 class Commands:
@@ -162,32 +67,36 @@ class Commands:
 
     def document(self, rows: bool) -> status.GatewayStatus:  # noqa: FBT001 - the metrics' signature
         """Say what is known now; ``rows``: of each device, too."""
-        from gateway.telling import status  # noqa: PLC0415 - only a gateway that is asked pays for it
+        from gateway.telling import sides, status  # noqa: PLC0415 - only a gateway that is asked pays for it
 
-        gateway = self._gateway
+        gateway, now = self._gateway, time.monotonic()
         self._build = self._build or status.build()
-        last = gateway.beliefs.last
-        node = status.NodeFacts(
+        last, since, config, door = gateway.beliefs.last, gateway.presence.since, gateway.config, gateway.door
+        path = str(config.path or gateway.settings.config_file or "")
+        return status.GatewayStatus(
+            build=self._build,
             pid=os.getpid(),
             token=gateway.token,
             host_service=gateway.settings.host_service,
-            started=gateway.started,
+            uptime_s=status.age(gateway.started, now),
             socket_dir=str(gateway.settings.socket_dir),
             waits_for=gateway.waits_for,
+            kubelet=status.KubeletStatus(present=since is not None, age_s=status.age_or_none(since, now)),
+            books=status.Books(source=last.view.source, age_s=status.age(last.at, now)) if last else status.Books(),
             ledger=gateway.scribe.state,
-            plugins=[self._resource(resource, rows) for resource in gateway.resources],
-            kubelet_since=gateway.presence.since,
-            books=last.view.source if last is not None else "none",
-            books_read=last.at if last is not None else None,
-            config_file=str(gateway.config.path or gateway.settings.config_file or ""),
-            config_error=gateway.config.error,
-            config_accepted=gateway.config.accepted_at,
-            crossing="" if gateway.door is None else gateway.door.trouble,
-            drivers=() if gateway.door is None else gateway.door.standings(),
-            sides=() if gateway.door is None else gateway.door.stands(),
-            hindrances=[(one.source, one.reason) for one in gateway.hindrances()],
+            lag_s=round(gateway.tally.lag(now), 6),
+            hindrances=tuple(
+                status.HindranceStatus(source=one.source, reason=one.reason) for one in gateway.hindrances()
+            ),
+            configuration=status.configuration(path, config, now),
+            crossing="" if door is None else door.trouble,
+            drivers=() if door is None else tuple(door.standings()),
+            sides=() if door is None else sides.sides(door.stands(), now),
+            resources=tuple(
+                status.resource(self._resource(resource, rows), gateway.tally, now, rows=rows)
+                for resource in gateway.resources
+            ),
         )
-        return status.document(node, gateway.tally, self._build, now=time.monotonic(), unix=time.time(), rows=rows)
 
     def _resource(self, resource: Resource, rows: bool) -> status.ResourceFacts:  # noqa: FBT001 - as of ``document``
         from gateway.telling import status  # noqa: PLC0415 - as above
@@ -306,7 +215,7 @@ class Commands:
             await self._gateway.update()
         if not await self._gateway.scribe.durable():  # Also what changes nothing now: it may have failed a moment ago.
             raise ControlError(
-                f"done, but it will be forgotten when the gateway restarts: {self._gateway.scribe.state.last_error}"
+                f"done, but it will be forgotten when the gateway restarts: {self._gateway.scribe.state.error}"
             )
         now = {resource.name: resource.entries.get(order.device_id) for resource in self._gateway.resources}
         outcome = OrderOutcome(

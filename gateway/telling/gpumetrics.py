@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
@@ -27,11 +27,8 @@ from gateway.wires.log import Seldom
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from devices.source import DeviceSource
     from devices.telemetry import Reading
-    from gateway.configuration.settings import Settings
-    from gateway.kubelet.beliefs import Beliefs
-    from gateway.registration.registrar import Resource
+    from gateway.telling.subject import Subject
     from gateway.wires.http import Answer, Handler
 
 WAIT: Final = 0.1
@@ -62,26 +59,6 @@ Holder = tuple[str, str, str]
 """Namespace, pod and container."""
 _seldom = Seldom()
 _log = structlog.get_logger()
-
-
-class Gauged(Protocol):
-    """The gateway whose GPUs are measured."""
-
-    @property
-    def settings(self) -> Settings:
-        """What it was told."""
-
-    @property
-    def source(self) -> DeviceSource:
-        """Where its devices come from."""
-
-    @property
-    def resources(self) -> Sequence[Resource]:
-        """Its resources."""
-
-    @property
-    def beliefs(self) -> Beliefs:
-        """The kubelet's records."""
 
 
 class Sampler:
@@ -188,7 +165,7 @@ def holders(held: Iterable[Mapping[str, str] | None]) -> dict[str, list[Holder]]
     return {uuid: list(some) for uuid, some in found.items()}
 
 
-def added(gateway: Gauged, answer: Callable[[], Awaitable[Answer]]) -> Handler:
+def added(gateway: Subject, answer: Callable[[], Awaitable[Answer]]) -> Handler:
     """Add the gauges, where its source of devices has any, to what ``answer`` gives for ``GET /metrics``."""
     source = gateway.source
     if not isinstance(source, Measured):

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from gateway.tally import Tally
     from gateway.tasks import Tasks
     from gateway.telling import status
-    from gateway.telling.gpumetrics import Gauged
-    from gateway.telling.probes import Judged
+    from gateway.telling.subject import Subject
     from gateway.wires import http
     from gateway.wires.control import Handler
 
@@ -60,7 +59,7 @@ class Listeners:
             await self._control.close()
             self._control = None
 
-    def open_metrics(self, document: Callable[[bool], status.GatewayStatus], tally: Tally, gauged: Gauged) -> None:
+    def open_metrics(self, document: Callable[[bool], status.GatewayStatus], tally: Tally, gateway: Subject) -> None:
         """Serve metrics, where they are wanted."""
         if self._settings.metrics_address is not None:
             from gateway.telling import metrics  # noqa: PLC0415 - its imports are paid only where metrics are wanted
@@ -70,16 +69,16 @@ class Listeners:
             if self._settings.gpu_metrics:
                 from gateway.telling import gpumetrics  # noqa: PLC0415 - as above
 
-                routes["/metrics"] = gpumetrics.added(gauged, told.answer)
+                routes["/metrics"] = gpumetrics.added(gateway, told.answer)
             answer = self._answer("metrics", self._settings.metrics_address, routes)
             self._tasks.spawn_once_active("metrics", answer)
 
-    def open_probes(self, judged: Judged) -> None:
+    def open_probes(self, gateway: Subject) -> None:
         """Answer probes, where they are wanted."""
         if self._settings.probe_address is not None:
             from gateway.telling import probes  # noqa: PLC0415 - as above
 
-            answer = self._answer("probes", self._settings.probe_address, probes.routes(judged))
+            answer = self._answer("probes", self._settings.probe_address, probes.routes(gateway))
             self._tasks.spawn_once_active("probes", answer)
 
     async def _answer(self, what: str, address: tuple[str, int], routes: Mapping[str, http.Handler]) -> None:

@@ -8,72 +8,19 @@ from __future__ import annotations
 
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gateway.telling import readiness
 from gateway.wires import http
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from devices.source import Hindrance
-    from gateway.age import Age
-    from gateway.handover.standby import Standby
-    from gateway.kubelet.presence import Presence
     from gateway.registration.registrar import Resource
-    from gateway.telling.sides import DriverStatus
+    from gateway.telling.subject import Subject
 
 
-class JudgedDrivers(Protocol):
-    """The DRA drivers of a gateway."""
-
-    @property
-    def alone(self) -> bool:
-        """Whether devices are offered by DRA alone."""
-
-    def standings(self) -> Sequence[DriverStatus]:
-        """Say where each of them stands."""
-
-
-class Judged(Protocol):
-    """The gateway that is judged."""
-
-    @property
-    def begun(self) -> bool:
-        """Whether it is done with its start."""
-
-    @property
-    def waits_for(self) -> str:
-        """What its start waits for, and why; empty where it doesn't."""
-
-    @property
-    def age(self) -> Age:
-        """Its own age."""
-
-    @property
-    def resources(self) -> Sequence[Resource]:
-        """Its resources."""
-
-    @property
-    def presence(self) -> Presence:
-        """The kubelet that is there."""
-
-    @property
-    def standby(self) -> Standby:
-        """What is known of the resources that another gateway is to serve."""
-
-    @property
-    def door(self) -> JudgedDrivers | None:
-        """Its DRA drivers, where devices are offered by them."""
-
-    def hindrances(self) -> Sequence[Hindrance]:
-        """Say what keeps the sources of devices from telling of them."""
-
-    def left(self) -> list[str]:
-        """Name the resources that are left to another gateway for now."""
-
-
-def routes(gateway: Judged) -> Mapping[str, http.Handler]:
+def routes(gateway: Subject) -> Mapping[str, http.Handler]:
     """Answer for one gateway."""
 
     def healthz() -> http.Answer:
@@ -87,7 +34,7 @@ def routes(gateway: Judged) -> Mapping[str, http.Handler]:
     return {"/healthz": healthz, "/readyz": readyz}
 
 
-def look(gateway: Judged) -> readiness.Verdict:
+def look(gateway: Subject) -> readiness.Verdict:
     """Judge how a gateway stands now."""
     now = time.monotonic()
     since = gateway.presence.since if gateway.presence.since is not None else now
@@ -106,7 +53,7 @@ def look(gateway: Judged) -> readiness.Verdict:
     )
 
 
-def _standing(resource: Resource, gateway: Judged, now: float) -> readiness.ResourceStanding:
+def _standing(resource: Resource, gateway: Subject, now: float) -> readiness.ResourceStanding:
     own, other = gateway.age, resource.standing_by_for
     return readiness.ResourceStanding(
         name=resource.name,

@@ -1,7 +1,7 @@
 """The status document: what one gateway knows of itself, its kubelet and its devices, at one moment.
 
 One source of truth: ``gateway status`` prints it, the metrics are read from it, and the control socket answers with it.
-Pure: the shell fills in ``NodeFacts`` and ``ResourceFacts`` with what it holds anyway, and ``document`` says it in plain words and numbers.
+Pure: ``gateway.telling.commands`` fills it in with what the gateway holds anyway.
 The format only grows. Times are ages in seconds (fields in ``_s``), by a clock that never jumps.
 
 ``python -m gateway.telling.status`` prints the JSON schema of ``gateway status --json``.
@@ -22,16 +22,15 @@ from adapters.dialect import Level, span
 from devices import source
 from devices.life import states
 from devices.model import Health
+from gateway.memory.scribe import FileState
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase
 from gateway.tally import Confirmation, Tally
-from gateway.telling import sides
 from gateway.telling.sides import DriverStatus, SideStatus
 
 if TYPE_CHECKING:
+    from gateway.configuration.reload import FileFate
     from gateway.kubelet.drift import Finding
-    from gateway.memory import scribe
-    from gateway.sides.table import Stand
 
 SCHEMA = 1
 """Rises when a field changes its meaning or goes away."""
@@ -61,24 +60,6 @@ class Books(msgspec.Struct, frozen=True, kw_only=True):
 
     source: Literal["pod-resources", "checkpoint", "none"] = "none"
     age_s: float | None = None
-
-
-class StateFileStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The gateway's memory on disk.
-
-    ``writable``: the last write did not fail; otherwise ``error`` says how it did. ``written_s`` is the age of the last good
-    write of this process (null: none yet), ``writes`` counts them, ``pending`` the changes that aren't known to be on disk.
-    ``put_aside`` names the damaged file met last, ``exposed`` says who else could change the ledger; both are mostly empty.
-    """
-
-    path: str
-    writable: bool = True
-    error: str = ""
-    written_s: float | None = None
-    writes: int = 0
-    pending: int = 0
-    put_aside: str = ""
-    exposed: str = ""
 
 
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,26 +98,6 @@ class MismatchStatus(msgspec.Struct, frozen=True, kw_only=True):
     words: str
 
 
-class BehindStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The other device plugin that a resource is of, behind the bridge.
-
-    ``resource`` is its own name for it, ``endpoint`` its socket in the folder ``door``, ``api`` what it speaks. ``state`` has been so
-    for ``state_s``: ``live``, or away and ``shielded``, ``unhealthy`` or ``withdrawn``, with the ``reason`` in words. It registered
-    ``registrations`` times and went ``absences`` times; ``repeated`` answers were given for it as before.
-    """
-
-    resource: str
-    endpoint: str
-    door: str
-    api: str
-    state: str
-    state_s: float
-    reason: str = ""
-    registrations: int = 0
-    absences: int = 0
-    repeated: int = 0
-
-
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One resource. ``behind`` is the other plugin that it is of, null where it is the gateway's own.
 
@@ -173,7 +134,7 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     free: int | None = None
     states: tuple[Count, ...] = ()
     drift: tuple[MismatchStatus, ...] = ()
-    behind: BehindStatus | None = None
+    behind: source.Behind | None = None
     devices: tuple[DeviceStatus, ...] = ()
 
 
@@ -214,7 +175,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     waits_for: str = ""
     kubelet: KubeletStatus
     books: Books
-    ledger: StateFileStatus
+    ledger: FileState
     lag_s: float = 0.0
     hindrances: tuple[HindranceStatus, ...] = ()
     configuration: Configuration | None = None
@@ -234,7 +195,7 @@ class Gateways(msgspec.Struct, frozen=True, kw_only=True):
     silent: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-# What the shell knows. Moments are monotonic seconds.
+# What is known. Moments are monotonic seconds.
 
 
 class ResourceFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,74 +220,11 @@ class ResourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Which other DRA driver offers a device, too, in words by device ID."""
 
 
-class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the node and the gateway as a whole."""
-
-    pid: int
-    token: str
-    host_service: bool = False
-    started: float
-    socket_dir: str
-    waits_for: str = ""
-    ledger: scribe.FileState
-    plugins: Sequence[ResourceFacts] = ()
-    kubelet_since: float | None = None
-    """When the kubelet was found; None: there is none."""
-    books: Literal["pod-resources", "checkpoint", "none"] = "none"
-    books_read: float | None = None
-    hindrances: Sequence[tuple[str, str]] = ()
-    """The sources of devices that are hindered, each with the reason."""
-    drivers: Sequence[DriverStatus] = ()
-    sides: Sequence[Stand] = ()
-    crossing: str = ""
-    config_file: str = ""
-    """The configuration file; empty where there is none."""
-    config_error: str = ""
-    """Why it was rejected."""
-    config_accepted: float | None = None
-    """When it was found good last."""
-
-
-def document(
-    node: NodeFacts, tally: Tally, build: Build, *, now: float, unix: float, rows: bool = True
-) -> GatewayStatus:
-    """Say what is known at ``now`` (monotonic seconds; ``unix``: the same by the wall clock); ``rows``: each device, too."""
-    ledger = node.ledger
-    return GatewayStatus(
-        build=build,
-        pid=node.pid,
-        token=node.token,
-        host_service=node.host_service,
-        uptime_s=_age(node.started, now),
-        socket_dir=node.socket_dir,
-        waits_for=node.waits_for,
-        kubelet=KubeletStatus(present=node.kubelet_since is not None, age_s=_age_or_none(node.kubelet_since, now)),
-        books=Books(source=node.books, age_s=_age_or_none(node.books_read, now)),
-        ledger=StateFileStatus(
-            path=str(ledger.path),
-            writable=ledger.writable,
-            error=ledger.last_error,
-            written_s=_age_or_none(ledger.last_written or None, unix),
-            writes=ledger.writes,
-            pending=ledger.pending,
-            put_aside=ledger.put_aside,
-            exposed=ledger.exposed,
-        ),
-        lag_s=round(tally.lag(now), 6),
-        hindrances=tuple(HindranceStatus(source=source, reason=reason) for source, reason in node.hindrances),
-        configuration=_configuration(node, now),
-        crossing=node.crossing,
-        drivers=tuple(node.drivers),
-        sides=sides.sides(node.sides, now),
-        resources=tuple(_resource(plugin, tally, now, rows=rows) for plugin in node.plugins),
-    )
-
-
-def _configuration(node: NodeFacts, now: float) -> Configuration | None:
-    if not node.config_file:
+def configuration(path: str, fate: FileFate, now: float) -> Configuration | None:
+    """Say what became of the configuration file; None: there is none (an empty path)."""
+    if not path:
         return None
-    accepted_s = _age_or_none(node.config_accepted, now)
-    return Configuration(path=node.config_file, error=node.config_error, accepted_s=accepted_s)
+    return Configuration(path=path, error=fate.error, accepted_s=age_or_none(fate.accepted_at, now))
 
 
 def build() -> Build:
@@ -341,22 +239,23 @@ def build() -> Build:
     )
 
 
-def _resource(plugin: ResourceFacts, tally: Tally, now: float, *, rows: bool) -> ResourceStatus:
+def resource(plugin: ResourceFacts, tally: Tally, now: float, *, rows: bool = True) -> ResourceStatus:
+    """Say what is known of a resource at ``now`` (monotonic seconds); ``rows``: of each device, too."""
     serving = plugin.state.phase is Phase.SERVING
     entries = plugin.entries
     states = Counter((entry.state.value, _kind(entry)) for entry in entries.values())
     healthy = {device_id for device_id, entry in entries.items() if entry.device.health is Health.HEALTHY}
     holders = plugin.holders
     calls: dict[str, dict[str, int]] = {}
-    for (resource, call, code), count in tally.calls.items():
-        if resource == plugin.name:
+    for (name, call, code), count in tally.calls.items():
+        if name == plugin.name:
             calls.setdefault(call, {})[code] = count
     return ResourceStatus(
         name=plugin.name,
         phase=plugin.state.phase.value,
         api=plugin.state.dialect,
         kubelets=span(plugin.level) if plugin.level is not None else "",
-        stream_s=_age_or_none(plugin.stream_since, now),
+        stream_s=age_or_none(plugin.stream_since, now),
         standing_by_for=plugin.standing_by_for,
         standing_by_for_host_service=plugin.standing_by_for_host_service,
         lacking_s=plugin.lacking_s,
@@ -375,23 +274,8 @@ def _resource(plugin: ResourceFacts, tally: Tally, now: float, *, rows: bool) ->
             MismatchStatus(kind=finding.kind.value, devices=len(finding.device_ids), words=finding.words)
             for finding in plugin.drift
         ),
-        behind=_behind(plugin.behind, now) if plugin.behind is not None else None,
+        behind=plugin.behind,
         devices=_devices(plugin) if rows else (),
-    )
-
-
-def _behind(plugin: source.Behind, now: float) -> BehindStatus:
-    return BehindStatus(
-        resource=plugin.resource,
-        endpoint=plugin.endpoint,
-        door=plugin.door,
-        api=plugin.api,
-        state=plugin.state,
-        state_s=_age(plugin.since, now),
-        reason=plugin.reason,
-        registrations=plugin.registrations,
-        absences=plugin.absences,
-        repeated=plugin.repeated,
     )
 
 
@@ -421,12 +305,14 @@ def _kind(entry: states.Entry) -> str:
     return "" if entry.kind is None else entry.kind.value
 
 
-def _age(moment: float, now: float) -> float:
+def age(moment: float, now: float) -> float:
+    """Say how many seconds ago a moment was."""
     return round(max(0.0, now - moment), 3)
 
 
-def _age_or_none(moment: float | None, now: float) -> float | None:
-    return None if moment is None else _age(moment, now)
+def age_or_none(moment: float | None, now: float) -> float | None:
+    """Do so of a moment that there may be none of."""
+    return None if moment is None else age(moment, now)
 
 
 def schema() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -12,16 +12,16 @@ from devices.life.states import State
 from devices.model import Device, Field, Health, TroubleKind
 from gateway.kubelet import drift
 from gateway.kubelet.drift import Finding
-from gateway.memory import scribe
+from gateway.memory.scribe import FileState
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase
 from gateway.sides.table import Side, Stand
 from gateway.tally import Cause, Confirmation, Tally
 from gateway.telling import status
-from gateway.telling.status import Build, GatewayStatus, NodeFacts, ResourceFacts
+from gateway.telling.sides import sides
+from gateway.telling.status import Books, Build, Configuration, GatewayStatus, KubeletStatus, ResourceFacts
 
 NOW = 1_000_000.0
-UNIX = 1_700_000_000.0
 RESOURCE = "nvidia.com/gpu"
 BUILD = Build(gateway="0.5.0", python="3.11.7", grpcio="1.85.1", protobuf="7.36.2")
 SERVING, WAITING = "3f9a2c1d", "8c2e11aa"
@@ -78,41 +78,20 @@ REFUSED = ResourceFacts(
     trouble="Register was refused: the ResourceName is invalid",
 )
 STANDBY = ResourceFacts(name=RESOURCE, state=state(Phase.STANDBY), entries=_entries(), standing_by_for=SERVING)
-GOOD_LEDGER = scribe.FileState(
-    path=Path("/var/lib/device-plugin-gateway/ledger.json"),
-    writable=True,
-    last_error="",
-    last_written=UNIX - 185.2,
-    writes=12,
-    put_aside="",
-    exposed="",
-    pending=0,
-)
-BAD_LEDGER = replace(GOOD_LEDGER, writable=False, last_error="No space left on device", pending=2)
+GOOD_LEDGER = FileState(path="/var/lib/device-plugin-gateway/ledger.json", written_s=185.2, writes=12)
+BAD_LEDGER = replace(GOOD_LEDGER, writable=False, error="No space left on device", pending=2)
 
 
-def node(*plugins: ResourceFacts, token: str = SERVING, ledger: scribe.FileState = GOOD_LEDGER) -> NodeFacts:
-    """Give what a shell would know."""
-    return NodeFacts(
-        pid=4711,
-        token=token,
-        started=NOW - 273_600,
-        socket_dir="/var/lib/kubelet/device-plugins",
-        kubelet_since=NOW - 7800.2,
-        books="pod-resources",
-        books_read=NOW - 12,
-        ledger=ledger,
-        plugins=plugins,
-        config_file="/config/config.yaml",
-        config_accepted=NOW - 60,
-    )
-
-
-STANDS = (
-    Stand("GPU-a", Side.PLUGIN, "ns/p/main", "offered by the device plugin API"),
-    Stand("GPU-b", Side.TO_DRA, "ns/q/main", "it goes to DRA as soon as nobody holds it: held by ns/q/main", NOW - 130),
-    Stand("GPU-c", Side.DRA, "claim ns/c (pod r)", "offered by DRA: claim ns/c (pod r) has it"),
-    Stand("GPU-d", Side.DRA, "", "offered by DRA"),
+SIDES = sides(
+    (
+        Stand("GPU-a", Side.PLUGIN, "ns/p/main", "offered by the device plugin API"),
+        Stand(
+            "GPU-b", Side.TO_DRA, "ns/q/main", "it goes to DRA as soon as nobody holds it: held by ns/q/main", NOW - 130
+        ),
+        Stand("GPU-c", Side.DRA, "claim ns/c (pod r)", "offered by DRA: claim ns/c (pod r) has it"),
+        Stand("GPU-d", Side.DRA, "", "offered by DRA"),
+    ),
+    NOW,
 )
 
 
@@ -135,12 +114,28 @@ def counted() -> Tally:
     return tally
 
 
-def document(node: NodeFacts, tally: Tally | None = None, *, rows: bool = True) -> GatewayStatus:
-    """Say what ``node`` knows, now."""
-    return status.document(node, tally or Tally(), BUILD, now=NOW, unix=UNIX, rows=rows)
+def document(
+    *plugins: ResourceFacts, tally: Tally | None = None, rows: bool = True, token: str = SERVING, **others: Any
+) -> GatewayStatus:
+    """Say what a gateway with these resources says of itself; ``others`` are fields that it says otherwise."""
+    tally = tally or Tally()
+    known = GatewayStatus(
+        build=BUILD,
+        pid=4711,
+        token=token,
+        uptime_s=273_600,
+        socket_dir="/var/lib/kubelet/device-plugins",
+        kubelet=KubeletStatus(present=True, age_s=7800.2),
+        books=Books(source="pod-resources", age_s=12),
+        ledger=GOOD_LEDGER,
+        lag_s=tally.lag(NOW),
+        configuration=Configuration(path="/config/config.yaml", accepted_s=60),
+        resources=tuple(status.resource(plugin, tally, NOW, rows=rows) for plugin in plugins),
+    )
+    return replace(known, **others)
 
 
-FULL = document(node(TROUBLED, REFUSED, ledger=BAD_LEDGER), counted())
+FULL = document(TROUBLED, REFUSED, tally=counted(), ledger=BAD_LEDGER)
 """Trouble of every kind."""
-OTHER = document(node(STANDBY, token=WAITING))
+OTHER = document(STANDBY, token=WAITING)
 """A gateway that stands by for the one before."""

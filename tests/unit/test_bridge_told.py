@@ -13,10 +13,10 @@ from devices.source import Behind
 from gateway.cli import status as cli
 from gateway.telling.metrics import Metrics
 from tests.unit.bridging import NIC, bridged, plugin
-from tests.unit.documents import NOW, TROUBLED, counted, document, node
+from tests.unit.documents import TROUBLED, counted, document
 
-LIVE = Behind(NIC, "nic.sock", "device-plugins", "v1alpha2", "live", NOW - 60, registrations=1)
-AWAY = replace(LIVE, state="shielded", since=NOW - 5, reason="it ended its stream", absences=2, repeated=3)
+LIVE = Behind(NIC, "nic.sock", "device-plugins", "v1alpha2", "live", 60, registrations=1)
+AWAY = replace(LIVE, state="shielded", state_s=5, reason="it ended its stream", absences=2, repeated=3)
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ AWAY = replace(LIVE, state="shielded", since=NOW - 5, reason="it ended its strea
     ],
 )
 def test_a_person_reads_the_chain(behind: Behind, name: str, words: str) -> None:
-    look = cli.Answers(read=[document(node(replace(TROUBLED, name=name, behind=behind)))], silent={})
+    look = cli.Answers(read=[document(replace(TROUBLED, name=name, behind=behind))], silent={})
     text = " ".join(click.unstyle("\n".join(cli.render(look, Path("/state"), 96))).split())
     assert words in text
 
 
 @pytest.mark.parametrize(("behind", "up"), [(LIVE, 1), (AWAY, 0)])
 def test_metrics(behind: Behind, up: int) -> None:
-    told = Metrics(lambda _: document(node(replace(TROUBLED, name=NIC, behind=behind))), counted())
+    told = Metrics(lambda _: document(replace(TROUBLED, name=NIC, behind=behind)), counted())
     told.take()
     lines = told.exposition().decode().splitlines()
     name = "device_plugin_gateway_bridged"

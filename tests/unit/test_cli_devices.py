@@ -26,7 +26,7 @@ from gateway.telling.status import GatewayStatus, ResourceFacts
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from tests.unit.answering import By, gateways
-from tests.unit.documents import OTHER, RESOURCE, SERVING, WAITING, document, node, state
+from tests.unit.documents import OTHER, RESOURCE, SERVING, WAITING, document, state
 
 PAGE = Path(__file__).parents[2] / "docs" / "devices.md"
 MIG, FPGA = "nvidia.com/mig-1g.10gb", "example.com/fpga"
@@ -102,7 +102,7 @@ FACTS = {
     },
     FPGA: {f"/dev/fpga{card}": Facts(nodes=(f"/dev/fpga{card}",)) for card in range(2)},
 }
-FULL = answer(document(node(WHOLE, SPLIT, SHARED)), FACTS)
+FULL = answer(document(WHOLE, SPLIT, SHARED), FACTS)
 
 
 OPERATIONS = ("devices", "release", "acquire")
@@ -144,7 +144,7 @@ def test_a_person_reads(line: str) -> None:
 
 
 def test_replicas_one_by_one() -> None:
-    text = seen(answer(document(node(SHARED)), FACTS), unfolded=True)
+    text = seen(answer(document(SHARED), FACTS), unfolded=True)
     assert re.findall(r"^  (/dev/fpga0\S+) +present +(\S+)$", text, re.MULTILINE) == [
         ("/dev/fpga0::0", "-"),
         ("/dev/fpga0::1", "a/b/c"),
@@ -198,9 +198,7 @@ def test_replicas_one_by_one() -> None:
     ],
 )
 def test_rarer_things(one: ResourceFacts, facts: dict[str, Facts], expected: list[str]) -> None:
-    lines = [
-        " ".join(line.split()) for line in seen(answer(document(node(one)), {"a.b/c": facts})).splitlines() if line
-    ]
+    lines = [" ".join(line.split()) for line in seen(answer(document(one), {"a.b/c": facts})).splitlines() if line]
     assert len(lines) == len(expected)
     assert [wanted for line, wanted in zip(lines, expected, strict=True) if wanted not in line] == []
 
@@ -227,7 +225,7 @@ def test_columns_are_aligned() -> None:
 
 def test_ten_thousand_devices() -> None:
     one = plugin(RESOURCE, well(*(f"GPU-{number // 100}::{number % 100}" for number in range(10_000))), {})
-    many = answer(document(node(one)))
+    many = answer(document(one))
     assert len(seen(many).splitlines()) == 100 + 3
     assert len(seen(many, unfolded=True).splitlines()) == 10_000 + 3
 
@@ -252,7 +250,7 @@ def test_what_others_wrote_does_not_steer_the_terminal(place: str) -> None:
     device = text("device")
     one = plugin(text("name"), {device: (State.LOST, text("reason"), None, None)}, {device: text("holder")})
     facts = Facts(text("product"), text("index"), "", text("parent"), text("profile"), {"1": text("link")})
-    shown = "\n".join(cli.render(rows(answer(document(node(one)), {text("name"): {device: facts}}))))
+    shown = "\n".join(cli.render(rows(answer(document(one), {text("name"): {device: facts}}))))
     assert "[2Jb" in shown
     assert "\x1b[2J" not in shown
     assert "\r" not in shown
@@ -263,7 +261,7 @@ def test_what_others_wrote_does_not_steer_the_terminal(place: str) -> None:
 
 
 def test_one_table_for_each_resource_by_who_serves_it(folder: Path) -> None:
-    waiting = answer(document(node(plugin(RESOURCE, well("GPU-old"), {}, waits_for=SERVING), token=WAITING)))
+    waiting = answer(document(plugin(RESOURCE, well("GPU-old"), {}, waits_for=SERVING), token=WAITING))
     with gateways(folder, {WAITING: waiting, SERVING: FULL}, *OPERATIONS):
         result, raw = call(folder), call(folder, "--json")
     assert (result.exit_code, result.output) == (0, f"{seen(FULL)}\n")
@@ -359,7 +357,7 @@ def test_no_success(folder: Path, says: Mapping[str, Says], arguments: list[str]
 
 @pytest.mark.parametrize("first", [0, 1], ids=["the one that waits comes first", "and last"])
 def test_who_serves_a_resource_tells_of_it(first: int) -> None:
-    waiting = answer(document(node(plugin(RESOURCE, well("GPU-old"), {}, waits_for=SERVING), token=WAITING)))
+    waiting = answer(document(plugin(RESOURCE, well("GPU-old"), {}, waits_for=SERVING), token=WAITING))
     both = [waiting, FULL] if first == 0 else [FULL, waiting]
     assert {row.gateway for row in rows(*both)} == {SERVING}
 
@@ -367,7 +365,7 @@ def test_who_serves_a_resource_tells_of_it(first: int) -> None:
 def test_of_few_remarks_all_are_shown_and_of_many_some() -> None:
     def of(count: int) -> str:
         sick = {f"/dev/x::{number}": (State.UNHEALTHY, f"broken {number}", None, None) for number in range(count)}
-        return seen(answer(document(node(plugin(FPGA, sick)))))
+        return seen(answer(document(plugin(FPGA, sick))))
 
     assert ("broken 2" in of(3), "more: --all" in of(3)) == (True, False)
     assert ("broken 3" in of(4), "and 1 more: --all shows each" in of(4)) == (False, True)

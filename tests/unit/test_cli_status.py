@@ -30,7 +30,7 @@ from gateway.wires import control
 from gateway.wires import log as observe
 from tests.unit import documents
 from tests.unit.answering import gateways
-from tests.unit.documents import FULL, IDS, OTHER, SERVING, STANDBY, TROUBLED, WAITING, document, node, state
+from tests.unit.documents import FULL, IDS, OTHER, SERVING, STANDBY, TROUBLED, WAITING, document, state
 
 PAGE = Path(__file__).parents[2] / "docs" / "observability.md"
 STATE_DIR = Path("/var/lib/device-plugin-gateway")
@@ -62,8 +62,8 @@ def test_all_gateways_of_the_node_are_shown_the_serving_one_first(folder: Path) 
 
 
 def test_a_host_service_is_named(folder: Path) -> None:
-    host = document(replace(node(TROUBLED), host_service=True))
-    pod = document(node(replace(STANDBY, standing_by_for_host_service=True), token=WAITING))
+    host = document(TROUBLED, host_service=True)
+    pod = document(replace(STANDBY, standing_by_for_host_service=True), token=WAITING)
     with showing(folder, {SERVING: host, WAITING: pod}):
         result = call(folder)
     assert f"standing by for the host service, gateway {SERVING}" in result.output
@@ -252,7 +252,7 @@ def test_a_person_reads(sentence: str) -> None:
             ),
             "others may write to it",
         ),
-        (document(node()), "ledger.json, written 3 min ago"),
+        (document(), "ledger.json, written 3 min ago"),
         (
             msgspec.structs.replace(FULL, waits_for="the socket directory: none"),
             "waiting for the socket directory: none",
@@ -274,12 +274,12 @@ def test_a_person_reads_of_rarer_things(document_: GatewayStatus, words: str) ->
 
 
 def test_a_person_reads_on_which_side_gpus_are_and_what_those_between_wait_for() -> None:
-    page = seen(document(replace(node(), sides=documents.STANDS)))
+    page = seen(document(sides=documents.SIDES))
     assert "  sides    2 dra, 1 plugin, 1 to-dra\n" in page
     assert "           GPU-b to-dra, for 2 min: it goes to DRA as soon as nobody holds it: held by ns/q/main" in page
     assert "GPU-a" not in page
     assert "sides" not in seen(FULL)
-    many = seen(document(replace(node(), sides=[documents.STANDS[1]] * 10)))
+    many = seen(document(sides=documents.SIDES[1:2] * 10))
     assert many.count("GPU-b to-dra") == 8
     assert "2 more: gateway cross --to dra --dry-run" in many
 
@@ -288,7 +288,7 @@ def test_a_person_reads_how_drivers_stand_and_what_another_driver_offers() -> No
     took = DriverStatus(name="gpu.nvidia.com", devices=2, registered=True, unpublished="PATCH /x: 403 Forbidden")
     refused = DriverStatus(name="gpu.amd.com", devices=1, registered=False, trouble="no such version")
     strange = {IDS[1]: "dra.example.com offers it as x in theirs"}
-    page = seen(document(replace(node(replace(TROUBLED, strangers=strange)), drivers=(took, refused))))
+    page = seen(document(replace(TROUBLED, strangers=strange), drivers=(took, refused)))
     for words in (
         "  driver   gpu.nvidia.com: registered, 2 devices\n           not published: PATCH /x: 403 Forbidden\n",
         "  driver   gpu.amd.com: not registered, 1 devices\n           no such version\n",
@@ -327,7 +327,7 @@ def test_of_many_devices_those_with_something_to_say_are_shown() -> None:
         for number in range(1000)
     }
     plugin = ResourceFacts(name="a/b", state=state(Phase.SERVING), entries=entries)
-    text = seen(document(node(plugin)))
+    text = seen(document(plugin))
     assert [line.split()[0] for line in text.splitlines() if line.startswith("  GPU-")] == ["GPU-0", "GPU-1", "GPU-2"]
     assert "997 more of 1000 devices: --json has them all" in text
 

@@ -29,6 +29,7 @@ from gateway.doctor import checks, collect
 from gateway.doctor.look import Cluster, Places, Told, asked, look, needed
 from gateway.doctor.snapshot import ApiNode, DeviceNodeSeen, NvmlSeen, Release, Surveyed
 from gateway.handover.instance import Instance
+from gateway.memory.scribe import FileState
 from gateway.telling.sides import DriverStatus, SideStatus
 from gateway.telling.status import (
     Books,
@@ -40,7 +41,6 @@ from gateway.telling.status import (
     KubeletStatus,
     MismatchStatus,
     ResourceStatus,
-    StateFileStatus,
 )
 from tests.fakes.apiserver import ApiServer
 from tests.unit.answering import gateways
@@ -62,7 +62,7 @@ STATUS = GatewayStatus(
     socket_dir="/var/lib/kubelet/device-plugins",
     kubelet=KubeletStatus(present=True, age_s=60.0),
     books=Books(source="pod-resources", age_s=1.0),
-    ledger=StateFileStatus(path="/var/lib/device-plugin-gateway/ledger.json"),
+    ledger=FileState(path="/var/lib/device-plugin-gateway/ledger.json"),
     resources=(SERVED,),
 )
 CONTAINERD = """
@@ -376,7 +376,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0205": lambda fake: fake.changed.update(state_dir=replace(fake.look().state_dir, free_bytes=4096)),
     "DPG0206": written("var/lib/device-plugin-gateway/ledger.json", '{"format": 1, "cord'),
     "DPG0207": apart,
-    "DPG0208": status_of(ledger=StateFileStatus(path="/l", writable=False, error="No space left on device")),
+    "DPG0208": status_of(ledger=FileState(path="/l", writable=False, error="No space left on device")),
     "DPG0209": lambda fake: fake.told.update(settings="MIG_STRATEGY: expected none, single or mixed, got 'both'"),
     "DPG0210": status_of(configuration=Configuration(path="/c.yaml", error="line 3: no key migStrategi")),
     "DPG0211": lambda fake: fake.resource(
@@ -449,7 +449,7 @@ MORE: Mapping[str, tuple[str, Callable[[Fake], None]]] = {
     "a damaged specification": ("DPG0404", written("etc/cdi/other.json", "{")),
     "no specification": ("DPG0404", written("etc/cdi/other.json", "{}")),
     "a state file of another kind": ("DPG0206", written("var/lib/device-plugin-gateway/ledger.json", "[]")),
-    "a file put aside": ("DPG0206", status_of(ledger=StateFileStatus(path="/l", put_aside="/l.broken"))),
+    "a file put aside": ("DPG0206", status_of(ledger=FileState(path="/l", put_aside="/l.broken"))),
     "few inodes": (
         "DPG0205",
         lambda fake: fake.changed.update(state_dir=replace(fake.look().state_dir, free_inodes=3)),

@@ -22,14 +22,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from devices.life import states
 from devices.life.states import State
 from devices.model import Device, Field
+from devices.source import Behind
 from gateway.registration.events import Phase
 from gateway.tally import Tally
 from gateway.telling import metrics
 from gateway.telling.metrics import FAMILIES, PREFIX, Metrics
-from gateway.telling.status import BehindStatus, GatewayStatus, HindranceStatus, ResourceFacts
+from gateway.telling.status import Configuration, GatewayStatus, HindranceStatus, ResourceFacts
 from gateway.wires import http
 from tests.unit import documents
-from tests.unit.documents import FULL, IDS, REFUSED, RESOURCE, STANDBY, TROUBLED, document, node
+from tests.unit.documents import FULL, IDS, REFUSED, RESOURCE, STANDBY, TROUBLED, document
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "observability.md"
@@ -38,7 +39,7 @@ RULES = ROOT / "deploy" / "alerts" / "device-plugin-gateway.rules.yaml"
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-BEHIND = BehindStatus(resource="a", endpoint="b", door="c", api="v1beta1", state="live", state_s=1)
+BEHIND = Behind(resource="a", endpoint="b", door="c", api="v1beta1", state="live", state_s=1)
 
 
 def text(status: GatewayStatus, tally: Tally | None = None, *, device_ids: bool = False) -> str:
@@ -58,11 +59,14 @@ def samples(status: GatewayStatus, tally: Tally | None = None, *, device_ids: bo
 
 
 def test_a_rejected_configuration_file_is_seen() -> None:
-    assert samples(document(replace(node(), config_error="line 3")))[key("config_last_reload_successful")] == 0
-    assert key("config_last_reload_successful") not in samples(document(replace(node(), config_file="")))
+    assert (
+        samples(document(configuration=Configuration(path="/c", error="line 3")))[key("config_last_reload_successful")]
+        == 0
+    )
+    assert key("config_last_reload_successful") not in samples(document(configuration=None))
 
 
-CROSSING = document(replace(node(), sides=documents.STANDS))
+CROSSING = document(sides=documents.SIDES)
 HINDERED = replace(FULL, hindrances=(HindranceStatus(source="simulated", reason="profile rejected"),))
 
 
@@ -121,18 +125,16 @@ def test_a_sample(name: str, labels: dict[str, str], value: float) -> None:
 @pytest.mark.parametrize(
     ("status", "name"),
     [
-        pytest.param(document(node(REFUSED)), "stream_age_seconds", id="no stream"),
-        pytest.param(document(node(REFUSED)), "held_devices", id="no books"),
-        pytest.param(document(node(STANDBY)), "serving", id="another gateway serves it"),
+        pytest.param(document(REFUSED), "stream_age_seconds", id="no stream"),
+        pytest.param(document(REFUSED), "held_devices", id="no books"),
+        pytest.param(document(STANDBY), "serving", id="another gateway serves it"),
+        pytest.param(document(replace(TROUBLED, state=documents.state(Phase.STOPPED))), "serving", id="it is stopped"),
         pytest.param(
-            document(node(replace(TROUBLED, state=documents.state(Phase.STOPPED)))), "serving", id="it is stopped"
-        ),
-        pytest.param(
-            document(node(ledger=replace(documents.GOOD_LEDGER, last_written=0))),
+            document(ledger=replace(documents.GOOD_LEDGER, written_s=None)),
             "ledger_written_age_seconds",
             id="never written",
         ),
-        pytest.param(document(node(TROUBLED)), "device_info", id="nobody asked for device IDs"),
+        pytest.param(document(TROUBLED), "device_info", id="nobody asked for device IDs"),
     ],
 )
 def test_what_is_not_known_has_no_sample(status: GatewayStatus, name: str) -> None:
@@ -140,7 +142,7 @@ def test_what_is_not_known_has_no_sample(status: GatewayStatus, name: str) -> No
 
 
 def test_what_another_gateway_is_to_serve_and_nobody_does_is_not_served() -> None:
-    status = document(node(replace(STANDBY, lacking_s=2.5)))
+    status = document(replace(STANDBY, lacking_s=2.5))
     assert samples(status)[key("serving", resource=RESOURCE)] == 0
     assert status.resources[0].lacking_s == 2.5
 
@@ -180,7 +182,7 @@ def _many(count: int) -> ResourceFacts:
 
 
 def test_many_devices_are_no_more_samples() -> None:
-    few, many = (samples(document(node(_many(count)), documents.counted())) for count in (8, 2000))
+    few, many = (samples(document(_many(count), tally=documents.counted())) for count in (8, 2000))
     assert few.keys() == many.keys()
 
 
@@ -205,7 +207,7 @@ def test_rows_are_made_only_where_they_are_wanted(*, device_ids: bool) -> None:
 
 @pytest.mark.parametrize("evil", ['a"b', "a\\b", "a\nb", "\U0001f525", ""])
 def test_a_label_may_hold_anything(evil: str) -> None:
-    status = document(node(replace(TROUBLED, name=evil)))
+    status = document(replace(TROUBLED, name=evil))
     assert samples(status)[key("healthy_devices", resource=evil)] == 4
 
 

@@ -122,10 +122,10 @@ async def test_soon_is_one_write_for_all_that_comes_meanwhile(disk: Disk) -> Non
     for name in ("GPU-1", "GPU-2", "GPU-3"):
         disk.hand_out(GPU, [name], "v1beta1", 1.0)
         scribe.soon()
-    assert (scribe.state.pending, scribe.state.writes) == (3, 0)
+    assert (scribe.state.pending, scribe.state.writes, scribe.state.written_s) == (3, 0, None)
     await next_of(disk.ended)
     assert await scribe.durable()
-    assert (scribe.state.pending, scribe.state.writes) == (0, 1)
+    assert (scribe.state.pending, scribe.state.writes, scribe.state.written_s is not None) == (0, 1, True)
 
 
 async def test_soon_during_a_write_is_written_next(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,11 +169,11 @@ async def test_a_failure_is_said_once_for_each_reason_and_tried_again(
     with capture_logs() as logs:
         assert not await scribe.durable()
         assert not await scribe.durable()
-        assert (scribe.state.writable, scribe.state.last_error) == (False, "the disk is full")
+        assert (scribe.state.writable, scribe.state.error) == (False, "the disk is full")
         for _ in range(5):
             await next_of(disk.ended)
         disk.trouble = LedgerError("the disk is read-only")
-        while scribe.state.last_error != "the disk is read-only":
+        while scribe.state.error != "the disk is read-only":
             await next_of(disk.begun)
         disk.trouble = None
         async with asyncio.timeout(30):
@@ -184,7 +184,7 @@ async def test_a_failure_is_said_once_for_each_reason_and_tried_again(
         ("state file written again", None),
     ]
     assert disk.on_disk() == {"GPU-1"}
-    assert (scribe.state.writable, scribe.state.last_error) == (True, "")
+    assert (scribe.state.writable, scribe.state.error) == (True, "")
 
 
 async def test_tries_grow_rarer_up_to_a_limit(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +260,7 @@ async def test_a_real_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         assert not await scribe.durable()
-    assert "No space left" in scribe.state.last_error
+    assert "No space left" in scribe.state.error
     assert await scribe.durable()
     assert scribe.state.writable
 
@@ -295,7 +295,7 @@ async def test_a_lock_that_somebody_keeps_is_said_until_it_is_free(
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert not await scribe.durable()
         assert disk.on_disk() == {"GPU-1"}  # Written all the same, and once more when the lock is free.
-        assert "without its lock" in scribe.state.last_error
+        assert "without its lock" in scribe.state.error
     assert await scribe.durable()
     assert (scribe.state.writable, scribe.state.pending) == (True, 0)
 

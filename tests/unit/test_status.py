@@ -9,17 +9,18 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from gateway.configuration.reload import FileFate
 from gateway.registration.events import Phase
 from gateway.telling import status
-from gateway.telling.status import Count, Gateways, GatewayStatus, ResourceFacts, ResourceStatus
+from gateway.telling.status import Configuration, Count, Gateways, GatewayStatus, ResourceFacts, ResourceStatus
 from tests.unit import documents
-from tests.unit.documents import FULL, IDS, RESOURCE, TROUBLED, document, node
+from tests.unit.documents import FULL, IDS, RESOURCE, TROUBLED, document
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "status.schema.json"
 
 
 def _resource(plugin: ResourceFacts) -> ResourceStatus:
-    [found] = document(node(plugin), documents.counted()).resources
+    [found] = document(plugin, tally=documents.counted()).resources
     return found
 
 
@@ -61,12 +62,12 @@ def test_nothing_is_allocatable_that_is_not_served(phase: Phase) -> None:
     assert (found.healthy, found.allocatable, found.free, found.trouble) == (4, 0, 0, "why")
 
 
-def test_what_the_start_waits_for_and_what_is_wrong_with_the_file() -> None:
-    known = replace(documents.node(), waits_for="the socket directory", config_error="line 3")
-    found = documents.document(known)
-    assert found.configuration is not None
-    assert (found.waits_for, found.configuration.error) == ("the socket directory", "line 3")
-    assert documents.document(replace(known, config_file="")).configuration is None
+def test_what_is_wrong_with_the_configuration_file() -> None:
+    fate = FileFate()
+    fate.error, fate.accepted_at = "line 3", documents.NOW - 60
+    said = Configuration(path="/c/config.yaml", error="line 3", accepted_s=60)
+    assert status.configuration("/c/config.yaml", fate, documents.NOW) == said
+    assert status.configuration("", fate, documents.NOW) is None
 
 
 def test_what_is_free_is_unknown_where_nobody_knows_who_holds_what() -> None:
@@ -102,16 +103,14 @@ def test_a_device(number: int, expected: tuple[object, ...]) -> None:
 
 
 def test_without_rows_only_the_devices_are_left_out() -> None:
-    whole, short = (document(node(TROUBLED), documents.counted(), rows=rows).resources[0] for rows in (True, False))
+    whole, short = (document(TROUBLED, tally=documents.counted(), rows=rows).resources[0] for rows in (True, False))
     assert short == msgspec.structs.replace(whole, devices=())
     assert len(whole.devices) == 8
 
 
-@pytest.mark.parametrize(
-    ("last_written", "age"), [(0.0, None), (documents.UNIX - 5, 5.0), (documents.UNIX + 3600, 0.0)]
-)
-def test_the_age_of_the_ledger_by_a_clock_that_may_jump(last_written: float, age: float | None) -> None:
-    assert document(node(ledger=replace(documents.GOOD_LEDGER, last_written=last_written))).ledger.written_s == age
+@pytest.mark.parametrize(("moment", "seconds"), [(documents.NOW - 5, 5.0), (documents.NOW + 3600, 0.0)])
+def test_an_age_is_never_negative(moment: float, seconds: float) -> None:
+    assert status.age(moment, documents.NOW) == seconds
 
 
 def test_counts_of_other_resources_are_theirs() -> None:

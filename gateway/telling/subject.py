@@ -1,0 +1,123 @@
+"""The gateway that is told of: what its commands, probes and metrics ask of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from devices.source import DeviceSource, Facts, Hindrance
+    from gateway.age import Age
+    from gateway.configuration.reload import FileFate
+    from gateway.configuration.settings import Settings
+    from gateway.handover.standby import Standby
+    from gateway.kubelet.beliefs import Beliefs
+    from gateway.kubelet.presence import Presence
+    from gateway.memory.ledger import Ledger
+    from gateway.memory.scribe import Scribe
+    from gateway.registration.registrar import Resource
+    from gateway.sides.table import Stand
+    from gateway.tally import Tally
+    from gateway.telling.sides import DriverStatus
+
+
+class SubjectDrivers(Protocol):
+    """The DRA drivers of a gateway."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether devices are offered by DRA alone."""
+
+    def words(self, resource: str) -> str:
+        """Say for people why the kubelet isn't told of a resource by the device plugin API."""
+
+    @property
+    def trouble(self) -> str:
+        """Why the node's annotation isn't followed."""
+
+    def standings(self) -> Sequence[DriverStatus]:
+        """Say how each driver stands."""
+
+    def stranger(self, device_id: str, about: Facts) -> str:
+        """Say which other DRA driver offers a device on this node, too; '' for none."""
+
+    def stands(self) -> Sequence[Stand]:
+        """Say where each GPU is, where both APIs are served."""
+
+
+class Subject(Protocol):
+    """A gateway."""
+
+    @property
+    def age(self) -> Age:
+        """Its own age."""
+
+    @property
+    def token(self) -> str:
+        """Its own token."""
+
+    @property
+    def settings(self) -> Settings:
+        """What it was told."""
+
+    @property
+    def source(self) -> DeviceSource:
+        """Where devices come from."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """What it remembers."""
+
+    @property
+    def scribe(self) -> Scribe:
+        """Writes that."""
+
+    @property
+    def beliefs(self) -> Beliefs:
+        """The kubelet's records."""
+
+    @property
+    def presence(self) -> Presence:
+        """The kubelet that is there."""
+
+    @property
+    def standby(self) -> Standby:
+        """What is known of the resources that another gateway is to serve."""
+
+    @property
+    def tally(self) -> Tally:
+        """What it counted."""
+
+    @property
+    def config(self) -> FileFate:
+        """What became of its configuration file."""
+
+    @property
+    def resources(self) -> Sequence[Resource]:
+        """Its resources."""
+
+    @property
+    def started(self) -> float:
+        """When it started (monotonic seconds)."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is done with its start."""
+
+    @property
+    def waits_for(self) -> str:
+        """What its start waits for, and why; empty where it doesn't."""
+
+    @property
+    def door(self) -> SubjectDrivers | None:
+        """Its DRA drivers, where devices are offered by them."""
+
+    def hindrances(self) -> Sequence[Hindrance]:
+        """Say what keeps the sources of devices from telling of them."""
+
+    def left(self) -> list[str]:
+        """Name the resources that are left to another gateway for now."""
+
+    async def update(self) -> None:
+        """Bring every resource's list up to date."""
