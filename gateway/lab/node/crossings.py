@@ -4,8 +4,8 @@
 
 Short pods come all the time, by name and with claims, and others hold their GPUs through it. In half of the crossings there and back
 the kubelet is restarted in mid-way, by turns as another version; in a quarter the gateway is killed, in a quarter a newer one takes over. All is judged by what the pods'
-containers themselves could open. With --by-name all pods ask by name: a DeviceClass has the resource's, so they get GPUs of either API. The last line is the summary, as JSON; the exit status is 1 where a GPU was given twice, a holder was
-touched, or a pod failed.
+containers themselves could open. With --by-name all pods ask by name: a DeviceClass has the resource's, so they get GPUs of either API. The last line is the summary, as JSON, also
+where a signal cuts it off; the exit status is 1 then, and where a GPU was given twice, a holder was touched, or a pod failed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import random
+import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -113,12 +114,14 @@ class Traffic:
     async def settle(self) -> None:
         """Keep what is still to be kept, and end what is there."""
         await asyncio.gather(*self._ended)
-        for name in self._held:
-            self._note(name)
-        for life in self.lives():
-            if life.began == NEVER and life.name not in self._held and life.scheduled != NEVER:
-                await asyncio.to_thread(self._note, life.name)
+        self.keep()
         await self._dra.delete_all()
+
+    def keep(self) -> None:
+        """Keep what pods that have not ended wrote."""
+        for life in self.lives():
+            if life.scheduled != NEVER and (life.name in self._held or life.began == NEVER):
+                self._note(life.name)
 
 
 class Crossings:
@@ -247,8 +250,14 @@ async def run(times: int, seed: int, *, by_name: bool) -> dict[str, Any]:
         async with Seen(dra.api) as seen:
             await dra.allocatable()
             crossings = Crossings(dra, seen, random.Random(seed), by_name=by_name)
-            await crossings.run(times)
-            return crossings.summary()
+            running = asyncio.ensure_future(crossings.run(times))
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+            [broke] = await asyncio.gather(running, return_exceptions=True)
+            if broke is None:
+                return crossings.summary()
+            crossings.traffic.keep()
+            return {"broke off": repr(broke), **crossings.summary()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -264,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     found = asyncio.run(run(options.times, options.seed, by_name=options.by_name))
     print(json.dumps(found))
-    return 1 if any(found[what] for what in ("given twice", "holders touched", "failed")) else 0
+    return 1 if any(found.get(what) for what in ("broke off", "given twice", "holders touched", "failed")) else 0
 
 
 if __name__ == "__main__":

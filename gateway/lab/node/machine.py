@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 __all__ = ["ADDRESS", "BOOT_ID", "HOSTNAME", "SERVICE", "VIEW", "MachineError", "check", "leftovers", "run"]
@@ -212,17 +213,28 @@ def _reap(end: int, alive: int) -> int:
 
 
 def _wait(keeper: int) -> int:
-    """Waits for the keeper. Ctrl-C reaches the command itself, which gets some seconds to end; a second one ends all."""
+    """Waits for the keeper. Ctrl-C reaches the command itself, which gets some seconds to end; a second one ends all.
+
+    So does SIGTERM, which is passed on to the command.
+    """
+    before = signal.signal(signal.SIGTERM, partial(_interrupt, keeper))
     try:
         return _ended(keeper)
     except KeyboardInterrupt:
         deadline = time.monotonic() + _GRACE_SECONDS
-    with contextlib.suppress(KeyboardInterrupt):
-        while time.monotonic() < deadline and not os.waitid(os.P_PID, keeper, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            time.sleep(0.1)
-    os.kill(keeper, signal.SIGKILL)  # no news to one that has ended
-    _ended(keeper)
-    return 128 + signal.SIGINT
+        with contextlib.suppress(KeyboardInterrupt):
+            while time.monotonic() < deadline and not os.waitid(os.P_PID, keeper, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                time.sleep(0.1)
+        os.kill(keeper, signal.SIGKILL)  # no news to one that has ended
+        _ended(keeper)
+        return 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(keeper: int, *_: object) -> None:
+    os.kill(keeper, signal.SIGTERM)
+    raise KeyboardInterrupt
 
 
 def _ended(child: int) -> int:
@@ -247,7 +259,9 @@ def _keep(alive: int, folder: Path, lower: Path, binaries: Mapping[str, Path], i
         if path.joinpath("cgroup.controllers").exists():  # version 2: may hold no process once it hands controllers on
             _hand_on(path)
     _unshare(_NEWNS | _NEWUTS | _NEWIPC | _NEWPID | _NEWNET)
-    return _ended(_fork(lambda: _init(folder, lower, binaries, inside)))
+    init = _fork(lambda: _init(folder, lower, binaries, inside))
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(init, signal.SIGTERM))
+    return _ended(init)
 
 
 def _init(folder: Path, lower: Path, binaries: Mapping[str, Path], inside: Callable[[Path], int]) -> int:
@@ -256,6 +270,7 @@ def _init(folder: Path, lower: Path, binaries: Mapping[str, Path], inside: Calla
     _furnish(folder, lower, binaries)
     _open_view(folder)
     command = _fork(lambda: _begin(folder, inside))
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(command, signal.SIGTERM))
     while True:
         pid, status = os.wait()
         if pid == command:
