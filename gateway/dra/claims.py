@@ -280,3 +280,30 @@ def by_resource(row: Claimed) -> Iterable[tuple[ClaimedDevice, ...]]:
 def summary(row: Claimed) -> dict[str, Any]:
     """Say for the log what a claim got."""
     return {"claim": f"{row.namespace}/{row.name}", "devices": [device.name for device in row.devices]}
+
+
+def allocated_to(namespace: str, name: str) -> str:
+    """Say by which claim the API server has a board allocated."""
+    return f"claim {namespace}/{name}"
+
+
+def taken(
+    claims: Iterable[NamedClaim],
+    node: str,
+    boards_of: Mapping[tuple[str, str], str],
+    free: Iterable[tuple[str, str]],
+) -> dict[str, str]:
+    """Say which boards of a node claims have by the API server, or may get: in words by whom, by board.
+
+    Args:
+        claims: all that there are.
+        node: the node's name, which is the pool's, too.
+        boards_of: the board of each device, by driver and name.
+        free: the devices that ResourceSlices offer to anybody.
+    """
+    found = {boards_of[one]: "a ResourceSlice still offers it" for one in free if one in boards_of}
+    for claim in claims:
+        for one in claim.devices(node):
+            if one in boards_of:
+                found[boards_of[one]] = allocated_to(claim.metadata.namespace, claim.metadata.name)
+    return found

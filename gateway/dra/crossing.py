@@ -17,6 +17,7 @@ import structlog
 from devices import boards
 from devices.life.states import AWAY, COUNTED, Entry, State
 from devices.model import Health
+from gateway.dra.claims import allocated_to
 from gateway.dra.records import starts
 from gateway.kubernetes.client import KubernetesError, Patch
 from gateway.memory.holdings import BOOKED_WITHIN
@@ -26,11 +27,11 @@ from gateway.sides.table import Offered, Seen, Side, Stand
 if TYPE_CHECKING:
     from devices.claims import ClaimName
     from devices.model import Device
-    from gateway.dra.claims import NamedClaim
     from gateway.dra.records import Records
     from gateway.kubelet.beliefs import Beliefs, Look
     from gateway.kubelet.presence import Presence
     from gateway.kubernetes.client import Client
+    from gateway.kubernetes.node import NodeObject
     from gateway.memory.claimed import Claimed
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
@@ -67,6 +68,8 @@ class Allocatable:
         self._api, self._path = api, f"{node}/status"
         self.turn = asyncio.Lock()
         """To be held from when the table is looked at until it was told, or changed."""
+        self.shown: Mapping[str, str] = {}
+        """What the API server shows, by resource."""
         self.came: float | None = None
         """Since when (monotonic seconds) devices came or went without the scheduler being told what the kubelet has now."""
 
@@ -87,6 +90,16 @@ class Allocatable:
         """
         await self.tell({name: len(ids) for name, ids in stay.items()})
         await asyncio.sleep(SETTLE)
+
+    async def hold_back(self, stay: Mapping[str, Collection[str]]) -> None:
+        """Say so of those that stay where more is shown: a kubelet that starts tells of all that it is to admit its pods with."""
+        async with self.turn:
+            shown = {name: self.shown.get(name, "") for name in stay}
+            if any(shown[name].isdecimal() and int(shown[name]) > len(ids) for name, ids in stay.items()):
+                try:
+                    await self.tell({name: len(ids) for name, ids in stay.items()})
+                except KubernetesError as error:
+                    _log.info("pods may still come for GPUs that go to DRA", reason=str(error))
 
     async def catch_up(self, last: Look | None, stays: Callable[[], Mapping[str, Collection[str]]]) -> None:
         """Tell of what came as soon as the kubelet says that it would give it away: what the list has for pods, and nothing else."""
@@ -232,6 +245,12 @@ class Crossing:
 
     # What is wanted.
 
+    def heard(self, own: NodeObject) -> None:
+        """Take note of what the API server shows of the node."""
+        self.allocatable.shown = own.status.allocatable
+        if self._admits:
+            self._wake.set()
+
     async def order(self, to: Side, wanted: Collection[str]) -> None:
         """Want boards at one end.
 
@@ -299,6 +318,8 @@ class Crossing:
             await self._update()
         if self._admits is not starts(self._presence, ADMITS):
             await self._admit()
+        elif self._admits and any(self.side(board) is Side.TO_DRA for board in self.boards()):
+            await self.allocatable.hold_back(self.stays())
         there, missed = self.boards(), self._missed
         self._missed = set()
         moving = {board for board in there if self.side(board) in table.MOVING}
@@ -421,30 +442,3 @@ def _by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], Collectio
                 names.setdefault(one.board, row.words)
                 by_name |= {one.device_id} if row.by_name else set()
     return names, by_name
-
-
-def allocated_to(namespace: str, name: str) -> str:
-    """Say by which claim the API server has a board allocated."""
-    return f"claim {namespace}/{name}"
-
-
-def taken(
-    claims: Iterable[NamedClaim],
-    node: str,
-    boards_of: Mapping[tuple[str, str], str],
-    free: Iterable[tuple[str, str]],
-) -> dict[str, str]:
-    """Say which boards of a node claims have by the API server, or may get: in words by whom, by board.
-
-    Args:
-        claims: all that there are.
-        node: the node's name, which is the pool's, too.
-        boards_of: the board of each device, by driver and name.
-        free: the devices that ResourceSlices offer to anybody.
-    """
-    found = {boards_of[one]: "a ResourceSlice still offers it" for one in free if one in boards_of}
-    for claim in claims:
-        for one in claim.devices(node):
-            if one in boards_of:
-                found[boards_of[one]] = allocated_to(claim.metadata.namespace, claim.metadata.name)
-    return found

@@ -19,8 +19,8 @@ from msgspec import Struct
 
 from devices.claims import ClaimName
 from devices.replicas import unshared
-from gateway.dra import cdi, crossing, offer, publisher, sockets
-from gateway.dra.claims import NamedClaim, ResourceClaim
+from gateway.dra import cdi, offer, publisher, sockets
+from gateway.dra.claims import NamedClaim, ResourceClaim, taken
 from gateway.dra.crossing import Allocatable, Crossing
 from gateway.dra.desk import Desk, without_gpus
 from gateway.dra.driver import ClaimsOf, mind_over
@@ -254,7 +254,7 @@ class Door:
         work = [mind_over(self._drivers, self._read)]
         if self.crossing is not None and self._desk is not None:
             own = OwnNode(self._api, self._settings)
-            own.told.append(self._desk.take)
+            own.told += [self._desk.take, self.crossing.heard]
             work += [self.crossing.run(), self._desk.follow(), own.run()]
         # None of them ends by itself: that is a defect, and the gateway's end.
         async with asyncio.TaskGroup() as group:
@@ -343,7 +343,7 @@ class Door:
             # A server without the API has no claims.
             return {} if self._server is None and error.status == 404 and not error.away else None
         free = self._publisher.free() if self._publisher is not None else frozenset()
-        return crossing.taken(found, self._settings.node_name, self._boards, free)
+        return taken(found, self._settings.node_name, self._boards, free)
 
     async def _keep_serving(self, driver: str) -> None:
         while True:

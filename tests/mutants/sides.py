@@ -287,6 +287,14 @@ MUTANTS = (
     ),
     Mutant(
         "OWN3",
+        "pods come by name for what a kubelet that starts has for those of before",
+        _SHELL,
+        "            await self.allocatable.hold_back(self.stays())\n",
+        "            pass\n",
+        f"{_ON}::test_the_scheduler_is_not_to_give_what_a_kubelet_that_starts_has_for_its_pods",
+    ),
+    Mutant(
+        "OWN3",
         "an order withholds GPUs from a kubelet that isn't there yet",
         _SHELL,
         "        self._admits = self._admits or starts(self._presence, ADMITS)\n",

@@ -347,6 +347,26 @@ async def test_a_kubelet_that_starts_has_what_goes_to_dra_until_it_has_admitted_
         await node.stand(a="dra", b="dra")
 
 
+async def test_the_scheduler_is_not_to_give_what_a_kubelet_that_starts_has_for_its_pods(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.manager.admit("p1", {GPU: 1})
+        await node.cross("dra")
+        await node.stand(a="to-dra", b="dra")
+        await node.manager.stop()
+        monkeypatch.setattr(crossing, "ADMITS", 60.0)
+        await node.manager.start()
+        await node.allocatable(1)
+        crossing_ = door(one).crossing
+        assert crossing_ is not None
+        for written in ("1", "1k", "1"):  # The kubelet tells of what it has; of thousands in a way that isn't read.
+            node.place.server.change("/api/v1/nodes/n1", lambda one: one["status"].update(allocatable={GPU: written}))  # noqa: B023
+            await until(lambda: node.told == {GPU: "0"} or crossing_.allocatable.shown == {GPU: "1k"})
+        assert states(one) == {A: State.PRESENT, B: State.ELSEWHERE}
+
+
 async def test_what_is_ordered_while_no_kubelet_is_there_is_withheld_from_none(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
