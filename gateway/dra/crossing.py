@@ -68,7 +68,7 @@ class Allocatable:
         self._api, self._path = api, f"{node}/status"
         self.turn = asyncio.Lock()
         """To be held from when the table is looked at until it was told, or changed."""
-        self.shown: Mapping[str, str] = {}
+        self._shown: Mapping[str, str] = {}
         """What the API server shows, by resource."""
         self.came: float | None = None
         """Since when (monotonic seconds) devices came or went without the scheduler being told what the kubelet has now."""
@@ -91,10 +91,14 @@ class Allocatable:
         await self.tell({name: len(ids) for name, ids in stay.items()})
         await asyncio.sleep(SETTLE)
 
+    def heard(self, own: NodeObject) -> None:
+        """Take note of what the API server shows of the node."""
+        self._shown = own.status.allocatable
+
     async def hold_back(self, stay: Mapping[str, Collection[str]]) -> None:
         """Say so of those that stay where more is shown: a kubelet that starts tells of all that it is to admit its pods with."""
         async with self.turn:
-            shown = {name: self.shown.get(name, "") for name in stay}
+            shown = {name: self._shown.get(name, "") for name in stay}
             if any(shown[name].isdecimal() and int(shown[name]) > len(ids) for name, ids in stay.items()):
                 try:
                     await self.tell({name: len(ids) for name, ids in stay.items()})
@@ -245,12 +249,6 @@ class Crossing:
 
     # What is wanted.
 
-    def heard(self, own: NodeObject) -> None:
-        """Take note of what the API server shows of the node."""
-        self.allocatable.shown = own.status.allocatable
-        if self._admits:
-            self._wake.set()
-
     async def order(self, to: Side, wanted: Collection[str]) -> None:
         """Want boards at one end.
 
@@ -318,7 +316,7 @@ class Crossing:
             await self._update()
         if self._admits is not starts(self._presence, ADMITS):
             await self._admit()
-        elif self._admits and any(self.side(board) is Side.TO_DRA for board in self.boards()):
+        elif self._admits and Side.TO_DRA in self._sides.values():
             await self.allocatable.hold_back(self.stays())
         there, missed = self.boards(), self._missed
         self._missed = set()
@@ -353,15 +351,11 @@ class Crossing:
 
     def stays(self, leaving: Collection[str] = ()) -> dict[str, frozenset[str]]:
         """Give the devices that the device plugin API's list has for pods, by resource, once some boards have left it."""
-        found: dict[str, set[str]] = {}
-        for board, devices in self.boards().items():
-            here = self.side(board) is Side.PLUGIN
-            for name, entry in devices:
-                ids = found.setdefault(name, set())
-                stays = board not in leaving and (here or entry.device.id in self._counted)
-                if stays and entry.device.health is Health.HEALTHY:
-                    ids.add(entry.device.id)
-        return {name: frozenset(ids) for name, ids in found.items()}
+
+        def here(board: str, device_id: str) -> bool:
+            return board not in leaving and (self.side(board) is Side.PLUGIN or device_id in self._counted)
+
+        return _healthy(self.boards(), here)
 
     def _seen(self, board: str, devices: Sequence[tuple[str, Entry]]) -> Seen:
         return Seen(self._pod(board, devices), self._claim(board), self._allocated.get(board))
@@ -430,6 +424,18 @@ class Crossing:
             self.allocatable.came = now
             self._wake.set()
         self._counted = counted
+
+
+def _healthy(
+    there: Mapping[str, Sequence[tuple[str, Entry]]], here: Callable[[str, str], bool]
+) -> dict[str, frozenset[str]]:
+    """Give the healthy devices, by resource, of which ``here`` says so by board and ID."""
+    found: dict[str, set[str]] = {name: set() for devices in there.values() for name, _ in devices}
+    for board, devices in there.items():
+        for name, entry in devices:
+            if here(board, entry.device.id) and entry.device.health is Health.HEALTHY:
+                found[name].add(entry.device.id)
+    return {name: frozenset(ids) for name, ids in found.items()}
 
 
 def _by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], Collection[str]]:

@@ -254,7 +254,7 @@ class Door:
         work = [mind_over(self._drivers, self._read)]
         if self.crossing is not None and self._desk is not None:
             own = OwnNode(self._api, self._settings)
-            own.told += [self._desk.take, self.crossing.heard]
+            own.told += [self._desk.take, self.crossing.allocatable.heard]
             work += [self.crossing.run(), self._desk.follow(), own.run()]
         # None of them ends by itself: that is a defect, and the gateway's end.
         async with asyncio.TaskGroup() as group:

@@ -86,3 +86,31 @@ def test_the_gateways_log_says_when() -> None:
 def test_figures() -> None:
     assert crossed.figures([2, NEVER, 1, 4]) == {"count": 3, "median": 2, "worst": 4}
     assert crossed.figures([NEVER]) == {"count": 0}
+
+
+def test_a_pod_that_failed_waits_no_more() -> None:
+    failed = Life("z", claim=False, created=50, ended=53)
+    assert crossed.waited(failed, [failed], {A: ()}, 100) == 3
+
+
+def test_what_the_kubelet_could_not_prepare_at_first() -> None:
+    line = 'E1 kuberuntime_manager.go:1594] "Failed to prepare dynamic resources" err="{}" pod="default/{}"'
+    log = [line.format(*one) for one in (('"c" is forbidden: no', "x"), ("no such driver", "y"), ("again", "y"))]
+    assert crossed.unprepared("\n".join(["", *log])) == {
+        "x": "the API server didn't let the kubelet read the claim",
+        "y": "no such driver",
+    }
+
+
+@pytest.mark.parametrize(
+    ("moment", "found"),
+    [
+        (9, ""),
+        (11, "no gateway served for 2.0 s"),
+        (23, "3.0 s after the kubelet's end"),
+        (28, "8.0 s after the kubelet's end"),
+        (41, "no gateway served for 2.0 s, 1.0 s after the kubelet's end"),
+    ],
+)
+def test_what_went_on_at_a_moment(moment: float, found: str) -> None:
+    assert crossed.meanwhile(moment, [(20, 24), (40, 44)], [(10, 12), (40, 42)]) == found

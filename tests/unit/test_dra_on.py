@@ -363,7 +363,7 @@ async def test_the_scheduler_is_not_to_give_what_a_kubelet_that_starts_has_for_i
         assert crossing_ is not None
         for written in ("1", "1k", "1"):  # The kubelet tells of what it has; of thousands in a way that isn't read.
             node.place.server.change("/api/v1/nodes/n1", lambda one: one["status"].update(allocatable={GPU: written}))  # noqa: B023
-            await until(lambda: node.told == {GPU: "0"} or crossing_.allocatable.shown == {GPU: "1k"})
+            await until(lambda: node.told == {GPU: "0"} or crossing_.allocatable._shown == {GPU: "1k"})
         assert states(one) == {A: State.PRESENT, B: State.ELSEWHERE}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +24,10 @@ from gateway.lab.node.watch import PODS
 
 NEVER: Final = math.inf
 """The time of what didn't happen."""
+AFTER_RESTART: Final = 5.0
+"""Seconds from a node's being ready until its kubelet has admitted for certain what came meanwhile."""
 _OVER: Final = frozenset({"Succeeded", "Failed"})
+_UNPREPARED: Final = re.compile(r'"Failed to prepare dynamic resources" err="(.*)" pod="[^"/]*/([^"]*)"')
 
 
 @dataclass(slots=True)
@@ -145,7 +149,33 @@ def unix(written: str) -> float:
     return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{fraction or 0}")
 
 
+def unprepared(log: str) -> dict[str, str]:
+    """Read from the kubelet's log which pods it could not prepare the claims of at first, and why."""
+    found: dict[str, str] = {}
+    for why, pod in _UNPREPARED.findall(log):
+        words = "the API server didn't let the kubelet read the claim" if "is forbidden" in why else why[:160]
+        found.setdefault(pod, words)
+    return found
+
+
 # What follows.
+
+
+def meanwhile(moment: float, restarts: Sequence[tuple[float, float]], gaps: Sequence[tuple[float, float]]) -> str:
+    """Say what was going on at a moment; '' for nothing.
+
+    Args:
+        moment: when.
+        restarts: from when to when kubelets were restarted, until their node was ready.
+        gaps: from when to when no gateway served.
+    """
+    found = [f"no gateway served for {end - begin:.1f} s" for begin, end in gaps if begin <= moment <= end]
+    found += [
+        f"{moment - begin:.1f} s after the kubelet's end"
+        for begin, end in restarts
+        if begin <= moment <= end + AFTER_RESTART
+    ]
+    return ", ".join(found)
 
 
 def doubly(lives: Iterable[Life]) -> list[str]:
@@ -183,7 +213,7 @@ def waited(
         either: whether it takes a GPU of either side.
     """
     wanted = {"dra", "plugin"} if either else {"dra" if life.claim else "plugin"}
-    ends = min(life.began, until)
+    ends = min(life.began, life.ended, until)
     taken = {gpu: [(one.scheduled, one.ended) for one in lives if gpu in one.gpus and one is not life] for gpu in moves}
     cuts = {life.created, ends}
     for gpu, said in moves.items():

@@ -132,6 +132,10 @@ class Crossings:
         self.traffic = Traffic(dra, seen, chance, by_name=by_name)
         self.orders: list[tuple[float, float, str, str]] = []
         """When it was ordered, until when it was waited for, to which side, and what happened meanwhile."""
+        self._restarts: list[tuple[float, float]] = []
+        """From when to when kubelets were restarted."""
+        self._gaps: list[tuple[float, float]] = []
+        """From when to when no gateway served, after one was killed."""
 
     async def run(self, times: int) -> None:
         """Cross so often."""
@@ -191,12 +195,16 @@ class Crossings:
     async def _restart_kubelet(self) -> None:
         node = self._dra.node
         there = [one for one in VERSIONS if one in node.kubelet_versions]
+        began = time.time()
         await node.kubelet.restart(version=self._chance.choice(there))
         await node.ready()
+        self._restarts.append((began, time.time()))
 
     async def _kill_gateway(self) -> None:
+        began = time.time()
         await self._dra.kill(self._dra.gateways[-1])
         await self._dra.start("on")
+        self._gaps.append((began, time.time()))
 
     async def _roll(self) -> None:
         elder = self._dra.gateways[-1]
@@ -220,7 +228,9 @@ class Crossings:
                 if first is not None and not happened:
                     took.setdefault(f"then a waiting pod is scheduled ({to})", []).append(first.scheduled - at)
                     took.setdefault(f"then a waiting pod runs ({to})", []).append(first.began - at)
+        refused = crossed.unprepared((self._dra.node.logs / "kubelet.log").read_text(errors="replace"))
         waits = {one.name: crossed.waited(one, lives, moves, now, either=self._by_name) for one in lives}
+        apart = {name: f"{why}: {waits[name]:.1f} s" for name, why in refused.items() if name in waits}
         ran = [one for one in lives if one.began != NEVER]
         return {
             "there and back": len(self.orders) // 2,
@@ -231,10 +241,16 @@ class Crossings:
             },
             "given twice": crossed.doubly(lives),
             "holders touched": self.traffic.touched,
-            "failed": [f"{one.name}: {one.failed}" for one in lives if one.failed],
-            "longest waits beside a free GPU, s": dict(
-                sorted(((name, round(one, 2)) for name, one in waits.items()), key=lambda pair: -pair[1])[:5]
-            ),
+            "failed": [
+                f"{one.name}: {one.failed} ({crossed.meanwhile(one.ended, self._restarts, self._gaps) or 'nothing happened'})"
+                for one in lives
+                if one.failed
+            ],
+            "longest waits beside a free GPU, s": {
+                name: round(waits[name], 2)
+                for name in sorted(waits.keys() - apart.keys(), key=lambda one: -waits[one])[:5]
+            },
+            "Prepare failed at first, and waits": apart,
             "crossing, s": {kind: figures(found) for kind, found in sorted(took.items())},
         }
 
