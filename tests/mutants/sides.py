@@ -374,8 +374,8 @@ MUTANTS = (
         "OWN7",
         "the scheduler isn't told of what pods by name have",
         _SHELL,
-        "(here or entry.device.id in self._counted)",
-        "here",
+        "(self.side(board) is Side.PLUGIN or device_id in self._counted)",
+        "self.side(board) is Side.PLUGIN",
         f"{_ON}::test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_next",
     ),
     Mutant(

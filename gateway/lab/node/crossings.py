@@ -136,10 +136,13 @@ class Crossings:
         """From when to when kubelets were restarted."""
         self._gaps: list[tuple[float, float]] = []
         """From when to when no gateway served, after one was killed."""
+        self._crashes = 0
+        """How often a kubelet ended by itself."""
+        self._restarting = asyncio.Lock()
 
     async def run(self, times: int) -> None:
         """Cross so often."""
-        streaming = asyncio.ensure_future(self.traffic.stream())
+        streaming, keeping = asyncio.ensure_future(self.traffic.stream()), asyncio.ensure_future(self._keep_kubelet())
         try:
             for number in range(times):
                 began = time.monotonic()
@@ -151,8 +154,9 @@ class Crossings:
                 if streaming.done():
                     await streaming
         finally:
-            streaming.cancel()
-            await asyncio.gather(streaming, return_exceptions=True)
+            for one in (streaming, keeping):
+                one.cancel()
+            await asyncio.gather(streaming, keeping, return_exceptions=True)
         await self.traffic.settle()
 
     async def _once(self, number: int) -> list[str]:
@@ -195,10 +199,23 @@ class Crossings:
     async def _restart_kubelet(self) -> None:
         node = self._dra.node
         there = [one for one in VERSIONS if one in node.kubelet_versions]
-        began = time.time()
-        await node.kubelet.restart(version=self._chance.choice(there))
-        await node.ready()
-        self._restarts.append((began, time.time()))
+        async with self._restarting:
+            began = time.time()
+            await node.kubelet.restart(version=self._chance.choice(there))
+            await node.ready()
+            self._restarts.append((began, time.time()))
+
+    async def _keep_kubelet(self) -> None:
+        """Start a kubelet anew that crashed, as a host's systemd does."""
+        while True:
+            await asyncio.sleep(1)
+            async with self._restarting:
+                if not self._dra.node.kubelet.alive:
+                    began = time.time()
+                    self._crashes += 1
+                    await self._dra.node.kubelet.start()
+                    await self._dra.node.ready()
+                    self._restarts.append((began, time.time()))
 
     async def _kill_gateway(self) -> None:
         began = time.time()
@@ -239,6 +256,7 @@ class Crossings:
                 "by name": sum(not one.claim for one in ran),
                 "claims": sum(one.claim for one in ran),
             },
+            "kubelets that crashed": self._crashes,
             "given twice": crossed.doubly(lives),
             "holders touched": self.traffic.touched,
             "failed": [
