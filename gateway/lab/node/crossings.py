@@ -43,7 +43,7 @@ ASKED_AGAIN: Final = 150.0
 kubelet read it yet (seen on 1.36), is prepared 60 to 90 s later, and keeps its GPU till then."""
 UUIDS: Final[Mapping[str, str]] = {path: uuid for uuid, path in DEVICES.items()}
 VERSIONS: Final = ("1.36", "1.37")
-"""Kubelets that a restart may put in place, as far as the node has them."""
+"""Kubelets that a restart may put in place."""
 
 
 class Traffic:
@@ -127,8 +127,11 @@ class Traffic:
 class Crossings:
     """Crossings there and back."""
 
-    def __init__(self, dra: DraNode, seen: Seen, chance: random.Random, *, by_name: bool) -> None:
+    def __init__(
+        self, dra: DraNode, seen: Seen, chance: random.Random, kubelets: Sequence[str], *, by_name: bool
+    ) -> None:
         self._dra, self._chance, self._seen, self._by_name = dra, chance, seen, by_name
+        self._kubelets = kubelets
         self.traffic = Traffic(dra, seen, chance, by_name=by_name)
         self.orders: list[tuple[float, float, str, str]] = []
         """When it was ordered, until when it was waited for, to which side, and what happened meanwhile."""
@@ -198,10 +201,9 @@ class Crossings:
 
     async def _restart_kubelet(self) -> None:
         node = self._dra.node
-        there = [one for one in VERSIONS if one in node.kubelet_versions]
         async with self._restarting:
             began = time.time()
-            await node.kubelet.restart(version=self._chance.choice(there))
+            await node.kubelet.restart(version=self._chance.choice(self._kubelets))
             await node.ready()
             self._restarts.append((began, time.time()))
 
@@ -277,13 +279,13 @@ def _log(node: Node) -> list[str]:
     return (node.logs / "gateway.log").read_text(errors="replace").splitlines()
 
 
-async def run(times: int, seed: int, *, by_name: bool) -> dict[str, Any]:
+async def run(times: int, seed: int, kubelets: Sequence[str], *, by_name: bool) -> dict[str, Any]:
     """Cross so often on this node, and say what was seen."""
     async with DraNode.here() as dra, dra.by_name() if by_name else contextlib.nullcontext():
         await dra.start("on")
         async with Seen(dra.api) as seen:
             await dra.allocatable()
-            crossings = Crossings(dra, seen, random.Random(seed), by_name=by_name)
+            crossings = Crossings(dra, seen, random.Random(seed), kubelets, by_name=by_name)
             running = asyncio.ensure_future(crossings.run(times))
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, running.cancel)
@@ -304,8 +306,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=50, help="how often there and back (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of what happens by chance (default: %(default)s)")
     parser.add_argument("--by-name", action="store_true", help="all pods ask by name, whichever API gives them GPUs")
+    parser.add_argument(
+        "--kubelet",
+        choices=VERSIONS,
+        action="append",
+        help="which a restart puts in place (default: by turns all of these)",
+    )
     options = parser.parse_args(arguments)
-    found = asyncio.run(run(options.times, options.seed, by_name=options.by_name))
+    found = asyncio.run(run(options.times, options.seed, options.kubelet or VERSIONS, by_name=options.by_name))
     print(json.dumps(found))
     return 1 if any(found.get(what) for what in ("broke off", "given twice", "holders touched", "failed")) else 0
 
