@@ -266,10 +266,12 @@ class Crossings:
                 for one in lives
                 if one.failed
             ],
-            "longest waits beside a free GPU, s": {
-                name: round(waits[name], 2)
-                for name in sorted(waits.keys() - apart.keys(), key=lambda one: -waits[one])[:5]
-            },
+            "longest waits beside a free GPU": [
+                f"{one.name}: {waits[one.name]:.1f} s ({one.scheduled - one.created:.1f} s until it was given to the node, which ran it "
+                f"{one.began - one.scheduled:.1f} s later)"
+                for one in sorted(lives, key=lambda one: -waits[one.name])
+                if one.name not in apart
+            ][:5],
             "Prepare failed at first, and waits": apart,
             "crossing, s": {kind: figures(found) for kind, found in sorted(took.items())},
         }
