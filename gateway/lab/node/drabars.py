@@ -63,6 +63,7 @@ async def slices(dra: DraNode, times: int) -> dict[str, Any]:
     return {
         "restarts": times,
         "back within 100 ms": sum(one <= 0.1 for one in took),
+        "within 100 ms of their removal": sum(after <= 0.1 for _, after in parts),
         "s": figures(took),
         "gone after": figures(one for one, _ in parts),
         "then back after": figures(one for _, one in parts),
