@@ -13,7 +13,7 @@ import heapq
 import os
 import stat
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Container, Iterable, Mapping
+from collections.abc import AsyncGenerator, Container, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -37,7 +37,7 @@ from devices.model import (
 from devices.naming import resource_name_error
 from devices.policy import Globbed, Policy
 from devices.replicas import MARK, unshared
-from devices.source import CHOSEN_AT_ONCE, Facts, Fate, Hindrance, Inventory, Listing
+from devices.source import CHOSEN_AT_ONCE, DeviceSource, Facts, Fate, Inventory, Listing
 
 POLL_S: Final = 5.0
 """Seconds between two looks."""
@@ -85,8 +85,8 @@ def rule_error(rule: Globbed, taken: Container[str] = frozenset()) -> str | None
     return None
 
 
-class GenericSource:
-    """A ``DeviceSource`` over files.
+class GenericSource(DeviceSource):
+    """Devices that are files. There is nothing to let go of: files are looked at, and never held open.
 
     Character and block devices count, and links to these; a folder where a path names it without wildcards: a container gets
     all devices in it. A file that is ``shared`` is no device.
@@ -163,9 +163,6 @@ class GenericSource:
             return _preferred(request, seen)
         return await asyncio.to_thread(_preferred, request, seen)
 
-    async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
-        """Do nothing: there is nothing to make ready."""
-
     def fate(self, resource: str, device_id: str) -> Fate:
         """Tell a file that vanished from one that no rule describes any more. Nobody else has IDs that begin with /dev/."""
         if not device_id.startswith(_DEV):
@@ -173,32 +170,14 @@ class GenericSource:
         rule = self._rules.get(resource)
         return Fate.LOST if rule is not None and _describes(rule, device_id) else Fate.WITHDRAWN
 
-    def behind(self, resource: str) -> None:
-        """Say nothing: its devices are its own."""
-
-    def place(self, device_id: str) -> None:
-        """Leave it to the ID, which is the file's path."""
-
     def claims(self, resource: str) -> bool:
         """Whether a rule has this name."""
         return resource in self._rules
-
-    def hindrances(self) -> tuple[Hindrance, ...]:
-        """Say nothing: a rule whose files can't be found has no devices."""
-        return ()
 
     def facts(self, resource: str, device_id: str) -> Facts:
         """Tell the device's file."""
         rule = self._rules.get(resource)
         return Facts(nodes=(unshared(device_id),)) if rule is not None and _describes(rule, device_id) else Facts()
-
-    async def release(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - the protocol's
-        """Let go of nothing: files are looked at, and never held open."""
-        return ()
-
-    async def acquire(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - the protocol's
-        """Do nothing, as nothing was let go of."""
-        return ()
 
 
 def _describes(rule: Globbed, device_id: str) -> bool:

@@ -190,7 +190,10 @@ class GiveUpError(Exception):
 
 
 class DeviceSource(Protocol):
-    """One backend. Its methods run on the event loop and must not block it: hardware calls live in threads."""
+    """One backend. Its methods run on the event loop and must not block it: hardware calls live in threads.
+
+    Those with a body hold for a source that has nothing to say, to make ready or to let go of.
+    """
 
     name: str
 
@@ -219,13 +222,13 @@ class DeviceSource(Protocol):
         """Choose ``request.size`` of the available devices, those that must be included among them."""
         ...
 
-    async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
+    async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:  # noqa: ARG002 - for those that need it
         """Make devices ready right before a container starts (PreStartContainer; the kubelet waits 30 s).
 
         Raises:
             RefusedError: the devices can't be made ready; the kubelet tries again with its restart back-off.
         """
-        ...
+        return
 
     def fate(self, resource: str, device_id: str) -> Fate:
         """Say why a device of ``resource`` isn't in the last inventory. Must not block, and never raises."""
@@ -237,35 +240,35 @@ class DeviceSource(Protocol):
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Say what keeps it from telling of its devices, or from offering some. Must not block, and never raises."""
-        ...
+        return ()
 
-    def facts(self, resource: str, device_id: str) -> Facts:
+    def facts(self, resource: str, device_id: str) -> Facts:  # noqa: ARG002 - as above
         """Say what is known of a device for a person; empty where it isn't known. Must not block, and never raises."""
-        ...
+        return Facts()
 
-    def behind(self, resource: str) -> Behind | None:
+    def behind(self, resource: str) -> Behind | None:  # noqa: ARG002 - as above
         """Say which other plugin a resource is of; None: it is this source's own. Must not block, and never raises."""
-        ...
+        return None
 
-    def place(self, device_id: str) -> Place | None:
+    def place(self, device_id: str) -> Place | None:  # noqa: ARG002 - as above
         """Say where on the hardware a device is, whether it is offered now or not; None where this source doesn't see it.
 
         Must not block, and never raises.
         """
-        ...
+        return None
 
     def adopt(self, policy: Policy) -> None:
         """Go by what an operator decides now: ``watch`` yields what follows from it. Must not block, and never raises."""
         ...
 
-    async def release(self, device_ids: Collection[str]) -> Collection[str]:
+    async def release(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - as above
         """Let go of the hardware beneath these devices (none means all), so that it can be reset or partitioned.
 
         They stay listed, and are ``released`` until ``acquire``. Returns the IDs of all devices that were let go
         of: all those on the same hardware, so possibly more.
         """
-        ...
+        return ()
 
-    async def acquire(self, device_ids: Collection[str]) -> Collection[str]:
+    async def acquire(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - as above
         """Look again at the hardware beneath these devices (none means all); return the IDs of all devices on it."""
-        ...
+        return ()

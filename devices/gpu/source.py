@@ -29,7 +29,7 @@ from devices.gpu.vendor import Vendor
 from devices.model import ContainerAnswer, ContainerRequest, Fault, Health, PreferredRequest, RefusedError, Sayable
 from devices.policy import CDI_STRATEGIES, ListStrategy, Policy, Slices
 from devices.replicas import unshared
-from devices.source import CHOSEN_AT_ONCE, Facts, Fate, GiveUpError, Hindrance, Inventory, unclaimed
+from devices.source import CHOSEN_AT_ONCE, DeviceSource, Facts, Fate, GiveUpError, Hindrance, Inventory, unclaimed
 
 if TYPE_CHECKING:
     from devices.telemetry import Reading
@@ -45,8 +45,8 @@ _ANSWERS: Final = 1024
 _log = structlog.get_logger()
 
 
-class GPUSource:
-    """A ``DeviceSource`` over one backend.
+class GPUSource(DeviceSource):
+    """The GPUs of one backend.
 
     While the devices of the node can't be named under the policy, what was listed before stays, and the reason is logged.
 
@@ -184,9 +184,6 @@ class GPUSource:
         if replaced or known.parent in there or self._differently(resource, device_id, known):
             return Fate.WITHDRAWN
         return Fate.LOST
-
-    def behind(self, resource: str) -> None:
-        """Say nothing: its devices are its own."""
 
     def place(self, device_id: str) -> Place | None:
         """Say where a GPU or partition is. What was a partition and is none any more may be anywhere on its GPU by now."""

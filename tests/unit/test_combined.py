@@ -17,7 +17,7 @@ from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Pref
 from devices.policy import Policy
 from devices.source import (
     NOT_TOLD,
-    Behind,
+    DeviceSource,
     Facts,
     Fate,
     GiveUpError,
@@ -39,7 +39,7 @@ def listing(*ids: str) -> Listing:
     return Listing(tuple(Device(one) for one in ids))
 
 
-class Source:
+class Source(DeviceSource):
     """Says what a test puts into it, claims what has its prefix, and answers with its name."""
 
     def __init__(self, name: str, prefix: str, fate: Fate = Fate.UNKNOWN) -> None:
@@ -88,9 +88,6 @@ class Source:
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         return self.hindered
-
-    def behind(self, resource: str) -> Behind | None:
-        return None
 
     def facts(self, resource: str, device_id: str) -> Facts:
         return Facts(product=self.name)

@@ -141,21 +141,14 @@ class PretendBackend:
 """
 VENDOR = """
 from devices.gpu.asked import visible_devices
+from devices.gpu.vendor import Vendor
 
 
-class _Pretend:
+class _Pretend(Vendor):
     name, prefix = "pretend", "pretend.example/"
 
     def name_of(self, gpu, policy):
         return "pretend.example/accelerator"
-
-    def check(self, gpus, policy): ...
-
-    def given_names(self, policy):
-        return ()
-
-    def was_repartitioned(self, uuid, gpus):
-        return False
 
     def answer(self, asked):
         return visible_devices(asked, "PRETEND_VISIBLE_DEVICES")

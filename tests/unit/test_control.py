@@ -24,7 +24,7 @@ from structlog.typing import EventDict
 from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable, Trouble
 from devices.policy import Policy
 from devices.replicas import unshared
-from devices.source import Behind, DeviceSource, Facts, Fate, Hindrance, Inventory, Listing
+from devices.source import DeviceSource, Facts, Fate, Inventory, Listing
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.kubelet.beliefs import CHECKPOINT
@@ -571,7 +571,7 @@ WHOLE = Facts(product="A100", index="0", links={"1": "nvlink x12"})
 PIECE = Facts(product="A100", index="1:0", parent="GPU-b", profile="1g.5gb")
 
 
-class Hardware:
+class Hardware(DeviceSource):
     """A ``DeviceSource`` with a GPU that is shared, and one in two parts."""
 
     name = "hardware"
@@ -593,23 +593,11 @@ class Hardware:
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
         return request.available[: request.size]
 
-    async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:
-        pass
-
     def fate(self, resource: str, device_id: str) -> Fate:
         return Fate.LOST
 
-    def place(self, device_id: str) -> None:
-        return None
-
     def claims(self, resource: str) -> bool:
         return True
-
-    def hindrances(self) -> tuple[Hindrance, ...]:
-        return ()
-
-    def behind(self, resource: str) -> Behind | None:
-        return None
 
     def facts(self, resource: str, device_id: str) -> Facts:
         return WHOLE if resource == GPU else PIECE

@@ -41,7 +41,7 @@ from devices.model import (
     TroubleKind,
 )
 from devices.policy import Policy
-from devices.source import NOT_TOLD, Behind, Facts, Fate, GiveUpError, Hindrance, Inventory, Listing, Partial
+from devices.source import NOT_TOLD, DeviceSource, Fate, GiveUpError, Hindrance, Inventory, Listing, Partial
 from gateway import daemon as shell
 from gateway import folder as folders
 from gateway import following
@@ -73,7 +73,7 @@ from gateway.wires.control import ControlError
 GPU = "nvidia.com/gpu"
 
 
-class Source:
+class Source(DeviceSource):
     """A device source whose inventory a test sets, and that answers with CDI names or with a variable."""
 
     name = "test"
@@ -101,9 +101,6 @@ class Source:
     def fate(self, resource: str, device_id: str) -> Fate:
         return Fate.LOST
 
-    def place(self, device_id: str) -> None:
-        return None
-
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
         return tuple(sorted(request.available))[: request.size]
 
@@ -115,12 +112,6 @@ class Source:
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         return self.hindered
-
-    def behind(self, resource: str) -> Behind | None:
-        return None
-
-    def facts(self, resource: str, device_id: str) -> Facts:
-        return Facts()
 
     def adopt(self, policy: Policy) -> None:
         pass

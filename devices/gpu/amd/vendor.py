@@ -21,7 +21,7 @@ PREFIX: Final = "amd.com/"
 _VARIABLE: Final = "AMD_VISIBLE_DEVICES"
 
 
-class _Amd:
+class _Amd(Vendor):
     name, prefix = "amd", PREFIX
 
     def name_of(self, gpu: GPU, policy: Policy) -> str | None:
@@ -32,9 +32,6 @@ class _Amd:
     def check(self, gpus: Sequence[GPU], policy: Policy) -> None:
         if policy.resource_naming is Naming.SINGLE:
             _check_alike(gpus)
-
-    def given_names(self, policy: Policy) -> Collection[str]:  # noqa: ARG002 - the protocol's
-        return ()
 
     def was_repartitioned(self, uuid: str, gpus: Collection[GPU]) -> bool:
         # Partitions, which are named ``amdgpu_xcp_<n>``, go with their GPU, too; but not where all GPUs that are there are
@@ -51,7 +48,7 @@ class _Amd:
         return visible_devices(asked, _VARIABLE)
 
 
-AMD: Final[Vendor] = _Amd()
+AMD: Final = _Amd()
 
 
 def _check_alike(gpus: Sequence[GPU]) -> None:

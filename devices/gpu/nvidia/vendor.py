@@ -29,7 +29,7 @@ SUFFIXES: Final = (
 """By NVML_GPU_INSTANCE_PROFILE_…, the number of a profile: what its name ends in."""
 
 
-class _Nvidia:
+class _Nvidia(Vendor):
     name, prefix = "nvidia", PREFIX
 
     def name_of(self, gpu: GPU, policy: Policy) -> str | None:
@@ -48,7 +48,7 @@ class _Nvidia:
     def given_names(self, policy: Policy) -> Collection[str]:
         return {name for _, name in (*policy.gpu_names, *policy.mig_names)}
 
-    def was_repartitioned(self, uuid: str, gpus: Collection[GPU]) -> bool:  # noqa: ARG002 - the protocol's
+    def was_repartitioned(self, uuid: str, gpus: Collection[GPU]) -> bool:  # noqa: ARG002 - as of Vendor
         return uuid.startswith("MIG-")  # An instance doesn't go by itself.
 
     def answer(self, asked: Asked) -> ContainerAnswer:
@@ -58,7 +58,7 @@ class _Nvidia:
         return visible_devices(asked, VARIABLE)
 
 
-NVIDIA: Final[Vendor] = _Nvidia()
+NVIDIA: Final = _Nvidia()
 
 
 def _by_pattern(word: str, names: Sequence[tuple[str, str]], usual: str) -> str | None:

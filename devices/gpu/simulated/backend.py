@@ -18,7 +18,7 @@ from devices.gpu.backend import Sight
 from devices.gpu.nvidia.vendor import NVIDIA
 from devices.gpu.simulated.document import ProfileError
 from devices.gpu.simulated.profile import Described, UnreadableProfileError, find, parse, read
-from devices.gpu.vendor import Plain, Vendor
+from devices.gpu.vendor import Vendor
 from devices.model import ContainerAnswer
 from devices.source import noted
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from devices.source import Attempts
 
 
-class _Others(Plain):
+class _Others(Vendor):
     """Simulated GPUs of any other vendor: a container starts with their device nodes, where the profile says some."""
 
     name = "simulated"
