@@ -77,13 +77,9 @@ class _EndedError(Exception):
 
 
 class Gateway:
-    """The daemon.
+    """The daemon; ``role`` is what it is in a pair (None: it is alone).
 
-    Args:
-        settings: what it was told.
-        source: where devices come from.
-        role: what it is in a pair; None: it is alone.
-        before: when it began (nanoseconds of the boot clock; empty: now), and how often in a row it made room in vain.
+    ``before``: when it began (nanoseconds of the boot clock; empty: now), and how often in a row it made room in vain.
     """
 
     def __init__(

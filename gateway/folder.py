@@ -32,20 +32,11 @@ _log = structlog.get_logger()
 
 
 class Folder:
-    """The socket directory of one gateway.
+    """The socket directory of one gateway; ``lock`` is held while sockets or lists change.
 
-    Args:
-        settings: where it is.
-        own: this gateway's own place in it.
-        presence: the kubelet that is there.
-        resources: those whose sockets are in it, by name.
-        lock: held while sockets or lists change.
-        kubelet_up: takes each kubelet that comes.
-        peers_changed: called when a gateway came or went.
-        bound_anew: called when all sockets are in a new directory.
-        late: told how late a look was, and when it was (seconds, monotonic seconds).
-        end: ends the gateway with an exit status.
-        tasks: runs what nobody waits for.
+    ``kubelet_up`` takes each kubelet that comes, ``peers_changed`` is called when a gateway came or went, ``bound_anew`` when all
+    sockets are in a new directory; ``late`` is told how late a look was, and when it was (seconds, monotonic seconds). ``end`` ends
+    the gateway with an exit status.
     """
 
     def __init__(

@@ -21,13 +21,7 @@ _log = structlog.get_logger()
 
 
 class Follower:
-    """Follows one source.
-
-    Args:
-        source: where devices come from.
-        take: takes each inventory.
-        end: ends the gateway with an exit status, where the source gives up.
-    """
+    """Follows one source: ``take`` takes each inventory, ``end`` ends the gateway where the source gives up."""
 
     def __init__(
         self, source: DeviceSource, take: Callable[[Inventory], Awaitable[None]], end: Callable[[int], None]

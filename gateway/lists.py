@@ -67,20 +67,11 @@ class Others(Protocol):
 
 
 class Lists:
-    """What is on offer of each resource.
+    """What is on offer of each resource; new ones are added to ``resources``.
 
-    Args:
-        settings: what the gateway was told.
-        source: where devices come from.
-        holdings: what containers hold, what was announced to whichever kubelet, and the kubelet's records.
-        others: the other gateways.
-        resources: the resources of this gateway, by name; new ones are added here.
-        make: makes a resource of that name, bound to nothing yet.
-        changed: called when lists have changed, or what is known of their holders.
-        away: says which devices are another API's, by ID, and why.
-        sent: awaited at the end of each update, with whether a resource is new.
-        tasks: runs what nobody waits for.
-        started: when the gateway started (monotonic seconds).
+    ``make`` makes a resource of a name, bound to nothing yet. ``changed`` is called when lists have changed, or what is known of their
+    holders; ``away`` says which devices are another API's, by ID, and why; ``sent`` is awaited at the end of each update, with
+    whether a resource is new. ``started`` is in monotonic seconds.
     """
 
     def __init__(

@@ -24,17 +24,7 @@ if TYPE_CHECKING:
 
 
 class Surroundings:
-    """What a resource has around it (a ``registrar.Node``).
-
-    Args:
-        settings: what the gateway was told.
-        source: where devices come from.
-        own: the gateway's own place among the others.
-        holdings: what containers hold, what the gateway remembers, and the kubelet and its records.
-        others: the other gateways.
-        tally: what counts.
-        guard: what is laid around each answer of a gateway in a pair.
-    """
+    """What a resource has around it (a ``registrar.Node``); ``guard`` is laid around each answer of a gateway in a pair."""
 
     def __init__(
         self,

@@ -17,11 +17,9 @@ _log = structlog.get_logger()
 
 
 class Tasks:
-    """All tasks of one gateway.
+    """All tasks of one gateway, which ``end`` ends with an exit status.
 
-    Args:
-        end: ends the gateway with an exit status.
-        active: waits until this gateway is the one of a pair that serves; None: it is alone.
+    ``active`` waits until this gateway is the one of a pair that serves; None: it is alone.
     """
 
     def __init__(self, end: Callable[[int], None], active: Callable[[], Awaitable[None]] | None = None) -> None:

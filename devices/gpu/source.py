@@ -46,16 +46,11 @@ _log = structlog.get_logger()
 
 
 class GPUSource(DeviceSource):
-    """The GPUs of one backend.
+    """The GPUs of one backend; ``vendors`` are whose GPUs it finds.
 
     While the devices of the node can't be named under the policy, what was listed before stays, and the reason is logged.
-
-    Args:
-        backend: what finds the GPUs.
-        policy: what the operator decided; ``adopt`` changes it.
-        vendors: whose GPUs the backend finds.
-        survey: finds out, in a thread, what answers by CDI rest on besides the GPUs, and writes it.
-        tell: takes each policy that is adopted, for a backend that goes by it, too.
+    ``survey`` finds out, in a thread, what answers by CDI rest on besides the GPUs, and writes it; ``tell`` takes each policy that is
+    adopted, for a backend that goes by it, too.
     """
 
     def __init__(
@@ -278,7 +273,8 @@ class GPUSource(DeviceSource):
             self._offers = sharing.offered(named, self._policy)
         except NamingError as error:
             if str(error) != self._unnamed:
-                _log.error(_UNNAMED, reason=str(error), kept=_counts(self._offers))
+                kept = {name: len(offer.gpus) for name, offer in self._offers.items()}
+                _log.error(_UNNAMED, reason=str(error), kept=kept)
             self._unnamed = str(error)
             if self._inventory is None:
                 self._news.set()
@@ -345,10 +341,6 @@ def _regained(offer: NamedGPUs, sight: Sight) -> frozenset[str]:
 
 def _devices(offer: NamedGPUs) -> Iterable[tuple[str, GPU]]:
     return ((device_id, gpu) for gpu in offer.gpus.values() for device_id in offer.ids(gpu.uuid))
-
-
-def _counts(offers: Mapping[str, NamedGPUs]) -> dict[str, int]:
-    return {name: len(offer.gpus) for name, offer in offers.items()}
 
 
 def _facts(gpu: GPU, sight: Sight) -> Facts:

@@ -82,12 +82,7 @@ def judge(
 def judge_pre_start(resource: str, device_ids: Sequence[str], entries: Mapping[str, Entry]) -> None:
     """Decide whether the backend may be asked to make a container's devices ready (PreStartContainer).
 
-    The kubelet tries a refused pre-start again, with its restart back-off; a refused admission is final.
-
-    Args:
-        resource: the resource name, for the messages.
-        device_ids: what the container was given.
-        entries: the list as it was last sent, by device ID.
+    The kubelet tries a refused pre-start again, with its restart back-off; a refused admission is final. ``entries`` are as in ``judge``.
 
     Raises:
         RefusedError: NOT_FOUND for an ID that isn't on the list, else what the table says.

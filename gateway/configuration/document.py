@@ -153,7 +153,9 @@ class _Reader:
             if key.value == _MERGE and isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
                 members.update(self._merged(member, line))
             else:
-                members[_text(key.value)] = replace(member, line=line)
+                members[key.value if isinstance(key.value, str) else str(key.value).lower()] = replace(
+                    member, line=line
+                )
         return members
 
     def _merged(self, node: YamlNode, line: int) -> Iterator[tuple[str, YamlNode]]:
@@ -192,7 +194,3 @@ def _resolved(text: str) -> Plain:
         octal = digits[0] == "0" and digits.isdigit()
         return int(found[1] + digits, 8 if octal else 0)
     return float(number) if _DECIMAL.fullmatch(number) and math.isfinite(float(number)) else text
-
-
-def _text(key: Plain) -> str:
-    return key if isinstance(key, str) else str(key).lower()

@@ -74,12 +74,7 @@ def read(path: Path) -> bytes:
 
 
 def parse(content: bytes, name: str, *, strict: bool = False) -> File:
-    """Turn a configuration's text into what it says; ``name`` is what its errors call it.
-
-    Args:
-        content: the text.
-        name: the file's name.
-        strict: whether unknown keys are an error.
+    """Turn a configuration's text into what it says; ``name`` is what its errors call it, ``strict``: unknown keys are errors.
 
     Raises:
         ConfigError: it is nothing to go by; the message names line and key.

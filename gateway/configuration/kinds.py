@@ -32,10 +32,6 @@ class FlagKind(Enum):
     SECONDS = "a number of seconds"
 
 
-def _as_is(value: Any) -> Any:
-    return value
-
-
 class Flag(Struct, frozen=True):
     """One setting. ``key`` is its path in the configuration file; ``variables`` are asked in this order.
 
@@ -51,7 +47,7 @@ class Flag(Struct, frozen=True):
     kind: FlagKind = FlagKind.TEXT
     default: str = ""
     values: str = ""
-    take: Callable[[Any], Any] = _as_is
+    take: Callable[[Any], Any] = lambda value: value
     aliases: tuple[str, ...] = ()
     option: bool = True
     inert: bool = False

@@ -53,14 +53,9 @@ async def follow(
     label: Label | None = None,
     attempts: Attempts | None = None,
 ) -> None:
-    """Call ``adopt`` with each new policy, for ever. Without a file, SIGHUP only gets an answer in the log.
+    """Call ``adopt`` with each new policy, for ever; tell ``fate`` what became of the file. ``label`` is the one that chooses it.
 
-    Args:
-        settings: as at the start.
-        adopt: takes the policy.
-        fate: is told what became of the file.
-        label: the node's label, where that chooses the file.
-        attempts: where it is noted that a file is read.
+    Without a file, SIGHUP only gets an answer in the log.
     """
     loop = asyncio.get_running_loop()
     hangup = asyncio.Event()

@@ -29,14 +29,9 @@ _log = structlog.get_logger()
 
 
 class Ability:
-    """What this gateway could serve.
+    """What this gateway could serve, by its choice of APIs (``--api``).
 
-    Args:
-        api: the choice of APIs (``--api``).
-        presence: the kubelet that is there.
-        resources: the resources of this gateway, by name.
-        living: gives the other living gateways; None where that can't be told.
-        changed: takes each resource of which more is known now.
+    ``living`` gives the other living gateways (None where that can't be told), ``changed`` takes each resource of which more is known.
     """
 
     def __init__(

@@ -20,12 +20,7 @@ that was killed is mostly gone at the first, one that lives was only tired of a 
 
 
 class Leases:
-    """The leases of one gateway.
-
-    Args:
-        gone: called when a gateway that was held on to is gone.
-        tasks: ends them with the gateway.
-    """
+    """The leases of one gateway; ``gone`` is called when a gateway that was held on to is gone."""
 
     def __init__(self, gone: Callable[[], None], tasks: Tasks) -> None:
         self._gone, self._tasks = gone, tasks

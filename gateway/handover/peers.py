@@ -70,15 +70,7 @@ class OfferedLists(Protocol):
 class Peers:
     """The other gateways, and what is agreed with them.
 
-    Args:
-        settings: what the gateway was told.
-        own: this gateway's own place among them.
-        holdings: what containers hold, the kubelet and its records, and what the others wrote into the state file.
-        resources: the resources of this gateway, by name.
-        lists: gives their lists, which depend on the others, too.
-        ending: whether this gateway is about to end.
-        tally: counts handovers.
-        tasks: runs what nobody waits for.
+    ``lists`` gives this gateway's lists, which depend on the others, too; ``ending`` tells whether it is about to end.
     """
 
     def __init__(
@@ -192,7 +184,7 @@ class Peers:
                 self._resuming.add(name)
                 self._tasks.background(self._resume(resource, began))
         if any(peer < self._instance.age for peer in peers):
-            self._tasks.background(self._ask_elders(peers))
+            self._tasks.background(self.handover.take_over(peers))
 
     def _look_for_gone(self, peers: Collection[Age]) -> None:
         """Register once more where a gateway that couldn't talk has gone, and this kubelet doesn't tell whom it holds.
@@ -253,9 +245,6 @@ class Peers:
     def talks(self, resource: Resource) -> bool:
         """Tell whether the gateway that a resource stands by for talks to us."""
         return self.handover.defers_to(resource.name) is not None
-
-    async def _ask_elders(self, elders: Collection[Age]) -> None:
-        await self.handover.take_over(elders)
 
     def _left(self) -> None:
         if not self._ending():

@@ -116,11 +116,7 @@ class Waits:
 class Handover:
     """All handovers of this gateway, with older and with newer ones.
 
-    Args:
-        age: our own.
-        state_dir: where the control sockets of this node's gateways are.
-        holder: our own registrations.
-        count: takes our side ("older" or "newer") and the outcome (a ``HandoverOutcome`` in words) of each handover.
+    ``count`` takes our side ("older" or "newer") and the outcome (a ``HandoverOutcome`` in words) of each handover.
     """
 
     def __init__(self, age: Age, state_dir: Path, holder: Holder, count: Callable[[str, str], None]) -> None:

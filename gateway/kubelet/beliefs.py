@@ -51,13 +51,10 @@ class Look(Struct, frozen=True):
 
 
 class Beliefs:
-    """The kubelet's books, as they were read last.
+    """The kubelet's records, as they were read last.
 
-    Args:
-        pod_resources: the socket of its pod-resources API.
-        checkpoint: its checkpoint.
-        looked: called after each look, on the event loop.
-        remember: called with whom the kubelet forgot, by device ID, when that has changed for a resource.
+    ``looked`` is called after each look, on the event loop; ``remember`` with whom the kubelet forgot, by device ID, when that has
+    changed for a resource.
     """
 
     def __init__(

@@ -23,11 +23,7 @@ _log = structlog.get_logger()
 
 
 class Presence:
-    """The kubelet of a socket directory.
-
-    Args:
-        socket: where it takes registrations.
-    """
+    """The kubelet of a socket directory; ``socket`` is where it takes registrations."""
 
     def __init__(self, socket: Path) -> None:
         self.since: float | None = None

@@ -26,16 +26,7 @@ BOOKED_WITHIN = 1.5
 
 
 class Holdings:
-    """Who holds what on this node, and what says so: the state file's ledger and the kubelet's records, for whoever asks.
-
-    Args:
-        ledger: remembers it.
-        scribe: writes that.
-        beliefs: the kubelet's records.
-        presence: which kubelet is there.
-        resources: the resources of this gateway, by name.
-        tasks: runs what nobody waits for.
-    """
+    """Who holds what on this node, and what says so: the state file's ledger and the kubelet's records, for whoever asks."""
 
     def __init__(
         self,

@@ -27,12 +27,7 @@ _FORGOTTEN = "{:.80}, perhaps: the kubelet forgot who; when it has ended, say `g
 class Owners:
     """The claims on a node's hardware.
 
-    Args:
-        ledger: what was announced, under whichever resource.
-        beliefs: the kubelet's books.
-        source: sees where devices are.
-        held: what containers hold of a resource; None where nobody knows.
-        elsewhere: whether another gateway serves a resource.
+    ``held`` says what containers hold of a resource (None where nobody knows), ``elsewhere`` whether another gateway serves it.
     """
 
     def __init__(

@@ -51,11 +51,7 @@ class FileState(Struct, frozen=True, kw_only=True):
 
 
 class Scribe:
-    """Writes one ledger, on the event loop that it is used on.
-
-    Args:
-        ledger: what is written; nobody else may save it.
-    """
+    """Writes one ledger, which nobody else may save, on the event loop that it is used on."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

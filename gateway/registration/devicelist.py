@@ -26,10 +26,7 @@ _log = structlog.get_logger()
 class DeviceList:
     """What is on offer under one resource name.
 
-    Args:
-        name: the resource name.
-        tally: counts what a dialect can't say.
-        grace: whether containers wait, by a PreStartContainer that is refused, for devices that nobody has looked for yet.
+    ``grace``: containers wait, by a PreStartContainer that is refused, for devices that nobody has looked for yet.
     """
 
     def __init__(self, name: str, tally: Tally, *, grace: bool) -> None:

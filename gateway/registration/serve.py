@@ -110,16 +110,9 @@ class _Stream:
 class DevicePlugin:
     """The device plugin of one resource name.
 
-    Args:
-        name: the resource name.
-        source: where its devices come from.
-        emit: takes the registration events that calls cause (a stream opened, ended, a list too large).
-        memory: what else is known of its devices.
-        tally: counts the calls.
-        turns: whose turn it is, of all the resources of this node.
-        kubelet_minor: the kubelet's version, where an operator vouches for it.
-        grace: whether containers wait, by a PreStartContainer that is refused, for devices that nobody has looked for yet.
-        guard: what is laid around each answer of a gateway in a pair (``pair.flight``).
+    ``emit`` takes the registration events that calls cause (a stream opened, ended, a list too large). ``kubelet_minor`` is the
+    kubelet's version, where an operator vouches for it. ``grace`` is as of ``DeviceList``; ``guard`` is laid around each answer of a
+    gateway in a pair (``pair.flight``).
     """
 
     def __init__(

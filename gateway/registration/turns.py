@@ -17,11 +17,7 @@ _AGAIN: Final = 0.005
 
 
 class Turns:
-    """Whose turn it is, of all the resources of a node.
-
-    Args:
-        checkpoint: the kubelet's checkpoint.
-    """
+    """Whose turn it is, of all the resources of a node, whose kubelet has this checkpoint."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint

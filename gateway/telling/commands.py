@@ -101,7 +101,8 @@ class Commands:
     def _resource(self, resource: Resource, rows: bool) -> status.ResourceFacts:  # noqa: FBT001 - as of ``document``
         from gateway.telling import status  # noqa: PLC0415 - as above
 
-        name, other = resource.name, resource.standing_by_for
+        name, other, door = resource.name, resource.standing_by_for, self._gateway.door
+        trouble = resource.trouble if self._gateway.settings.dra != "only" else "" if door is None else door.words(name)
         return status.ResourceFacts(
             name=name,
             state=resource.state,
@@ -111,7 +112,7 @@ class Commands:
             standing_by_for=other.token if other is not None else "",
             standing_by_for_host_service=other is not None and other.host_service,
             lacking_s=self._gateway.standby.lacking(name, time.monotonic()) or None,
-            trouble=resource.trouble if self._gateway.settings.dra != "only" else self._words(name),
+            trouble=trouble,
             checked=resource.checked,
             holders=self._holders(name),
             drift=self._gateway.beliefs.findings(name) if other is None else (),
@@ -125,10 +126,6 @@ class Commands:
             return {}
         told = {one: door.stranger(one, facts(resource.name, one)) for one in resource.entries}
         return {device_id: words for device_id, words in told.items() if words}
-
-    def _words(self, resource: str) -> str:
-        door = self._gateway.door
-        return "" if door is None else door.words(resource)
 
     def _holders(self, resource: str) -> dict[str, str] | None:
         """Say who has which device, by the kubelet's records and by what is prepared for ResourceClaims."""

@@ -62,11 +62,7 @@ _log = structlog.get_logger()
 
 
 class Sampler:
-    """Asks for readings, in a thread that is begun with the first question; one question at a time.
-
-    Args:
-        read: the question; it blocks.
-    """
+    """Asks ``read``, which blocks, in a thread that is begun with the first question; one question at a time."""
 
     def __init__(self, read: Callable[[], Sequence[Reading]]) -> None:
         self._read = read

@@ -26,13 +26,7 @@ _log = structlog.get_logger()
 
 
 class Listeners:
-    """The listeners of one gateway.
-
-    Args:
-        settings: which of them are wanted, and where.
-        token: names the control socket.
-        tasks: runs those on the network until the gateway ends.
-    """
+    """The listeners of one gateway, as far as its settings want them; ``token`` names the control socket."""
 
     def __init__(self, settings: Settings, token: str, tasks: Tasks) -> None:
         self._settings, self._token, self._tasks = settings, token, tasks

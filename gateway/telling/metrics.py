@@ -151,12 +151,9 @@ FAMILIES: Final[Mapping[str, Family]] = {family.name: family for family in _FAMI
 
 
 class Metrics(Collector):
-    """All metrics of one gateway.
+    """All metrics of one gateway; with ``device_ids`` each device gets a sample of its own.
 
-    Args:
-        document: gives the status document of now; with a row for each device where it is told True.
-        counted: the gateway's tally.
-        device_ids: whether each device gets a sample of its own.
+    ``document`` gives the status document of now, with a row for each device where it is told True.
     """
 
     def __init__(

@@ -127,12 +127,7 @@ Handler = Callable[[ControlConnection, dict[str, Any]], Awaitable[None]]
 
 
 class ControlServer:
-    """The gateway's control socket.
-
-    Args:
-        path: where it is, in the state directory; named by ``socket_path``.
-        handlers: who meets which op.
-    """
+    """The gateway's control socket at ``path`` (``socket_path``); ``handlers`` says who meets which op."""
 
     def __init__(self, path: Path, handlers: Mapping[str, Handler]) -> None:
         self.path = path

@@ -39,12 +39,7 @@ _log = structlog.get_logger()
 
 
 class AmdBackend:
-    """The ``Backend`` of AMD's GPUs.
-
-    Args:
-        sys: where sysfs is.
-        exporter: the metrics exporter of the node.
-    """
+    """The ``Backend`` of AMD's GPUs; ``sys`` is where sysfs is."""
 
     name = "amd"
     rejected = ""
