@@ -13,7 +13,7 @@ from gateway.kubelet.watch import KUBELET_SOCKET, FolderWatch, is_pinned
 from gateway.registration import events
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     from gateway.configuration.settings import Settings
     from gateway.handover.instance import Instance
@@ -34,8 +34,8 @@ _log = structlog.get_logger()
 class Folder:
     """The socket directory of one gateway; ``lock`` is held while sockets or lists change.
 
-    ``kubelet_up`` takes each kubelet that comes, ``peers_changed`` is called when a gateway came or went, ``bound_anew`` when all
-    sockets are in a new directory; ``late`` is told how late a look was, and when it was (seconds, monotonic seconds). ``end`` ends
+    ``kubelet_up`` takes each kubelet that comes, ``peers_changed`` is called with the names of gateways that came when one
+    came or went, ``bound_anew`` when all sockets are in a new directory; ``late`` is told how late a look was, and when it was (seconds, monotonic seconds). ``end`` ends
     the gateway with an exit status.
     """
 
@@ -48,7 +48,7 @@ class Folder:
         lock: asyncio.Lock,
         *,
         kubelet_up: Callable[[KubeletId], None],
-        peers_changed: Callable[[], None],
+        peers_changed: Callable[[Collection[str]], None],
         bound_anew: Callable[[], None],
         late: Callable[[float, float], None],
         end: Callable[[int], None],

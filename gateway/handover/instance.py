@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FOLDER = "gateway"
 """The sub-folder of the socket directory that all gateways share."""
 _LOCK = "lock"
-_TOKEN = re.compile(r"[0-9a-f]{8}")
+TOKEN = re.compile(r"[0-9a-f]{8}")
 _BORN = re.compile(rb"[0-9]{1,20}\n")
 _MAX_PEERS = 64
 
@@ -143,7 +143,7 @@ def _instances(shared: Path) -> Iterator[os.DirEntry[str]]:
             raise
         return
     for entry in entries:
-        if _TOKEN.fullmatch(entry.name.lstrip(".")) and entry.is_dir(follow_symlinks=False):
+        if TOKEN.fullmatch(entry.name.lstrip(".")) and entry.is_dir(follow_symlinks=False):
             yield entry
 
 

@@ -67,6 +67,27 @@ class OfferedLists(Protocol):
         """Return the resources that the ledger knows and nobody here serves."""
 
 
+class _Silent:
+    """The other gateways that can't be talked to, by their tokens."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._talked: set[str] = set()
+        """Those that ever talked to us."""
+
+    def came(self, names: Iterable[str]) -> None:
+        """Take note of names that came."""
+        self._known |= {*filter(instance.TOKEN.fullmatch, names)}
+
+    def has_gone(self, peers: Iterable[Age], talks_to: Callable[[Age], bool]) -> bool:
+        """Tell whether one has gone: these live now."""
+        living = {age.token: age for age in peers}
+        gone = self._known - living.keys()
+        self._talked = {token for token, age in living.items() if token in self._talked or talks_to(age)}
+        self._known = living.keys() - self._talked  # Who is about to end doesn't talk any more, and has given all away.
+        return bool(gone)
+
+
 class Peers:
     """The other gateways, and what is agreed with them.
 
@@ -104,10 +125,7 @@ class Peers:
         self.doubts: dict[str, dict[Age, Doubt]] = {}
         """The newer gateways, by resource, that can't talk and for which we stood by in vain."""
         self._resuming: set[str] = set()
-        self._silent: set[Age] = set()
-        """The other gateways that can't be talked to."""
-        self._talked: set[Age] = set()
-        """Those that ever talked to us."""
+        self._silent = _Silent()
         self._yielding: set[str] = set()
         """What another gateway is to serve as soon as no Register of ours is in flight for it."""
         self._asked = False
@@ -158,9 +176,13 @@ class Peers:
             and not (peers and self._newer(name, peers))
         ]
 
-    def look(self) -> None:
-        """Let each resource stand by or resume; what only others served is taken up when nobody is left to."""
+    def look(self, came: Iterable[str] = ()) -> None:
+        """Let each resource stand by or resume; what only others served is taken up when nobody is left to.
+
+        ``came`` has the names of gateways that came since the last look: of one that has gone again nothing else is left.
+        """
         if self.begun and not self._ending():
+            self._silent.came({*came} - {self.age.token})
             self.look_at_peers()
             if self._lists().only_remembered() and self.living() == {}:
                 self._tasks.background(self._take_up())
@@ -189,13 +211,13 @@ class Peers:
     def _look_for_gone(self, peers: Collection[Age]) -> None:
         """Register once more where a gateway that couldn't talk has gone, and this kubelet doesn't tell whom it holds.
 
-        Kubelets 1.12 to 1.22 leave our stream open when another gateway registers, and give out nothing when that one ends.
+        Kubelets 1.12 to 1.24 leave our stream open when another gateway registers, and give out nothing when that one ends;
+        that one may have come and gone while we stood still. From 1.23 on they tell.
         """
-        gone = self._silent - set(peers)
-        self._talked = {age for age in peers if age in self._talked or self.handover.talks_to(age)}
-        self._silent = set(peers) - self._talked  # Who is about to end doesn't talk any more, and has given all away.
-        for resource in self._resources.values() if gone else ():
-            if resource.checked is Confirmation.UNKNOWN and resource.state.phase is Phase.SERVING:
+        for resource in self._resources.values() if self._silent.has_gone(peers, self.handover.talks_to) else ():
+            if resource.checked is not Confirmation.UNKNOWN:
+                resource.feed(events.Lacking())
+            elif resource.state.phase is Phase.SERVING:
                 resource.feed(events.Renew("another gateway ended, and this kubelet doesn't tell whom it holds"))
 
     def _served_by(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:

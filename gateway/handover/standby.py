@@ -103,7 +103,7 @@ class Standby:
 
     def kubelet_up(self, since_ns: int) -> None:
         """Take notice of a new kubelet, whose socket was made at ``since_ns`` (unix time): it knows nobody yet."""
-        self._since_ns = since_ns
+        self._since_ns = max(self._since_ns, since_ns)  # It may be seen late: what was ours meanwhile shows nothing.
         self._records = dict.fromkeys(self._records, RecordsSeen())
         self._wake.set()
 

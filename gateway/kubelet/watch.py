@@ -115,7 +115,7 @@ class FolderWatch:
         shared: the folder in it that all gateways share.
         kubelet_up: a new kubelet takes connections; called once for each creation of its socket.
         name_lost: a name was deleted from the folder.
-        peers_changed: an entry of ``shared`` came or went.
+        peers_changed: an entry of ``shared`` came or went; told which came, whether or not they are still there.
         replaced: the folder is another one than before, or is there again.
         late: told how late a poll was, and when it was (seconds, monotonic seconds): a look at the event loop for nothing.
     """
@@ -127,7 +127,7 @@ class FolderWatch:
         *,
         kubelet_up: Callable[[KubeletId], None],
         name_lost: Callable[[str], None],
-        peers_changed: Callable[[], None],
+        peers_changed: Callable[[frozenset[str]], None],
         replaced: Callable[[], None],
         late: Callable[[float, float], None] = lambda _late, _now: None,
     ) -> None:
@@ -222,7 +222,7 @@ class FolderWatch:
         for name in before[0] - self._names[0]:
             self._name_lost(name)
         if before[1] != self._names[1]:
-            self._peers_changed()
+            self._peers_changed(self._names[1] - before[1])
 
     def _check_folder(self) -> None:
         found = folder_id(self._folder)
@@ -277,19 +277,21 @@ class FolderWatch:
     def _read(self) -> None:
         if self._inotify is None:
             return
-        came, peers = False, False
+        came, peers, published = False, False, frozenset[str]()
         for event in self._inotify.read():
             folder = self._watched.get(event.wd)
             if event.mask & inotify.IGNORED:
                 self._watched.pop(event.wd, None)
             if folder == self._shared:
                 peers = True
+                if event.mask & inotify.MOVED_TO:
+                    published |= {event.name}
             elif folder == self._folder and event.mask & (inotify.DELETE | inotify.MOVED_FROM):
                 self._name_lost(event.name)
             else:
                 came = came or event.name in {"", KUBELET_SOCKET, self._folder.name}
         self._created = self._created or came
         if peers:
-            self._peers_changed()
+            self._peers_changed(published)
         if came:
             self.look_now()

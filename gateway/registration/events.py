@@ -86,7 +86,7 @@ class Verified(Struct, frozen=True):
 
 
 class Lacking(Struct, frozen=True):
-    """A look into the kubelet's books, made for another reason, found nothing of the resource."""
+    """The kubelet may have lost the resource: a look into its books for another reason found nothing of it, or a rival has gone."""
 
 
 class Withhold(Struct, frozen=True):

@@ -65,8 +65,9 @@ LONGEST_WAIT = 10.0
 CALL_WAIT = 11.0
 """Seconds to wait for ListAndWatch after an accepted Register: longer than the kubelet's own dial time-out of 10 s, so
 that two of its connections never race."""
-UNLIKELY_WAIT = 0.05
-"""Seconds at least between the end of a stream that hardly was the kubelet's and the next Register: its own may still come."""
+UNLIKELY_WAIT = 1.0
+"""Seconds at least between the end of a stream that hardly was the kubelet's and the next Register: its own may still come,
+later than after a tenth of a second on a busy node."""
 SETTLED = 10.0
 """Seconds that a stream must live until earlier cuts and errors are forgotten."""
 RENEW_WAIT = 1.0

@@ -12,6 +12,7 @@ RULES = {
 }
 
 _PLAYED = ("-m", "gateway.lab.simulation.run", "--jobs", "1", "--schedules", "1000")
+_KEPT = "tests/unit/test_simulation.py::test_what_broke_once_is_kept"
 _TEST = "tests/unit/test_simulation.py::test_schedules_keep_every_promise_and_meet_what_is_rare"
 
 MUTANTS = (
@@ -53,6 +54,24 @@ MUTANTS = (
         "CALL_WAIT = 0.001",
         _TEST,
         command=_PLAYED,
+        says="one kubelet accepted 2 Registers",
+    ),
+    Mutant(
+        "SIM1",
+        "who stood still doesn't hear of one that came and was killed",
+        "gateway/lab/simulation/gateway.py",
+        "            self._silent.add(came)\n",
+        "            pass\n",
+        f"{_KEPT}[one comes and is killed while the other stands still]",
+        says="the kubelet would give out []",
+    ),
+    Mutant(
+        "SIM1",
+        "a stranger's end isn't outwaited",
+        "gateway/registration/machine.py",
+        "UNLIKELY_WAIT = 1.0",
+        "UNLIKELY_WAIT = 0.05",
+        f"{_KEPT}[a stranger's call ends before the kubelet's own comes]",
         says="one kubelet accepted 2 Registers",
     ),
     Mutant(

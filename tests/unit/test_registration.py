@@ -501,7 +501,7 @@ def test_a_name_deleted_by_a_starting_kubelet_is_not_put_back() -> None:
         pytest.param(
             [*OK, e.StreamOpened(1, likely=False), e.StreamEnded(1)],
             Timer.RETRY,
-            0.05,
+            1.0,
             id="a stranger's end after a Register: the kubelet's own call may still come",
         ),
         pytest.param([*SERVING, e.Renew("x")], Timer.RENEW, 1.0, id="other options: at most once a second"),

@@ -33,6 +33,7 @@ from gateway.lab.kubelets.kubelet import Faults
 from gateway.lab.trials import rivals
 from gateway.lab.trials.scenarios import RESOURCE, node
 from gateway.registration.events import Phase
+from gateway.registration.machine import FIRST_LOOKS
 from gateway.registration.registrar import Resource
 from gateway.registration.serve import MOST_STREAMS
 from gateway.tally import Confirmation
@@ -200,6 +201,32 @@ async def test_one_that_could_not_talk_has_gone(
     await plugin.close()
 
 
+@pytest.mark.parametrize(
+    ("came", "checked", "does"),
+    [
+        pytest.param("0badcafe", Confirmation.UNKNOWN, "registers", id="the kubelet doesn't tell whom it holds"),
+        pytest.param("0badcafe", Confirmation.HELD, "looks", id="it does"),
+        pytest.param(".0badcafe", Confirmation.UNKNOWN, "nothing", id="it never was a gateway"),
+        pytest.param("own", Confirmation.UNKNOWN, "nothing", id="it is our own"),
+    ],
+)
+async def test_one_that_came_and_went_while_we_stood_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came: str, checked: Confirmation, does: str
+) -> None:
+    gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(Policy()))
+    gateway.others.begun, gateway._exit = True, asyncio.get_running_loop().create_future()
+    plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
+    plugin.checked = checked
+    plugin.state = replace(plugin.state, phase=Phase.SERVING, stream=1, verified=FIRST_LOOKS)
+    monkeypatch.setattr(gateway.others, "living", dict)
+    gateway.others.look([gateway.token if came == "own" else came])
+    found = (
+        "registers" if plugin.state.stream is None else "looks" if plugin.state.verified < FIRST_LOOKS else "nothing"
+    )
+    assert found == does
+    await plugin.close()
+
+
 async def test_one_that_could_not_serve_says_so() -> None:
     async with node(gpus={RESOURCE: 2}) as made:
         await made.start_kubelet("1.28")
@@ -262,9 +289,11 @@ async def test_a_new_kubelet_is_looked_into_although_the_last_one_knew_the_other
     running = asyncio.create_task(one.run())
     try:
         async with asyncio.timeout(10):
-            await looks.get()
-            one.kubelet_up(42)
-            assert await looks.get() == 42
+            began = await looks.get()
+            one.kubelet_up(began + 42)
+            assert await looks.get() == began + 42
+            one.kubelet_up(42)  # It is seen after we left the resource to another: what it wrote before was ours.
+            assert await looks.get() == began + 42
     finally:
         running.cancel()
 

@@ -163,6 +163,21 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param("168498", id="an ask of a gateway that is dead is read in the next kubelet's life"),
+        pytest.param("302632", id="a stranger's call ends before the kubelet's own comes"),
+        pytest.param("277852", id="one comes and is killed while the other stands still"),
+        pytest.param("293698", id="the same, and it was seen as it started"),
+        pytest.param("382537", id="a kubelet is seen after the resource was left to one that it doesn't hold"),
+    ],
+)
+def test_what_broke_once_is_kept(number: str) -> None:
+    played = simulated("--replay", number)
+    assert played.returncode == 0, played.stdout
+
+
 def test_a_seed_makes_one_schedule() -> None:
     assert schedule(7) == schedule(7)
     assert schedule(7) != schedule(8)

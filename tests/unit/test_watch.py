@@ -33,7 +33,7 @@ class Seen:
             folder / "gateway",
             kubelet_up=lambda kubelet: self.calls.put_nowait(("kubelet", kubelet)),
             name_lost=lambda name: self.calls.put_nowait(("lost", name)),
-            peers_changed=lambda: self.calls.put_nowait(("peers", None)),
+            peers_changed=lambda came: self.calls.put_nowait(("peers", came)),
             replaced=lambda: self.calls.put_nowait(("replaced", None)),
         )
 
@@ -217,6 +217,28 @@ async def test_a_gateway_that_comes_or_goes_is_told(seen: Seen) -> None:
     seen.watch._look_at_names()
     (seen.folder / "gateway" / "0123abcd").rmdir()
     await seen.next("peers")
+
+
+async def test_a_gateway_that_came_and_went_is_told_by_its_name(folder: Path) -> None:
+    """While we stood still, as after a SIGSTOP: inotify keeps what happened."""
+    one, unseen, published = Seen(folder), folder / "gateway" / ".0123abcd", folder / "gateway" / "0123abcd"
+    task = asyncio.ensure_future(one.watch.run())
+    await asyncio.sleep(0)
+    unseen.mkdir()
+    unseen.rename(published)
+    published.rmdir()
+    assert await one.next("peers") == {"0123abcd"}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_gateway_that_comes_is_told_by_its_name_where_it_is_polled_for(seen: Seen) -> None:
+    seen.watch._look_at_names()
+    unseen = seen.folder / "gateway" / ".0123abcd"
+    unseen.mkdir()
+    unseen.rename(unseen.with_name("0123abcd"))
+    while "0123abcd" not in cast("frozenset[str]", await seen.next("peers")):
+        pass
 
 
 async def test_without_a_watch_on_the_folder_it_is_polled_often(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,7 +207,7 @@ class Gateway(Process):
     def _publish(self, elders: Sequence[Age]) -> None:
         self.published = True
         for other in self.node.others(self):
-            other.later(self.clock.latency(), other.look)
+            other.later(self.clock.latency(), other.look, self.age)
         silent = any(peer < self.age and not self.handover.decides(peer) for peer in elders)
         self.later(YIELD_TIME if silent else 0.0, self._begin)
 
@@ -318,10 +318,12 @@ class Gateway(Process):
         """Whether a kubelet takes connections now."""
         return self.node.kubelet.alive
 
-    def look(self) -> None:
+    def look(self, came: Age | None = None) -> None:
         """Stand by for the gateway that serves instead, or take up again what nobody serves."""
         if not self.begun or self.stopping:
             return
+        if came is not None:
+            self._silent.add(came)
         self._yielding = False
         if not self.bound:
             return
@@ -343,7 +345,9 @@ class Gateway(Process):
 
     def _look_for_gone(self, peers: Sequence[Age]) -> None:
         gone, self._silent = self._silent - {*peers}, {age for age in peers if age not in self.handover.partners}
-        if gone and self.plugin.unchecked and self.plugin.machine.phase is Phase.SERVING:
+        if gone and not self.plugin.unchecked:
+            self.plugin.feed(events.Lacking())
+        elif gone and self.plugin.machine.phase is Phase.SERVING:
             self.clock.met["one that couldn't talk has gone: registered once more"] += 1
             self.plugin.feed(events.Renew("another gateway ended"))
 

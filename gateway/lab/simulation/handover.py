@@ -206,6 +206,7 @@ class Handover:
             far, other = partner.far
             after = max(partner.last - self._clock.now, 0.0) + self._clock.latency() * 0.2
             far.later(after, far.handover._part, other)  # noqa: SLF001 - its other half
+            self._gateway.node.heard(self._clock.now + after)
 
     def _part(self, partner: Partner) -> None:
         if partner.gone:

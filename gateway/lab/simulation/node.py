@@ -49,6 +49,7 @@ class Node:
         self._checkpoint: tuple[Behaviour, Memory, float] | None = None
         self._stream = self._kubelets = self._pod = 0
         self._admitting = False
+        self._heard_by = 0.0
         self.cordoned: dict[tuple[bool, str], bool] = {}
         """By state directory and device, what an operator was told is on disk: cordoned, or not."""
         self._announced: dict[bool, set[str]] = {True: set(), False: set()}
@@ -135,7 +136,9 @@ class Node:
 
     @property
     def settled(self) -> bool:
-        """Whether all gateways are done with their start, and those that are several can talk."""
+        """Whether all gateways are done with their start, those that are several can talk, and no end is unheard of."""
+        if self.clock.now < self._heard_by:
+            return False
         alive = self.alive()
         at_rest = all(one.begun and not one.stopping and not one.frozen and one.handover.settled for one in alive)
         return at_rest and (len(alive) < 2 or all(one.talks and one.api == "auto" for one in alive))
@@ -150,6 +153,10 @@ class Node:
             self.kubelet.clean = False
             self.clock.met["three gateways live"] += len(others) > 1
         return gateway
+
+    def heard(self, by: float) -> None:
+        """Take note that somebody hears of a gateway's end ``by`` then, and of all that it said before."""
+        self._heard_by = max(self._heard_by, by)
 
     def alive(self) -> list[Gateway]:
         """List the living gateways."""

@@ -36,7 +36,7 @@ class Standby:
 
     def kubelet_up(self, since: float) -> None:
         """Take notice of a new kubelet."""
-        self._records, self._since = RecordsSeen(), since
+        self._records, self._since = RecordsSeen(), max(self._since, since)
 
     def look_again(self) -> None:
         """Set when to look next."""
