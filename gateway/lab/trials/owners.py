@@ -56,7 +56,7 @@ class GPU(Struct, frozen=True, cache_hash=True):
     """Which claim has it, by a look at the API server since the slice offers it to nobody new."""
 
 
-class Node(NamedTuple):
+class Node(Struct, frozen=True, cache_hash=True):
     """All of it. ``claim``: 0 there is none, 1 allocated, 2 noted in memory, 3 on disk and told; it is of ``of``.
 
     ``named``: the scheduler made it for a pod that asked by name.
@@ -115,6 +115,7 @@ class Model:
         """Which states come of which, without an order, a crash, or anybody new who wants a GPU."""
         self._known: dict[tuple[int, GPU, On, bool], tuple[Steps, Steps]] = {}
         self._same: dict[GPU, GPU] = {}
+        self._resting: dict[tuple[GPU, On], GPU] = {}
 
     def check(self, node: Node) -> None:
         """No GPU is given twice."""
@@ -149,8 +150,8 @@ class Model:
             if all(one.known is Offered.FREE for one in _of(node, of)):
                 for named in self._kinds:
                     said = f"the scheduler allocates {of}{' by name' if named else ''}"
-                    yield said, node._replace(claim=1, of=of, named=named)
-        yield "the kubelet starts anew", self._settled(node._replace(gpus=tuple(map(self._rebooted, node.gpus))))
+                    yield said, replace(node, claim=1, of=of, named=named)
+        yield "the kubelet starts anew", self._settled(replace(node, gpus=tuple(map(self._rebooted, node.gpus))))
         if node.alive:
             yield "the gateway dies", self._died(node)
             yield "a newer gateway takes over", self._handed_over(node)
@@ -164,7 +165,7 @@ class Model:
             self._one(replace(one, asked=False, booked=one.booked or one.pod, look=None, allocated=None))
             for one in node.gpus
         )
-        return node._replace(gpus=gpus, alive=False, claim=1 if node.claim == 2 else node.claim)
+        return replace(node, gpus=gpus, alive=False, claim=1 if node.claim == 2 else node.claim)
 
     def _handed_over(self, node: Node) -> Node:
         """Give what an older gateway leaves to a newer one: all that was decided is on disk, and nothing in memory passes."""
@@ -173,7 +174,7 @@ class Model:
             for one in node.gpus
         )
         claim = 3 if node.claim == 2 else node.claim  # It is finished, or passed on.
-        return self._started(node._replace(gpus=tuple(gpus), claim=claim))
+        return self._started(replace(node, gpus=tuple(gpus), claim=claim))
 
     # What goes on by itself.
 
@@ -202,19 +203,19 @@ class Model:
             replace(one, side=one.disk, shown=_listed(one.disk, _claim_on(node, number), None))
             for number, one in enumerate(node.gpus)
         ]
-        return self._settled(node._replace(alive=True, gpus=tuple(map(self._one, gpus))))
+        return self._settled(replace(node, alive=True, gpus=tuple(map(self._one, gpus))))
 
     def _claim(self, node: Node) -> Iterator[tuple[str, Node]]:
         if node.claim == 1 and node.alive:
             offered = [table.offered(one.side, one.shown, one.look) for one in _of(node, node.of)]
             if all(one is not Offered.NOT for one in offered):
-                yield "Prepare", self._settled(node._replace(claim=2))
+                yield "Prepare", self._settled(replace(node, claim=2))
         if node.claim == 2 and node.alive:
-            yield "the claim is on disk", node._replace(claim=3)
+            yield "the claim is on disk", replace(node, claim=3)
         if node.claim == 3 and node.alive:
             if node.named:
                 node = self._ended_by_name(node)
-            yield "Unprepare", self._settled(node._replace(claim=0, of=(), named=False))
+            yield "Unprepare", self._settled(replace(node, claim=0, of=(), named=False))
 
     def _ended_by_name(self, node: Node) -> Node:
         """Give what is written down when a claim of a pod that asked by name is unprepared."""
@@ -288,13 +289,18 @@ class Model:
         if not node.alive:
             return node
         gpus = tuple(self._at_rest(one, _claim_on(node, number)) for number, one in enumerate(node.gpus))
-        return node._replace(gpus=gpus)
+        return replace(node, gpus=gpus)
 
     def _at_rest(self, one: GPU, claim: On) -> GPU:
         """Have what is on disk in force, in the list and in the slice, where that is at once."""
-        while self._at_once and (step := next(_told(one, claim), None)) is not None:
-            one = step[1]
-        return self._one(one)
+        if not self._at_once:
+            return self._one(one)
+        if (found := self._resting.get((one, claim))) is None:
+            found = one
+            while (step := next(_told(found, claim), None)) is not None:
+                found = step[1]
+            found = self._resting[one, claim] = self._one(found)
+        return found
 
     def _one(self, one: GPU) -> GPU:
         """Keep one object of each: it is hashed once."""
@@ -317,7 +323,7 @@ class Model:
 
 
 def _put(node: Node, changes: dict[int, GPU]) -> Node:
-    return node._replace(gpus=tuple(changes.get(number, one) for number, one in enumerate(node.gpus)))
+    return replace(node, gpus=tuple(changes.get(number, one) for number, one in enumerate(node.gpus)))
 
 
 def _of(node: Node, group: Group) -> list[GPU]:
