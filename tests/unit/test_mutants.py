@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -50,10 +51,39 @@ def test_what_no_test_noticed_runs_once_more(
     monkeypatch.setattr(runner, "copy", lambda *_: [tmp_path])
     monkeypatch.setattr(runner, "Tree", nullcontext)
     monkeypatch.setattr(runner, "survives", survives)
-    assert runner.main([one.title for one in MUTANTS[:2]], 1) == status
+    assert runner.main(MUTANTS[:2], 1) == status
     said = capsys.readouterr().out
     assert [word for word in words if word not in said] == []
     assert len(tried) == 2 + min(unnoticed, 1)
+
+
+def test_each_mutant_has_its_turn_and_what_was_changed_has_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(("git", "-c", "user.name=a", "-c", "user.email=a@b", *words), cwd=tmp_path, check=True)
+
+    def commit(text: str, *files: str) -> set[str]:
+        for name in files:
+            (tmp_path / name).write_text(text)
+        git("add", ".")
+        git("commit", "-q", "--allow-empty", "-m", text)
+        return {one.name for one in runner.turn(3)}
+
+    mutants = [Mutant("R", str(number), f"{number}.py", "", "", f"test_{number}.py::test_a[b]") for number in range(9)]
+    monkeypatch.setattr(runner, "MUTANTS", mutants)
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    git("init", "-q")
+    thirds = [{str(number) for number in range(first, 9, 3)} for first in range(3)]
+    had: list[set[str]] = []
+    while any(third not in had for third in thirds) and len(had) < 60:
+        had.append(commit(f"{len(had)}"))
+    assert {*map(frozenset, had)} == {*map(frozenset, thirds)}
+    now = commit("b", "1.py", "test_5.py")
+    assert now in [third | {"1", "5"} for third in thirds]
+    (tmp_path / "6.py").write_text("not committed")
+    git("add", ".")
+    assert {one.name for one in runner.turn(3)} == now | {"6"}
 
 
 @pytest.mark.parametrize(
