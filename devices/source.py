@@ -208,7 +208,6 @@ class DeviceSource(Protocol):
         Raises:
             GiveUpError: the process can't go on.
         """
-        ...
 
     async def answer(self, resource: str, request: ContainerRequest, sayable: Sayable) -> ContainerAnswer:
         """Say how a container gets the devices of ``request`` (all known, no duplicates), using only ``sayable`` fields.
@@ -216,11 +215,9 @@ class DeviceSource(Protocol):
         Raises:
             RefusedError: nothing that can be said to this kubelet would give the container its devices.
         """
-        ...
 
     async def prefer(self, resource: str, request: PreferredRequest) -> tuple[str, ...]:
         """Choose ``request.size`` of the available devices, those that must be included among them."""
-        ...
 
     async def prepare(self, resource: str, device_ids: tuple[str, ...]) -> None:  # noqa: ARG002 - for those that need it
         """Make devices ready right before a container starts (PreStartContainer; the kubelet waits 30 s).
@@ -232,11 +229,9 @@ class DeviceSource(Protocol):
 
     def fate(self, resource: str, device_id: str) -> Fate:
         """Say why a device of ``resource`` isn't in the last inventory. Must not block, and never raises."""
-        ...
 
     def claims(self, resource: str) -> bool:
         """Whether it lists the resource, or could, by its name and what the operator decided. Must not block, and never raises."""
-        ...
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Say what keeps it from telling of its devices, or from offering some. Must not block, and never raises."""
@@ -259,7 +254,6 @@ class DeviceSource(Protocol):
 
     def adopt(self, policy: Policy) -> None:
         """Go by what an operator decides now: ``watch`` yields what follows from it. Must not block, and never raises."""
-        ...
 
     async def release(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - as above
         """Let go of the hardware beneath these devices (none means all), so that it can be reset or partitioned.

@@ -38,4 +38,3 @@ class Measured(Protocol):
 
         What can't be read is left out; nothing is raised for that.
         """
-        ...

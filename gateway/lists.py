@@ -94,7 +94,7 @@ class Lists:
         self._resources, self._make, self._changed, self._sent = resources, make, changed, sent
         self._away = away
         self._tasks, self._started = tasks, started
-        self._owners = Owners(self._ledger, self._beliefs, source, holdings.held, others.elsewhere)
+        self._owners = Owners(holdings, source, others.elsewhere)
         self._claims: Sequence[Claim] = ()
         """What of the hardware is taken under IDs that aren't offered here."""
         self.inventory: Inventory | None = None

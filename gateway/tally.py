@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from enum import Enum
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from devices.model import Field
+from typing import Final
 
 MOST_LABELS: Final = 256
 MOST_HISTOGRAMS: Final = 64
@@ -117,20 +114,12 @@ class Tally:
         self.call_seconds = Histograms(CALL_BOUNDS)
         """Resource, call."""
         self.lost_fields = Counts()
-        """What a dialect could not say: dialect, field."""
+        """Messages that went out without a field that the dialect can't say: dialect, field."""
         self.checks = Counts()
         """Looks into the kubelet's books: resource, result."""
         self.handovers = Counts()
-        """Side, outcome."""
+        """Handovers between two gateways that ended: our side, outcome."""
         self._window, self._worst, self._worst_before = 0, 0.0, 0.0
-
-    def registration(self, resource: str, why: Cause) -> None:
-        """A kubelet accepted a Register."""
-        self.registrations.add(resource, why.value)
-
-    def register_error(self, resource: str, code: str) -> None:
-        """A Register failed, with gRPC's status name."""
-        self.register_errors.add(resource, code)
 
     def restart_gap(self, resource: str, seconds: float) -> None:
         """A kubelet's stream is open again, ``seconds`` after the kubelet was found or the last stream ended."""
@@ -142,18 +131,6 @@ class Tally:
         """A call of the kubelet, such as ``Allocate``, was answered with gRPC's status name, after ``seconds``."""
         self.calls.add(resource, call, code)
         self.call_seconds.add(seconds, resource, call)
-
-    def lost_field(self, dialect: str, field: Field) -> None:
-        """A message went out in ``dialect`` without ``field``."""
-        self.lost_fields.add(dialect, field.name.lower())
-
-    def checked(self, resource: str, result: Confirmation) -> None:
-        """A registration was looked up in the kubelet's books."""
-        self.checks.add(resource, result.value)
-
-    def handover(self, side: str, outcome: str) -> None:
-        """A handover between two gateways ended."""
-        self.handovers.add(side, outcome)
 
     def late(self, seconds: float, now: float) -> None:
         """A timer of the event loop fired ``seconds`` too late; ``now`` is in monotonic seconds."""

@@ -41,7 +41,6 @@ class Backend(Protocol):
     @property
     def rejected(self) -> str:
         """Why what it is told by (a profile) isn't used as it is now; empty where it is. Must not block."""
-        ...
 
     def watch(self) -> AsyncGenerator[Sight]:
         """Yield what is there as soon as it is known, and again, whole, after each change; for ever.
@@ -53,15 +52,12 @@ class Backend(Protocol):
         Raises:
             GiveUpError: this process can't go on, for a reason that a person must read.
         """
-        ...
 
     async def release(self, uuids: Collection[str]) -> None:
         """Let go of these GPUs (UUIDs of physical ones; none means all), so that they can be reset or partitioned.
 
         They are ``released`` from now on. Doing it twice does no harm.
         """
-        ...
 
     async def acquire(self, uuids: Collection[str]) -> None:
         """Look at these GPUs again (none means all), and say so."""
-        ...

@@ -105,18 +105,13 @@ class Peers:
         tally: Tally,
         tasks: Tasks,
     ) -> None:
-        self._settings, self._instance, self._holdings, self._resources, self._lists = (
-            settings,
-            own,
-            holdings,
-            resources,
-            lists,
-        )
+        self._settings, self._instance, self._holdings = settings, own, holdings
+        self._resources, self._lists = resources, lists
         self._presence, self._beliefs, self._scribe = holdings.presence, holdings.beliefs, holdings.scribe
         self._ending, self._tally, self._tasks = ending, tally, tasks
         self.begun = False
         """Whether this gateway is done with its start."""
-        self.handover = Handover(own.age, settings.state_dir, self, tally.handover)
+        self.handover = Handover(own.age, settings.state_dir, self, tally.handovers.add)
         self.ability = Ability(settings.api, self._presence, resources, self.living, self.handover.changed)
         self.standby = Standby(
             self, settings.socket_dir, settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
@@ -255,7 +250,7 @@ class Peers:
             return
         doubt = Doubt(resource.cuts, standby.names_of(other, standby.names_in(self._settings.socket_dir)))
         self.doubts.setdefault(name, {})[other] = doubt
-        self._tally.handover("older", HandoverOutcome.BACK.value)
+        self._tally.handovers.add("older", HandoverOutcome.BACK.value)
         _log.warning(
             "taking a resource back: another gateway is to serve it, and the kubelet's records show no device of it",
             resource=name,

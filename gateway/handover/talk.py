@@ -65,27 +65,21 @@ class Holder(Protocol):
 
     def names(self) -> Collection[str]:
         """The resources that this gateway has."""
-        ...
 
     def standing(self, resource: str) -> Standing:
         """Where the registration of one of them stands."""
-        ...
 
     def level(self, resource: str) -> Level | None:
         """The kubelets that fit the evidence of its live stream; None without one."""
-        ...
 
     def kubelet_listens(self) -> bool:
         """Whether a kubelet takes connections now."""
-        ...
 
     def renew(self, resource: str) -> None:
         """Register one of them once more."""
-        ...
 
     def look(self) -> None:
         """Let each resource stand by or resume, by ``Handover.defers_to`` and the peers it doesn't decide about."""
-        ...
 
 
 class Waits:

@@ -236,15 +236,20 @@ def _registered(path: Path, since_ns: int) -> frozenset[str] | None:
 
     None where there is none: kubelets 1.16 to 1.20 take lists and write it with the first pod (run on 1.16, 1.18, 1.20).
     """
+    found, written_ns = _checkpoint(path)
+    if found is None or not found.registered:
+        return None  # 1.8 has no such list, and a file of 1.9 may be half written.
+    return frozenset(name for name, ids in found.registered.items() if ids) if written_ns >= since_ns else frozenset()
+
+
+def _checkpoint(path: Path) -> tuple[checkpoint.Checkpoint | None, int]:
+    """Read a checkpoint, and when it was written (unix time, nanoseconds); None where there is none that can be read."""
     try:
         with open(path, "rb", opener=_opener) as file:
             written_ns = os.fstat(file.fileno()).st_mtime_ns
-            found = checkpoint.read(file.read(checkpoint.MAX_BYTES + 1))
+            return _alone(checkpoint.read, file.read(checkpoint.MAX_BYTES + 1)), written_ns
     except (OSError, MalformedError):
-        return None
-    if not found.registered:
-        return None  # 1.8 has no such list, and a file of 1.9 may be half written.
-    return frozenset(name for name, ids in found.registered.items() if ids) if written_ns >= since_ns else frozenset()
+        return None, 0
 
 
 def _opener(path: str, flags: int) -> int:
@@ -254,10 +259,8 @@ def _opener(path: str, flags: int) -> int:
 
 def _read(path: Path) -> tuple[dict[str, dict[str, str]] | None, Mapping[str, frozenset[str]] | None]:
     """Read who holds what by the checkpoint, and what was registered; runs in a thread, because a disk may be slow."""
-    try:
-        with open(path, "rb", opener=_opener) as file:
-            found = _alone(checkpoint.read, file.read(checkpoint.MAX_BYTES + 1))
-    except (OSError, MalformedError):
+    found, _ = _checkpoint(path)
+    if found is None:
         return None, None
     holders: dict[str, dict[str, str]] = {}
     for held in found.held:

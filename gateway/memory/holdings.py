@@ -102,7 +102,7 @@ class Holdings:
 
     def memory(self, resource: str) -> Memory:
         """Return what is known and remembered of a resource's devices, beyond its list."""
-        return Memory(self.ledger, self.scribe, self.beliefs, self.held, resource)
+        return Memory(self, resource)
 
 
 class _Asked:
@@ -118,28 +118,21 @@ class _Asked:
 class Memory:
     """What is known and remembered of one resource's devices, beyond its list (a ``serve.DeviceMemory``)."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        scribe: Scribe,
-        beliefs: Beliefs,
-        held: Callable[[str], frozenset[str] | None],
-        resource: str,
-    ) -> None:
-        self._ledger, self._scribe, self._beliefs, self._resource = ledger, scribe, beliefs, resource
+    def __init__(self, holdings: Holdings, resource: str) -> None:
+        self._holdings, self._resource = holdings, resource
         # Looked up only when asked for: an Allocate of devices that are well needs neither.
-        self.handed_out: Container[str] = _Asked(lambda: ledger.handed_out(resource))
-        self.held: Container[str] = _Asked(lambda: held(resource) or ())
+        self.handed_out: Container[str] = _Asked(lambda: holdings.ledger.handed_out(resource))
+        self.held: Container[str] = _Asked(lambda: holdings.held(resource) or ())
 
     def avoid(self) -> Sequence[str]:
         """Return the devices that are to be given last, the least bad ones first."""
-        return self._beliefs.avoid(self._resource)
+        return self._holdings.beliefs.avoid(self._resource)
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Take note that containers were given devices: by which dialect, and which, one container after another."""
         together: list[str] = []
         for dialect, device_ids in given:
-            self._ledger.hand_out(self._resource, device_ids, dialect, time.time())
+            self._holdings.ledger.hand_out(self._resource, device_ids, dialect, time.time())
             together += device_ids
-        self._scribe.soon()
-        self._beliefs.allocated(self._resource, together)
+        self._holdings.scribe.soon()
+        self._holdings.beliefs.allocated(self._resource, together)

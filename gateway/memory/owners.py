@@ -17,29 +17,18 @@ if TYPE_CHECKING:
     from devices.boards import Claim, Place
     from devices.model import Device
     from devices.source import DeviceSource
-    from gateway.kubelet.beliefs import Beliefs
-    from gateway.memory.ledger import Ledger
+    from gateway.memory.holdings import Holdings
 
 _UNSEEN = "a container that was given it a moment ago"
 _FORGOTTEN = "{:.80}, perhaps: the kubelet forgot who; when it has ended, say `gateway forget`"
 
 
 class Owners:
-    """The claims on a node's hardware.
+    """The claims on a node's hardware; ``elsewhere`` says whether another gateway serves a resource."""
 
-    ``held`` says what containers hold of a resource (None where nobody knows), ``elsewhere`` whether another gateway serves it.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        beliefs: Beliefs,
-        source: DeviceSource,
-        held: Callable[[str], frozenset[str] | None],
-        elsewhere: Callable[[str], bool],
-    ) -> None:
-        self._ledger, self._beliefs, self._source, self._held = ledger, beliefs, source, held
-        self._elsewhere = elsewhere
+    def __init__(self, holdings: Holdings, source: DeviceSource, elsewhere: Callable[[str], bool]) -> None:
+        self._ledger, self._beliefs, self._held = holdings.ledger, holdings.beliefs, holdings.held
+        self._source, self._elsewhere = source, elsewhere
 
     def claims(self, remaining: Mapping[str, Iterable[Device]], offered: Mapping[str, AbstractSet[str]]) -> list[Claim]:
         """Give the claims of what is offered no longer and may be held, by resource of ours, and of what others have.

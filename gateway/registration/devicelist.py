@@ -102,7 +102,7 @@ class DeviceList:
     def note_lost(self, dialect: Dialect, wire: Wire) -> None:
         """Count what a dialect could not say, and tell it once per field."""
         for field in wire.lost:
-            self._tally.lost_field(dialect.name, field)
+            self._tally.lost_fields.add(dialect.name, field.name.lower())
             if (dialect.name, field) not in self._lost_fields:
                 self._lost_fields.add((dialect.name, field))
                 self._log.info(

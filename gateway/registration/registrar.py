@@ -207,7 +207,7 @@ class Resource:
     @property
     def entries(self) -> dict[str, states.Entry]:
         """What is on its list, by device ID."""
-        return self.plugin.entries
+        return self.plugin.list.entries
 
     def publish(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> None:
         """Put a new list before the kubelet, and register once more where what Register said is no longer true."""
@@ -313,9 +313,9 @@ class Resource:
             code, details = "INTERNAL", repr(error)
         self.feed(events.Replied(offer.attempt, code, details))
         if code != "OK":
-            self._node.tally.register_error(self.name, code)
+            self._node.tally.register_errors.add(self.name, code)
         else:
-            self._node.tally.registration(self.name, self._why)
+            self._node.tally.registrations.add(self.name, self._why.value)
             await self.plugin.drop_earlier_servers()
 
     async def _register(self, offer: events.SendRegister) -> tuple[str, str]:
@@ -375,7 +375,7 @@ class Resource:
             if self.state.stream != stream:
                 return
         self.checked = Confirmation.UNKNOWN if held is None else Confirmation.HELD if held else Confirmation.LACKING
-        self._node.tally.checked(self.name, self.checked)
+        self._node.tally.checks.add(self.name, self.checked.value)
         if held is not None:
             self.feed(events.Verified(held))
 

@@ -157,11 +157,6 @@ class DevicePlugin:
         """The list as the kubelet is to see it."""
         return self.list.devices
 
-    @property
-    def entries(self) -> dict[str, states.Entry]:
-        """What is on the list, with each device's state, by device ID."""
-        return self.list.entries
-
     def publish(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> None:
         """Put a new list before every open stream, if it says anything new. The caller has made its device IDs durable."""
         if self.list.becomes(listing, entries):

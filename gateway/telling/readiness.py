@@ -85,8 +85,7 @@ def judge(
         left: the resources that another gateway serves until their source has told of its devices.
         waits_for: what the start waits for, in words; empty where it doesn't.
     """
-    lines = [] if kubelet_s is not None else ["no kubelet takes registrations: waiting for one"]
-    lines += [f"backend {one.source}: {one.reason}" for one in hindrances]
+    lines = _first(kubelet_s, hindrances)
     lines += [f"{name}: left to another gateway until its devices are found" for name in left]
     held_up = bool(left) or any(one.held_up for one in hindrances)
     if not begun:
@@ -104,8 +103,7 @@ def judge_drivers(
     drivers: Sequence[DriverStatus], *, begun: bool, kubelet_s: float | None, hindrances: Sequence[Hindrance] = ()
 ) -> Verdict:
     """Decide where devices are offered by DRA alone; times and ``hindrances`` are as in ``judge``."""
-    lines = [] if kubelet_s is not None else ["no kubelet takes registrations: waiting for one"]
-    lines += [f"backend {one.source}: {one.reason}" for one in hindrances]
+    lines = _first(kubelet_s, hindrances)
     lines += [
         f"{one.name}: "
         + (
@@ -120,6 +118,11 @@ def judge_drivers(
     done = begun and all(one.registered for one in drivers)
     held_up = any(one.held_up for one in hindrances)
     return Verdict((kubelet_s is None or done) and not held_up, tuple(_bounded(lines or ["no devices"])))
+
+
+def _first(kubelet_s: float | None, hindrances: Sequence[Hindrance]) -> list[str]:
+    lines = [] if kubelet_s is not None else ["no kubelet takes registrations: waiting for one"]
+    return [*lines, *(f"backend {one.source}: {one.reason}" for one in hindrances)]
 
 
 def _resource(it: ResourceStanding, kubelet_s: float | None) -> tuple[bool, str]:

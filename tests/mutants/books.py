@@ -57,8 +57,8 @@ MUTANTS = (
         "K2",
         "a kubelet without a checkpoint counts as one that holds no list",
         "gateway/kubelet/view.py",
-        "    except (OSError, MalformedError):\n        return None\n    if not found.registered:",
-        "    except FileNotFoundError:\n        return frozenset()\n    except (OSError, MalformedError):\n        return None\n    if not found.registered:",
+        "    if found is None or not found.registered:\n",
+        "    if found is None:\n        return frozenset()\n    if not found.registered:\n",
         f"{_VIEW}::test_what_the_records_show",
     ),
     Mutant(

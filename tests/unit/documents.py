@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from adapters.dialect import Level
 from devices.life import states
 from devices.life.states import State
-from devices.model import Device, Field, Health, TroubleKind
+from devices.model import Device, Health, TroubleKind
 from gateway.kubelet import drift
 from gateway.kubelet.drift import Finding
 from gateway.memory.scribe import FileState
@@ -99,17 +99,17 @@ def counted() -> Tally:
     """Give a tally in which every family has something."""
     tally = Tally()
     for why in (Cause.FIRST, Cause.KUBELET_START, Cause.KUBELET_START):
-        tally.registration(RESOURCE, why)
-    tally.register_error(REFUSED.name, "UNKNOWN")
+        tally.registrations.add(RESOURCE, why.value)
+    tally.register_errors.add(REFUSED.name, "UNKNOWN")
     tally.restart_gap(RESOURCE, 0.0042)
     for _ in range(409):
         tally.call(RESOURCE, "Allocate", 0.0004, "OK")
         tally.call(RESOURCE, "GetPreferredAllocation", 0.0003, "OK")
     for _ in range(3):
         tally.call(RESOURCE, "Allocate", 0.0002, "FAILED_PRECONDITION")
-    tally.lost_field("v1alpha2", Field.TOPOLOGY)
-    tally.checked(RESOURCE, Confirmation.HELD)
-    tally.handover("newer", "completed")
+    tally.lost_fields.add("v1alpha2", "topology")
+    tally.checks.add(RESOURCE, Confirmation.HELD.value)
+    tally.handovers.add("newer", "completed")
     tally.late(0.0021, NOW - 1)
     return tally
 

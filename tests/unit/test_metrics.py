@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from devices.life import states
 from devices.life.states import State
-from devices.model import Device, Field
+from devices.model import Device
 from devices.source import Behind
 from gateway.registration.events import Phase
 from gateway.tally import Tally
@@ -227,7 +227,7 @@ async def test_of_many_scrapes_at_once_one_is_made_beside_the_event_loop(monkeyp
     monkeypatch.setattr(told, "exposition", exposition)
     scrapes = [asyncio.ensure_future(told.answer()) for _ in range(50)]
     await asyncio.to_thread(begun.wait, 20)
-    counted.lost_field("0.1", Field.TOPOLOGY)
+    counted.lost_fields.add("0.1", "topology")
     scrapes[0].cancel()  # Who goes away takes nothing from the others.
     go.set()
     _, *texts = await asyncio.gather(*scrapes, return_exceptions=True)
