@@ -31,8 +31,8 @@ from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
 from gateway.registration import events
 from gateway.registration.events import Phase
-from gateway.registration.registrar import Resource
-from gateway.surroundings import Surroundings
+from gateway.registration.registrar import Node, Resource
+from gateway.registration.turns import Turns
 from gateway.tally import Tally
 from gateway.tasks import Tasks
 from gateway.telling.commands import Commands
@@ -111,14 +111,19 @@ class Gateway:
             self.tally,
             self._tasks,
         )
-        self.around = Surroundings(
-            settings,
-            source,
-            self._instance,
-            self.holdings,
-            self.others,
-            self.tally,
-            role.flight.guard if role is not None else None,
+        self.around = Node(
+            settings=settings,
+            source=source,
+            tally=self.tally,
+            turns=Turns(settings.socket_dir / CHECKPOINT),
+            token=self.token,
+            kubelet_socket=self.presence.socket,
+            own_socket=self._instance.socket,
+            memory=self.holdings.memory,
+            look_within=self.beliefs.look_within,
+            accepted=self.holdings.accepted,
+            stood=self._stood,
+            guard=role.flight.guard if role is not None else None,
         )
         self.lists = Lists(
             settings,
@@ -291,6 +296,14 @@ class Gateway:
             resource.looked(look)
         self.holdings.looked(look)
         self.lists.looked()
+
+    def _stood(self, resource: Resource) -> None:
+        """Take note that a resource's registration may stand elsewhere now."""
+        if resource.state.phase is Phase.ABSENT:
+            self.presence.check()
+        elif resource.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
+            self.presence.found(anew=False)
+        self.others.stood(resource)
 
     def _forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> None:
         self.holdings.remember_forgotten(resource, forgotten)

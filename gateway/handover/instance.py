@@ -79,6 +79,10 @@ class Instance:
         """Eight hexadecimal digits that no other gateway on the node has."""
         return self.age.token
 
+    def socket(self, resource: str) -> Path:
+        """Say where a resource's server is bound."""
+        return self.folder / socket_name(resource)
+
     def create(self) -> None:
         """Make the folder, lock it and write our age into it; after ``remove``, too.
 

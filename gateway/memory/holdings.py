@@ -100,6 +100,11 @@ class Holdings:
             before = {device_id: Earlier((row.holder,), row.at) for device_id, row in handed_out.items() if row.holder}
             self.beliefs.recall(resource, self.ledger.forgotten(resource), before, fresh=fresh)
 
+    def accepted(self, dialect: str) -> None:
+        """Remember, for the next start, which dialect the kubelet accepted."""
+        if self.ledger.accept(dialect):
+            self.scribe.soon()
+
     def memory(self, resource: str) -> Memory:
         """Return what is known and remembered of a resource's devices, beyond its list."""
         return Memory(self, resource)

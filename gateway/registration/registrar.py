@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -86,55 +86,29 @@ async def warm_up(socket: Path) -> None:
         await channel.close()
 
 
-class Node(Protocol):
+class Node(Struct, frozen=True, kw_only=True):
     """The node around a resource, and the gateway on it."""
 
-    @property
-    def settings(self) -> Settings:
-        """What the gateway was told."""
-
-    @property
-    def source(self) -> DeviceSource:
-        """Where devices come from."""
-
-    @property
-    def tally(self) -> Tally:
-        """What counts."""
-
-    @property
-    def turns(self) -> Turns:
-        """Whose turn it is, of all resources."""
-
-    @property
-    def guard(self) -> Callable[..., Any] | None:
-        """What is laid around answers to the kubelet, in a pair."""
-
-    @property
-    def token(self) -> str:
-        """The gateway's own token."""
-
-    @property
-    def kubelet_socket(self) -> Path:
-        """Where the kubelet takes registrations."""
-
-    @property
-    def pod_resources(self) -> Path:
-        """Where the kubelet tells what it believes."""
-
-    def own_socket(self, resource: str) -> Path:
-        """Return the socket that the resource's server is bound on."""
-
-    def memory(self, resource: str) -> DeviceMemory:
-        """Return what is known of the resource's devices beyond its list."""
-
-    def look_within(self, seconds: float) -> None:
-        """Look into the kubelet's books ``seconds`` from now at the latest."""
-
-    def accepted(self, dialect: str) -> None:
-        """Remember which dialect the kubelet accepted."""
-
-    def stood(self, resource: Resource) -> None:
-        """Take note that the resource's registration may stand elsewhere now."""
+    settings: Settings
+    source: DeviceSource
+    tally: Tally
+    turns: Turns
+    token: str
+    """The gateway's own."""
+    kubelet_socket: Path
+    """Where the kubelet takes registrations."""
+    own_socket: Callable[[str], Path]
+    """Gives the socket that a resource's server is bound on."""
+    memory: Callable[[str], DeviceMemory]
+    """Gives what is known of a resource's devices beyond its list."""
+    look_within: Callable[[float], None]
+    """Has the kubelet's records read so many seconds from now at the latest."""
+    accepted: Callable[[str], None]
+    """Remembers which dialect the kubelet accepted."""
+    stood: Callable[[Resource], None]
+    """Is told that a resource's registration may stand elsewhere now."""
+    guard: Callable[..., Any] | None = None
+    """What is laid around answers to the kubelet, in a pair."""
 
 
 class _Ahead(Struct, frozen=True):
@@ -371,7 +345,7 @@ class Resource:
         while listed != self.plugin.devices:
             listed = self.plugin.devices
             patience = (BOOKS_PATIENCE + len(listed) * BOOKS_PATIENCE_EACH) * 4.0**self.state.heals
-            held = await kubelet_view.holds(self._node.pod_resources, self.name, listed, patience)
+            held = await kubelet_view.holds(self._node.settings.pod_resources_socket, self.name, listed, patience)
             if self.state.stream != stream:
                 return
         self.checked = Confirmation.UNKNOWN if held is None else Confirmation.HELD if held else Confirmation.LACKING

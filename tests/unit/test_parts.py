@@ -1,4 +1,4 @@
-"""Parts of a gateway, each without one: what a part needs around it is a Protocol beside it."""
+"""Parts of a gateway, each without one: what a part needs around it is a record or a Protocol beside it."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ ONE, OTHER = Age(1, "one"), Age(2, "other")
 
 @pytest.fixture
 def resource(tmp_path: Path) -> registrar.Resource:
-    node = SimpleNamespace(
+    node = registrar.Node(
         settings=Settings(socket_dir=tmp_path),
         source=GenericSource(Policy()),
         tally=Tally(),
         turns=Turns(tmp_path / "checkpoint"),
-        guard=None,
         token="0123abcd",  # noqa: S106 - its name
         kubelet_socket=tmp_path / "kubelet.sock",
-        pod_resources=tmp_path / "none",
-        memory=lambda _: SimpleNamespace(handed_out=(), held=()),
+        own_socket=lambda _: tmp_path / "own.sock",
+        memory=lambda _: cast("Any", SimpleNamespace(handed_out=(), held=())),
         look_within=lambda _: None,
+        accepted=lambda _: None,
         stood=lambda _: None,
     )
-    return registrar.Resource(cast("Any", node), GPU, "")
+    return registrar.Resource(node, GPU, "")
 
 
 @pytest.mark.parametrize(
