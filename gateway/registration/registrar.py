@@ -342,10 +342,11 @@ class Resource:
         A stream that changes meanwhile proves nothing: the next one is looked for by itself.
         """
         stream, listed, held = self.state.stream, None, None
+        pod_resources = self._node.settings.pod_resources_socket
         while listed != self.plugin.devices:
             listed = self.plugin.devices
             patience = (BOOKS_PATIENCE + len(listed) * BOOKS_PATIENCE_EACH) * 4.0**self.state.heals
-            held = await kubelet_view.holds(self._node.settings.pod_resources_socket, self.name, listed, patience)
+            held = await kubelet_view.holds(pod_resources, self.name, listed, patience)
             if self.state.stream != stream:
                 return
         self.checked = Confirmation.UNKNOWN if held is None else Confirmation.HELD if held else Confirmation.LACKING

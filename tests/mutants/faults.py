@@ -385,7 +385,7 @@ MUTANTS = (
         "T3",
         "nobody looks into a genuine kubelet's books",
         "gateway/registration/registrar.py",
-        "held = await kubelet_view.holds(self._node.pod_resources, self.name, listed, patience)",
+        "held = await kubelet_view.holds(pod_resources, self.name, listed, patience)",
         "held = None",
         "tests/compat/test_podresources.py::test_the_gateway_finds_its_registration_there[1.37]",
     ),

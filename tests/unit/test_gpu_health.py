@@ -19,7 +19,6 @@ from devices.gpu.nvidia.health import (
     Event,
     Looked,
     NodeHealth,
-    XidRuling,
     event,
     judged,
     looked,
@@ -96,7 +95,7 @@ def kinds(health: NodeHealth, *uuids: str) -> list[TroubleKind | None]:
 )
 def test_what_is_checked(disabled: str, enabled: str, counting: set[int], ignored: set[int]) -> None:
     checks = Checks.of(disabled, enabled)
-    assert {one for one in counting | ignored if checks.of_xid(one) is XidRuling.IGNORED} == ignored
+    assert {one for one in counting | ignored if checks.ignores(one)} == ignored
 
 
 def test_words_that_are_no_xid_are_told() -> None:

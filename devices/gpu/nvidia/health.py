@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from enum import Enum
 from typing import Final
 
 from msgspec import Struct, field
@@ -104,14 +103,6 @@ _ACTIONS: Final[Mapping[int, tuple[str, TroubleKind]]] = {
 """What the driver wants done (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, nvml.h); 0 is nothing."""
 
 
-class XidRuling(Enum):
-    """What the operator said of an Xid."""
-
-    UNSAID = "unsaid"
-    IGNORED = "ignored"
-    ENABLED = "enabled"
-
-
 class Checks(Struct, frozen=True):
     """Which errors count, as ``DP_DISABLE_HEALTHCHECKS`` and ``DP_ENABLE_HEALTHCHECKS`` say it.
 
@@ -138,14 +129,11 @@ class Checks(Struct, frozen=True):
         """Whether nothing that the driver says of a GPU's health counts."""
         return self.marks.get(0, False)
 
-    def of_xid(self, xid: int) -> XidRuling:
-        """Say what was said of an Xid."""
+    def ignores(self, xid: int) -> bool | None:
+        """Whether an Xid is ignored; False: it counts by name or because all do; None: nothing was said of it."""
         if self.marks.get(0) is False:
-            return XidRuling.ENABLED
-        disabled = self.marks.get(xid)
-        if disabled is None:
-            return XidRuling.IGNORED if self.none else XidRuling.UNSAID
-        return XidRuling.IGNORED if disabled else XidRuling.ENABLED
+            return False
+        return self.marks.get(xid, True if self.none else None)
 
 
 def _listed(text: str) -> tuple[frozenset[int], tuple[str, ...]]:
@@ -160,10 +148,10 @@ def judged(xid: int, checks: Checks) -> Trouble:
     """Say what an Xid means. One that is ignored is an application's; one that is enabled by name never is."""
     action, words = _XIDS.get(xid, ("", ""))
     kind = _KINDS.get(action, TroubleKind.UNKNOWN)
-    said = checks.of_xid(xid)
-    if said is XidRuling.IGNORED:
+    ignored = checks.ignores(xid)
+    if ignored:
         kind = TroubleKind.APPLICATION
-    elif said is XidRuling.ENABLED and kind is TroubleKind.APPLICATION:
+    elif ignored is False and kind is TroubleKind.APPLICATION:
         kind = TroubleKind.RESTART_APP
     known = f"{words}; NVIDIA's catalogue: {action}" if words else "NVIDIA's catalogue names no cure"
     return Trouble(f"Xid {xid} ({known})", kind)
