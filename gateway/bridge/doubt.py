@@ -8,12 +8,13 @@ in doubt and asked for again is looked up: a refusal makes the kubelet count ane
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from devices.model import Fault, RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 QUICK: Final = 0.1
 """Seconds of an Allocate after which its devices are in doubt."""
@@ -27,12 +28,14 @@ class Doubts:
     def __init__(self) -> None:
         self.since: dict[str, float] = {}
 
-    def given(self, device_ids: Collection[str], took: float, now: float) -> bool:
+    def given(self, device_ids: Collection[str], took: float, now: float, looked: float = math.inf) -> bool:
         """Take note of an Allocate that was answered ``now``, after ``took`` seconds; say whether its devices are in doubt.
 
-        Those that were already, still are: they were looked up, and that look was made while the Allocate was open.
+        Those that were already, still are: they were looked up, and that look was made while the Allocate was open. And so are
+        those whose Allocate came less than ``QUICK`` seconds after a look (``looked``), or during one: the kubelet may have been
+        about to call when it was asked.
         """
-        if doubted := took >= QUICK or not self.since.keys().isdisjoint(device_ids):
+        if doubted := took >= QUICK or looked < QUICK or not self.since.keys().isdisjoint(device_ids):
             self.since.update(dict.fromkeys(device_ids, now))
         return doubted
 
@@ -46,6 +49,15 @@ class Doubts:
     def among(self, device_ids: Collection[str]) -> Collection[str]:
         """Tell which of these are in doubt."""
         return self.since.keys() & device_ids
+
+
+def is_due(doubts: Iterable[Doubts], looked: float, now: float) -> bool:
+    """Say whether to look if doubts are over: the last one of them is twice as old as at the last look, or was not there then.
+
+    A container may hold its device for days, and each look is one more that may fall into another plugin's Allocate.
+    """
+    newest = max((since for one in doubts for since in one.since.values()), default=None)
+    return newest is not None and now - newest >= 2 * (looked - newest)
 
 
 def refusal(resource: str, doubted: Collection[str], holders: Mapping[str, str] | None) -> RefusedError | None:

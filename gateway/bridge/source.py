@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -24,22 +25,18 @@ from devices.model import (
 )
 from devices.policy import Policy
 from devices.source import Behind, Facts, Fate, Hindrance, Inventory, unclaimed
-from gateway.bridge import judge, memory, shield
+from gateway.bridge import doubt, judge, memory, shield
 from gateway.bridge.admission import Admission
-from gateway.bridge.calls import BridgedResource
+from gateway.bridge.calls import BridgedResource, KubeletRecords
 from gateway.bridge.door import LOOK_EVERY, REGISTRATION, Doors
 from gateway.bridge.plugin import DEADLINE
 from gateway.bridge.recall import answers_of, recalled, remembered
-from gateway.kubelet import view
 from gateway.kubelet.beliefs import CHECKPOINT
-from gateway.kubelet.watch import listens
 
 SETTLE_EVERY: Final = 10.0
-"""Seconds between two looks whether devices that a kubelet may have forgotten are free."""
+"""Seconds until a device that a kubelet may have forgotten is looked up, at first."""
 FIRST_CALLS: Final = 2.0
 """Seconds that remembered plugins get to answer before the doors open, which makes every plugin register anew."""
-
-_Records = tuple[Path, Path]
 
 _log = structlog.get_logger()
 
@@ -64,18 +61,19 @@ class Bridge:
         policy: Policy,
         taken: Callable[[str], bool] = lambda _: False,
         *,
-        records: _Records,
+        records: tuple[Path, Path],
     ) -> None:
-        self._state_dir, self._records = state_dir, (records[0], records[1] / CHECKPOINT)
+        self._state_dir = state_dir
+        self._records = KubeletRecords(records[0], records[1] / CHECKPOINT)
         self.plugins: dict[str, BridgedResource] = {}
         """By the name that the plugin registered."""
         self._taken = taken
-        keeper = memory.BookKeeper(state_dir, lambda: self._doors.is_ours, self._remembered)
-        self._admission = Admission(self.plugins, self._bridged, self._occupied, keeper.durable)
+        self._keeper = memory.BookKeeper(state_dir, lambda: self._doors.is_ours, self._remembered)
+        self._admission = Admission(self.plugins, self._bridged, self._occupied, self._keeper.durable)
         self._doors = Doors(folder, self._admission, self._kept)
         self._lent: dict[str, memory.Plugin] = {}
         """What another gateway remembers, where it has the folder."""
-        self._news, self._keeper = asyncio.Event(), keeper
+        self._news = asyncio.Event()
         self._hinders = ""
         self.adopt(policy)
 
@@ -100,7 +98,7 @@ class Bridge:
             await self._recall()
             tasks += map(
                 asyncio.ensure_future,
-                (self._keep_doors(), self._keeper.run(), _settle_doubts(self.plugins, self._changed)),
+                (self._keep_doors(), self._keeper.run(), self._settle_doubts()),
             )
             while True:
                 self._news.clear()
@@ -233,8 +231,8 @@ class Bridge:
 
     def _bridged(self, resource: str) -> BridgedResource:
         one = BridgedResource(resource, self._changed, self._limits, self.plugins.values)
+        one.records, one.shown = self._records, lambda: self._shown(resource)
         self._settle(one)
-        one.books = lambda: _held(self._records, self._shown(resource))
         return one
 
     def _settle(self, one: BridgedResource) -> None:
@@ -243,6 +241,20 @@ class Bridge:
         one.repeats = any(fnmatchcase(one.resource, pattern) for pattern in bridging.repeat)
         found = (seconds for pattern, seconds in bridging.deadlines if fnmatchcase(one.resource, pattern))
         one.deadline = next(found, DEADLINE)
+
+    async def _settle_doubts(self) -> None:
+        """Look, ever more rarely, whether what a kubelet may have forgotten is held by nobody any more: then no Allocate need look."""
+        looked = -math.inf
+        while True:
+            await asyncio.sleep(SETTLE_EVERY)
+            now = time.monotonic()
+            if not doubt.is_due((one.doubts for one in self.plugins.values()), looked, now):
+                continue
+            if (held := await self._records.look_between()) is not None:
+                looked = now
+                for one in self.plugins.values():
+                    if one.doubts.seen(held.get(one.shown(), ()), now):
+                        self._changed()
 
     # The calls.
 
@@ -322,25 +334,3 @@ class Bridge:
     async def acquire(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - the protocol's
         """Do nothing: nothing was released."""
         return ()
-
-
-async def _settle_doubts(plugins: Mapping[str, BridgedResource], changed: Callable[[], None]) -> None:
-    """Look, while no Allocate is open, whether what may be forgotten is held by nobody any more: then nobody need look later."""
-    while True:
-        await asyncio.sleep(SETTLE_EVERY)
-        doubtful = [one for one in plugins.values() if one.doubts.since]
-        at = time.monotonic()
-        if not doubtful or any(one.is_asked for one in plugins.values()):
-            continue
-        for one in doubtful:
-            held = await one.books()
-            if held is not None and one.doubts.seen(held, at):
-                changed()
-
-
-async def _held(records: _Records, resource: str) -> Mapping[str, str] | None:
-    """Say who holds what of a resource; nobody where the kubelet has no such records, None where they can't be read."""
-    if not listens(records[0]):
-        return {}
-    seen = await view.look(*records)
-    return (seen.held or {}).get(resource, {}) if seen.source == "pod-resources" else None
