@@ -71,20 +71,20 @@ class _Silent:
     """The other gateways that can't be talked to, by their tokens."""
 
     def __init__(self) -> None:
-        self._known: set[str] = set()
+        self.known: set[str] = set()
         self._talked: set[str] = set()
         """Those that ever talked to us."""
 
     def came(self, names: Iterable[str]) -> None:
         """Take note of names that came."""
-        self._known |= {*filter(instance.TOKEN.fullmatch, names)}
+        self.known |= {*filter(instance.TOKEN.fullmatch, names)}
 
     def has_gone(self, peers: Iterable[Age], talks_to: Callable[[Age], bool]) -> bool:
         """Tell whether one has gone: these live now."""
         living = {age.token: age for age in peers}
-        gone = self._known - living.keys()
+        gone = self.known - living.keys()
         self._talked = {token for token, age in living.items() if token in self._talked or talks_to(age)}
-        self._known = living.keys() - self._talked  # Who is about to end doesn't talk any more, and has given all away.
+        self.known = living.keys() - self._talked  # Who is about to end doesn't talk any more, and has given all away.
         return bool(gone)
 
 
@@ -203,13 +203,18 @@ class Peers:
         if any(peer < self._instance.age for peer in peers):
             self._tasks.background(self.handover.take_over(peers))
 
-    def _look_for_gone(self, peers: Collection[Age]) -> None:
+    def _look_for_gone(self, peers: Mapping[Age, Path]) -> None:
         """Register once more where a gateway that couldn't talk has gone, and this kubelet doesn't tell whom it holds.
 
         Kubelets 1.12 to 1.24 leave our stream open when another gateway registers, and give out nothing when that one ends;
         that one may have come and gone while we stood still. From 1.23 on they tell.
         """
-        for resource in self._resources.values() if self._silent.has_gone(peers, self.handover.talks_to) else ():
+        gone = self._silent.has_gone(peers, self.handover.talks_to)
+        for silent in (folder for age, folder in peers.items() if age.token in self._silent.known):
+            for name in self._resources:  # Whoever is killed leaves its folder as it is.
+                if listens(path := silent / instance.socket_name(name)):
+                    self._leases.hold(path)
+        for resource in self._resources.values() if gone else ():
             if resource.checked is not Confirmation.UNKNOWN:
                 resource.feed(events.Lacking())
             elif resource.state.phase is Phase.SERVING:

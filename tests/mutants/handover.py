@@ -360,6 +360,14 @@ MUTANTS = (
     ),
     Mutant(
         "S17",
+        "who couldn't talk is killed, and nobody hears of it",
+        "gateway/handover/peers.py",
+        "                if listens(path := silent / instance.socket_name(name)):\n",
+        "                if (path := silent) is None:\n",
+        f"{_RIVALS}::test_one_that_could_not_talk_is_killed",
+    ),
+    Mutant(
+        "S17",
         "of a gateway that came and went nobody tells the name",
         "gateway/kubelet/watch.py",
         "                    published |= {event.name}\n",

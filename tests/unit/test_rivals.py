@@ -32,7 +32,7 @@ from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Faults
 from gateway.lab.trials import rivals
 from gateway.lab.trials.scenarios import RESOURCE, node
-from gateway.registration.events import Phase
+from gateway.registration.events import Phase, Renew
 from gateway.registration.machine import FIRST_LOOKS
 from gateway.registration.registrar import Resource
 from gateway.registration.serve import MOST_STREAMS
@@ -199,6 +199,41 @@ async def test_one_that_could_not_talk_has_gone(
     gateway.others.look_at_peers()
     assert (plugin.state.phase.value == Phase.WAITING.value) is anew
     await plugin.close()
+
+
+async def test_one_that_could_not_talk_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No name comes or goes then: that its connections end is all that tells it."""
+    gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
+    gateway._exit, connected = asyncio.get_running_loop().create_future(), asyncio.Queue[asyncio.StreamWriter]()
+    renewed = asyncio.Event()
+    monkeypatch.setattr(Resource, "feed", lambda _, event: renewed.set() if isinstance(event, Renew) else None)
+    plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
+    plugin.checked = Confirmation.UNKNOWN
+    plugin.state = replace(plugin.state, phase=Phase.SERVING, stream=1)
+    peers = {Age(1, "0badcafe"): folder}  # Older: we serve.
+    monkeypatch.setattr(gateway.others, "living", lambda: peers)
+    socket = folder / instance.socket_name(RESOURCE)
+
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await reader.read()  # Who only looks whether it listens goes at once.
+                writer.close()
+                return
+        connected.put_nowait(writer)
+
+    server = await asyncio.start_unix_server(served, socket)
+    async with asyncio.timeout(20):
+        gateway.others.look_at_peers()
+        lease = await connected.get()
+        assert not renewed.is_set()
+        peers.clear()
+        server.close()
+        socket.unlink()
+        lease.close()
+        await renewed.wait()
+    await plugin.close()
+    await gateway._tasks.close()
 
 
 @pytest.mark.parametrize(

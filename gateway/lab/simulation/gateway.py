@@ -93,7 +93,7 @@ class Gateway(Process):
         self.node, self.label, self.talks, self.api = node, f"g{number}", talks, api
         rank = HOST_SERVICE_NS if host_service else 0
         self.age = Age(rank + int(self.clock.now * 1e9) + number, f"{number:08x}")
-        self.stopping = self.published = self.begun = self.bound = False
+        self.stopping = self.published = self.begun = self.bound = self.removed = False
         self.scribe = Scribe(self)
         self.scribe.load()
         self._told: tuple[Device, ...] | None = None
@@ -143,8 +143,12 @@ class Gateway(Process):
 
     def _end(self) -> None:
         self.handover.close()
-        self.scribe.durable(self.die)
-        self.later(LAST_WRITE, self.die)
+        self.scribe.durable(self._remove)
+        self.later(LAST_WRITE, self._remove)
+
+    def _remove(self) -> None:
+        self.removed = True
+        self.die()
 
     def take_apart(self) -> None:
         """Let go of everything."""
@@ -345,6 +349,7 @@ class Gateway(Process):
 
     def _look_for_gone(self, peers: Sequence[Age]) -> None:
         gone, self._silent = self._silent - {*peers}, {age for age in peers if age not in self.handover.partners}
+        self._leases |= {age for age in self._silent if self.node.by_age(age).listens}
         if gone and not self.plugin.unchecked:
             self.plugin.feed(events.Lacking())
         elif gone and self.plugin.machine.phase is Phase.SERVING:
@@ -376,8 +381,9 @@ class Gateway(Process):
         self._leases.add(other)
 
     def died(self, other: Age) -> None:
-        """Take notice of another gateway's death: the folders show it, and its lease."""
-        self.later(self.clock.latency(), self.look)
+        """Take notice of another gateway's death: its folder shows an orderly end, its lease any."""
+        if other in self._leases or self.node.by_age(other).removed:
+            self.later(self.clock.latency(), self.look)
         if other in self._leases:
             self._leases.discard(other)
             self.later(LEASE_AGAIN * self.clock.random(), self.look)
