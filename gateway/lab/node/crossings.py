@@ -115,6 +115,8 @@ class Traffic:
         """Keep what is still to be kept, and end what is there."""
         await asyncio.gather(*self._ended)
         self.keep()
+        for life in self.lives():  # What is deleted before it ran has not failed.
+            life.ended = min(life.ended, time.time())
         await self._dra.delete_all()
 
     def keep(self) -> None:
