@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from functools import partial
 from typing import Any, Final
 
+from gateway.kubelet.presence import WAITING
 from gateway.lab.bench.footprint import Footprint, footprint
 from gateway.lab.gatewayproc import GatewayProcess
 from gateway.lab.node import crossed
@@ -245,13 +246,16 @@ async def reboot(dra: DraNode, times: int) -> dict[str, Any]:
         await dra.node.power_off()
         booted = time.time()
         starting = asyncio.ensure_future(dra.start("on"))
+        await until(lambda: bool(dra.gateways), PATIENCE)
+        await dra.gateways[-1].wait_for(WAITING, seconds=PATIENCE)
         await dra.node.power_on()
         await starting
-        for name, node in nodes.items():
+        for name, node in [*nodes.items()]:
             try:
                 await until(partial(_runs_since, dra, name, booted), 3 * PATIENCE, every=EVERY)
             except TimeoutError:
                 others.append(f"boot {number}: {name}: {(await dra.api.get(f'{POD}/{name}'))['status'].get('message')}")
+                del nodes[name]  # It is over: other boots tell nothing of it.
                 continue
             now = dra.account(name)
             kept[name] += now.nodes == {node}
