@@ -135,6 +135,7 @@ class ClaimsOf:
 
     async def prepare(self, claim: ClaimName) -> Answer:
         """Make a claim's devices ready; the same answer again where they are. Waits for what may soon be."""
+        deadline = asyncio.get_running_loop().time() + self._patience
         async with self._turn(claim):
             if not await self._decides():
                 return _ANOTHER
@@ -143,7 +144,7 @@ class ClaimsOf:
             row = self._ledger.claims.get(key)
             fresh = row is None
             if row is None:
-                taken = await self._take(claim)
+                taken = await self._take(claim, deadline)
                 if isinstance(taken, Refused):
                     return taken
                 row = taken
@@ -153,7 +154,7 @@ class ClaimsOf:
                 if fresh:
                     self._forget(key)
                 return Refused(str(error))
-            written, durable = await asyncio.gather(self._specify(claim.uid, answers), self._scribe.durable())
+            written, durable = await asyncio.gather(self._specify(claim.uid, answers), self._durable(deadline))
             if written:
                 return Refused(written)
             if not durable:
@@ -259,10 +260,16 @@ class ClaimsOf:
                     await decides.wait()
         return decides.is_set()
 
-    async def _take(self, claim: ClaimName) -> Claimed | Refused:
+    async def _durable(self, deadline: float) -> bool:
+        """Wait until all is on disk, also on one that is slow to answer; False: it may not be."""
+        while True:
+            durable = await self._scribe.durable()
+            if durable or asyncio.get_running_loop().time() >= deadline:
+                return durable
+            await asyncio.sleep(ASK_AGAIN)
+
+    async def _take(self, claim: ClaimName, deadline: float) -> Claimed | Refused:
         """Take what was allocated to a claim, as soon as that may be."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience
         found = await self._found(claim, deadline)
         if isinstance(found, Refused):
             return found
@@ -281,7 +288,7 @@ class ClaimsOf:
                 self._ledger.set_claim(claims.key(self.name, claim.uid), row)
                 self._stock.claimed()
                 return row
-            if loop.time() >= deadline:
+            if asyncio.get_running_loop().time() >= deadline:
                 return Refused(f"{decision.reason}; waited {self._patience:g} s. The kubelet asks again in 60 to 90 s")
             self._stock.missed(self.name, (one.device for one in results))
             await self._until(news, deadline)

@@ -497,6 +497,14 @@ MUTANTS = (
     ),
     Mutant(
         "DRA8",
+        "a claim is refused because the disk was slow once",
+        _DRIVER,
+        "            if durable or asyncio.get_running_loop().time() >= deadline:\n                return durable\n",
+        "            return durable\n",
+        f"{_DRIVEN}::test_a_disk_that_is_slow_to_answer_is_waited_for",
+    ),
+    Mutant(
+        "DRA8",
         "an unprepared claim may come back",
         _DRIVER,
         "                if not await self._scribe.durable():",
@@ -523,7 +531,7 @@ MUTANTS = (
         "DRA9",
         "a device in use is refused at once",
         _DRIVER,
-        '            if loop.time() >= deadline:\n                return Refused(f"{decision.reason}',
+        '            if asyncio.get_running_loop().time() >= deadline:\n                return Refused(f"{decision.reason}',
         '            if True:\n                return Refused(f"{decision.reason}',
         f"{_DRIVEN}::test_a_device_in_use_is_waited_for",
     ),

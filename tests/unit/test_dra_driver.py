@@ -266,7 +266,21 @@ async def test_a_device_that_cannot_be_told_is_not_taken(node: Node) -> None:
     assert dict(node.ledger.claims) == {}
 
 
-async def test_without_a_disk_nothing_is_given(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_is_slow_to_answer_is_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "ASK_AGAIN", 0.0)
+    answers = iter((False, False, True))
+
+    async def slow() -> bool:
+        return next(answers)
+
+    monkeypatch.setattr(node.scribe, "durable", slow)
+    assert await node.of.prepare(ASKED) == PREPARED
+    assert list(answers) == []
+
+
+async def test_without_a_disk_nothing_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, patience=0.05)
+
     async def full() -> bool:
         return False
 
