@@ -122,12 +122,12 @@ class Client:
         return decoded(await self._ask("GET", path, seconds=seconds), kind, f"GET {path}")
 
     async def list(
-        self, path: str, kind: type[T], *, fields: str = "", labels: str = "", seconds: float = SECONDS
+        self, path: str, kind: type[T], *, fields: str = "", seconds: float = SECONDS
     ) -> tuple[list[T], str]:
         """Get all objects, page by page, and the resource version from which on a watch goes; ``seconds`` is for each page."""
         found: list[T] = []
         page = _page[kind]
-        query = selectors(fields, labels) | {"limit": str(PAGE)}
+        query = selector(fields) | {"limit": str(PAGE)}
         for _ in range(PAGES):
             text = await self._ask("GET", target(path, query), seconds=seconds)
             got: _Page[T] = decoded(text, page, f"GET {path}")
@@ -255,9 +255,9 @@ def target(path: str, query: Mapping[str, str]) -> str:
     return f"{path}?{urlencode(query)}" if query else path
 
 
-def selectors(fields: str, labels: str) -> dict[str, str]:
+def selector(fields: str) -> dict[str, str]:
     """Give the query that selects objects."""
-    return ({"fieldSelector": fields} if fields else {}) | ({"labelSelector": labels} if labels else {})
+    return {"fieldSelector": fields} if fields else {}
 
 
 def decoded(text: bytes, kind: type[T], what: str) -> T:

@@ -96,14 +96,11 @@ class Watch(Generic[T]):
         kind: a msgspec type with what is wanted of each object.
         name: the one object; it is got by name, so that ``list`` isn't needed. Empty: all.
         fields: a field selector.
-        labels: a label selector.
     """
 
-    def __init__(
-        self, api: Client, path: str, kind: type[T], *, name: str = "", fields: str = "", labels: str = ""
-    ) -> None:
+    def __init__(self, api: Client, path: str, kind: type[T], *, name: str = "", fields: str = "") -> None:
         self._api, self._path, self._kind, self._name = api, path, kind, name
-        self._query = client.selectors(f"metadata.name={name}" if name else fields, labels)
+        self._query = client.selector(f"metadata.name={name}" if name else fields)
         self._version = ""
         self._failures, self._away = 0, False
         self.trouble = "not asked yet"
@@ -134,12 +131,8 @@ class Watch(Generic[T]):
 
     async def _everything(self) -> ObjectChange[T]:
         if not self._name:
-            found, self._version = await self._api.list(
-                self._path,
-                self._kind,
-                fields=self._query.get("fieldSelector", ""),
-                labels=self._query.get("labelSelector", ""),
-            )
+            fields = self._query.get("fieldSelector", "")
+            found, self._version = await self._api.list(self._path, self._kind, fields=fields)
             return ObjectChange(ChangeKind.WHOLE, tuple(found))
         what = f"GET {self._path}/{self._name}"
         text = await self._api.get(f"{self._path}/{self._name}", msgspec.Raw)

@@ -22,7 +22,6 @@ def keep(
     sight: Sight,
     policy: Policy,
     *,
-    root: str | None = None,
     driver: DriverFiles | None = None,
     folder: Path = FOLDER,
 ) -> NodeTraits:
@@ -32,16 +31,14 @@ def keep(
         sight: the GPUs. Left out are those of others, those that lack what a container needs, and those with a CDI name of their
             own: somebody else writes of these.
         policy: without a CDI strategy nothing is written.
-        root: where this process sees the driver's root (``driverfiles.find``); None: where it is mounted in the container, else
-            where it is on the host (a host service has no mount).
         driver: the driver's files where it is known that there are no others (a simulated node); None to look for them.
         folder: where the specifications are.
     """
     gpus = [one for one in sight.gpus if one.resource.startswith(PREFIX) and not one.cdi_name and not one.lacks]
     if not gpus or not policy.list_strategies & CDI_STRATEGIES:
         return NodeTraits(sight.control_nodes)
-    if root is None:
-        root = "" if Path(policy.container_driver_root).is_dir() else policy.driver_root
+    # A host service has no mount, and sees the driver's root where it is on the host.
+    root = "" if Path(policy.container_driver_root).is_dir() else policy.driver_root
     try:
         driver = driver or find(policy, sight.driver, root)
         specs = specifications(gpus, sight.control_nodes, policy, driver)
