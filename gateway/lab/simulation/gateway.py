@@ -332,8 +332,11 @@ class Gateway(Process):
         if not self.bound:
             return
         peers = self.node.peers(self)
-        self._look_for_gone(peers)
-        other = self.handover.defers_to() or self._served_by(peers)
+        if peers or self._silent:
+            self._look_for_gone(peers)
+        other = self.handover.defers_to()
+        if other is None and (peers or self.doubts):
+            other = self._served_by(peers)
         if other is not None:
             if self.standing_by_for != other:
                 self._standby.began()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
@@ -66,7 +67,7 @@ WEIGHTS: Final[Mapping[str, float]] = {
     "stranger": 0.5,
 }
 """What may happen, and how often by comparison."""
-_DOINGS, _WEIGHTS = tuple(WEIGHTS), tuple(WEIGHTS.values())
+_DOINGS, _WEIGHTS = tuple(WEIGHTS), tuple(accumulate(WEIGHTS.values()))
 _FAULTS: Final = {"error": "error", "hang": "hangs", "lose": "loses", "mute": "mute", "late": "reports_late"}
 
 
@@ -75,7 +76,7 @@ def schedule(seed: int) -> Schedule:
     chance = random.Random(seed)
     kubelet = chance.choice(chance.choice(CLASSES))
     at, steps = 1.5, []
-    for do in chance.choices(_DOINGS, _WEIGHTS, k=chance.choice((2, 3, 4, 5, 7))):
+    for do in chance.choices(_DOINGS, cum_weights=_WEIGHTS, k=chance.choice((2, 3, 4, 5, 7))):
         at += chance.choice((0.0, 0.001, 0.01, 0.05, 0.3, 1.0, 5.0)) * chance.random()
         lasts = chance.choice((0.05, 0.3, 1.0, 4.0, 17.0)) * chance.random()
         steps.append(Step(round(at, 6), do, round(chance.random(), 6), round(lasts, 6)))
