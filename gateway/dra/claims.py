@@ -6,7 +6,7 @@ only one that a person must fix is a refusal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -140,6 +140,17 @@ class NamedClaim(Struct):
         for one in (allocation.devices.results or ()) if allocation is not None else ():
             if one.pool == node and not one.admin:
                 yield one.driver, one.device
+
+
+def unshown(claims: Iterable[NamedClaim], node: str, shown: Container[tuple[str, str]]) -> str:
+    """Name a claim that has a device of a node which no ResourceSlice shows any more; '' where none has.
+
+    Nobody says which device that is: one that another DRA driver offered, and that is in use though this driver went.
+    """
+    for claim in claims:
+        if any(one not in shown for one in claim.devices(node)):
+            return f"claim {claim.metadata.namespace}/{claim.metadata.name}"
+    return ""
 
 
 class Wait(Struct, frozen=True):
@@ -307,3 +318,15 @@ def taken(
             if one in boards_of:
                 found[boards_of[one]] = allocated_to(claim.metadata.namespace, claim.metadata.name)
     return found
+
+
+def by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], Collection[str]]:
+    """Say by board for which claim it is prepared, and which devices are prepared for pods that asked by name."""
+    names: dict[str, str] = {}
+    by_name: set[str] = set()
+    for row in rows.values():
+        for one in row.devices:
+            if not one.admin:
+                names.setdefault(one.board, row.words)
+                by_name |= {one.device_id} if row.by_name else set()
+    return names, by_name

@@ -17,9 +17,10 @@ import structlog
 from devices import boards
 from devices.life.states import AWAY, COUNTED, Entry, State
 from devices.model import Health
-from gateway.dra.claims import allocated_to
+from gateway.dra.claims import allocated_to, by_board
+from gateway.dra.publisher import LINGERS
 from gateway.dra.records import starts
-from gateway.kubernetes.client import KubernetesError, Patch
+from gateway.kubernetes.client import KubernetesError
 from gateway.memory.holdings import BOOKED_WITHIN
 from gateway.sides import table
 from gateway.sides.table import Offered, Seen, Side, Stand
@@ -27,11 +28,11 @@ from gateway.sides.table import Offered, Seen, Side, Stand
 if TYPE_CHECKING:
     from devices.claims import ClaimName
     from devices.model import Device
+    from gateway.dra.offer import Taken
     from gateway.dra.records import Records
     from gateway.kubelet.beliefs import Beliefs, Look
     from gateway.kubelet.presence import Presence
-    from gateway.kubernetes.client import Client
-    from gateway.kubernetes.node import NodeObject
+    from gateway.kubernetes.allocatable import Allocatable
     from gateway.memory.claimed import Claimed
     from gateway.memory.ledger import Ledger
     from gateway.memory.scribe import Scribe
@@ -43,12 +44,10 @@ LOOK_AGAIN: Final = 0.1
 """Seconds between two looks at boards that nobody may hold, while they move."""
 WAIT: Final = 0.5
 """The same, where somebody holds every one of them: nobody says when the kubelet takes a pod for ended."""
-SETTLE: Final = 0.5
-"""Seconds from a lowered allocatable until devices are withheld: what the scheduler gave away before that still gets them."""
+LET_GO: Final = 5.0
+"""Seconds between two questions whether claims still have what another DRA driver offered."""
 ADMITS: Final = 4.0
 """Seconds from a kubelet's start until it has admitted the pods anew that it knows of (0.6 to 2.9 on a busy machine: run)."""
-TELLS: Final = 10.0
-"""Seconds after which the kubelet has told the API server by itself which devices there are."""
 _log = structlog.get_logger()
 
 
@@ -56,74 +55,49 @@ class NotWrittenError(Exception):
     """The state file could not be written: nothing was changed."""
 
 
-class Allocatable:
-    """How many devices the scheduler may give by name, said at once: the kubelet says it up to 10 s late.
+class Strangers:
+    """Which boards other DRA drivers on this node have: those that they offer, and what claims may still have of those that went.
 
     Args:
-        api: the API server.
-        node: the node's path there.
+        ask: asks the API server which claims have what, as ``Crossing`` does.
+        changed: is called when another driver has more, or less.
     """
 
-    def __init__(self, api: Client, node: str) -> None:
-        self._api, self._path = api, f"{node}/status"
-        self.turn = asyncio.Lock()
-        """To be held from when the table is looked at until it was told, or changed."""
-        self._shown: Mapping[str, str] = {}
-        """What the API server shows, by resource."""
-        self.came: float | None = None
-        """Since when (monotonic seconds) devices came or went without the scheduler being told what the kubelet has now."""
+    def __init__(self, ask: Callable[[], Awaitable[Mapping[str, str] | None]], changed: Callable[[], None]) -> None:
+        self._ask, self._changed, self._ask_at = ask, changed, time.monotonic() + LINGERS
+        self.offered: Mapping[str, str] | None = None
+        """Those that they offer, and in words who; None: that isn't known yet."""
+        self.went: dict[str, str] = {}
+        """Which they offered, where claims may still have them."""
 
-    async def tell(self, counts: Mapping[str, int]) -> None:
-        """Say how many there are, by resource.
+    def begin(self, boards: Iterable[str]) -> None:
+        """Take note of what they had before this gateway."""
+        self.went = dict.fromkeys(boards, "another DRA driver offered it a moment ago")
 
-        Raises:
-            KubernetesError: it can't be said.
-        """
-        body = {"status": {"allocatable": {name: str(count) for name, count in counts.items()}}}
-        await self._api.patch(self._path, body, Patch.MERGE)
+    def meet(self, offered: Mapping[str, str] | None) -> None:
+        """Take note of what they offer; None: nobody knows."""
+        if offered is not None and offered != self.offered:
+            self.went |= {one: words for one, words in (self.offered or {}).items() if one not in offered}
+            self.offered = offered
+            self._changed()
 
-    async def lower(self, stay: Mapping[str, Collection[str]]) -> None:
-        """Say so of those that stay, before others are withheld. The kubelet does within 10 s, and pods that come meanwhile fail (run).
+    def of(self, board: str) -> str:
+        """Say who has a board; '' for none of them."""
+        return (self.offered or {}).get(board) or self.went.get(board, "")
 
-        Raises:
-            KubernetesError: it can't be said.
-        """
-        await self.tell({name: len(ids) for name, ids in stay.items()})
-        await asyncio.sleep(SETTLE)
-
-    def heard(self, own: NodeObject) -> None:
-        """Take note of what the API server shows of the node."""
-        self._shown = own.status.allocatable
-
-    async def hold_back(self, stay: Mapping[str, Collection[str]]) -> None:
-        """Say so of those that stay where more is shown: a kubelet that starts tells of all that it is to admit its pods with."""
-        async with self.turn:
-            shown = {name: self._shown.get(name, "") for name in stay}
-            if any(shown[name].isdecimal() and int(shown[name]) > len(ids) for name, ids in stay.items()):
-                try:
-                    await self.tell({name: len(ids) for name, ids in stay.items()})
-                except KubernetesError as error:
-                    _log.info("pods may still come for GPUs that go to DRA", reason=str(error))
-
-    async def catch_up(self, last: Look | None, stays: Callable[[], Mapping[str, Collection[str]]]) -> None:
-        """Tell of what came as soon as the kubelet says that it would give it away: what the list has for pods, and nothing else."""
-        if (came := self.came) is None:
+    async def let_go(self) -> None:
+        """Forget what they offer no more, once no claim has anything that no ResourceSlice shows."""
+        if not self.went or self.offered is None or time.monotonic() < self._ask_at:
             return
-        async with self.turn:
-            there = stays()
-            if (
-                last is not None
-                and last.at > came
-                and all((last.view.allocatable or {}).get(name, frozenset()) == ids for name, ids in there.items())
-            ):
-                try:
-                    await self.tell({name: len(ids) for name, ids in there.items()})
-                except KubernetesError as error:
-                    _log.info("the kubelet tells the API server of GPUs that came back", reason=str(error))
-            elif time.monotonic() - came < TELLS:
-                return
-            if self.came == came:
-                self.came = None
+        went, asked = self.went, await self._ask()
+        self._ask_at = time.monotonic() + LET_GO
+        if asked is None:
+            return
+        if holder := asked.get(REST, ""):
+            self.went = dict.fromkeys(self.went, f"another DRA driver offered it, and {holder} may have it")
+        else:
+            self.went = {one: words for one, words in self.went.items() if one not in went}
+            self._changed()
 
 
 class Crossing:
@@ -168,6 +142,7 @@ class Crossing:
         """Since when (monotonic seconds) the list says of a board that moves that nobody new gets it."""
         self._allocated: dict[str, str] = {}
         """Which claim has a board by the API server ('' for none), asked since the slice shows it to nobody new."""
+        self.strangers = Strangers(allocated, self.claimed)
         self._missed: set[str] = set()
         self._prepared: tuple[Mapping[str, Claimed], Mapping[str, str], Collection[str]] = {}, {}, ()
         """What is prepared for claims; by board for which; and the devices of pods that asked by name."""
@@ -184,6 +159,7 @@ class Crossing:
         """Have the table that is on disk in force: this gateway decides from now on."""
         self._sides = dict(self._ledger.sides)
         self._admits = starts(self._presence, ADMITS)
+        self.strangers.begin(board for board, side in self._sides.items() if side is Side.FOREIGN)
 
     @property
     def is_known(self) -> bool:
@@ -202,7 +178,8 @@ class Crossing:
             board = boards.place_of(device).board
             side, claim = self.side(board), self._claim(board)
             named, before = device.id in self._prepared[2], self._counted.get(device.id)
-            state = table.listed(side, named=named, claimed=bool(claim), before=before, admits=admits)
+            here = admits and not self.strangers.of(board)
+            state = table.listed(side, named=named, claimed=bool(claim), before=before, admits=here)
             if state is not None:
                 found[device.id] = state, self._words(board, side)
         return found
@@ -210,7 +187,8 @@ class Crossing:
     def offered(self, entry: Entry) -> Offered:
         """Say how DRA offers a device; what the kubelet's records say of it is judged by ``offer``."""
         over = next((one.state for one in entry.layers if one.state in AWAY), None)
-        return table.offered(self.side(boards.place_of(entry.device).board), over, "")
+        board = boards.place_of(entry.device).board
+        return table.offered(self.side(board), over, "", self.strangers.of(board))
 
     def words(self, entry: Entry) -> str:
         """Say for people where a device is."""
@@ -219,11 +197,7 @@ class Crossing:
 
     def boards(self) -> dict[str, list[tuple[str, Entry]]]:
         """Give all boards, each with its devices and their resources."""
-        found: dict[str, list[tuple[str, Entry]]] = {}
-        for resource in self._resources():
-            for entry in resource.entries.values():
-                found.setdefault(boards.place_of(entry.device).board, []).append((resource.name, entry))
-        return found
+        return _boards(self._resources())
 
     def stands(self) -> list[Stand]:
         """Say for people where each board is, who has it, and what it waits for."""
@@ -238,13 +212,14 @@ class Crossing:
     def _words(self, board: str, side: Side) -> str:
         if not self.is_known:
             return "nothing is known of it yet, because the API server hasn't said which claims there are"
-        return table.words(side, Seen(claim=self._claim(board), allocated=self._allocated.get(board)))
+        foreign = self.strangers.of(board)
+        return table.words(side, Seen(claim=self._claim(board), allocated=self._allocated.get(board), foreign=foreign))
 
     def _claim(self, board: str) -> str:
         """Say which claim a board is prepared for; '' for none. Asked for each device with each list."""
         rows = self._ledger.claims  # Another object when it changed.
         if rows is not self._prepared[0]:
-            self._prepared = rows, *_by_board(rows)
+            self._prepared = rows, *by_board(rows)
         return self._prepared[1].get(board, "")
 
     # What is wanted.
@@ -256,7 +231,8 @@ class Crossing:
             NotWrittenError: nothing was done.
         """
         self._admits = self._admits or starts(self._presence, ADMITS)
-        await self._put({board: table.ordered(self._sides.get(board, self._sides[REST]), to) for board in wanted})
+        sides = {board: self._sides.get(board, self._sides[REST]) for board in wanted}
+        await self._put({one: table.ordered(side, to, self.strangers.of(one)) for one, side in sides.items()})
 
     def claimed(self) -> None:
         """Take note that a claim got devices, or gave them back: the list says who has them."""
@@ -273,17 +249,11 @@ class Crossing:
         The API server still has that claim for a while; it is its pod's alone. The scheduler has a pod for it as soon as the kubelet says that
         the last one ended, and the kubelet does when this is over.
         """
-        counted = {
-            board
-            for board, devices in self.boards().items()
-            if any(one.device.id in self._counted for _, one in devices)
-        }
         seen = {}
-        for board in counted - {*free}:
+        for board in _on(self.boards(), self._counted) - {*free}:
             allocated = self._allocated.get(board) or ""
-            seen[board] = Seen(
-                "", self._claim(board), "" if allocated == allocated_to(gone.namespace, gone.name) else allocated
-            )
+            allocated = "" if allocated == allocated_to(gone.namespace, gone.name) else allocated
+            seen[board] = Seen("", self._claim(board), allocated, self.strangers.of(board))
         with contextlib.suppress(NotWrittenError):  # It is tried again.
             await self._put({one: table.moved(self.side(one), seen[one]) for one in seen}, of=Side.TO_PLUGIN)
 
@@ -308,9 +278,11 @@ class Crossing:
     async def _look(self) -> float:
         """Move what can be; say after how many seconds to look again (0: when something happens)."""
         if not self.is_known:
-            if (found := await self._ask()) is None:
+            if (found := await self._ask()) is None or self.strangers.offered is None:
                 return WAIT
-            await self._put(dict.fromkeys(found, Side.TO_PLUGIN) | {REST: Side.PLUGIN})
+            theirs = dict.fromkeys(self.strangers.offered, Side.FOREIGN)
+            await self._put(theirs | dict.fromkeys(found, Side.TO_PLUGIN) | {REST: Side.PLUGIN})
+        await self.strangers.let_go()
         if self._stale:
             self._stale = False
             await self._update()
@@ -320,9 +292,9 @@ class Crossing:
             await self.allocatable.hold_back(self.stays())
         there, missed = self.boards(), self._missed
         self._missed = set()
-        moving = {board for board in there if self.side(board) in table.MOVING}
+        moving = {one for one in there if table.moves(self.side(one), self.strangers.of(one))}
         if not moving and not missed and self.allocatable.came is None:
-            return 0.0
+            return WAIT if self.strangers.went else 0.0
         await self._beliefs.look()
         await self.allocatable.catch_up(self._beliefs.last, self.stays)
         if coming := [one for one in moving if self.side(one) is Side.TO_PLUGIN and not self._claim(one)]:
@@ -332,9 +304,19 @@ class Crossing:
         sides = {board: self.side(board) for board in seen}
         after = {one: table.looked_at(side, seen[one], misses=one in missed) for one, side in sides.items()}
         news = {board: side for board, side in after.items() if side is not sides[board]}
-        await self._put(news)
+        foreign = {one for one, side in news.items() if side is Side.FOREIGN and sides[one] is Side.PLUGIN}
+        await self._withhold(foreign)
+        await self._put({one: side for one, side in news.items() if one not in foreign})
         held = self.allocatable.came is None and all(one.pod or one.claim or one.allocated for one in seen.values())
         return WAIT if held and not news else LOOK_AGAIN
+
+    async def _withhold(self, foreign: Collection[str]) -> None:
+        """Give nobody new what another DRA driver offers; an API server that is away doesn't stop that."""
+        if foreign:
+            async with self.allocatable.turn:
+                with contextlib.suppress(KubernetesError):
+                    await self.allocatable.lower(self.stays(foreign))
+                await self._put(dict.fromkeys(foreign, Side.FOREIGN), of=Side.PLUGIN)
 
     async def _admit(self) -> None:
         """List what goes to DRA for a kubelet that starts; or withhold it again, once one has admitted its pods."""
@@ -358,7 +340,7 @@ class Crossing:
         return _healthy(self.boards(), here)
 
     def _seen(self, board: str, devices: Sequence[tuple[str, Entry]]) -> Seen:
-        return Seen(self._pod(board, devices), self._claim(board), self._allocated.get(board))
+        return Seen(self._pod(board, devices), self._claim(board), self._allocated.get(board), self.strangers.of(board))
 
     def _pod(self, board: str, devices: Sequence[tuple[str, Entry]]) -> str | None:
         """Say which container holds what is on a board; None where it can't be known since the kubelet was told."""
@@ -368,18 +350,9 @@ class Crossing:
         if side is not Side.PLUGIN and (board not in self._told or last.at <= self._told[board]):
             return None
         known = {name: (self._held(name), self._records.taken(name)) for name, _ in devices}
-        for name, entry in devices:
-            (held, taken), device_id = known[name], entry.device.id
-            if held is None or taken is None:
-                return None
-            given = self._ledger.handed_out(name).get(device_id)
-            if given is not None and given.at >= last.unix - BOOKED_WITHIN:
-                return "a container that was given it a moment ago"
-            if device_id in taken.held:
-                return (self._beliefs.holders(name) or {}).get(device_id) or "a container"
-            if side is not Side.PLUGIN and device_id in last.view.allocatable.get(name, ()):
-                return None  # The kubelet hasn't heard yet.
-        return ""
+        books, moves = (last, self._beliefs, self._ledger), side is not Side.PLUGIN
+        said = (_holder(name, one.device.id, known[name], *books, moves=moves) for name, one in devices)
+        return next((one for one in said if one != ""), "")
 
     async def _put(self, news: Mapping[str, Side], of: Side | None = None) -> None:
         """Write it down, then let it count, then tell the kubelet. ``of``: only what is still on that side."""
@@ -426,6 +399,42 @@ class Crossing:
         self._counted = counted
 
 
+def _boards(resources: Iterable[Resource]) -> dict[str, list[tuple[str, Entry]]]:
+    found: dict[str, list[tuple[str, Entry]]] = {}
+    for resource in resources:
+        for entry in resource.entries.values():
+            found.setdefault(boards.place_of(entry.device).board, []).append((resource.name, entry))
+    return found
+
+
+def _on(there: Mapping[str, Sequence[tuple[str, Entry]]], ids: Collection[str]) -> set[str]:
+    """Name the boards that have some of these devices."""
+    return {board for board, devices in there.items() if any(one.device.id in ids for _, one in devices)}
+
+
+def _holder(
+    name: str,
+    device_id: str,
+    known: tuple[frozenset[str] | None, Taken | None],
+    last: Look,
+    beliefs: Beliefs,
+    ledger: Ledger,
+    *,
+    moves: bool,
+) -> str | None:
+    """Say which container holds a device; None where it can't be known. ``moves``: the kubelet was told to give it to nobody."""
+    held, taken = known
+    if held is None or taken is None:
+        return None
+    given = ledger.handed_out(name).get(device_id)
+    if given is not None and given.at >= last.unix - BOOKED_WITHIN:
+        return "a container that was given it a moment ago"
+    if device_id in taken.held:
+        return (beliefs.holders(name) or {}).get(device_id) or "a container"
+    # Else the kubelet hasn't heard yet.
+    return None if moves and device_id in (last.view.allocatable or {}).get(name, ()) else ""
+
+
 def _healthy(
     there: Mapping[str, Sequence[tuple[str, Entry]]], here: Callable[[str, str], bool]
 ) -> dict[str, frozenset[str]]:
@@ -436,15 +445,3 @@ def _healthy(
             if here(board, entry.device.id) and entry.device.health is Health.HEALTHY:
                 found[name].add(entry.device.id)
     return {name: frozenset(ids) for name, ids in found.items()}
-
-
-def _by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], Collection[str]]:
-    """Say by board for which claim it is prepared, and which devices are prepared for pods that asked by name."""
-    names: dict[str, str] = {}
-    by_name: set[str] = set()
-    for row in rows.values():
-        for one in row.devices:
-            if not one.admin:
-                names.setdefault(one.board, row.words)
-                by_name |= {one.device_id} if row.by_name else set()
-    return names, by_name

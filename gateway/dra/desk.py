@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 LOOK_FOR: Final = 2.0
 """Seconds between two looks for boards that aren't where the node's annotation wants them."""
+FIRST: Final = 32
+"""The first kubelet, 1.N, whose API for claims is spoken (v1beta1)."""
 BY_NAME: Final = 36
 """The first kubelet, 1.N, that has DRA's devices for pods that ask by name (DRAExtendedResource, on by default)."""
 _ENDS: Final = frozenset({Side.DRA.value, Side.PLUGIN.value})
@@ -42,6 +44,13 @@ class DeviceClass(Struct):
 
     metadata: Called
     spec: _Spec = field(default_factory=_Spec)
+
+
+def too_old(kubelet: int | None) -> str:
+    """Say why a kubelet, 1.N, takes no claims; None: it isn't known which one."""
+    if kubelet is None:
+        return "the API server hasn't said yet which kubelet the node has"
+    return f"kubelet 1.{kubelet} has no dynamic resource allocation that this gateway speaks: 1.{FIRST} is the first"
 
 
 def overlooked(classes: Iterable[DeviceClass], resources: Collection[str], kubelet: int) -> str:

@@ -20,22 +20,24 @@ from msgspec import Struct
 from devices.claims import ClaimName
 from devices.replicas import unshared
 from gateway.dra import cdi, offer, publisher, sockets
-from gateway.dra.claims import NamedClaim, ResourceClaim, taken
-from gateway.dra.crossing import Allocatable, Crossing
-from gateway.dra.desk import Desk, without_gpus
+from gateway.dra.claims import NamedClaim, ResourceClaim, taken, unshown
+from gateway.dra.crossing import REST, Crossing
+from gateway.dra.desk import FIRST, Desk, too_old, without_gpus
 from gateway.dra.driver import ClaimsOf, mind_over
+from gateway.dra.offer import first_said
 from gateway.dra.publisher import Publisher
 from gateway.dra.records import Records, pods_of
 from gateway.dra.service import Service
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.kubernetes import access
+from gateway.kubernetes.allocatable import Allocatable
 from gateway.kubernetes.client import Client, KubernetesError
 from gateway.kubernetes.node import NodeObject, OwnNode, path
 from gateway.kubernetes.watch import pause
 from gateway.telling.sides import DriverStatus
 
 if TYPE_CHECKING:
-    from devices.life.states import State
+    from devices.life.states import Entry, State
     from devices.model import Device
     from devices.source import DeviceSource, Facts
     from gateway.age import Age
@@ -51,8 +53,6 @@ if TYPE_CHECKING:
     from gateway.wires.control import Handler
 
 MANAGER: Final = "device-plugin-gateway"
-FIRST: Final = 32
-"""The first kubelet, 1.N, whose API for claims is spoken (v1beta1)."""
 KUBELET_AGAIN: Final = 30.0
 """Seconds until the node is asked again which kubelet it has, while that takes no claims."""
 BIND_AGAIN: Final = 1.0
@@ -186,10 +186,13 @@ class Door:
         inside = self._inside
         if self.crossing is not None:
             self.crossing.listed(time.monotonic())
+            self.crossing.strangers.meet(self._foreign(self.crossing.boards()))
         listed = {resource.name: resource.entries.values() for resource in inside.resources()}
         taken, names = {name: self._records.taken(name) for name in listed}, self._settings.dra_drivers
         self._unknown = frozenset(offer.driver_of(name, names) for name, one in taken.items() if one is None)
-        found, withheld = offer.offers(listed, inside.source.facts, taken.__getitem__, names, pcie_root, self.crossing)
+        known = inside.source.facts, taken.__getitem__, names, pcie_root
+        stranger = self._publisher.stranger if self._publisher is not None else lambda _: ""
+        found, withheld = offer.offers(listed, *known, self.crossing, stranger)
         self._boards = {(one.driver, one.name): one.place.board for one in found}
         self._boards |= {(one.driver, one.name): one.board for one in withheld}
         offers: dict[str, dict[str, Offer]] = {driver: {} for driver in self._offers}
@@ -203,9 +206,7 @@ class Door:
             inside.beliefs.look_within(_LOOK_AGAIN)
         if (offers, why_not) == (self._offers, self._why_not):
             return
-        if why_not != self._why_not:
-            left_out = {name: why for one in why_not.values() for name, why in one.items()}
-            _log.info("devices are not offered by DRA now", devices=left_out)
+        _tell_left_out(why_not, self._why_not)
         self._offers, self._why_not = offers, why_not
         news, self._news = self._news, asyncio.Event()
         news.set()
@@ -227,6 +228,12 @@ class Door:
         known = {"uuid": unshared(device_id), "parentUUID": about.parent, "pciBusID": about.pci}
         return "" if self._publisher is None else self._publisher.stranger(known)
 
+    def _foreign(self, there: Mapping[str, Iterable[tuple[str, Entry]]]) -> Mapping[str, str] | None:
+        """Say which boards other DRA drivers offer on this node, and in words who; None: that isn't known yet."""
+        if self._publisher is None or not self._publisher.has_looked:
+            return {} if self._kubelet is not None and self.lacking else None
+        return first_said(there, lambda name, one: self.stranger(one, self._inside.source.facts(name, one)))
+
     def stands(self) -> Sequence[Stand]:
         """Say where each GPU is; nothing where the device plugin API isn't served, too."""
         return () if self.crossing is None else self.crossing.stands()
@@ -238,12 +245,7 @@ class Door:
 
     def words(self, resource: str) -> str:
         """Say for people why the kubelet isn't told of a resource by the device plugin API."""
-        driver = offer.driver_of(resource, self._settings.dra_drivers)
-        claims = self._drivers.get(driver)
-        if claims is not None and claims.is_registered:
-            return f"offered by DRA: the driver {driver} is registered"
-        why = f": {claims.trouble}" if claims is not None and claims.trouble else ""
-        return f"offered by DRA: the driver {driver} is not registered{why}"
+        return _instead(driver := offer.driver_of(resource, self._settings.dra_drivers), self._drivers.get(driver))
 
     # Running.
 
@@ -272,6 +274,7 @@ class Door:
                 lambda: {name: list(one.values()) for name, one in self._offers.items() if name not in self._unknown},
                 lambda driver: self.alone and sockets.has_newer(self._registry, driver, self._inside.age.token),
                 lambda driver: driver in self._drivers and self._drivers[driver].is_registered,
+                self.update,
             )
             self._publisher.changed()
             await self._publisher.run()
@@ -321,14 +324,13 @@ class Door:
         """Say why the node's kubelet takes no claims; '' where it may."""
         if self.crossing is None or (self._kubelet or 0) >= FIRST:
             return ""
-        if self._kubelet is None:
-            return "the API server hasn't said yet which kubelet the node has"
-        return f"kubelet 1.{self._kubelet} has no dynamic resource allocation that this gateway speaks: 1.{FIRST} is the first"
+        return too_old(self._kubelet)
 
     async def _until_kubelet_knows(self) -> None:
         """Wait, beside the device plugin API, for a kubelet that takes claims."""
         if self.lacking:
             _log.warning("devices are offered by the device plugin API alone", reason=self.lacking)
+            self.update()
         while self.lacking:
             await asyncio.sleep(KUBELET_AGAIN)
             await self._learn()
@@ -342,8 +344,8 @@ class Door:
         except KubernetesError as error:
             # A server without the API has no claims.
             return {} if self._server is None and error.status == 404 and not error.away else None
-        free = self._publisher.free() if self._publisher is not None else frozenset()
-        return taken(found, self._settings.node_name, self._boards, free)
+        node, (free, shown) = self._settings.node_name, _published(self._publisher)
+        return taken(found, node, self._boards, free) | {REST: unshown(found, node, self._boards.keys() | shown)}
 
     async def _keep_serving(self, driver: str) -> None:
         while True:
@@ -414,6 +416,25 @@ def _standing(
         trouble="" if claims is None else claims.trouble,
         unpublished=unpublished if published is None else published.trouble(name),
     )
+
+
+def _tell_left_out(why_not: Mapping[str, Mapping[str, str]], before: Mapping[str, Mapping[str, str]]) -> None:
+    if why_not == before:
+        return
+    left_out = {name: why for one in why_not.values() for name, why in one.items()}
+    _log.info("devices are not offered by DRA now", devices=left_out)
+
+
+def _published(publisher: Publisher | None) -> tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]]:
+    """Give what slices offer to new claims, and all that they have."""
+    return (frozenset(), frozenset()) if publisher is None else (publisher.free(), publisher.shown())
+
+
+def _instead(driver: str, claims: ClaimsOf | None) -> str:
+    if claims is not None and claims.is_registered:
+        return f"offered by DRA: the driver {driver} is registered"
+    why = f": {claims.trouble}" if claims is not None and claims.trouble else ""
+    return f"offered by DRA: the driver {driver} is not registered{why}"
 
 
 def _not_taken(drivers: Iterable[DriverStatus]) -> str:

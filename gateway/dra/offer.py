@@ -126,6 +126,7 @@ def offers(
     drivers: Mapping[str, str],
     root_of: Callable[[str], str] = lambda _: "",
     owner: Owner | None = None,
+    stranger: Callable[[Mapping[str, Value]], str] = lambda _: "",
 ) -> tuple[list[Offer], list[Withheld]]:
     """Say what is offered, and what is withheld because it may be somebody's by the device plugin API.
 
@@ -136,6 +137,7 @@ def offers(
         drivers: the driver's name for a resource's domain, where an operator chose one.
         root_of: names the PCIe root complex of a PCI address (``pci0000:00``); '' where it isn't known.
         owner: says which are DRA's; None: all.
+        stranger: says by its attributes which other DRA driver offers a device; '' for none.
     """
     found: list[Offer] = []
     withheld: list[Withheld] = []
@@ -160,6 +162,10 @@ def offers(
             if ailment is None and shows is Offered.LEAVING:
                 ailment, why = Ailment.LEAVING, "it goes back to the device plugin API"
             attributes = _attributes(driver, resource, entry, about, root_of(about.pci))
+            if other := stranger(attributes):
+                name = _name(driver, entry, about)
+                withheld.append(Withheld(driver, name, device_id, other, place.board, lasts=True))
+                continue
             found.append(
                 Offer(
                     driver,
@@ -301,3 +307,12 @@ def version(text: str) -> Version | None:
     if match is None:
         return None
     return Version(".".join(part or "0" for part in match.groups()))
+
+
+def first_said(there: Mapping[str, Iterable[tuple[str, Entry]]], said: Callable[[str, str], str]) -> dict[str, str]:
+    """Give the first words that are said of what is on each board, by resource and device ID, where there are any."""
+    found = {
+        board: next(filter(None, (said(name, one.device.id) for name, one in devices)), "")
+        for board, devices in there.items()
+    }
+    return {board: words for board, words in found.items() if words}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -33,6 +33,8 @@ server stores something else than what was written. (A kubelet's start deletes a
 _WHILE: Final = 2.0
 _PACE: Final = 1.0
 """Seconds between two more times."""
+LINGERS: Final = 30.0
+"""Seconds for which a device counts as another driver's that its slices offer no more: a kubelet that starts deletes those, too."""
 _log = structlog.get_logger()
 
 
@@ -90,6 +92,7 @@ class Publisher:
         leave: whether a driver's slices are another instance's business (with both APIs, who decides is who publishes).
         ready: whether a kubelet took a driver. Until then no more is offered than was: a claim that is prepared before that is asked
             for again only after 60 to 90 s (run on 1.36).
+        met: is called when other drivers offer something else.
     """
 
     def __init__(
@@ -101,9 +104,10 @@ class Publisher:
         offered: Callable[[], Mapping[str, Sequence[Offer]]],
         leave: Callable[[str], bool],
         ready: Callable[[str], bool],
+        met: Callable[[], None] = lambda: None,
     ) -> None:
         self._api, self._server, self._node, self._owner = api, server, node, owner
-        self._offered, self._leave, self._ready = offered, leave, ready
+        self._offered, self._leave, self._ready, self._met = offered, leave, ready, met
         self._there: dict[str, Slice] | None = None
         self._wake = asyncio.Event()
         self._last: dict[str, int] = {}
@@ -112,6 +116,9 @@ class Publisher:
         self._written: dict[str, Slice] = {}
         self._taints = True
         self._strangers: Mapping[str, str] = {}
+        self._met_at: dict[str, float] = {}
+        self.has_looked = False
+        """Whether it is known what other drivers offer."""
         self._watch = Watch(api, f"{server.path}/resourceslices", Slice, fields=f"spec.nodeName={node}")
         self._failed = ""
 
@@ -129,13 +136,20 @@ class Publisher:
 
     def free(self) -> frozenset[tuple[str, str]]:
         """Give what the API server's slices offer to new claims: the driver and the name of each device."""
-        there = () if self._there is None else self._there.values()
         return frozenset(
-            (one.spec.driver, str(device.get("name")))
-            for one in there
-            for device in one.spec.devices or ()
+            name
+            for name, device in self._shown()
             if not any(taint.get("effect") == "NoSchedule" for taint in device.get("taints") or ())
         )
+
+    def shown(self) -> frozenset[tuple[str, str]]:
+        """Give all that the slices of this node have, of whichever driver."""
+        return frozenset(name for name, _ in self._shown())
+
+    def _shown(self) -> Iterator[tuple[tuple[str, str], Mapping[str, Any]]]:
+        for one in () if self._there is None else self._there.values():
+            for device in one.spec.devices or ():
+                yield (one.spec.driver, str(device.get("name"))), device
 
     async def run(self) -> None:
         """Publish for ever."""
@@ -196,7 +210,7 @@ class Publisher:
             for name, one in self._there.items()
             if one.spec.driver in offered and slices.is_ours(name, one, self._node)
         }
-        self._tell_strangers(slices.strangers(self._there.values(), offered, self._node, ours))
+        self._tell_strangers(slices.strangers(self._there.values(), offered, self._node, ours), offered)
         wait = 0.0
         for driver, devices in offered.items():
             if driver in self._strangers or self._leave(driver):
@@ -250,14 +264,22 @@ class Publisher:
             generation=self._last.get(driver, 0),
         )
 
-    def _tell_strangers(self, found: Mapping[str, str]) -> None:
-        if found == self._strangers:
+    def _tell_strangers(self, found: Mapping[str, str], drivers: Collection[str]) -> None:
+        loop, looked, self.has_looked = asyncio.get_running_loop(), self.has_looked, True
+        now = loop.time()
+        before, recent = self._strangers, {one for one, at in self._met_at.items() if now < at + LINGERS}
+        if lingering := {one: before[one] for one in recent - found.keys() if one in before}:
+            loop.call_later(LINGERS, self.changed)
+        self._met_at = {one: self._met_at[one] for one in lingering} | dict.fromkeys(found.keys() - {*drivers}, now)
+        found = {**found, **lingering}
+        if looked and found == before:
             return
-        for what in sorted(found.keys() - self._strangers.keys())[:8]:
+        for what in sorted(found.keys() - before.keys())[:8]:
             _log.error(
-                "a device is not offered by DRA, because another DRA driver offers it",
+                "a device is not offered here, because another DRA driver offers it",
                 device=what,
                 reason=found[what],
                 advice="end that driver on this node, or give this one another name or other devices",
             )
         self._strangers = found
+        self._met()

@@ -28,6 +28,8 @@ class Side(Enum):
     """On its way back: claims that were allocated get it, the scheduler is to allocate it to no other."""
     RECLAIMED = "reclaimed"
     """Called back from the device plugin API for a claim that was allocated by a ResourceSlice of before."""
+    FOREIGN = "foreign"
+    """Another DRA driver's ResourceSlices on this node offer it: who holds it keeps it, nobody else gets it here by either API."""
 
 
 class Seen(Struct, frozen=True):
@@ -36,12 +38,13 @@ class Seen(Struct, frozen=True):
     ``pod`` says in words which container has it by the device plugin API: '' for none, None where that isn't known since the
     kubelet was told to give it to nobody. ``claim`` says to which claim it is prepared ('' for none), ``allocated`` to which one
     it is allocated at the API server: None where that isn't known since the ResourceSlice offers it to nobody new; '' also where a pod by name
-    had it and ended, because such a claim is nobody else's.
+    had it and ended, because such a claim is nobody else's. ``foreign`` says in words which other DRA driver has it.
     """
 
     pod: str | None = None
     claim: str = ""
     allocated: str | None = None
+    foreign: str = ""
 
 
 class Stand(Struct, frozen=True):
@@ -92,18 +95,31 @@ def actual(side: Side, *, claimed: bool) -> Side:
     return Side.DRA if side is Side.TO_DRA else Side.TO_PLUGIN
 
 
-def ordered(side: Side, to: Side) -> Side:
+def ordered(side: Side, to: Side, foreign: str = "") -> Side:
     """Say where a board is once an operator wants it at one end (PLUGIN or DRA)."""
-    return _ORDERS.get((side, to), side)
+    return _here(_ORDERS.get((side, to), side), foreign)
 
 
 def missed(side: Side, seen: Seen) -> Side:
     """Say where a board is once a claim asks for it that is the other side's: it is called back if nobody holds it."""
-    return Side.RECLAIMED if side is Side.PLUGIN and seen.pod == "" else side
+    return Side.RECLAIMED if side is Side.PLUGIN and seen.pod == "" and not seen.foreign else _here(side, seen.foreign)
 
 
 def moved(side: Side, seen: Seen) -> Side:
-    """Say where a board on its way is now; the same where it has to wait."""
+    """Say where a board on its way is now, or one that another DRA driver offers; the same where it has to wait."""
+    return _here(_moved(side, seen), seen.foreign)
+
+
+def moves(side: Side, foreign: str) -> bool:
+    """Say whether there is something to look up of a board: what holds it up may be over, or it must be withheld."""
+    return side in MOVING or side is (Side.PLUGIN if foreign else Side.FOREIGN)
+
+
+def _here(side: Side, foreign: str) -> Side:
+    return Side.FOREIGN if side is Side.PLUGIN and foreign else side
+
+
+def _moved(side: Side, seen: Seen) -> Side:
     match side:
         case Side.TO_DRA if seen.pod == "":
             return Side.DRA
@@ -112,6 +128,8 @@ def moved(side: Side, seen: Seen) -> Side:
         case Side.RECLAIMED if seen.pod:
             return Side.PLUGIN
         case Side.TO_PLUGIN if not seen.claim and seen.allocated == "":
+            return Side.PLUGIN
+        case Side.FOREIGN if not seen.foreign:
             return Side.PLUGIN
         case _:
             return side
@@ -148,7 +166,7 @@ def listed(
     return State.ELSEWHERE if side in _OF_DRA else State.LEAVING
 
 
-def offered(side: Side, shown: State | None, pod: str | None) -> Offered:
+def offered(side: Side, shown: State | None, pod: str | None, foreign: str = "") -> Offered:
     """Say how DRA offers a board, to Prepare and in a slice.
 
     Args:
@@ -156,8 +174,9 @@ def offered(side: Side, shown: State | None, pod: str | None) -> Offered:
         shown: what lies over it in the other API's list, as that is served now.
         pod: as in ``Seen``. A gateway that starts looks before it offers: the one before it may have died between the disk and
             the list.
+        foreign: as in ``Seen``.
     """
-    if shown not in _GONE or side not in _OF_DRA or pod != "":
+    if shown not in _GONE or side not in _OF_DRA or pod != "" or foreign:
         return Offered.NOT
     return Offered.FREE if side is Side.DRA else Offered.LEAVING
 
@@ -171,8 +190,12 @@ def words(side: Side, seen: Seen) -> str:
             return f"it goes to DRA as soon as nobody holds it{_by(seen.pod)}"
         case Side.RECLAIMED:
             return f"called back by DRA for a claim that was allocated it{_by(seen.pod)}"
+        case Side.DRA if seen.foreign:
+            return f"offered by nobody here: {seen.foreign}{_has(seen.claim)}"
         case Side.DRA:
             return f"offered by DRA{_has(seen.claim)}"
+        case Side.FOREIGN:
+            return f"offered by nobody here: {seen.foreign}{_by(seen.pod)}"
         case Side.TO_PLUGIN:
             return f"it comes back from DRA as soon as no claim has it{_has(seen.claim or seen.allocated or '')}"
 

@@ -133,7 +133,7 @@ _FAMILIES: Final = (
     ),
     _gauge(
         "gpus",
-        "Physical GPUs by the API that gives them away (plugin, dra), or on their way (to-dra, to-plugin, reclaimed). Only with --dra on.",
+        "Physical GPUs by the API that gives them away (plugin, dra), on their way (to-dra, to-plugin, reclaimed), or another driver's (foreign). Only with --dra on.",
         "side",
     ),
     _gauge(

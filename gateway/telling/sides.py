@@ -28,7 +28,8 @@ class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
 class SideStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A physical GPU where both APIs are served (``--dra on``).
 
-    ``side`` is the one that gives it away (``plugin``, ``dra``), or where it is on its way (``to-dra``, ``to-plugin``, ``reclaimed``);
+    ``side`` is the one that gives it away (``plugin``, ``dra``), or where it is on its way (``to-dra``, ``to-plugin``, ``reclaimed``); ``foreign``:
+    another DRA driver on this node offers it.
     ``holder`` is who has it by either (null: nobody, or it isn't known), ``words`` say what it waits for. It has been on its way for
     ``moving_s``, as far as this process knows (null: it isn't).
     """

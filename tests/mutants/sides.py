@@ -12,6 +12,7 @@ RULES = {
     "OWN6": "the node's annotation counts as long as it is there, and moves nothing that a command couldn't",
     "OWN7": "a pod that asks by name has its GPU, by whichever API, or waits for it",
     "OWN8": "an older gateway makes room for a newer one that can serve, and until then only the older one decides",
+    "OWN9": "what another DRA driver on the node offers, or may still have, is given by neither API",
     "OWN3": "every crossing can end, and a claim of before gets what nobody holds",
 }
 
@@ -28,7 +29,93 @@ _ADMITS = f"{_ON}::test_a_kubelet_that_starts_has_what_goes_to_dra_until_it_has_
 _AGAIN = "tests/compat/test_dra_storm.py::test_who_made_room_serves_again_when_the_newer_one_dies"
 _STAYS = f"{_ON}::test_a_newer_gateway_that_no_kubelet_takes_changes_nothing"
 
+_OTHERS = f"{_ON}::test_what_another_driver_offers_is_given_by_neither_api"
+_UP_AGAIN = f"{_ON}::test_dra_offers_again_what_another_driver_gave_up"
+_STAYS_THEIRS = f"{_ON}::test_what_another_driver_offers_stays_withheld_through_a_start_of_kubelet_and_gateway"
+_WITHOUT = f"{_RULES}::test_what_another_driver_has_is_given_by_neither_api"
+
 MUTANTS = (
+    Mutant("OWN9", "DRA offers what another driver has", _TABLE, 'pod != "" or foreign:', 'pod != "":', _WITHOUT),
+    Mutant(
+        "OWN9",
+        "nobody looks at what another driver offers",
+        _TABLE,
+        "side is (Side.PLUGIN if foreign else Side.FOREIGN)",
+        "(side is Side.FOREIGN and not foreign)",
+        _WITHOUT,
+    ),
+    Mutant(
+        "OWN9",
+        "what another driver has is called back",
+        _TABLE,
+        'seen.pod == "" and not seen.foreign else',
+        'seen.pod == "" else',
+        _WITHOUT,
+    ),
+    Mutant(
+        "OWN9",
+        "what another driver has goes to the plugin",
+        _TABLE,
+        "Side.FOREIGN if side is Side.PLUGIN and foreign else side",
+        "side",
+        _MOVES,
+    ),
+    Mutant(
+        "OWN9",
+        "the scheduler isn't told of what another driver has",
+        _SHELL,
+        "await self.allocatable.lower(self.stays(foreign))",
+        "pass",
+        _OTHERS,
+    ),
+    Mutant(
+        "OWN9",
+        "a claim of a driver that went is overlooked",
+        _SHELL,
+        'if holder := asked.get(REST, ""):',
+        'if holder := "":',
+        _OTHERS,
+    ),
+    Mutant(
+        "OWN9",
+        "a gateway that starts forgets what another driver had",
+        _SHELL,
+        '        self.went = dict.fromkeys(boards, "another',
+        '        self.went = dict.fromkeys((), "another',
+        _STAYS_THEIRS,
+    ),
+    Mutant(
+        "OWN9",
+        "DRA offers again what a claim of a driver that went has",
+        _SHELL,
+        "            self.went |= {one:",
+        "            {one:",
+        _UP_AGAIN,
+    ),
+    Mutant(
+        "OWN9",
+        "without a state file GPUs are given before other drivers' slices are known",
+        _SHELL,
+        "(found := await self._ask()) is None or self.strangers.offered is None:",
+        "(found := await self._ask()) is None:",
+        f"{_ON}::test_without_its_state_file_it_gives_nothing_that_another_driver_offers",
+    ),
+    Mutant(
+        "OWN9",
+        "Prepare gives what another driver offers",
+        "gateway/dra/offer.py",
+        "            if other := stranger(attributes):",
+        "            if other := stranger({}):",
+        "tests/unit/test_dra_decisions.py::test_what_another_driver_offers_is_withheld",
+    ),
+    Mutant(
+        "OWN9",
+        "what another driver's slices lack for a moment is free",
+        "gateway/dra/publisher.py",
+        "if lingering := {one: before[one] for one in recent - found.keys() if one in before}:",
+        "if lingering := {one: before[one] for one in () if one in before}:",
+        "tests/unit/test_dra_publisher.py::test_what_another_driver_offers_is_not_offered",
+    ),
     Mutant(
         "OWN8",
         "an older gateway makes room for anybody",
@@ -218,7 +305,7 @@ MUTANTS = (
         "OWN1",
         "DRA offers what nobody looked for",
         _TABLE,
-        ' or pod != "":\n        return Offered.NOT',
+        ' or pod != "" or foreign:\n        return Offered.NOT',
         " or pod:\n        return Offered.NOT",
         f"{_RULES}::test_one_api_at_most_gives_a_board_away",
     ),
@@ -240,7 +327,7 @@ MUTANTS = (
     Mutant(
         "OWN4",
         "the scheduler hears of what came back before the kubelet",
-        _SHELL,
+        "gateway/kubernetes/allocatable.py",
         "(last.view.allocatable or {}).get(name, frozenset()) == ids",
         "True",
         f"{_ON}::test_the_scheduler_hears_of_what_came_back_when_the_kubelet_has",
@@ -406,8 +493,8 @@ MUTANTS = (
         "OWN7",
         "what a ResourceSlice still offers comes back",
         _SHELL,
-        "for board in counted - {*free}:",
-        "for board in counted:",
+        "for board in _on(self.boards(), self._counted) - {*free}:",
+        "for board in _on(self.boards(), self._counted):",
         f"{_ON}::test_what_a_pod_by_name_had_waits_while_a_slice_offers_it",
     ),
     Mutant(
@@ -543,15 +630,15 @@ MUTANTS = (
         "OWN4",
         "claims of before the state file are overlooked",
         _SHELL,
-        "dict.fromkeys(found, Side.TO_PLUGIN) | {REST: Side.PLUGIN}",
-        "{REST: Side.PLUGIN}",
+        "theirs | dict.fromkeys(found, Side.TO_PLUGIN) | {REST: Side.PLUGIN}",
+        "theirs | {REST: Side.PLUGIN}",
         f"{_ON}::test_without_its_state_file_it_gives_nothing_before_it_knows_the_claims",
     ),
     Mutant(
         "OWN4",
         "a pod's GPU crosses",
         _SHELL,
-        "            if device_id in taken.held:",
+        "    if device_id in taken.held:",
         "            if False:",
         f"{_ON}::test_a_restart_forgets_no_owner",
     ),

@@ -48,6 +48,19 @@ def offered(
     return found, {one.name: one.reason for one in withheld}
 
 
+def test_what_another_driver_offers_is_withheld() -> None:
+    whose = {"GPU-a": "x offers it"}
+    found, withheld = offer.offers(
+        {GPU: [entry("GPU-a"), entry("GPU-b")]},
+        lambda *_: Facts(),
+        lambda _: FREE,
+        {},
+        stranger=lambda attributes: whose.get(str(attributes.get("uuid")), ""),
+    )
+    assert [one.device_id for one in found] == ["GPU-b"]
+    assert [(one.device_id, one.reason) for one in withheld] == [("GPU-a", "x offers it")]
+
+
 A100 = Facts(
     product="A100",
     index="0",

@@ -28,7 +28,7 @@ from devices.life.states import State
 from gateway.age import Age
 from gateway.cli import main
 from gateway.daemon import RESIGNED, Gateway
-from gateway.dra import cdi, crossing, desk, driver
+from gateway.dra import cdi, crossing, desk, driver, publisher
 from gateway.dra import door as door_module
 from gateway.dra.crossing import Crossing
 from gateway.dra.door import Door
@@ -37,7 +37,7 @@ from gateway.handover.alone import Alone, held_back
 from gateway.kubelet import drift, view
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.view import View
-from gateway.kubernetes import access
+from gateway.kubernetes import access, allocatable
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
 from gateway.lab.kubelets.kubelet import KubeletError
@@ -140,7 +140,7 @@ async def node(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     folder = Path(tempfile.mkdtemp(prefix="on-"))
     monkeypatch.setattr(access, "find", lambda _: server.access())
     monkeypatch.setattr(cdi, "FOLDER", folder / "cdi")
-    monkeypatch.setattr(crossing, "SETTLE", 0.0)
+    monkeypatch.setattr(allocatable, "SETTLE", 0.0)
     monkeypatch.setattr(crossing, "ADMITS", 0.0)
     monkeypatch.setattr(crossing, "WAIT", 0.05)
     one = Node(Place(folder, server))
@@ -198,25 +198,133 @@ async def test_it_says_since_when_a_gpu_is_on_its_way_and_how_drivers_stand(node
         node.manager.remove("p1")
 
 
-async def test_what_another_driver_offers_is_named_at_the_device(node: Node) -> None:
-    theirs = {"driver": "dra.example.com", "nodeName": "n1", "devices": [{"name": "x", "attributes": STRANGE}]}
+THEIRS = f"{API}/resourceslices/theirs"
+THEM = "dra.example.com offers it as x in theirs"
+
+
+def offer_theirs(node: Node) -> None:
+    """Have another DRA driver offer A."""
+    devices = [{"name": "x", "attributes": STRANGE}]
+    node.place.server.put(THEIRS, spec={"driver": "dra.example.com", "nodeName": "n1", "devices": devices})
+
+
+def allocate_theirs(node: Node) -> str:
+    """Have a claim of what another DRA driver offers; give its path."""
+    path = f"{API}/namespaces/ns/resourceclaims/c"
+    results = [{"request": "gpu", "driver": "dra.example.com", "pool": "n1", "device": "x"}]
+    status = {"allocation": {"devices": {"results": results}}}
+    node.place.server.put(path, metadata={"uid": "uid-c", "namespace": "ns"}, status=status)
+    return path
+
+
+def named(gateway: Gateway) -> dict[str, str]:
+    [resource] = Commands(gateway).document(True).resources
+    return {row.id: row.stranger for row in resource.devices}
+
+
+async def test_what_another_driver_offers_is_given_by_neither_api(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((publisher, "LINGERS"), (crossing, "LINGERS"), (crossing, "LET_GO")):
+        monkeypatch.setattr(module, name, 0.0)
     async with node.gateway() as one:
         await node.allocatable(2)
-        node.place.server.put(f"{API}/resourceslices/theirs", spec=theirs)
+        offer_theirs(node)
+        await node.stand(a="foreign", b="plugin")
+        await node.allocatable(1)
+        assert node.told == {GPU: "1"}  # The scheduler heard of it.
+        assert states(one) == {A: State.LEAVING, B: State.PRESENT}
+        assert named(one) == {A: THEM, B: ""}
+        [row] = [row for row in Commands(one).document(True).sides if row.id == A]
+        assert (row.side, row.words, row.moving_s) == ("foreign", f"offered by nobody here: {THEM}", None)
+        door(one)._drivers["gpu.nvidia.com"]._patience = 0.5
+        refused = (await node.claims.prepare(V1, node.place.claim("late", "uid-late", "gpu-0")))["uid-late"]
+        assert isinstance(refused, Refused)
+        assert THEM in refused.reason
+        node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/late")
+        # Its driver goes, and a claim has it still.
+        path = allocate_theirs(node)
+        node.place.server.remove(THEIRS)
+        await until(lambda: "claim ns/c may have it" in words(one))
+        await node.stand(a="foreign", b="plugin")
+        node.place.server.remove(path)
+        await node.stand(a="plugin", b="plugin")
+        await node.allocatable(2)
+        assert named(one) == {A: "", B: ""}
 
-        def named() -> dict[str, str]:
-            [resource] = Commands(one).document(True).resources
-            return {row.id: row.stranger for row in resource.devices}
 
-        wanted = {A: "dra.example.com offers it as x in theirs", B: ""}
-        await until(lambda: named() == wanted)  # It is the device plugin API's still.
+def words(gateway: Gateway) -> str:
+    [row] = [row for row in door(gateway).stands() if row.board == A]
+    return row.words
+
+
+async def test_a_pod_keeps_what_another_driver_offers(node: Node) -> None:
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.manager.admit("p1", {GPU: 2})
+        offer_theirs(node)
+        await node.stand(a="foreign", b="plugin")
+        await until(lambda: words(one) == f"offered by nobody here: {THEM}: held by default/p1/main")
+        assert states(one)[A] is State.LEAVING
+        node.manager.remove("p1")
+        await node.manager.admit("p2", {GPU: 1})
+        with pytest.raises(KubeletError):
+            await node.manager.admit("p3", {GPU: 1})
+
+
+async def test_what_another_driver_offers_stays_withheld_through_a_start_of_kubelet_and_gateway(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway():
+        await node.allocatable(2)
+        offer_theirs(node)
+        await node.stand(a="foreign", b="plugin")
+        node.place.server.remove(THEIRS)  # A kubelet that starts deletes those of all drivers.
+    await node.place.server.stop()
+    async with node.gateway(known=False) as one:
+        await node.allocatable(1)
+        assert states(one)[A] is State.LEAVING
+        await node.place.server.start()
+        await until(lambda: door(one)._publisher is not None and door(one)._publisher.has_looked)  # type: ignore[union-attr]
+        assert await node.cross("dra", dry_run=True) == {A: "foreign", B: "plugin"}
+        crossing_ = door(one).crossing
+        assert crossing_ is not None
+        crossing_.strangers._ask_at = 0.0
+        await node.stand(a="plugin", b="plugin")
+
+
+async def test_without_its_state_file_it_gives_nothing_that_another_driver_offers(node: Node) -> None:
+    offer_theirs(node)
+    async with node.gateway() as one:
+        await node.allocatable(1)
+        await node.stand(a="foreign", b="plugin")
+        with pytest.raises(KubeletError):
+            await node.manager.admit("p1", {GPU: 2})
+        assert states(one)[A] is State.LEAVING
+
+
+async def test_dra_offers_again_what_another_driver_gave_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher, "LINGERS", 0.0)
+    monkeypatch.setattr(crossing, "LINGERS", 0.0)
+    async with node.gateway() as one:
+        await node.allocatable(2)
         await node.cross("dra")
-        await node.stand(a="dra", b="dra")
-        await until(lambda: list(node.place.published) == ["gpu-1"])
-        assert named() == wanted
-        node.place.server.remove(f"{API}/resourceslices/theirs")
         await until(lambda: len(node.place.published) == 2)
-        assert named() == {A: "", B: ""}
+        offer_theirs(node)
+        await until(lambda: list(node.place.published) == ["gpu-1"])
+        assert words(one) == f"offered by nobody here: {THEM}"
+        path = allocate_theirs(node)
+        node.place.server.remove(THEIRS)
+        await until(lambda: "claim ns/c may have it" in words(one))
+        assert list(node.place.published) == ["gpu-1"]
+        assert await node.cross("dra", dry_run=True) == {A: "dra", B: "dra"}
+        node.place.server.remove(path)
+        await until(lambda: len(node.place.published) == 2)
+        offer_theirs(node)
+        await until(lambda: list(node.place.published) == ["gpu-1"])
+        await node.cross("plugin")
+        await node.stand(a="foreign", b="plugin")
+        node.place.server.remove(THEIRS)
+        await node.stand(a="plugin", b="plugin")
+        assert named(one) == {A: "", B: ""}
 
 
 async def test_the_scheduler_hears_of_less_before_the_kubelet_does(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

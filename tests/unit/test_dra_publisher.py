@@ -158,7 +158,12 @@ async def test_what_another_driver_offers_is_not_offered(
     }
     server.put(f"{PATH}/theirs", spec=theirs)
     await until(lambda: published.names == ["gpu-0"])
-    server.remove(f"{PATH}/theirs")
+    for one in (f"{PATH}/theirs", OURS):  # A kubelet starts; they publish theirs again in a moment.
+        server.remove(one)
+    await until(lambda: published.names and published.generation == 3)
+    assert published.names == ["gpu-0"]
+    monkeypatch.setattr(publisher, "LINGERS", 0.0)
+    published.publisher.changed()
     await until(lambda: published.names == ["gpu-0", "gpu-1"])
 
 

@@ -154,7 +154,7 @@ def test_what_keeps_a_source_from_telling_is_counted() -> None:
 
 def test_gpus_are_counted_by_side_where_both_apis_are_served() -> None:
     found = {dict(labels)["side"]: value for (name, labels), value in samples(CROSSING).items() if name == "gpus"}
-    assert found == {"plugin": 1, "to-dra": 1, "dra": 2, "to-plugin": 0, "reclaimed": 0}
+    assert found == {"plugin": 1, "to-dra": 1, "dra": 2, "to-plugin": 0, "reclaimed": 0, "foreign": 0}
     assert "gpus" not in {name for name, _ in samples(FULL)}
 
 

@@ -33,6 +33,12 @@ FREE = Seen(pod="", claim="", allocated="")
         (Side.TO_PLUGIN, Seen(pod="", claim="c", allocated=""), Side.TO_PLUGIN),
         (Side.TO_PLUGIN, Seen(pod="", claim="", allocated="c"), Side.TO_PLUGIN),
         (Side.TO_PLUGIN, Seen(pod="", claim="", allocated=None), Side.TO_PLUGIN),
+        (Side.PLUGIN, Seen(pod="a pod", foreign="x"), Side.FOREIGN),
+        (Side.TO_PLUGIN, Seen(pod="", claim="", allocated="", foreign="x"), Side.FOREIGN),
+        (Side.RECLAIMED, Seen(pod="a pod", foreign="x"), Side.FOREIGN),
+        (Side.TO_DRA, Seen(pod="", foreign="x"), Side.DRA),
+        (Side.FOREIGN, Seen(pod="", foreign="x"), Side.FOREIGN),
+        (Side.FOREIGN, Seen(pod="a pod"), Side.PLUGIN),
     ],
 )
 def test_a_board_moves_on_when_nobody_has_it(side: Side, seen: Seen, after: Side) -> None:
@@ -47,15 +53,30 @@ def test_a_board_moves_on_when_nobody_has_it(side: Side, seen: Seen, after: Side
         (Side.DRA, Side.DRA, Side.TO_PLUGIN),
         (Side.TO_PLUGIN, Side.DRA, Side.TO_PLUGIN),
         (Side.RECLAIMED, Side.TO_DRA, Side.RECLAIMED),
+        (Side.FOREIGN, Side.FOREIGN, Side.FOREIGN),
     ],
 )
 def test_an_order_is_followed_or_taken_back(side: Side, to_dra: Side, to_plugin: Side) -> None:
     assert (table.ordered(side, Side.DRA), table.ordered(side, Side.PLUGIN)) == (to_dra, to_plugin)
+    foreign = Side.FOREIGN if to_plugin is Side.PLUGIN else to_plugin
+    assert (table.ordered(side, Side.DRA, "x"), table.ordered(side, Side.PLUGIN, "x")) == (to_dra, foreign)
+
+
+@pytest.mark.parametrize("side", Side)
+def test_what_another_driver_has_is_given_by_neither_api(side: Side) -> None:
+    assert table.offered(side, State.ELSEWHERE, "", "x") is Offered.NOT
+    assert table.listed(Side.FOREIGN) is table.listed(Side.FOREIGN, admits=True) is State.LEAVING
+    moves = side in table.MOVING
+    assert (table.moves(side, "x"), table.moves(side, "")) == (
+        moves or side is Side.PLUGIN,
+        moves or side is Side.FOREIGN,
+    )
+    assert table.missed(side, Seen(pod="", foreign="x")) is (Side.FOREIGN if side is Side.PLUGIN else side)
 
 
 def test_what_is_prepared_for_a_claim_is_dras_whatever_the_table_says() -> None:
     assert [table.actual(side, claimed=True) for side in Side] == [
-        Side.TO_PLUGIN, Side.DRA, Side.DRA, Side.TO_PLUGIN, Side.TO_PLUGIN,
+        Side.TO_PLUGIN, Side.DRA, Side.DRA, Side.TO_PLUGIN, Side.TO_PLUGIN, Side.TO_PLUGIN,
     ]  # fmt: skip
     assert [table.actual(side, claimed=False) for side in Side] == list(Side)
 
@@ -158,6 +179,10 @@ def a_pod_of_two_also_by_name() -> Model:
     return Model(claims=((0,),), pods=((0, 1),), by_name=True, ghosts=False, at_once=True)
 
 
+def one_gpu_beside_another_driver() -> Model:
+    return Model(beside=True, at_once=True)
+
+
 def a_pod_of_two() -> Model:
     return Model(claims=((0,),), pods=((0, 1),), ghosts=False, at_once=True)
 
@@ -171,7 +196,7 @@ def a_claim_of_two() -> Model:
 
 
 SHAPES = [(one_gpu, 20_000), (a_pod_of_two, 30_000), (a_pod_and_a_claim_of_two, 30_000), (a_claim_of_two, 140_000)]
-SHAPES += [(one_gpu_also_by_name, 90_000), (a_pod_of_two_also_by_name, 70_000)]
+SHAPES += [(one_gpu_beside_another_driver, 7_000), (one_gpu_also_by_name, 90_000), (a_pod_of_two_also_by_name, 70_000)]
 
 
 @pytest.mark.parametrize(("shape", "states"), SHAPES, ids=lambda one: getattr(one, "__name__", ""))
@@ -188,8 +213,8 @@ def test_no_gpu_is_given_twice_and_every_crossing_can_end(shape: Callable[[], Mo
     [
         ("actual", lambda side, claimed: side),  # noqa: ARG005 - the table's signature
         ("listed", lambda side, **_: None if side is Side.TO_PLUGIN else State.ELSEWHERE),
-        ("offered", lambda side, shown, pod: _offered(side, State.ELSEWHERE, pod)),  # noqa: ARG005
-        ("offered", lambda side, shown, pod: _offered(side, shown, "")),  # noqa: ARG005
+        ("offered", lambda side, shown, pod, _: _offered(side, State.ELSEWHERE, pod)),  # noqa: ARG005
+        ("offered", lambda side, shown, pod, _: _offered(side, shown, "")),  # noqa: ARG005
     ],
 )
 def test_a_table_that_breaks_a_rule_is_seen_to_give_twice(
@@ -207,6 +232,21 @@ def test_a_gateway_that_makes_room_without_a_word_of_what_it_gave_is_seen_to_giv
     found = search(model.start, model.moves, model.check)
     assert found.broken == "GPU 0 is given twice"
     assert "a newer gateway takes over" in found.trace
+
+
+@pytest.mark.parametrize(
+    ("rule", "broken"),
+    [
+        ("offered", lambda side, shown, pod, _: _offered(side, shown, pod)),
+        ("moved", lambda side, seen: _moved(side, Seen(seen.pod, seen.claim, seen.allocated))),
+    ],
+)
+def test_a_table_that_overlooks_another_driver_is_seen_to_give_twice(
+    rule: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, rule, broken)
+    model = one_gpu_beside_another_driver()
+    assert search(model.start, model.moves, model.check).broken == "GPU 0 is given twice"
 
 
 @pytest.mark.parametrize(
@@ -238,8 +278,8 @@ def _unknown_is_nobody(side: Side, seen: Seen) -> Side:
     "rules",
     [
         {"listed": lambda side, **_: None if side is Side.TO_PLUGIN else State.ELSEWHERE},
-        {"moved": _pod_overlooked, "offered": lambda side, shown, _: _offered(side, shown, "")},
-        {"moved": _unknown_is_nobody, "offered": lambda side, shown, pod: _offered(side, shown, pod or "")},
+        {"moved": _pod_overlooked, "offered": lambda side, shown, *_: _offered(side, shown, "")},
+        {"moved": _unknown_is_nobody, "offered": lambda side, shown, pod, _: _offered(side, shown, pod or "")},
     ],
 )
 def test_with_two_gpus_a_table_that_breaks_a_rule_is_seen(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -25,6 +26,15 @@ NOBODY: Final = ""
 CLAIM: Final = "the claim"
 POD: Final = "the pod"
 Group: TypeAlias = tuple[int, ...]
+
+
+class Foreign(Enum):
+    """What another DRA driver on the node does with a GPU."""
+
+    NOT = "nothing"
+    OFFERS = "its slices offer it"
+    GAVE = "a claim of it has it"
+    WENT = "a claim of it has it, and its slices are gone"
 
 
 class GPU(Struct, frozen=True, cache_hash=True):
@@ -54,6 +64,11 @@ class GPU(Struct, frozen=True, cache_hash=True):
     """What the scheduler believes that the slice says."""
     allocated: str | None = None
     """Which claim has it, by a look at the API server since the slice offers it to nobody new."""
+    foreign: Foreign = Foreign.NOT
+    met: bool = False
+    """Whether the gateway knows that another DRA driver offers it, or may have it still."""
+    kept: bool = False
+    """Another driver gave it away after the gateway had withheld it from everybody."""
 
 
 class Node(Struct, frozen=True, cache_hash=True):
@@ -92,6 +107,8 @@ class Model:
         pods: the GPUs that a pod asks for, together; each GPU is in one of them.
         by_name: whether claims are made for pods that ask by name, too.
         ghosts: whether the kubelet's records go on naming a pod that ended.
+        beside: whether another DRA driver offers the GPUs, too, and goes again. What its slices are without for a moment, while a
+            kubelet starts, takes less time than the gateway waits, and isn't modelled.
         tells: whether a gateway that makes room has on disk what Allocate answered.
         at_once: whether what is on disk is in force, in the list and in the slice before anything else happens: what is between
             is explored with one GPU, and with two this leaves few enough states to see all.
@@ -106,10 +123,11 @@ class Model:
         ghosts: bool = True,
         tells: bool = True,
         at_once: bool = False,
+        beside: bool = False,
     ) -> None:
         self._claims, self._pods, self._ghosts, self._at_once = claims, pods, ghosts, at_once
         self._kinds = (False, True) if by_name else (False,)
-        self._tells = tells
+        self._tells, self._beside = tells, beside
         self.start = Node((GPU(),) * sum(map(len, pods)))
         self.onward: dict[Node, set[Node]] = defaultdict(set)
         """Which states come of which, without an order, a crash, or anybody new who wants a GPU."""
@@ -119,8 +137,9 @@ class Model:
 
     def check(self, node: Node) -> None:
         """No GPU is given twice."""
-        for number in node.of if node.claim == 3 else ():
-            if node.gpus[number].pod:
+        for number, one in enumerate(node.gpus):
+            prepared = node.claim == 3 and number in node.of
+            if one.pod + prepared + one.kept > 1:
                 raise BrokenError(f"GPU {number} is given twice")
 
     def moves(self, node: Node) -> Iterator[tuple[str, Node]]:
@@ -200,14 +219,21 @@ class Model:
 
     def _started(self, node: Node) -> Node:
         gpus = [
-            replace(one, side=one.disk, shown=_listed(one.disk, _claim_on(node, number), None))
+            replace(
+                one,
+                side=one.disk,
+                shown=_listed(one.disk, _claim_on(node, number), None),
+                # The slices are looked at before anything is given away that isn't by the table.
+                met=one.disk is Side.FOREIGN or one.foreign in {Foreign.OFFERS, Foreign.GAVE},
+                kept=one.kept and (one.disk is Side.FOREIGN or one.foreign is not Foreign.WENT),
+            )
             for number, one in enumerate(node.gpus)
         ]
         return self._settled(replace(node, alive=True, gpus=tuple(map(self._one, gpus))))
 
     def _claim(self, node: Node) -> Iterator[tuple[str, Node]]:
         if node.claim == 1 and node.alive:
-            offered = [table.offered(one.side, one.shown, one.look) for one in _of(node, node.of)]
+            offered = [table.offered(one.side, one.shown, one.look, _foreign(one)) for one in _of(node, node.of)]
             if all(one is not Offered.NOT for one in offered):
                 yield "Prepare", self._settled(replace(node, claim=2))
         if node.claim == 2 and node.alive:
@@ -223,7 +249,9 @@ class Model:
         for number in node.of:
             one = node.gpus[number]
             if one.shown in COUNTED and one.slice is not Offered.FREE and one.disk is one.side:
-                side = table.moved(_actual(one.side, On(0, named=False)), Seen(claim=NOBODY, allocated=NOBODY))
+                side = table.moved(
+                    _actual(one.side, On(0, named=False)), Seen(claim=NOBODY, allocated=NOBODY, foreign=_foreign(one))
+                )
                 after[number] = self._one(replace(one, disk=side))
         return _put(node, after)
 
@@ -248,13 +276,15 @@ class Model:
 
     def _ordered(self, one: GPU) -> Iterator[tuple[str, GPU]]:
         for to in (Side.DRA, Side.PLUGIN):
-            yield f"ordered to {to.value}", replace(one, disk=table.ordered(one.side, to))
+            yield f"ordered to {to.value}", replace(one, disk=table.ordered(one.side, to, _foreign(one)))
 
     def _on(self, one: GPU, claim: On, *, alive: bool) -> Iterator[tuple[str, GPU]]:
         yield from self._books(one, alive=alive)
+        if self._beside:
+            yield from _others(one, claim, alive=alive)
         if alive:
             yield "the kubelet hears", replace(one, healthy=_is_healthy(one.shown))
-            if (shown := _listed(one.side, claim, one.shown, admits=True)) is None and one.shown is not None:
+            if (shown := _listed(one.side, claim, one.shown, admits=not one.met)) is None and one.shown is not None:
                 yield "a kubelet that starts has it listed", replace(one, shown=shown, look=None)
             yield from _told(one, claim)
             yield "the scheduler hears", replace(one, known=one.slice)
@@ -274,13 +304,13 @@ class Model:
     def _crossing(self, one: GPU, claim: On) -> Iterator[tuple[str, GPU]]:
         if one.disk is not one.side:
             return
-        seen = Seen(one.look, CLAIM if claim.is_noted else NOBODY, one.allocated)
+        seen = Seen(one.look, CLAIM if claim.is_noted else NOBODY, one.allocated, _foreign(one))
         yield "it moves on", replace(one, disk=table.moved(one.side, seen))
         if claim.step == 1:
             free = not one.pod and not one.booked
             yield (
                 "the claim calls it back",
-                replace(one, disk=table.missed(one.side, Seen(pod=NOBODY if free else POD))),
+                replace(one, disk=table.missed(one.side, Seen(pod=NOBODY if free else POD, foreign=_foreign(one)))),
             )
 
     # States.
@@ -367,9 +397,34 @@ def _told(one: GPU, claim: On) -> Iterator[tuple[str, GPU]]:
     if one.shown is not shown:
         look = one.look if one.shown is not None and shown is not None else None
         yield "the list", replace(one, shown=shown, look=look)
-    offered = table.offered(side, one.shown, one.look)
+    offered = table.offered(side, one.shown, one.look, _foreign(one))
     if one.slice is not offered:
         yield "the slice", replace(one, slice=offered)
+
+
+def _foreign(one: GPU) -> str:
+    """Say which other driver has a GPU, for all that the gateway knows."""
+    return "another driver" if one.met else ""
+
+
+def _others(one: GPU, claim: On, *, alive: bool) -> Iterator[tuple[str, GPU]]:
+    """Give what another DRA driver does, and what the gateway hears of that."""
+    away = one.side in {Side.FOREIGN, Side.DRA} and one.disk is one.side and one.shown is not None and not one.healthy
+    nobody = not (one.pod or one.asked or claim.step) and Offered.FREE not in {one.slice, one.known}
+    match one.foreign:
+        case Foreign.NOT:
+            yield "another driver offers it", replace(one, foreign=Foreign.OFFERS)
+        case Foreign.OFFERS:
+            kept = alive and one.met and away and nobody
+            yield "another driver gives it away", replace(one, foreign=Foreign.GAVE, kept=kept)
+            yield "another driver goes", replace(one, foreign=Foreign.NOT)
+        case Foreign.GAVE:
+            yield "another driver's pod ends", replace(one, foreign=Foreign.OFFERS, kept=False)
+            yield "another driver goes before its pod", replace(one, foreign=Foreign.WENT)
+        case Foreign.WENT:
+            yield "another driver's last pod ends", replace(one, foreign=Foreign.NOT, kept=False)
+    if alive and one.foreign in {Foreign.NOT, Foreign.OFFERS, Foreign.GAVE}:
+        yield "the gateway hears of another driver", replace(one, met=one.foreign is not Foreign.NOT)
 
 
 def is_settled(node: Node) -> bool:
@@ -378,7 +433,7 @@ def is_settled(node: Node) -> bool:
         node.alive
         and not node.claim
         and all(
-            (one.side, one.shown, one.healthy, one.known) in _SETTLED and not one.asked and not one.pod
+            (one.side, one.shown, one.healthy, one.known) in _SETTLED and not (one.asked or one.pod or one.met)
             for one in node.gpus
         )
     )
