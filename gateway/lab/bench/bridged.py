@@ -156,6 +156,8 @@ class _Seen:
     pods: int = 0
     failed: list[str] = field(default_factory=list)
     slowest: float = 0.0
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """To be held while a device is asked for or held: no kubelet asks for one that a pod has, and the bridge refuses that."""
 
 
 async def _ends(report: Report, node: Node) -> None:
@@ -221,13 +223,14 @@ async def _watch(kubelet: Kubelet, seen: _Seen) -> None:
 async def _admit(kubelet: Kubelet, seen: _Seen) -> None:
     """Let one pod come after the other: the kubelet's own Allocates."""
     while not seen.failed:
-        try:
-            await kubelet.admit(POD, NIC, COUNT // 2)
-        except KubeletError as error:
-            seen.failed.append(str(error))
-            return
-        seen.pods += 1
-        await kubelet.remove(POD)
+        async with seen.turn:
+            try:
+                await kubelet.admit(POD, NIC, COUNT // 2)
+            except KubeletError as error:
+                seen.failed.append(str(error))
+                return
+            seen.pods += 1
+            await kubelet.remove(POD)
         await asyncio.sleep(PODS_EVERY)
 
 
@@ -238,7 +241,8 @@ async def _call(node: Node, seen: _Seen) -> None:
     with Caller(through, f"{SERVICE}/Allocate", requests) as caller:
         while not seen.failed:
             try:
-                [taken] = await asyncio.to_thread(caller.call, 1)
+                async with seen.turn:
+                    [taken] = await asyncio.to_thread(caller.call, 1)
             except (CallError, OSError) as error:
                 seen.failed.append(str(error))
                 return
