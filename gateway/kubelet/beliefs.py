@@ -8,6 +8,7 @@ waits for news; each costs about a millisecond. What a look shows is kept until 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from typing import TYPE_CHECKING, Final
@@ -19,7 +20,7 @@ from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.drift import REBOOKED_AFTER, Drift
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from devices.model import Device
@@ -33,6 +34,8 @@ AFTER_DOUBLED: Final = 0.2
 """The same in haste, where a device went out that an earlier pod may still use."""
 WHILE_FORGOTTEN: Final = 30.0
 """Seconds between two looks whether pods that the kubelet forgot are gone."""
+WHILE_ASKED: Final = 0.5
+"""By how many seconds a look that is due is put off while an Allocate is open."""
 AFTER_START: Final = REBOOKED_AFTER + 1.0
 """Seconds from a kubelet's start until its books are its own work for certain."""
 
@@ -71,6 +74,8 @@ class Beliefs:
         self._told: dict[str, tuple[Finding, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
+        self._asked = 0
+        """Allocates that are open."""
         self._allocated_at = -AFTER_ALLOCATE
         """When the last Allocate was answered (monotonic seconds)."""
 
@@ -101,7 +106,9 @@ class Beliefs:
 
     def _on_time(self) -> None:
         self._timer = None
-        if self._looking is None:
+        if self._asked:
+            self.look_within(WHILE_ASKED)
+        elif self._looking is None:
             self._looking = asyncio.ensure_future(self._look())
 
     async def _look(self) -> None:
@@ -147,6 +154,18 @@ class Beliefs:
     def listed(self, resource: str, devices: Sequence[Device]) -> None:
         """Take note of a list as it is sent."""
         self._become(self._drift(resource).listed(devices, time.monotonic()))
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[None]:
+        """Put off looks that come due while an Allocate is open: List could make a kubelet forget what it is about to give.
+
+        It does after another pod has ended (UpdateAllocatedDevices; 1.15 and later). Who waits for a look gets it all the same.
+        """
+        self._asked += 1
+        try:
+            yield
+        finally:
+            self._asked -= 1
 
     def allocated(self, resource: str, device_ids: Sequence[str]) -> None:
         """Take note of an Allocate that was answered."""

@@ -13,6 +13,7 @@ from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
@@ -132,6 +133,10 @@ class Memory:
     def avoid(self) -> Sequence[str]:
         """Return the devices that are to be given last, the least bad ones first."""
         return self._holdings.beliefs.avoid(self._resource)
+
+    def asked(self) -> AbstractContextManager[None]:
+        """Keep the kubelet's records from being looked into while an Allocate is open."""
+        return self._holdings.beliefs.asked()
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Take note that containers were given devices: by which dialect, and which, one container after another."""

@@ -29,6 +29,7 @@ from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from adapters.dialect import Dialect, Level
@@ -89,6 +90,9 @@ class DeviceMemory(Protocol):
 
     def avoid(self) -> Sequence[str]:
         """Return the devices that are to be given last, the least bad ones first."""
+
+    def asked(self) -> AbstractContextManager[None]:
+        """Keep the kubelet's records from being looked into while an Allocate is open."""
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Take note that containers were given devices: by which dialect, and which, one container after another."""
@@ -332,9 +336,10 @@ class DevicePlugin:
         known_level = level(dialect, self._evidence)
         answers: list[ContainerAnswer] = []
         listed = self.list.entries
-        for container in containers:
-            self._check(dialect, container)
-            answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
+        with self._memory.asked():
+            for container in containers:
+                self._check(dialect, container)
+                answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
         if dialect.spacing:
             await self._turns.take(dialect.spacing, writes=False)  # It writes when all of the container's are answered.
         # The list changed while the source was asked: what was judged is no longer so.

@@ -215,6 +215,22 @@ MUTANTS = (
     ),
     Mutant(
         "K6",
+        "the gateway looks while an Allocate is open, and so makes the kubelet forget",
+        "gateway/kubelet/beliefs.py",
+        "        if self._asked:\n",
+        "        if False:\n",
+        "tests/unit/test_beliefs.py::test_a_look_that_is_due_waits_until_no_allocate_is_open",
+    ),
+    Mutant(
+        "K6",
+        "nobody says that an Allocate is open",
+        "gateway/registration/serve.py",
+        "        with self._memory.asked():\n",
+        "        if True:\n",
+        "tests/unit/test_requests.py::test_an_allocate_is_open_while_its_source_is_asked",
+    ),
+    Mutant(
+        "K6",
         "it is not written down",
         "gateway/kubelet/beliefs.py",
         "            self._remember(resource, drift.forgotten)\n",

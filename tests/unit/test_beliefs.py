@@ -185,6 +185,17 @@ async def test_the_sooner_of_two_looks_counts(books: Books) -> None:
     await until_looked(books)
 
 
+async def test_a_look_that_is_due_waits_until_no_allocate_is_open(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beliefs, "WHILE_ASKED", 0.01)
+    with books.beliefs.asked():
+        books.beliefs.look_within(0)
+        await asyncio.sleep(0.05)
+        assert books.looks.empty()
+    await until_looked(books)
+
+
 async def test_who_asks_at_once_shares_a_look(books: Books) -> None:
     await asyncio.gather(books.beliefs.look(), books.beliefs.look())
     assert books.looks.qsize() == 1

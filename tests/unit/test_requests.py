@@ -6,8 +6,8 @@ import asyncio
 import gc
 import math
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -51,6 +51,9 @@ class _Memory:
 
     def avoid(self) -> tuple[str, ...]:
         return ()
+
+    def asked(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def hand_out(self, given: object) -> None:
         pass
@@ -104,6 +107,27 @@ async def allocates(channel: grpc.aio.Channel) -> bool:
     """Whether a kubelet's Allocate is answered."""
     request = V1BETA1.encode_allocate_request([ContainerRequest((IDS[0],))]).data
     return V1BETA1.decode_allocate_answer(await call(channel, "Allocate", request))[0].envs == {"IDS": IDS[0]}
+
+
+async def test_an_allocate_is_open_while_its_source_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    answer = _Source.answer
+
+    async def noted(*given: Any) -> ContainerAnswer:
+        events.append("asked")
+        return await answer(*given)
+
+    @contextmanager
+    def asked(_: _Memory) -> Iterator[None]:
+        events.append("open")
+        yield
+        events.append("over")
+
+    monkeypatch.setattr(_Source, "answer", noted)
+    monkeypatch.setattr(_Memory, "asked", asked)
+    async with calling(folder) as channel:
+        assert await allocates(channel)
+    assert events == ["open", "asked", "over"]
 
 
 @pytest.mark.parametrize("name", ["a%41b", "a%2Fb", "a%zz", "a#b", "a?b", "a b", "a:b", "é", "a;b&c=d"])

@@ -204,7 +204,7 @@ BUGS: Final[Mapping[str, Bug]] = {
         None,
         "not fixed: UpdateAllocatedDevices counts anew what pods hold, and who waits for Allocate holds nothing yet",
         "a whole genuine node, where Allocate waited for DRA's GPUs",
-        "behind the bridge a device whose Allocate took long is given again only when nobody holds it by the records",
+        "puts off looks while an Allocate is open; behind the bridge a device whose Allocate took long is given again only when nobody holds it by the records",
         shows.in_flight_is_forgotten,
         "1.37",
         "1.12",
