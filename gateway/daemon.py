@@ -223,6 +223,8 @@ class Gateway:
         if self.lists.unremembered() or any(resource.standing_by_for is not None for resource in self.resources):
             await self._unless_ended(self.update())
         self._tell_kubelet(self.resources)
+        if self._role is not None:
+            await self._role.rest(self.resources, self.scribe.load)
         notify.tell(notify.READY)
         if (seconds := notify.watchdog()) is not None:
             self._tasks.spawn("watchdog", notify.keep_alive(seconds))

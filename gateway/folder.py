@@ -124,7 +124,7 @@ class Folder:
             try:
                 self._instance.create()
                 for resource in self._resources.values() if self._settings.dra != "only" else ():
-                    await resource.bind()
+                    await resource.bound.bind()
                 self._instance.publish()
             except (OSError, RuntimeError) as error:  # It went again, or there is no descriptor left for it.
                 if not told:

@@ -141,7 +141,7 @@ class Lists:
                     resource.feed(events.StandBy(None))
                     continue
                 try:
-                    await resource.bind()
+                    await resource.bound.bind()
                 except (OSError, RuntimeError) as error:  # No descriptor is left, or the folder went: the others go on.
                     _log.error("can't be bound", resource=name, reason=str(error), retry_s=BIND_AGAIN)
                     again.append(time.monotonic() + BIND_AGAIN)

@@ -80,6 +80,16 @@ def listens(path: Path) -> bool:
         return True
 
 
+def listening(path: Path) -> socket.socket:
+    """Give a socket that only listens at ``path``, in place of what is there; at no path where its folder is gone."""
+    place = socket.socket(socket.AF_UNIX)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        place.bind(os.fspath(path))
+        place.listen()
+    return place
+
+
 def target(path: Path) -> str:
     """Name a Unix socket as gRPC does, which takes it for a URI: ``%``, ``#`` and ``?`` mean something there."""
     return f"unix:{quote(os.fsencode(path))}"

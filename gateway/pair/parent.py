@@ -28,6 +28,7 @@ import structlog
 from devices import inotify
 from gateway.pair.flight import LANES, Flight
 from gateway.pair.policy import Deaths, lasting
+from gateway.pair.pulse import Pulse
 from gateway.pair.role import Role
 from gateway.wires import notify
 
@@ -73,7 +74,7 @@ class Pair:
     """
 
     def __init__(self, serve: Callable[[Role], int], flight: Flight) -> None:
-        self._serve, self._flight = serve, flight
+        self._serve, self._flight, self._pulse = serve, flight, Pulse()
         self._children: list[_Child] = []
         self._deaths = Deaths()
         self._started = 0
@@ -193,12 +194,13 @@ class Pair:
         reading, writing = os.pipe()
         self._started += 1
         [lane] = {*range(LANES)} - {one.lane for one in self._children} if self._children else [0]
-        role = Role(self._flight, reading, self._born_ns - self._started)
+        role = Role(self._flight, self._pulse, reading, self._born_ns - self._started)
         parent, first = os.getpid(), not self._children
         pid = os.fork()
         if pid == 0:
             os.close(writing)
             self._flight.take(lane)
+            self._pulse.begin(lane)
             self._be_a_gateway(role, parent)
         os.close(reading)
         child = _Child(pid, writing, lane)

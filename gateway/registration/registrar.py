@@ -25,6 +25,7 @@ from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import kubelet_id, listens, target
 from gateway.registration import events
 from gateway.registration import machine as registration
+from gateway.registration.bound import Bound
 from gateway.registration.cause import cause
 from gateway.registration.events import Phase, Timer
 from gateway.registration.negotiate import NOBODY, UNFIT
@@ -154,6 +155,7 @@ class Resource:
         self._offer_task: asyncio.Task[None] | None = None
         self._last_report: events.Report | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self.bound = Bound(self.plugin, lambda: node.own_socket(name))
         self._ahead: _Ahead | None = None
         """A channel for the next Register, made when a stream ended: to make one takes most of a millisecond, in which nobody
         would serve. It connects when a kubelet is there (``approach``). (One that is there all the time keeps gRPC's threads
@@ -168,15 +170,6 @@ class Resource:
     def standing_by_for(self) -> Age | None:
         """The gateway that serves the resource instead of this one."""
         return self.state.standing_by_for
-
-    async def bind(self) -> None:
-        """Bind the device plugin's socket, which is in this gateway's own folder.
-
-        Raises:
-            OSError: the folder went, or no descriptor is left.
-            RuntimeError: the path can't be bound.
-        """
-        await self.plugin.bind(self._node.own_socket(self.name))
 
     @property
     def entries(self) -> dict[str, states.Entry]:
@@ -301,6 +294,7 @@ class Resource:
         if kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet:  # Else another one came in between.
             return NOBODY, f"nobody takes connections on {socket}"
         own = self._node.own_socket(self.name)
+        await self.bound.wake()
         if not own.is_socket():
             return NOBODY, f"our own socket {own} is gone: the folder was replaced"
         self.feed(events.Reached(offer.attempt, kubelet))
@@ -391,4 +385,5 @@ class Resource:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._ahead is not None:
             await self._ahead.channel.close()
+        self.bound.close()
         await self.plugin.close()

@@ -14,13 +14,17 @@ from pathlib import Path
 import pytest
 
 from devices.model import Device, RefusedError
+from gateway.handover import instance
+from gateway.kubelet.watch import listens
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.lab.trials.scenarios import RESOURCE, Node, node
+from gateway.lab.waiting import until
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
 from gateway.pair.flight import AT_ONCE, Flight
 from gateway.pair.policy import MOST_YOUNG, YOUNG, Deaths, lasting
+from gateway.pair.pulse import Pulse
 from gateway.pair.role import Role
 from tests.unit.test_probes import get
 
@@ -127,6 +131,38 @@ async def test_who_serves_ends_its_connections_before_what_takes_long_to_close()
                 mark = process.seen
                 os.kill(serves, signal.SIGKILL)
                 await process.wait_for("registered", since=mark)
+
+
+def grpc_threads(pid: int) -> int:
+    return sum(task.read_text() == "event_engine\n" for task in Path(f"/proc/{pid}/task").glob("*/comm"))
+
+
+UNTOLD = """
+from gateway.pair.pulse import Pulse
+Pulse.at_others_end = lambda self, call: None
+from gateway.cli.main import gateway; gateway()
+"""
+"""Who stands by has no word of a death but the end of the connection."""
+
+
+@pytest.mark.parametrize("program", [pytest.param("", id="told of the death"), pytest.param(UNTOLD, id="not told")])
+async def test_who_stands_by_only_listens_until_it_takes_over(program: str) -> None:
+    async with node(gpus={RESOURCE: 1}) as made:
+        kubelet = await made.start_kubelet("1.37")
+        async with pair(made, program=program) as process:
+            serves, stands_by = await ready(process)
+            await process.wait_for("registered")
+            assert grpc_threads(serves)
+            await until(lambda: not grpc_threads(stands_by), 30)  # They wake a dozen times a second.
+            folders = [*(made.socket_dir / instance.FOLDER).glob("[0-9a-f]*")]
+            assert [listens(folder / instance.socket_name(RESOURCE)) for folder in folders] == [True, True]
+            mark = process.seen
+            os.kill(serves, signal.SIGKILL)
+            await process.wait_for("registered", since=mark)
+            await kubelet.wait(RESOURCE, 1)
+            assert grpc_threads(stands_by)
+            assert (await kubelet.registers())[RESOURCE] == 2
+            assert not process.lines("unexpected while registering")
 
 
 # What is loaded after the fork, told when the kubelet calls.
@@ -238,7 +274,7 @@ async def test_a_state_file_that_ends_a_gateway_does_not_end_the_next_one() -> N
 
 async def test_what_only_the_serving_one_has_a_use_for_waits() -> None:
     reading, writing = os.pipe()
-    role, done = Role(Flight(), reading, 1), asyncio.Event()
+    role, done = Role(Flight(), Pulse(), reading, 1), asyncio.Event()
 
     async def call() -> None:
         done.set()
