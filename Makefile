@@ -145,6 +145,11 @@ e2e-dra: $(VENV) ## the same with ResourceClaims, each of the kubelets on a node
 			.venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_dra.py -k $$version $(E2E) || exit 1; done
 	@$(RUN)python -m gateway.lab.node --leftovers
 
+.PHONY: e2e-bridge
+e2e-bridge: e2e-made ## a plugin behind the gateway ends, crashes and is upgraded on such a node, and its kubelet is, too
+	$(NODE) -- .venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_bridge.py $(E2E)
+	@$(RUN)python -m gateway.lab.node --leftovers
+
 # CROSSINGS: more options. "--times 10 --seed 2" crosses less often, otherwise.
 CROSSINGS ?=
 .PHONY: crossings
