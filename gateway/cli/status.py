@@ -251,6 +251,9 @@ class _Page:
         counts = Counter(each.side for each in one.sides)
         yield from self.text("  sides    ", ", ".join(f"{count} {side}" for side, count in sorted(counts.items())))
         yield from self.text("           ", one.crossing, "red")
+        overlooked = one.by_name.overlooked and f"DRA offers its GPUs to nobody new: {one.by_name.overlooked}"
+        yield from self.text("  by name  ", overlooked, "red")
+        yield from self.text("  by name  ", one.by_name.waiting, "yellow")
         moving = [each for each in one.sides if each.side not in _ENDS]
         for each in moving[:_MOST_MOVING]:
             since = "" if each.moving_s is None else f", for {age(each.moving_s)}"

@@ -89,6 +89,14 @@ def _annotation(seen: Surveyed) -> str:
     return joined(one.crossing for one in seen.statuses if one.crossing)
 
 
+def _overlooked(seen: Surveyed) -> str:
+    return joined(one.by_name.overlooked for one in seen.statuses if one.by_name.overlooked)
+
+
+def _waiting(seen: Surveyed) -> str:
+    return joined(one.by_name.waiting for one in seen.statuses if one.by_name.waiting)
+
+
 def _drivers(seen: Surveyed) -> Iterator[DriverStatus]:
     for status in seen.statuses:
         yield from status.drivers
@@ -109,4 +117,6 @@ CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0607": _no_registry,
     "DPG0608": _untaken,
     "DPG0609": _annotation,
+    "DPG0610": _overlooked,
+    "DPG0611": _waiting,
 }

@@ -218,7 +218,7 @@ def granted(
 
 
 def _tolerated(result: Result, offer: Offer) -> bool:
-    if offer.ailment is Ailment.LEAVING:  # It was allocated before.
+    if offer.ailment in {Ailment.LEAVING, Ailment.BY_NAME}:  # It was allocated before.
         return True
     key = f"{TAINTS}{offer.ailment.value}" if offer.ailment is not None else ""
     return bool(result.admin) or any(one.covers(key) for one in result.tolerations or ())

@@ -1,10 +1,11 @@
-"""Orders to cross: over the control socket, and from the annotation of the own node."""
+"""Orders to cross, over the control socket and from the annotation of the own node; and what becomes of pods that ask by name then."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -15,22 +16,25 @@ from gateway.dra.claims import Called
 from gateway.dra.crossing import NotWrittenError
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.node import NodeObject
-from gateway.sides import table
+from gateway.kubernetes.watch import pause
+from gateway.sides import names, table
 from gateway.sides.table import ANNOTATION, Side
 from gateway.telling import orders
+from gateway.telling.sides import ByNameStatus
 from gateway.wires.control import ControlError, shown
 
 if TYPE_CHECKING:
     from gateway.dra.crossing import Crossing
     from gateway.kubernetes.client import Client
+    from gateway.memory.ledger import Ledger
     from gateway.wires.control import ControlConnection, Handler
 
 LOOK_FOR: Final = 2.0
 """Seconds between two looks for boards that aren't where the node's annotation wants them."""
 FIRST: Final = 32
 """The first kubelet, 1.N, whose API for claims is spoken (v1beta1)."""
-BY_NAME: Final = 36
-"""The first kubelet, 1.N, that has DRA's devices for pods that ask by name (DRAExtendedResource, on by default)."""
+LOOK_AT_CLASSES: Final = 120.0
+"""Seconds between two looks at which resources DeviceClasses name, while GPUs are DRA's or on their way."""
 _ENDS: Final = frozenset({Side.DRA.value, Side.PLUGIN.value})
 _log = structlog.get_logger()
 
@@ -53,32 +57,106 @@ def too_old(kubelet: int | None) -> str:
     return f"kubelet 1.{kubelet} has no dynamic resource allocation that this gateway speaks: 1.{FIRST} is the first"
 
 
-def overlooked(classes: Iterable[DeviceClass], resources: Collection[str], kubelet: int) -> str:
-    """Say why pods that ask by name would run without their GPUs, were these resources DRA's; '' where none would.
+class Names:
+    """Looks after pods that ask by name for what is DRA's: whether the kubelet has claims for them, and a DeviceClass makes them.
 
-    The scheduler gives them claims whatever the kubelet is, and one before 1.36 runs them without a word (run on 1.32).
+    Args:
+        api: the API server.
+        node: the node's path there.
+        crossing: knows where each board is.
+        ledger: has the claims that were made for such pods.
+        changed: is called when DRA is to offer something to nobody new, or may again.
     """
-    for one in classes if kubelet < BY_NAME else ():
-        if one.spec.resource in resources:
-            return (
-                f"expected a kubelet from 1.{BY_NAME} on, because of the DeviceClass {one.metadata.name} with the extendedResourceName "
-                f"{one.spec.resource}, got 1.{kubelet}, which would run pods that ask for that name without their GPU: upgrade the "
-                "kubelet first, or take that field out of the class"
-            )
-    return ""
 
+    def __init__(self, api: Client, node: str, crossing: Crossing, ledger: Ledger, changed: Callable[[], None]) -> None:
+        self._api, self._node, self._crossing, self._ledger, self._changed = api, node, crossing, ledger, changed
+        self._path = ""
+        self._kubelet: int | None = None
+        self._classes: Mapping[str, str] | None = None
+        self._unsaid = "the API server hasn't said yet which DeviceClasses there are"
+        self._named: set[str] = set()
+        """The resources that a class named since this process began."""
+        self._told = ByNameStatus()
+        self._news = asyncio.Event()
+        self.looked = asyncio.Event()
+        """Set after the first look, whatever came of it."""
 
-async def without_gpus(api: Client, node: str, resources: Collection[str]) -> str:
-    """Ask the API server for what ``overlooked`` judges; ``node`` is the node's path there."""
-    try:
-        kubelet = (await api.get(node, NodeObject)).kubelet or 0
-        if kubelet >= BY_NAME:
-            return ""
-        server = await publisher.ask(api)
-        classes, _ = await api.list(f"{server.path}/deviceclasses", DeviceClass)
-    except KubernetesError as error:
-        return f"it can't be known whether pods that ask by name would run without their GPU: {error}"
-    return overlooked(classes, resources, kubelet)
+    @property
+    def status(self) -> ByNameStatus:
+        """What is wrong for such pods."""
+        sides = self._sides()
+        by_name = {one.resource for row in self._ledger.claims.values() if row.by_name for one in row.devices}
+        overlooked = names.overlooked(names.of_dra(sides), self._kubelet, self._classes, self._unsaid)
+        waiting = names.waiting(sides, self._classes, self._named | by_name)
+        return ByNameStatus(overlooked=overlooked, waiting=waiting)
+
+    def take(self, own: NodeObject) -> None:
+        """Take note of the kubelet that the node has."""
+        if own.kubelet != self._kubelet:
+            self._kubelet = own.kubelet
+            if self.looked.is_set():
+                self._tell()
+            self._news.set()
+
+    async def ordered(self, resources: Collection[str]) -> str:
+        """Say why pods would run without their GPUs, were these resources DRA's; '' where none would. It is asked anew."""
+        try:
+            self.take(await self._api.get(self._node, NodeObject))
+            await self._read()
+        except KubernetesError as error:
+            return names.overlooked(resources, self._kubelet, None, str(error))
+        return names.overlooked(resources, self._kubelet, self._classes)
+
+    async def run(self) -> None:
+        """Look, for ever."""
+        failures = 0
+        while True:
+            error = await self._look()
+            failures = 0 if error is None else failures + 1
+            wait = pause(error, failures, random.random()) if error else LOOK_AT_CLASSES  # noqa: S311 - no secret
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._news.wait()
+            self._news.clear()
+
+    async def _look(self) -> KubernetesError | None:
+        """Ask what there is, where that matters; return why it isn't known. What was known last counts while it isn't."""
+        failed, matters = None, bool(names.of_dra(self._sides()))
+        try:
+            if self._kubelet is None:
+                self.take(await self._api.get(self._node, NodeObject))
+            if matters or self._classes is None:
+                await self._read()
+        except KubernetesError as error:
+            failed, self._unsaid = error, str(error)
+        self._tell()
+        self.looked.set()
+        return failed if matters else None
+
+    async def _read(self) -> None:
+        path, self._path = self._path or f"{(await publisher.ask(self._api)).path}/deviceclasses", ""
+        found, _ = await self._api.list(path, DeviceClass)
+        self._path = path
+        self._classes = {one.metadata.name: one.spec.resource for one in found}
+        self._named |= {*self._classes.values()}
+
+    def _sides(self) -> dict[str, set[Side]]:
+        """Give the sides of each resource's boards, as far as there is a table."""
+        sides: dict[str, set[Side]] = {}
+        for board, devices in self._crossing.boards().items() if self._crossing.is_known else ():
+            for name, _ in devices:
+                sides.setdefault(name, set()).add(self._crossing.side(board))
+        return sides
+
+    def _tell(self) -> None:
+        before, self._told = self._told, self.status
+        if (why := self._told.overlooked) != before.overlooked:
+            tell = _log.error if why else _log.info
+            tell("DRA offers GPUs to nobody new" if why else "DRA offers GPUs to pods again", reason=why)
+            self._changed()
+        if (why := self._told.waiting) != before.waiting:
+            tell = _log.warning if why else _log.info
+            tell("pods that ask by name wait" if why else "pods that ask by name wait no more", reason=why)
 
 
 class Desk:
@@ -87,16 +165,11 @@ class Desk:
     Args:
         crossing: carries them out.
         why_not: says why nothing can go to DRA; '' where it can.
-        without: says why pods would run without their GPUs, were these resources DRA's; '' where none would.
+        names: knows whether pods that ask by name would run without their GPUs.
     """
 
-    def __init__(
-        self,
-        crossing: Crossing,
-        why_not: Callable[[], str],
-        without: Callable[[Collection[str]], Awaitable[str]],
-    ) -> None:
-        self._crossing, self._why_not, self._without = crossing, why_not, without
+    def __init__(self, crossing: Crossing, why_not: Callable[[], str], names: Names) -> None:
+        self._crossing, self._why_not, self.names = crossing, why_not, names
         self._wished = ""
         self._news = asyncio.Event()
         self.trouble = ""
@@ -166,7 +239,7 @@ class Desk:
             raise ControlError("the API server hasn't said yet which claims there are: try again when it does")
         there = self._crossing.boards()
         resources = {name for board in wanted for name, _ in there.get(board, ())}
-        if to is Side.DRA and (reason := self._why_not() or await self._without(resources)):
+        if to is Side.DRA and (reason := self._why_not() or await self.names.ordered(resources)):
             raise ControlError(reason)
         async with self._crossing.allocatable.turn:
             if to is Side.DRA:

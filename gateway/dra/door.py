@@ -22,7 +22,7 @@ from devices.replicas import unshared
 from gateway.dra import cdi, offer, publisher, sockets
 from gateway.dra.claims import NamedClaim, ResourceClaim, taken, unshown
 from gateway.dra.crossing import REST, Crossing
-from gateway.dra.desk import FIRST, Desk, too_old, without_gpus
+from gateway.dra.desk import FIRST, Desk, Names, too_old
 from gateway.dra.driver import ClaimsOf, mind_over
 from gateway.dra.offer import first_said
 from gateway.dra.publisher import Publisher
@@ -34,7 +34,7 @@ from gateway.kubernetes.allocatable import Allocatable
 from gateway.kubernetes.client import Client, KubernetesError
 from gateway.kubernetes.node import NodeObject, OwnNode, path
 from gateway.kubernetes.watch import pause
-from gateway.telling.sides import DriverStatus
+from gateway.telling.sides import ByNameStatus, DriverStatus
 
 if TYPE_CHECKING:
     from devices.life.states import Entry, State
@@ -111,8 +111,8 @@ class Door:
             known = inside.ledger, inside.scribe, inside.beliefs, inside.held, inside.resources, self._records
             allocatable = Allocatable(self._api, path(settings))
             self.crossing = Crossing(*known, self._allocated, inside.update, allocatable, inside.presence)
-            unable = partial(without_gpus, self._api, path(settings))
-            self._desk = Desk(self.crossing, lambda: self.not_ready, unable)
+            names = Names(self._api, path(settings), self.crossing, inside.ledger, self.update)
+            self._desk = Desk(self.crossing, lambda: self.not_ready, names)
         self._boards: dict[tuple[str, str], str] = {}
         """The board of each device, by driver and name."""
         self._unknown: frozenset[str] = frozenset()
@@ -192,16 +192,10 @@ class Door:
         self._unknown = frozenset(offer.driver_of(name, names) for name, one in taken.items() if one is None)
         known = inside.source.facts, taken.__getitem__, names, pcie_root
         stranger = self._publisher.stranger if self._publisher is not None else lambda _: ""
-        found, withheld = offer.offers(listed, *known, self.crossing, stranger)
+        found, withheld = offer.offers(listed, *known, self.crossing, stranger, self.by_name.overlooked)
         self._boards = {(one.driver, one.name): one.place.board for one in found}
         self._boards |= {(one.driver, one.name): one.board for one in withheld}
-        offers: dict[str, dict[str, Offer]] = {driver: {} for driver in self._offers}
-        for one in found:
-            offers.setdefault(one.driver, {})[one.name] = one
-        why_not: dict[str, dict[str, str]] = {}
-        for not_now in withheld:
-            offers.setdefault(not_now.driver, {})
-            why_not.setdefault(not_now.driver, {})[not_now.name] = not_now.reason
+        offers, why_not = offer.by_driver(found, withheld, self._offers)
         if any(not one.lasts for one in withheld):
             inside.beliefs.look_within(_LOOK_AGAIN)
         if (offers, why_not) == (self._offers, self._why_not):
@@ -243,6 +237,11 @@ class Door:
         """Why the node's annotation isn't followed; mostly empty."""
         return "" if self._desk is None else self._desk.trouble
 
+    @property
+    def by_name(self) -> ByNameStatus:
+        """What is wrong for pods that ask by name."""
+        return ByNameStatus() if self._desk is None else self._desk.names.status
+
     def words(self, resource: str) -> str:
         """Say for people why the kubelet isn't told of a resource by the device plugin API."""
         return _instead(driver := offer.driver_of(resource, self._settings.dra_drivers), self._drivers.get(driver))
@@ -256,8 +255,8 @@ class Door:
         work = [mind_over(self._drivers, self._read)]
         if self.crossing is not None and self._desk is not None:
             own = OwnNode(self._api, self._settings)
-            own.told += [self._desk.take, self.crossing.allocatable.heard]
-            work += [self.crossing.run(), self._desk.follow(), own.run()]
+            own.told += [self._desk.take, self._desk.names.take, self.crossing.allocatable.heard]
+            work += [self.crossing.run(), self._desk.follow(), self._desk.names.run(), own.run()]
         # None of them ends by itself: that is a defect, and the gateway's end.
         async with asyncio.TaskGroup() as group:
             group.create_task(self._records.mind(pods_of(self._api, self._settings.node_name), self._pods_ended))
@@ -266,6 +265,8 @@ class Door:
             server, owner = await self._learn()
             await self._until_kubelet_knows()
             await self.decides.wait()
+            if self._desk is not None:
+                await self._desk.names.looked.wait()
             self._publisher = Publisher(
                 self._api,
                 server,
@@ -338,8 +339,7 @@ class Door:
     async def _allocated(self) -> Mapping[str, str] | None:
         """Say which claims have which boards of this node by the API server, or may get them; None where it doesn't say."""
         try:
-            if self._server is None:
-                self._server = await publisher.ask(self._api)
+            self._server = self._server or await publisher.ask(self._api)
             found, _ = await self._api.list(f"{self._server.path}/resourceclaims", NamedClaim)
         except KubernetesError as error:
             # A server without the API has no claims.
@@ -380,8 +380,7 @@ class Door:
                 return
 
     async def _read(self, claim: ClaimName) -> ResourceClaim:
-        if self._server is None:
-            self._server = await publisher.ask(self._api)
+        self._server = self._server or await publisher.ask(self._api)
         return await self._api.get(
             f"{self._server.path}/namespaces/{claim.namespace}/resourceclaims/{claim.name}", ResourceClaim
         )

@@ -58,6 +58,8 @@ class Ailment(Enum):
     CORDONED = "cordoned"
     LEAVING = "leaving"
     """It goes back to the device plugin API. A claim that was allocated it gets it all the same."""
+    BY_NAME = "by-name"
+    """A pod that asked by name would run without it. A claim that was allocated it gets it: such a pod's is never asked for."""
 
 
 class Offer(Struct, frozen=True):
@@ -127,6 +129,7 @@ def offers(
     root_of: Callable[[str], str] = lambda _: "",
     owner: Owner | None = None,
     stranger: Callable[[Mapping[str, Value]], str] = lambda _: "",
+    overlooked: str = "",
 ) -> tuple[list[Offer], list[Withheld]]:
     """Say what is offered, and what is withheld because it may be somebody's by the device plugin API.
 
@@ -138,6 +141,7 @@ def offers(
         root_of: names the PCIe root complex of a PCI address (``pci0000:00``); '' where it isn't known.
         owner: says which are DRA's; None: all.
         stranger: says by its attributes which other DRA driver offers a device; '' for none.
+        overlooked: why pods that ask by name would run without it, so that nobody new is to get any; '' where none would.
     """
     found: list[Offer] = []
     withheld: list[Withheld] = []
@@ -180,7 +184,27 @@ def offers(
                     about.capacities,
                 )
             )
-    return _distinct(found), withheld
+    return _held_back(_distinct(found), overlooked), withheld
+
+
+def _held_back(offers: list[Offer], why: str) -> list[Offer]:
+    if not why:
+        return offers
+    return [one if one.ailment is not None else replace(one, ailment=Ailment.BY_NAME, reason=why) for one in offers]
+
+
+def by_driver(
+    found: Iterable[Offer], withheld: Iterable[Withheld], known: Iterable[str]
+) -> tuple[dict[str, dict[str, Offer]], dict[str, dict[str, str]]]:
+    """Give what each driver offers, and why it offers other devices not, by name; ``known`` drivers may have nothing now."""
+    offers: dict[str, dict[str, Offer]] = {driver: {} for driver in known}
+    for one in found:
+        offers.setdefault(one.driver, {})[one.name] = one
+    why_not: dict[str, dict[str, str]] = {}
+    for not_now in withheld:
+        offers.setdefault(not_now.driver, {})
+        why_not.setdefault(not_now.driver, {})[not_now.name] = not_now.reason
+    return offers, why_not
 
 
 def _without_owner(entry: Entry) -> Entry:

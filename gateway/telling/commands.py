@@ -90,6 +90,7 @@ class Commands:
             ),
             configuration=status.configuration(path, config, now),
             crossing="" if door is None else door.trouble,
+            by_name=sides.ByNameStatus() if door is None else door.by_name,
             drivers=() if door is None else tuple(door.standings()),
             sides=() if door is None else sides.sides(door.stands(), now),
             resources=tuple(

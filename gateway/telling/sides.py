@@ -41,6 +41,17 @@ class SideStatus(msgspec.Struct, frozen=True, kw_only=True):
     moving_s: float | None = None
 
 
+class ByNameStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong for pods that ask by name for what is DRA's; mostly all is empty.
+
+    ``overlooked`` says why they would run without their GPU: as long as it does, DRA offers its GPUs to nobody new. ``waiting`` says for
+    which resources they wait, because no DeviceClass names them any more.
+    """
+
+    overlooked: str = ""
+    waiting: str = ""
+
+
 def sides(stands: Iterable[Stand], now: float) -> tuple[SideStatus, ...]:
     """Say where each GPU is at ``now`` (monotonic seconds)."""
     return tuple(

@@ -26,7 +26,7 @@ from gateway.memory.scribe import FileState
 from gateway.registration import machine as registration
 from gateway.registration.events import Phase
 from gateway.tally import Confirmation, Tally
-from gateway.telling.sides import DriverStatus, SideStatus
+from gateway.telling.sides import ByNameStatus, DriverStatus, SideStatus
 
 if TYPE_CHECKING:
     from gateway.configuration.reload import FileFate
@@ -162,7 +162,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     ``host_service``: it is the node's own service, not a pod. ``waits_for`` says what its start waits for, and is mostly empty.
     ``lag_s`` is the worst lateness of its event loop in the last minute or two. ``crossing`` says why the node's annotation
-    ``device-plugin-gateway/cross-to`` isn't followed, and is mostly empty.
+    ``device-plugin-gateway/cross-to`` isn't followed, and is mostly empty; ``by_name`` what is wrong for pods that ask by name.
     """
 
     schema: int = SCHEMA
@@ -182,6 +182,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     drivers: tuple[DriverStatus, ...] = ()
     sides: tuple[SideStatus, ...] = ()
     crossing: str = ""
+    by_name: ByNameStatus = ByNameStatus()
     resources: tuple[ResourceStatus, ...] = ()
 
 

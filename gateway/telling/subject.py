@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gateway.registration.registrar import Resource
     from gateway.sides.table import Stand
     from gateway.tally import Tally
-    from gateway.telling.sides import DriverStatus
+    from gateway.telling.sides import ByNameStatus, DriverStatus
 
 
 class SubjectDrivers(Protocol):
@@ -35,6 +35,10 @@ class SubjectDrivers(Protocol):
     @property
     def trouble(self) -> str:
         """Why the node's annotation isn't followed."""
+
+    @property
+    def by_name(self) -> ByNameStatus:
+        """What is wrong for pods that ask by name."""
 
     def standings(self) -> Sequence[DriverStatus]:
         """Say how each driver stands."""

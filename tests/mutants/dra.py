@@ -243,8 +243,8 @@ MUTANTS = (
         "DRA9",
         "the driver waits for the API server",
         "gateway/dra/door.py",
-        "        if self._server is None:\n            self._server = await publisher.ask(self._api)\n",
-        "        assert self._server is not None\n",
+        "        self._server = self._server or await publisher.ask(self._api)\n        return await",
+        "        assert self._server is not None\n        return await",
         f"{_WHOLE}::test_without_an_api_server_the_driver_is_there_and_claims_wait",
     ),
     Mutant(

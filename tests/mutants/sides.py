@@ -19,6 +19,7 @@ RULES = {
 _TABLE = "gateway/sides/table.py"
 _SHELL = "gateway/dra/crossing.py"
 _DESK = "gateway/dra/desk.py"
+_NAMES = "gateway/sides/names.py"
 _ALONE = "gateway/handover/alone.py"
 _ON = "tests/unit/test_dra_on.py"
 _RULES = "tests/unit/test_sides.py"
@@ -407,18 +408,90 @@ MUTANTS = (
     Mutant(
         "OWN7",
         "GPUs go to DRA where pods that ask by name would run without one",
-        _DESK,
-        "for one in classes if kubelet < BY_NAME else ():",
-        "for one in ():",
+        _NAMES,
+        "        if resource in resources:\n",
+        "        if False:\n",
         f"{_ON}::test_where_pods_ask_by_name_nothing_goes_to_dra_on_a_kubelet_that_would_run_them_without",
     ),
     Mutant(
         "OWN7",
         "GPUs go to DRA while nobody says whether pods ask by name",
-        _DESK,
-        '        return f"it can\'t be known whether pods that ask by name would run without their GPU: {error}"\n',
-        '        return ""\n',
+        _NAMES,
+        "    if classes is None:\n        return f",
+        "    if classes is None:\n        return '' and f",
         f"{_ON}::test_nothing_goes_to_dra_while_nobody_says_whether_pods_ask_by_name",
+    ),
+    Mutant(
+        "OWN7",
+        "what pods by name would run without is offered all the same",
+        "gateway/dra/offer.py",
+        "    if not why:\n",
+        "    if True:\n",
+        f"{_ON}::test_what_pods_by_name_would_run_without_is_offered_to_nobody_new",
+    ),
+    Mutant(
+        "OWN7",
+        "a claim that was allocated before waits until pods by name would have their GPU",
+        "gateway/dra/claims.py",
+        "{Ailment.LEAVING, Ailment.BY_NAME}",
+        "{Ailment.LEAVING}",
+        f"{_ON}::test_what_pods_by_name_would_run_without_is_offered_to_nobody_new",
+    ),
+    Mutant(
+        "OWN7",
+        "nobody takes note of a kubelet that was replaced by one before 1.36",
+        _DESK,
+        "            self._kubelet = own.kubelet\n",
+        "            self._kubelet = self._kubelet or own.kubelet\n",
+        f"{_ON}::test_what_pods_by_name_would_run_without_is_offered_to_nobody_new[the kubelet is replaced]",
+    ),
+    Mutant(
+        "OWN7",
+        "what pods by name would run without is offered again while nobody says which classes there are",
+        _DESK,
+        "            failed, self._unsaid = error, str(error)\n",
+        "            failed, self._unsaid, self._classes = error, str(error), {}\n",
+        "tests/unit/test_names.py::test_it_is_said_once_and_what_was_known_counts_while_nobody_answers",
+    ),
+    Mutant(
+        "OWN7",
+        "each look says again that DRA offers GPUs to nobody new",
+        _DESK,
+        "        before, self._told = self._told, self.status\n",
+        "        before, self._told = ByNameStatus(), self.status\n",
+        "tests/unit/test_names.py::test_it_is_said_once_and_what_was_known_counts_while_nobody_answers",
+    ),
+    Mutant(
+        "OWN7",
+        "which classes there are is asked once",
+        _DESK,
+        "            if matters or self._classes is None:\n",
+        "            if self._classes is None:\n",
+        f"{_ON}::test_what_pods_by_name_would_run_without_is_offered_to_nobody_new[a class is named]",
+    ),
+    Mutant(
+        "OWN7",
+        "a GPU on its way to DRA is none of its",
+        _NAMES,
+        "frozenset({Side.PLUGIN, Side.FOREIGN})",
+        "frozenset({Side.PLUGIN, Side.FOREIGN, Side.TO_DRA})",
+        "tests/unit/test_names.py::test_a_resource_is_dras_where_one_gpu_is_or_is_on_its_way",
+    ),
+    Mutant(
+        "OWN7",
+        "pods that ask by name wait for a class, and nobody says so",
+        _NAMES,
+        "        if name not in named\n",
+        "        if False\n",
+        f"{_ON}::test_it_says_that_pods_by_name_wait_for_a_class",
+    ),
+    Mutant(
+        "OWN7",
+        "where people want claims alone they are told that pods by name wait",
+        _NAMES,
+        "        if name in asked\n        and ",
+        "        if ",
+        f"{_ON}::test_without_a_class_that_names_it_nobody_is_said_to_wait_but_where_a_pod_had_one",
     ),
     Mutant(
         "OWN7",

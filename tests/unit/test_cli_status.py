@@ -24,7 +24,7 @@ from devices.model import Device, Health
 from gateway.cli import status as cli
 from gateway.cli.main import gateway
 from gateway.registration.events import Phase
-from gateway.telling.sides import DriverStatus
+from gateway.telling.sides import ByNameStatus, DriverStatus
 from gateway.telling.status import Configuration, Gateways, GatewayStatus, ResourceFacts
 from gateway.wires import control
 from gateway.wires import log as observe
@@ -282,6 +282,15 @@ def test_a_person_reads_on_which_side_gpus_are_and_what_those_between_wait_for()
     many = seen(document(sides=documents.SIDES[1:2] * 10))
     assert many.count("GPU-b to-dra") == 8
     assert "2 more: gateway cross --to dra --dry-run" in many
+
+
+def test_a_person_reads_what_is_wrong_for_pods_that_ask_by_name() -> None:
+    page = seen(
+        document(sides=documents.SIDES, by_name=ByNameStatus(overlooked="got 1.35", waiting="no class names it"))
+    )
+    assert "  by name  DRA offers its GPUs to nobody new: got 1.35\n" in page
+    assert "  by name  no class names it\n" in page
+    assert "by name" not in seen(document(sides=documents.SIDES))
 
 
 def test_a_person_reads_how_drivers_stand_and_what_another_driver_offers() -> None:

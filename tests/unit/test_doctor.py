@@ -30,7 +30,7 @@ from gateway.doctor.look import Cluster, Places, Told, asked, look, needed
 from gateway.doctor.snapshot import ApiNode, DeviceNodeSeen, NvmlSeen, Release, Surveyed
 from gateway.handover.instance import Instance
 from gateway.memory.scribe import FileState
-from gateway.telling.sides import DriverStatus, SideStatus
+from gateway.telling.sides import ByNameStatus, DriverStatus, SideStatus
 from gateway.telling.status import (
     Books,
     Build,
@@ -426,6 +426,10 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0607": both(status_of(drivers=(replace(DRIVER, registered=False),)), gone("var/lib/kubelet/plugins_registry")),
     "DPG0608": status_of(drivers=(replace(DRIVER, registered=False),)),
     "DPG0609": status_of(crossing="expected device-plugin-gateway/cross-to to be dra or plugin, got 'dar'"),
+    "DPG0610": status_of(by_name=ByNameStatus(overlooked="expected a kubelet from 1.36 on, got 1.35")),
+    "DPG0611": status_of(
+        by_name=ByNameStatus(waiting="no DeviceClass has the extendedResourceName nvidia.com/gpu any more")
+    ),
 }
 
 

@@ -759,6 +759,111 @@ async def test_nothing_goes_to_dra_while_nobody_says_whether_pods_ask_by_name(no
             await node.cross("dra")  # Nobody has a class here: 404.
 
 
+NODE = "/api/v1/nodes/n1"
+
+
+def kubelet_is(node: Node, version: str) -> None:
+    node.place.server.change(NODE, lambda one: one["status"]["nodeInfo"].update(kubeletVersion=version))
+
+
+def gives(node: Node, name: str, resource: str = "") -> None:
+    """Have a DeviceClass, that names a resource or none."""
+    node.place.server.put(
+        f"{API}/deviceclasses/{name}", spec={"extendedResourceName": resource} if resource else {"selectors": []}
+    )
+
+
+@pytest.mark.parametrize("change", ["a class is named", "the kubelet is replaced"])
+async def test_what_pods_by_name_would_run_without_is_offered_to_nobody_new(
+    node: Node, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "LOOK_AT_CLASSES", 0.05 if change == "a class is named" else 60.0)
+    versions = ("v1.35.2", "v1.35.2") if change == "a class is named" else ("v1.37.1", "v1.35.2")
+    kubelet_is(node, versions[0])
+    gives(node, "c", "" if change == "a class is named" else GPU)
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.cross("dra")
+        await until(lambda: node.place.published == {"gpu-0": [], "gpu-1": []})
+        assert isinstance((await node.claims.prepare(V1, node.place.claim("c", "uid-c", "gpu-0")))["uid-c"], tuple)
+        assert not door(one).by_name.overlooked
+        late = node.place.claim("d", "uid-d", "gpu-1")
+        kubelet_is(node, versions[1])
+        gives(node, "c", GPU)
+        taints = ["device-plugin-gateway.io/by-name"]
+        await until(lambda: node.place.published == {"gpu-0": taints, "gpu-1": taints})
+        words = Commands(one).document(True).by_name.overlooked
+        assert re.search(r"from 1\.36 on, because of the DeviceClass c with .* nvidia.com/gpu, got 1\.35", words)
+        # Who has one keeps it, and who was allocated one gets it.
+        assert [row.holder for row in Commands(one).document(True).sides] == ["claim ns/c (pod p)", None]
+        assert isinstance((await node.claims.prepare(V1, late))["uid-d"], tuple)
+        kubelet_is(node, versions[0])
+        gives(node, "c", "" if change == "a class is named" else GPU)
+        await until(lambda: node.place.published == {"gpu-0": [], "gpu-1": []})
+        assert not door(one).by_name.overlooked
+
+
+async def test_a_gateway_that_starts_offers_nothing_that_pods_by_name_would_run_without(node: Node) -> None:
+    gives(node, "c", GPU)
+    async with node.gateway():
+        await node.allocatable(2)
+        await node.cross("dra")
+        await until(lambda: node.place.published == {"gpu-0": [], "gpu-1": []})
+    node.place.server.remove(SLICE)
+    kubelet_is(node, "v1.35.2")
+    before = len(node.place.server.requests)
+    async with node.gateway():
+        taints = ["device-plugin-gateway.io/by-name"]
+        await until(lambda: node.place.published == {"gpu-0": taints, "gpu-1": taints})
+        written = [one.body for one in node.place.server.requests[before:] if one.path == SLICE and one.body]
+        assert all("taints" in device for body in written for device in body["spec"]["devices"])
+
+
+async def test_where_nobody_says_which_classes_there_are_an_old_kubelet_gets_nothing_new(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "pause", lambda *_: 0.05)
+    async with node.gateway():
+        await node.allocatable(2)
+        await node.cross("dra")
+        await until(lambda: node.place.published == {"gpu-0": [], "gpu-1": []})
+    kubelet_is(node, "v1.35.2")
+    async with node.gateway() as one:
+        await until(lambda: all(node.place.published.values()))
+        assert door(one).by_name.overlooked.startswith("it can't be known whether pods that ask by name")
+        gives(node, "c")
+        await until(lambda: node.place.published == {"gpu-0": [], "gpu-1": []})
+
+
+async def test_it_says_that_pods_by_name_wait_for_a_class(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk, "LOOK_AT_CLASSES", 0.05)
+    gives(node, "c", GPU)
+    gives(node, "d")
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.cross("dra")
+        await node.stand(a="dra", b="dra")
+        assert not door(one).by_name.waiting
+        node.place.server.remove(f"{API}/deviceclasses/c")
+        await until(lambda: door(one).by_name.waiting)
+        assert Commands(one).document(True).by_name.waiting.startswith("no DeviceClass has the extendedResourceName")
+        await until(lambda: node.place.published == {"gpu-0": [], "gpu-1": []})
+        gives(node, "c", GPU)
+        await until(lambda: not door(one).by_name.waiting)
+
+
+async def test_without_a_class_that_names_it_nobody_is_said_to_wait_but_where_a_pod_had_one(node: Node) -> None:
+    gives(node, "d")
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.cross("dra")
+        await until(lambda: node.place.published == {"gpu-0": [], "gpu-1": []})
+        await node.claims.prepare(V1, node.place.claim("c", "uid-c", "gpu-0"))
+        assert not door(one).by_name.waiting
+        await node.claims.prepare(V1, node.by_name("d", "uid-d", "gpu-1"))
+        assert door(one).by_name.waiting
+
+
 async def test_nothing_crosses_to_a_driver_that_the_kubelet_has_not_taken(node: Node) -> None:
     async with node.gateway(known=False):
         await node.allocatable(2)
