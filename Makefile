@@ -156,6 +156,12 @@ CROSSINGS ?=
 crossings: $(VENV) ## a node crosses to DRA and back again and again while pods come and go; what it costs, as JSON
 	@$(RUN)python -m gateway.lab.node -- .venv/bin/python -m gateway.lab.node.crossings $(CROSSINGS)
 
+# KILLS: more options, as "--slow-look".
+KILLS ?=
+.PHONY: kills
+kills: e2e-made ## kill the gateway that serves of a pair in a pod, 50 times: what the kubelet and the API server see of it
+	@$(RUN)python -m gateway.lab.node -- .venv/bin/python -m gateway.lab.node.kills $(KILLS)
+
 # Those of the kubelets that `make kubelets` builds are played by CI, too (tests/compat/test_bugs.py). This builds all: for a nightly job.
 .PHONY: track-record
 track-record: $(VENV) ## see each known bug happen on a genuine kubelet that has it, and not on one that hasn't

@@ -34,8 +34,7 @@ KILLS: Final = 3
 """Of one pair: the fifth young death in a row would end it, and each is followed by a longer wait."""
 IDLE_ROUNDS: Final = 3
 
-# A backend whose first look takes two seconds, as one that waits for a driver.
-_SLOW: Final = """
+SLOW: Final = """
 import asyncio
 from devices.gpu.simulated import backend
 watch = backend.SimulatedBackend.watch
@@ -47,13 +46,14 @@ backend.SimulatedBackend.watch = slowly
 from gateway.cli.main import gateway
 gateway()
 """
+"""A program: the gateway with a backend whose first look takes two seconds, as one that waits for a driver."""
 
 
 async def standby(report: Report, python: Path, runs: int) -> None:
     """Kill who serves ``runs`` times: as it is, with a slow look at the hardware, and with every processor busy."""
 
     def slow(node: Node) -> list[str]:
-        return [str(python), "-P", "-c", _SLOW, *_command(node)[1:]]
+        return [str(python), "-P", "-c", SLOW, *_command(node)[1:]]
 
     await _killed(report, python, "a pair", runs, _command, MEDIAN_MS)
     await _killed(report, python, "a pair, a look takes 2 s", runs, slow, MEDIAN_MS)
@@ -100,7 +100,7 @@ async def _killed(
 
 async def _kill(kubelet: Kubelet, pair: GatewayProcess, stands_by: int) -> float:
     """Kill who serves; give the ms for which the kubelet's records were short."""
-    [serves] = {*_children(pair.pid)} - {stands_by}
+    [serves] = {*children(pair.pid)} - {stands_by}
     gone = asyncio.create_task(kubelet.wait(RESOURCE, 0))
     await asyncio.sleep(0.05)  # The kubelet is asked before.
     os.kill(serves, signal.SIGKILL)
@@ -108,7 +108,8 @@ async def _kill(kubelet: Kubelet, pair: GatewayProcess, stands_by: int) -> float
     return ((await kubelet.wait(RESOURCE, GPUS)).monotonic_ns - began) / 1e6
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """Give the processes that a process with one thread started."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -131,5 +132,5 @@ async def _idle(python: Path) -> list[tuple[float, float]]:
         await alone.begun()
         await pair.wait_for("ready", serves=False)
         used = await idle_cost({"alone": alone, "pair": pair})
-        families = ("alone", [alone.pid]), ("pair", [pair.pid, *_children(pair.pid)])
+        families = ("alone", [alone.pid]), ("pair", [pair.pid, *children(pair.pid)])
         return [(weight(pids), used[name].cpu) for name, pids in families]

@@ -80,11 +80,13 @@ class Installed(Protocol):
         ...
 
 
-def write_profile(node: Node, ill: Collection[int] = (), *, cdi: bool = False) -> Path:
+def write_profile(
+    node: Node, ill: Collection[int] = (), *, cdi: bool = False, devices: Mapping[str, str] = DEVICES
+) -> Path:
     """Write the node's GPUs down, which the plugin follows; those in ``ill`` (by index) are unhealthy."""
     resources: dict[str, Any] = {
         RESOURCE: {
-            "gpus": [{"uuid": uuid, "device_nodes": [path]} for uuid, path in DEVICES.items()],
+            "gpus": [{"uuid": uuid, "device_nodes": [path]} for uuid, path in devices.items()],
             "unhealthy": dict.fromkeys(sorted(ill), "the scenario made it unhealthy"),
         }
     }
