@@ -133,6 +133,16 @@ def test_a_step_beside_others_says_its_part_whole_and_after_them(folder: Path) -
     assert re.search(r"one says two\n(?s:.)+ said:\nbefore\nafter\n==== bash .+: FAILED, ", said)
 
 
+def test_each_step_beside_others_is_waited_for(folder: Path) -> None:
+    first, second = (
+        ("beside 60 true", "together"),
+        ("step 60 sleep 1", "beside 60 bash -c 'sleep 1; echo late'", "together"),
+    )
+    status, said = run(folder, "\n".join((*first, *second)))
+    assert status == 0
+    assert re.search(r"late\n==== bash .+: ok, [12] s\n", said)
+
+
 def test_a_step_beside_others_has_a_limit_too(folder: Path, naps: int) -> None:
     status, said = run(folder, "beside 1 inner\nstep 60 true\ntogether", naps)
     assert (status, ended(said)) == (1, {"true": "ok", "inner": "FAILED"})
