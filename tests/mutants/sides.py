@@ -712,7 +712,7 @@ MUTANTS = (
         "a pod's GPU crosses",
         _SHELL,
         "    if device_id in taken.held:",
-        "            if False:",
+        "    if False:",
         f"{_ON}::test_a_restart_forgets_no_owner",
     ),
     Mutant(
