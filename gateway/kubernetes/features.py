@@ -15,8 +15,8 @@ from gateway.kubernetes.keeper import Keeper
 if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
     from gateway.kubernetes.client import Client
-    from gateway.kubernetes.keeper import Serving
     from gateway.kubernetes.node import NodeObject
+    from gateway.telling.subject import Subject
 
 AGAIN: Final = 10.0
 """Seconds until what failed is begun again."""
@@ -34,7 +34,7 @@ class Features:
         self._settings = settings
         self.label = None if settings.choice is None else Label(settings.node_label)
 
-    async def run(self, gateway: Serving) -> None:
+    async def run(self, gateway: Subject) -> None:
         """Do what the settings ask for, for ever. Nothing in here ends the gateway."""
         while True:
             try:
@@ -51,7 +51,7 @@ class Features:
                 )
             await asyncio.sleep(AGAIN)
 
-    async def _together(self, api: Client, gateway: Serving) -> None:
+    async def _together(self, api: Client, gateway: Subject) -> None:
         own = node.OwnNode(api, self._settings)
         if self._settings.choice is not None:
             own.told.append(self._take_label)

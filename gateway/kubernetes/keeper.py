@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -21,17 +21,14 @@ from gateway.registration.events import Phase
 from gateway.tally import Confirmation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from devices.life.states import Entry
-    from devices.source import Hindrance
-    from gateway.configuration.settings import Settings
-    from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.drift import Finding
     from gateway.kubernetes.client import Client
     from gateway.kubernetes.node import NodeObject, OwnNode
     from gateway.kubernetes.ready import NodeReadiness, NodeResource
-    from gateway.registration.registrar import Resource
+    from gateway.telling.subject import Subject
 
 LOOK: Final = 2.0
 """Seconds between two looks at what the gateway knows."""
@@ -43,33 +40,10 @@ PATIENCE = 10.0
 _log = structlog.get_logger()
 
 
-class Serving(Protocol):
-    """The gateway whose GPUs are told of."""
-
-    @property
-    def settings(self) -> Settings:
-        """What it was told."""
-
-    @property
-    def token(self) -> str:
-        """Its own token."""
-
-    @property
-    def resources(self) -> Sequence[Resource]:
-        """Its resources."""
-
-    @property
-    def beliefs(self) -> Beliefs:
-        """The kubelet's records."""
-
-    def hindrances(self) -> Sequence[Hindrance]:
-        """Say what keeps the sources of devices from telling of them."""
-
-
 class Keeper:
     """The condition, the taint and the events of one gateway's node."""
 
-    def __init__(self, gateway: Serving, api: Client, own: OwnNode) -> None:
+    def __init__(self, gateway: Subject, api: Client, own: OwnNode) -> None:
         self._gateway, self._api, self._own = gateway, api, own
         self._settings = gateway.settings
         self._path = node.path(self._settings)
