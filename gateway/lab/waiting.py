@@ -1,9 +1,10 @@
-"""Waiting for what nobody tells: another process's socket, file, log or answer is looked at until it shows it."""
+"""Waiting: for what nobody tells, which is looked at until it shows; and for work that a signal may cut off."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import signal
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import tenacity
@@ -35,3 +36,12 @@ async def until(
     )
     async with asyncio.timeout(seconds):
         await again(seen)
+
+
+async def cut_off(work: Coroutine[Any, Any, None]) -> BaseException | None:
+    """Do some work until it is over or SIGINT or SIGTERM comes; return what ended it before its time, None where nothing did."""
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    [broke] = await asyncio.gather(task, return_exceptions=True)
+    return broke

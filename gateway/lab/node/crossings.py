@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import json
 import random
-import signal
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ from gateway.lab.node import Node, crossed, pods
 from gateway.lab.node.crossed import NEVER, Life, Seen, figures
 from gateway.lab.node.dra import POD, DraNode
 from gateway.lab.node.installed import DEVICES
-from gateway.lab.waiting import until
+from gateway.lab.waiting import cut_off, until
 from gateway.wires.control import ControlError
 
 LOOKS: Final = (2, 6)
@@ -290,11 +289,7 @@ async def run(times: int, seed: int, kubelets: Sequence[str], *, by_name: bool) 
         async with Seen(dra.api) as seen:
             await dra.allocatable()
             crossings = Crossings(dra, seen, random.Random(seed), kubelets, by_name=by_name)
-            running = asyncio.ensure_future(crossings.run(times))
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-            [broke] = await asyncio.gather(running, return_exceptions=True)
-            if broke is None:
+            if (broke := await cut_off(crossings.run(times))) is None:
                 return crossings.summary()
             crossings.traffic.keep()
             return {"broke off": repr(broke), **crossings.summary()}

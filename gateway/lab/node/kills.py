@@ -36,7 +36,7 @@ from gateway.lab.node.installed import DaemonSet, write_profile
 from gateway.lab.node.stage import POD
 from gateway.lab.node.watch import NodeSeen, PodSeen, Recorder, drops
 from gateway.lab.trials.scenarios import RESOURCE, device_ids
-from gateway.lab.waiting import until
+from gateway.lab.waiting import cut_off, until
 from gateway.pair.policy import MOST_YOUNG
 
 GPUS: Final = 8
@@ -262,10 +262,7 @@ async def run(times: int, images: Sequence[Path], *, slow_look: bool) -> bool:
                 lambda seen: seen.node.allocatable.get(RESOURCE, 0) == GPUS, "all GPUs at the API server", PATIENCE
             )
             first = len(seen.nodes) - 1
-            task = asyncio.ensure_future(killing.run(times))
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-            [broke] = await asyncio.gather(task, return_exceptions=True)
+            broke = await cut_off(killing.run(times))
             report = judge(times, killing.kills, killing.books(), seen.nodes[first:])
             print(*map(describe, report.bars), document(report), sep="\n", flush=True)
             if isinstance(broke, Exception):
