@@ -171,6 +171,7 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
         pytest.param("277852", id="one comes and is killed while the other stands still"),
         pytest.param("293698", id="the same, and it was seen as it started"),
         pytest.param("382537", id="a kubelet is seen after the resource was left to one that it doesn't hold"),
+        pytest.param("570738", id="the last one of several is picked by the highest share"),
     ],
 )
 def test_what_broke_once_is_kept(number: str) -> None:

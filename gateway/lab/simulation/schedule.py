@@ -20,6 +20,9 @@ AFTERWARDS: Final = (3.0, 20.0, 60.0, 120.0, 300.0, 700.0)
 APARTS: Final = 0.15
 """The share of gateways with a state directory of their own: nobody can talk to them."""
 
+HIGHEST: Final = 0.999999
+"""The highest ``how``: it picks one of several, and one that is rounded up to 1 would pick one too many."""
+
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     """One thing that happens ``at`` a time (simulated seconds); ``how`` tells its kind apart, ``lasts`` how long it lasts."""
@@ -79,7 +82,7 @@ def schedule(seed: int) -> Schedule:
     for do in chance.choices(_DOINGS, cum_weights=_WEIGHTS, k=chance.choice((2, 3, 4, 5, 7))):
         at += chance.choice((0.0, 0.001, 0.01, 0.05, 0.3, 1.0, 5.0)) * chance.random()
         lasts = chance.choice((0.05, 0.3, 1.0, 4.0, 17.0)) * chance.random()
-        steps.append(Step(round(at, 6), do, round(chance.random(), 6), round(lasts, 6)))
+        steps.append(Step(round(at, 6), do, min(round(chance.random(), 6), HIGHEST), round(lasts, 6)))
     return Schedule(seed, kubelet, tuple(steps))
 
 
