@@ -383,6 +383,22 @@ MUTANTS = (
         f"{_RIVALS}::test_one_that_talks_and_one_that_does_not_want_it_at_once",
     ),
     Mutant(
+        "S15",
+        "what the end of a rival costs the kubelet's records isn't measured",
+        "gateway/lab/trials/rivals.py",
+        "        await asyncio.sleep(AFTER)\n        over.set()\n        return await watcher\n",
+        "            over.set()\n            return await watcher\n",
+        f"{_RIVALS}::test_what_the_end_of_a_rival_costs_counts_too",
+    ),
+    Mutant(
+        "S15",
+        "what was seen once is looked for a moment later",
+        "gateway/lab/trials/scenarios.py",
+        "        books = seen[-1].books\n",
+        "        books = await self.the_kubelet.books()\n",
+        f"{_RIVALS}::test_a_node_is_served_as_it_was_seen_once",
+    ),
+    Mutant(
         "S17",
         "one that couldn't talk ends, and nobody registers once more",
         "gateway/handover/peers.py",

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,9 +29,9 @@ from gateway.daemon import Gateway
 from gateway.handover import instance, standby
 from gateway.kubelet.watch import target
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelets.kubelet import Faults
+from gateway.lab.kubelets.kubelet import Books, Faults, Seen
 from gateway.lab.trials import rivals
-from gateway.lab.trials.scenarios import RESOURCE, node
+from gateway.lab.trials.scenarios import RESOURCE, Node, node
 from gateway.registration.events import Phase, Renew
 from gateway.registration.machine import FIRST_LOOKS
 from gateway.registration.registrar import Resource
@@ -67,6 +67,42 @@ async def test_a_rival_that_does_not_serve(name: str, version: str, lacks: bool)
             is lacks
         )
         await made.served()
+
+
+async def test_what_the_end_of_a_rival_costs_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubelets from 1.12 to 1.24 may have nothing to give then, and it was looked away in the very moment."""
+    ended: list[float] = []
+
+    @contextlib.asynccontextmanager
+    async def rival(_: Node) -> AsyncIterator[None]:
+        yield
+        ended.append(time.monotonic())
+
+    async def books() -> Books:
+        short = bool(ended) and 0.1 < time.monotonic() - ended[0] < 0.4
+        return Books({RESOURCE: 8}, {RESOURCE: 0 if short else 8})
+
+    monkeypatch.setattr(rivals, "RIVALS", {"ends": rival})
+    monkeypatch.setattr(rivals, "AFTER", 1.0)
+    made = SimpleNamespace(the_kubelet=SimpleNamespace(books=books), healthy=lambda: 8)
+    [lacked] = await rivals.measure("ends", cast("Node", made), seconds=0.1)
+    assert lacked == pytest.approx(0.3, abs=0.15)
+
+
+async def test_a_node_is_served_as_it_was_seen_once() -> None:
+    """A gateway registers anew right after: what the kubelet's records lack for some milliseconds isn't asked for."""
+
+    async def wait(resource: str, count: int, _: float) -> Seen:
+        return Seen(Books({resource: count}, {resource: count}), 0)
+
+    async def books() -> Books:
+        return Books({RESOURCE: 8}, {})
+
+    async with node(gpus={RESOURCE: 8}) as made:
+        kubelet = SimpleNamespace(version="1.12", wait=wait, books=books)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(made, "kubelet", kubelet)
+            await made.served()
 
 
 async def test_what_is_not_served_is_not_remembered() -> None:

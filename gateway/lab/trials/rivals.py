@@ -35,6 +35,8 @@ MOST: Final = 3.0
 """Seconds for which the kubelet's records may lack devices, once, whatever another gateway does."""
 SECONDS: Final = 8.0
 """How long a rival is watched."""
+AFTER: Final = 2.0
+"""How long the kubelet's records are watched once it has ended: kubelets 1.12 to 1.24 may lose the resource with it."""
 _EVERY: Final = 0.02
 _START: Final = 10.0
 _REPLICAS: Final = """\
@@ -205,14 +207,18 @@ async def lacks(made: Node, over: asyncio.Event) -> list[float]:
 
 
 async def measure(name: str, made: Node, seconds: float = SECONDS) -> list[float]:
-    """Put a rival beside the gateway that serves ``made``; give for how many seconds each the kubelet's records lacked devices."""
+    """Put a rival beside the gateway that serves ``made``, and end it.
+
+    Returns for how many seconds each the kubelet's records lacked devices, by its end, too.
+    """
     over = asyncio.Event()
     watcher = asyncio.create_task(lacks(made, over))
     try:
         async with RIVALS[name](made):
             await asyncio.sleep(seconds)
-            over.set()
-            return await watcher
+        await asyncio.sleep(AFTER)
+        over.set()
+        return await watcher
     finally:
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)
@@ -253,7 +259,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m gateway.lab.trials.rivals", description=(__doc__ or "").partition("\n\n")[0]
     )
-    parser.add_argument("--kubelets", default="1.8,1.10,1.20,1.28,1.37", help="which versions")
+    parser.add_argument("--kubelets", default="1.8,1.9,1.10,1.12,1.20,1.28,1.37", help="which versions")
     parser.add_argument(
         "--rivals", default=";".join(RIVALS), help=f"only these, with ; between them, of {'; '.join(RIVALS)}"
     )

@@ -340,10 +340,13 @@ class Node:
     # What pods do, and what must hold.
 
     async def served(self) -> None:
-        """Wait until the kubelet's records show what the hardware is, and check the capacity too."""
-        for resource in self.gpus:
-            await self.the_kubelet.wait(resource, self.healthy(resource), self.patience)
-        books = await self.the_kubelet.books()
+        """Wait until the kubelet's records show what the hardware is, and check the capacity too.
+
+        What is checked is what was seen then: a gateway that registers anew a moment later has nothing allocatable for some
+        milliseconds (kubelets from 1.12 to 1.22, each time when a rival ends).
+        """
+        seen = [await self.the_kubelet.wait(resource, self.healthy(resource), self.patience) for resource in self.gpus]
+        books = seen[-1].books
         # Before 1.10 there is no allocatable: unhealthy devices are not in the capacity either.
         alpha = minor_version(self.the_kubelet.version) < 10
         dropped = self.dropped()
