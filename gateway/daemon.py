@@ -187,9 +187,9 @@ class Gateway:
             _log.info("removed what dead gateways left", folders=removed)
         room = await self._unless_ended(_begin(self.alone, self.scribe))
         self._instance.create()
-        if self.settings.dra != "off":
-            self.door = _door(self, decides=room is None)
         first = asyncio.Event()
+        if self.settings.dra != "off":
+            self.door = _door(self, first, decides=room is None)
         self._tasks.spawn("source", self._follower.run(first))
         attempts = None if self._role is None else self._role.flight
         label = None if self._features is None else self._features.label
@@ -389,13 +389,13 @@ def _alone(settings: Settings, ours: instance.Instance, resign: Callable[[], Non
     return Alone(ours.age, settings.state_dir, ours.peers, resign, in_vain)
 
 
-def _door(gateway: Gateway, *, decides: bool) -> Door:
+def _door(gateway: Gateway, first: asyncio.Event, *, decides: bool) -> Door:
     from gateway.dra import door  # noqa: PLC0415 - its imports are paid only where DRA is wanted
     from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
 
     memory = gateway.ledger, gateway.scribe, gateway.beliefs, gateway.holdings.held
     lists = (lambda: gateway.resources), gateway.update
-    inside = door.Inside(gateway.age, gateway.source, *memory, *lists, gateway.presence)
+    inside = door.Inside(gateway.age, gateway.source, *memory, *lists, gateway.presence, first)
     try:
         made = door.Door(gateway.settings, inside)
     except AccessError as error:

@@ -114,6 +114,7 @@ class Crossing:
         update: brings the lists up to date.
         allocatable: tells the scheduler of what came back.
         presence: whether a kubelet is there, and since when.
+        first: set once all devices are known. What claims have of others can't be told.
     """
 
     def __init__(
@@ -128,8 +129,9 @@ class Crossing:
         update: Callable[[], Awaitable[None]],
         allocatable: Allocatable,
         presence: Presence,
+        first: asyncio.Event,
     ) -> None:
-        self.allocatable, self._presence = allocatable, presence
+        self.allocatable, self._presence, self._first = allocatable, presence, first
         self._admits = False
         """Whether the list has for a kubelet that starts what goes to DRA, too."""
         self._ledger, self._scribe, self._beliefs, self._held = ledger, scribe, beliefs, held
@@ -278,7 +280,7 @@ class Crossing:
     async def _look(self) -> float:
         """Move what can be; say after how many seconds to look again (0: when something happens)."""
         if not self.is_known:
-            if (found := await self._ask()) is None or self.strangers.offered is None:
+            if not self._first.is_set() or (found := await self._ask()) is None or self.strangers.offered is None:
                 return WAIT
             theirs = dict.fromkeys(self.strangers.offered, Side.FOREIGN)
             await self._put(theirs | dict.fromkeys(found, Side.TO_PLUGIN) | {REST: Side.PLUGIN})

@@ -71,7 +71,7 @@ class Inside(Struct, frozen=True):
 
     ``beliefs`` are the kubelet's records, ``held`` what containers hold of a resource by them (None: nobody knows), ``resources``
     gives the lists of all devices, as the device plugin API would show them; ``update`` brings them up to date. ``presence`` says
-    whether a kubelet is there.
+    whether a kubelet is there; ``first`` is set once all sources have told of their devices.
     """
 
     age: Age
@@ -83,6 +83,7 @@ class Inside(Struct, frozen=True):
     resources: Callable[[], Sequence[Resource]]
     update: Callable[[], Awaitable[None]]
     presence: Presence
+    first: asyncio.Event
 
 
 class Door:
@@ -102,7 +103,7 @@ class Door:
         self._registry = settings.socket_dir.parent / sockets.FOLDER
         self._offers: dict[str, dict[str, Offer]] = {}
         self._why_not: dict[str, dict[str, str]] = {}
-        self._records = Records(inside.beliefs, inside.held, settings.socket_dir / KUBELET_SOCKET)
+        self._records = Records(inside.beliefs, inside.held, inside.ledger, settings.socket_dir / KUBELET_SOCKET)
         self.crossing: Crossing | None = None
         """The table of owners, where the device plugin API offers devices, too."""
         self._desk: Desk | None = None
@@ -110,7 +111,8 @@ class Door:
         if settings.dra == "on":
             known = inside.ledger, inside.scribe, inside.beliefs, inside.held, inside.resources, self._records
             allocatable = Allocatable(self._api, path(settings))
-            self.crossing = Crossing(*known, self._allocated, inside.update, allocatable, inside.presence)
+            around = inside.presence, inside.first
+            self.crossing = Crossing(*known, self._allocated, inside.update, allocatable, *around)
             names = Names(self._api, path(settings), self.crossing, inside.ledger, self.update)
             self._desk = Desk(self.crossing, lambda: self.not_ready, names)
         self._boards: dict[tuple[str, str], str] = {}

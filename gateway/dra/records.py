@@ -21,12 +21,14 @@ from gateway.kubelet.beliefs import AFTER_START
 from gateway.kubelet.watch import kubelet_id
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import pause
+from gateway.memory.holdings import given_since
 
 if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Beliefs, Look
     from gateway.kubelet.presence import Presence
     from gateway.kubelet.view import View
     from gateway.kubernetes.client import Client
+    from gateway.memory.ledger import Ledger
 
 ASK_FIRST: Final = 0.2
 """Seconds between two questions which pods there are, while an answer may set a device free: the API server hears of a pod's end a
@@ -81,11 +83,14 @@ class Records:
     Args:
         beliefs: the records, as they were read last.
         held: what containers hold of a resource by them, and were given since; None: nobody knows.
+        ledger: has what was given. Where the records still name a pod that ended, that is another's by now.
         kubelet_socket: where the kubelet listens.
     """
 
-    def __init__(self, beliefs: Beliefs, held: Callable[[str], frozenset[str] | None], kubelet_socket: Path) -> None:
-        self._beliefs, self._held, self._socket = beliefs, held, kubelet_socket
+    def __init__(
+        self, beliefs: Beliefs, held: Callable[[str], frozenset[str] | None], ledger: Ledger, kubelet_socket: Path
+    ) -> None:
+        self._beliefs, self._held, self._ledger, self._socket = beliefs, held, ledger, kubelet_socket
         self._taken: dict[str, Taken] = {}
         self._ended: frozenset[str] = frozenset()
         """The UIDs of pods that ended for certain, as long as the checkpoint names them: a UID doesn't come again."""
@@ -110,7 +115,8 @@ class Records:
             if self._doubted[resource] - self._known:
                 self._news.set()
             offered = (last.view.allocatable or {}).get(resource, frozenset())
-            self._taken[resource] = Taken(still_held(held, last.view, resource, self._ended), offered)
+            since = given_since(self._ledger, resource, last)
+            self._taken[resource] = Taken(still_held(held, last.view, resource, self._ended) | since, offered)
         return self._taken.get(resource)
 
     async def mind(self, ask: Callable[[], Awaitable[list[Pod]]], changed: Callable[[], None]) -> None:

@@ -26,6 +26,11 @@ BOOKED_WITHIN = 1.5
 """Seconds that a kubelet is given to write down what Allocate answered: its books of before that don't end a hand-out."""
 
 
+def given_since(ledger: Ledger, resource: str, look: beliefs.Look) -> set[str]:
+    """Name what Allocate gave away since a look, or so shortly before that the kubelet's records may not have had it."""
+    return {one for one, row in ledger.handed_out(resource).items() if row.at >= look.unix - BOOKED_WITHIN}
+
+
 class Holdings:
     """Who holds what on this node, and what says so: the state file's ledger and the kubelet's records, for whoever asks."""
 
@@ -49,9 +54,7 @@ class Holdings:
             return None
         if resource in self._resources:
             self._resources[resource].plugin.note_handed_out()
-        at = self.beliefs.last.unix - BOOKED_WITHIN
-        since = (device_id for device_id, row in self.ledger.handed_out(resource).items() if row.at >= at)
-        return frozenset((*holders, *since))
+        return frozenset((*holders, *given_since(self.ledger, resource, self.beliefs.last)))
 
     def _is_half_known(self, look: beliefs.Look) -> bool:
         """Whether a kubelet that may not have heard of its pods yet was asked, and its checkpoint couldn't be read."""

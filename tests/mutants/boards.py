@@ -173,8 +173,8 @@ MUTANTS = (
         "H4",
         "books of the same moment end a hand-out",
         "gateway/memory/holdings.py",
-        "        at = self.beliefs.last.unix - BOOKED_WITHIN\n",
-        "        at = self.beliefs.last.unix\n",
+        "if row.at >= look.unix - BOOKED_WITHIN}",
+        "if row.at >= look.unix}",
         f"{_BOARDS}::test_books_of_the_same_moment_end_no_hand_out",
     ),
     Mutant(

@@ -280,6 +280,38 @@ MUTANTS = (
     ),
     Mutant(
         "OWN1",
+        "who ended, and is named by the kubelet's checkpoint still, hides to whom its GPU was given since",
+        "gateway/dra/records.py",
+        "self._ended) | since, offered)",
+        "self._ended), offered)",
+        f"{_ON}::test_what_is_given_while_its_way_to_a_claim_is_written_down_is_the_pods",
+    ),
+    Mutant(
+        "OWN1",
+        "an Allocate that comes late is answered on the way to DRA",
+        "devices/life/states.py",
+        """    State.LEAVING: Consequence(
+        Health.UNHEALTHY,
+        Fault.FAILED_PRECONDITION,
+""",
+        """    State.LEAVING: Consequence(
+        Health.UNHEALTHY,
+""",
+        f"{_ON}::test_an_allocate_that_comes_late_is_refused_on_the_way_to_dra_and_there",
+    ),
+    Mutant(
+        "OWN7",
+        "a pod's other containers don't get what its init container has of what goes to DRA",
+        "devices/life/states.py",
+        """        held=True,
+        way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim",
+""",
+        """        way_out="start the pod anew so that it gets another device, or ask by a ResourceClaim",
+""",
+        f"{_ON}::test_on_the_way_to_dra_the_other_containers_of_a_pod_get_what_its_init_container_has",
+    ),
+    Mutant(
+        "OWN1",
         "what is prepared for a claim is the plugin's again",
         _TABLE,
         "    if not claimed or side in _OF_DRA:",
@@ -698,6 +730,14 @@ MUTANTS = (
         "self._sides.get(REST, Side.TO_DRA))",
         "self._sides.get(REST, Side.PLUGIN))",
         f"{_ON}::test_without_its_state_file_it_gives_nothing_before_it_knows_the_claims",
+    ),
+    Mutant(
+        "OWN4",
+        "which claims there are is asked before the devices are known",
+        _SHELL,
+        "not self._first.is_set() or (found",
+        "(found",
+        f"{_ON}::test_without_its_state_file_it_gives_nothing_before_it_knows_its_devices",
     ),
     Mutant(
         "OWN4",

@@ -32,19 +32,16 @@ from gateway.handover.instance import Instance
 from gateway.memory.scribe import FileState
 from gateway.telling.sides import ByNameStatus, DriverStatus, SideStatus
 from gateway.telling.status import (
-    Books,
-    Build,
     Configuration,
     DeviceStatus,
     GatewayStatus,
     HindranceStatus,
-    KubeletStatus,
     MismatchStatus,
     ResourceStatus,
 )
 from tests.fakes.apiserver import ApiServer
 from tests.unit.answering import gateways
-from tests.unit.documents import SERVING, WAITING
+from tests.unit.documents import SERVING, WAITING, document
 from tests.unit.kubernetes import authority, server
 from tools import doctor as page
 
@@ -54,17 +51,7 @@ GPU = "nvidia.com/gpu"
 __all__ = ["authority", "server"]
 DEVICES = tuple(DeviceStatus(id=f"GPU-{number}", health="Healthy", state="present") for number in range(2))
 SERVED = ResourceStatus(name=GPU, phase="serving", listed=2, healthy=2, allocatable=2, devices=DEVICES)
-STATUS = GatewayStatus(
-    build=Build(gateway="0.1.0", python="3.11.7", grpcio="1.80", protobuf="6.30"),
-    pid=4711,
-    token=SERVING,
-    uptime_s=60.0,
-    socket_dir="/var/lib/kubelet/device-plugins",
-    kubelet=KubeletStatus(present=True, age_s=60.0),
-    books=Books(source="pod-resources", age_s=1.0),
-    ledger=FileState(path="/var/lib/device-plugin-gateway/ledger.json"),
-    resources=(SERVED,),
-)
+STATUS = document(resources=(SERVED,), uptime_s=60.0)
 CONTAINERD = """
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]

@@ -556,7 +556,7 @@ async def test_a_pod_that_the_checkpoint_alone_names_counts_while_it_is_there(mo
     monkeypatch.setattr(records, "ASK_AGAIN", 0.0)
     books, pods, news = Books(a="u/c"), {"u"}, asyncio.Event()
     answer: asyncio.Event = asyncio.Event()
-    of = Records(cast("Beliefs", books), books.held, Path("/none"))
+    of = Records(cast("Beliefs", books), books.held, Ledger(Path("/none")), Path("/none"))
 
     async def ask() -> list[Pod]:
         await answer.wait()
@@ -589,7 +589,7 @@ async def test_a_pods_end_is_asked_for_until_it_is_known_and_at_once_for_another
 ) -> None:
     monkeypatch.setattr(records, "ASK_FIRST", first)
     books, pods, asked, news = Books(a="u/c"), {"u"}, asyncio.Event(), asyncio.Event()
-    of = Records(cast("Beliefs", books), books.held, Path("/none"))
+    of = Records(cast("Beliefs", books), books.held, Ledger(Path("/none")), Path("/none"))
 
     async def ask() -> list[Pod]:
         asked.set()
@@ -616,7 +616,7 @@ async def test_a_pods_end_is_asked_for_until_it_is_known_and_at_once_for_another
 def test_a_young_process_believes_a_kubelet_that_is_old(tmp_path: Path, source: Any, age: float, known: bool) -> None:
     books, path = Books(), tmp_path / "kubelet.sock"
     books.last = Look(View(held={GPU: {"a": "ns/p/c"}}, source=source), 0.0, path.parent.stat().st_mtime + age)
-    of = Records(cast("Beliefs", books), lambda _: None, path)
+    of = Records(cast("Beliefs", books), lambda _: None, Ledger(tmp_path), path)
     assert of.taken(GPU) is None
     with listening(path):
         assert of.taken(GPU) == (Taken(frozenset("a")) if known else None)

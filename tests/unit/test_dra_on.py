@@ -25,6 +25,7 @@ from adapters import pluginregistration
 from adapters.dra.plugin import V1
 from devices.claims import ClaimName, Refused
 from devices.life.states import State
+from devices.model import ContainerAnswer
 from gateway.age import Age
 from gateway.cli import main
 from gateway.daemon import RESIGNED, Gateway
@@ -41,6 +42,8 @@ from gateway.kubernetes import access, allocatable
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
 from gateway.lab.kubelets.kubelet import KubeletError
+from gateway.lab.kubelets.pluginclient import CallError
+from gateway.memory import holdings
 from gateway.memory.ledger import Ledger
 from gateway.sides.table import ANNOTATION, Side
 from gateway.telling import probes
@@ -82,7 +85,6 @@ class Node:
                 await until(lambda: list(registry.iterdir()))
                 self.claims = await self.place.kubelet()
                 await self.claims.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
-                await until(lambda: door(one).crossing is not None)
             try:
                 yield one
             finally:
@@ -117,6 +119,28 @@ class Node:
     async def allocatable(self, count: int) -> None:
         await self.manager.wait(GPU, count)
 
+    async def at_dra(self) -> None:
+        """Have both GPUs at DRA."""
+        await self.allocatable(2)
+        await self.cross("dra")
+        await self.stand(a="dra", b="dra")
+
+    async def half_way(self) -> None:
+        """Have B at DRA, and A on its way there, because pod p1 holds it."""
+        await self.allocatable(2)
+        await self.manager.admit("p1", {GPU: 1})
+        await self.cross("dra")
+        await self.stand(a="to-dra", b="dra")
+
+    async def lent(self) -> ClaimName:
+        """Have B back from DRA, and A on its way, because a pod that asked by name holds it; give that pod's claim."""
+        await self.at_dra()
+        asked = self.by_name("c", "uid-c", "gpu-0")
+        assert isinstance((await self.claims.prepare(V1, asked))["uid-c"], tuple)
+        await self.cross("plugin")
+        await self.stand(a="to-plugin", b="plugin")
+        return asked
+
     @contextlib.asynccontextmanager
     async def newer(self) -> AsyncIterator[tuple[Gateway, asyncio.Task[int]]]:
         """Run one beside another, up to where it could take over but for a kubelet that takes its driver."""
@@ -133,6 +157,13 @@ class Node:
 def door(gateway: Gateway) -> Door:
     assert gateway.door is not None
     return gateway.door
+
+
+def owners(gateway: Gateway) -> Crossing:
+    """Give the table of owners in force."""
+    found = door(gateway).crossing
+    assert found is not None
+    return found
 
 
 @pytest.fixture
@@ -188,11 +219,10 @@ async def test_it_says_since_when_a_gpu_is_on_its_way_and_how_drivers_stand(node
         assert [row.moving_s for row in status.sides if row.side == "dra"] == [None]
         [driver_] = status.drivers
         assert (driver_.name, driver_.registered, driver_.unpublished) == ("gpu.nvidia.com", True, "")
-        assert door(one).crossing is not None
-        began = status.sides, door(one).crossing.stands()  # type: ignore[union-attr]
+        began = status.sides, owners(one).stands()
         await node.cross("plugin", way.id)
         await node.cross("dra", way.id)
-        [again] = [row for row in door(one).crossing.stands() if row.board == way.id]  # type: ignore[union-attr]
+        [again] = [row for row in owners(one).stands() if row.board == way.id]
         assert again.since is not None
         assert again.since > next(row.since for row in began[1] if row.board == way.id)  # type: ignore[operator]
         node.manager.remove("p1")
@@ -200,6 +230,12 @@ async def test_it_says_since_when_a_gpu_is_on_its_way_and_how_drivers_stand(node
 
 THEIRS = f"{API}/resourceslices/theirs"
 THEM = "dra.example.com offers it as x in theirs"
+
+
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have what another DRA driver gave up asked for at once, and each time again."""
+    for module, name in ((publisher, "LINGERS"), (crossing, "LINGERS"), (crossing, "LET_GO")):
+        monkeypatch.setattr(module, name, 0.0)
 
 
 def offer_theirs(node: Node) -> None:
@@ -223,8 +259,7 @@ def named(gateway: Gateway) -> dict[str, str]:
 
 
 async def test_what_another_driver_offers_is_given_by_neither_api(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((publisher, "LINGERS"), (crossing, "LINGERS"), (crossing, "LET_GO")):
-        monkeypatch.setattr(module, name, 0.0)
+    no_grace(monkeypatch)
     async with node.gateway() as one:
         await node.allocatable(2)
         offer_theirs(node)
@@ -285,9 +320,7 @@ async def test_what_another_driver_offers_stays_withheld_through_a_start_of_kube
         await node.place.server.start()
         await until(lambda: door(one)._publisher is not None and door(one)._publisher.has_looked)  # type: ignore[union-attr]
         assert await node.cross("dra", dry_run=True) == {A: "foreign", B: "plugin"}
-        crossing_ = door(one).crossing
-        assert crossing_ is not None
-        crossing_.strangers._ask_at = 0.0
+        owners(one).strangers._ask_at = 0.0
         await node.stand(a="plugin", b="plugin")
 
 
@@ -302,8 +335,7 @@ async def test_without_its_state_file_it_gives_nothing_that_another_driver_offer
 
 
 async def test_dra_offers_again_what_another_driver_gave_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "LINGERS", 0.0)
-    monkeypatch.setattr(crossing, "LINGERS", 0.0)
+    no_grace(monkeypatch)
     async with node.gateway() as one:
         await node.allocatable(2)
         await node.cross("dra")
@@ -390,9 +422,7 @@ async def test_the_scheduler_hears_of_what_came_back_when_the_kubelet_has(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with node.gateway():
-        await node.allocatable(2)
-        await node.cross("dra")
-        await node.stand(a="dra", b="dra")
+        await node.at_dra()
         kubelet = Deaf(monkeypatch)
         await node.cross("plugin")
         await node.stand(a="plugin", b="plugin")
@@ -407,9 +437,7 @@ async def test_a_lowered_allocatable_is_told_again_when_the_kubelet_has_heard(
 ) -> None:
     async with node.gateway() as one:
         await node.allocatable(2)
-        crossing_ = door(one).crossing
-        assert crossing_ is not None
-        await until(lambda: crossing_.allocatable.came is None)  # What was there at the start was told.
+        await until(lambda: owners(one).allocatable.came is None)  # What was there at the start was told.
         kubelet = Deaf(monkeypatch, A, B)
         await node.cross("dra", A)
         assert node.told == {GPU: "1"}
@@ -425,10 +453,7 @@ async def test_a_kubelet_that_starts_has_what_goes_to_dra_until_it_has_admitted_
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with node.gateway() as one:
-        await node.allocatable(2)
-        await node.manager.admit("p1", {GPU: 1})
-        await node.cross("dra")
-        await node.stand(a="to-dra", b="dra")
+        await node.half_way()
         await node.manager.stop()
         await until(lambda: states(one) == {A: State.PRESENT, B: State.ELSEWHERE})
         monkeypatch.setattr(crossing, "ADMITS", 60.0)
@@ -437,16 +462,14 @@ async def test_a_kubelet_that_starts_has_what_goes_to_dra_until_it_has_admitted_
         await node.manager.admit("p1", {GPU: 1})  # Anew: its container may have ended meanwhile.
         node.manager.remove("p1")
         assert (await node.manager.admit("p2", {GPU: 1})).devices[GPU] == (A,)  # It was given to the node before.
-        crossing_ = door(one).crossing
-        assert crossing_ is not None
         told: list[set[State]] = []
-        tell = crossing_.allocatable.tell
+        tell = owners(one).allocatable.tell
 
         async def heard(counts: Mapping[str, int]) -> None:
             told.append({state for name, state in states(one).items() if name == A})
             await tell(counts)
 
-        monkeypatch.setattr(crossing_.allocatable, "tell", heard)
+        monkeypatch.setattr(owners(one).allocatable, "tell", heard)
         monkeypatch.setattr(crossing, "ADMITS", 0.0)
         await node.allocatable(0)
         assert (states(one)[A], told[0]) == (State.LEAVING, {State.PRESENT})  # The scheduler heard of it first.
@@ -459,19 +482,14 @@ async def test_the_scheduler_is_not_to_give_what_a_kubelet_that_starts_has_for_i
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with node.gateway() as one:
-        await node.allocatable(2)
-        await node.manager.admit("p1", {GPU: 1})
-        await node.cross("dra")
-        await node.stand(a="to-dra", b="dra")
+        await node.half_way()
         await node.manager.stop()
         monkeypatch.setattr(crossing, "ADMITS", 60.0)
         await node.manager.start()
         await node.allocatable(1)
-        crossing_ = door(one).crossing
-        assert crossing_ is not None
         for written in ("1", "1k", "1"):  # The kubelet tells of what it has; of thousands in a way that isn't read.
             node.place.server.change("/api/v1/nodes/n1", lambda one: one["status"].update(allocatable={GPU: written}))  # noqa: B023
-            await until(lambda: node.told == {GPU: "0"} or crossing_.allocatable._shown == {GPU: "1k"})
+            await until(lambda: node.told == {GPU: "0"} or owners(one).allocatable._shown == {GPU: "1k"})
         assert states(one) == {A: State.PRESENT, B: State.ELSEWHERE}
 
 
@@ -496,14 +514,7 @@ async def test_what_is_ordered_while_no_kubelet_is_there_is_withheld_from_none(
 
 async def test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_next(node: Node) -> None:
     async with node.gateway() as one:
-        await node.allocatable(2)
-        await node.cross("dra")
-        await node.stand(a="dra", b="dra")
-        asked = node.by_name("c", "uid-c", "gpu-0")
-        assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
-        assert node.manager.books().allocatable.get(GPU, 0) == 0
-        await node.cross("plugin")
-        await node.stand(a="to-plugin", b="plugin")
+        asked = await node.lent()
         await node.allocatable(2)
         await until(lambda: node.told == {GPU: "2"})
         await until(lambda: node.place.published == {"gpu-0": ["device-plugin-gateway.io/leaving"]})
@@ -511,9 +522,10 @@ async def test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_
         first = await node.manager.admit("p1", {GPU: 1})
         assert first.devices[GPU] == (B,)
         # The kubelet says that the pod ended when this is over, and the API server has its claim for a while.
-        assert one.door is not None
-        assert one.door.crossing is not None
-        one.door.crossing._allocated = {A: "claim ns/c"}
+        slices = door(one)._publisher
+        assert slices is not None
+        await until(lambda: not slices.free())  # The gateway has heard of it, too.
+        owners(one)._allocated = {A: "claim ns/c"}
         await node.claims.unprepare(V1, asked)
         second = await node.manager.admit("p2", {GPU: 1})
         assert second.devices[GPU] == (A,)
@@ -524,13 +536,7 @@ async def test_what_a_pod_by_name_had_waits_while_a_slice_offers_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with node.gateway() as one:
-        await node.allocatable(2)
-        await node.cross("dra")
-        await node.stand(a="dra", b="dra")
-        asked = node.by_name("c", "uid-c", "gpu-0")
-        assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
-        await node.cross("plugin")
-        await node.stand(a="to-plugin", b="plugin")
+        asked = await node.lent()
         with monkeypatch.context() as late:
             late.setattr(Publisher, "free", lambda _: frozenset({("gpu.nvidia.com", "gpu-0")}))
             await node.claims.unprepare(V1, asked)
@@ -543,13 +549,7 @@ async def test_what_a_pod_by_name_had_waits_while_a_slice_offers_it(
 
 async def test_what_a_pod_by_name_keeps_is_given_to_no_other_and_not_forgotten(node: Node) -> None:
     async with node.gateway():
-        await node.allocatable(2)
-        await node.cross("dra")
-        await node.stand(a="dra", b="dra")
-        asked = node.by_name("c", "uid-c", "gpu-0")
-        assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
-        await node.cross("plugin")
-        await node.stand(a="to-plugin", b="plugin")
+        asked = await node.lent()
     async with node.gateway() as one:
         assert states(one) == {A: State.LENT, B: State.PRESENT}
         await node.allocatable(2)
@@ -575,8 +575,7 @@ async def test_a_part_ends_though_news_come_at_that_moment(
     node: Node, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with node.gateway() as one:
-        moves, follows = door(one).crossing, door(one)._desk
-        assert moves is not None
+        moves, follows = owners(one), door(one)._desk
         assert follows is not None
         monkeypatch.setattr(moves, "_look", AsyncMock(return_value=60.0))
         monkeypatch.setattr(follows, "_wish", AsyncMock(return_value=""))
@@ -601,7 +600,8 @@ async def test_a_restart_forgets_no_owner(node: Node, monkeypatch: pytest.Monkey
     async with node.gateway() as one:
         assert await node.cross("dra", dry_run=True) == {A: "to-dra", B: "plugin"}
         assert states(one)[A] is State.LEAVING
-        monkeypatch.setattr(crossing, "BOOKED_WITHIN", -60.0)  # By the kubelet's records alone.
+        for module in (crossing, holdings):
+            monkeypatch.setattr(module, "BOOKED_WITHIN", -60.0)  # By the kubelet's records alone.
         for _ in range(3):
             await until(partial(lambda look: one.beliefs.last is not look, one.beliefs.last))
         assert await node.cross("dra", dry_run=True) == {A: "to-dra", B: "plugin"}
@@ -706,6 +706,30 @@ async def test_without_its_state_file_it_gives_nothing_before_it_knows_the_claim
         await node.stand(a="to-plugin", b="plugin")
         await node.allocatable(1)
         assert one.ledger.sides[crossing.REST] is Side.PLUGIN
+
+
+async def test_without_its_state_file_it_gives_nothing_before_it_knows_its_devices(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of them a claim has can't be told before: a driver may take seconds to start."""
+    looks, look = 0, Crossing._look
+
+    async def looked(one: Crossing) -> float:
+        nonlocal looks
+        looks += one.strangers.offered is not None
+        return await look(one)
+
+    monkeypatch.setattr(Crossing, "_look", looked)
+    node.place.claim("c", "uid-c", "gpu-0")
+    node.place.profile.write_text("no profile")
+    async with node.gateway(known=False):
+        await until(lambda: looks > 2)
+        node.place.profile.write_text(PROFILE)
+        await node.allocatable(1)
+        await node.stand(a="to-plugin", b="plugin")
+        assert (await node.manager.admit("p1", {GPU: 1})).devices[GPU] == (B,)
+        with pytest.raises(KubeletError):
+            await node.manager.admit("p2", {GPU: 1})
 
 
 async def test_a_kubelet_without_dra_has_the_device_plugin_alone(node: Node) -> None:
@@ -840,9 +864,7 @@ async def test_it_says_that_pods_by_name_wait_for_a_class(node: Node, monkeypatc
     gives(node, "c", GPU)
     gives(node, "d")
     async with node.gateway() as one:
-        await node.allocatable(2)
-        await node.cross("dra")
-        await node.stand(a="dra", b="dra")
+        await node.at_dra()
         assert not door(one).by_name.waiting
         node.place.server.remove(f"{API}/deviceclasses/c")
         await until(lambda: door(one).by_name.waiting)
@@ -1155,6 +1177,74 @@ async def test_a_newer_gateway_goes_by_what_the_older_one_did_last(node: Node) -
             assert [row.name for row in heir.ledger.claims.values()] == ["c"]
             await until(lambda: probes.look(heir).ready)
         assert running.result() == 0
+
+
+async def test_an_allocate_that_comes_late_is_refused_on_the_way_to_dra_and_there(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway():
+        await node.allocatable(2)
+        kubelet = Deaf(monkeypatch, A, B)  # It had chosen before it heard.
+        await node.cross("dra")
+        await kubelet.looked()
+        with pytest.raises(CallError, match="it goes to DRA as soon as nobody holds it"):
+            await node.manager._endpoints[GPU].allocate((A,))
+        assert await node.cross("dra", dry_run=True) == {A: "to-dra", B: "to-dra"}
+        kubelet.hears = True
+        await node.stand(a="dra", b="dra")
+        with pytest.raises(CallError, match="offered by DRA"):
+            await node.manager._endpoints[GPU].allocate((A,))
+
+
+async def test_on_the_way_to_dra_the_other_containers_of_a_pod_get_what_its_init_container_has(node: Node) -> None:
+    async with node.gateway():
+        await node.half_way()
+        [_] = await node.manager._endpoints[GPU].allocate((A,))
+        with pytest.raises(CallError, match="offered by DRA"):
+            await node.manager._endpoints[GPU].allocate((A, B))
+
+
+async def test_what_is_given_while_its_way_to_a_claim_is_written_down_is_the_pods(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet's checkpoint names an ended pod, so Allocate takes it for held, and nobody else does."""
+    asked, answers, writes, written = (asyncio.Event() for _ in range(4))
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.manager.admit("p0", {GPU: 1})
+        [held] = (await node.manager.admit("p1", {GPU: 1})).devices[GPU]
+        node.manager.remove("p1")
+        await one.beliefs.look()
+        await until(lambda: door(one)._records._ended == {"p1"})
+        answer, durable = one.source.answer, one.scribe.durable
+
+        async def answered(*about: Any) -> ContainerAnswer:
+            asked.set()
+            await answers.wait()
+            return await answer(*about)
+
+        async def slow() -> bool:
+            if one.ledger.sides.get(held) is Side.TO_PLUGIN:
+                writes.set()
+                await written.wait()
+            return await durable()
+
+        monkeypatch.setattr(one.source, "answer", answered)
+        monkeypatch.setattr(one.scribe, "durable", slow)
+        admitting = asyncio.ensure_future(node.manager.admit("p2", {GPU: 1}))
+        await asked.wait()
+        claim = node.place.claim("c", "uid-c", {A: "gpu-0", B: "gpu-1"}[held])
+        preparing = asyncio.ensure_future(node.claims.prepare(V1, claim))
+        await writes.wait()
+        answers.set()
+        assert (await admitting).devices[GPU] == (held,)
+        written.set()
+        await until(lambda: owners(one).side(held) is Side.TO_PLUGIN)
+        await one.beliefs.look()
+        assert one.ledger.claims == {}
+        assert not preparing.done()
+        node.manager.remove("p2")
+        assert isinstance((await preparing)["uid-c"], tuple)
 
 
 async def test_a_late_claim_is_refused_with_a_reason_where_a_pod_holds_it(
