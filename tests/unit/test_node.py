@@ -142,6 +142,7 @@ def test_an_image_has_busybox_under_the_names_of_all_its_commands(tmp_path: Path
         (b"kubelet\0", "kubelet"),
         (b"/usr/local/bin/k3s\0server\0", "k3s"),
         (b"/cache/1.36-00/kubelet\0-dir\0/tmp/x\0", ""),
+        (b"/cache/1.12-00/kubelet\0-v=5\0-dir\0/tmp/x\0", ""),
         (b"/usr/bin/python3\0kubelet\0", ""),
         (b"", ""),
     ],

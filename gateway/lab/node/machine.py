@@ -157,7 +157,7 @@ def _node_program(command_line: bytes) -> str:
     """The program if it makes a machine a node, else "". The laboratory's device managers, ``kubelet -dir DIR``, don't."""
     name, *options = command_line.split(b"\0")
     program = os.fsdecode(name).rpartition("/")[2]
-    return program if program in _NODES and options[:1] != [b"-dir"] else ""
+    return program if program in _NODES and b"-dir" not in options else ""
 
 
 @contextlib.contextmanager
