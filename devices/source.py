@@ -156,17 +156,17 @@ class Facts(Struct, frozen=True):
     slot: str = ""
 
 
-class Behind(Struct, frozen=True):
+class Behind(Struct, frozen=True, rename={"folder": "door"}):
     """The other device plugin that a resource is of, behind the bridge.
 
-    ``resource`` is its own name for it, ``endpoint`` its socket in the folder ``door``, ``api`` what it speaks. ``state`` has been so
+    ``resource`` is its own name for it, ``endpoint`` its socket in that folder, ``api`` what it speaks. ``state`` has been so
     for ``state_s``: ``live``, or away and ``shielded``, ``unhealthy`` or ``withdrawn``, with the ``reason`` in words. It registered
     ``registrations`` times and went ``absences`` times; ``repeated`` answers were given for it as before.
     """
 
     resource: str
     endpoint: str
-    door: str
+    folder: str
     api: str
     state: str
     state_s: float

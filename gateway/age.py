@@ -15,7 +15,7 @@ HOST_SERVICE_NS = 1 << 62
 
 
 class Age(Struct, frozen=True, order=True):
-    """When a gateway started (nanoseconds of the boot clock); the token breaks a tie. Younger is greater.
+    """When a gateway started (nanoseconds of the boot clock); the token breaks a tie. Newer is greater.
 
     The node's own service says that it was born ``HOST_SERVICE_NS`` later than it was, so that it is the newer of any pod and
     itself, whoever came first. An older release, which knows nothing of services, takes its word for it.
@@ -48,7 +48,7 @@ class Doubt(Struct, frozen=True):
         return cuts > self.cuts or not names <= self.names
 
 
-def elder_should_wait(own: Age, peers: Iterable[Age], doubts: Mapping[Age, Doubt] = MappingProxyType({})) -> Age | None:
+def older_should_wait(own: Age, peers: Iterable[Age], doubts: Mapping[Age, Doubt] = MappingProxyType({})) -> Age | None:
     """Return the newest of the living ``peers`` that is newer than we are: the one to stand by for.
 
     The rule among gateways that can't talk: another state directory, an older release. One that we stood by for in vain

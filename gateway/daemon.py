@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from devices.source import DeviceSource, Hindrance
     from gateway.age import Age
     from gateway.configuration.settings import Settings
-    from gateway.dra.door import Door
+    from gateway.dra.drivers import Drivers
     from gateway.handover.alone import Alone
     from gateway.handover.standby import Standby
     from gateway.kubelet.beliefs import Look
@@ -132,8 +132,8 @@ class Gateway:
             self.others,
             self._resources,
             lambda name: Resource(self.around, name, self.ledger.accepted),
-            lambda: None if self.door is None else self.door.update(),
-            lambda devices: {} if self.door is None else self.door.away(devices),
+            lambda: None if self.drivers is None else self.drivers.update(),
+            lambda devices: {} if self.drivers is None else self.drivers.away(devices),
             self._sent,
             self._tasks,
             self.started,
@@ -154,7 +154,7 @@ class Gateway:
             tasks=self._tasks,
         )
         self._exit: asyncio.Future[int]
-        self.door: Door | None = None
+        self.drivers: Drivers | None = None
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT, or until a newer gateway takes over; return the exit status, or ``RESIGNED``."""
@@ -189,7 +189,7 @@ class Gateway:
         self._instance.create()
         first = asyncio.Event()
         if self.settings.dra != "off":
-            self.door = _door(self, first, decides=room is None)
+            self.drivers = _drivers(self, first, decides=room is None)
         self._tasks.spawn("source", self._follower.run(first))
         attempts = None if self._role is None else self._role.flight
         label = None if self._features is None else self._features.label
@@ -204,15 +204,15 @@ class Gateway:
         self._tasks.spawn("watch", self._folder.run())
         await self._unless_ended(self.others.know_devices(first, self.source.name))
         await self._unless_ended(self.others.ability.wait())
-        if self.door is not None:
-            self._tasks.spawn("dra", self.door.run())
+        if self.drivers is not None:
+            self._tasks.spawn("dra", self.drivers.run())
             if room is not None:
-                await self._unless_ended(_succeed(self, room, self.door))
+                await self._unless_ended(_succeed(self, room, self.drivers))
                 await self._open_control()
-        elders = self._instance.peers() if self.door is None else {}
-        await self._unless_ended(self.others.take_over(elders))
+        older_ones = self._instance.peers() if self.drivers is None else {}
+        await self._unless_ended(self.others.take_over(older_ones))
         self._instance.publish()
-        if any(peer < self._instance.age and not self.others.handover.decides(peer, "") for peer in elders):
+        if any(peer < self._instance.age and not self.others.handover.decides(peer, "") for peer in older_ones):
             await self._unless_ended(asyncio.sleep(YIELD_TIME))
         self.others.begun = True
         if self.alone is not None:
@@ -256,8 +256,8 @@ class Gateway:
     async def _close(self) -> None:
         """End the streams, then the servers, then what is left of us in the socket directory."""
         notify.tell(notify.STOPPING)
-        if self.door is not None:
-            await self.door.close()
+        if self.drivers is not None:
+            await self.drivers.close()
         await self.others.handover.waits.keep_promises()
         for resource in self._resources.values():
             resource.feed(events.Stop())
@@ -271,13 +271,13 @@ class Gateway:
         if self.alone is not None:
             self.alone.close()
         self._instance.remove()
-        if self.door is not None:
-            await self.door.finish()
+        if self.drivers is not None:
+            await self.drivers.finish()
         _log.info("ended")
 
     async def _open_control(self) -> None:
         commands = Commands(self)
-        more = {message.OP: self.others.handover.serve} if self.door is None else self.door.handlers
+        more = {message.OP: self.others.handover.serve} if self.drivers is None else self.drivers.handlers
         await self._listeners.open_control({**commands.handlers, **more, **(self.alone.handlers if self.alone else {})})
         self._listeners.open_metrics(commands.document, self.tally, self)
 
@@ -293,7 +293,7 @@ class Gateway:
         self._tell_kubelet([resource for resource in self._resources.values() if resource.state.kubelet is None])
 
     def _looked(self, look: Look) -> None:
-        """The kubelet's books were read."""
+        """The kubelet's records were read."""
         for resource in self.resources:
             resource.looked(look)
         self.holdings.looked(look)
@@ -389,15 +389,15 @@ def _alone(settings: Settings, ours: instance.Instance, resign: Callable[[], Non
     return Alone(ours.age, settings.state_dir, ours.peers, resign, in_vain)
 
 
-def _door(gateway: Gateway, first: asyncio.Event, *, decides: bool) -> Door:
-    from gateway.dra import door  # noqa: PLC0415 - its imports are paid only where DRA is wanted
+def _drivers(gateway: Gateway, first: asyncio.Event, *, decides: bool) -> Drivers:
+    from gateway.dra import drivers  # noqa: PLC0415 - its imports are paid only where DRA is wanted
     from gateway.kubernetes.access import AccessError  # noqa: PLC0415 - as above
 
     memory = gateway.ledger, gateway.scribe, gateway.beliefs, gateway.holdings.held
     lists = (lambda: gateway.resources), gateway.update
-    inside = door.Inside(gateway.age, gateway.source, *memory, *lists, gateway.presence, first)
+    inside = drivers.Inside(gateway.age, gateway.source, *memory, *lists, gateway.presence, first)
     try:
-        made = door.Door(gateway.settings, inside)
+        made = drivers.Drivers(gateway.settings, inside)
     except AccessError as error:
         _log.error("giving up: --dra needs the API server", reason=str(error))
         raise _EndedError(1) from error
@@ -410,9 +410,9 @@ async def _begin(alone: Alone | None, scribe: Scribe) -> Alone | None:
     """Wait until no other gateway decides, or give the lock by which one that would make room is asked to."""
     if alone is None:
         return None
-    elder_makes_room = await alone.begin()
+    older_makes_room = await alone.begin()
     await scribe.load(patient=True)  # What one before us left meanwhile.
-    return alone if elder_makes_room else None
+    return alone if older_makes_room else None
 
 
 def _tell_serving(gateway: Gateway) -> None:
@@ -425,12 +425,12 @@ def _tell_serving(gateway: Gateway) -> None:
     )
 
 
-async def _succeed(gateway: Gateway, alone: Alone, door: Door) -> None:
+async def _succeed(gateway: Gateway, alone: Alone, drivers: Drivers) -> None:
     """Decide in place of the older gateway, as soon as this one could, by what that one left."""
-    await alone.succeed(lambda: door.not_ready)
+    await alone.succeed(lambda: drivers.not_ready)
     await gateway.scribe.load(patient=True)
     gateway.holdings.recall(fresh=True)
-    door.decide()
+    drivers.decide()
     await gateway.update()
 
 

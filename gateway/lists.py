@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 BIND_AGAIN = 5.0
 """Seconds until a resource whose socket can't be bound is tried again."""
 LOOK_AGAIN = 30.0
-"""Seconds between two looks into the kubelet's books while a device waits for what they show."""
+"""Seconds between two looks into the kubelet's records while a device waits for what they show."""
 HOLDERS_AGAIN = 2.0
 """The same, where devices are withheld until their holder has ended."""
 LOOK_FOR_METRICS = 60.0
@@ -258,7 +258,7 @@ class Lists:
         return frozenset((claim.resource, claim.device_id) for claim in self._claims)
 
     def _look_for(self, known: frozenset[tuple[str, str]]) -> None:
-        """Have the kubelet's books read while a claim waits for its end; at once where there are others than ``known``."""
+        """Have the kubelet's records read while a claim waits for its end; at once where there are others than ``known``."""
         if self._claims:
             self._beliefs.look_within(HOLDERS_AGAIN if self._claimed() <= known else 0)
 
@@ -298,14 +298,14 @@ class Lists:
         return sorted(filter(inventory.awaits, self.only_remembered()))
 
     def looked(self) -> None:
-        """Take note that the kubelet's books were read: what waited for that goes on."""
+        """Take note that the kubelet's records were read: what waited for that goes on."""
         waiting = bool(self._claims and self._resources) or any(
             entry.state in _WAITING
             or (entry.beneath is not None and any(one.state in _WAITING for one in entry.beneath.layers))
             for resource in self._resources.values()
             for entry in resource.entries.values()
         )
-        if not waiting and self.inventory is not None:  # What was offered until now by books of before, or by none.
+        if not waiting and self.inventory is not None:  # What was offered until now by records of before, or by none.
             waiting = bool(self._heeded(self._owners.of_others(_offered(self.inventory)), self._resources))
         self._changed()
         if waiting:

@@ -31,8 +31,8 @@ class Cause(Enum):
     STREAM_ENDED = "stream ended"
     ERROR = "error"
     NEVER_CALLED = "never called"
-    BOOKS = "books"
-    """The kubelet's own books lacked us."""
+    RECORDS = "books"
+    """The kubelet's own records lacked us."""
     OPTIONS = "options"
     HANDOVER = "handover"
     OFFERED = "offered again"
@@ -40,7 +40,7 @@ class Cause(Enum):
 
 
 class Confirmation(Enum):
-    """What a look into the kubelet's books told of a registration. The values are what people read."""
+    """What a look into the kubelet's records told of a registration. The values are what people read."""
 
     HELD = "held"
     LACKING = "lacking"
@@ -116,7 +116,7 @@ class Tally:
         self.lost_fields = Counts()
         """Messages that went out without a field that the dialect can't say: dialect, field."""
         self.checks = Counts()
-        """Looks into the kubelet's books: resource, result."""
+        """Looks into the kubelet's records: resource, result."""
         self.handovers = Counts()
         """Handovers between two gateways that ended: our side, outcome."""
         self._window, self._worst, self._worst_before = 0, 0.0, 0.0

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gateway.age import Age
 from gateway.handover import machine as handover
 from gateway.handover.events import Heard, RegisterAgain, Say, Standing, Stood, Tell, Unserved, WaitOver, Wanted
-from gateway.handover.machine import Elder, Heir
+from gateway.handover.machine import Newer, Older
 from gateway.kubelet.identity import KubeletId
 from gateway.registration import events as told
 from gateway.registration import machine as registration
@@ -44,7 +44,7 @@ HANDOVER: Final = """
 to each other.
 
 """
-SIDES: Final = {Elder: "### On the side of the older gateway\n\n", Heir: "\n### On the side of the newer gateway\n\n"}
+SIDES: Final = {Older: "### On the side of the older gateway\n\n", Newer: "\n### On the side of the newer gateway\n\n"}
 
 State = TypeVar("State", bound=Hashable)
 Step = tuple[State, tuple[Any, ...]]
@@ -122,7 +122,7 @@ def _registration_events(state: registration.State) -> Mapping[str, Any]:
 
 
 def _handover(stages: list[Enum]) -> Iterator[tuple[str, ...]]:
-    beginnings = [handover.elder(own) for own in Standing] + [handover.heir(own)[0] for own in Standing]
+    beginnings = [handover.older(own) for own in Standing] + [handover.newer(own)[0] for own in Standing]
     events: dict[str, Any] = {
         "it asks for the resource": Wanted(first=False),
         "it asks, and registers first": Wanted(first=True),

@@ -5,24 +5,17 @@ A runtime reads a file whenever it changes, so a file is replaced as a whole, an
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import re
 import stat
-import tempfile
-import time
 from pathlib import Path
 from typing import Final
 
+from devices import files
 from devices.gpu.cdi import Specification, with_gone
 
 FOLDER: Final = Path("/var/run/cdi")
 _MOST_BYTES: Final = 8 * 2**20
-_NEW: Final = re.compile(r"\.[a-z0-9_]{8}\.new", re.ASCII)
-"""The name of a file that isn't whole yet, as ``tempfile`` makes it."""
-_IN_THE_MAKING: Final = 60.0
-"""Seconds for which such a file may be another gateway's that is writing."""
 
 
 class CDIFileError(Exception):
@@ -44,7 +37,7 @@ def write(specification: Specification, folder: Path = FOLDER) -> bool:
     """
     path = path_of(specification, folder)
     try:
-        _sweep(folder)
+        files.sweep(folder, path.name)
         content = _read(path)
         old = _parsed(content)
         if isinstance(old, dict) and old.get("kind", specification["kind"]) != specification["kind"]:
@@ -56,7 +49,7 @@ def write(specification: Specification, folder: Path = FOLDER) -> bool:
         if new == content:
             return False
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        _replace(path, new)
+        files.replace(path, new, 0o644)
     except OSError as error:
         raise CDIFileError(
             f"expected to write the CDI specification {path}, but: {error}: mount the host's folder for the gateway to write"
@@ -81,35 +74,3 @@ def _parsed(content: bytes | None) -> object:
         return json.loads(content or b"")
     except (ValueError, RecursionError):
         return None
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what a crash left of a write; what is young may be another gateway's, which is at it now."""
-    for leftover in folder.glob(".*.new"):
-        with contextlib.suppress(OSError):
-            info = leftover.lstat()
-            ours = _NEW.fullmatch(leftover.name) and stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid()
-            if ours and time.time() - info.st_mtime > _IN_THE_MAKING:
-                leftover.unlink()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Put a file in the place of another. Its name until then is none that a runtime reads."""
-    descriptor, name = tempfile.mkstemp(prefix=".", suffix=".new", dir=path.parent)
-    new = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            os.fchmod(descriptor, 0o644)
-            file.flush()
-            os.fsync(descriptor)
-        new.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            new.unlink()
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

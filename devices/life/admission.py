@@ -40,7 +40,7 @@ def judge(
         now: the clock, in monotonic seconds.
         handed_out: where the kubelet asks again at each start of a container (1.8 does), the devices that containers
             were given before: a refusal would end a running pod. Empty for any other kubelet.
-        held: the devices that containers hold by the kubelet's own books, as far as they are known.
+        held: the devices that containers hold by the kubelet's own records, as far as they are known.
 
     Returns:
         Warnings, one for each reason not to serve a device that is served all the same.

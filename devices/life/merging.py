@@ -21,7 +21,7 @@ FIRST_DISCOVERY_S: Final = 300.0
 as the kubelet itself waits for the plugin of a resource it remembers (endpointStopGracePeriod, 1.10 and later)."""
 HELD_UNKNOWN_S: Final = 600.0
 """How long a withdrawn device stays on the list while nobody can say who holds it, in seconds: a kubelet that is being
-replaced is back within minutes, and where its books can't be read at all a ghost must not outlive an operator's patience."""
+replaced is back within minutes, and where its records can't be read at all a ghost must not outlive an operator's patience."""
 LOST_FORGOTTEN_S: Final = 30 * 86_400.0
 """How long a lost device that nobody holds stays on the list, in seconds: a repair by the vendor takes weeks."""
 
@@ -43,7 +43,7 @@ class Known(Struct, frozen=True):
     ``announced`` holds every device that a kubelet was ever told of, as it was told last. ``cordons`` are an operator's, with
     their reasons; ``withheld`` are the listed ones whose hardware is in use under another ID, with theirs; ``away`` those that
     are another API's, or go there (``AWAY``). ``sticky`` are the troubles that were remembered, in whichever boot; ``boot_id`` names this one. ``held`` is
-    what containers hold by the kubelet's own books; None: they can't be read now. ``fates`` says of what the backend no
+    what containers hold by the kubelet's own records; None: they can't be read now. ``fates`` says of what the backend no
     longer lists where it went (LOST where it doesn't), and ``lost_since`` since when it has been lost (unix seconds).
     """
 

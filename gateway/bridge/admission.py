@@ -11,8 +11,8 @@ import structlog
 
 from devices.model import Fault, RefusedError
 from gateway.bridge import judge, shield
-from gateway.bridge.door import REGISTRY
 from gateway.bridge.peer import AwayError
+from gateway.bridge.sockets import REGISTRY
 from gateway.kubelet.watch import socket_id
 from gateway.wires.log import Seldom
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from adapters.dialect import Dialect
     from devices.model import Options
     from gateway.bridge.calls import BridgedResource
-    from gateway.bridge.memory import Door
+    from gateway.bridge.memory import PluginFolder
 
 RIVAL_GOES: Final = 1.0
 """Seconds that a plugin's stream is given to end before another plugin for its resource is refused."""
@@ -34,7 +34,7 @@ _log = structlog.get_logger()
 
 
 class Admission:
-    """Takes plugins, or says why not (a ``door.Host``).
+    """Takes plugins, or says why not (a ``sockets.Host``).
 
     Args:
         plugins: those that are known, by the name that they registered; who is taken is put there.
@@ -61,7 +61,9 @@ class Admission:
         """The names by which Registers are counted."""
         return self._seldom.kinds
 
-    async def register(self, path: Path, dialect: Dialect, resource: str, options: Options, door: Door) -> None:
+    async def register(
+        self, path: Path, dialect: Dialect, resource: str, options: Options, folder: PluginFolder
+    ) -> None:
         """Take a plugin, or say why not.
 
         Raises:
@@ -77,7 +79,7 @@ class Admission:
         self._require_socket(path, resource)
         known = self._plugins.get(resource)
         living = None if known is None else known.peer
-        if door == REGISTRY and living is not None and living.path == path and living.identity == socket_id(path):
+        if folder == REGISTRY and living is not None and living.path == path and living.identity == socket_id(path):
             return  # Found again, after a restart of the bridge: its stream is open.
         if problem := self._occupied(resource):
             raise RefusedError(Fault.ALREADY_EXISTS, problem)
@@ -97,11 +99,11 @@ class Admission:
             await peer.close()
             raise
         one = self._plugins.setdefault(resource, one)
-        before = (one.door, one.path, one.api, one.registered_on)
-        one.door = door
+        before = (one.folder, one.path, one.api, one.registered_on)
+        one.folder = folder
         one.follow(peer)
-        _log.info("a plugin registered", resource=resource, endpoint=path.name, api=dialect.name, door=door)
-        if before != (one.door, one.path, one.api, one.registered_on):
+        _log.info("a plugin registered", resource=resource, endpoint=path.name, api=dialect.name, folder=folder)
+        if before != (one.folder, one.path, one.api, one.registered_on):
             await self._durable()
 
     def _require_socket(self, path: Path, resource: str) -> None:

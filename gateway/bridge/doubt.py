@@ -1,6 +1,6 @@
 """Whether a device that a container was given may be given to the next one: a kubelet may have forgotten the first. Pure.
 
-While a kubelet waits for an Allocate, its books of what is in use have the device, but no pod has it yet. Whoever reads its pod-resources
+While a kubelet waits for an Allocate, its records of what is in use have the device, but no pod has it yet. Whoever reads its pod-resources
 API then, just after another pod ended, makes it count anew by pod (UpdateAllocatedDevices; run on 1.20, 1.28 and 1.37): the device is free to it,
 also when the Allocate was answered. So a device whose Allocate took long is in doubt until the kubelet's records showed it free. One that is
 in doubt and asked for again is looked up: a refusal makes the kubelet count anew, and so right.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 QUICK: Final = 0.1
 """Seconds of an Allocate after which its devices are in doubt."""
-BOOKED: Final = 1.5
+RECORDED: Final = 1.5
 """Seconds after an answer until a kubelet has it in its records for certain."""
 
 
@@ -41,7 +41,7 @@ class Doubts:
 
     def seen(self, held: Collection[str], at: float) -> bool:
         """Take note of what containers held in a look that began ``at``, while no Allocate was open; say whether doubts are over."""
-        over = [one for one, since in self.since.items() if one not in held and since + BOOKED <= at]
+        over = [one for one, since in self.since.items() if one not in held and since + RECORDED <= at]
         for one in over:
             del self.since[one]
         return bool(over)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ import structlog
 from msgspec import Meta, Struct
 
 from adapters.registry import DIALECTS
-from devices.filewatch import NotPlainError, read_plain
+from devices.files import NotPlainError, read_plain, replace
 from devices.model import ContainerAnswer
 from gateway.bridge.judge import MOST_DEVICES, MOST_PLUGINS
 from gateway.kubelet.watch import SocketId
@@ -33,7 +32,7 @@ SAVE_SOON: Final = 0.01
 """The same, where a Register waits for it."""
 SAVE_TIME: Final = 2.0
 """Seconds that a Register waits: a plugin isn't lost because a disk is slow."""
-Door = Literal["device-plugins", "plugins_registry"]
+PluginFolder = Literal["device-plugins", "plugins_registry"]
 Api = Annotated[str, Meta(pattern=rf"\A(?:{'|'.join(re.escape(dialect.name) for dialect in DIALECTS)})\Z")]
 """A dialect that there is."""
 _Text = Annotated[str, Meta(max_length=4096)]
@@ -57,15 +56,15 @@ class EarlierAnswer(Struct, frozen=True):
     given: ContainerAnswer
 
 
-class Plugin(Struct, frozen=True):
-    """One resource: where its plugin was served (``door`` is the folder), what it spoke, asked and said.
+class Plugin(Struct, frozen=True, rename={"folder": "door"}):
+    """One resource: where its plugin was served, what it spoke, asked and said.
 
     ``away_since`` is in unix seconds, None where it was there. ``socket`` is the one that it registered. ``listed`` is whether it
     has said yet which devices it has. ``doubted`` are devices that a kubelet may have forgotten that it gave them away (``doubt``).
     """
 
     resource: _Name
-    door: Door
+    folder: PluginFolder
     endpoint: _Name
     api: Api
     devices: Annotated[tuple[DeviceRow, ...], Meta(max_length=MOST_DEVICES)]
@@ -79,7 +78,7 @@ class Plugin(Struct, frozen=True):
     doubted: Annotated[tuple[str, ...], Meta(max_length=MOST_DEVICES)] = ()
 
 
-class Book(Struct, frozen=True):
+class SavedPlugins(Struct, frozen=True):
     """The whole file."""
 
     format: Literal[1]
@@ -98,7 +97,7 @@ def load(folder: Path) -> tuple[tuple[Plugin, ...], str]:
     try:
         if len(content) > _MAX_BYTES:
             raise ValueError("it is too large")  # noqa: TRY301 - one way out for all that is wrong with it
-        return msgspec.json.decode(content, type=Book).plugins, ""
+        return msgspec.json.decode(content, type=SavedPlugins).plugins, ""
     except ValueError as error:
         with contextlib.suppress(OSError):
             path.replace(path.with_suffix(".damaged"))
@@ -111,19 +110,10 @@ def save(folder: Path, plugins: tuple[Plugin, ...]) -> None:
     Raises:
         OSError: it can't be written.
     """
-    draft = folder / f".{NAME}.{os.getpid()}"
-    with open(draft, "wb", opener=_private) as file:
-        file.write(msgspec.json.encode(Book(FORMAT, plugins)))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(folder / NAME)
+    replace(folder / NAME, msgspec.json.encode(SavedPlugins(FORMAT, plugins)))
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-class BookKeeper:
+class PluginsFile:
     """Writes what is known of plugins when it changed: some register once, also where the gateway is killed.
 
     Args:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from adapters.dialect import Dialect
     from devices.model import Device, Options
     from gateway.bridge import memory
-    from gateway.bridge.memory import Api, Door
+    from gateway.bridge.memory import Api, PluginFolder
     from gateway.bridge.shield import Limits, Word
     from gateway.kubelet.watch import SocketId
 
@@ -75,7 +75,7 @@ class Bridged:
         self.path: Path | None = None  # Where it was served last.
         self.registered_on: SocketId | None = None
         """The socket that it named itself, in its last Register. One that was bound since may be another plugin's."""
-        self.door: Door = "device-plugins"
+        self.folder: PluginFolder = "device-plugins"
         self.api: Api = DIALECTS[0].name
         self.deadline = DEADLINE
         """Seconds for one Allocate."""
@@ -215,7 +215,7 @@ class Bridged:
 
     def recall(self, word: Word, path: Path, row: memory.Plugin) -> None:
         """Take over what was remembered of it, before it was heard of."""
-        self.word, self.path, self.door, self.api, self.registered_on = word, path, row.door, row.api, row.socket
+        self.word, self.path, self.folder, self.api, self.registered_on = word, path, row.folder, row.api, row.socket
         self.doubts.since = dict.fromkeys(row.doubted, time.monotonic()) | self.doubts.since
 
     @property
@@ -358,6 +358,6 @@ class Bridged:
 
 
 def _there(path: Path | None, kept: str) -> Path | None:
-    """Find a plugin's socket. A gateway that was killed while it opened its doors may not have written down that it gave it another name."""
+    """Find a plugin's socket. A gateway that was killed while it opened its socket may not have written down that it gave it another name."""
     names = () if path is None else (path, path.with_name(kept))
     return next((one for one in names if socket_id(one) is not None), None)

@@ -24,7 +24,7 @@ def remembered(one: Bridged) -> memory.Plugin | None:
     since = None if word.away_since is None else time.time() - (time.monotonic() - word.away_since)
     return memory.Plugin(
         resource=one.resource,
-        door=one.door,
+        folder=one.folder,
         endpoint=one.path.name,
         api=one.api,
         devices=tuple(

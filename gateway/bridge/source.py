@@ -1,6 +1,6 @@
 """The bridge as a ``DeviceSource``: each plugin's resource beside the others, whichever API the plugin speaks.
 
-To a plugin it is a good kubelet (``door``, ``peer``), to the gateway a source that never loses a device because a plugin went
+To a plugin it is a good kubelet (``sockets``, ``peer``), to the gateway a source that never loses a device because a plugin went
 (``shield``, ``plugin``). It is imported where ``--bridge`` is set, and nowhere else.
 """
 
@@ -28,15 +28,15 @@ from devices.source import Behind, Facts, Fate, Hindrance, Inventory, unclaimed
 from gateway.bridge import doubt, judge, memory, shield
 from gateway.bridge.admission import Admission
 from gateway.bridge.calls import BridgedResource, KubeletRecords
-from gateway.bridge.door import LOOK_EVERY, REGISTRATION, Doors
 from gateway.bridge.plugin import DEADLINE
 from gateway.bridge.recall import answers_of, recalled, remembered
+from gateway.bridge.sockets import LOOK_EVERY, REGISTRATION, Sockets
 from gateway.kubelet.beliefs import CHECKPOINT
 
 SETTLE_EVERY: Final = 10.0
 """Seconds until a device that a kubelet may have forgotten is looked up, at first."""
 FIRST_CALLS: Final = 2.0
-"""Seconds that remembered plugins get to answer before the doors open, which makes every plugin register anew."""
+"""Seconds that remembered plugins get to answer before the socket is opened, which makes every plugin register anew."""
 
 _log = structlog.get_logger()
 
@@ -68,9 +68,9 @@ class Bridge:
         self.plugins: dict[str, BridgedResource] = {}
         """By the name that the plugin registered."""
         self._taken = taken
-        self._keeper = memory.BookKeeper(state_dir, lambda: self._doors.is_ours, self._remembered)
+        self._keeper = memory.PluginsFile(state_dir, lambda: self._sockets.is_ours, self._remembered)
         self._admission = Admission(self.plugins, self._bridged, self._occupied, self._keeper.durable)
-        self._doors = Doors(folder, self._admission, self._kept)
+        self._sockets = Sockets(folder, self._admission, self._kept)
         self._lent: dict[str, memory.Plugin] = {}
         """What another gateway remembers, where it has the folder."""
         self._news = asyncio.Event()
@@ -85,7 +85,7 @@ class Bridge:
     @property
     def is_open(self) -> bool:
         """Whether plugins can register."""
-        return self._doors.is_open
+        return self._sockets.is_open
 
     # What is announced.
 
@@ -94,11 +94,11 @@ class Bridge:
         tasks: list[asyncio.Future[Any]] = []
         try:
             with contextlib.suppress(OSError):
-                self._doors.hinders()  # From now on nobody else writes of plugins, or what they wrote is read again.
+                self._sockets.hinders()  # From now on nobody else writes of plugins, or what they wrote is read again.
             await self._recall()
             tasks += map(
                 asyncio.ensure_future,
-                (self._keep_doors(), self._keeper.run(), self._settle_doubts()),
+                (self._keep_sockets(), self._keeper.run(), self._settle_doubts()),
             )
             while True:
                 self._news.clear()
@@ -114,10 +114,10 @@ class Bridge:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self._doors.is_ours:
+            if self._sockets.is_ours:
                 with contextlib.suppress(OSError):
                     await asyncio.to_thread(memory.save, self._state_dir, self._remembered())
-            await self._doors.close()
+            await self._sockets.close()
             await asyncio.gather(*(one.close() for one in self.plugins.values()))
 
     def _inventory(self) -> Inventory:
@@ -158,7 +158,7 @@ class Bridge:
             return f"{shown} is the name of what {other.endpoint} offers as {other.resource}: give one of them another name (bridge.rename)"
         return ""
 
-    # The doors and the memory.
+    # The sockets and the memory.
 
     async def _recall(self) -> None:
         plugins, problem = await asyncio.to_thread(memory.load, self._state_dir)
@@ -170,32 +170,32 @@ class Bridge:
                 and judge.resource_error(row.resource, self._policy.bridging.allow) is None
             ):
                 one = self.plugins[row.resource] = self._bridged(row.resource)
-                one.recall(recalled(row), self._doors.folder / row.door / row.endpoint, row)
+                one.recall(recalled(row), self._sockets.folder / row.folder / row.endpoint, row)
                 one.answers.update(answers_of(row))
 
-    async def _keep_doors(self) -> None:
-        """Open the doors, and keep them open, for ever. Plugins that are remembered are called first.
+    async def _keep_sockets(self) -> None:
+        """Open the sockets, and keep them open, for ever. Plugins that are remembered are called first.
 
         While another gateway has the folder, its plugins are called on its behalf.
         """
-        called, waited = False, not self._doors.is_ours
+        called, waited = False, not self._sockets.is_ours
         while True:
             try:
-                hinders = self._doors.hinders()
+                hinders = self._sockets.hinders()
                 if not hinders and not called:
                     called = True
                     if waited:  # What the one that ended wrote last.
                         await self._borrow()
                     await self._call_remembered()
                 if not hinders:
-                    await self._doors.keep_open()
-                    self._doors.registry.look()
+                    await self._sockets.keep_open()
+                    self._sockets.registry.look()
             except (OSError, RuntimeError) as error:
-                hinders = f"{self._doors.socket} can't be bound: {error}"
+                hinders = f"{self._sockets.socket} can't be bound: {error}"
             if hinders and hinders != self._hinders:
                 _log.warning("plugins can't register here", reason=hinders)
             self._hinders = hinders
-            if not self._doors.is_ours:
+            if not self._sockets.is_ours:
                 await self._borrow()
             await asyncio.sleep(LOOK_EVERY)
 
@@ -208,7 +208,7 @@ class Bridge:
                 one.went(one.word.why or "the gateway was started anew")
 
     def _kept(self) -> Collection[Path]:
-        found = (one.keep() for one in self.plugins.values() if one.door == REGISTRATION)
+        found = (one.keep() for one in self.plugins.values() if one.folder == REGISTRATION)
         return [path for path in found if path is not None]
 
     async def _borrow(self) -> None:
@@ -218,7 +218,7 @@ class Bridge:
             if judge.resource_error(row.resource, self._policy.bridging.allow) is None:
                 one = self.plugins.get(row.resource) or self._bridged(row.resource)
                 self.plugins[row.resource] = one
-                path = self._doors.folder / row.door / row.endpoint
+                path = self._sockets.folder / row.folder / row.endpoint
                 again, self._lent[row.resource] = self._lent.get(row.resource) == row, row
                 await one.borrow(recalled(row, lent=True), path, row, again=again)
 
@@ -314,7 +314,7 @@ class Bridge:
         state, state_s = shield.cover(one.word, one.limits, now).value, round(max(0.0, now - one.since), 3)
         reason = "; ".join(part for part in (one.word.why, one.trouble) if part)
         counts = (one.registrations, one.absences, one.repeated)
-        return Behind(one.resource, one.endpoint, one.door, one.api, state, state_s, reason, *counts)
+        return Behind(one.resource, one.endpoint, one.folder, one.api, state, state_s, reason, *counts)
 
     def place(self, device_id: str) -> None:
         """Leave it to what is known of the device: IDs are a plugin's own."""

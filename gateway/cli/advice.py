@@ -192,7 +192,7 @@ class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next(one for one in reversed(self.claims) if _release(one.since) <= kubelet.release)
 
     def writes(self, kubelet: Kubelet) -> CheckpointFormat:
-        """The format in which this kubelet keeps its books."""
+        """The format in which this kubelet keeps its records."""
         return next(one for one in reversed(self.checkpoints) if _release(one.since) <= kubelet.release)
 
     def keeps(self, old: Kubelet, new: Kubelet) -> bool:

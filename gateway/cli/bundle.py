@@ -17,7 +17,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from devices.filewatch import NotPlainError, read_plain
+from devices.files import NotPlainError, read_plain
 from gateway.cli import advice, main, places
 from gateway.cli.doctor import below, seen
 from gateway.configuration.settings import ConfigError

@@ -222,10 +222,10 @@ class _Node:
                     self._pods.pop(pod, None)
                     self.say(f"pod {pod} has ended")
                 case ["capacity"]:
-                    books = kubelet.books()
-                    for resource, total in sorted(books.capacity.items()):
-                        self.say(f"{resource}: capacity {total}, allocatable {books.allocatable[resource]}")
-                    if not books.capacity:
+                    totals = kubelet.totals()
+                    for resource, total in sorted(totals.capacity.items()):
+                        self.say(f"{resource}: capacity {total}, allocatable {totals.allocatable[resource]}")
+                    if not totals.capacity:
                         self.say("no resource is registered")
                 case ["pods"]:
                     held = kubelet.pods()

@@ -64,7 +64,7 @@ class Row:
     resource: str
     device: DeviceStatus
     facts: Facts
-    books: bool
+    known: bool
     """Whether it is known who holds what."""
 
     def is_called(self, name: str) -> bool:
@@ -237,7 +237,7 @@ def _table(rows: Sequence[Row], *, unfolded: bool) -> Iterator[str]:
 
 
 def _summary(rows: Sequence[Row]) -> str:
-    return f"{_states(rows)}, {_held(rows)} held" if rows[0].books else f"{_states(rows)}, who holds them can't be seen"
+    return f"{_states(rows)}, {_held(rows)} held" if rows[0].known else f"{_states(rows)}, who holds them can't be seen"
 
 
 def _states(rows: Iterable[Row]) -> str:
@@ -279,7 +279,7 @@ def _line(group: Sequence[Row], product: str, indent: str) -> _Line:
         _states(group) if len({row.device.state for row in group}) > 1 else device.state,
         ",".join(map(str, device.numa)),
         links(facts.links),
-        holder if first.books else "?",
+        holder if first.known else "?",
     )
     worst = next((row.device.state for row in group if row.device.state != _WELL), _WELL)
     remarks = list(dict.fromkeys(filter(None, (_clean(_remarks(row.device)) for row in group))))

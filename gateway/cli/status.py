@@ -319,7 +319,7 @@ def _chain(one: ResourceStatus) -> str:
     )
     went = f", went {plugin.absences} times" if plugin.absences else ""
     return (
-        f"{plugin.door}/{plugin.endpoint}{renamed} -{plugin.api}-> gateway -{one.api or '?'}-> kubelet; {state}{went}"
+        f"{plugin.folder}/{plugin.endpoint}{renamed} -{plugin.api}-> gateway -{one.api or '?'}-> kubelet; {state}{went}"
     )
 
 

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from devices import files
 from gateway.configuration.settings import Choice, ConfigError
 
 STRATEGIES: Final = ("named", "single", "empty")
@@ -129,15 +130,7 @@ def remember(choice: Choice, state_dir: Path, label: str) -> None:
     if remembered(choice, state_dir) == label:
         return
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    new = state_dir / f".{MEMORY}.{os.getpid()}"
-    try:
-        with new.open("wb") as file:
-            file.write(msgspec.json.encode(_Memory(choice.label, label)))
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(state_dir / MEMORY)
-    finally:
-        new.unlink(missing_ok=True)
+    files.replace(state_dir / MEMORY, msgspec.json.encode(_Memory(choice.label, label)))
 
 
 def _list(names: Collection[str]) -> str:

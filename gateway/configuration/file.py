@@ -16,7 +16,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from devices.filewatch import NotPlainError, read_plain
+from devices.files import NotPlainError, read_plain
 from devices.naming import resource_name_error
 from devices.policy import Bridging, Globbed, Policy, Portion, Slices
 from gateway.configuration import commandline, document

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 from msgspec.structs import fields, replace
 
-from devices.filewatch import FileWatch
+from devices.files import FileWatch
 from devices.policy import Policy
 from devices.source import noted
 from gateway.configuration.settings import ConfigError, Settings

@@ -22,7 +22,7 @@ import yaml
 
 from adapters import checkpoint
 from adapters.dialect import MalformedError
-from devices.filewatch import NotPlainError, read_plain
+from devices.files import NotPlainError, read_plain
 from gateway.doctor.snapshot import (
     CheckpointSeen,
     DeviceNodeSeen,

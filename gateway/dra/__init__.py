@@ -1,4 +1,4 @@
 """Dynamic resource allocation: the node's devices offered by ResourceSlices, and claims prepared for the kubelet.
 
-Imported only with ``--dra``. Decisions are pure (``offer``, ``slices``, ``claims``, ``cdi``); ``door`` puts the parts together.
+Imported only with ``--dra``. Decisions are pure (``offer``, ``slices``, ``claims``, ``cdi``); ``drivers`` puts the parts together.
 """

@@ -7,9 +7,7 @@ specifications say already (NVIDIA's driver files) is named there, and a claim t
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import secrets
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from devices.files import replace
 from devices.model import ContainerAnswer
 
 FOLDER: Final = Path("/var/run/cdi")
@@ -82,13 +81,7 @@ def write(driver: str, uid: str, wanted: Mapping[str, Any], folder: Path = FOLDE
         if path.read_bytes() == data:
             return
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")  # runtimes read *.json and *.yaml
-    try:
-        new.write_bytes(data)
-        new.chmod(0o644)
-        os.replace(new, path)  # noqa: PTH105 - beside its unlink
-    finally:
-        new.unlink(missing_ok=True)
+    replace(path, data, 0o644, durable=False)  # A boot empties the folder, and brings claims back.
 
 
 def remove(driver: str, uid: str, folder: Path = FOLDER) -> None:

@@ -21,7 +21,7 @@ from gateway.dra.claims import allocated_to, by_board
 from gateway.dra.publisher import LINGERS
 from gateway.dra.records import starts
 from gateway.kubernetes.client import KubernetesError
-from gateway.memory.holdings import BOOKED_WITHIN
+from gateway.memory.holdings import RECORDED_WITHIN
 from gateway.sides import table
 from gateway.sides.table import Offered, Seen, Side, Stand
 
@@ -352,8 +352,8 @@ class Crossing:
         if side is not Side.PLUGIN and (board not in self._told or last.at <= self._told[board]):
             return None
         known = {name: (self._held(name), self._records.taken(name)) for name, _ in devices}
-        books, moves = (last, self._beliefs, self._ledger), side is not Side.PLUGIN
-        said = (_holder(name, one.device.id, known[name], *books, moves=moves) for name, one in devices)
+        memories, moves = (last, self._beliefs, self._ledger), side is not Side.PLUGIN
+        said = (_holder(name, one.device.id, known[name], *memories, moves=moves) for name, one in devices)
         return next((one for one in said if one != ""), "")
 
     async def _put(self, news: Mapping[str, Side], of: Side | None = None) -> None:
@@ -429,7 +429,7 @@ def _holder(
     if held is None or taken is None:
         return None
     given = ledger.handed_out(name).get(device_id)
-    if given is not None and given.at >= last.unix - BOOKED_WITHIN:
+    if given is not None and given.at >= last.unix - RECORDED_WITHIN:
         return "a container that was given it a moment ago"
     if device_id in taken.held:
         return (beliefs.holders(name) or {}).get(device_id) or "a container"

@@ -146,7 +146,7 @@ def offers(
     found: list[Offer] = []
     withheld: list[Withheld] = []
     for resource, entries in listed.items():
-        books = taken(resource)
+        records = taken(resource)
         driver = driver_of(resource, drivers)
         for entry in entries:
             device_id = entry.device.id
@@ -159,7 +159,7 @@ def offers(
             under = _without_owner(entry)
             # What the kubelet's list counts ahead of time is given to nobody there.
             counted = any(layer.state in COUNTED for layer in entry.layers)
-            if reason := _why_not(under, books, counted=counted):
+            if reason := _why_not(under, records, counted=counted):
                 withheld.append(Withheld(driver, _name(driver, entry, about), device_id, reason, place.board))
                 continue
             ailment, why = _ailment(under)
@@ -215,16 +215,16 @@ def _without_owner(entry: Entry) -> Entry:
     return beneath if entry.state in AWAY else replace(entry, beneath=beneath)
 
 
-def _why_not(entry: Entry, books: Taken | None, *, counted: bool) -> str:
+def _why_not(entry: Entry, records: Taken | None, *, counted: bool) -> str:
     """Say why a device isn't offered; '' where it is."""
     for layer in entry.layers:
         if layer.state not in {State.PRESENT, State.UNHEALTHY, State.CORDONED}:
             return layer.reason or layer.state.value
-    if books is None:
+    if records is None:
         return "the kubelet's records can't be read, so a pod may hold it by the device plugin API"
-    if entry.device.id in books.held:
+    if entry.device.id in records.held:
         return "a pod holds it by the device plugin API"
-    if entry.device.id in books.offered and not counted:
+    if entry.device.id in records.offered and not counted:
         return "a device plugin on this node offers it"
     return ""
 

@@ -136,16 +136,16 @@ class Alone:
 
     async def _ask(self, *, ready: bool) -> str:
         """Ask the newest of those that are older whether it makes room, or to do so now; say why it does not."""
-        elder = max((one for one in self._there if one < self._age), default=None)
-        if elder is None:
+        older = max((one for one in self._there if one < self._age), default=None)
+        if older is None:
             return "no older gateway is there to be asked"
         asked = {"op": OP, "ready": ready, "from": {"born_ns": self._age.born_ns, "token": self._age.token}}
         try:
-            await control.ask(control.socket_path(self._state_dir, elder.token), asked, ASK_TIME)
+            await control.ask(control.socket_path(self._state_dir, older.token), asked, ASK_TIME)
         except ControlError as error:
             return str(error)
         if ready:
-            _log.info("the older gateway makes room", peer=elder.token)
+            _log.info("the older gateway makes room", peer=older.token)
         return ""
 
     def _tell(self, reason: str, advice: str = _ADVICE) -> None:

@@ -45,34 +45,34 @@ class Say(Enum):
     """What two gateways say to each other about a resource. The values are what goes over the socket."""
 
     ASK = "ask"
-    """Heir: let me serve it; I wait for your answer until the time that the message names."""
+    """The newer one: let me serve it; I wait for your answer until the time that the message names."""
     GOING = "going"
-    """Heir: you did not answer in time; I register."""
+    """The newer one: you did not answer in time; I register."""
     SERVING = "serving"
-    """Heir: the kubelet has called ListAndWatch."""
+    """The newer one: the kubelet has called ListAndWatch."""
     BUSY = "busy"
-    """Heir, asked to give it back: a Register of mine is in flight; you will be told what became of it."""
+    """The newer one, asked to give it back: a Register of mine is in flight; you will be told what became of it."""
     RELEASED = "released"
-    """Heir: I have no stream and no Register in flight, and send none."""
+    """The newer one: I have no stream and no Register in flight, and send none."""
     WAIT = "wait"
-    """Elder: a Register of mine is in flight; you will be told."""
+    """The older one: a Register of mine is in flight; you will be told."""
     FIRST = "first"
-    """Elder: register; I end my streams when you serve."""
+    """The older one: register; I end my streams when you serve."""
     YOURS = "yours"
-    """Elder: my streams are over; register."""
+    """The older one: my streams are over; register."""
     REVOKE = "revoke"
-    """Elder: you did not report in time; how do you stand?"""
+    """The older one: you did not report in time; how do you stand?"""
     MINE = "mine"
-    """Elder: I serve it; stand by."""
+    """The older one: I serve it; stand by."""
     ANEW = "anew"
-    """Elder: a Register of mine crossed yours, and my streams are over; register once more."""
+    """The older one: a Register of mine crossed yours, and my streams are over; register once more."""
 
 
 # Events.
 
 
 class Wanted(Struct, frozen=True):
-    """The heir wants the resource. ``first``: it may register, or does, before our streams have ended."""
+    """The newer one wants the resource. ``first``: it may register, or does, before our streams have ended."""
 
     first: bool
 
@@ -121,11 +121,11 @@ class HandoverOutcome(Enum):
     """How a handover of a resource went, to be counted. The values are what people read."""
 
     DONE = "done"
-    """The heir serves, and has said so."""
+    """The newer one serves, and has said so."""
     ALONE = "no answer"
-    """Heir: the elder did not answer in time; we went on without."""
+    """The newer one: the older one did not answer in time; we went on without."""
     BACK = "back"
-    """The elder serves again: the heir was silent, failed or gave it up."""
+    """The older one serves again: the newer one was silent, failed or gave it up."""
     LOST = "connection lost"
     """The partner went, or broke off, before it was done."""
 

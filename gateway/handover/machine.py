@@ -1,21 +1,22 @@
 """Succession: several gateways on one node, and who of them serves a resource. Pure: events in, actions out.
 
-The newer of two living gateways serves, and the node's own service is newer than any pod (``Age``). (Two plugins that both answer a cut stream by registering would take turns for
-ever: kubelets 1.8 to 1.11 end the first stream at the second Register.) Every pod has PID 1 and a clock can jump, so age
-is the boot clock, then a random token. Where two gateways can talk, they hand each resource over, the *elder* to its
-*heir*:
+The newer of two living gateways serves, and the node's own service is newer than any pod (``Age``). (Two plugins that both
+answer a cut stream by registering would take turns for ever: kubelets 1.8 to 1.11 end the first stream at the second
+Register.) Every pod has PID 1 and a clock can jump, so age is the boot clock, then a random token. Where two gateways can
+talk, the *older* one hands each resource over to the *newer* one:
 
-- Kubelets 1.25 to 1.36 disconnect whoever is registered when an *old* stream ends (#127803). So the elder ends its streams
-  first, says so, and then the heir registers. From 1.37 on (#135437) the heir registers first, and there is no gap at all.
+- Kubelets 1.25 to 1.36 disconnect whoever is registered when an *old* stream ends (#127803). So the older one ends its
+  streams first, says so, and then the newer one registers. From 1.37 on (#135437) the newer one registers first, and there
+  is no gap at all.
 - No stream is ended while a Register is in flight for its resource: in 1.25 to 1.28.14 such an end, once the endpoint has
   aged out, is a nil dereference in PluginDisconnected. So both sides wait for their own Register before they yield.
-- Where both register all the same (the elder stood still, and a kubelet started meanwhile), the last one counts, and nobody
-  knows which that is. So the elder says when its streams are over, and the heir registers once more. (Kubelets 1.12 to 1.22
-  show it to nobody: the heir's stream goes on, and no pod gets a device.)
-- The heir reports the kubelet's ListAndWatch. One that doesn't in time is asked to give the resource back, and later, now
-  and then, whether it still serves. It answers for itself, so that the two never register against each other; only
+- Where both register all the same (the older one stood still, and a kubelet started meanwhile), the last one counts, and
+  nobody knows which that is. So the older one says when its streams are over, and the newer one registers once more.
+  (Kubelets 1.12 to 1.22 show it to nobody: the newer one's stream goes on, and no pod gets a device.)
+- The newer one reports the kubelet's ListAndWatch. One that doesn't in time is asked to give the resource back, and later,
+  now and then, whether it still serves. It answers for itself, so that the two never register against each other; only
   silence is overruled.
-- An heir that failed asks again, ever more seldom, and an elder that took back is left in peace as long.
+- A newer one that failed asks again, ever more seldom, and an older one that took back is left in peace as long.
 - A connection that ends, ends its leases: of the dead one the other takes over, among the living age decides.
 - Nobody yields for ever to one that doesn't serve. A gateway that this kubelet refuses, or whose list fits no message, doesn't
   ask; whoever stands by looks into the kubelet's own records, and takes back what they lack (``Unserved``, ``Doubt``).
@@ -58,13 +59,13 @@ REGISTER_FIRST = 37
 ANSWER_WAIT = 0.2
 """Seconds that a partner is given to answer."""
 REPORT_WAIT = 2.0
-"""Seconds that the heir is given to be called by the kubelet."""
+"""Seconds that the newer one is given to be called by the kubelet."""
 BUSY_WAIT = 30.0
 """Seconds that a partner may have a Register in flight: longer than its deadline and the wait for the call together."""
 BUSY_AGAIN = 0.3
-"""Seconds after which an heir that says so is asked whether it still does: one that stands still says nothing any more."""
+"""Seconds after which one that says so is asked whether it still does: one that stands still says nothing any more."""
 CHECK_WAIT = 30.0
-"""Seconds after which an heir that serves is asked whether it still does: one that was stopped holds its lease, too."""
+"""Seconds after which a newer one that serves is asked whether it still does: one that was stopped holds its lease, too."""
 REST = 5.0
 """Seconds before a handover that failed is tried again, doubled for each failure in a row."""
 MOST_FAILURES = 7
@@ -75,7 +76,7 @@ _FREE = frozenset({Standing.IDLE, Standing.OUT, Standing.REFUSED})
 _UNABLE = frozenset({Standing.OUT, Standing.REFUSED})
 
 
-class Elder(Enum):
+class Older(Enum):
     """Where a resource stands between us and a newer gateway."""
 
     APART = "apart"
@@ -90,7 +91,7 @@ class Elder(Enum):
     RESTING = "taken back"
 
 
-class Heir(Enum):
+class Newer(Enum):
     """Where a resource stands between us and an older gateway."""
 
     ASKING = "asking"
@@ -102,27 +103,27 @@ class Heir(Enum):
     RESTING = "given back"
 
 
-DEFERRING: frozenset[Elder | Heir] = frozenset(
-    {Elder.ENDING, Elder.LENT, Elder.CONFIRMED, Elder.CHECKING, Elder.REVOKING}
-    | {Heir.ASKING, Heir.WAITING, Heir.RETURNING, Heir.RESTING}
+DEFERRING: frozenset[Older | Newer] = frozenset(
+    {Older.ENDING, Older.LENT, Older.CONFIRMED, Older.CHECKING, Older.REVOKING}
+    | {Newer.ASKING, Newer.WAITING, Newer.RETURNING, Newer.RESTING}
 )
 """The stages in which our own registration stands by."""
-_SETTLED = frozenset({Elder.APART, Elder.CONFIRMED, Elder.CHECKING, Elder.RESTING, Heir.SERVED, Heir.RESTING})
+_SETTLED = frozenset({Older.APART, Older.CONFIRMED, Older.CHECKING, Older.RESTING, Newer.SERVED, Newer.RESTING})
 
 
 class State(Struct, frozen=True):
     """One resource between us and one partner."""
 
-    stage: Elder | Heir
+    stage: Older | Newer
     standing: Standing
     failures: int = 0
     """Handovers in a row that did not come to an end, or not for long."""
     doubted: bool = False
-    """Whether the kubelet's records lacked it once already, while the heir says that it serves."""
+    """Whether the kubelet's records lacked it once already, while the newer one says that it serves."""
     crossed: bool = False
-    """Whether a Register of ours was in flight, or was sent, after the heir was told to register."""
+    """Whether a Register of ours was in flight, or was sent, after the newer one was told to register."""
     busy: bool = False
-    """Whether the heir's last word, when it was asked back, is that it registers."""
+    """Whether the newer one's last word, when it was asked back, is that it registers."""
     asked: int = 0
     """How often it was asked whether it still does."""
 
@@ -135,29 +136,29 @@ class State(Struct, frozen=True):
 Step = tuple[State, tuple[Action, ...]]
 
 
-def elder(own: Standing) -> State:
+def older(own: Standing) -> State:
     """Begin with a newer gateway, which may ask for the resource."""
-    return State(Elder.APART, own)
+    return State(Older.APART, own)
 
 
-def heir(own: Standing) -> Step:
+def newer(own: Standing) -> Step:
     """Begin with an older gateway: ask it for the resource, or say that it comes too late for that."""
-    state = State(Heir.ASKING, own)
+    state = State(Newer.ASKING, own)
     match own:
         case Standing.IDLE:
-            return _to(state, Heir.ASKING, Say.ASK)
+            return _to(state, Newer.ASKING, Say.ASK)
         case Standing.OUT | Standing.REFUSED:
-            return _to(state, Heir.RESTING)
+            return _to(state, Newer.RESTING)
         case Standing.SERVING:
-            return _to(state, Heir.SERVED, Say.SERVING)
+            return _to(state, Newer.SERVED, Say.SERVING)
         case Standing.BUSY | Standing.LEAVING:
-            return _to(state, Heir.TRYING, Say.GOING)
+            return _to(state, Newer.TRYING, Say.GOING)
 
 
 def register_first(level: Level | None, *, late: bool) -> bool:
-    """Whether the heir registers before the elder's streams end: the kubelet is surely 1.37 or later, or it does anyway.
+    """Whether the newer one registers before the older one's streams end: the kubelet is surely 1.37, or it does anyway.
 
-    An ask that was read too late (a stalled elder) comes from an heir that has gone on: its Register may be in flight.
+    An ask that was read too late (the older one stalled) comes from one that has gone on: its Register may be in flight.
     """
     return late or (level is not None and level.reaches(REGISTER_FIRST) is True)
 
@@ -165,15 +166,16 @@ def register_first(level: Level | None, *, late: bool) -> bool:
 def could_serve(own: State, others: Iterable[State], *, kubelet: bool) -> bool:
     """Whether anything but this partner keeps us from serving.
 
-    As an elder we could unless another heir is known to serve, or we stand by for an elder of our own; as an heir, unless
-    a newer gateway has the resource from us. ``others``: the same resource between us and the other partners.
+    As the older one we could unless another newer one is known to serve, or we stand by for one that is older still; as the
+    newer one, unless a newer gateway has the resource from us. ``others``: the same resource between us and the other partners.
     """
     if not kubelet or own.standing in _UNABLE:
         return False
-    if isinstance(own.stage, Heir):
-        return not any(isinstance(other.stage, Elder) and other.stage in DEFERRING for other in others)
+    if isinstance(own.stage, Newer):
+        return not any(isinstance(other.stage, Older) and other.stage in DEFERRING for other in others)
     return not any(
-        other.stage in {Elder.CONFIRMED, Elder.CHECKING} or (isinstance(other.stage, Heir) and other.stage in DEFERRING)
+        other.stage in {Older.CONFIRMED, Older.CHECKING}
+        or (isinstance(other.stage, Newer) and other.stage in DEFERRING)
         for other in others
     )
 
@@ -182,21 +184,21 @@ def step(state: State, event: Event) -> Step:
     """Take one event. Total: every event is meaningful, or ignored, in every state."""
     if isinstance(event, Stood):
         state = replace(state, standing=event.standing)
-    if isinstance(state.stage, Heir):
-        return _heir(state, event)
-    state, actions = _elder(state, event)
-    if state.stage is Elder.PROMISED and state.standing is Standing.BUSY:
+    if isinstance(state.stage, Newer):
+        return _newer(state, event)
+    state, actions = _older(state, event)
+    if state.stage is Older.PROMISED and state.standing is Standing.BUSY:
         state = replace(state, crossed=True)
     return state, actions
 
 
-def _to(state: State, stage: Elder | Heir, *says: Say, note: HandoverOutcome | None = None) -> Step:
+def _to(state: State, stage: Older | Newer, *says: Say, note: HandoverOutcome | None = None) -> Step:
     """Enter a stage: each has its own wait."""
-    if stage not in {Elder.CONFIRMED, Elder.CHECKING}:
-        state = replace(state, doubted=False, crossed=state.crossed and stage is Elder.PROMISED)
-    if stage is Elder.CONFIRMED:
+    if stage not in {Older.CONFIRMED, Older.CHECKING}:
+        state = replace(state, doubted=False, crossed=state.crossed and stage is Older.PROMISED)
+    if stage is Older.CONFIRMED:
         state = replace(state, failures=0)
-    elif stage in {Elder.TAKEN, Heir.RESTING} or (stage is Elder.RESTING and state.stage is not Elder.TAKEN):
+    elif stage in {Older.TAKEN, Newer.RESTING} or (stage is Older.RESTING and state.stage is not Older.TAKEN):
         state = replace(state, failures=min(state.failures + 1, MOST_FAILURES))
     state = replace(state, stage=stage, busy=False, asked=0)
     noted = (Note(note),) if note is not None else ()
@@ -205,184 +207,184 @@ def _to(state: State, stage: Elder | Heir, *says: Say, note: HandoverOutcome | N
 
 def _patience(state: State) -> float | None:
     match state.stage:
-        case Elder.CHECKING if state.doubted:
+        case Older.CHECKING if state.doubted:
             return ANSWER_WAIT
-        case Elder.ENDING | Elder.PROMISED | Elder.LENT | Elder.CHECKING | Elder.TAKEN:
+        case Older.ENDING | Older.PROMISED | Older.LENT | Older.CHECKING | Older.TAKEN:
             return REPORT_WAIT
-        case Elder.CONFIRMED:
+        case Older.CONFIRMED:
             return CHECK_WAIT
-        case Heir.SERVED if state.failures:
+        case Newer.SERVED if state.failures:
             return CHECK_WAIT
-        case Elder.REVOKING | Heir.ASKING:
+        case Older.REVOKING | Newer.ASKING:
             return ANSWER_WAIT
-        case Heir.WAITING:
+        case Newer.WAITING:
             return BUSY_WAIT
-        case Elder.RESTING | Heir.RESTING:
-            # The elder's is the shorter one, so that the heir's next ask finds it over.
-            return (REST if state.stage is Heir.RESTING else 0.8 * REST) * 2.0 ** (state.failures - 1)
+        case Older.RESTING | Newer.RESTING:
+            # The older one's is the shorter one, so that the newer one's next ask finds it over.
+            return (REST if state.stage is Newer.RESTING else 0.8 * REST) * 2.0 ** (state.failures - 1)
         case _:
             return None
 
 
-# The elder.
+# The older one.
 
 
-def _elder(state: State, event: Event) -> Step:
+def _older(state: State, event: Event) -> Step:
     match event:
         case Wanted(first):
             return _asked(state, first=first)
         case Heard(Say.GOING):
             return _going(state)
         case Heard(Say.SERVING):
-            if state.stage is Elder.CONFIRMED:
+            if state.stage is Older.CONFIRMED:
                 return state, ()
-            if state.stage in {Elder.TAKEN, Elder.RESTING}:
+            if state.stage in {Older.TAKEN, Older.RESTING}:
                 return _mine(state)
-            return _to(state, Elder.CONFIRMED, note=None if state.stage is Elder.CHECKING else HandoverOutcome.DONE)
+            return _to(state, Older.CONFIRMED, note=None if state.stage is Older.CHECKING else HandoverOutcome.DONE)
         case Heard(Say.RELEASED):
-            if state.stage in {Elder.APART, Elder.RESTING}:
+            if state.stage in {Older.APART, Older.RESTING}:
                 return state, ()
-            return _to(state, Elder.RESTING, note=None if state.stage is Elder.TAKEN else HandoverOutcome.BACK)
-        case Heard(Say.BUSY) if state.stage in {Elder.REVOKING, Elder.CHECKING}:
+            return _to(state, Older.RESTING, note=None if state.stage is Older.TAKEN else HandoverOutcome.BACK)
+        case Heard(Say.BUSY) if state.stage in {Older.REVOKING, Older.CHECKING}:
             return replace(state, busy=True), (SetWait(BUSY_AGAIN),)
         case Heard():
             return state, ()
         case Stood(now):
-            if state.stage is Elder.PROMISED and now not in {Standing.SERVING, Standing.BUSY}:
+            if state.stage is Older.PROMISED and now not in {Standing.SERVING, Standing.BUSY}:
                 return _yield(state)  # Our stream is lost: nothing is gained by holding on.
-            if state.stage is Elder.ENDING and now in _FREE:
-                return _to(state, Elder.LENT, Say.YOURS)
-            if state.crossed and state.stage is not Elder.PROMISED and now in _FREE:
+            if state.stage is Older.ENDING and now in _FREE:
+                return _to(state, Older.LENT, Say.YOURS)
+            if state.crossed and state.stage is not Older.PROMISED and now in _FREE:
                 return replace(state, crossed=False), (Tell(Say.ANEW),)
             return state, ()
         case WaitOver():
-            return _elder_waited(state, could_serve=event.could_serve)
+            return _older_waited(state, could_serve=event.could_serve)
         case Unserved():
-            if state.stage is not Elder.CONFIRMED:
+            if state.stage is not Older.CONFIRMED:
                 return state, ()
             if state.doubted:  # It said that it serves, and the records say the same as before.
-                return _to(state, Elder.TAKEN, Say.MINE, note=HandoverOutcome.BACK)
-            return _to(replace(state, doubted=True), Elder.CHECKING, Say.REVOKE)
+                return _to(state, Older.TAKEN, Say.MINE, note=HandoverOutcome.BACK)
+            return _to(replace(state, doubted=True), Older.CHECKING, Say.REVOKE)
 
 
 def _asked(state: State, *, first: bool) -> Step:
-    if state.stage in {Elder.TAKEN, Elder.RESTING}:
+    if state.stage in {Older.TAKEN, Older.RESTING}:
         return state, (Tell(Say.MINE),)
     live = state.standing in {Standing.SERVING, Standing.BUSY}
-    if first and live and state.stage in {Elder.APART, Elder.PROMISED}:
-        return _to(state, Elder.PROMISED, Say.FIRST)
+    if first and live and state.stage in {Older.APART, Older.PROMISED}:
+        return _to(state, Older.PROMISED, Say.FIRST)
     return _yield(state)
 
 
 def _yield(state: State) -> Step:
     if state.standing in _FREE:
-        return _to(state, Elder.LENT, Say.YOURS)
-    return _to(state, Elder.ENDING, *((Say.WAIT,) if state.standing is Standing.BUSY else ()))
+        return _to(state, Older.LENT, Say.YOURS)
+    return _to(state, Older.ENDING, *((Say.WAIT,) if state.standing is Standing.BUSY else ()))
 
 
 def _going(state: State) -> Step:
-    """The heir registers already: what isn't ended by now stays until it serves."""
+    """The newer one registers already: what isn't ended by now stays until it serves."""
     match state.stage:
-        case Elder.APART:
+        case Older.APART:
             return _asked(state, first=True)
-        case Elder.ENDING if state.standing is Standing.BUSY:
-            return _to(state, Elder.PROMISED)
-        case Elder.TAKEN | Elder.RESTING:
+        case Older.ENDING if state.standing is Standing.BUSY:
+            return _to(state, Older.PROMISED)
+        case Older.TAKEN | Older.RESTING:
             return _mine(state)
         case _:
             return state, ()
 
 
 def _mine(state: State) -> Step:
-    """It was taken back, and the heir serves or registers all the same."""
-    if state.stage is Elder.TAKEN:
+    """It was taken back, and the newer one serves or registers all the same."""
+    if state.stage is Older.TAKEN:
         return state, (Tell(Say.MINE),)
-    return _to(state, Elder.TAKEN, Say.MINE)
+    return _to(state, Older.TAKEN, Say.MINE)
 
 
-def _elder_waited(state: State, *, could_serve: bool) -> Step:
+def _older_waited(state: State, *, could_serve: bool) -> Step:
     match state.stage:
-        case Elder.ENDING if state.standing is not Standing.BUSY:  # A stream that doesn't end: nobody reads it.
-            return _to(state, Elder.LENT, Say.YOURS)
-        case Elder.PROMISED if state.standing is not Standing.BUSY:
-            return _to(state, Elder.TAKEN, Say.MINE, note=HandoverOutcome.BACK)
-        case Elder.LENT if could_serve:
-            return _to(state, Elder.REVOKING, Say.REVOKE)
-        case Elder.CONFIRMED if could_serve:
-            return _to(replace(state, doubted=False), Elder.CHECKING, Say.REVOKE)
-        case Elder.ENDING | Elder.PROMISED | Elder.LENT | Elder.CONFIRMED:
+        case Older.ENDING if state.standing is not Standing.BUSY:  # A stream that doesn't end: nobody reads it.
+            return _to(state, Older.LENT, Say.YOURS)
+        case Older.PROMISED if state.standing is not Standing.BUSY:
+            return _to(state, Older.TAKEN, Say.MINE, note=HandoverOutcome.BACK)
+        case Older.LENT if could_serve:
+            return _to(state, Older.REVOKING, Say.REVOKE)
+        case Older.CONFIRMED if could_serve:
+            return _to(replace(state, doubted=False), Older.CHECKING, Say.REVOKE)
+        case Older.ENDING | Older.PROMISED | Older.LENT | Older.CONFIRMED:
             return state, (SetWait(_patience(state)),)
-        case Elder.REVOKING | Elder.CHECKING if state.busy and state.asked * BUSY_AGAIN < BUSY_WAIT:
+        case Older.REVOKING | Older.CHECKING if state.busy and state.asked * BUSY_AGAIN < BUSY_WAIT:
             return replace(state, busy=False, asked=state.asked + 1), (SetWait(ANSWER_WAIT), Tell(Say.REVOKE))
-        case Elder.REVOKING | Elder.CHECKING:
-            return _to(state, Elder.TAKEN, Say.MINE, note=HandoverOutcome.BACK)
-        case Elder.TAKEN:
-            # Once more, and no more: what a stopped heir doesn't read would end the connection some day.
+        case Older.REVOKING | Older.CHECKING:
+            return _to(state, Older.TAKEN, Say.MINE, note=HandoverOutcome.BACK)
+        case Older.TAKEN:
+            # Once more, and no more: what a stopped newer one doesn't read would end the connection some day.
             return state, (Tell(Say.MINE), SetWait(None))
-        case Elder.RESTING:
-            return _to(state, Elder.APART)
+        case Older.RESTING:
+            return _to(state, Older.APART)
         case _:
             return state, ()
 
 
-# The heir.
+# The newer one.
 
 
-def _heir(state: State, event: Event) -> Step:
+def _newer(state: State, event: Event) -> Step:
     match event:
         case Heard(say):
-            return _heir_heard(state, say)
+            return _newer_heard(state, say)
         case Stood(now):
-            return _heir_stood(state, now)
+            return _newer_stood(state, now)
         case WaitOver(could_serve):
-            if state.stage in {Heir.ASKING, Heir.WAITING}:
-                return _to(state, Heir.TRYING, Say.GOING, note=HandoverOutcome.ALONE)
-            if state.stage is Heir.SERVED:
+            if state.stage in {Newer.ASKING, Newer.WAITING}:
+                return _to(state, Newer.TRYING, Say.GOING, note=HandoverOutcome.ALONE)
+            if state.stage is Newer.SERVED:
                 return replace(state, failures=0), ()
-            if state.stage is not Heir.RESTING:
+            if state.stage is not Newer.RESTING:
                 return state, ()
-            return _to(state, Heir.ASKING, Say.ASK) if could_serve else (state, (SetWait(_patience(state)),))
+            return _to(state, Newer.ASKING, Say.ASK) if could_serve else (state, (SetWait(_patience(state)),))
         case Unserved():
-            if state.stage is Heir.WAITING:  # Its Register is in flight, or it hangs: nothing is ended for ours.
-                return _to(state, Heir.TRYING, Say.GOING, note=HandoverOutcome.ALONE)
-            return _to(state, Heir.ASKING, Say.ASK) if state.stage is Heir.RESTING else (state, ())
+            if state.stage is Newer.WAITING:  # Its Register is in flight, or it hangs: nothing is ended for ours.
+                return _to(state, Newer.TRYING, Say.GOING, note=HandoverOutcome.ALONE)
+            return _to(state, Newer.ASKING, Say.ASK) if state.stage is Newer.RESTING else (state, ())
         case Wanted():
             return state, ()
 
 
-def _heir_heard(state: State, say: Say) -> Step:
-    asking = state.stage in {Heir.ASKING, Heir.WAITING}
+def _newer_heard(state: State, say: Say) -> Step:
+    asking = state.stage in {Newer.ASKING, Newer.WAITING}
     match say:
-        case Say.WAIT if state.stage is Heir.ASKING:
-            return _to(state, Heir.WAITING)
+        case Say.WAIT if state.stage is Newer.ASKING:
+            return _to(state, Newer.WAITING)
         case Say.FIRST | Say.YOURS if asking:
-            return _to(state, Heir.TRYING)
-        case Say.ANEW if state.stage is Heir.SERVED:
+            return _to(state, Newer.TRYING)
+        case Say.ANEW if state.stage is Newer.SERVED:
             return state, (RegisterAgain(),)
-        case Say.MINE | Say.REVOKE if state.stage is Heir.RESTING:
+        case Say.MINE | Say.REVOKE if state.stage is Newer.RESTING:
             return state, (Tell(Say.RELEASED),)
-        case Say.MINE if state.stage is not Heir.RETURNING:
+        case Say.MINE if state.stage is not Newer.RETURNING:
             return _give_back(state)
         case Say.REVOKE if asking:
             return _give_back(state)
-        case Say.REVOKE if state.stage is Heir.RETURNING:
+        case Say.REVOKE if state.stage is Newer.RETURNING:
             return state, (Tell(Say.BUSY),)
         case Say.REVOKE:
             if state.standing is Standing.SERVING:
-                return _to(state, Heir.SERVED, Say.SERVING)
-            return _give_back(state) if state.standing in _FREE else _to(state, Heir.GIVING, Say.BUSY)
+                return _to(state, Newer.SERVED, Say.SERVING)
+            return _give_back(state) if state.standing in _FREE else _to(state, Newer.GIVING, Say.BUSY)
         case _:
             return state, ()
 
 
-def _heir_stood(state: State, now: Standing) -> Step:
+def _newer_stood(state: State, now: Standing) -> Step:
     match state.stage:
-        case Heir.TRYING | Heir.GIVING if now is Standing.SERVING:
-            return _to(state, Heir.SERVED, Say.SERVING, note=HandoverOutcome.DONE)
-        case Heir.TRYING | Heir.SERVED if now in _UNABLE:
+        case Newer.TRYING | Newer.GIVING if now is Standing.SERVING:
+            return _to(state, Newer.SERVED, Say.SERVING, note=HandoverOutcome.DONE)
+        case Newer.TRYING | Newer.SERVED if now in _UNABLE:
             return _give_back(state)
-        case Heir.GIVING | Heir.RETURNING if now in _FREE:
-            return _to(state, Heir.RESTING, Say.RELEASED, note=HandoverOutcome.BACK)
+        case Newer.GIVING | Newer.RETURNING if now in _FREE:
+            return _to(state, Newer.RESTING, Say.RELEASED, note=HandoverOutcome.BACK)
         case _:
             return state, ()
 
@@ -390,5 +392,5 @@ def _heir_stood(state: State, now: Standing) -> Step:
 def _give_back(state: State) -> Step:
     """Stand by, and say so when it is true."""
     if state.standing in _FREE:
-        return _to(state, Heir.RESTING, Say.RELEASED, note=HandoverOutcome.BACK)
-    return _to(state, Heir.RETURNING)
+        return _to(state, Newer.RESTING, Say.RELEASED, note=HandoverOutcome.BACK)
+    return _to(state, Newer.RETURNING)

@@ -3,10 +3,10 @@
 What is said about one resource is a ``Say``; a message names all resources it is said of:
 
     {"v": 1, "op": "handover", "say": "ask", "resources": ["nvidia.com/gpu"], "until_ns": ...,
-     "from": {"born_ns": ..., "token": ...}}                                                    the heir, to begin with
+     "from": {"born_ns": ..., "token": ...}}                                                    the newer one, to begin with
     {"v": 1, "op": "handover", "say": "yours", "resources": ["nvidia.com/gpu"]}                 either, from then on
 
-``until_ns`` (boot clock) is how long the heir waits: an elder that reads an ask later knows that the heir has gone on.
+``until_ns`` (boot clock) is how long the newer one waits: who reads an ask later knows that it has gone on.
 Unknown fields and words are ignored, so that a later release can say more; what is malformed ends the connection. A
 partner of the same user may still be broken: whatever it says or doesn't, every wait here ends.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 OP: Final = "handover"
 ASK_TIME: Final = 0.15
-"""Seconds within which an ask must be read: the heir goes on after ``succession.ANSWER_WAIT``, and not a moment later
+"""Seconds within which an ask must be read: the newer one goes on after ``succession.ANSWER_WAIT``, and not a moment later
 may a stream still be ended for it."""
 IN_ONE_MESSAGE: Final = 64
 """Resources that a message names at most."""

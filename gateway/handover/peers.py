@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from devices.model import Health
-from gateway.age import Doubt, elder_should_wait
+from gateway.age import Doubt, older_should_wait
 from gateway.handover import instance, standby
 from gateway.handover.ability import Ability
 from gateway.handover.events import HandoverOutcome, Standing, standing
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from gateway.tasks import Tasks
 
 HANDED_OVER_WAIT = 0.002
-"""Seconds between an elder's word that its streams have ended and our Register: for the same reason as
-``registration.CUT_WAIT``, but that word was a millisecond on its way, and the books are looked at afterwards."""
+"""Seconds between an older one's word that its streams have ended and our Register: for the same reason as
+``registration.CUT_WAIT``, but that word was a millisecond on its way, and the records are looked at afterwards."""
 PEERS_AGAIN = 0.5
 """Seconds between two looks whether another gateway still is there, while this one knows of no device."""
 PROBE_AFTER = 0.5
@@ -245,7 +245,7 @@ class Peers:
                 for age, doubt in self.doubts[resource].items()
                 if age in peers and not doubt.over(cuts, standby.names_of(age, names))
             }
-        return elder_should_wait(self._instance.age, offering, self.doubts.get(resource, {}))
+        return older_should_wait(self._instance.age, offering, self.doubts.get(resource, {}))
 
     def unserved(self, resource: Resource, other: Age) -> None:
         """Take a resource back that another gateway is to serve, and that the kubelet's records lack."""
@@ -313,17 +313,17 @@ class Peers:
                 async with asyncio.timeout(PEERS_AGAIN):
                     await first.wait()
 
-    async def take_over(self, elders: Collection[Age]) -> None:
+    async def take_over(self, older_ones: Collection[Age]) -> None:
         """Ask older gateways for what they serve; what they remembered until then is remembered here, too."""
         self._asked = True
-        others = bool(elders or self.living())
+        others = bool(older_ones or self.living())
         if others and self.kubelet_listens():
             await warm_up(self._presence.socket)
-        if not elders:
+        if not older_ones:
             if others:  # What they don't serve, this one does: it is remembered before it is sent.
                 await self._lists().update()
             return
-        asked = await self.handover.take_over(elders)
+        asked = await self.handover.take_over(older_ones)
         if asked and self._presence.kubelet is not None:
             self.approach(self._presence.kubelet)
         await self._scribe.load()

@@ -1,6 +1,6 @@
 """Handover: carries out what ``succession`` decides, over the control sockets of the gateways on a node.
 
-The heir connects to each older gateway's control socket, once, and both keep the connection as long as both live: it is
+The newer one connects to each older gateway's control socket, once, and both keep the connection as long as both live: it is
 the lease of every resource. ``gateway.handover.message`` is what goes over it.
 
 Whether a resource stands by is decided in one place, the shell: ``Holder.look`` makes it ask ``defers_to`` first, and for
@@ -36,7 +36,7 @@ from gateway.handover.events import (
     WaitOver,
     Wanted,
 )
-from gateway.handover.machine import DEFERRING, Elder, Heir
+from gateway.handover.machine import DEFERRING, Newer, Older
 from gateway.handover.partner import MAX_RESOURCES, Partner, Rests, remember
 from gateway.wires import control
 from gateway.wires.control import ControlError
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from gateway.wires.control import ControlConnection
 
 CONNECT_TIME: Final = 1.0
-"""Seconds that an elder's socket is given to take our connection. The kernel does that for it, at once, so that what takes
+"""Seconds that an older one's socket is given to take our connection. The kernel does that for it, at once, so that what takes
 time is only ever our own loop."""
 GRACE: Final = 0.25
 """Seconds that a newer gateway which has a control socket is given to ask, before age alone decides."""
@@ -89,9 +89,9 @@ class Waits:
         self.answered, self._kept = asyncio.Event(), asyncio.Event()
         self._kept.set()
 
-    def saw(self, stages: Collection[Elder | Heir]) -> None:
+    def saw(self, stages: Collection[Older | Newer]) -> None:
         """Take notice of all stages: whether each ask was answered, and no newer gateway is still to register first."""
-        for event, unless in ((self.answered, Heir.ASKING), (self._kept, Elder.PROMISED)):
+        for event, unless in ((self.answered, Newer.ASKING), (self._kept, Older.PROMISED)):
             if unless in stages:
                 event.clear()
             else:
@@ -174,8 +174,8 @@ class Handover:
         """Take notice that the kubelet's records lack what a partner is to serve."""
         for partner in list(self._partners.values()):
             state = partner.states.get(resource)
-            # Whatever the other heirs say: none of them serves.
-            if state is not None and state.stage in DEFERRING and self._could_serve(partner, resource, Heir):
+            # Whatever the other newer ones say: none of them serves.
+            if state is not None and state.stage in DEFERRING and self._could_serve(partner, resource, Newer):
                 self._feed(partner, resource, Unserved())
 
     def defers_to(self, resource: str) -> Age | None:
@@ -236,18 +236,18 @@ class Handover:
                 room -= 1
                 yield peer
 
-    async def _meet(self, elder: Age) -> None:
+    async def _meet(self, older: Age) -> None:
         try:
-            connection = await control.connect(control.socket_path(self._state_dir, elder.token), CONNECT_TIME)
+            connection = await control.connect(control.socket_path(self._state_dir, older.token), CONNECT_TIME)
         except ControlError as error:
-            self._rest(elder)
+            self._rest(older)
             _log.info(
                 "an older gateway can't be talked to: the newer one serves, as age alone says",
-                peer=elder.token,
+                peer=older.token,
                 reason=str(error),
             )
             return
-        partner = self._partners[elder.token] = Partner(elder, connection)
+        partner = self._partners[older.token] = Partner(older, connection)
         task = asyncio.ensure_future(self._converse(partner, None))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -282,9 +282,9 @@ class Handover:
         for resource in resources:
             self._rests.forget(partner.age)  # It talks.
             if resource not in partner.states:
-                if partner.age < self._age:  # An elder answers; it doesn't begin.
+                if partner.age < self._age:  # An older one answers; it doesn't begin.
                     continue
-                partner.states[resource] = succession.elder(self._standing(resource))
+                partner.states[resource] = succession.older(self._standing(resource))
             self._feed(partner, resource, self._event(resource, say, late=late))
         return True
 
@@ -319,7 +319,7 @@ class Handover:
     # What the machines decide.
 
     def _ask(self) -> bool:
-        """Begin with each elder for each resource that is new to it; tell whether there was any."""
+        """Begin with each older one for each resource that is new to it; tell whether there was any."""
         asked = False
         for partner in self._partners.values():
             if partner.age > self._age:
@@ -327,7 +327,7 @@ class Handover:
             for resource in sorted(set(self._holder.names()) - set(partner.states))[
                 : MAX_RESOURCES - len(partner.states)
             ]:
-                partner.states[resource], actions = succession.heir(self._standing(resource))
+                partner.states[resource], actions = succession.newer(self._standing(resource))
                 self._act(partner, resource, actions)
                 asked = True
         self._run()
@@ -387,13 +387,13 @@ class Handover:
         self._feed(partner, resource, WaitOver(self._could_serve(partner, resource)))
 
     def _could_serve(
-        self, partner: Partner, resource: str, sides: type[Elder | Heir] | UnionType = Elder | Heir
+        self, partner: Partner, resource: str, roles: type[Older | Newer] | UnionType = Older | Newer
     ) -> bool:
-        """Whether only this partner keeps us from serving; of the others those count that we are ``sides`` to."""
+        """Whether only this partner keeps us from serving; of the others those count to which we are one of ``roles``."""
         others = [
             other.states[resource]
             for other in self._partners.values()
-            if other is not partner and resource in other.states and isinstance(other.states[resource].stage, sides)
+            if other is not partner and resource in other.states and isinstance(other.states[resource].stage, roles)
         ]
         kubelet = resource in self._holder.names() and self._holder.kubelet_listens()
         return succession.could_serve(partner.states[resource], others, kubelet=kubelet)

@@ -1,6 +1,6 @@
-"""What the gateway makes of the kubelet's books: who holds what, and where they differ from ours.
+"""What the gateway makes of the kubelet's records: who holds what, and where they differ from ours.
 
-Looks into the books (``kubelet_view``) when something happened that they should show, and now and then while somebody
+Looks into the records (``kubelet_view``) when something happened that they should show, and now and then while somebody
 waits for news; each costs about a millisecond. What a look shows is kept until the next one, compared with our lists
 (``drift``), and told once when it changes.
 """
@@ -17,7 +17,7 @@ import structlog
 from msgspec import Struct
 
 from gateway.kubelet import view as kubelet_view
-from gateway.kubelet.drift import REBOOKED_AFTER, Drift
+from gateway.kubelet.drift import WRITTEN_AFTER, Drift
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,8 +36,8 @@ WHILE_FORGOTTEN: Final = 30.0
 """Seconds between two looks whether pods that the kubelet forgot are gone."""
 WHILE_ASKED: Final = 0.5
 """By how many seconds a look that is due is put off while an Allocate is open."""
-AFTER_START: Final = REBOOKED_AFTER + 1.0
-"""Seconds from a kubelet's start until its books are its own work for certain."""
+AFTER_START: Final = WRITTEN_AFTER + 1.0
+"""Seconds from a kubelet's start until its records are its own work for certain."""
 
 _MOST_TOLD: Final = 16
 """How many devices one line of the log names."""
@@ -129,13 +129,13 @@ class Beliefs:
     # What is known.
 
     def holders(self, resource: str) -> dict[str, str] | None:
-        """Return who holds, or may hold, what, by device ID; None where the books could not be read."""
+        """Return who holds, or may hold, what, by device ID; None where the records could not be read."""
         if self.last is None or self.last.view.held is None:
             return None
         return self.last.view.holders(resource)
 
     def findings(self, resource: str) -> Sequence[Finding]:
-        """Return where the books differ from our list."""
+        """Return where the records differ from our list."""
         drift = self._drifts.get(resource)
         return drift.findings if drift is not None else ()
 

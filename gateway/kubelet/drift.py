@@ -1,15 +1,15 @@
-"""Drift: where the kubelet's books and ours differ, as a pure state machine of one resource.
+"""Drift: where the kubelet's records and ours differ, as a pure state machine of one resource.
 
-A kubelet that can't read its checkpoint (after some upgrades, a full disk, a deleted file) starts with empty books, and gives
+A kubelet that can't read its checkpoint (after some upgrades, a full disk, a deleted file) starts with empty records, and gives
 devices away that running containers use. Nothing here may fail a pod for that: it is said, and ``steer`` keeps such devices
 for last. What is noticed, each in words for a person:
 
-- forgotten: held before a kubelet's start, and by its books no more.
+- forgotten: held before a kubelet's start, and by its records no more.
 - doubled: forgotten, and given to another pod since: it is perhaps in two. (Not a replica: pods share its GPU anyway.)
 - unlisted: held, and not in our list.
 - withheld, surplus: the kubelet would not give what we list as healthy; or would give what we don't.
 
-What was forgotten stays so until the pod that held it is known to be gone, the books say again that it holds it, or an operator
+What was forgotten stays so until the pod that held it is known to be gone, the records say again that it holds it, or an operator
 says so: that another pod has the device now ends nothing. The other three end with their cause. Clocks are values here, in
 monotonic seconds, unless they are called unix.
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 ILL_FOR = 600.0
 """How long a device that was ill is kept for last once it is well again, in seconds: it may well be ill again soon."""
-BOOKED_AFTER = 1.0
-"""Seconds that a kubelet is given to book a list, or what Allocate gave, before its books are compared with it."""
-REBOOKED_AFTER = 5.0
-"""Seconds from a kubelet's start until its checkpoint is its own work: it writes it with the first list that it books."""
+RECORDED_AFTER = 1.0
+"""Seconds that a kubelet is given to record a list, or what Allocate gave, before its records are compared with it."""
+WRITTEN_AFTER = 5.0
+"""Seconds from a kubelet's start until its checkpoint is its own work: it writes it with the first list that it records."""
 GONE_AFTER = 30.0
 """Seconds for which a pod must be absent from List to count as gone: the containers of one that was deleted by force run on for
 the grace period that is left to them."""
@@ -104,8 +104,8 @@ class Drift(Struct, frozen=True):
     """Those of the list that aren't healthy."""
     _ill: Mapping[str, float] = field(default_factory=dict)
     """When a device was last listed as unwell."""
-    _to_book: float = 0.0
-    """When a kubelet last got something to book: a list with other healthy devices, or, as a new kubelet, all of it."""
+    _to_record: float = 0.0
+    """When a kubelet last got something to record: a list with other healthy devices, or, as a new kubelet, all of it."""
     _seen: View | None = None
     """The last look that knew who holds what."""
     _seen_at: float = 0.0
@@ -113,7 +113,7 @@ class Drift(Struct, frozen=True):
     _given: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """What this kubelet's Allocate gave and no look could show yet, and when (monotonic and unix seconds)."""
     _before: Mapping[str, Earlier] = field(default_factory=dict)
-    """The holders before the kubelet's start, until its own books were seen."""
+    """The holders before the kubelet's start, until its own records were seen."""
     _started: float = 0.0
     _named: frozenset[str] = frozenset()
     """The pods in question that this kubelet's List has named."""
@@ -134,7 +134,7 @@ class Drift(Struct, frozen=True):
             _listed=listed,
             _unwell=unwell,
             _ill=ill,
-            _to_book=self._to_book if listed - unwell == (self._listed or frozenset()) - self._unwell else now,
+            _to_record=self._to_record if listed - unwell == (self._listed or frozenset()) - self._unwell else now,
         )
 
     def restarted(self, now: float, since: float = math.inf) -> Drift:
@@ -160,7 +160,7 @@ class Drift(Struct, frozen=True):
             _before={**self._before, **held, **given},
             _given={},
             _started=now,
-            _to_book=now,
+            _to_record=now,
             _named=frozenset(),
             _absent={},
         )
@@ -174,10 +174,10 @@ class Drift(Struct, frozen=True):
         return replace(self, _given={**self._given, **dict.fromkeys(device_ids, (now, unix))})
 
     def look(self, view: View, now: float, unix: float = 0.0) -> Drift:
-        """Compare what was seen of the kubelet's books with ours.
+        """Compare what was seen of the kubelet's records with ours.
 
         Args:
-            view: the kubelet's books, seen while it served our list.
+            view: the kubelet's records, seen while it served our list.
             now: when the look began.
             unix: the same by the wall clock.
         """
@@ -266,7 +266,7 @@ class Drift(Struct, frozen=True):
             _given={
                 device_id: at
                 for device_id, at in self._given.items()
-                if not known or now - at[0] < BOOKED_AFTER or device_id in before
+                if not known or now - at[0] < RECORDED_AFTER or device_id in before
             },
             _before=before,
         )
@@ -279,7 +279,7 @@ class Drift(Struct, frozen=True):
         if not self._before or view.held is None or view.remembered is None:
             return self._before, self.forgotten
         left, forgotten = {}, dict(self.forgotten)
-        settled = now - self._started >= REBOOKED_AFTER
+        settled = now - self._started >= WRITTEN_AFTER
         holders = view.holders(self.resource)
         for device_id, earlier in self._before.items():
             # What is held though no Allocate gave it since the start, the kubelet remembers: who held it at our last look
@@ -292,7 +292,7 @@ class Drift(Struct, frozen=True):
                 if not self._is_gone(earlier, view, now):
                     left[device_id] = earlier
             elif device_id in self._given and device_id not in holders:
-                left[device_id] = earlier  # It isn't booked yet.
+                left[device_id] = earlier  # It isn't recorded yet.
             else:
                 forgotten[device_id] = _and(forgotten.get(device_id, ()), earlier)
         return left, forgotten
@@ -304,7 +304,7 @@ class Drift(Struct, frozen=True):
         )
 
     def _is_held_by(self, device_id: str, earlier: Earlier, view: View) -> bool:
-        """Whether the books say that a device is held by an earlier holder's pod (a pod has several containers)."""
+        """Whether the records say that a device is held by an earlier holder's pod (a pod has several containers)."""
         names = view.names_of(self.resource, device_id)
         if _are_named(names) and _are_named(earlier.names):
             names = names[:1]  # The checkpoint may be older than List.
@@ -321,7 +321,7 @@ class Drift(Struct, frozen=True):
             yield self._finding(
                 MismatchKind.UNLISTED, {device_id: f" (held by {held[device_id]!r:.160})" for device_id in unlisted}
             )
-        if view.allocatable is None or now - self._to_book < BOOKED_AFTER:
+        if view.allocatable is None or now - self._to_record < RECORDED_AFTER:
             return
         healthy, allocatable = self._listed - self._unwell, view.allocatable.get(self.resource, frozenset())
         for kind, differing in (

@@ -1,8 +1,8 @@
-"""What the kubelet believes: a look into its own books, its checkpoint and its pod-resources API.
+"""What the kubelet believes: a look into its own records, its checkpoint and its pod-resources API.
 
 ``holds`` tells a registration that holds from one that only seems to. Kubelets 1.25 to 1.36 can be left with a live stream
 on an endpoint that they have stopped: allocatable looks right after the next list, and every Allocate fails (run on
-1.32.13). The stream can't show that; the kubelet's books can.
+1.32.13). The stream can't show that; the kubelet's records can.
 
 ``look`` tells who holds which device. Where neither source can be read (a socket that isn't mounted, a file that is being
 written), nothing is known and nothing is claimed. Every look is bounded in time and size, and none raises.
@@ -74,7 +74,7 @@ class View(Struct, frozen=True):
 
     def names_of(self, resource: str, device_id: str) -> tuple[str, ...]:
         """Give the names of who holds, or may hold, one device, List's first; none where nobody does."""
-        found = ((books or {}).get(resource, {}).get(device_id) for books in (self.held, self.written))
+        found = ((records or {}).get(resource, {}).get(device_id) for records in (self.held, self.written))
         return tuple(dict.fromkeys(name for name in found if name is not None))
 
     def holders(self, resource: str) -> dict[str, str]:
@@ -83,7 +83,7 @@ class View(Struct, frozen=True):
 
 
 async def look(pod_resources: Path, checkpoint_file: Path) -> View:
-    """Look into the kubelet's books: the socket of its pod-resources API, and its checkpoint.
+    """Look into the kubelet's records: the socket of its pod-resources API, and its checkpoint.
 
     The API is v1, or v1alpha1 on kubelets before 1.20. Note that List makes a kubelet free what ended pods held.
     """
@@ -142,7 +142,7 @@ async def shown(pod_resources: Path, checkpoint_file: Path, since_ns: int) -> fr
 async def holds(socket: Path, resource: str, devices: Sequence[Device], patience: float = 0.5) -> bool | None:
     """Tell whether the kubelet behind ``socket`` would give out just the healthy ones of ``devices``.
 
-    A kubelet takes a while to book a list, so a difference counts only when it stays for ``patience`` seconds. None:
+    A kubelet takes a while to record a list, so a difference counts only when it stays for ``patience`` seconds. None:
     the kubelet could not be asked (it is older than 1.23, or its socket can't be reached).
     """
     expected = frozenset(device.id for device in devices if device.health is Health.HEALTHY)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct, field
 
-from devices.filewatch import NotPlainError, read_plain
+from devices.files import NotPlainError, read_plain
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where a pod finds its token and the API server's CA."""

@@ -1,4 +1,4 @@
-"""The ledger's file: found, locked, read and replaced as a whole. All of it blocks: for a thread."""
+"""The ledger's file: found, locked, read and put aside. All of it blocks: for a thread."""
 
 from __future__ import annotations
 
@@ -61,14 +61,15 @@ def encode(content: rows.Content) -> bytes:
     return msgspec.json.encode(first | {key: value for key, value in content.items() if key not in first})
 
 
-def _identity(info: os.stat_result) -> Identity:
+def identity(info: os.stat_result) -> Identity:
+    """Return what a file is known by until somebody writes it."""
     return info.st_dev, info.st_ino, info.st_ctime_ns, info.st_size
 
 
 def identity_of(path: Path) -> Identity | None:
-    """Return what a file is known by until somebody writes it; None where there is none."""
+    """Return it of the file at a path; None where there is none."""
     try:
-        return _identity(path.lstat())
+        return identity(path.lstat())
     except FileNotFoundError:
         return None
 
@@ -99,7 +100,7 @@ def read(path: Path, decode: Decode = mend.decode) -> ReadFile | None:
         if error.errno in _NOT_NOW:
             raise
         return ReadFile(None, complaint=error.strerror or str(error))
-    return ReadFile(_identity(info), content, complaint)
+    return ReadFile(identity(info), content, complaint)
 
 
 def hold(path: Path) -> int:
@@ -160,42 +161,6 @@ def close_to_others(folder: Path) -> str:
     except OSError as error:
         return f"expected {folder} to be a private folder (0700): {error.strerror}"
     return ""
-
-
-def sweep(path: Path) -> None:
-    """Remove what a crash left of a write, unless another gateway is writing now."""
-    with contextlib.suppress(OSError):
-        names = [entry.name for entry in list(os.scandir(path.parent))]
-        leftovers = [path.with_name(name) for name in names if name.startswith("ledger") and name.endswith(".tmp")]
-        if leftovers:
-            with locked(path.with_name(LOCK), 0) as unlocked:
-                for leftover in leftovers if not unlocked else ():
-                    leftover.unlink(missing_ok=True)
-
-
-def replace(path: Path, data: bytes) -> Identity:
-    """Put a file in the place of another, durable with its folder; return what it is known by."""
-    temporary = path.with_name(f"ledger-{os.urandom(4).hex()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
-        os.replace(temporary, path)  # noqa: PTH105 - beside the other calls of one write
-        identity = _identity(os.fstat(descriptor))  # A rename changes the time, so only now.
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    finally:
-        os.close(descriptor)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return identity
 
 
 def put_aside(path: Path) -> str:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
 
-BOOKED_WITHIN = 1.5
-"""Seconds that a kubelet is given to write down what Allocate answered: its books of before that don't end a hand-out."""
+RECORDED_WITHIN = 1.5
+"""Seconds that a kubelet is given to write down what Allocate answered: its records of before that don't end a hand-out."""
 
 
 def given_since(ledger: Ledger, resource: str, look: beliefs.Look) -> set[str]:
     """Name what Allocate gave away since a look, or so shortly before that the kubelet's records may not have had it."""
-    return {one for one, row in ledger.handed_out(resource).items() if row.at >= look.unix - BOOKED_WITHIN}
+    return {one for one, row in ledger.handed_out(resource).items() if row.at >= look.unix - RECORDED_WITHIN}
 
 
 class Holdings:
@@ -48,7 +48,7 @@ class Holdings:
         self._boot_id = boot_id()
 
     def held(self, resource: str) -> frozenset[str] | None:
-        """Return what containers hold by the kubelet's books and what they were given since; None where nobody knows."""
+        """Return what containers hold by the kubelet's records and what they were given since; None where nobody knows."""
         holders = self.beliefs.holders(resource)
         if holders is None or self.beliefs.last is None or self._is_half_known(self.beliefs.last):
             return None
@@ -70,7 +70,7 @@ class Holdings:
             if holders is not None and resource.state.phase is Phase.SERVING:
                 named = (look.view.held or {}).get(name, {})
                 who = {device_id: named.get(device_id, "") for device_id in holders}
-                news = self.ledger.rebuild_handed_out(name, who, look.unix - BOOKED_WITHIN) or news
+                news = self.ledger.rebuild_handed_out(name, who, look.unix - RECORDED_WITHIN) or news
         served = all(
             one.state.phase is Phase.SERVING for one in self._resources.values() if one.standing_by_for is None
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from devices import files
 from devices.life.merging import Sticky
 from devices.model import Device
 from gateway.kubelet.drift import Earlier
@@ -99,7 +100,7 @@ class Ledger:
     def look(self) -> ReadFile | OSError | None:
         """Read the file: the part of ``load`` that blocks, which may run in any thread. None: there is nothing new."""
         self.exposure = file.close_to_others(self.path.parent)
-        file.sweep(self.path)
+        files.sweep(self.path.parent)
         try:
             if self._base is not None and self._base == file.identity_of(self.path):
                 return None
@@ -226,11 +227,11 @@ class Ledger:
 
     @property
     def kubelet(self) -> str:
-        """The kubelet whose books ``handed_out`` was compared with last; empty where none is known."""
+        """The kubelet whose records ``handed_out`` was compared with last; empty where none is known."""
         return str(self._tables.content.get("kubelet", ""))
 
     def compared_with(self, kubelet: str) -> bool:
-        """Note the kubelet whose books ``handed_out`` was compared with; True where that is news worth saving."""
+        """Note the kubelet whose records ``handed_out`` was compared with; True where that is news worth saving."""
         if self.kubelet == kubelet:
             return False
         self._tables.change({("kubelet",): kubelet})
@@ -305,10 +306,10 @@ class Ledger:
         self._tables.put(resource, "handed_out", dict.fromkeys(device_ids, row_of(HandedOut(dialect, at))))
 
     def rebuild_handed_out(self, resource: str, holders: Mapping[str, str], at: float) -> bool:
-        """Make the records equal to what the kubelet's books said at ``at`` (unix seconds); True where that is news.
+        """Make the records equal to what the kubelet's records said at ``at`` (unix seconds); True where that is news.
 
         What was handed out since then stays, and so does what is known of a device that is still held. A holder is empty where
-        a device may be held, and the books don't say by whom.
+        a device may be held, and the records don't say by whom.
         """
         known = self.handed_out(resource)
         returned = {device_id for device_id, record in known.items() if record.at < at} - holders.keys()
@@ -352,7 +353,7 @@ class Ledger:
                 aside = file.put_aside(self.path)
         if len(data) > mend.MAX_BYTES:
             raise OSError(errno.EFBIG, f"expected at most {mend.MAX_BYTES} bytes to write, and there are {len(data)}")
-        return Written(file.replace(self.path, data), content, aside, complaint)
+        return Written(file.identity(files.replace(self.path, data)), content, aside, complaint)
 
     def _put_aside_in_words(self) -> str:
         try:

@@ -1,6 +1,6 @@
 """Whose hardware is whose: what is taken under IDs that this gateway doesn't offer, as claims that ``devices.boards`` judges by.
 
-Puts together what the ledger remembers, what the kubelet's books say and what the source sees. Nothing is kept here.
+Puts together what the ledger remembers, what the kubelet's records say and what the source sees. Nothing is kept here.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Owners:
                 yield from self._of(name, (devices[one] for one in sorted(devices.keys() & held)))
 
     def _unheard_of(self, offered: Mapping[str, AbstractSet[str]]) -> Iterable[Claim]:
-        """Claim what containers hold by the kubelet's books, where it is seen here, though the ledger never heard of it."""
+        """Claim what containers hold by the kubelet's records, where it is seen here, though the ledger never heard of it."""
         last = self._beliefs.last
         for name in () if last is None else sorted({*(last.view.held or ()), *(last.view.remembered or ())}):
             announced = self._ledger.announced(name)

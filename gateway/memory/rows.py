@@ -25,9 +25,9 @@ class Cordon(msgspec.Struct, frozen=True):
 
 
 class HandedOut(msgspec.Struct, frozen=True):
-    """That Allocate gave a device to a container; ``dialect`` is empty where only the kubelet's books say so.
+    """That Allocate gave a device to a container; ``dialect`` is empty where only the kubelet's records say so.
 
-    ``holder`` is who has it by those books, and empty until they were looked at.
+    ``holder`` is who has it by those records, and empty until they were looked at.
     """
 
     dialect: str

@@ -37,7 +37,7 @@ def cause(state: registration.State, event: events.Event) -> Cause | None:
         case events.Fired(Timer.CALL):
             return Cause.NEVER_CALLED if state.phase is Phase.ACCEPTED else None
         case events.Verified(held=False):
-            return Cause.BOOKS if state.phase is Phase.SERVING else None
+            return Cause.RECORDS if state.phase is Phase.SERVING else None
         case events.Renew():
             return Cause.OPTIONS if state.phase is Phase.SERVING and not state.renewed else None
         case events.Fired(Timer.RENEW):

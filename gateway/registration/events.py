@@ -80,13 +80,13 @@ class NameLost(Struct, frozen=True):
 
 
 class Verified(Struct, frozen=True):
-    """What the kubelet's own books say: it holds our list, or it doesn't."""
+    """What the kubelet's own records say: it holds our list, or it doesn't."""
 
     held: bool
 
 
 class Lacking(Struct, frozen=True):
-    """The kubelet may have lost the resource: a look into its books for another reason found nothing of it, or a rival has gone."""
+    """The kubelet may have lost the resource: a look into its records for another reason found nothing of it, or a rival has gone."""
 
 
 class Withhold(Struct, frozen=True):
@@ -175,7 +175,7 @@ class UnlinkSocket(Struct, frozen=True):
 
 
 class Verify(Struct, frozen=True):
-    """Look into the kubelet's books, where they can be reached, and send ``Verified``."""
+    """Look into the kubelet's records, where they can be reached, and send ``Verified``."""
 
 
 class Report(Struct, frozen=True):

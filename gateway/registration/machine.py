@@ -7,7 +7,7 @@ Rules (each a row in the tests; the kubelet's behaviour behind it is cited where
 - A Register that answered OK proves nothing (kubelets up to 1.24 answer before they dial): only ListAndWatch does.
 - The kubelet never reconnects: when its stream ends unasked, wait a little (never register *at once*: kubelets 1.25 to
   1.36 close the connection first and disconnect the resource by name afterwards), then register once.
-- A stream proves little too: if a look into the kubelet's own books shows that it doesn't hold us, begin again.
+- A stream proves little too: if a look into the kubelet's own records shows that it doesn't hold us, begin again.
 - Anybody who reaches our socket may call ListAndWatch. The kubelet calls once for each Register, so that one who calls
   besides is somebody else, whose call and end cost the kubelet's stream nothing.
 - Waiting is a state, not a sleep: the shell sets the timers that this module asks for, and tells when they fire.
@@ -73,14 +73,14 @@ SETTLED = 10.0
 RENEW_WAIT = 1.0
 """Seconds between two Registers for new options, at least: each takes the devices away for a moment."""
 VERIFY_AFTER = (0.1, 1.0, 330.0)
-"""Seconds after the stream opened at which the kubelet's own books are looked into. A registration that was disconnected
+"""Seconds after the stream opened at which the kubelet's own records are looked into. A registration that was disconnected
 between the kubelet's connect and our first list looks held at first: its resource vanishes after 5 minutes (read in 1.34.2)."""
 FIRST_LOOKS = 2
 """How many of them show whether the registration took."""
 LOOK_AGAIN = 1.0
-"""Seconds until the books are looked into again where something speaks against an open stream."""
+"""Seconds until the records are looked into again where something speaks against an open stream."""
 HEAL_WAIT = 0.1
-"""Seconds between the end of a stream that the kubelet's books lack and the next Register, four times as long for each in a
+"""Seconds between the end of a stream that the kubelet's records lack and the next Register, four times as long for each in a
 row, up to ``HEALS``: a kubelet that reports a gone resource late (1.25 to 1.36) takes the new one down with it."""
 HEALS = 3
 """How often in a row that is done at once; from then on after ``LONGEST_WAIT``, twice as long each time up to ``MOST_HEALS``,
@@ -351,7 +351,7 @@ def _stream_ended(state: State, stream: int) -> Step:
 
 
 def _look_again(state: State) -> Step:
-    """Look into the books once more, unless the looks that a new stream gets are still to come."""
+    """Look into the records once more, unless the looks that a new stream gets are still to come."""
     if state.phase is not Phase.SERVING or state.verified < FIRST_LOOKS:
         return state, ()
     return replace(state, verified=FIRST_LOOKS - 1), (SetTimer(Timer.VERIFY, LOOK_AGAIN),)

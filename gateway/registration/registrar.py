@@ -1,7 +1,7 @@
 """One resource on this node: its state machine, its device plugin, and what runs between them.
 
 Carries out what ``registration`` decides for the resource: it sends Registers, keeps timers, gives the bound socket its names
-and looks into the kubelet's books. What belongs to the node as a whole is the shell's.
+and looks into the kubelet's records. What belongs to the node as a whole is the shell's.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 REGISTER_DEADLINE = 15.0
 """Seconds for one Register. Kubelets 1.25 and later dial back within it, for up to 10 s; 1.35 and later give that up
 when our deadline passes."""
-BOOKS_PATIENCE, BOOKS_PATIENCE_EACH = 1.0, 0.001
-"""Seconds that a kubelet may take to book a list, and more for each device of it (5 000 take a genuine 1.32 on a busy node
+RECORDS_PATIENCE, RECORDS_PATIENCE_EACH = 1.0, 0.001
+"""Seconds that a kubelet may take to record a list, and more for each device of it (5 000 take a genuine 1.32 on a busy node
 2.5 s); four times as long each time that it was too short: a list that is sent again makes the kubelet only later."""
-BOOKED = 1.2
-"""Seconds after a stream opened at which the kubelet has booked the list for certain, and its books are read."""
+RECORDED = 1.2
+"""Seconds after a stream opened at which the kubelet has recorded the list for certain, and its records are read."""
 
 CALL_FIRST = 0.002
 """Seconds after an accepted Register in which the kubelet's ListAndWatch goes first: it comes at the same time."""
@@ -141,7 +141,7 @@ class Resource:
         self.trouble = ""
         """The last thing that went wrong with the registration."""
         self.checked: Confirmation | None = None
-        """What the last look into the kubelet's books told of the registration."""
+        """What the last look into the kubelet's records told of the registration."""
         self.stream_since: float | None = None
         """When the open stream was opened (monotonic seconds)."""
         self.unserved_since: float | None = time.monotonic()
@@ -217,7 +217,7 @@ class Resource:
             elif before.phase in _SERVED:
                 self.unserved_since = time.monotonic()
             if self.state.phase is Phase.SERVING:
-                self._node.look_within(BOOKED)
+                self._node.look_within(RECORDED)
         self._keep_time(before, event)
         for action in actions:
             self._act(action)
@@ -331,7 +331,7 @@ class Resource:
         return name
 
     async def _verify(self) -> None:
-        """Look into the kubelet's books, where they can be reached; again where the list changed meanwhile.
+        """Look into the kubelet's records, where they can be reached; again where the list changed meanwhile.
 
         A stream that changes meanwhile proves nothing: the next one is looked for by itself.
         """
@@ -339,7 +339,7 @@ class Resource:
         pod_resources = self._node.settings.pod_resources_socket
         while listed != self.plugin.devices:
             listed = self.plugin.devices
-            patience = (BOOKS_PATIENCE + len(listed) * BOOKS_PATIENCE_EACH) * 4.0**self.state.heals
+            patience = (RECORDS_PATIENCE + len(listed) * RECORDS_PATIENCE_EACH) * 4.0**self.state.heals
             held = await kubelet_view.holds(pod_resources, self.name, listed, patience)
             if self.state.stream != stream:
                 return
@@ -349,7 +349,7 @@ class Resource:
             self.feed(events.Verified(held))
 
     def looked(self, look: Look) -> None:
-        """Take in what a look into the kubelet's books shows that was made for the node."""
+        """Take in what a look into the kubelet's records shows that was made for the node."""
         allocatable, since = look.view.allocatable, self.stream_since
         if allocatable is None or since is None or look.at < since or allocatable.get(self.name):
             return

@@ -86,7 +86,7 @@ class DeviceMemory(Protocol):
 
     @property
     def held(self) -> Container[str]:
-        """The devices that containers hold by the kubelet's own books, as far as they are known."""
+        """The devices that containers hold by the kubelet's own records, as far as they are known."""
 
     def avoid(self) -> Sequence[str]:
         """Return the devices that are to be given last, the least bad ones first."""

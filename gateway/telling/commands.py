@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gateway.wires.control import ControlConnection, Handler
 
 FRESH = 1.0
-"""Seconds for which the last look into the kubelet's books is good enough for a person."""
+"""Seconds for which the last look into the kubelet's records is good enough for a person."""
 
 _MOST_TOLD = 16
 """How many devices one line of the log names."""
@@ -71,7 +71,7 @@ class Commands:
 
         gateway, now = self._gateway, time.monotonic()
         self._build = self._build or status.build()
-        last, since, config, door = gateway.beliefs.last, gateway.presence.since, gateway.config, gateway.door
+        last, since, config, drivers = gateway.beliefs.last, gateway.presence.since, gateway.config, gateway.drivers
         path = str(config.path or gateway.settings.config_file or "")
         return status.GatewayStatus(
             build=self._build,
@@ -82,17 +82,19 @@ class Commands:
             socket_dir=str(gateway.settings.socket_dir),
             waits_for=gateway.waits_for,
             kubelet=status.KubeletStatus(present=since is not None, age_s=status.age_or_none(since, now)),
-            books=status.Books(source=last.view.source, age_s=status.age(last.at, now)) if last else status.Books(),
+            books=status.RecordsStatus(source=last.view.source, age_s=status.age(last.at, now))
+            if last
+            else status.RecordsStatus(),
             ledger=gateway.scribe.state,
             lag_s=round(gateway.tally.lag(now), 6),
             hindrances=tuple(
                 status.HindranceStatus(source=one.source, reason=one.reason) for one in gateway.hindrances()
             ),
             configuration=status.configuration(path, config, now),
-            crossing="" if door is None else door.trouble,
-            by_name=sides.ByNameStatus() if door is None else door.by_name,
-            drivers=() if door is None else tuple(door.standings()),
-            sides=() if door is None else sides.sides(door.stands(), now),
+            crossing="" if drivers is None else drivers.trouble,
+            by_name=sides.ByNameStatus() if drivers is None else drivers.by_name,
+            drivers=() if drivers is None else tuple(drivers.standings()),
+            sides=() if drivers is None else sides.sides(drivers.stands(), now),
             resources=tuple(
                 status.resource(self._resource(resource, rows), gateway.tally, now, rows=rows)
                 for resource in gateway.resources
@@ -102,8 +104,10 @@ class Commands:
     def _resource(self, resource: Resource, rows: bool) -> status.ResourceFacts:  # noqa: FBT001 - as of ``document``
         from gateway.telling import status  # noqa: PLC0415 - as above
 
-        name, other, door = resource.name, resource.standing_by_for, self._gateway.door
-        trouble = resource.trouble if self._gateway.settings.dra != "only" else "" if door is None else door.words(name)
+        name, other, drivers = resource.name, resource.standing_by_for, self._gateway.drivers
+        trouble = (
+            resource.trouble if self._gateway.settings.dra != "only" else "" if drivers is None else drivers.words(name)
+        )
         return status.ResourceFacts(
             name=name,
             state=resource.state,
@@ -122,10 +126,10 @@ class Commands:
         )
 
     def _strangers(self, resource: Resource) -> dict[str, str]:
-        door, facts = self._gateway.door, self._gateway.source.facts
-        if door is None:
+        drivers, facts = self._gateway.drivers, self._gateway.source.facts
+        if drivers is None:
             return {}
-        told = {one: door.stranger(one, facts(resource.name, one)) for one in resource.entries}
+        told = {one: drivers.stranger(one, facts(resource.name, one)) for one in resource.entries}
         return {device_id: words for device_id, words in told.items() if words}
 
     def _holders(self, resource: str) -> dict[str, str] | None:
@@ -138,7 +142,7 @@ class Commands:
         await connection.send({"status": self.document(rows=True)})
 
     async def _look(self) -> None:
-        """See that the kubelet's books were read just now."""
+        """See that the kubelet's records were read just now."""
         last = self._gateway.beliefs.last
         if last is None or time.monotonic() - last.at > FRESH:
             await self._gateway.beliefs.look()
@@ -167,13 +171,11 @@ class Commands:
                 "the gateway"
             ) from error
         await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
-        books = [self._gateway.beliefs.holders(resource.name) for resource in self._gateway.resources]
+        known = [self._gateway.beliefs.holders(resource.name) for resource in self._gateway.resources]
         concerned = dict.fromkeys(handled)
         _log.info("order", op=request["op"], devices=[*concerned][:_MOST_TOLD], count=len(concerned))
-        holders = {
-            device_id: who for book in books for device_id, who in (book or {}).items() if device_id in concerned
-        }
-        answer = Handled(tuple(concerned), None if None in books else holders)
+        holders = {device_id: who for one in known for device_id, who in (one or {}).items() if device_id in concerned}
+        answer = Handled(tuple(concerned), None if None in known else holders)
         await connection.send(msgspec.to_builtins(answer))
 
     def _meant(self, ids: Sequence[str]) -> tuple[str, ...]:

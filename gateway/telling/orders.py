@@ -45,7 +45,7 @@ class OrderOutcome(msgspec.Struct, frozen=True):
 class Handled(msgspec.Struct, frozen=True):
     """What became of the hardware: the IDs of all devices on what was let go of, or is looked at again, and who holds which.
 
-    ``holders`` is null where the kubelet's books can't be read.
+    ``holders`` is null where the kubelet's records can't be read.
     """
 
     devices: tuple[str, ...]

@@ -39,9 +39,9 @@ def look(gateway: Subject) -> readiness.Verdict:
     now = time.monotonic()
     since = gateway.presence.since if gateway.presence.since is not None else now
     kubelet_s = now - since if gateway.presence.listens() else None
-    if gateway.door is not None and gateway.door.alone:
+    if gateway.drivers is not None and gateway.drivers.alone:
         return readiness.judge_drivers(
-            gateway.door.standings(), begun=gateway.begun, kubelet_s=kubelet_s, hindrances=gateway.hindrances()
+            gateway.drivers.standings(), begun=gateway.begun, kubelet_s=kubelet_s, hindrances=gateway.hindrances()
         )
     return readiness.judge(
         [_standing(resource, gateway, now) for resource in gateway.resources],

@@ -55,7 +55,7 @@ class KubeletStatus(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float | None = None
 
 
-class Books(msgspec.Struct, frozen=True, kw_only=True):
+class RecordsStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The kubelet's own records, which say who holds which device: where they were last read, and ``age_s`` ago."""
 
     source: Literal["pod-resources", "checkpoint", "none"] = "none"
@@ -67,7 +67,7 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     ``health`` is what the kubelet is told, ``state`` where the device is in its life, ``kind`` what it takes to end its
     trouble, ``reason`` why it is in this state, in words. ``holder`` is who holds it by the kubelet's records (null: nobody, or
-    they can't be read), ``drift`` in what those books differ from ours. ``stranger`` says in words which other DRA driver offers it on this
+    they can't be read), ``drift`` in what those records differ from ours. ``stranger`` says in words which other DRA driver offers it on this
     node, so that ours doesn't; mostly empty.
     """
 
@@ -174,7 +174,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     socket_dir: str
     waits_for: str = ""
     kubelet: KubeletStatus
-    books: Books
+    books: RecordsStatus
     ledger: FileState
     lag_s: float = 0.0
     hindrances: tuple[HindranceStatus, ...] = ()

@@ -114,7 +114,7 @@ class Subject(Protocol):
         """What its start waits for, and why; empty where it doesn't."""
 
     @property
-    def door(self) -> SubjectDrivers | None:
+    def drivers(self) -> SubjectDrivers | None:
         """Its DRA drivers, where devices are offered by them."""
 
     def hindrances(self) -> Sequence[Hindrance]:

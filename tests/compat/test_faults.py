@@ -19,7 +19,7 @@ from gateway.lab.trials.gauntlet import Player, Step
 @pytest.mark.parametrize(
     ("fault", "version", "kind"),
     [
-        ("stream-cut", "1.9", "emulated"),  # nothing but the stream shows it: kubelets before 1.20 tell no books
+        ("stream-cut", "1.9", "emulated"),  # nothing but the stream shows it: kubelets before 1.20 tell no records
         ("gateway-absent", "1.37", "emulated"),
         ("name-removed", "1.28", "emulated"),
         ("no-descriptors", "1.20", "emulated"),

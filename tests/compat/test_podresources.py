@@ -1,4 +1,4 @@
-"""The kubelet's books as the gateway reads them: its pod-resources API, served by the genuine code, and its checkpoint.
+"""The kubelet's records as the gateway reads them: its pod-resources API, served by the genuine code, and its checkpoint.
 
 What the gateway's check of a registration rests on. Versions that aren't built by default are rows where they are built.
 Of these, v1alpha1 List is there from kubelet 1.16, v1 List from 1.20, GetAllocatableResources from 1.24.

@@ -33,7 +33,7 @@ async def test_the_api_is_found(folder: Path, kind: str, version: str) -> None:
         found = await ask(folder / "kubelet.sock")
         assert found.api == dialect(version)
         assert names(folder) == before
-        assert (await kubelet.books()).capacity == {}
+        assert (await kubelet.totals()).capacity == {}
 
 
 async def test_a_kubelet_newer_than_all_is_reported(folder: Path) -> None:

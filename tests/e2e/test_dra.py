@@ -81,10 +81,10 @@ async def test_pods_outlive_the_kubelet_and_the_gateway(dra: DraNode, version: s
 async def test_a_roll_loses_no_claim(dra: DraNode, version: str) -> None:
     await begin(dra, version)
     await dra.claim_pod("a")
-    elder = dra.gateways[-1]
+    older = dra.gateways[-1]
     await dra.start()
     await dra.claim_pod("b")
-    await dra.end(elder)
+    await dra.end(older)
     await dra.claim_pod("c")
     await dra.delete("a", "b", "c")
     await dra.unprepared()

@@ -2,7 +2,7 @@
 
 From the moment that the fake NVML tells an Xid until the list that says so has come in whole at the kubelet's end of the stream
 (the promise: all that is the gateway's), and until the kubelet would give out fewer devices (its own part besides): 8 GPUs, and
-8 000 replicas of them. The books are those of the genuine kubelet where it is built. Nothing here is a test: machines differ.
+8 000 replicas of them. The records are those of the genuine kubelet where it is built. Nothing here is a test: machines differ.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def stream(folder: Path) -> AsyncIterator[Told]:
 
 
 @contextlib.asynccontextmanager
-async def books(folder: Path) -> AsyncIterator[Told]:
+async def records(folder: Path) -> AsyncIterator[Told]:
     """A whole kubelet, and when it would give out what the list says."""
     async with await Kubelet.launch(KUBELET, folder, built(KUBELET)) as kubelet:
         await kubelet.start()
@@ -127,9 +127,9 @@ async def main() -> int:
     """Measure, print, and give the exit status: 0 where the bars were kept."""
     kept = True
     for replicas, bar in BARS.items():
-        for where in (stream, books):
+        for where in (stream, records):
             taken = [one for _ in range(ROUNDS) for one in await events(replicas, where)]
-            kept = kept and (where is books or max(taken) < bar)
+            kept = kept and (where is records or max(taken) < bar)
             limit = f"bar {bar:g} ms" if where is stream else "no bar"
             print(  # noqa: T201 - its job
                 f"8 GPUs x {replicas} to the kubelet's {where.__name__}: n {len(taken)}, "

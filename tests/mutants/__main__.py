@@ -31,7 +31,6 @@ from tests.mutants import (
     amd,
     answers,
     boards,
-    books,
     bounds,
     bridge,
     choice,
@@ -52,6 +51,7 @@ from tests.mutants import (
     memory,
     orders,
     people,
+    records,
     sides,
     sight,
     simulation,
@@ -62,7 +62,7 @@ from tests.mutants.table import Mutant
 
 ROOT = Path(__file__).parents[2]
 TABLES = (
-    table, memory, life, boards, books, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
+    table, memory, life, boards, records, handover, orders, sight, faults, choice, gpus, answers, config, health, amd, generic, fakes,
     manifests, deploy, bounds, people, streams, dra, kubernetes, bridge, doctor, fleet, simulation, sides,
 )  # fmt: skip
 RULES = [rule for one in TABLES for rule in one.RULES.items()]

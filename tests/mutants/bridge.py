@@ -31,7 +31,7 @@ _JUDGE = "gateway/bridge/judge.py"
 _SOURCE = "gateway/bridge/source.py"
 _ADMISSION = "gateway/bridge/admission.py"
 _CALLS = "gateway/bridge/calls.py"
-_DOOR = "gateway/bridge/door.py"
+_SOCKETS = "gateway/bridge/sockets.py"
 _DOUBT = "gateway/bridge/doubt.py"
 _T = "tests/unit/test_bridge.py"
 _R = "tests/unit/test_bridge_refusals.py"
@@ -42,7 +42,7 @@ MUTANTS = (
     Mutant(
         "B1",
         "both alphas are one",
-        _DOOR,
+        _SOCKETS,
         "        if dialect.name == said.version:\n",
         "        if dialect.name:\n",
         f"{_T}::test_a_plugins_list_health_and_answers_arrive",
@@ -282,7 +282,7 @@ MUTANTS = (
     Mutant(
         "B8",
         "the bridge's own socket is a plugin's under another name",
-        _DOOR,
+        _SOCKETS,
         " and found == socket_id(ours):\n",
         " and not found:\n",
         f"{_R}::test_a_register_is_refused_by_name",
@@ -346,7 +346,7 @@ MUTANTS = (
     Mutant(
         "B9",
         "a group may write",
-        _DOOR,
+        _SOCKETS,
         "(stat.S_IWGRP | stat.S_IWOTH)",
         "stat.S_IWOTH",
         f"{_R}::test_a_folder_that_others_can_write_into_is_not_opened",
@@ -354,7 +354,7 @@ MUTANTS = (
     Mutant(
         "B9",
         "two gateways open one folder",
-        _DOOR,
+        _SOCKETS,
         '            self._lock = file.hold(self.folder / ".lock")\n',
         "            self._lock = os.dup(2)\n",
         f"{_T}::test_a_second_gateway_calls_the_firsts_plugins_and_takes_them_over_when_it_ends",
@@ -370,7 +370,7 @@ MUTANTS = (
     Mutant(
         "B10",
         "old sockets stay",
-        _DOOR,
+        _SOCKETS,
         "        self.sweep()\n",
         "",
         f"{_T}::test_a_bridge_that_starts_anew_calls_its_plugins_first_and_then_makes_them_register",
@@ -443,7 +443,7 @@ MUTANTS = (
         "B9",
         "a second gateway has nobody to ask",
         _SOURCE,
-        "            if not self._doors.is_ours:\n                await self._borrow()\n",
+        "            if not self._sockets.is_ours:\n                await self._borrow()\n",
         "",
         f"{_T}::test_a_second_gateway_calls_the_firsts_plugins_and_takes_them_over_when_it_ends",
     ),
@@ -565,15 +565,15 @@ MUTANTS = (
         "gateway/daemon.py",
         "        await self.others.handover.waits.keep_promises()\n",
         "",
-        "tests/unit/test_bridge_daemon.py::test_one_that_only_bridges_and_ends_while_a_younger_one_registers_is_missed_by_nobody",
+        "tests/unit/test_bridge_daemon.py::test_one_that_only_bridges_and_ends_while_a_newer_one_registers_is_missed_by_nobody",
     ),
     Mutant(
         "B13",
         "a promise is kept from the start",
         "gateway/handover/talk.py",
-        "(self._kept, Elder.PROMISED)",
-        "(self._kept, Elder.REVOKING)",
-        "tests/unit/test_handover.py::test_an_elder_that_is_told_to_end_lasts_until_the_heir_serves",
+        "(self._kept, Older.PROMISED)",
+        "(self._kept, Older.REVOKING)",
+        "tests/unit/test_handover.py::test_an_older_one_that_is_told_to_end_lasts_until_the_newer_one_serves",
     ),
     Mutant(
         "B10",
@@ -629,7 +629,7 @@ MUTANTS = (
         _PLUGIN,
         "(path, path.with_name(kept))",
         "(path,)",
-        f"{_M}::test_one_that_registers_once_outlives_a_gateway_that_is_killed_while_it_opens_its_doors",
+        f"{_M}::test_one_that_registers_once_outlives_a_gateway_that_is_killed_while_it_opens_its_socket",
     ),
     Mutant(
         "B16",
@@ -667,7 +667,7 @@ MUTANTS = (
         "B17",
         "records of before the answer end a doubt",
         _DOUBT,
-        "since + BOOKED <= at",
+        "since + RECORDED <= at",
         "since <= at",
         "tests/unit/test_bridge_doubt.py",
     ),

@@ -316,7 +316,7 @@ MUTANTS = (
     Mutant(
         "E14",
         "whatever lies there is read",
-        "devices/filewatch.py",
+        "devices/files.py",
         "if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):",
         "if not stat.S_IFMT(os.fstat(file.fileno()).st_mode):",
         f"{_CONFIG}::test_reading_takes_plain_files_only",

@@ -1,11 +1,11 @@
-"""Faults and the gauntlet; and what the search of all states and the genuine books found."""
+"""Faults and the gauntlet; and what the search of all states and the genuine records found."""
 
 from __future__ import annotations
 
 from tests.mutants.table import Mutant
 
 RULES = {
-    "G1": "every fault is survived in the same process, within its bound: the kubelet's own books, and a pod, are the judges",
+    "G1": "every fault is survived in the same process, within its bound: the kubelet's own records, and a pod, are the judges",
     "G2": "what can't be looked at for want of a descriptor, or was missed by inotify, is looked at again",
     "G4": "another plugin is judged by what it did: how far it came, whether it ended, and waited for as long as it tries",
     "G5": "what fails in the matrix or the gauntlet is tried once more and said; never where a pod's devices are concerned, nor many",
@@ -383,7 +383,7 @@ MUTANTS = (
     ),
     Mutant(
         "T3",
-        "nobody looks into a genuine kubelet's books",
+        "nobody looks into a genuine kubelet's records",
         "gateway/registration/registrar.py",
         "held = await kubelet_view.holds(pod_resources, self.name, listed, patience)",
         "held = None",

@@ -181,7 +181,7 @@ MUTANTS = (
     ),
     Mutant(
         "C6",
-        "books that can't be read say nobody",
+        "records that can't be read say nobody",
         "gateway/cli/devices.py",
         "if any(one.holders is None for one in done.values()):",
         "if False:",

@@ -16,6 +16,7 @@ RULES = {
 }
 
 _LEDGER = "tests/unit/test_ledger.py"
+_FILES = "tests/unit/test_files.py"
 _SCRIBE = "tests/unit/test_scribe.py"
 _CRASH = "tests/unit/test_ledger_crash.py"
 
@@ -31,18 +32,18 @@ MUTANTS = (
     Mutant(
         "M1",
         "the file is written in place",
-        "gateway/memory/file.py",
-        '    temporary = path.with_name(f"ledger-{os.urandom(4).hex()}.tmp")\n    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)\n',
-        "    temporary = path\n    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)\n",
+        "devices/files.py",
+        '    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")\n    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)\n',
+        "    draft = path\n    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)\n",
         f"{_CRASH}::test_killed_at_a_step_of_a_write",
     ),
     Mutant(
         "M1",
         "what another gateway is writing is swept",
-        "gateway/memory/file.py",
-        "for leftover in leftovers if not unlocked else ():",
-        "for leftover in leftovers:",
-        f"{_LEDGER}::test_what_a_crash_left_is_swept",
+        "devices/files.py",
+        "if ours and time.time_ns() - info.st_mtime_ns > _IN_THE_MAKING_NS:",
+        "if ours:",
+        f"{_FILES}::test_what_a_crash_left_is_swept",
     ),
     Mutant(
         "M2",

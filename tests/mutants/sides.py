@@ -170,8 +170,8 @@ MUTANTS = (
         "OWN8",
         "a newer one goes by the table of its start",
         "gateway/daemon.py",
-        "    await gateway.scribe.load(patient=True)\n    gateway.holdings.recall(fresh=True)\n    door.decide()",
-        "    gateway.holdings.recall(fresh=True)\n    door.decide()",
+        "    await gateway.scribe.load(patient=True)\n    gateway.holdings.recall(fresh=True)\n    drivers.decide()",
+        "    gateway.holdings.recall(fresh=True)\n    drivers.decide()",
         f"{_ON}::test_a_newer_gateway_goes_by_what_the_older_one_did_last",
     ),
     Mutant(
@@ -273,7 +273,7 @@ MUTANTS = (
     Mutant(
         "OWN8",
         "a newer gateway that came keeps slices from being written",
-        "gateway/dra/door.py",
+        "gateway/dra/drivers.py",
         "lambda driver: self.alone and sockets.has_newer",
         "lambda driver: sockets.has_newer",
         _STAYS,
@@ -622,8 +622,8 @@ MUTANTS = (
         "OWN3",
         "what the kubelet counts already isn't prepared for a claim of before",
         "gateway/dra/offer.py",
-        "in books.offered and not counted:",
-        "in books.offered:",
+        "in records.offered and not counted:",
+        "in records.offered:",
         f"{_ON}::test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_next",
     ),
     Mutant(
@@ -838,7 +838,7 @@ MUTANTS = (
     Mutant(
         "OWN4",
         "a kubelet without DRA is not noticed",
-        "gateway/dra/door.py",
+        "gateway/dra/drivers.py",
         "        if self.crossing is None or (self._kubelet or 0) >= FIRST:",
         "        if True:",
         f"{_ON}::test_a_kubelet_without_dra_has_the_device_plugin_alone",
@@ -846,7 +846,7 @@ MUTANTS = (
     Mutant(
         "OWN4",
         "GPUs go to a driver that nobody took",
-        "gateway/dra/door.py",
+        "gateway/dra/drivers.py",
         "    missing = [one.name for one in drivers if not one.registered]",
         "    missing: list[str] = []",
         f"{_ON}::test_nothing_crosses_to_a_driver_that_the_kubelet_has_not_taken",

@@ -226,7 +226,7 @@ MUTANTS = (
     ),
     Mutant(
         "O7",
-        "ready before the kubelet's books were looked into",
+        "ready before the kubelet's records were looked into",
         "gateway/telling/readiness.py",
         "return it.stream_s >= PATIENCE, ",
         "return True, ",
@@ -242,7 +242,7 @@ MUTANTS = (
     ),
     Mutant(
         "O7",
-        "a registration that the kubelet's books lack is ready",
+        "a registration that the kubelet's records lack is ready",
         "gateway/telling/readiness.py",
         "    if it.checked is Confirmation.LACKING:",
         "    if False:",
@@ -290,11 +290,11 @@ MUTANTS = (
     ),
     Mutant(
         "O7",
-        "a list that changed while the books were read leaves the last word to an older look",
+        "a list that changed while the records were read leaves the last word to an older look",
         "gateway/registration/registrar.py",
         "        while listed != self.plugin.devices:\n",
         "        while listed is None:\n",
-        "tests/unit/test_serve.py::test_books_are_looked_into_again_where_the_list_changed",
+        "tests/unit/test_serve.py::test_records_are_looked_into_again_where_the_list_changed",
     ),
     Mutant(
         "O7",

@@ -9,7 +9,7 @@ RULES = {
     "J2": "a kubelet that was told what is no longer true is told anew, once a second at most, and that is no cut",
     "J3": "kubelet 1.9 writes its checkpoint in place, under no lock: of several resources, news goes out one at a time",
     "J4": "a kubelet.sock of which only the mode, owner, label, links or times change is no new kubelet",
-    "J5": "books that lack a resource later begin the looks again, and those never follow each other at once",
+    "J5": "records that lack a resource later begin the looks again, and those never follow each other at once",
     "J6": "a list that changes while one is sent is sent, too",
 }
 

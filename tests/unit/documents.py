@@ -19,7 +19,7 @@ from gateway.sides.table import Side, Stand
 from gateway.tally import Cause, Confirmation, Tally
 from gateway.telling import status
 from gateway.telling.sides import sides
-from gateway.telling.status import Books, Build, Configuration, GatewayStatus, KubeletStatus, ResourceFacts
+from gateway.telling.status import Build, Configuration, GatewayStatus, KubeletStatus, RecordsStatus, ResourceFacts
 
 NOW = 1_000_000.0
 RESOURCE = "nvidia.com/gpu"
@@ -126,7 +126,7 @@ def document(
         uptime_s=273_600,
         socket_dir="/var/lib/kubelet/device-plugins",
         kubelet=KubeletStatus(present=True, age_s=7800.2),
-        books=Books(source="pod-resources", age_s=12),
+        books=RecordsStatus(source="pod-resources", age_s=12),
         ledger=GOOD_LEDGER,
         lag_s=tally.lag(NOW),
         configuration=Configuration(path="/config/config.yaml", accepted_s=60),

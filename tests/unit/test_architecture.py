@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.handover.machine import Elder, Heir
+from gateway.handover.machine import Newer, Older
 from gateway.registration.events import Phase
 from tools import machines
 
@@ -69,7 +69,7 @@ def test_a_file_that_it_names_is_there(path: str) -> None:
 
 def test_the_tables_have_every_state_of_both_machines() -> None:
     page = machines.page()
-    for states in (Phase, Elder, Heir):
+    for states in (Phase, Older, Newer):
         assert [one.value for one in states if f"\n| {one.value} |" not in page] == (
             ["stopped"] if states is Phase else []  # Nothing happens any more.
         )

@@ -1,4 +1,4 @@
-"""When the kubelet's books are looked into, and what is told and remembered of it: one row, one promise."""
+"""When the kubelet's records are looked into, and what is told and remembered of it: one row, one promise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ A, B = View({R: {"g": "ns/a/main"}}, {}), View({R: {"g": "ns/b/main"}}, {})
 NOBODY = View({R: {}}, {})
 
 
-class Books:
+class KubeletRecords:
     """What looks find, one after the other and the last for ever; and what came of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +61,8 @@ class Books:
 
 
 @pytest.fixture
-async def books(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Books]:
-    made = Books(monkeypatch)
+async def records(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeletRecords]:
+    made = KubeletRecords(monkeypatch)
     yield made
     await made.beliefs.close()
 
@@ -73,35 +73,37 @@ def lines() -> Iterator[list[EventDict]]:
         yield captured
 
 
-async def until_looked(books: Books) -> View:
+async def until_looked(records: KubeletRecords) -> View:
     async with asyncio.timeout(10):
-        return await books.looks.get()
+        return await records.looks.get()
 
 
-async def test_whom_a_kubelet_forgot_is_told_once_and_remembered(books: Books, lines: list[EventDict]) -> None:
-    await books.lost()
-    await books.looked(NOBODY, NOBODY)
+async def test_whom_a_kubelet_forgot_is_told_once_and_remembered(
+    records: KubeletRecords, lines: list[EventDict]
+) -> None:
+    await records.lost()
+    await records.looked(NOBODY, NOBODY)
     assert [(one["event"], one["kind"]) for one in lines] == [("mismatch", "forgotten")]
-    assert [[*one] for one in books.remembered] == [["g"]]
-    assert books.beliefs.avoid(R) == ("g",)
+    assert [[*one] for one in records.remembered] == [["g"]]
+    assert records.beliefs.avoid(R) == ("g",)
 
 
-async def test_an_allocate_of_it_is_told_at_once_and_is_no_end(books: Books, lines: list[EventDict]) -> None:
-    await books.lost()
+async def test_an_allocate_of_it_is_told_at_once_and_is_no_end(records: KubeletRecords, lines: list[EventDict]) -> None:
+    await records.lost()
     lines.clear()
-    books.beliefs.allocated(R, ["g"])
-    assert books.kinds == [MismatchKind.DOUBLED]
+    records.beliefs.allocated(R, ["g"])
+    assert records.kinds == [MismatchKind.DOUBLED]
     assert [(one["event"], one["kind"], one["log_level"]) for one in lines] == [("mismatch", "doubled", "warning")]
-    await books.looked(B)
+    await records.looked(B)
     assert "mismatch is over" not in {one["event"] for one in lines}
 
 
-async def test_its_end_is_told_and_remembered(books: Books, lines: list[EventDict]) -> None:
-    await books.lost()
+async def test_its_end_is_told_and_remembered(records: KubeletRecords, lines: list[EventDict]) -> None:
+    await records.lost()
     lines.clear()
-    books.beliefs.forget("g")
+    records.beliefs.forget("g")
     assert [(one["event"], one["kind"], one["devices"]) for one in lines] == [("mismatch is over", "forgotten", ["g"])]
-    assert [[*one] for one in books.remembered] == [["g"], []]
+    assert [[*one] for one in records.remembered] == [["g"], []]
 
 
 @pytest.mark.parametrize(
@@ -113,89 +115,89 @@ async def test_its_end_is_told_and_remembered(books: Books, lines: list[EventDic
     ],
 )  # fmt: skip
 async def test_what_is_followed_by_a_look(
-    books: Books, monkeypatch: pytest.MonkeyPatch, name: str, cause: object
+    records: KubeletRecords, monkeypatch: pytest.MonkeyPatch, name: str, cause: object
 ) -> None:
     monkeypatch.setattr(beliefs, name, 0.01)
     assert callable(cause)
-    cause(books.beliefs)
-    await until_looked(books)
+    cause(records.beliefs)
+    await until_looked(records)
 
 
 async def test_an_allocate_of_a_forgotten_device_is_looked_after_in_haste(
-    books: Books, monkeypatch: pytest.MonkeyPatch
+    records: KubeletRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AFTER_ALLOCATE", "AFTER_START", "WHILE_FORGOTTEN"):
         monkeypatch.setattr(beliefs, name, 3600.0)
-    await books.lost()
-    books.beliefs.allocated(R, ["g"])
-    await until_looked(books)
+    await records.lost()
+    records.beliefs.allocated(R, ["g"])
+    await until_looked(records)
 
 
 async def test_a_look_that_comes_too_early_is_followed_by_another(
-    books: Books, monkeypatch: pytest.MonkeyPatch
+    records: KubeletRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(beliefs, "AFTER_ALLOCATE", 0.05)
-    books.beliefs.allocated(R, ["h"])
-    books.beliefs.look_within(0)
-    await until_looked(books)
-    await until_looked(books)
+    records.beliefs.allocated(R, ["h"])
+    records.beliefs.look_within(0)
+    await until_looked(records)
+    await until_looked(records)
 
 
 @pytest.mark.parametrize(("forgotten", "again"), [(True, True), (False, False)])
 async def test_while_somebody_is_forgotten_looks_go_on(
-    books: Books, monkeypatch: pytest.MonkeyPatch, forgotten: bool, again: bool
+    records: KubeletRecords, monkeypatch: pytest.MonkeyPatch, forgotten: bool, again: bool
 ) -> None:
     monkeypatch.setattr(beliefs, "WHILE_FORGOTTEN", 0.0)
     monkeypatch.setattr(beliefs, "AFTER_START", 3600.0)
-    await (books.lost() if forgotten else books.looked(A))
+    await (records.lost() if forgotten else records.looked(A))
     for _ in range(20):
         await asyncio.sleep(0)
     await asyncio.sleep(0.01)
-    assert books.looks.empty() is not again
+    assert records.looks.empty() is not again
 
 
-async def test_only_what_is_served_here_is_compared_with_before(books: Books) -> None:
-    await books.looked(A)
-    books.beliefs.restarted([])
-    await books.looked(NOBODY)
-    assert books.kinds == []
+async def test_only_what_is_served_here_is_compared_with_before(records: KubeletRecords) -> None:
+    await records.looked(A)
+    records.beliefs.restarted([])
+    await records.looked(NOBODY)
+    assert records.kinds == []
 
 
-async def test_another_process_memory_takes_the_place_of_what_is_out_of_date(books: Books) -> None:
-    await books.lost()
-    books.beliefs.recall(R, {"h": (Earlier(("ns/z/main",), 0.0),)}, {}, fresh=True)
-    books.beliefs.listed(R, [Device("g"), Device("h")])
-    assert [one.device_ids for one in books.beliefs.findings(R)] == [("h",)]
-    assert [[*one] for one in books.remembered] == [["g"], ["h"]]
+async def test_another_process_memory_takes_the_place_of_what_is_out_of_date(records: KubeletRecords) -> None:
+    await records.lost()
+    records.beliefs.recall(R, {"h": (Earlier(("ns/z/main",), 0.0),)}, {}, fresh=True)
+    records.beliefs.listed(R, [Device("g"), Device("h")])
+    assert [one.device_ids for one in records.beliefs.findings(R)] == [("h",)]
+    assert [[*one] for one in records.remembered] == [["g"], ["h"]]
 
 
-async def test_what_is_out_of_date_is_compared_with_nothing(books: Books) -> None:
-    await books.looked(A)
-    books.beliefs.restarted([R])
-    books.beliefs.recall(R, {}, {}, fresh=True)
-    books.beliefs.listed(R, [Device("g"), Device("h")])
-    await books.looked(NOBODY)
-    assert books.kinds == []
+async def test_what_is_out_of_date_is_compared_with_nothing(records: KubeletRecords) -> None:
+    await records.looked(A)
+    records.beliefs.restarted([R])
+    records.beliefs.recall(R, {}, {}, fresh=True)
+    records.beliefs.listed(R, [Device("g"), Device("h")])
+    await records.looked(NOBODY)
+    assert records.kinds == []
 
 
-async def test_the_sooner_of_two_looks_counts(books: Books) -> None:
-    books.beliefs.look_within(3600)
-    books.beliefs.look_within(0)
-    books.beliefs.look_within(3600)
-    await until_looked(books)
+async def test_the_sooner_of_two_looks_counts(records: KubeletRecords) -> None:
+    records.beliefs.look_within(3600)
+    records.beliefs.look_within(0)
+    records.beliefs.look_within(3600)
+    await until_looked(records)
 
 
 async def test_a_look_that_is_due_waits_until_no_allocate_is_open(
-    books: Books, monkeypatch: pytest.MonkeyPatch
+    records: KubeletRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(beliefs, "WHILE_ASKED", 0.01)
-    with books.beliefs.asked():
-        books.beliefs.look_within(0)
+    with records.beliefs.asked():
+        records.beliefs.look_within(0)
         await asyncio.sleep(0.05)
-        assert books.looks.empty()
-    await until_looked(books)
+        assert records.looks.empty()
+    await until_looked(records)
 
 
-async def test_who_asks_at_once_shares_a_look(books: Books) -> None:
-    await asyncio.gather(books.beliefs.look(), books.beliefs.look())
-    assert books.looks.qsize() == 1
+async def test_who_asks_at_once_shares_a_look(records: KubeletRecords) -> None:
+    await asyncio.gather(records.beliefs.look(), records.beliefs.look())
+    assert records.looks.qsize() == 1

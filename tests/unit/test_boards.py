@@ -34,7 +34,7 @@ from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import CHECKPOINT, Look
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lists import HOLDERS_AGAIN
-from gateway.memory.holdings import BOOKED_WITHIN
+from gateway.memory.holdings import RECORDED_WITHIN
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
 from gateway.registration.serve import DevicePlugin
@@ -52,7 +52,7 @@ MIXED, SINGLE = Policy(mig_strategy=MigStrategy.MIXED), Policy(mig_strategy=MigS
 MIXED_TWICE = replace(MIXED, slices={SMALL: Slices(2, SMALL)})
 AMD_MIXED = Policy(resource_naming=Naming.MIXED)
 
-ELDER, YOUNGER = Age(0, "elder"), Age(1 << 61, "younger")
+OLDER, NEWER = Age(0, "older"), Age(1 << 61, "newer")
 
 Ids = Mapping[str, Collection[str]]
 
@@ -486,7 +486,7 @@ async def test_what_is_withheld_says_why_and_is_refused(node: Node) -> None:
 
 
 async def test_what_was_given_a_moment_ago_is_held(node: Node) -> None:
-    """Before it was noted, and before any look into the kubelet's books."""
+    """Before it was noted, and before any look into the kubelet's records."""
     await node.sees(*WHOLE)
     await node.pods()
     await node.allocate(GPUS, "U0")
@@ -499,10 +499,10 @@ async def test_what_was_given_a_moment_ago_is_held(node: Node) -> None:
     ("seconds", "free"),
     [
         pytest.param(0.0, ["U1::0", "U1::1"], id="the kubelet may not have written it down"),
-        pytest.param(BOOKED_WITHIN + 0.1, ["U0::0", "U0::1", "U1::0", "U1::1"], id="it gave it to nobody"),
+        pytest.param(RECORDED_WITHIN + 0.1, ["U0::0", "U0::1", "U1::0", "U1::1"], id="it gave it to nobody"),
     ],
 )
-async def test_books_of_the_same_moment_end_no_hand_out(
+async def test_records_of_the_same_moment_end_no_hand_out(
     node: Node, seconds: float, free: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await node.sees(*WHOLE)
@@ -622,7 +622,7 @@ async def test_a_cordon_lies_over_it(node: Node) -> None:
     assert set(node.states(GPUS).values()) == {State.PRESENT}
 
 
-async def test_the_books_are_read_until_the_holder_has_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_records_are_read_until_the_holder_has_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     await node.sees(*WHOLE)
     await node.pods(a={GPUS: ["U0"]})
@@ -665,7 +665,7 @@ async def test_the_books_are_read_until_the_holder_has_ended(node: Node, monkeyp
 async def test_what_no_ledger_knows_of_is_held_all_the_same(
     node: Node, policy: Policy, gpus: Sequence[GPU], held: Ids, free: Ids, read: str
 ) -> None:
-    """By the kubelet's books alone, whenever they can be read first."""
+    """By the kubelet's records alone, whenever they can be read first."""
     node.source.adopt(policy)
     if read != "later":
         node.writes(a=held)
@@ -706,7 +706,7 @@ async def test_what_only_another_gateway_serves(
     """A gateway that is rolled out with other names finds the one before it still there."""
     await node.pods(a={GPUS: held})
     node.gateway.ledger.announce(GPUS, (Device("U0"), Device("U1")))
-    monkeypatch.setattr(node.gateway.others, "living", lambda: {ELDER: Path()})
+    monkeypatch.setattr(node.gateway.others, "living", lambda: {OLDER: Path()})
     last = node.gateway.beliefs.last
     assert last is not None
     view = replace(last.view, allocatable=None if allocatable is None else {GPUS: frozenset(allocatable)})
@@ -724,10 +724,10 @@ async def test_what_only_another_gateway_serves(
 @pytest.mark.parametrize(
     ("peers", "free"),
     [
-        pytest.param([ELDER], ["U1::0", "U1::1"], id="to the elder it is left"),
+        pytest.param([OLDER], ["U1::0", "U1::1"], id="to the older one it is left"),
         pytest.param([], ["U1::0", "U1::1"], id="so it is to another plugin"),
-        pytest.param([YOUNGER], ["U1::0", "U1::1"], id="to the younger, too, which was there first"),
-        pytest.param([ELDER, YOUNGER], ["U1::0", "U1::1"], id="between two"),
+        pytest.param([NEWER], ["U1::0", "U1::1"], id="to the newer, too, which was there first"),
+        pytest.param([OLDER, NEWER], ["U1::0", "U1::1"], id="between two"),
     ],
 )
 async def test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other(
@@ -759,9 +759,9 @@ async def test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other(
 @pytest.mark.parametrize(
     ("age", "streaming", "free"),
     [
-        pytest.param(YOUNGER, True, ["U0::0", "U0::1", "U1::0", "U1::1"], id="the younger leaves it to us"),
-        pytest.param(YOUNGER, False, ["U1::0", "U1::1"], id="we have no stream: nobody got it from us"),
-        pytest.param(ELDER, True, ["U1::0", "U1::1"], id="to the elder it is left"),
+        pytest.param(NEWER, True, ["U0::0", "U0::1", "U1::0", "U1::1"], id="the newer leaves it to us"),
+        pytest.param(NEWER, False, ["U1::0", "U1::1"], id="we have no stream: nobody got it from us"),
+        pytest.param(OLDER, True, ["U1::0", "U1::1"], id="to the older one it is left"),
     ],
 )
 async def test_both_offer_a_gpu(
@@ -782,7 +782,7 @@ async def test_both_offer_a_gpu(
 @pytest.mark.parametrize(
     ("peers", "free"),
     [
-        pytest.param([ELDER], ["U1::0", "U1::1"], id="an elder lives"),
+        pytest.param([OLDER], ["U1::0", "U1::1"], id="an older one lives"),
         pytest.param([], ["U0::0", "U0::1", "U1::0", "U1::1"], id="perhaps nobody serves it any more"),
     ],
 )
@@ -800,9 +800,9 @@ async def test_before_1_23_the_checkpoint_says_what_others_offer(
 @pytest.mark.parametrize(
     ("age", "serves", "free"),
     [
-        pytest.param(ELDER, GPUS, ["U1::0", "U1::1"], id="an elder has a socket for it"),
-        pytest.param(ELDER, AMD, ["U0::0", "U0::1", "U1::0", "U1::1"], id="none for this one"),
-        pytest.param(YOUNGER, GPUS, ["U1::0", "U1::1"], id="a younger one, too, which was there first"),
+        pytest.param(OLDER, GPUS, ["U1::0", "U1::1"], id="an older one has a socket for it"),
+        pytest.param(OLDER, AMD, ["U0::0", "U0::1", "U1::0", "U1::1"], id="none for this one"),
+        pytest.param(NEWER, GPUS, ["U1::0", "U1::1"], id="a newer one, too, which was there first"),
     ],
 )
 async def test_kubelet_1_8_does_not_say_what_others_offer(
@@ -827,19 +827,19 @@ async def test_kubelet_1_8_does_not_say_what_others_offer(
 @pytest.mark.parametrize("known", [pytest.param(True, id="one ledger"), pytest.param(False, id="a ledger of each")])
 @pytest.mark.parametrize(
     ("standing_by_for", "free"),
-    [pytest.param(ELDER, [], id="the elder serves it"), pytest.param(None, ["MIG-00", "MIG-01"], id="we do")],
+    [pytest.param(OLDER, [], id="the older one serves it"), pytest.param(None, ["MIG-00", "MIG-01"], id="we do")],
 )
 async def test_what_the_other_gateway_offers_under_a_name_that_both_have(
     node: Node, standing_by_for: Age | None, free: Sequence[str], known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another MIG strategy, for example: the elder offers a GPU whole, and this one its instances, under a name of their own."""
+    """Another MIG strategy, for example: the older one offers a GPU whole, and this one its instances, under a name of their own."""
     node.source.adopt(MIXED)
     await node.sees(*SPLIT)
     one = node.gateway._resources[GPUS]
     one.state = replace(one.state, standing_by_for=standing_by_for)
     if known:
         node.gateway.ledger.announce(GPUS, (Device("U0"),))
-    monkeypatch.setattr(node.gateway.others, "living", lambda: {ELDER: node.folder})
+    monkeypatch.setattr(node.gateway.others, "living", lambda: {OLDER: node.folder})
     monkeypatch.setattr(node.gateway.standby, "began", lambda _: None)
     data = msgspec.json.encode({"PodDeviceEntries": [], "RegisteredDevices": {GPUS: ["U0", "U1"]}})
     (node.folder / "dp" / CHECKPOINT).write_bytes(data)
@@ -856,11 +856,11 @@ async def test_what_the_other_gateway_offers_under_a_name_that_both_have(
 async def test_what_another_gateway_served_is_taken_up_as_it_is_now(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its ledger and by the kubelet's books of now: it gave a GPU away after the last look at either."""
+    """By its ledger and by the kubelet's records of now: it gave a GPU away after the last look at either."""
     await node.pods()
     node.gateway.ledger.announce(GPUS, (Device("U0"), Device("U1")))
     await node.gateway.scribe.durable()
-    monkeypatch.setattr(node.gateway.others, "living", lambda: {ELDER: Path()})
+    monkeypatch.setattr(node.gateway.others, "living", lambda: {OLDER: Path()})
     node.source.adopt(SHARED_AS)
     await node.sees(*WHOLE)
     other = Ledger(node.folder / "state")

@@ -403,7 +403,7 @@ async def test_a_bridge_that_starts_anew_calls_its_plugins_first_and_then_makes_
             await played.start()
             await bridge.lists("a", "b")
         async with bridged(folder) as again:
-            assert again.one().peer is not None  # It was called before the door opened.
+            assert again.one().peer is not None  # It was called before the socket was opened.
             await again.allocate("a")
             assert not played.path.exists()  # Some register anew when they see that.
             await played.stop()
@@ -501,7 +501,7 @@ async def test_a_second_gateway_notices_that_a_plugin_went(folder: Path) -> None
             assert played.allocated == [("a",), ("b",)]
 
 
-# The other door.
+# The other folder.
 
 
 async def test_a_plugin_in_plugins_registry_is_found_and_told(folder: Path) -> None:
@@ -524,7 +524,7 @@ async def test_a_plugin_in_plugins_registry_is_found_and_told(folder: Path) -> N
 async def test_a_plugin_in_plugins_registry_that_was_refused_is_asked_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.bridge.door.ASK_AGAIN", 0.05)
+    monkeypatch.setattr("gateway.bridge.sockets.ASK_AGAIN", 0.05)
     bridging = Bridging(allow=("none.example/*",))
     async with bridged(folder, bridging=bridging) as bridge, plugin(folder, start=False) as played:
         played.folder = folder / "plugins_registry"

@@ -46,46 +46,46 @@ async def test_a_plugins_restart_is_seen_by_nobody(folder: Path, version: str, a
             pytest.fail("three pods have two devices")
 
 
-async def test_one_that_only_bridges_and_ends_while_a_younger_one_registers_is_missed_by_nobody(folder: Path) -> None:
+async def test_one_that_only_bridges_and_ends_while_a_newer_one_registers_is_missed_by_nobody(folder: Path) -> None:
     sockets, state = folder / "k" / "device-plugins", folder / "state"
     sockets.mkdir(parents=True)
     options = ("--backend", "none", "--bridge", str(folder), "--log-level", "debug")
     command = gateway_command(sockets, state, options=options)
     async with (
         await Kubelet.launch("1.37", sockets) as kubelet,
-        await GatewayProcess.launch(command) as elder,
+        await GatewayProcess.launch(command) as older,
     ):
         await kubelet.start()
-        await elder.wait_for("plugins can register here")
+        await older.wait_for("plugins can register here")
         async with plugin(folder):
             await kubelet.wait(NIC, 2)
-            async with await GatewayProcess.launch(command) as younger:
+            async with await GatewayProcess.launch(command) as newer:
                 seen = Counter[int]()
                 watching = asyncio.create_task(_watch(kubelet, seen, every=0.001))
-                await younger.wait_for("phase", phase="registering")
-                await elder.terminate()
-                await younger.wait_for("registered")
+                await newer.wait_for("phase", phase="registering")
+                await older.terminate()
+                await newer.wait_for("registered")
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
                 assert set(seen) == {2}
 
 
-async def test_a_plugin_that_came_when_a_younger_one_had_looked_already_is_served_by_that_one(folder: Path) -> None:
+async def test_a_plugin_that_came_when_a_newer_one_had_looked_already_is_served_by_that_one(folder: Path) -> None:
     sockets, state = folder / "k" / "device-plugins", folder / "state"
     sockets.mkdir(parents=True)
     command = gateway_command(sockets, state, options=("--backend", "none", "--bridge", str(folder)))
     async with (
         await Kubelet.launch("1.37", sockets) as kubelet,
-        await GatewayProcess.launch(command) as elder,
+        await GatewayProcess.launch(command) as older,
     ):
         await kubelet.start()
-        await elder.wait_for("plugins can register here")
-        async with await GatewayProcess.launch(command) as younger:
-            await younger.wait_for("plugins can't register here")
+        await older.wait_for("plugins can register here")
+        async with await GatewayProcess.launch(command) as newer:
+            await newer.wait_for("plugins can't register here")
             async with plugin(folder) as played:
                 await kubelet.wait(NIC, 2)
-                await elder.terminate()
-                await younger.wait_for("registered", resource=NIC)
+                await older.terminate()
+                await newer.wait_for("registered", resource=NIC)
                 await kubelet.wait(NIC, 2)
                 await kubelet.admit("after", NIC, 1)
                 assert len(played.allocated) == 1
@@ -115,5 +115,5 @@ async def test_a_device_that_the_kubelet_forgot_while_it_waited_goes_to_no_secon
 
 async def _watch(kubelet: Kubelet, seen: Counter[int], every: float = 0.01) -> None:
     while True:
-        seen[(await kubelet.books()).allocatable.get(NIC, 0)] += 1
+        seen[(await kubelet.totals()).allocatable.get(NIC, 0)] += 1
         await asyncio.sleep(every)

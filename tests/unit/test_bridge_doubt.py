@@ -14,7 +14,7 @@ import pytest
 from devices.model import Fault, PreferredRequest
 from gateway.bridge import calls, source
 from gateway.bridge.calls import BridgedResource, KubeletRecords
-from gateway.bridge.doubt import BOOKED, QUICK, Doubts, is_due, refusal
+from gateway.bridge.doubt import QUICK, RECORDED, Doubts, is_due, refusal
 from gateway.kubelet import view
 from gateway.kubelet.view import View
 from gateway.lab.waiting import until
@@ -47,7 +47,7 @@ def test_what_is_in_doubt_after_an_allocate(
 @pytest.mark.parametrize(
     ("held", "at", "doubted"),
     [
-        pytest.param((), 100 + BOOKED, False, id="nobody holds it"),
+        pytest.param((), 100 + RECORDED, False, id="nobody holds it"),
         pytest.param(("a",), 1000, True, id="somebody holds it"),
         pytest.param((), 100, True, id="the kubelet may not have written it down"),
     ],
@@ -149,7 +149,7 @@ async def test_one_look_ends_all_doubts(folder: Path, kubelet: Kubelet, monkeypa
         await watched.lists("a", "b", resource="vendor.example/b")
         plugins = watched.bridge.plugins.values()
         for one in plugins:
-            one.doubts.given(("a",), LONG, time.monotonic() - BOOKED)
+            one.doubts.given(("a",), LONG, time.monotonic() - RECORDED)
         await until(lambda: not any(one.doubts.since for one in plugins), 10)
     assert kubelet.looks == 1
 

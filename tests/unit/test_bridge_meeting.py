@@ -163,7 +163,9 @@ async def test_one_that_registered_and_said_nothing_yet_is_called_after_a_crash(
             await again.lists("a", "b")
 
 
-async def test_one_that_registers_once_outlives_a_gateway_that_is_killed_while_it_opens_its_doors(folder: Path) -> None:
+async def test_one_that_registers_once_outlives_a_gateway_that_is_killed_while_it_opens_its_socket(
+    folder: Path,
+) -> None:
     async with bridged(folder) as first, plugin(folder):
         await first.lists("a", "b")
         await first.close()

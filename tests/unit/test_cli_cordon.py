@@ -20,7 +20,7 @@ from gateway.wires.control import ControlError
 from tests.unit.answering import By, gateways
 from tests.unit.test_cli_devices import FULL, GPUS
 
-OLDER, YOUNGER = "00000001", "00000002"
+OLDER, NEWER = "00000001", "00000002"
 GPU = "nvidia.com/gpu"
 FREE = OrderOutcome(changed=True, found=(FoundDevice(GPU, "present", "cordoned"),))
 HELD = OrderOutcome(changed=True, found=(FoundDevice(GPU, "present", "cordoned", "default/train-0"),))
@@ -42,9 +42,9 @@ def call(folder: Path, *arguments: str) -> Result:
     ],
 )
 def test_every_living_gateway_is_told(folder: Path, arguments: tuple[str, ...], order: orders.Order) -> None:
-    with gateways(folder, {OLDER: FREE, YOUNGER: FREE}, *orders.ORDERS) as told:
+    with gateways(folder, {OLDER: FREE, NEWER: FREE}, *orders.ORDERS) as told:
         assert call(folder, *arguments).exit_code == 0
-    assert {token: orders.order(request) for token, request in told.items()} == {OLDER: order, YOUNGER: order}
+    assert {token: orders.order(request) for token, request in told.items()} == {OLDER: order, NEWER: order}
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_every_living_gateway_is_told(folder: Path, arguments: tuple[str, ...], 
         ),
         pytest.param(
             CORDON,
-            {OLDER: FREE, YOUNGER: ControlError("unknown op 'cordon'")},
+            {OLDER: FREE, NEWER: ControlError("unknown op 'cordon'")},
             1,
             [
                 "GPU-1 is cordoned: ECC",
                 f"gateway {OLDER}: {GPU}: was present, is cordoned",
-                f"gateway {YOUNGER}: unknown op 'cordon'",
+                f"gateway {NEWER}: unknown op 'cordon'",
             ],
             id="one of two gateways refuses",
         ),
@@ -190,7 +190,7 @@ def test_a_name_that_is_short_for_several_does_nothing(folder: Path) -> None:
 
 
 def test_what_a_script_is_told(folder: Path) -> None:
-    with gateways(folder, {OLDER: HELD, YOUNGER: ControlError("busy")}, *orders.ORDERS):
+    with gateways(folder, {OLDER: HELD, NEWER: ControlError("busy")}, *orders.ORDERS):
         result = call(folder, *CORDON, "--json")
     assert json.loads(result.output) == {
         "op": "cordon",
@@ -200,7 +200,7 @@ def test_what_a_script_is_told(folder: Path) -> None:
                 "changed": True,
                 "found": [{"resource": GPU, "before": "present", "now": "cordoned", "holder": "default/train-0"}],
             },
-            YOUNGER: {"error": "busy"},
+            NEWER: {"error": "busy"},
         },
         "ledger": None,
     }

@@ -27,7 +27,7 @@ from devices.life.states import State
 from devices.policy import ListStrategy, Policy
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
-from gateway.dra import cdi, door, driver, sockets
+from gateway.dra import cdi, driver, drivers, sockets
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubernetes import access
 from gateway.lab.gatewayproc import BEGUN
@@ -192,7 +192,7 @@ async def test_devices_are_offered_by_dra_alone(place: Place) -> None:
 async def test_what_a_pod_holds_by_the_other_api_is_offered_when_it_ended(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "_LOOK_AGAIN", 0.02)
+    monkeypatch.setattr(drivers, "_LOOK_AGAIN", 0.02)
     place.holds("GPU-a")
     async with place.gateway("only"):
         await until(lambda: place.published == {"gpu-1": []})
@@ -212,8 +212,8 @@ async def test_nothing_is_offered_before_the_kubelets_records_are_read(place: Pl
         (place.folder / "dp" / CHECKPOINT).unlink()
         await one.beliefs.look()
         await one.update()
-        assert one.door is not None
-        assert list(one.door.offers("gpu.nvidia.com")) == ["gpu-0", "gpu-1"]
+        assert one.drivers is not None
+        assert list(one.drivers.offers("gpu.nvidia.com")) == ["gpu-0", "gpu-1"]
 
 
 async def test_a_cordon_and_an_illness_are_taints(place: Place) -> None:
@@ -253,7 +253,7 @@ async def test_without_dra_a_claims_gpu_is_given_to_nobody_before_the_first_look
 
 def _is_idle(gateway: Gateway) -> bool:
     """Whether its publisher knows what there is, and waits for news."""
-    found = None if gateway.door is None else gateway.door._publisher
+    found = None if gateway.drivers is None else gateway.drivers._publisher
     return found is not None and found._there is not None and bool(found._wake._waiters)
 
 
@@ -277,24 +277,24 @@ async def test_a_kubelet_that_takes_one_instance_gets_one(
     others = sockets.others
 
     def look(registry: Path, name: str, token: str) -> list[Path]:
-        assert gateway.door is not None
-        looks.append(gateway.door._kubelet)
+        assert gateway.drivers is not None
+        looks.append(gateway.drivers._kubelet)
         return others(registry, name, token)
 
     monkeypatch.setattr(sockets, "others", look)
-    monkeypatch.setattr(door, "BIND_AGAIN", 0.02)
+    monkeypatch.setattr(drivers, "BIND_AGAIN", 0.02)
     place.server.change("/api/v1/nodes/n1", lambda one: one["status"]["nodeInfo"].update(kubeletVersion=version))
     registry = place.folder / "plugins_registry"
-    elder = sockets.path_of(registry, "gpu.nvidia.com", "0" * 8)
-    with listening(elder):
+    older = sockets.path_of(registry, "gpu.nvidia.com", "0" * 8)
+    with listening(older):
         async with place.gateway("only") as one:
             gateway = one
-            await until(lambda: one.door is not None and len(one.door.offers("gpu.nvidia.com")) == 2)
+            await until(lambda: one.drivers is not None and len(one.drivers.offers("gpu.nvidia.com")) == 2)
             await until(lambda: looks.count(32) > 1 if waits else len(place.published) == 2)
             assert len(list(registry.iterdir())) == 1 + (not waits)
-            elder.unlink()
+            older.unlink()
             await until(lambda: list(registry.iterdir()))
-            assert one.door is not None
+            assert one.drivers is not None
 
 
 async def test_claims_that_are_no_more_are_forgotten_at_the_second_look(
@@ -338,9 +338,9 @@ async def test_without_an_api_server_the_driver_is_there_and_claims_wait(place: 
 async def test_a_kubelet_of_which_nothing_is_known_gets_one_instance(place: Place) -> None:
     await place.server.stop()
     registry = place.folder / "plugins_registry"
-    elder = sockets.path_of(registry, "gpu.nvidia.com", "0" * 8)
-    with listening(elder):
+    older = sockets.path_of(registry, "gpu.nvidia.com", "0" * 8)
+    with listening(older):
         async with place.gateway("only") as one:
-            await until(lambda: one.door is not None and len(one.door.offers("gpu.nvidia.com")) == 2)
+            await until(lambda: one.drivers is not None and len(one.drivers.offers("gpu.nvidia.com")) == 2)
             await asyncio.sleep(0.05)
-            assert list(registry.iterdir()) == [elder]
+            assert list(registry.iterdir()) == [older]

@@ -532,7 +532,7 @@ def test_a_specification_that_is_there_is_left_alone(tmp_path: Path) -> None:
 # The kubelet's records.
 
 
-class Books:
+class KubeletRecords:
     """The kubelet's records, as they were read last."""
 
     def __init__(self, **remembered: str) -> None:
@@ -554,9 +554,9 @@ class Books:
 async def test_a_pod_that_the_checkpoint_alone_names_counts_while_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "ASK_FIRST", 0.0)
     monkeypatch.setattr(records, "ASK_AGAIN", 0.0)
-    books, pods, news = Books(a="u/c"), {"u"}, asyncio.Event()
+    beliefs, pods, news = KubeletRecords(a="u/c"), {"u"}, asyncio.Event()
     answer: asyncio.Event = asyncio.Event()
-    of = Records(cast("Beliefs", books), books.held, Ledger(Path("/none")), Path("/none"))
+    of = Records(cast("Beliefs", beliefs), beliefs.held, Ledger(Path("/none")), Path("/none"))
 
     async def ask() -> list[Pod]:
         await answer.wait()
@@ -569,9 +569,9 @@ async def test_a_pod_that_the_checkpoint_alone_names_counts_while_it_is_there(mo
     await asyncio.sleep(0.01)
     assert of.taken(GPU) == Taken(frozenset("a"))
     pods.clear()
-    books.put(a="u/c", b="v/c")  # Another pod came after the question.
+    beliefs.put(a="u/c", b="v/c")  # Another pod came after the question.
     await asyncio.sleep(0.01)
-    books.put(a="u/c", b="v/c", c="w/c")
+    beliefs.put(a="u/c", b="v/c", c="w/c")
     assert of.taken(GPU) == Taken(frozenset("abc"))
     answer.set()
     await news.wait()
@@ -588,8 +588,8 @@ async def test_a_pods_end_is_asked_for_until_it_is_known_and_at_once_for_another
     monkeypatch: pytest.MonkeyPatch, first: float, comes: dict[str, str]
 ) -> None:
     monkeypatch.setattr(records, "ASK_FIRST", first)
-    books, pods, asked, news = Books(a="u/c"), {"u"}, asyncio.Event(), asyncio.Event()
-    of = Records(cast("Beliefs", books), books.held, Ledger(Path("/none")), Path("/none"))
+    beliefs, pods, asked, news = KubeletRecords(a="u/c"), {"u"}, asyncio.Event(), asyncio.Event()
+    of = Records(cast("Beliefs", beliefs), beliefs.held, Ledger(Path("/none")), Path("/none"))
 
     async def ask() -> list[Pod]:
         asked.set()
@@ -600,7 +600,7 @@ async def test_a_pods_end_is_asked_for_until_it_is_known_and_at_once_for_another
     await asked.wait()
     await asyncio.sleep(0)
     pods.clear()  # The API server heard of it.
-    books.put(a="u/c", **comes)
+    beliefs.put(a="u/c", **comes)
     of.taken(GPU)
     async with asyncio.timeout(5):
         await news.wait()
@@ -614,9 +614,9 @@ async def test_a_pods_end_is_asked_for_until_it_is_known_and_at_once_for_another
     [("pod-resources", 3600.0, True), ("pod-resources", 0.0, False), ("checkpoint", 3600.0, False)],
 )
 def test_a_young_process_believes_a_kubelet_that_is_old(tmp_path: Path, source: Any, age: float, known: bool) -> None:
-    books, path = Books(), tmp_path / "kubelet.sock"
-    books.last = Look(View(held={GPU: {"a": "ns/p/c"}}, source=source), 0.0, path.parent.stat().st_mtime + age)
-    of = Records(cast("Beliefs", books), lambda _: None, Ledger(tmp_path), path)
+    beliefs, path = KubeletRecords(), tmp_path / "kubelet.sock"
+    beliefs.last = Look(View(held={GPU: {"a": "ns/p/c"}}, source=source), 0.0, path.parent.stat().st_mtime + age)
+    of = Records(cast("Beliefs", beliefs), lambda _: None, Ledger(tmp_path), path)
     assert of.taken(GPU) is None
     with listening(path):
         assert of.taken(GPU) == (Taken(frozenset("a")) if known else None)

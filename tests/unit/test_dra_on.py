@@ -30,9 +30,9 @@ from gateway.age import Age
 from gateway.cli import main
 from gateway.daemon import RESIGNED, Gateway
 from gateway.dra import cdi, crossing, desk, driver, publisher
-from gateway.dra import door as door_module
+from gateway.dra import drivers as drivers_module
 from gateway.dra.crossing import Crossing
-from gateway.dra.door import Door
+from gateway.dra.drivers import Drivers
 from gateway.dra.publisher import Publisher
 from gateway.handover.alone import Alone, held_back
 from gateway.kubelet import drift, view
@@ -61,7 +61,7 @@ STRANGE = {"uuid": {"string": A}}
 
 
 class Node:
-    """A node with both doors: a kubelet's device manager, its DRA manager, and the API server."""
+    """A node with both APIs: a kubelet's device manager, its DRA manager, and the API server."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -154,14 +154,14 @@ class Node:
             await running
 
 
-def door(gateway: Gateway) -> Door:
-    assert gateway.door is not None
-    return gateway.door
+def drivers(gateway: Gateway) -> Drivers:
+    assert gateway.drivers is not None
+    return gateway.drivers
 
 
 def owners(gateway: Gateway) -> Crossing:
     """Give the table of owners in force."""
-    found = door(gateway).crossing
+    found = drivers(gateway).crossing
     assert found is not None
     return found
 
@@ -270,7 +270,7 @@ async def test_what_another_driver_offers_is_given_by_neither_api(node: Node, mo
         assert named(one) == {A: THEM, B: ""}
         [row] = [row for row in Commands(one).document(True).sides if row.id == A]
         assert (row.side, row.words, row.moving_s) == ("foreign", f"offered by nobody here: {THEM}", None)
-        door(one)._drivers["gpu.nvidia.com"]._patience = 0.5
+        drivers(one)._drivers["gpu.nvidia.com"]._patience = 0.5
         refused = (await node.claims.prepare(V1, node.place.claim("late", "uid-late", "gpu-0")))["uid-late"]
         assert isinstance(refused, Refused)
         assert THEM in refused.reason
@@ -287,7 +287,7 @@ async def test_what_another_driver_offers_is_given_by_neither_api(node: Node, mo
 
 
 def words(gateway: Gateway) -> str:
-    [row] = [row for row in door(gateway).stands() if row.board == A]
+    [row] = [row for row in drivers(gateway).stands() if row.board == A]
     return row.words
 
 
@@ -318,7 +318,7 @@ async def test_what_another_driver_offers_stays_withheld_through_a_start_of_kube
         await node.allocatable(1)
         assert states(one)[A] is State.LEAVING
         await node.place.server.start()
-        await until(lambda: door(one)._publisher is not None and door(one)._publisher.has_looked)  # type: ignore[union-attr]
+        await until(lambda: drivers(one)._publisher is not None and drivers(one)._publisher.has_looked)  # type: ignore[union-attr]
         assert await node.cross("dra", dry_run=True) == {A: "foreign", B: "plugin"}
         owners(one).strangers._ask_at = 0.0
         await node.stand(a="plugin", b="plugin")
@@ -522,7 +522,7 @@ async def test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_
         first = await node.manager.admit("p1", {GPU: 1})
         assert first.devices[GPU] == (B,)
         # The kubelet says that the pod ended when this is over, and the API server has its claim for a while.
-        slices = door(one)._publisher
+        slices = drivers(one)._publisher
         assert slices is not None
         await until(lambda: not slices.free())  # The gateway has heard of it, too.
         owners(one)._allocated = {A: "claim ns/c"}
@@ -565,7 +565,7 @@ async def test_what_a_pod_by_name_keeps_is_given_to_no_other_and_not_forgotten(n
 
 
 async def test_its_driver_is_there_as_soon_as_it_knows_the_kubelet(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door_module, "BIND_AGAIN", 60.0)
+    monkeypatch.setattr(drivers_module, "BIND_AGAIN", 60.0)
     async with node.gateway():
         assert list((node.place.folder / "plugins_registry").iterdir())
 
@@ -575,7 +575,7 @@ async def test_a_part_ends_though_news_come_at_that_moment(
     node: Node, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with node.gateway() as one:
-        moves, follows = owners(one), door(one)._desk
+        moves, follows = owners(one), drivers(one)._desk
         assert follows is not None
         monkeypatch.setattr(moves, "_look", AsyncMock(return_value=60.0))
         monkeypatch.setattr(follows, "_wish", AsyncMock(return_value=""))
@@ -601,7 +601,7 @@ async def test_a_restart_forgets_no_owner(node: Node, monkeypatch: pytest.Monkey
         assert await node.cross("dra", dry_run=True) == {A: "to-dra", B: "plugin"}
         assert states(one)[A] is State.LEAVING
         for module in (crossing, holdings):
-            monkeypatch.setattr(module, "BOOKED_WITHIN", -60.0)  # By the kubelet's records alone.
+            monkeypatch.setattr(module, "RECORDED_WITHIN", -60.0)  # By the kubelet's records alone.
         for _ in range(3):
             await until(partial(lambda look: one.beliefs.last is not look, one.beliefs.last))
         assert await node.cross("dra", dry_run=True) == {A: "to-dra", B: "plugin"}
@@ -630,7 +630,7 @@ async def test_gpus_go_where_the_nodes_annotation_wants_them(node: Node, monkeyp
         with pytest.raises(ControlError, match="device-plugin-gateway/cross-to wants all at dra"):
             await node.cross("plugin")
         annotate(cross_to="elsewhere")
-        await until(lambda: door(one).trouble)
+        await until(lambda: drivers(one).trouble)
         status = Commands(one).document(True)
         assert status.crossing.startswith("expected device-plugin-gateway/cross-to to be dra or plugin, got ")
         assert "elsewhere" in status.crossing
@@ -638,9 +638,9 @@ async def test_gpus_go_where_the_nodes_annotation_wants_them(node: Node, monkeyp
         await node.stand(a="plugin", b="dra")
         annotate(cross_to="plugin")
         await node.stand(a="plugin", b="plugin")
-        await until(lambda: not door(one).trouble)
+        await until(lambda: not drivers(one).trouble)
         annotate()
-        await until(lambda: door(one)._desk._wished == "")  # type: ignore[union-attr]
+        await until(lambda: drivers(one)._desk._wished == "")  # type: ignore[union-attr]
         await node.cross("dra", B)
         await node.stand(a="plugin", b="dra")
 
@@ -653,11 +653,11 @@ async def test_an_annotation_waits_for_a_kubelet_that_takes_the_driver(
     node.place.server.change("/api/v1/nodes/n1", lambda one: one["metadata"].update(annotations=found))
     async with node.gateway(known=False) as one:
         await node.allocatable(2)
-        await until(lambda: "expected the kubelet to have taken the DRA driver" in door(one).trouble)
+        await until(lambda: "expected the kubelet to have taken the DRA driver" in drivers(one).trouble)
         node.claims = await node.place.kubelet()
         await node.claims.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
         await node.stand(a="dra", b="dra")
-        assert not door(one).trouble
+        assert not drivers(one).trouble
         await node.claims.channel.close()
 
 
@@ -737,7 +737,7 @@ async def test_a_kubelet_without_dra_has_the_device_plugin_alone(node: Node) -> 
     server.change("/api/v1/nodes/n1", lambda one: one["status"]["nodeInfo"].update(kubeletVersion="v1.28.1"))
     async with node.gateway(known=False) as one:
         await node.allocatable(2)
-        await until(lambda: bool(door(one).lacking))
+        await until(lambda: bool(drivers(one).lacking))
         with pytest.raises(ControlError, match=r"kubelet 1\.28 has no dynamic resource allocation"):
             await node.cross("dra")
         assert not list((node.place.folder / "plugins_registry").iterdir())
@@ -749,7 +749,7 @@ async def test_a_defect_of_a_part_ends_the_gateway(node: Node, monkeypatch: pyte
 
     async with node.gateway(status=1) as one:
         monkeypatch.setattr(crossing.Crossing, "_look", broken)
-        door(one)._pods_ended()
+        drivers(one)._pods_ended()
         assert await one._exit == 1
 
 
@@ -810,7 +810,7 @@ async def test_what_pods_by_name_would_run_without_is_offered_to_nobody_new(
         await node.cross("dra")
         await until(lambda: node.place.published == {"gpu-0": [], "gpu-1": []})
         assert isinstance((await node.claims.prepare(V1, node.place.claim("c", "uid-c", "gpu-0")))["uid-c"], tuple)
-        assert not door(one).by_name.overlooked
+        assert not drivers(one).by_name.overlooked
         late = node.place.claim("d", "uid-d", "gpu-1")
         kubelet_is(node, versions[1])
         gives(node, "c", GPU)
@@ -824,7 +824,7 @@ async def test_what_pods_by_name_would_run_without_is_offered_to_nobody_new(
         kubelet_is(node, versions[0])
         gives(node, "c", "" if change == "a class is named" else GPU)
         await until(lambda: node.place.published == {"gpu-0": [], "gpu-1": []})
-        assert not door(one).by_name.overlooked
+        assert not drivers(one).by_name.overlooked
 
 
 async def test_a_gateway_that_starts_offers_nothing_that_pods_by_name_would_run_without(node: Node) -> None:
@@ -854,7 +854,7 @@ async def test_where_nobody_says_which_classes_there_are_an_old_kubelet_gets_not
     kubelet_is(node, "v1.35.2")
     async with node.gateway() as one:
         await until(lambda: all(node.place.published.values()))
-        assert door(one).by_name.overlooked.startswith("it can't be known whether pods that ask by name")
+        assert drivers(one).by_name.overlooked.startswith("it can't be known whether pods that ask by name")
         gives(node, "c")
         await until(lambda: node.place.published == {"gpu-0": [], "gpu-1": []})
 
@@ -865,13 +865,13 @@ async def test_it_says_that_pods_by_name_wait_for_a_class(node: Node, monkeypatc
     gives(node, "d")
     async with node.gateway() as one:
         await node.at_dra()
-        assert not door(one).by_name.waiting
+        assert not drivers(one).by_name.waiting
         node.place.server.remove(f"{API}/deviceclasses/c")
-        await until(lambda: door(one).by_name.waiting)
+        await until(lambda: drivers(one).by_name.waiting)
         assert Commands(one).document(True).by_name.waiting.startswith("no DeviceClass has the extendedResourceName")
         await until(lambda: node.place.published == {"gpu-0": [], "gpu-1": []})
         gives(node, "c", GPU)
-        await until(lambda: not door(one).by_name.waiting)
+        await until(lambda: not drivers(one).by_name.waiting)
 
 
 async def test_without_a_class_that_names_it_nobody_is_said_to_wait_but_where_a_pod_had_one(node: Node) -> None:
@@ -881,9 +881,9 @@ async def test_without_a_class_that_names_it_nobody_is_said_to_wait_but_where_a_
         await node.cross("dra")
         await until(lambda: node.place.published == {"gpu-0": [], "gpu-1": []})
         await node.claims.prepare(V1, node.place.claim("c", "uid-c", "gpu-0"))
-        assert not door(one).by_name.waiting
+        assert not drivers(one).by_name.waiting
         await node.claims.prepare(V1, node.by_name("d", "uid-d", "gpu-1"))
-        assert door(one).by_name.waiting
+        assert drivers(one).by_name.waiting
 
 
 async def test_nothing_crosses_to_a_driver_that_the_kubelet_has_not_taken(node: Node) -> None:
@@ -1079,20 +1079,20 @@ async def resigns(path: Path, born_ns: int, *, ready: bool = False) -> dict[str,
 async def test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with node.gateway(status=RESIGNED) as elder:
+    async with node.gateway(status=RESIGNED) as older:
         await node.allocatable(2)
         [path] = control.sockets(node.place.folder / "state")
         with pytest.raises(ControlError, match="expected the age of a gateway newer than"):
-            await resigns(path, elder.age.born_ns - 1)
+            await resigns(path, older.age.born_ns - 1)
         with pytest.raises(ControlError, match="expected the age of a gateway newer than"):
-            await resigns(path, 1 << 61)  # Younger than now.
-        assert await resigns(path, elder.age.born_ns + 1) == {"resigns": True, "v": 1}
-        assert not elder._exit.done()
-        assert elder.alone is not None
-        alone = elder.alone
+            await resigns(path, 1 << 61)  # Newer than now.
+        assert await resigns(path, older.age.born_ns + 1) == {"resigns": True, "v": 1}
+        assert not older._exit.done()
+        assert older.alone is not None
+        alone = older.alone
         alone.stays = "it is still starting"
         with pytest.raises(ControlError, match="it is still starting"):
-            await resigns(path, elder.age.born_ns + 1, ready=True)
+            await resigns(path, older.age.born_ns + 1, ready=True)
         alone.stays = ""
         await node.manager.admit("p1", {GPU: 1})
         await node.cross("dra")
@@ -1103,17 +1103,17 @@ async def test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve(
         waits = node.place.claim("w", "uid-w", free)
         waiting = asyncio.ensure_future(node.claims.prepare(V1, waits))
         before = await node.cross("dra", dry_run=True)
-        close, held = elder.scribe.close, []
+        close, held = older.scribe.close, []
 
         async def closed() -> None:
             held.append(alone._lock >= 0)
             await close()
 
-        monkeypatch.setattr(elder.scribe, "close", closed)
-        async with node.beside(node.place).gateway() as heir:
-            assert elder._exit.result() == RESIGNED
+        monkeypatch.setattr(older.scribe, "close", closed)
+        async with node.beside(node.place).gateway() as newer:
+            assert older._exit.result() == RESIGNED
             assert held == [True]  # All is on disk before the newer one reads it.
-            assert heir.age > elder.age
+            assert newer.age > older.age
             assert await node.cross("dra", dry_run=True) == before
             await node.allocatable(0)
             assert not waiting.done()
@@ -1129,28 +1129,28 @@ async def test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve(
 async def test_a_newer_gateway_that_no_kubelet_takes_changes_nothing(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drift, "BOOKED_AFTER", 0.0)
-    async with node.gateway() as elder:
+    monkeypatch.setattr(drift, "RECORDED_AFTER", 0.0)
+    async with node.gateway() as older:
         await node.allocatable(2)
         await node.cross("dra", A)
         await node.stand(a="dra", b="plugin")
         registry = node.place.folder / "plugins_registry"
-        async with node.newer() as (heir, running):
+        async with node.newer() as (newer, running):
             assert len(list(registry.iterdir())) == 2
-            assert set(states(heir).values()) == {State.LEAVING}
-            assert not probes.look(heir).ready
-            assert not elder._exit.done()
-            [its] = [path for path in registry.iterdir() if heir.age.token in path.name]
+            assert set(states(newer).values()) == {State.LEAVING}
+            assert not probes.look(newer).ready
+            assert not older._exit.done()
+            [its] = [path for path in registry.iterdir() if newer.age.token in path.name]
             kubelet = Kubelet(its)
             asked = node.place.claim("c", "uid-c", "gpu-0")
             waiting = asyncio.ensure_future(kubelet.prepare(V1, asked))
             await node.manager.admit("p1", {GPU: 1})
-            await heir.beliefs.look()
-            assert heir.beliefs.holders(GPU) == {B: "default/p1/main"}
-            assert heir.beliefs.findings(GPU) == ()  # The kubelet has the older one's list.
+            await newer.beliefs.look()
+            assert newer.beliefs.holders(GPU) == {B: "default/p1/main"}
+            assert newer.beliefs.findings(GPU) == ()  # The kubelet has the older one's list.
             assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
             unpreparing = asyncio.ensure_future(kubelet.unprepare(V1, node.place.claim("d", "uid-d", "gpu-1")))
-            [service] = door(heir)._services
+            [service] = drivers(newer)._services
             await until(lambda: len(service._deciding) == 2)
             await asyncio.sleep(0.1)
             assert not waiting.done()
@@ -1166,16 +1166,16 @@ async def test_a_newer_gateway_that_no_kubelet_takes_changes_nothing(
 async def test_a_newer_gateway_goes_by_what_the_older_one_did_last(node: Node) -> None:
     async with node.gateway(status=RESIGNED):
         await node.allocatable(2)
-        async with node.newer() as (heir, running):
+        async with node.newer() as (newer, running):
             await node.cross("dra", A)
             await node.stand(a="dra", b="plugin")
             asked = node.place.claim("c", "uid-c", "gpu-0")
             assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
-            await node.place._register(heir)
-            await until(lambda: heir.begun)
-            assert states(heir) == {A: State.ELSEWHERE, B: State.PRESENT}
-            assert [row.name for row in heir.ledger.claims.values()] == ["c"]
-            await until(lambda: probes.look(heir).ready)
+            await node.place._register(newer)
+            await until(lambda: newer.begun)
+            assert states(newer) == {A: State.ELSEWHERE, B: State.PRESENT}
+            assert [row.name for row in newer.ledger.claims.values()] == ["c"]
+            await until(lambda: probes.look(newer).ready)
         assert running.result() == 0
 
 
@@ -1215,7 +1215,7 @@ async def test_what_is_given_while_its_way_to_a_claim_is_written_down_is_the_pod
         [held] = (await node.manager.admit("p1", {GPU: 1})).devices[GPU]
         node.manager.remove("p1")
         await one.beliefs.look()
-        await until(lambda: door(one)._records._ended == {"p1"})
+        await until(lambda: drivers(one)._records._ended == {"p1"})
         answer, durable = one.source.answer, one.scribe.durable
 
         async def answered(*about: Any) -> ContainerAnswer:
@@ -1253,7 +1253,7 @@ async def test_a_late_claim_is_refused_with_a_reason_where_a_pod_holds_it(
     async with node.gateway() as one:
         await node.allocatable(2)
         await node.manager.admit("p1", {GPU: 2})
-        door(one)._drivers["gpu.nvidia.com"]._patience = 0.5
+        drivers(one)._drivers["gpu.nvidia.com"]._patience = 0.5
         refused = (await node.claims.prepare(V1, node.place.claim("c", "uid-c", "gpu-0")))["uid-c"]
         assert isinstance(refused, Refused)
         assert "offered by the device plugin API; `gateway cross --to dra` moves it" in refused.reason

@@ -124,7 +124,7 @@ async def test_an_api_server_that_was_away_is_told_all(published: Published, ser
     await until(lambda: published.names == ["gpu-5"])
 
 
-async def test_slices_are_left_to_a_younger_instance(
+async def test_slices_are_left_to_a_newer_instance(
     published: Published, server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publisher, "_PACE", 0.01)

@@ -1,4 +1,4 @@
-"""What differs between the kubelet's books and ours: one row, one promise."""
+"""What differs between the kubelet's records and ours: one row, one promise."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from devices.model import Device, Health, PreferredRequest
 from gateway.kubelet.drift import (
-    BOOKED_AFTER,
     GONE_AFTER,
     ILL_FOR,
     MOST_EARLIER,
-    REBOOKED_AFTER,
+    RECORDED_AFTER,
+    WRITTEN_AFTER,
     Drift,
     Earlier,
     MismatchKind,
@@ -65,7 +65,7 @@ def restarted(before: View, after: View, listed: str = "abcd") -> Drift:
     ("before", "after", "forgotten"),
     [
         pytest.param(seen("ab"), seen("ab"), "", id="remembered"),
-        pytest.param(seen("ab"), seen(""), "ab", id="lost or unreadable: the books are empty"),
+        pytest.param(seen("ab"), seen(""), "ab", id="lost or unreadable: the records are empty"),
         pytest.param(seen("ab"), seen("ac"), "b", id="lost, and a device is given again"),
         pytest.param(seen("ab"), seen("", "ab"), "", id="List has no pods yet, the checkpoint has"),
         pytest.param(seen("ab"), seen("", None), "", id="List has no pods yet, and the checkpoint can't be read"),
@@ -87,7 +87,7 @@ def test_the_old_file_is_no_proof_of_memory() -> None:
     """The kubelet writes its checkpoint with our first list: until then its predecessor's is there."""
     early = restarted(seen("ab"), seen("ab"))
     assert found(early.look(seen(""), 102)) == {MismatchKind.FORGOTTEN: "ab"}
-    late = early.look(seen("ab"), 100 + REBOOKED_AFTER)
+    late = early.look(seen("ab"), 100 + WRITTEN_AFTER)
     assert not late.look(seen(""), 200).findings, "a pod that ends later has ended"
 
 
@@ -106,7 +106,7 @@ FORGOT = restarted(seen("ab"), seen(""))
     [
         pytest.param(FORGOT.look(seen(""), 200), "ab", id="goes on"),
         pytest.param(FORGOT.look(seen(None, None), 200), "ab", id="goes on while nothing is known"),
-        pytest.param(FORGOT.look(seen("a"), 200), "b", id="the books have its pod again"),
+        pytest.param(FORGOT.look(seen("a"), 200), "b", id="the records have its pod again"),
         pytest.param(FORGOT.look(seen("a", by="x"), 200), "ab", id="another pod has it"),
         pytest.param(FORGOT.look(seen("", "a"), 200), "ab", id="somebody has it by the checkpoint, which knows other names"),
         pytest.param(FORGOT.listed(devices("bcd"), 200), "ab", id="listed no more: it may come back"),
@@ -170,7 +170,7 @@ def test_static_pods_end_alike() -> None:
         pytest.param(FORGOT.look(seen("a", by="x"), 200), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="another pod has it"),
         pytest.param(FORGOT.allocated("a", 200, 0), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="Allocate gave it: no look is needed"),
         pytest.param(FORGOT.allocated("a", 200, 0).look(seen(None, None), 300), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="and none can be had"),
-        pytest.param(FORGOT.allocated("a", 200, 0).look(seen(""), 200.9), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="it isn't booked yet"),
+        pytest.param(FORGOT.allocated("a", 200, 0).look(seen(""), 200.9), {MismatchKind.DOUBLED: "a", MismatchKind.FORGOTTEN: "b"}, id="it isn't recorded yet"),
         pytest.param(FORGOT.allocated("a", 200, 0).look(seen(""), 201), {MismatchKind.FORGOTTEN: "ab"}, id="the pod came to nothing"),
         pytest.param(FORGOT.allocated("a", 200, 0).look(seen("a"), 201), {MismatchKind.FORGOTTEN: "b"}, id="it was its own pod"),
         pytest.param(FORGOT.look(seen("a", by="x"), 200).look(seen(""), 300), {MismatchKind.FORGOTTEN: "ab"}, id="the other pod ended, and its own may not have"),
@@ -199,7 +199,7 @@ START = Drift(R).listed(devices("abcd"), 0).look(seen("ab"), 99).restarted(100)
     [
         pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x"), 101.2), {MismatchKind.DOUBLED: "a"}, id="given before the first look, and to no one before"),
         pytest.param(START.look(seen("ab", by="x"), 101.2), {}, id="held without an Allocate: the kubelet remembers, our last look was too old"),
-        pytest.param(START.allocated("a", 101, 0).look(seen("b"), 101.2).look(seen("ab", by="x"), 102), {MismatchKind.DOUBLED: "a"}, id="not booked at first"),
+        pytest.param(START.allocated("a", 101, 0).look(seen("b"), 101.2).look(seen("ab", by="x"), 102), {MismatchKind.DOUBLED: "a"}, id="not recorded at first"),
         pytest.param(START.allocated("a", 101, 0).look(seen("ab"), 101.2).look(seen("ab"), 110), {}, id="its own pod asked again"),
         pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2), {}, id="its own pod is absent: it ended before"),
         pytest.param(START.allocated("a", 101, 0).look(seen("ab", by="x", pods="xy"), 101.2).look(seen("ab", by="x", pods="axy"), 110), {MismatchKind.DOUBLED: "a"}, id="no, it comes late"),
@@ -274,7 +274,7 @@ def test_the_same_pod_forgotten_twice_is_one() -> None:
     assert drift.restarted(10).look(seen(""), 11).forgotten == {"a": (later,)}
 
 
-def test_what_was_given_since_the_start_and_is_not_booked_yet_shows_nothing() -> None:
+def test_what_was_given_since_the_start_and_is_not_recorded_yet_shows_nothing() -> None:
     drift = Drift(R).listed(devices("a"), 0).look(seen("a"), 99, 99.0).restarted(100)
     drift = drift.allocated("a", 100.5, 100.5).look(seen(""), 101, 101.0)
     assert (drift.forgotten, drift.is_in_question("a")) == ({}, True)
@@ -301,10 +301,10 @@ def test_a_device_is_avoided_once() -> None:
 )
 def test_whose_device_it_is(before: tuple[str, ...], after: tuple[str | None, ...], same: bool) -> None:
     listed, written = (*after, None)[:2]
-    books = View({R: {"a": listed}} if listed else {}, {R: {"a": written}} if written and not listed else {})
-    books = replace(books, written={R: {"a": written}} if written else {})
+    records = View({R: {"a": listed}} if listed else {}, {R: {"a": written}} if written and not listed else {})
+    records = replace(records, written={R: {"a": written}} if written else {})
     drift = Drift(R).listed(devices("a"), 0).recalled({"a": (Earlier(before, 0.0),)}, {})
-    assert not drift.look(books, 100).forgotten if same else drift.look(books, 100).forgotten
+    assert not drift.look(records, 100).forgotten if same else drift.look(records, 100).forgotten
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def test_what_an_allocate_should_be_looked_at_for(drift: Drift, device: str, ans
     ],
 )
 def test_what_differs(listed: str, view: View, differs: dict[MismatchKind, str]) -> None:
-    assert found(Drift(R).listed(devices(listed), 0).look(view, BOOKED_AFTER)) == differs
+    assert found(Drift(R).listed(devices(listed), 0).look(view, RECORDED_AFTER)) == differs
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_what_differs(listed: str, view: View, differs: dict[MismatchKind, str])
         pytest.param(Drift(R).listed(devices("ab"), 0).restarted(10), {}, id="a kubelet that just started"),
     ],
 )  # fmt: skip
-def test_a_kubelet_takes_a_moment_to_book(drift: Drift, differs: dict[MismatchKind, str]) -> None:
+def test_a_kubelet_takes_a_moment_to_record(drift: Drift, differs: dict[MismatchKind, str]) -> None:
     assert found(drift.look(seen(allocatable=""), 10.9)) == differs
     assert found(drift.look(seen(allocatable=""), 11)) == {MismatchKind.WITHHELD: "ab"}
 

@@ -186,8 +186,8 @@ async def node(folder: Path) -> AsyncIterator[Node]:
 
 
 def capacity(node: Node) -> tuple[int, int]:
-    books = node.kubelet.books()
-    return books.capacity.get(GPU, 0), books.allocatable.get(GPU, 0)
+    totals = node.kubelet.totals()
+    return totals.capacity.get(GPU, 0), totals.allocatable.get(GPU, 0)
 
 
 # -- Register ---------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ async def test_another_dialects_service_is_unknown(node: Node, version: str, pat
 
 
 @pytest.mark.parametrize("version", ONE_OF_EACH)
-async def test_register_brings_the_devices_into_the_books(node: Node, version: str) -> None:
+async def test_register_brings_the_devices_into_the_records(node: Node, version: str) -> None:
     plugin = await node.ready(version, devices="abC")
     assert capacity(node) == ((3 if version not in {"1.8", "1.9"} else 2), 2)
     asks = version in {"1.25", "1.28", "1.36", "1.37"}
@@ -739,13 +739,13 @@ async def test_readmission_with_a_sick_device(node: Node, version: str, message:
 
 
 @pytest.mark.parametrize(
-    ("version", "books"), [("1.8", (0, 0)), ("1.9", (0, 0)), ("1.10", (4, 0)), ("1.28", (4, 0)), ("1.37", (4, 0))]
+    ("version", "totals"), [("1.8", (0, 0)), ("1.9", (0, 0)), ("1.10", (4, 0)), ("1.28", (4, 0)), ("1.37", (4, 0))]
 )
-async def test_a_plugin_that_goes_leaves_its_capacity_behind(node: Node, version: str, books: tuple[int, int]) -> None:
+async def test_a_plugin_that_goes_leaves_its_capacity_behind(node: Node, version: str, totals: tuple[int, int]) -> None:
     plugin = await node.ready(version)
     await plugin.stop()
     await node.kubelet.wait(GPU, 0)
-    assert capacity(node) == books
+    assert capacity(node) == totals
 
 
 @pytest.mark.parametrize(
@@ -840,7 +840,7 @@ async def test_fault_lists_are_not_read_until_healed(node: Node, version: str) -
     await node.kubelet.wait(GPU, 4)  # the first one is read: it makes the plugin known
     for devices in ("abcD", "abCD", "aBCD"):
         await plugin.show(devices)
-    assert node.kubelet.books().allocatable[GPU] == 4
+    assert node.kubelet.totals().allocatable[GPU] == 4
     node.kubelet.faults = Faults()
     await node.kubelet.wait(GPU, 1)
 

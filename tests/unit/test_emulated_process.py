@@ -26,7 +26,7 @@ from gateway.lab.kubelets import emulated
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.checkpoint import checksum
 from gateway.lab.kubelets.devicemanager import DeviceManager
-from gateway.lab.kubelets.kubelet import Admission, Books, Demand, Faults, Gap, Kubelet, KubeletError, Running
+from gateway.lab.kubelets.kubelet import Admission, Demand, Faults, Gap, Kubelet, KubeletError, Running, Totals
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ async def test_it_says_which_kubelet_it_is(kubelet: Kubelet, folder: Path) -> No
 async def test_the_life_of_a_process(kubelet: Kubelet, folder: Path) -> None:
     await kubelet.start([Demand("pod", "example.com/gpu", 2)])
     assert (folder / "kubelet.sock").is_socket()
-    assert await kubelet.books() == Books({}, {})
+    assert await kubelet.totals() == Totals({}, {})
     assert await kubelet.pods() == {}
     assert await kubelet.registers() == {}
     admission = await kubelet.admit("pod")
@@ -80,7 +80,7 @@ async def test_a_second_start_is_refused(kubelet: Kubelet) -> None:
 async def test_a_wait_that_takes_long_holds_up_nobody(kubelet: Kubelet) -> None:
     await kubelet.start()
     waiting = asyncio.create_task(kubelet.wait("example.com/gpu", 1, 30))
-    await kubelet.books()
+    await kubelet.totals()
     assert not waiting.done()
     await kubelet.kill()
     with pytest.raises(KubeletError, match="its log ends"):
@@ -181,7 +181,7 @@ async def test_a_kubelet_that_ends_leaves_its_socket(folder: Path, how: str) -> 
         assert not kubelet.alive
         assert (folder / "kubelet.sock").is_socket()
         with pytest.raises(KubeletError, match="the process has ended"):
-            await kubelet.books()
+            await kubelet.totals()
 
 
 async def test_a_version_that_is_none_fails_with_the_reason(folder: Path) -> None:

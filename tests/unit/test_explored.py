@@ -121,7 +121,7 @@ class KeepsLooks(Surroundings):
     ("around", "says"),
     [
         pytest.param(TellsAgain, "accepted two Registers", id="the shell tells everybody of a kubelet that is gone"),
-        pytest.param(KeepsLooks, "accepted two Registers", id="what the books said of a stream before counts"),
+        pytest.param(KeepsLooks, "accepted two Registers", id="what the records said of a stream before counts"),
     ],
 )
 def test_a_broken_shell_is_seen(around: type[Surroundings], says: str) -> None:
@@ -237,8 +237,8 @@ def _waits_on_errors(replied: Callable[..., Step]) -> Callable[..., Step]:
             "_hold_back", _without(events.CancelRegister), Run(LATE), "a Register is in flight", id="no orderly end"
         ),
         pytest.param("_kubelet_up", _nothing, Run(LATE), "it stays waiting for a kubelet", id="a kubelet is missed"),
-        pytest.param("_verified", _nothing, Run(LATE, ("books",)), "round for ever", id="stuck registrations stay"),
-        pytest.param("_look_again", _nothing, Run(LATE, ("books",)), "round for ever", id="stuck later, and stays"),
+        pytest.param("_verified", _nothing, Run(LATE, ("records",)), "round for ever", id="stuck registrations stay"),
+        pytest.param("_look_again", _nothing, Run(LATE, ("records",)), "round for ever", id="stuck later, and stays"),
         pytest.param("_renew", _nothing, Run(LATE, ("renew",)), "no longer true", id="other options are forgotten"),
         pytest.param(
             "_stream_opened",

@@ -402,7 +402,7 @@ def test_no_other_choice_is_on_fewer_numa_nodes(places: list[int | None], count:
 
 @pytest.mark.parametrize("version", ["1.8", "1.9", "1.37"])
 async def test_a_pod_gets_devices_from_an_emulated_kubelet(root: Path, folder: Path, version: str) -> None:
-    """A file that vanishes takes what it offers out of the kubelet's books, and back when it is there again."""
+    """A file that vanishes takes what it offers out of the kubelet's records, and back when it is there again."""
     plug(root, "fpga0", "fpga1", "control")
     rule = replace(RULE, shared=("/dev/control",), count=2, permissions="rm")
     (folder / "dp").mkdir()

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from devices import filewatch
+from devices import files
 from devices.gpu.simulated import backend as simulated
 from devices.gpu.simulated import profile
 from devices.gpu.simulated.backend import VENDORS, SimulatedBackend
@@ -96,8 +96,8 @@ async def watch(
     source: GPUSource, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[AsyncIterator[Inventory]]:
     """A watch that has seen two well GPUs, and hears of changes from inotify alone."""
-    monkeypatch.setattr(filewatch, "_POLL_S", 3600.0)
-    monkeypatch.setattr(filewatch, "_POLL_ALONE_S", 0.01)
+    monkeypatch.setattr(files, "_POLL_S", 3600.0)
+    monkeypatch.setattr(files, "_POLL_ALONE_S", 0.01)
     async with opened(source) as watch:
         assert await following(watch) == "oo"
         assert (await logged(log))["event"] == "profile read"
@@ -344,8 +344,8 @@ async def test_without_inotify_it_polls_and_says_so_once(
     def refuse(**_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(filewatch, "INotify", refuse)
-    monkeypatch.setattr(filewatch, "_POLL_ALONE_S", 0.01)
+    monkeypatch.setattr(files, "INotify", refuse)
+    monkeypatch.setattr(files, "_POLL_ALONE_S", 0.01)
     async with opened(over(str(path))) as watch:
         await anext(watch)
         for count in (3, 4, 5):
@@ -356,7 +356,7 @@ async def test_without_inotify_it_polls_and_says_so_once(
 
 
 async def test_what_inotify_does_not_tell_is_polled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filewatch, "_POLL_S", 0.01)
+    monkeypatch.setattr(files, "_POLL_S", 0.01)
     target = tmp_path / "elsewhere" / "target.yaml"
     target.parent.mkdir()
     target.write_text(text(1))
@@ -454,7 +454,7 @@ async def test_a_profile_that_can_not_be_read_now_is_read_later(
         return profile.read(path)
 
     monkeypatch.setattr(simulated, "read", fail_at_first)
-    monkeypatch.setattr(filewatch, "_POLL_ALONE_S", 0.01)
+    monkeypatch.setattr(files, "_POLL_ALONE_S", 0.01)
     in_place(path, text(5))
     assert await following(watch) == "ooooo"
     assert [log.get_nowait()["event"] for _ in range(log.qsize())] == ["profile rejected", "profile read"]

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from adapters.dialect import Level
-from gateway.age import HOST_SERVICE_NS, Age, elder_should_wait
+from gateway.age import HOST_SERVICE_NS, Age, older_should_wait
 from gateway.handover import machine as succession
 from gateway.handover import message as talked
 from gateway.handover import partner as partners
@@ -34,7 +34,7 @@ GUARD = 10.0
 
 
 class Kubelet:
-    """What several gateways share: one kubelet, which books whom it serves and what must never happen to it."""
+    """What several gateways share: one kubelet, which records whom it serves and what must never happen to it."""
 
     def __init__(self, minor: int) -> None:
         self.minor = minor
@@ -195,7 +195,7 @@ class Gateway:
             self._spawn(self.handover.take_over(peers))
         for resource in self.states:
             others = [peer for peer in peers if not self.handover.decides(peer, resource)]
-            waits_for = self.handover.defers_to(resource) or elder_should_wait(self.age, others)
+            waits_for = self.handover.defers_to(resource) or older_should_wait(self.age, others)
             if waits_for is not None and self.standing(resource) is not Standing.BUSY:
                 self.feed(resource, events.StandBy(waits_for))
             elif waits_for is None and self.states[resource].phase is Phase.STANDBY:
@@ -314,7 +314,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unhurried(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As hasty, but an elder is in time however busy this machine is."""
+    """As hasty, but an older one is in time however busy this machine is."""
     monkeypatch.setattr(succession, "ANSWER_WAIT", GUARD)
     monkeypatch.setattr(talked, "ASK_TIME", GUARD)
 
@@ -325,121 +325,121 @@ def unhurried(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_who_never_says_that_it_serves_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(succession, "REPORT_WAIT", 0.05)
     waits = Waits()
-    waits.saw({succession.Elder.PROMISED})
+    waits.saw({succession.Older.PROMISED})
     async with asyncio.timeout(GUARD):
         await waits.keep_promises()
 
 
 @EVERY_CLASS
-async def test_the_heir_takes_over_and_nothing_forbidden_happens(node: Node) -> None:
-    elder = await node.gateway(1, [GPU, MIG])
-    heir = await node.gateway(2, [GPU, MIG])
-    await node.kubelet.until(lambda: not elder.streams)
+async def test_the_newer_one_takes_over_and_nothing_forbidden_happens(node: Node) -> None:
+    older = await node.gateway(1, [GPU, MIG])
+    newer = await node.gateway(2, [GPU, MIG])
+    await node.kubelet.until(lambda: not older.streams)
     assert node.kubelet.serving(GPU) == node.kubelet.serving(MIG) == ["g2"]
     assert node.kubelet.registers == {"g1": 2, "g2": 2}
     assert node.kubelet.troubles == []
-    assert heir.outcomes == {("newer", "done"): 2}
-    await node.kubelet.until(lambda: elder.outcomes == {("older", "done"): 2})
+    assert newer.outcomes == {("newer", "done"): 2}
+    await node.kubelet.until(lambda: older.outcomes == {("older", "done"): 2})
 
 
 @pytest.mark.parametrize("node", [37], indirect=True)
 async def test_from_1_37_on_there_is_no_gap(node: Node) -> None:
-    elder = await node.gateway(1)
+    older = await node.gateway(1)
     ended: list[list[str]] = []
     node.kubelet.ended = lambda resource: ended.append(node.kubelet.serving(resource))  # type: ignore[method-assign]  # a tap
     await node.gateway(2)
-    await node.kubelet.until(lambda: not elder.streams)
+    await node.kubelet.until(lambda: not older.streams)
     assert ended == [["g2"]]
 
 
 @pytest.mark.parametrize("node", [37], indirect=True)
-async def test_an_elder_that_is_told_to_end_lasts_until_the_heir_serves(node: Node) -> None:
-    elder = await node.gateway(1)
+async def test_an_older_one_that_is_told_to_end_lasts_until_the_newer_one_serves(node: Node) -> None:
+    older = await node.gateway(1)
     ended: list[list[str]] = []
     node.kubelet.ended = lambda resource: ended.append(node.kubelet.serving(resource))  # type: ignore[method-assign]  # a tap
     node.kubelet.hangs.clear()
-    heir = await node.gateway(2, serves=False)
+    newer = await node.gateway(2, serves=False)
     await node.kubelet.until(lambda: node.kubelet.registers["g2"] > 0)
-    ending = asyncio.create_task(elder.end())
+    ending = asyncio.create_task(older.end())
     await asyncio.sleep(0.05)
     assert node.kubelet.serving() == ["g1"]
     node.kubelet.hangs.set()
     await ending
-    assert (ended, list(heir.streams)) == ([["g2"]], [GPU])
+    assert (ended, list(newer.streams)) == ([["g2"]], [GPU])
 
 
 @pytest.mark.parametrize("node", [37], indirect=True)
-async def test_an_elder_that_is_told_to_end_waits_for_no_heir_for_ever(node: Node, hasty: None) -> None:
-    elder = await node.gateway(1)
+async def test_an_older_one_that_is_told_to_end_waits_for_no_newer_one_for_ever(node: Node, hasty: None) -> None:
+    older = await node.gateway(1)
     node.kubelet.hangs.clear()
     await node.gateway(2, serves=False)
     async with asyncio.timeout(GUARD):
-        await elder.end()
+        await older.end()
     node.kubelet.hangs.set()
 
 
 @EVERY_CLASS
 @pytest.mark.parametrize("how", ["end", "kill"])
-async def test_the_elder_takes_over_again_when_the_heir_goes(node: Node, how: str) -> None:
-    elder = await node.gateway(1)
-    heir = await node.gateway(2)
-    await node.kubelet.until(lambda: not elder.streams)
-    await (heir.end() if how == "end" else heir.kill())
-    await node.kubelet.until(lambda: GPU in elder.streams)
+async def test_the_older_one_takes_over_again_when_the_newer_one_goes(node: Node, how: str) -> None:
+    older = await node.gateway(1)
+    newer = await node.gateway(2)
+    await node.kubelet.until(lambda: not older.streams)
+    await (newer.end() if how == "end" else newer.kill())
+    await node.kubelet.until(lambda: GPU in older.streams)
     assert node.kubelet.serving() == ["g1"]
     assert node.kubelet.troubles == []
 
 
 @EVERY_CLASS
 @pytest.mark.parametrize("how", ["end", "kill"])
-async def test_the_heir_stays_when_the_elder_goes(node: Node, how: str) -> None:
-    elder = await node.gateway(1)
-    heir = await node.gateway(2)
-    await node.kubelet.until(lambda: not elder.streams)
-    await (elder.end() if how == "end" else elder.kill())
+async def test_the_newer_one_stays_when_the_older_one_goes(node: Node, how: str) -> None:
+    older = await node.gateway(1)
+    newer = await node.gateway(2)
+    await node.kubelet.until(lambda: not older.streams)
+    await (older.end() if how == "end" else older.kill())
     assert node.kubelet.serving() == ["g2"]
     assert node.kubelet.registers["g2"] == 1
-    assert heir.handover.defers_to(GPU) is None
+    assert newer.handover.defers_to(GPU) is None
 
 
 @EVERY_CLASS
 async def test_ten_upgrades_in_a_row(node: Node) -> None:
     before = await node.gateway(1)
     for born_ns in range(2, 12):
-        heir = await node.gateway(born_ns)
+        newer = await node.gateway(born_ns)
         await node.kubelet.until(lambda gone=before: not gone.streams)  # type: ignore[misc]  # bound on purpose
         await before.end()
-        before = heir
+        before = newer
     assert node.kubelet.serving() == ["g11"]
     assert sum(node.kubelet.registers.values()) == 11
     assert node.kubelet.troubles == []
 
 
 async def test_each_resource_is_a_handover_of_its_own(node: Node) -> None:
-    elder = await node.gateway(1, [GPU, MIG])
+    older = await node.gateway(1, [GPU, MIG])
     await node.gateway(2, [GPU, "nvidia.com/other"])
-    await node.kubelet.until(lambda: GPU not in elder.streams)
+    await node.kubelet.until(lambda: GPU not in older.streams)
     assert (node.kubelet.serving(GPU), node.kubelet.serving(MIG)) == (["g2"], ["g1"])
     assert node.kubelet.serving("nvidia.com/other") == ["g2"]
 
 
 async def test_a_resource_that_comes_later_is_asked_for(node: Node) -> None:
-    elder = await node.gateway(1, [GPU, MIG])
-    heir = await node.gateway(2, [GPU])
-    heir.states[MIG] = registration.start("later", "auto", "v1beta1")
-    await heir.handover.take_over([elder.age])
-    heir.meet()
+    older = await node.gateway(1, [GPU, MIG])
+    newer = await node.gateway(2, [GPU])
+    newer.states[MIG] = registration.start("later", "auto", "v1beta1")
+    await newer.handover.take_over([older.age])
+    newer.meet()
     await node.kubelet.until(lambda: node.kubelet.serving(MIG) == ["g2"])
     assert node.kubelet.troubles == []
 
 
-async def test_a_resource_that_comes_later_to_the_elder_stands_by_at_once(node: Node) -> None:
-    elder = await node.gateway(1, [GPU])
+async def test_a_resource_that_comes_later_to_the_older_one_stands_by_at_once(node: Node) -> None:
+    older = await node.gateway(1, [GPU])
     await node.gateway(2, [GPU, MIG])
-    elder.states[MIG] = registration.start("later", "auto", "v1beta1")
-    elder.look()
-    elder.meet()
-    assert elder.states[MIG].phase is Phase.STANDBY
+    older.states[MIG] = registration.start("later", "auto", "v1beta1")
+    older.look()
+    older.meet()
+    assert older.states[MIG].phase is Phase.STANDBY
     assert node.kubelet.registers["g1"] == 1
 
 
@@ -464,7 +464,7 @@ HOST = HOST_SERVICE_NS + 100
 @EVERY_CLASS
 @pytest.mark.parametrize("how", ["end", "kill"])
 async def test_pods_roll_beside_a_host_service(node: Node, how: str) -> None:
-    """The newest pod is no heir of the service; but when that goes, it takes over."""
+    """The newest pod is not newer than the service; but when that goes, it takes over."""
     pod = await node.gateway(1, [GPU, MIG])
     host = await node.gateway(HOST, [GPU, MIG])
     await node.kubelet.until(lambda: not pod.streams)
@@ -491,11 +491,11 @@ async def test_both_start_at_the_same_instant(node: Node) -> None:
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
 
 
-async def test_the_elder_starts_after_its_heir(node: Node) -> None:
+async def test_the_older_one_starts_after_the_newer_one(node: Node) -> None:
     """It was born earlier, and took longer to come up."""
-    heir = await node.gateway(2)
-    elder = await node.gateway(1, serves=False)
-    await node.kubelet.until(lambda: elder.handover.defers_to(GPU) == heir.age)
+    newer = await node.gateway(2)
+    older = await node.gateway(1, serves=False)
+    await node.kubelet.until(lambda: older.handover.defers_to(GPU) == newer.age)
     assert node.kubelet.registers == {"g2": 1}
 
 
@@ -503,10 +503,10 @@ async def test_the_elder_starts_after_its_heir(node: Node) -> None:
 async def test_no_kubelet_is_there(node: Node, unhurried: None) -> None:
     """Nobody can report anything then, and nothing is taken back."""
     node.kubelet.up = False
-    elder = await node.gateway(1, serves=False)
-    heir = await node.gateway(2, serves=False)
+    older = await node.gateway(1, serves=False)
+    newer = await node.gateway(2, serves=False)
     await asyncio.sleep(3 * succession.REPORT_WAIT)  # It is the absence of events that is checked.
-    assert elder.handover.defers_to(GPU) == heir.age
+    assert older.handover.defers_to(GPU) == newer.age
     node.kubelet.up = True
     node.kubelet.restart()
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
@@ -517,20 +517,20 @@ async def test_no_kubelet_is_there(node: Node, unhurried: None) -> None:
 async def test_the_kubelet_restarts_in_the_middle(node: Node) -> None:
     await node.gateway(1)
     node.kubelet.hangs.clear()
-    heir = await node.gateway(2, serves=False)
+    newer = await node.gateway(2, serves=False)
     assert node.kubelet.serving() == ([] if node.kubelet.minor < 37 else ["g1"])
     node.kubelet.hangs.set()
     node.kubelet.restart()
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
-    assert heir.states[GPU].phase is Phase.SERVING
+    assert newer.states[GPU].phase is Phase.SERVING
 
 
-async def test_the_elders_register_is_waited_for(node: Node) -> None:
+async def test_the_older_ones_register_is_waited_for(node: Node) -> None:
     """Between its Register and the kubelet's call no stream may end, and no other Register be sent."""
     node.kubelet.hangs.clear()
     await node.gateway(1, serves=False)
-    heir = await node.gateway(2, serves=False)
-    assert heir.handover.defers_to(GPU) is not None
+    newer = await node.gateway(2, serves=False)
+    assert newer.handover.defers_to(GPU) is not None
     assert node.kubelet.registers == {"g1": 1}
     node.kubelet.hangs.set()
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
@@ -538,45 +538,45 @@ async def test_the_elders_register_is_waited_for(node: Node) -> None:
     assert node.kubelet.troubles == []
 
 
-# An heir that can't.
+# A newer one that can't.
 
 
 @EVERY_CLASS
-async def test_an_heir_that_is_refused_gives_it_back_and_asks_again(node: Node, unhurried: None) -> None:
-    elder = await node.gateway(1)
-    heir = Gateway(node, 2, [GPU])
-    node._made.append(heir)
-    node.kubelet.refuses.add(heir)
-    await heir.start()
+async def test_a_newer_one_that_is_refused_gives_it_back_and_asks_again(node: Node, unhurried: None) -> None:
+    older = await node.gateway(1)
+    newer = Gateway(node, 2, [GPU])
+    node._made.append(newer)
+    node.kubelet.refuses.add(newer)
+    await newer.start()
     await node.kubelet.until(lambda: node.kubelet.registers["g2"] > 0)
-    await node.kubelet.until(lambda: ("older", "back") in elder.outcomes and GPU in elder.streams)
-    await node.kubelet.until(lambda: heir.handover.defers_to(GPU) == elder.age)
+    await node.kubelet.until(lambda: ("older", "back") in older.outcomes and GPU in older.streams)
+    await node.kubelet.until(lambda: newer.handover.defers_to(GPU) == older.age)
     node.kubelet.refuses.clear()
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
     assert node.kubelet.troubles == []
     # How often it was refused until then is nobody's promise.
-    assert (set(heir.outcomes), heir.outcomes["newer", "done"]) == ({("newer", "back"), ("newer", "done")}, 1)
+    assert (set(newer.outcomes), newer.outcomes["newer", "done"]) == ({("newer", "back"), ("newer", "done")}, 1)
 
 
-async def test_the_elder_ends_while_the_heir_stands_by(node: Node, hasty: None) -> None:
-    elder = await node.gateway(1)
-    heir = Gateway(node, 2, [GPU])
-    node._made.append(heir)
-    node.kubelet.refuses.add(heir)
-    await heir.start()
-    await node.kubelet.until(lambda: ("older", "back") in elder.outcomes and GPU in elder.streams)
+async def test_the_older_one_ends_while_the_newer_one_stands_by(node: Node, hasty: None) -> None:
+    older = await node.gateway(1)
+    newer = Gateway(node, 2, [GPU])
+    node._made.append(newer)
+    node.kubelet.refuses.add(newer)
+    await newer.start()
+    await node.kubelet.until(lambda: ("older", "back") in older.outcomes and GPU in older.streams)
     node.kubelet.refuses.clear()
-    await elder.kill()
+    await older.kill()
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
 
 
 # A partner that isn't one: it speaks by hand.
 
-YOUNGER, YOUNGEST, OLDER = Age(9, "00000009"), Age(10, "0000000a"), Age(0, "00000000")
+NEWER, YOUNGEST, OLDER = Age(9, "00000009"), Age(10, "0000000a"), Age(0, "00000000")
 
 
 class ByHand:
-    """A younger partner of ``elder``, over a real connection."""
+    """A newer partner of ``older``, over a real connection."""
 
     def __init__(self, connection: ControlConnection, age: Age) -> None:
         self.connection, self.age = connection, age
@@ -596,85 +596,85 @@ def _from(age: Age) -> dict[str, object]:
 
 
 @contextlib.asynccontextmanager
-async def by_hand(elder: Gateway, age: Age = YOUNGER) -> AsyncIterator[ByHand]:
-    connection = await control.connect(elder.server.path, 1)
+async def by_hand(older: Gateway, age: Age = NEWER) -> AsyncIterator[ByHand]:
+    connection = await control.connect(older.server.path, 1)
     try:
         yield ByHand(connection, age)
     finally:
         connection.abort()
 
 
-async def test_what_an_elder_says(node: Node) -> None:
-    elder = await node.gateway(1)
-    async with by_hand(elder) as heir:
-        await heir.say("ask")
-        assert await heir.hears() == "yours"
+async def test_what_an_older_one_says(node: Node) -> None:
+    older = await node.gateway(1)
+    async with by_hand(older) as newer:
+        await newer.say("ask")
+        assert await newer.hears() == "yours"
         assert node.kubelet.serving() == []
-        await heir.say("serving")
-        await heir.say("released")
+        await newer.say("serving")
+        await newer.say("released")
         await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
-        await heir.say("ask")
-        assert await heir.hears() == "mine"
+        await newer.say("ask")
+        assert await newer.hears() == "mine"
 
 
 async def test_a_late_ask_ends_no_stream(node: Node) -> None:
-    """The heir has gone on: its Register may be in flight, and the kubelet of 1.25 to 1.36 would disconnect it."""
-    elder = await node.gateway(1)
-    async with by_hand(elder) as heir:
-        await heir.say("ask", until_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - 1)
-        assert await heir.hears() == "first"
+    """The newer one has gone on: its Register may be in flight, and the kubelet of 1.25 to 1.36 would disconnect it."""
+    older = await node.gateway(1)
+    async with by_hand(older) as newer:
+        await newer.say("ask", until_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - 1)
+        assert await newer.hears() == "first"
         assert node.kubelet.serving() == ["g1"]
-        await heir.say("serving")
+        await newer.say("serving")
         await node.kubelet.until(lambda: node.kubelet.serving() == [])
 
 
-async def test_an_heir_whose_register_was_crossed_registers_once_more(node: Node) -> None:
-    elder = await node.gateway(1)
-    heir = await node.gateway(2)
-    [partner] = elder.handover._partners.values()
-    before = heir.streams[GPU]
+async def test_a_newer_one_whose_register_was_crossed_registers_once_more(node: Node) -> None:
+    older = await node.gateway(1)
+    newer = await node.gateway(2)
+    [partner] = older.handover._partners.values()
+    before = newer.streams[GPU]
     partner.say(Say.ANEW, GPU)
-    await node.kubelet.until(lambda: heir.streams.get(GPU, before) != before)
+    await node.kubelet.until(lambda: newer.streams.get(GPU, before) != before)
     assert node.kubelet.serving() == ["g2"]
 
 
-async def test_an_heir_that_never_reports_loses_it(node: Node, hasty: None) -> None:
-    elder = await node.gateway(1)
-    async with by_hand(elder) as heir:
-        await heir.say("ask")
-        assert [await heir.hears() for _ in range(3)] == ["yours", "revoke", "mine"]
+async def test_a_newer_one_that_never_reports_loses_it(node: Node, hasty: None) -> None:
+    older = await node.gateway(1)
+    async with by_hand(older) as newer:
+        await newer.say("ask")
+        assert [await newer.hears() for _ in range(3)] == ["yours", "revoke", "mine"]
         await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
 
 
-async def test_an_heir_that_was_stopped_loses_it(node: Node, hasty: None) -> None:
-    elder = await node.gateway(1)
-    async with by_hand(elder) as heir:
-        await heir.say("serving")
-        assert [await heir.hears() for _ in range(2)] == ["revoke", "mine"]
+async def test_a_newer_one_that_was_stopped_loses_it(node: Node, hasty: None) -> None:
+    older = await node.gateway(1)
+    async with by_hand(older) as newer:
+        await newer.say("serving")
+        assert [await newer.hears() for _ in range(2)] == ["revoke", "mine"]
         await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
 
 
-async def test_an_heir_that_hangs_while_the_records_lack_it_loses_it(node: Node, hasty: None) -> None:
-    elder = await node.gateway(1)
-    async with by_hand(elder) as heir:
-        await heir.say("serving")
+async def test_a_newer_one_that_hangs_while_the_records_lack_it_loses_it(node: Node, hasty: None) -> None:
+    older = await node.gateway(1)
+    async with by_hand(older) as newer:
+        await newer.say("serving")
         await node.kubelet.until(lambda: node.kubelet.serving() == [])
-        elder.handover.unserved(GPU)
-        assert [await heir.hears() for _ in range(2)] == ["revoke", "mine"]
+        older.handover.unserved(GPU)
+        assert [await newer.hears() for _ in range(2)] == ["revoke", "mine"]
         await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
 
 
-async def test_two_heirs_that_say_what_isnt_so_lose_it(node: Node, hasty: None) -> None:
-    """Neither's word keeps it from the elder."""
-    elder = await node.gateway(1)
-    async with by_hand(elder) as heir, by_hand(elder, YOUNGEST) as other:
-        for one in (heir, other):
+async def test_two_newer_ones_that_say_what_isnt_so_lose_it(node: Node, hasty: None) -> None:
+    """Neither's word keeps it from the older one."""
+    older = await node.gateway(1)
+    async with by_hand(older) as newer, by_hand(older, YOUNGEST) as other:
+        for one in (newer, other):
             await one.say("serving")
-        await node.kubelet.until(lambda: node.kubelet.serving() == [] and len(elder.handover._partners) == 2)
-        await node.kubelet.until(lambda: elder.handover.defers_to(GPU) == YOUNGEST)
+        await node.kubelet.until(lambda: node.kubelet.serving() == [] and len(older.handover._partners) == 2)
+        await node.kubelet.until(lambda: older.handover.defers_to(GPU) == YOUNGEST)
         for _ in range(2):
-            elder.handover.unserved(GPU)
-            for one in (heir, other):
+            older.handover.unserved(GPU)
+            for one in (newer, other):
                 assert await one.hears() == "revoke" if _ == 0 else "mine"
                 if _ == 0:
                     await one.say("serving")
@@ -682,26 +682,26 @@ async def test_two_heirs_that_say_what_isnt_so_lose_it(node: Node, hasty: None) 
         await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
 
 
-async def test_an_heir_that_is_registering_is_waited_for(node: Node, hasty: None) -> None:
-    elder = await node.gateway(1)
-    async with by_hand(elder) as heir:
-        await heir.say("ask")
-        assert [await heir.hears() for _ in range(2)] == ["yours", "revoke"]
-        await heir.say("busy")
+async def test_a_newer_one_that_is_registering_is_waited_for(node: Node, hasty: None) -> None:
+    older = await node.gateway(1)
+    async with by_hand(older) as newer:
+        await newer.say("ask")
+        assert [await newer.hears() for _ in range(2)] == ["yours", "revoke"]
+        await newer.say("busy")
         await asyncio.sleep(3 * succession.ANSWER_WAIT)  # It is the absence of events that is checked.
         assert node.kubelet.serving() == []
-        await heir.say("released")
+        await newer.say("released")
         await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
 
 
 @pytest.mark.parametrize("after", [["ask"], ["ask", "serving"], ["serving"], ["going"]], ids=" ".join)
-async def test_an_heir_that_dies(node: Node, after: list[str]) -> None:
-    elder = await node.gateway(1)
-    async with by_hand(elder) as heir:
+async def test_a_newer_one_that_dies(node: Node, after: list[str]) -> None:
+    older = await node.gateway(1)
+    async with by_hand(older) as newer:
         for say in after:
-            await heir.say(say)
+            await newer.say(say)
             if say == "ask":
-                assert await heir.hears() == "yours"
+                assert await newer.hears() == "yours"
         if "serving" in after:
             await node.kubelet.until(lambda: node.kubelet.serving() == [])
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
@@ -715,19 +715,19 @@ async def test_an_heir_that_dies(node: Node, after: list[str]) -> None:
         pytest.param({"say": ["ask"]}, id="no word"),
         pytest.param({"say": None}, id="none at all"),
         pytest.param({"op": "status", "say": "ask"}, id="another op in between"),
-        pytest.param({"say": "mine"}, id="an elder's word"),
+        pytest.param({"say": "mine"}, id="an older one's word"),
         pytest.param({"say": "busy"}, id="an answer to nothing"),
         pytest.param({"say": "ask", "resources": []}, id="of nothing"),
     ],
 )
 async def test_what_is_not_understood_is_ignored(node: Node, message: dict[str, Any]) -> None:
-    elder = await node.gateway(1)
-    async with by_hand(elder) as heir:
-        await heir.say("released")
-        await heir.connection.send({"op": talked.OP, "resources": [GPU], "from": _from(YOUNGER)} | message)
+    older = await node.gateway(1)
+    async with by_hand(older) as newer:
+        await newer.say("released")
+        await newer.connection.send({"op": talked.OP, "resources": [GPU], "from": _from(NEWER)} | message)
         assert node.kubelet.serving() == ["g1"]
-        await heir.say("ask", more="of a later release")
-        assert await heir.hears() == "yours"
+        await newer.say("ask", more="of a later release")
+        assert await newer.hears() == "yours"
 
 
 @pytest.mark.parametrize(
@@ -742,26 +742,26 @@ async def test_what_is_not_understood_is_ignored(node: Node, message: dict[str, 
     ],
 )
 async def test_nonsense_ends_the_conversation(node: Node, message: dict[str, Any]) -> None:
-    elder = await node.gateway(1)
-    async with by_hand(elder) as heir:
-        await heir.say("ask")
-        assert await heir.hears() == "yours"
-        await heir.connection.send({"op": talked.OP, "say": "serving", "from": _from(YOUNGER)} | message)
-        assert await heir.hears() is None
+    older = await node.gateway(1)
+    async with by_hand(older) as newer:
+        await newer.say("ask")
+        assert await newer.hears() == "yours"
+        await newer.connection.send({"op": talked.OP, "say": "serving", "from": _from(NEWER)} | message)
+        assert await newer.hears() is None
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
-    assert elder.outcomes == {("older", "connection lost"): 1}
+    assert older.outcomes == {("older", "connection lost"): 1}
 
 
 async def test_a_partner_cannot_make_it_remember_without_end(node: Node) -> None:
-    elder = await node.gateway(1)
-    async with by_hand(elder) as heir:
+    older = await node.gateway(1)
+    async with by_hand(older) as newer:
         for start in range(0, partners.MAX_RESOURCES + 64, 64):
-            await heir.say("ask", [f"a.b/{n}" for n in range(start, start + 64)])
+            await newer.say("ask", [f"a.b/{n}" for n in range(start, start + 64)])
         said = []
-        while (word := await heir.hears()) is not None:
+        while (word := await newer.hears()) is not None:
             said.append(word)
     assert set(said) <= {"yours"}
-    assert elder.handover._partners == {}
+    assert older.handover._partners == {}
 
 
 @pytest.mark.parametrize(
@@ -777,20 +777,20 @@ async def test_a_partner_cannot_make_it_remember_without_end(node: Node) -> None
         pytest.param([], id="nothing"),
     ],
 )
-async def test_only_a_younger_gateway_is_an_heir(node: Node, sender: object) -> None:
-    elder = await node.gateway(1)
-    async with by_hand(elder) as heir:
-        await heir.connection.send({"op": talked.OP, "say": "ask", "resources": [GPU], "from": sender})
-        assert "expected the age of a gateway newer" in str(await heir.hears())
+async def test_only_a_newer_gateway_may_ask(node: Node, sender: object) -> None:
+    older = await node.gateway(1)
+    async with by_hand(older) as newer:
+        await newer.connection.send({"op": talked.OP, "say": "ask", "resources": [GPU], "from": sender})
+        assert "expected the age of a gateway newer" in str(await newer.hears())
     assert node.kubelet.serving() == ["g1"]
 
 
 async def test_a_gateway_that_connects_twice_has_one_lease(node: Node) -> None:
-    elder = await node.gateway(1)
-    async with by_hand(elder) as lost, by_hand(elder) as heir:
+    older = await node.gateway(1)
+    async with by_hand(older) as lost, by_hand(older) as newer:
         await lost.say("serving")
         await node.kubelet.until(lambda: node.kubelet.serving() == [])
-        await heir.say("serving")
+        await newer.say("serving")
         assert await lost.hears() is None
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
 
@@ -828,27 +828,29 @@ async def _keeps_saying_wait(connection: ControlConnection, _request: Mapping[st
         pytest.param(_hangs_up, id="it dies"),
         pytest.param(_answers({"error": "unknown op"}), id="it is of an older release"),
         pytest.param(_answers({"say": "later"}), id="it is of a later release"),
-        pytest.param(_answers({"say": "ask"}), id="it talks like an heir"),
+        pytest.param(_answers({"say": "ask"}), id="it talks like a newer one"),
         pytest.param(_answers({"say": "yours", "resources": ["not.asked/for"]}), id="it gives what nobody asked for"),
         pytest.param(_answers({"say": "yours", "resources": 5}), id="it talks nonsense"),
         pytest.param(_keeps_saying_wait, id="it says wait twice"),
     ],
 )
-async def test_whatever_an_elder_does_the_heir_serves(node: Node, talk: Talk) -> None:
-    """The elder's own streams are none of its words' business here: this one has none."""
+async def test_whatever_an_older_one_does_the_newer_one_serves(node: Node, talk: Talk) -> None:
+    """The older one's own streams are none of its words' business here: this one has none."""
     server = ControlServer(socket_path(node.folder, OLDER.token), {talked.OP: talk})
     await server.start()
-    heir = Gateway(node, 2, [GPU])
-    node._made.append(heir)
+    newer = Gateway(node, 2, [GPU])
+    node._made.append(newer)
     async with asyncio.timeout(GUARD):
-        await heir.handover.take_over([OLDER])
-    assert heir.handover.defers_to(GPU) is None
-    await heir.start()
+        await newer.handover.take_over([OLDER])
+    assert newer.handover.defers_to(GPU) is None
+    await newer.start()
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
     await server.close()
 
 
-async def test_an_elder_that_could_not_be_spoken_to_is_asked_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_older_one_that_could_not_be_spoken_to_is_asked_again(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And ever more seldom: it may be of a release that will never talk."""
     monkeypatch.setattr(partners, "AGAIN", 0.02)
     monkeypatch.setattr(partners, "AGAIN_MOST", 0.1)
@@ -861,38 +863,38 @@ async def test_an_elder_that_could_not_be_spoken_to_is_asked_again(node: Node, m
         connection.abort()
 
     server = ControlServer(socket_path(node.folder, OLDER.token), {talked.OP: refuse})
-    heir = Gateway(node, 2, [GPU])
-    node._made.append(heir)
-    begin = heir.handover._rests.begin
+    newer = Gateway(node, 2, [GPU])
+    node._made.append(newer)
+    begin = newer.handover._rests.begin
 
     def begun(peer: Age, now: float) -> float:
         rests.append(begin(peer, now))
         return rests[-1]
 
-    monkeypatch.setattr(heir.handover._rests, "begin", begun)
-    heir.look = lambda: heir._spawn(heir.handover.take_over([OLDER]))  # type: ignore[method-assign]  # OLDER is no Gateway
-    await heir.handover.take_over([OLDER])
+    monkeypatch.setattr(newer.handover._rests, "begin", begun)
+    newer.look = lambda: newer._spawn(newer.handover.take_over([OLDER]))  # type: ignore[method-assign]  # OLDER is no Gateway
+    await newer.handover.take_over([OLDER])
     assert tries == []
     await server.start()
     await node.kubelet.until(lambda: len(tries) == 4)
     assert rests[:4] == [0.02, 0.04, 0.08, 0.1]
     assert all(after - before > 0.04 for before, after in pairwise(tries)), "it is left in peace that long"
-    assert heir.handover._rests.seconds == {OLDER.token: partners.AGAIN_MOST}
+    assert newer.handover._rests.seconds == {OLDER.token: partners.AGAIN_MOST}
     await server.close()
 
 
 async def test_a_conversation_forgets_the_failures_before_it(node: Node) -> None:
-    heir = Gateway(node, 2, [GPU])
-    node._made.append(heir)
-    await heir.handover.take_over([OLDER])
-    heir.handover._rests.until.clear()
+    newer = Gateway(node, 2, [GPU])
+    node._made.append(newer)
+    await newer.handover.take_over([OLDER])
+    newer.handover._rests.until.clear()
     server = ControlServer(socket_path(node.folder, OLDER.token), {talked.OP: _answers({"say": "yours"})})
     await server.start()
-    await heir.handover.take_over([OLDER])
-    [partner] = heir.handover._partners.values()
+    await newer.handover.take_over([OLDER])
+    [partner] = newer.handover._partners.values()
     partner.connection.abort()
-    await node.kubelet.until(lambda: not heir.handover._partners)
-    assert heir.handover._rests.seconds == {OLDER.token: 2 * partners.AGAIN}
+    await node.kubelet.until(lambda: not newer.handover._partners)
+    assert newer.handover._rests.seconds == {OLDER.token: 2 * partners.AGAIN}
     await server.close()
 
 
@@ -904,7 +906,7 @@ async def test_what_a_partner_does_not_read_is_bounded() -> None:
             self.aborted = True
 
     deaf = Deaf()
-    partner = partners.Partner(YOUNGER, cast("ControlConnection", deaf))
+    partner = partners.Partner(NEWER, cast("ControlConnection", deaf))
     for _ in range(partners._MAX_OUTBOX):
         for say in (Say.MINE, Say.REVOKE):
             partner.say(say, GPU)
@@ -919,22 +921,22 @@ async def test_another_protocol_version_is_no_conversation(node: Node) -> None:
         writer.close()
 
     server = await asyncio.start_unix_server(speak, socket_path(node.folder, OLDER.token))
-    heir = Gateway(node, 2, [GPU])
-    node._made.append(heir)
-    await heir.handover.take_over([OLDER])
-    assert heir.handover.defers_to(GPU) is None
+    newer = Gateway(node, 2, [GPU])
+    node._made.append(newer)
+    await newer.handover.take_over([OLDER])
+    assert newer.handover.defers_to(GPU) is None
     server.close()
 
 
-async def test_an_elder_that_keeps_it_is_stood_by_for(node: Node) -> None:
+async def test_an_older_one_that_keeps_it_is_stood_by_for(node: Node) -> None:
     server = ControlServer(socket_path(node.folder, OLDER.token), {talked.OP: _answers({"say": "mine"})})
     await server.start()
-    heir = Gateway(node, 2, [GPU])
-    node._made.append(heir)
-    await heir.handover.take_over([OLDER])
-    assert heir.handover.defers_to(GPU) == OLDER
+    newer = Gateway(node, 2, [GPU])
+    node._made.append(newer)
+    await newer.handover.take_over([OLDER])
+    assert newer.handover.defers_to(GPU) == OLDER
     await server.close()
-    await node.kubelet.until(lambda: heir.handover.defers_to(GPU) is None)
+    await node.kubelet.until(lambda: newer.handover.defers_to(GPU) is None)
 
 
 # Gateways that can't talk: age alone decides, as before.
@@ -954,51 +956,51 @@ async def test_another_state_directory(node: Node) -> None:
         pytest.param(False, True, False, id="our own socket could not be had: it can't"),
     ],
 )
-async def test_a_younger_gateway_appears_without_a_word(node: Node, own: bool, theirs: bool, decides: bool) -> None:
-    elder = await node.gateway(1)
-    for there, age in ((own, elder.age), (theirs, YOUNGER)):
+async def test_a_newer_gateway_appears_without_a_word(node: Node, own: bool, theirs: bool, decides: bool) -> None:
+    older = await node.gateway(1)
+    for there, age in ((own, older.age), (theirs, NEWER)):
         if there:
             socket_path(node.folder, age.token).touch()
         else:
             socket_path(node.folder, age.token).unlink(missing_ok=True)
-    assert elder.handover.decides(YOUNGER, GPU) is decides
-    assert not elder.handover.decides(YOUNGER, MIG)  # Not served here: nothing is to be ended.
+    assert older.handover.decides(NEWER, GPU) is decides
+    assert not older.handover.decides(NEWER, MIG)  # Not served here: nothing is to be ended.
 
 
 async def test_the_time_to_ask_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "GRACE", 0.01)
-    elder = await node.gateway(1)
+    older = await node.gateway(1)
     looked = asyncio.Event()
-    elder.look = looked.set  # type: ignore[method-assign]  # a tap
-    socket_path(node.folder, YOUNGER.token).touch()
-    assert elder.handover.decides(YOUNGER, GPU)
+    older.look = looked.set  # type: ignore[method-assign]  # a tap
+    socket_path(node.folder, NEWER.token).touch()
+    assert older.handover.decides(NEWER, GPU)
     async with asyncio.timeout(GUARD):
         await looked.wait()
-    assert not elder.handover.decides(YOUNGER, GPU)
+    assert not older.handover.decides(NEWER, GPU)
 
 
-async def test_a_broken_connection_while_the_heir_stands_by_gives_it_its_turn(node: Node, hasty: None) -> None:
-    """Age alone decides then, and at once: the elder ends its streams before the heir registers."""
-    elder = await node.gateway(1)
-    heir = Gateway(node, 2, [GPU])
-    node._made.append(heir)
-    node.kubelet.refuses.add(heir)
-    await heir.start()
-    await node.kubelet.until(lambda: heir.handover.defers_to(GPU) == elder.age and GPU in elder.streams)
+async def test_a_broken_connection_while_the_newer_one_stands_by_gives_it_its_turn(node: Node, hasty: None) -> None:
+    """Age alone decides then, and at once: the older one ends its streams before the newer one registers."""
+    older = await node.gateway(1)
+    newer = Gateway(node, 2, [GPU])
+    node._made.append(newer)
+    node.kubelet.refuses.add(newer)
+    await newer.start()
+    await node.kubelet.until(lambda: newer.handover.defers_to(GPU) == older.age and GPU in older.streams)
     node.kubelet.refuses.clear()
-    [partner] = elder.handover._partners.values()
+    [partner] = older.handover._partners.values()
     partner.connection.abort()
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
     assert node.kubelet.troubles == []
 
 
 async def test_a_broken_connection_between_the_living_changes_nothing(node: Node) -> None:
-    elder = await node.gateway(1)
-    heir = await node.gateway(2)
-    await node.kubelet.until(lambda: not elder.streams)
-    [partner] = heir.handover._partners.values()
+    older = await node.gateway(1)
+    newer = await node.gateway(2)
+    await node.kubelet.until(lambda: not older.streams)
+    [partner] = newer.handover._partners.values()
     partner.connection.abort()
-    await node.kubelet.until(lambda: not elder.handover._partners)
+    await node.kubelet.until(lambda: not older.handover._partners)
     assert node.kubelet.serving() == ["g2"]
-    assert elder.states[GPU].phase is Phase.STANDBY
+    assert older.states[GPU].phase is Phase.STANDBY
     assert node.kubelet.registers == {"g1": 1, "g2": 1}

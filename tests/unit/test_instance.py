@@ -72,7 +72,7 @@ def test_living_gateways_see_each_other(tmp_path: Path, made: list[Instance]) ->
     assert second.peers() == {first.age: first.folder}
 
 
-def test_a_host_service_is_younger_than_a_pod_that_came_after_it(tmp_path: Path, made: list[Instance]) -> None:
+def test_a_host_service_is_newer_than_a_pod_that_came_after_it(tmp_path: Path, made: list[Instance]) -> None:
     made.append(host := Instance(tmp_path, begin(host_service=True)))
     host.create()
     host.publish()

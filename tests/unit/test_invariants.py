@@ -123,9 +123,9 @@ def test_what_a_node_must_show(check: Callable[[], list[str]], sentences: list[s
     assert check() == sentences
 
 
-def test_the_books_of_a_kubelet_are_read_in_order_and_without_empty_entries() -> None:
-    books: Pods = {"b": {"main": {GPU: ["G2"], "amd.com/gpu": []}}, "a": {"two": {GPU: ("G1", "G0")}, "one": {}}}
-    assert holdings(books) == (h("a", "G0", "G1", container="two"), h("b", "G2"))
+def test_the_records_of_a_kubelet_are_read_in_order_and_without_empty_entries() -> None:
+    records: Pods = {"b": {"main": {GPU: ["G2"], "amd.com/gpu": []}}, "a": {"two": {GPU: ("G1", "G0")}, "one": {}}}
+    assert holdings(records) == (h("a", "G0", "G1", container="two"), h("b", "G2"))
 
 
 @pytest.mark.parametrize(

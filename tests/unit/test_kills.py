@@ -62,38 +62,38 @@ def test_what_a_kill_cost(history: list[NodeSeen], short: float) -> None:
 
 WHOLE = [seen(0, 8)]
 ONCE = [kill(10, 50), kill(60, 100), kill(110, 150)]
-BOOKS = [seen(0, 8), seen(12, 0), seen(30, 8), seen(62, 0), seen(80, 8), seen(112, 0), seen(130, 8)]
+RECORDS = [seen(0, 8), seen(12, 0), seen(30, 8), seen(62, 0), seen(80, 8), seen(112, 0), seen(130, 8)]
 
 
 @pytest.mark.parametrize(
-    ("kills_", "books", "shown", "missed"),
+    ("kills_", "records", "shown", "missed"),
     [
-        (ONCE, BOOKS, WHOLE, []),
+        (ONCE, RECORDS, WHOLE, []),
         (ONCE, [seen(0, 8), seen(12, 0), seen(32, 8), seen(62, 0), seen(82, 8)], WHOLE, ["median"]),
-        (ONCE, [*BOOKS[:-1], seen(212, 8)], WHOLE, ["worst"]),
-        (ONCE, BOOKS[:-1], WHOLE, ["worst"]),
-        (ONCE, BOOKS, [seen(0, 8), seen(65, 0), seen(10_065, 8)], ["saw"]),
-        (ONCE, BOOKS, [seen(0, 8), seen(65, 7)], ["saw"]),
-        (ONCE, BOOKS, [seen(0, 8), seen(55, 0), seen(10_055, 8)], []),  # No kill's, but told as a figure.
-        ([*ONCE[:-1], kill(110, 150, 0.0)], BOOKS, WHOLE, ["ran"]),
+        (ONCE, [*RECORDS[:-1], seen(212, 8)], WHOLE, ["worst"]),
+        (ONCE, RECORDS[:-1], WHOLE, ["worst"]),
+        (ONCE, RECORDS, [seen(0, 8), seen(65, 0), seen(10_065, 8)], ["saw"]),
+        (ONCE, RECORDS, [seen(0, 8), seen(65, 7)], ["saw"]),
+        (ONCE, RECORDS, [seen(0, 8), seen(55, 0), seen(10_055, 8)], []),  # No kill's, but told as a figure.
+        ([*ONCE[:-1], kill(110, 150, 0.0)], RECORDS, WHOLE, ["ran"]),
     ],
 )
 def test_what_is_held_to_the_bars(
-    kills_: list[Kill], books: list[NodeSeen], shown: list[NodeSeen], missed: list[str]
+    kills_: list[Kill], records: list[NodeSeen], shown: list[NodeSeen], missed: list[str]
 ) -> None:
-    report = kills.judge(3, kills_, books, shown)
+    report = kills.judge(3, kills_, records, shown)
     assert [bar.name.rpartition(" ")[2] for bar in report.bars if not bar.passed] == missed
     assert report.figures["drops at the API server in all"] == len(shown) // 2
 
 
 def test_fewer_kills_than_were_asked_for_are_no_success() -> None:
-    assert kills.judge(3, ONCE, BOOKS, WHOLE).passed
-    assert [bar.passed for bar in kills.judge(4, ONCE, BOOKS, WHOLE).bars] == [False, True, True, True, True]
-    assert not kills.judge(3, [], BOOKS, WHOLE).passed
+    assert kills.judge(3, ONCE, RECORDS, WHOLE).passed
+    assert [bar.passed for bar in kills.judge(4, ONCE, RECORDS, WHOLE).bars] == [False, True, True, True, True]
+    assert not kills.judge(3, [], RECORDS, WHOLE).passed
 
 
 def test_pods_that_failed_are_counted_by_their_moment() -> None:
-    report = kills.judge(2, [kill(10, 50, 0.0, 0.5), kill(60, 100, 0.0)], BOOKS, WHOLE)
+    report = kills.judge(2, [kill(10, 50, 0.0, 0.5), kill(60, 100, 0.0)], RECORDS, WHOLE)
     [bar] = [bar for bar in report.bars if bar.name == "pods of that second that ran"]
     assert (bar.measured, bar.limit) == (5, 8)
     assert bar.note == "2 failed that came after 0 s, 1 failed that came after 0.5 s"

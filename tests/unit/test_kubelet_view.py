@@ -1,4 +1,4 @@
-"""A look into the kubelet's books: real sockets, a pod-resources server of our own, real files."""
+"""A look into the kubelet's records: real sockets, a pod-resources server of our own, real files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def kubelet(folder: Path) -> AsyncIterator[Kubelet]:
 
 async def test_one_answer_is_decoded_at_a_time(kubelet: Kubelet, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is no longer waited for would go on beside the next."""
-    kubelet.answers[podresources.GET_ALLOCATABLE] = [books(GPU, "a", "b")]
+    kubelet.answers[podresources.GET_ALLOCATABLE] = [recorded(GPU, "a", "b")]
     monkeypatch.setattr(kubelet_view, "_DEADLINE", 0.2)
     with kubelet_view._decoding:
         assert await kubelet_view.holds(folder / "k.sock", GPU, DEVICES) is None
@@ -67,7 +67,7 @@ async def test_one_answer_is_decoded_at_a_time(kubelet: Kubelet, folder: Path, m
     assert await kubelet_view.holds(folder / "k.sock", GPU, DEVICES)
 
 
-def books(resource: str, *ids: str) -> bytes:
+def recorded(resource: str, *ids: str) -> bytes:
     devices = [pb.ContainerDevices(resource_name=resource, device_ids=[one]) for one in ids]
     return pb.AllocatableResourcesResponse(devices=devices).SerializeToString()
 
@@ -75,17 +75,17 @@ def books(resource: str, *ids: str) -> bytes:
 @pytest.mark.parametrize(
     ("answers", "held"),
     [
-        pytest.param([books(GPU, "a", "b")], True, id="just the healthy ones"),
-        pytest.param([books(GPU, "a")], False, id="one is missing"),
-        pytest.param([books(GPU, "a", "b", "ill")], False, id="an ill one would be given out"),
-        pytest.param([books("amd.com/gpu", "a", "b")], False, id="another resource's"),
-        pytest.param([books(GPU)], False, id="the endpoint is stopped"),
-        pytest.param([books(GPU), books(GPU, "a", "b")], True, id="booked a moment later"),
-        pytest.param([TOO_OFTEN, TOO_OFTEN, books(GPU, "a", "b")], True, id="asked too often: asked again"),
+        pytest.param([recorded(GPU, "a", "b")], True, id="just the healthy ones"),
+        pytest.param([recorded(GPU, "a")], False, id="one is missing"),
+        pytest.param([recorded(GPU, "a", "b", "ill")], False, id="an ill one would be given out"),
+        pytest.param([recorded("amd.com/gpu", "a", "b")], False, id="another resource's"),
+        pytest.param([recorded(GPU)], False, id="the endpoint is stopped"),
+        pytest.param([recorded(GPU), recorded(GPU, "a", "b")], True, id="recorded a moment later"),
+        pytest.param([TOO_OFTEN, TOO_OFTEN, recorded(GPU, "a", "b")], True, id="asked too often: asked again"),
         pytest.param([TOO_OFTEN], None, id="asked too often by everyone: nothing is claimed"),
         pytest.param([OFF], None, id="the API is off: nothing is claimed"),
         pytest.param([b"\xff\xff"], None, id="no such message: nothing is claimed"),
-        pytest.param([books(GPU, "x" * (17 << 20))], None, id="too large: nothing is claimed"),
+        pytest.param([recorded(GPU, "x" * (17 << 20))], None, id="too large: nothing is claimed"),
     ],
 )
 async def test_what_the_kubelet_holds(folder: Path, kubelet: Kubelet, answers: list[Answer], held: bool | None) -> None:
@@ -100,9 +100,11 @@ WRITTEN = b'{"PodDeviceEntries":null,"RegisteredDevices":{"nvidia.com/gpu":["a"]
 @pytest.mark.parametrize(
     ("answers", "file", "written_ns", "shown"),
     [
-        pytest.param([books(GPU, "a")], b"", 0, {GPU}, id="the kubelet says it"),
-        pytest.param([books("amd.com/gpu", "a")], WRITTEN, NEW_NS, {"amd.com/gpu"}, id="and counts more than its file"),
-        pytest.param([books(GPU)], b"", 0, set(), id="it gives no device"),
+        pytest.param([recorded(GPU, "a")], b"", 0, {GPU}, id="the kubelet says it"),
+        pytest.param(
+            [recorded("amd.com/gpu", "a")], WRITTEN, NEW_NS, {"amd.com/gpu"}, id="and counts more than its file"
+        ),
+        pytest.param([recorded(GPU)], b"", 0, set(), id="it gives no device"),
         pytest.param([NOT_THERE], WRITTEN, NEW_NS, {GPU}, id="too old to say it: its file"),
         pytest.param([NOT_THERE], WRITTEN, OLD_NS, set(), id="a file of before: nobody sent a list since"),
         pytest.param([NOT_THERE], b"{", NEW_NS, None, id="a file that is half written"),
@@ -167,7 +169,7 @@ BY_NAME, BY_UID = {"a": "ns/p/c"}, {"a": "uid/c"}
 @pytest.mark.parametrize(
     ("answers", "file", "view"),
     [
-        pytest.param({LIST: listed(p="a"), ALLOCATABLE: books(GPU, "a", "b")}, written(uid="a"), View({GPU: BY_NAME}, {GPU: {}}, {GPU: frozenset("ab")}, "pod-resources"), id="today's kubelet"),
+        pytest.param({LIST: listed(p="a"), ALLOCATABLE: recorded(GPU, "a", "b")}, written(uid="a"), View({GPU: BY_NAME}, {GPU: {}}, {GPU: frozenset("ab")}, "pod-resources"), id="today's kubelet"),
         pytest.param({LIST: listed(p="a")}, written(uid="a", old="z"), View({GPU: BY_NAME}, {GPU: {"z": "old/c"}}, source="pod-resources"), id="1.20, and a pod that ended or an init container"),
         pytest.param({ALPHA: listed(p="a")}, written(uid="a"), View({GPU: BY_NAME}, {GPU: {}}, source="pod-resources"), id="1.15: v1alpha1"),
         pytest.param({}, written(uid="a"), View({GPU: BY_UID}, {}, source="checkpoint"), id="1.14: the checkpoint alone"),

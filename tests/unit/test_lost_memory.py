@@ -118,7 +118,7 @@ async def again(node: Node, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["end", "crash", "handover"])
 async def test_another_gateway_says_it_too(node: Node, how: str) -> None:
-    """The first one has written it down: the second one sees nothing amiss in the kubelet's books."""
+    """The first one has written it down: the second one sees nothing amiss in the kubelet's records."""
     await begin(node, "1.37")
     await lose_memory(node, "1.37")
     await until(node, drift={"forgotten": 4})

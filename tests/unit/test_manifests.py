@@ -185,7 +185,7 @@ KUBELET = {
     str(SOCKET_DIR): (str(SOCKET_DIR), "Directory", True),
     str(STATE_DIR): (str(STATE_DIR), "DirectoryOrCreate", True),
 }
-BOOKS = "/var/lib/kubelet/pod-resources"
+RECORDS = "/var/lib/kubelet/pod-resources"
 MORE: Mapping[str, Mapping[str, tuple[str, str, bool]]] = {
     "nvidia-cdi": {
         "/var/run/cdi": ("/var/run/cdi", "DirectoryOrCreate", True),
@@ -200,8 +200,8 @@ MORE: Mapping[str, Mapping[str, tuple[str, str, bool]]] = {
 
 @pytest.mark.parametrize("name", ALL)
 def test_it_sees_these_folders_of_the_host_where_it_looks_for_them(name: str) -> None:
-    books = {BOOKS: (BOOKS, "DirectoryOrCreate" if name in LEGACY else "Directory", False)}
-    assert mounts(name) == {**KUBELET, **books, **MORE.get(name.removeprefix("legacy-"), {})}
+    records = {RECORDS: (RECORDS, "DirectoryOrCreate" if name in LEGACY else "Directory", False)}
+    assert mounts(name) == {**KUBELET, **records, **MORE.get(name.removeprefix("legacy-"), {})}
 
 
 @pytest.mark.parametrize("name", ALL)

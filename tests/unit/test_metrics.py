@@ -39,7 +39,7 @@ RULES = ROOT / "deploy" / "alerts" / "device-plugin-gateway.rules.yaml"
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-BEHIND = Behind(resource="a", endpoint="b", door="c", api="v1beta1", state="live", state_s=1)
+BEHIND = Behind(resource="a", endpoint="b", folder="c", api="v1beta1", state="live", state_s=1)
 
 
 def text(status: GatewayStatus, tally: Tally | None = None, *, device_ids: bool = False) -> str:
@@ -126,7 +126,7 @@ def test_a_sample(name: str, labels: dict[str, str], value: float) -> None:
     ("status", "name"),
     [
         pytest.param(document(REFUSED), "stream_age_seconds", id="no stream"),
-        pytest.param(document(REFUSED), "held_devices", id="no books"),
+        pytest.param(document(REFUSED), "held_devices", id="no records"),
         pytest.param(document(STANDBY), "serving", id="another gateway serves it"),
         pytest.param(document(replace(TROUBLED, state=documents.state(Phase.STOPPED))), "serving", id="it is stopped"),
         pytest.param(

@@ -94,7 +94,7 @@ async def test_a_pod_that_has_failed_is_not_awaited(stage: Stage) -> None:
     assert (await stage.settled()).keys() == {BARE, DEPLOYED}
 
 
-def test_what_a_pod_was_told_is_held_against_the_books(stage: Stage) -> None:
+def test_what_a_pod_was_told_is_held_against_the_records(stage: Stage) -> None:
     told = Account(frozenset({IDS[1]}), frozenset({"/dev/nvidia1"}), "", ())
     one = Standing(pod(BARE), "u", frozenset({IDS[0]}), told)
     [said] = stage._mistold({BARE: one})

@@ -74,7 +74,7 @@ async def test_a_probe_judges_what_it_is_shown(tmp_path: Path) -> None:
         resources=[],
         presence=Presence(tmp_path / "kubelet.sock"),
         standby=SimpleNamespace(lacking=lambda *_: 0.0),
-        door=None,
+        drivers=None,
         hindrances=lambda: (Hindrance("gpus", "the driver is away"),),
         left=list,
         waits_for="",

@@ -17,9 +17,9 @@ from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.drift import Drift
 from gateway.kubelet.view import View
 from gateway.lab.kubelets.behaviour import behaviour
-from gateway.lab.kubelets.books import DeviceBooks
 from gateway.lab.kubelets.checkpoint import FILE_NAME, CorruptError, Memory, decode, encode
 from gateway.lab.kubelets.podresources import PodResources
+from gateway.lab.kubelets.records import DeviceRecords
 
 GPU = "example.com/gpu"
 DEVICES = [Device("a", numa_nodes=(0, 1)), Device("b", numa_nodes=(1,)), Device("c"), Device("ill", Health.UNHEALTHY)]
@@ -91,17 +91,17 @@ def node(folder: Path) -> Path:
 
 @asynccontextmanager
 async def serving(version: str, directory: Path, *, ready: bool = True) -> AsyncIterator[Path]:
-    """Serve the books of a kubelet: pod ``p`` holds a (and its init container b), pod ``ended`` c."""
+    """Serve the records of a kubelet: pod ``p`` holds a (and its init container b), pod ``ended`` c."""
     kubelet = behaviour(version)
-    books = DeviceBooks(kubelet)
-    books.ready = ready
-    books.enter_list(GPU, {}, DEVICES)
+    records = DeviceRecords(kubelet)
+    records.ready = ready
+    records.enter_list(GPU, {}, DEVICES)
     for pod, name, ids, init in (("p", "first", "b", True), ("p", "main", "a", False), ("ended", "main", "c", False)):
-        books.activate(pod, name, {GPU: 1}, init=init)
-        books.allot(pod, name, GPU, ids, ContainerAnswer())
-    (directory / FILE_NAME).write_bytes(encode(books.memory(), kubelet))
-    books.deactivate("ended")
-    server = PodResources(kubelet, directory, books, lambda _line: None)
+        records.activate(pod, name, {GPU: 1}, init=init)
+        records.allot(pod, name, GPU, ids, ContainerAnswer())
+    (directory / FILE_NAME).write_bytes(encode(records.memory(), kubelet))
+    records.deactivate("ended")
+    server = PodResources(kubelet, directory, records, lambda _line: None)
     await server.start()
     yield server.socket_path
     await server.stop()
@@ -170,10 +170,10 @@ async def test_in_a_folder_that_everyone_shares_there_is_none(shared: Path) -> N
 async def test_the_upgrades_that_lose_pods_are_noticed(tmp_path: Path, old: str, new: str, lost: str) -> None:
     """By the checkpoint alone: what the old kubelet wrote, and what the new one could read of it and wrote again."""
     file, none = tmp_path / FILE_NAME, tmp_path / "none.sock"
-    books = DeviceBooks(behaviour(old))
-    books.enter_list(GPU, {}, DEVICES)
-    books.allot("p", "main", GPU, "ab", ContainerAnswer({"GPUS": "a,b"}))
-    file.write_bytes(encode(books.memory(), behaviour(old)))
+    records = DeviceRecords(behaviour(old))
+    records.enter_list(GPU, {}, DEVICES)
+    records.allot("p", "main", GPU, "ab", ContainerAnswer({"GPUS": "a,b"}))
+    file.write_bytes(encode(records.memory(), behaviour(old)))
     drift = Drift(GPU).listed(DEVICES, 0).look(await kubelet_view.look(none, file), 9).restarted(10)
     try:
         memory = decode(file.read_bytes(), behaviour(new))

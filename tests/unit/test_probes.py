@@ -87,10 +87,10 @@ async def test_an_update_to_one_that_can_not_serve_stops_there() -> None:
         kubelet = await made.start_kubelet("1.37")
         await until(await port_of(await made.start_gateway()), 200, f"{RESOURCE}: served")
         await kubelet.fault(Faults(never_calls_back=True))
-        heir = await port_of(await made.start_gateway())
-        await until(heir, 503, f"{RESOURCE}: not taken over from")
+        newer = await port_of(await made.start_gateway())
+        await until(newer, 503, f"{RESOURCE}: not taken over from")
         await kubelet.fault(Faults())
-        await until(heir, 200, f"{RESOURCE}: served")
+        await until(newer, 200, f"{RESOURCE}: served")
 
 
 async def test_before_the_socket_directory_is_there_it_lives() -> None:

@@ -143,9 +143,9 @@ REGISTERED_AGAIN: list[e.Event] = [
             id="gone, and there after all",
         ),
         pytest.param([*UP, e.KubeletUp(K2)], Phase.OFFERING, ["v1beta1"], id="a hanging Register, then a restart"),
-        pytest.param([*SERVING, e.Verified(held=True)], Phase.SERVING, [], id="the kubelet's books agree"),
+        pytest.param([*SERVING, e.Verified(held=True)], Phase.SERVING, [], id="the kubelet's records agree"),
         pytest.param(
-            [*SERVING, e.Verified(held=False)], Phase.WAITING, [], id="the kubelet's books lack us: begin again"
+            [*SERVING, e.Verified(held=False)], Phase.WAITING, [], id="the kubelet's records lack us: begin again"
         ),
         pytest.param(
             [*SERVING, e.StreamOpened(8), e.StreamEnded(8)],
@@ -287,7 +287,7 @@ REGISTERED_AGAIN: list[e.Event] = [
             [],
             id="other options after it: at once",
         ),
-        pytest.param([*SERVING, e.StandBy(Age(1, "b"))], Phase.STANDBY, [], id="a younger gateway: yield"),
+        pytest.param([*SERVING, e.StandBy(Age(1, "b"))], Phase.STANDBY, [], id="a newer gateway: yield"),
         pytest.param(
             [*SERVING, e.StandBy(Age(1, "b")), e.KubeletUp(K2)],
             Phase.STANDBY,
@@ -295,7 +295,7 @@ REGISTERED_AGAIN: list[e.Event] = [
             id="yielded: not on a restart either",
         ),
         pytest.param(
-            [*SERVING, e.StandBy(Age(1, "b")), e.Resume()], Phase.WAITING, [], id="the younger one is gone: take over"
+            [*SERVING, e.StandBy(Age(1, "b")), e.Resume()], Phase.WAITING, [], id="the newer one is gone: take over"
         ),
         pytest.param([e.StandBy(Age(1, "b")), e.Resume()], Phase.ABSENT, [], id="no kubelet yet when it takes over"),
         pytest.param([*SERVING, e.Withhold("too large")], Phase.OUT, [], id="the list grew too large: out"),
@@ -483,7 +483,7 @@ def test_a_name_deleted_by_a_starting_kubelet_is_not_put_back() -> None:
             id="the next stream gets its own looks",
         ),
         pytest.param(OK, Timer.CALL, 11.0, id="longer than the kubelet's own dial takes"),
-        pytest.param(SERVING, Timer.VERIFY, 0.1, id="a first look into the kubelet's books"),
+        pytest.param(SERVING, Timer.VERIFY, 0.1, id="a first look into the kubelet's records"),
         pytest.param([*SERVING, e.Fired(Timer.VERIFY)], Timer.VERIFY, 0.9, id="and a second, 1 s after the call"),
         pytest.param(
             [*SERVING, *[e.Fired(Timer.VERIFY)] * 2],
@@ -664,7 +664,7 @@ def test_who_was_held_back_says_other_options_at_once(away: e.Event) -> None:
     assert state.phase is Phase.WAITING
 
 
-def test_books_that_agree_in_the_end_make_the_next_healing_quick_again() -> None:
+def test_records_that_agree_in_the_end_make_the_next_healing_quick_again() -> None:
     state, _ = play(
         [
             *SERVING,

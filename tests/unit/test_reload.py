@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from devices.filewatch import FileWatch
+from devices.files import FileWatch
 from devices.policy import MigStrategy, Policy
 from gateway.configuration import file as config
 from gateway.configuration import flags, reload

@@ -29,7 +29,7 @@ from gateway.daemon import Gateway
 from gateway.handover import instance, standby
 from gateway.kubelet.watch import target
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelets.kubelet import Books, Faults, Seen
+from gateway.lab.kubelets.kubelet import Faults, Seen, Totals
 from gateway.lab.trials import rivals
 from gateway.lab.trials.scenarios import RESOURCE, Node, node
 from gateway.registration.events import Phase, Renew
@@ -52,7 +52,7 @@ from tests.unit.test_probes import get
 async def test_a_rival_that_does_not_serve(name: str, version: str, lacks: bool) -> None:
     async with node(gpus={RESOURCE: 8}) as made:
         await made.start_kubelet(version)
-        elder = await made.start_gateway()
+        older = await made.start_gateway()
         await made.served()
         found = await rivals.measure(name, made, seconds=4)
         # A busy machine gets a little more; what comes once must not come again.
@@ -60,7 +60,7 @@ async def test_a_rival_that_does_not_serve(name: str, version: str, lacks: bool)
         assert max(found, default=0) < rivals.MOST + 2
         assert (
             bool(
-                elder.lines(
+                older.lines(
                     "taking a resource back: another gateway is to serve it, and the kubelet's records show no device of it"
                 )
             )
@@ -78,13 +78,13 @@ async def test_what_the_end_of_a_rival_costs_counts_too(monkeypatch: pytest.Monk
         yield
         ended.append(time.monotonic())
 
-    async def books() -> Books:
+    async def totals() -> Totals:
         short = bool(ended) and 0.1 < time.monotonic() - ended[0] < 0.4
-        return Books({RESOURCE: 8}, {RESOURCE: 0 if short else 8})
+        return Totals({RESOURCE: 8}, {RESOURCE: 0 if short else 8})
 
     monkeypatch.setattr(rivals, "RIVALS", {"ends": rival})
     monkeypatch.setattr(rivals, "AFTER", 1.0)
-    made = SimpleNamespace(the_kubelet=SimpleNamespace(books=books), healthy=lambda: 8)
+    made = SimpleNamespace(the_kubelet=SimpleNamespace(totals=totals), healthy=lambda: 8)
     [lacked] = await rivals.measure("ends", cast("Node", made), seconds=0.1)
     assert lacked == pytest.approx(0.3, abs=0.15)
 
@@ -93,20 +93,20 @@ async def test_a_node_is_served_as_it_was_seen_once() -> None:
     """A gateway registers anew right after: what the kubelet's records lack for some milliseconds isn't asked for."""
 
     async def wait(resource: str, count: int, _: float) -> Seen:
-        return Seen(Books({resource: count}, {resource: count}), 0)
+        return Seen(Totals({resource: count}, {resource: count}), 0)
 
-    async def books() -> Books:
-        return Books({RESOURCE: 8}, {})
+    async def totals() -> Totals:
+        return Totals({RESOURCE: 8}, {})
 
     async with node(gpus={RESOURCE: 8}) as made:
-        kubelet = SimpleNamespace(version="1.12", wait=wait, books=books)
+        kubelet = SimpleNamespace(version="1.12", wait=wait, totals=totals)
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(made, "kubelet", kubelet)
             await made.served()
 
 
 async def test_what_is_not_served_is_not_remembered() -> None:
-    """The gateways share a ledger; the younger one has other GPUs, and the kubelet refuses it."""
+    """The gateways share a ledger; the newer one has other GPUs, and the kubelet refuses it."""
     async with node(gpus={RESOURCE: 2}) as made:
         await made.start_kubelet("1.28")
         await made.start_gateway()
@@ -114,15 +114,15 @@ async def test_what_is_not_served_is_not_remembered() -> None:
         profile = made.root / "more.yaml"
         profile.write_text(f"resources: {{{RESOURCE}: {{gpus: 6}}}}\n")
         command = gateway_command(made.socket_dir, made.root / "state", profile, "v1alpha2")
-        async with await GatewayProcess.launch(command) as younger:
-            await younger.wait_for("waiting: another gateway serves, and this one could not")
+        async with await GatewayProcess.launch(command) as newer:
+            await newer.wait_for("waiting: another gateway serves, and this one could not")
             await asyncio.sleep(0.3)  # Longer than a write takes: it is the absence of one that is checked.
             ledger = json.loads((made.root / "state" / "ledger.json").read_bytes())
         assert len(ledger["resources"][RESOURCE]["announced"]) == 2
 
 
 async def test_what_was_held_back_is_remembered_before_it_is_sent() -> None:
-    """The older gateway ends while the younger one waits for a kubelet that doesn't answer: what that one remembers is news."""
+    """The older gateway ends while the newer one waits for a kubelet that doesn't answer: what that one remembers is news."""
     async with node(gpus={RESOURCE: 2}) as made:
         kubelet = await made.start_kubelet("1.28")
         await made.start_gateway()
@@ -130,13 +130,11 @@ async def test_what_was_held_back_is_remembered_before_it_is_sent() -> None:
         profile = made.root / "more.yaml"
         profile.write_text(f"resources: {{{RESOURCE}: {{gpus: 6}}}}\n")
         await kubelet.fault(Faults(register_hangs=True))
-        async with await GatewayProcess.launch(
-            gateway_command(made.socket_dir, made.root / "state", profile)
-        ) as younger:
-            await younger.wait_for("waiting: another gateway serves, and this one could not")
+        async with await GatewayProcess.launch(gateway_command(made.socket_dir, made.root / "state", profile)) as newer:
+            await newer.wait_for("waiting: another gateway serves, and this one could not")
             await made.gateway.terminate()
             await kubelet.fault(Faults())
-            await younger.wait_for("registered", seconds=20)
+            await newer.wait_for("registered", seconds=20)
             ledger = json.loads((made.root / "state" / "ledger.json").read_bytes())
         assert len(ledger["resources"][RESOURCE]["announced"]) == 6
 
@@ -191,14 +189,14 @@ async def test_what_nobody_serves_calls_for_a_person_until_somebody_does() -> No
 
     async with node(gpus={RESOURCE: 2}, options=("--metrics-address", "127.0.0.1:0")) as made:
         kubelet = await made.start_kubelet("1.28")
-        elder = await made.start_gateway()
+        older = await made.start_gateway()
         await made.served()
-        port = int((await elder.wait_for("listening", what="metrics"))["port"])
+        port = int((await older.wait_for("listening", what="metrics"))["port"])
         await told(port, "1.0")
         seen[:] = ["1.0"]
         await kubelet.fault(Faults(register_hangs=True))
         async with rivals.RIVALS["planted, deaf"](made):
-            await elder.wait_for(
+            await older.wait_for(
                 "taking a resource back: another gateway is to serve it, and the kubelet's records show no device of it"
             )
             await told(port, "0.0")
@@ -305,35 +303,35 @@ async def test_one_that_could_not_serve_says_so() -> None:
         await made.served()
         options = ("--probe-address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0")
         command = gateway_command(made.socket_dir, made.root / "elsewhere", made.profile_path, "v1alpha2", options)
-        async with await GatewayProcess.launch(command) as younger:
-            await younger.wait_for("waiting: another gateway serves, and this one could not")
+        async with await GatewayProcess.launch(command) as newer:
+            await newer.wait_for("waiting: another gateway serves, and this one could not")
             probes, metrics = [
-                int((await younger.wait_for("listening", what=what))["port"]) for what in ("probes", "metrics")
+                int((await newer.wait_for("listening", what=what))["port"]) for what in ("probes", "metrics")
             ]
             status, lines = await get(probes, "/readyz")
             assert (status, lines[:2]) == (503, ["not ready", "starting"])
             assert "use --api auto" in lines[2]
             assert f'device_plugin_gateway_serving{{resource="{RESOURCE}"}} 0.0' in (await get(metrics, "/metrics"))[1]
             await made.gateway.terminate()  # Nobody serves any more: it does what it can.
-            await younger.wait_for("no common version")
+            await newer.wait_for("no common version")
 
 
 async def test_one_that_hangs_is_seen_by_the_next() -> None:
     """The kubelet starts anew while the gateway that served is stopped: the other one serves it, and says so."""
     async with node(gpus={RESOURCE: 2}, options=("--probe-address", "127.0.0.1:0")) as made:
         await made.start_kubelet("1.37")
-        elder = await made.start_gateway()
+        older = await made.start_gateway()
         await made.served()
-        younger = await made.start_gateway()
-        await younger.wait_for("registered")
-        await elder.wait_for("standing by")
-        os.kill(younger.pid, signal.SIGSTOP)
+        newer = await made.start_gateway()
+        await newer.wait_for("registered")
+        await older.wait_for("standing by")
+        os.kill(newer.pid, signal.SIGSTOP)
         await made.start_kubelet("1.37")
         begin = time.monotonic()
         await made.served()
         assert time.monotonic() - begin < rivals.MOST + 2
-        os.kill(younger.pid, signal.SIGCONT)
-        await younger.wait_for("standing by")
+        os.kill(newer.pid, signal.SIGCONT)
+        await newer.wait_for("standing by")
         await made.served()
 
 

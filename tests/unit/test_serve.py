@@ -414,15 +414,15 @@ async def test_what_knows_no_device_takes_nothing_over(
     assert await anext(lists) == (A,)
     source = Source(inventory(A, B))
     devices = source.inventories.get_nowait()
-    heir = Gateway(Settings(socket_dir=node.folder / "dp", state_dir=node.folder / "state"), source)
-    running = asyncio.ensure_future(heir.run())
+    newer = Gateway(Settings(socket_dir=node.folder / "dp", state_dir=node.folder / "state"), source)
+    running = asyncio.ensure_future(newer.run())
     try:
         assert (await told(logs, "waiting for the devices: meanwhile another gateway serves"))["backend"] == "test"
-        assert (heir.begun, node.kubelet.registrations.empty()) == (False, True)
+        assert (newer.begun, node.kubelet.registrations.empty()) == (False, True)
         source.inventories.put_nowait(devices)
         assert await anext(node.kubelet.lists(await node.kubelet.registered())) == (A, B)
     finally:
-        heir._end(0)
+        newer._end(0)
         await running
 
 
@@ -434,14 +434,14 @@ async def test_what_knows_no_device_serves_by_its_memory_when_the_other_is_gone(
     await anext(node.kubelet.lists(await node.kubelet.registered()))
     source = Source(inventory(A))
     source.inventories.get_nowait()
-    heir = Gateway(Settings(socket_dir=node.folder / "dp", state_dir=node.folder / "state"), source)
-    running = asyncio.ensure_future(heir.run())
+    newer = Gateway(Settings(socket_dir=node.folder / "dp", state_dir=node.folder / "state"), source)
+    running = asyncio.ensure_future(newer.run())
     try:
         await told(logs, "waiting for the devices: meanwhile another gateway serves")
         await node.end()
         assert await anext(node.kubelet.lists(await node.kubelet.registered())) == (A,)
     finally:
-        heir._end(0)
+        newer._end(0)
         await running
 
 
@@ -491,20 +491,20 @@ async def test_what_a_silent_source_had_is_left_to_another_gateway(
     node = await make(inventory(A))
     await anext(node.kubelet.lists(await node.kubelet.registered()))
     source = Source(without_gpus(Device("/dev/null")))
-    heir = Gateway(Settings(socket_dir=node.folder / "dp", state_dir=node.folder / "state"), source)
-    running = asyncio.ensure_future(heir.run())
+    newer = Gateway(Settings(socket_dir=node.folder / "dp", state_dir=node.folder / "state"), source)
+    running = asyncio.ensure_future(newer.run())
     try:
         registration = await node.kubelet.registered()
         assert registration.resource_name == FILE
         assert await anext(node.kubelet.lists(registration)) == (Device("/dev/null"),)
-        assert (heir.left(), probes.look(heir).ready) == ([GPU], False)
+        assert (newer.left(), probes.look(newer).ready) == ([GPU], False)
         source.inventories.put_nowait({GPU: Listing((A, B)), FILE: Listing((Device("/dev/null"),))})
         registration = await node.kubelet.registered()
         assert registration.resource_name == GPU
         assert await anext(node.kubelet.lists(registration)) == (A, B)
-        assert heir.left() == []
+        assert newer.left() == []
     finally:
-        heir._end(0)
+        newer._end(0)
         await running
 
 
@@ -742,11 +742,11 @@ async def test_what_another_gateway_served_is_served_whatever_fails(
         await again.wait()
 
 
-# A younger gateway with a state directory of its own: only what it does on the node is seen of it.
+# A newer gateway with a state directory of its own: only what it does on the node is seen of it.
 
 
 @pytest.fixture
-def younger(folder: Path) -> Iterator[Callable[[], Instance]]:
+def newer(folder: Path) -> Iterator[Callable[[], Instance]]:
     """One that offers the GPUs from when it is called."""
     with contextlib.ExitStack() as stack:
 
@@ -770,14 +770,14 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_register_in_flight_is_not_given_up_for_a_younger_gateway(
-    make: Make, younger: Callable[[], Instance], logs: asyncio.Queue[EventDict]
+async def test_a_register_in_flight_is_not_given_up_for_a_newer_gateway(
+    make: Make, newer: Callable[[], Instance], logs: asyncio.Queue[EventDict]
 ) -> None:
     node = await make(inventory(A))
     await served(node, logs)
     gateway, one = node._gateway, node._gateway.resources[0]
     one.state = replace(one.state, phase=Phase.ACCEPTED)
-    younger()
+    newer()
     gateway.others.look()
     assert one.state.phase is Phase.ACCEPTED
     one.state = replace(one.state, phase=Phase.SERVING)
@@ -786,12 +786,12 @@ async def test_a_register_in_flight_is_not_given_up_for_a_younger_gateway(
 
 
 async def test_what_another_gateway_serves_is_not_remembered_but_what_it_remembers_is(
-    make: Make, younger: Callable[[], Instance], logs: asyncio.Queue[EventDict]
+    make: Make, newer: Callable[[], Instance], logs: asyncio.Queue[EventDict]
 ) -> None:
     node = await make(inventory(A))
     await served(node, logs)
     gateway, one = node._gateway, node._gateway.resources[0]
-    other = younger()
+    other = newer()
     await until(lambda: one.state.phase is Phase.STANDBY)
     node.source.inventories.put_nowait(inventory(A, B))
     await until(lambda: "b" in one.entries)
@@ -814,13 +814,13 @@ async def test_what_another_gateway_serves_is_not_remembered_but_what_it_remembe
 
 @pytest.mark.parametrize("leaves", [True, False])
 async def test_whom_the_kubelet_forgot_is_remembered_by_who_serves(
-    make: Make, younger: Callable[[], Instance], logs: asyncio.Queue[EventDict], leaves: bool
+    make: Make, newer: Callable[[], Instance], logs: asyncio.Queue[EventDict], leaves: bool
 ) -> None:
     node = await make(inventory(A))
     await served(node, logs)
     gateway, one = node._gateway, node._gateway.resources[0]
     if leaves:
-        younger()
+        newer()
         await until(lambda: one.state.phase is Phase.STANDBY)
     gateway.beliefs.recall(GPU, FORGOTTEN, {})
     assert gateway.ledger.forgotten(GPU) == ({} if leaves else FORGOTTEN)
@@ -832,7 +832,7 @@ async def test_what_the_one_before_remembered_last_is_taken_over(
     node = await make(inventory(A))
     await served(node, logs)
     source = Source(inventory(A))
-    younger = Gateway(node._gateway.settings, source)
+    newer = Gateway(node._gateway.settings, source)
 
     async def able() -> None:  # It has read the ledger already.
         node.source.inventories.put_nowait(inventory(A, B))
@@ -840,19 +840,19 @@ async def test_what_the_one_before_remembered_last_is_taken_over(
         node._gateway.ledger.set_forgotten(GPU, FORGOTTEN)
         assert await node._gateway.scribe.durable()
 
-    monkeypatch.setattr(younger.others.ability, "wait", able)
-    other = Node(node.folder, source, node.kubelet, younger)
+    monkeypatch.setattr(newer.others.ability, "wait", able)
+    other = Node(node.folder, source, node.kubelet, newer)
     try:
         rows = await anext(node.kubelet.lists(await node.kubelet.registered()))
         assert {device.id: device.health for device in rows} == {"a": Health.HEALTHY, "b": Health.UNHEALTHY}
-        assert [(one.kind, one.device_ids) for one in younger.beliefs.findings(GPU)] == [
+        assert [(one.kind, one.device_ids) for one in newer.beliefs.findings(GPU)] == [
             (drift.MismatchKind.FORGOTTEN, ("a",))
         ]
     finally:
         await other.end()
 
 
-async def test_what_a_younger_gateway_does_not_serve_is_remembered_before_it_is_sent(make: Make, folder: Path) -> None:
+async def test_what_a_newer_gateway_does_not_serve_is_remembered_before_it_is_sent(make: Make, folder: Path) -> None:
     host = Instance(folder / "dp", begin(host_service=True))
     host.create()
     host.publish()
@@ -878,7 +878,7 @@ async def test_what_a_younger_gateway_does_not_serve_is_remembered_before_it_is_
 )
 async def test_what_is_stood_by_for_is_looked_for(
     make: Make,
-    younger: Callable[[], Instance],
+    newer: Callable[[], Instance],
     logs: asyncio.Queue[EventDict],
     monkeypatch: pytest.MonkeyPatch,
     device: Device,
@@ -899,7 +899,7 @@ async def test_what_is_stood_by_for_is_looked_for(
     monkeypatch.setattr(Peers, "talks", lambda *_: talks)
     node = await make(inventory(device))
     await served(node, logs)
-    other = younger()
+    other = newer()
     if registered:
         (node.folder / "dp" / f"{other.token}-ab12-1.sock").touch()
     for _ in range(2 if shown else 3):
@@ -911,12 +911,12 @@ async def test_what_is_stood_by_for_is_looked_for(
 
 @pytest.mark.parametrize("evidence", ["a cut", "a name"])
 async def test_one_that_was_stood_by_for_in_vain_counts_again_once_it_registers(
-    make: Make, younger: Callable[[], Instance], logs: asyncio.Queue[EventDict], evidence: str
+    make: Make, newer: Callable[[], Instance], logs: asyncio.Queue[EventDict], evidence: str
 ) -> None:
     node = await make(inventory(A))
     await served(node, logs)
     gateway, one = node._gateway, node._gateway.resources[0]
-    other = younger()
+    other = newer()
     await until(lambda: one.state.phase is Phase.STANDBY)
     gateway.others.unserved(one, other.age)
     lists = await served(node, logs)
@@ -937,7 +937,7 @@ async def test_one_that_was_stood_by_for_in_vain_counts_again_once_it_registers(
     assert one.standing_by_for == other.age
 
 
-async def test_books_are_looked_into_again_where_the_list_changed(
+async def test_records_are_looked_into_again_where_the_list_changed(
     make: Make, monkeypatch: pytest.MonkeyPatch, logs: asyncio.Queue[EventDict]
 ) -> None:
     node = await make(inventory(A))
@@ -969,7 +969,7 @@ async def test_what_was_handed_over_is_registered_a_moment_later(make: Make, mon
         slept.append(seconds)
         await sleep(seconds)
 
-    async def handed_over(_elders: object) -> bool:
+    async def handed_over(_older_ones: object) -> bool:
         return True
 
     monkeypatch.setattr(asyncio, "sleep", note)
@@ -979,7 +979,7 @@ async def test_what_was_handed_over_is_registered_a_moment_later(make: Make, mon
     assert wait in slept
 
 
-@pytest.mark.parametrize(("others", "warm"), [({}, 0), ({Age(9, "99999999"): Path("younger")}, 1)])
+@pytest.mark.parametrize(("others", "warm"), [({}, 0), ({Age(9, "99999999"): Path("newer")}, 1)])
 async def test_who_is_going_to_stand_by_has_connected_to_the_kubelet_once(
     make: Make, monkeypatch: pytest.MonkeyPatch, others: dict[Age, Path], warm: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""Whose each GPU is: each rule of the table, and the table explored with two doors, a kubelet, a scheduler and late news."""
+"""Whose each GPU is: each rule of the table, and the table explored with two APIs, a kubelet, a scheduler and late news."""
 
 from __future__ import annotations
 

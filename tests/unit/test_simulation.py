@@ -82,7 +82,7 @@ def test_a_second_register(version: str, row: tuple[bool, int, int | None, int |
 
 
 def count(kubelet: Kubelet) -> int:
-    return kubelet.books.totals().allocatable[RESOURCE]
+    return kubelet.records.totals().allocatable[RESOURCE]
 
 
 @pytest.mark.parametrize(("hop", "kept"), HOPS.items())

@@ -79,7 +79,7 @@ def test_a_resource_that_serves_has_no_trouble() -> None:
     assert _resource(replace(TROUBLED, trouble="of yesterday")).trouble == ""
 
 
-def test_who_holds_what_is_unknown_without_the_books() -> None:
+def test_who_holds_what_is_unknown_without_the_records() -> None:
     found = _resource(replace(TROUBLED, holders=None))
     assert (found.held, {device.holder for device in found.devices}) == (None, {None})
 

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from adapters.dialect import Level
-from gateway.age import HOST_SERVICE_NS, Age, Doubt, elder_should_wait, plausible
+from gateway.age import HOST_SERVICE_NS, Age, Doubt, older_should_wait, plausible
 from gateway.handover import machine as s
 from gateway.handover.events import (
     Action,
@@ -30,7 +30,7 @@ from gateway.handover.events import (
     Wanted,
     standing,
 )
-from gateway.handover.machine import Elder, Heir
+from gateway.handover.machine import Newer, Older
 from gateway.handover.records import LACKING, LACKING_STILL, LOOK_CLOSELY, RecordsSeen
 from gateway.registration.events import Phase
 
@@ -40,8 +40,8 @@ from gateway.registration.events import Phase
     [
         pytest.param(Age(5, "b"), [], None, id="alone"),
         pytest.param(Age(5, "b"), [Age(4, "z")], None, id="the other is older: it yields"),
-        pytest.param(Age(5, "b"), [Age(6, "a")], Age(6, "a"), id="the other is younger: we yield"),
-        pytest.param(Age(5, "b"), [Age(6, "a"), Age(7, "a")], Age(7, "a"), id="the youngest counts"),
+        pytest.param(Age(5, "b"), [Age(6, "a")], Age(6, "a"), id="the other is newer: we yield"),
+        pytest.param(Age(5, "b"), [Age(6, "a"), Age(7, "a")], Age(7, "a"), id="the newest counts"),
         pytest.param(Age(5, "b"), [Age(5, "c")], Age(5, "c"), id="born together: the token decides"),
         pytest.param(Age(5, "c"), [Age(5, "b")], None, id="and decides the other way for the other"),
         pytest.param(Age(9, "a"), [Age(HOST_SERVICE_NS + 5, "b")], Age(HOST_SERVICE_NS + 5, "b"), id="a host service"),
@@ -50,12 +50,12 @@ from gateway.registration.events import Phase
             Age(HOST_SERVICE_NS + 5, "a"),
             [Age(9, "b"), Age(HOST_SERVICE_NS + 6, "c")],
             Age(HOST_SERVICE_NS + 6, "c"),
-            id="of two host services the younger, too",
+            id="of two host services the newer, too",
         ),
     ],
 )
 def test_the_older_yields(own: Age, peers: list[Age], waits_for: Age | None) -> None:
-    assert elder_should_wait(own, peers) == waits_for
+    assert older_should_wait(own, peers) == waits_for
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ DOUBT = Doubt(cuts=2, names=frozenset({"a-1.sock"}))
     ],
 )
 def test_who_is_doubted_is_not_stood_by_for(peers: list[Age], waits_for: Age | None) -> None:
-    assert elder_should_wait(Age(5, "b"), peers, {Age(6, "a"): DOUBT}) == waits_for
+    assert older_should_wait(Age(5, "b"), peers, {Age(6, "a"): DOUBT}) == waits_for
 
 
 @pytest.mark.parametrize(
@@ -231,121 +231,123 @@ TAKEN: list[Event] = [*ASKED_BACK, OVER]
 @pytest.mark.parametrize(
     ("own", "events", "stage", "says"),
     [
-        pytest.param(SERVING, [ASKED], Elder.ENDING, [], id="1.36 and before: end the streams first"),
-        pytest.param(SERVING, LENT, Elder.LENT, [Say.YOURS], id="and say so when they are over"),
-        pytest.param(SERVING, [ASKED_LATE], Elder.PROMISED, [Say.FIRST], id="1.37: the heir registers first"),
-        pytest.param(SERVING, [ASKED_LATE, heard(Say.SERVING)], Elder.CONFIRMED, [], id="1.37: and then we end"),
-        pytest.param(SERVING, [ASKED_LATE, OVER], Elder.TAKEN, [Say.MINE], id="1.37: it isn't called, we went on"),
+        pytest.param(SERVING, [ASKED], Older.ENDING, [], id="1.36 and before: end the streams first"),
+        pytest.param(SERVING, LENT, Older.LENT, [Say.YOURS], id="and say so when they are over"),
+        pytest.param(SERVING, [ASKED_LATE], Older.PROMISED, [Say.FIRST], id="1.37: the newer one registers first"),
+        pytest.param(SERVING, [ASKED_LATE, heard(Say.SERVING)], Older.CONFIRMED, [], id="1.37: and then we end"),
+        pytest.param(SERVING, [ASKED_LATE, OVER], Older.TAKEN, [Say.MINE], id="1.37: it isn't called, we went on"),
         pytest.param(
-            SERVING, [ASKED_LATE, stood(IDLE)], Elder.LENT, [Say.YOURS], id="1.37: the kubelet restarts meanwhile"
+            SERVING, [ASKED_LATE, stood(IDLE)], Older.LENT, [Say.YOURS], id="1.37: the kubelet restarts meanwhile"
         ),
         pytest.param(
-            SERVING, [ASKED_LATE, stood(BUSY), heard(Say.SERVING)], Elder.CONFIRMED, [], id="1.37: and both register"
+            SERVING, [ASKED_LATE, stood(BUSY), heard(Say.SERVING)], Older.CONFIRMED, [], id="1.37: and both register"
         ),
-        pytest.param(SERVING, [ASKED_LATE, ASKED], Elder.ENDING, [], id="1.37: it asks again, of an older kubelet"),
-        pytest.param(IDLE, [ASKED], Elder.LENT, [Say.YOURS], id="no stream: lent at once"),
-        pytest.param(IDLE, [ASKED_LATE], Elder.LENT, [Say.YOURS], id="no stream and late: lent at once"),
-        pytest.param(OUT, [ASKED], Elder.LENT, [Say.YOURS], id="not offered: lent at once"),
-        pytest.param(BUSY, [ASKED], Elder.ENDING, [Say.WAIT], id="our Register is in flight: wait for it"),
-        pytest.param(BUSY, [ASKED, stood(SERVING)], Elder.ENDING, [], id="it succeeds: now the stream can end"),
-        pytest.param(BUSY, [ASKED, stood(IDLE)], Elder.LENT, [Say.YOURS], id="it fails: lent"),
-        pytest.param(BUSY, [ASKED, OVER], Elder.ENDING, [], id="it takes long: still no stream is ended"),
-        pytest.param(BUSY, [ASKED, heard(Say.GOING)], Elder.PROMISED, [], id="the heir has no patience: it goes first"),
-        pytest.param(BUSY, [ASKED_LATE], Elder.PROMISED, [Say.FIRST], id="both register: nobody ends a stream"),
-        pytest.param(BUSY, [ASKED_LATE, OVER], Elder.PROMISED, [], id="both register, and a kubelet hangs"),
+        pytest.param(SERVING, [ASKED_LATE, ASKED], Older.ENDING, [], id="1.37: it asks again, of an older kubelet"),
+        pytest.param(IDLE, [ASKED], Older.LENT, [Say.YOURS], id="no stream: lent at once"),
+        pytest.param(IDLE, [ASKED_LATE], Older.LENT, [Say.YOURS], id="no stream and late: lent at once"),
+        pytest.param(OUT, [ASKED], Older.LENT, [Say.YOURS], id="not offered: lent at once"),
+        pytest.param(BUSY, [ASKED], Older.ENDING, [Say.WAIT], id="our Register is in flight: wait for it"),
+        pytest.param(BUSY, [ASKED, stood(SERVING)], Older.ENDING, [], id="it succeeds: now the stream can end"),
+        pytest.param(BUSY, [ASKED, stood(IDLE)], Older.LENT, [Say.YOURS], id="it fails: lent"),
+        pytest.param(BUSY, [ASKED, OVER], Older.ENDING, [], id="it takes long: still no stream is ended"),
+        pytest.param(
+            BUSY, [ASKED, heard(Say.GOING)], Older.PROMISED, [], id="the newer one has no patience: it goes first"
+        ),
+        pytest.param(BUSY, [ASKED_LATE], Older.PROMISED, [Say.FIRST], id="both register: nobody ends a stream"),
+        pytest.param(BUSY, [ASKED_LATE, OVER], Older.PROMISED, [], id="both register, and a kubelet hangs"),
         pytest.param(
             BUSY,
             [ASKED_LATE, heard(Say.SERVING), stood(SERVING), stood(LEAVING), stood(IDLE)],
-            Elder.CONFIRMED,
+            Older.CONFIRMED,
             [Say.ANEW],
             id="both have registered: it does so once more when our streams are over",
         ),
         pytest.param(
             SERVING,
             [ASKED_LATE, stood(BUSY), stood(SERVING), heard(Say.SERVING), stood(LEAVING), stood(IDLE)],
-            Elder.CONFIRMED,
+            Older.CONFIRMED,
             [Say.ANEW],
             id="both have registered, with a kubelet that started meanwhile",
         ),
         pytest.param(
             BUSY,
             [ASKED_LATE, heard(Say.SERVING), stood(IDLE), stood(IDLE)],
-            Elder.CONFIRMED,
+            Older.CONFIRMED,
             [],
             id="both have registered: that is said once",
         ),
         pytest.param(
             SERVING,
             [ASKED_LATE, heard(Say.SERVING), stood(LEAVING), stood(IDLE)],
-            Elder.CONFIRMED,
+            Older.CONFIRMED,
             [],
             id="1.37: it registered, and we didn't",
         ),
-        pytest.param(SERVING, [ASKED, heard(Say.GOING)], Elder.ENDING, [], id="it goes while we end: we end"),
-        pytest.param(SERVING, [ASKED, OVER], Elder.LENT, [Say.YOURS], id="a stream that nobody reads doesn't end"),
-        pytest.param(SERVING, [heard(Say.GOING)], Elder.PROMISED, [Say.FIRST], id="it never asked: let it register"),
-        pytest.param(SERVING, [heard(Say.SERVING)], Elder.CONFIRMED, [], id="it never asked and serves: yield"),
-        pytest.param(SERVING, [heard(Say.RELEASED)], Elder.APART, [], id="gives back what it never had"),
-        pytest.param(SERVING, [heard(Say.BUSY)], Elder.APART, [], id="answers what was never asked"),
-        pytest.param(SERVING, [heard(Say.MINE)], Elder.APART, [], id="an heir that speaks like an elder"),
-        pytest.param(SERVING, DONE, Elder.CONFIRMED, [], id="the heir serves"),
-        pytest.param(SERVING, [*DONE, heard(Say.SERVING)], Elder.CONFIRMED, [], id="and says it twice"),
-        pytest.param(SERVING, ASKED_BACK, Elder.REVOKING, [Say.REVOKE], id="no report: ask it back"),
-        pytest.param(SERVING, [*LENT, OVER_IN_VAIN], Elder.LENT, [], id="no kubelet: nobody could report"),
-        pytest.param(SERVING, [*ASKED_BACK, heard(Say.SERVING)], Elder.CONFIRMED, [], id="asked back: it serves"),
-        pytest.param(SERVING, [*ASKED_BACK, heard(Say.BUSY)], Elder.REVOKING, [], id="asked back: it is registering"),
-        pytest.param(SERVING, [*ASKED_BACK, heard(Say.RELEASED)], Elder.RESTING, [], id="asked back: given back"),
-        pytest.param(SERVING, TAKEN, Elder.TAKEN, [Say.MINE], id="asked back: silence, so we register"),
-        pytest.param(SERVING, [*TAKEN, OVER], Elder.TAKEN, [Say.MINE], id="and tell it again"),
-        pytest.param(SERVING, [*TAKEN, heard(Say.SERVING)], Elder.TAKEN, [Say.MINE], id="too late: it has to yield"),
-        pytest.param(SERVING, [*TAKEN, heard(Say.GOING)], Elder.TAKEN, [Say.MINE], id="too late: it must not register"),
-        pytest.param(SERVING, [*TAKEN, ASKED], Elder.TAKEN, [Say.MINE], id="it asks at once: not yet"),
-        pytest.param(SERVING, [*TAKEN, heard(Say.RELEASED)], Elder.RESTING, [], id="it stands by"),
+        pytest.param(SERVING, [ASKED, heard(Say.GOING)], Older.ENDING, [], id="it goes while we end: we end"),
+        pytest.param(SERVING, [ASKED, OVER], Older.LENT, [Say.YOURS], id="a stream that nobody reads doesn't end"),
+        pytest.param(SERVING, [heard(Say.GOING)], Older.PROMISED, [Say.FIRST], id="it never asked: let it register"),
+        pytest.param(SERVING, [heard(Say.SERVING)], Older.CONFIRMED, [], id="it never asked and serves: yield"),
+        pytest.param(SERVING, [heard(Say.RELEASED)], Older.APART, [], id="gives back what it never had"),
+        pytest.param(SERVING, [heard(Say.BUSY)], Older.APART, [], id="answers what was never asked"),
+        pytest.param(SERVING, [heard(Say.MINE)], Older.APART, [], id="a newer one that speaks like an older one"),
+        pytest.param(SERVING, DONE, Older.CONFIRMED, [], id="the newer one serves"),
+        pytest.param(SERVING, [*DONE, heard(Say.SERVING)], Older.CONFIRMED, [], id="and says it twice"),
+        pytest.param(SERVING, ASKED_BACK, Older.REVOKING, [Say.REVOKE], id="no report: ask it back"),
+        pytest.param(SERVING, [*LENT, OVER_IN_VAIN], Older.LENT, [], id="no kubelet: nobody could report"),
+        pytest.param(SERVING, [*ASKED_BACK, heard(Say.SERVING)], Older.CONFIRMED, [], id="asked back: it serves"),
+        pytest.param(SERVING, [*ASKED_BACK, heard(Say.BUSY)], Older.REVOKING, [], id="asked back: it is registering"),
+        pytest.param(SERVING, [*ASKED_BACK, heard(Say.RELEASED)], Older.RESTING, [], id="asked back: given back"),
+        pytest.param(SERVING, TAKEN, Older.TAKEN, [Say.MINE], id="asked back: silence, so we register"),
+        pytest.param(SERVING, [*TAKEN, OVER], Older.TAKEN, [Say.MINE], id="and tell it again"),
+        pytest.param(SERVING, [*TAKEN, heard(Say.SERVING)], Older.TAKEN, [Say.MINE], id="too late: it has to yield"),
+        pytest.param(SERVING, [*TAKEN, heard(Say.GOING)], Older.TAKEN, [Say.MINE], id="too late: it must not register"),
+        pytest.param(SERVING, [*TAKEN, ASKED], Older.TAKEN, [Say.MINE], id="it asks at once: not yet"),
+        pytest.param(SERVING, [*TAKEN, heard(Say.RELEASED)], Older.RESTING, [], id="it stands by"),
         pytest.param(
-            SERVING, [*TAKEN, heard(Say.RELEASED), ASKED], Elder.RESTING, [Say.MINE], id="it asks again: not yet"
+            SERVING, [*TAKEN, heard(Say.RELEASED), ASKED], Older.RESTING, [Say.MINE], id="it asks again: not yet"
         ),
         pytest.param(
-            SERVING, [*TAKEN, heard(Say.RELEASED), OVER, stood(SERVING), ASKED], Elder.ENDING, [], id="later: gladly"
+            SERVING, [*TAKEN, heard(Say.RELEASED), OVER, stood(SERVING), ASKED], Older.ENDING, [], id="later: gladly"
         ),
-        pytest.param(SERVING, [*LENT, heard(Say.RELEASED)], Elder.RESTING, [], id="the heir can't: take over"),
-        pytest.param(SERVING, [*DONE, heard(Say.RELEASED)], Elder.RESTING, [], id="the heir ends: take over"),
-        pytest.param(SERVING, [*DONE, OVER], Elder.CHECKING, [Say.REVOKE], id="now and then: does it still serve?"),
-        pytest.param(SERVING, [*DONE, OVER_IN_VAIN], Elder.CONFIRMED, [], id="not while no kubelet is there"),
-        pytest.param(SERVING, [*DONE, OVER, heard(Say.SERVING)], Elder.CONFIRMED, [], id="it does"),
-        pytest.param(SERVING, [*DONE, OVER, OVER], Elder.TAKEN, [Say.MINE], id="it was stopped: take over"),
-        pytest.param(REFUSED, [ASKED], Elder.LENT, [Say.YOURS], id="refused: lent at once"),
-        pytest.param(SERVING, [*DONE, UNSERVED], Elder.CHECKING, [Say.REVOKE], id="records lack it: does it serve?"),
-        pytest.param(SERVING, [*DONE, UNSERVED, OVER], Elder.TAKEN, [Say.MINE], id="silence: take over"),
-        pytest.param(SERVING, [*DONE, UNSERVED, heard(Say.SERVING)], Elder.CONFIRMED, [], id="it says so: once"),
-        pytest.param(SERVING, [*DONE, UNSERVED, heard(Say.BUSY)], Elder.CHECKING, [], id="it is registering: wait"),
+        pytest.param(SERVING, [*LENT, heard(Say.RELEASED)], Older.RESTING, [], id="the newer one can't: take over"),
+        pytest.param(SERVING, [*DONE, heard(Say.RELEASED)], Older.RESTING, [], id="the newer one ends: take over"),
+        pytest.param(SERVING, [*DONE, OVER], Older.CHECKING, [Say.REVOKE], id="now and then: does it still serve?"),
+        pytest.param(SERVING, [*DONE, OVER_IN_VAIN], Older.CONFIRMED, [], id="not while no kubelet is there"),
+        pytest.param(SERVING, [*DONE, OVER, heard(Say.SERVING)], Older.CONFIRMED, [], id="it does"),
+        pytest.param(SERVING, [*DONE, OVER, OVER], Older.TAKEN, [Say.MINE], id="it was stopped: take over"),
+        pytest.param(REFUSED, [ASKED], Older.LENT, [Say.YOURS], id="refused: lent at once"),
+        pytest.param(SERVING, [*DONE, UNSERVED], Older.CHECKING, [Say.REVOKE], id="records lack it: does it serve?"),
+        pytest.param(SERVING, [*DONE, UNSERVED, OVER], Older.TAKEN, [Say.MINE], id="silence: take over"),
+        pytest.param(SERVING, [*DONE, UNSERVED, heard(Say.SERVING)], Older.CONFIRMED, [], id="it says so: once"),
+        pytest.param(SERVING, [*DONE, UNSERVED, heard(Say.BUSY)], Older.CHECKING, [], id="it is registering: wait"),
         pytest.param(
-            SERVING, [*DONE, UNSERVED, heard(Say.SERVING), UNSERVED], Elder.TAKEN, [Say.MINE], id="the records count"
+            SERVING, [*DONE, UNSERVED, heard(Say.SERVING), UNSERVED], Older.TAKEN, [Say.MINE], id="the records count"
         ),
         pytest.param(
             SERVING,
             [*DONE, UNSERVED, heard(Say.SERVING), OVER, heard(Say.SERVING), UNSERVED],
-            Elder.CHECKING,
+            Older.CHECKING,
             [Say.REVOKE],
             id="and what they lacked long ago doesn't",
         ),
         pytest.param(
-            SERVING, [*ASKED_BACK, heard(Say.BUSY), OVER], Elder.REVOKING, [Say.REVOKE], id="is it still at it?"
+            SERVING, [*ASKED_BACK, heard(Say.BUSY), OVER], Older.REVOKING, [Say.REVOKE], id="is it still at it?"
         ),
         pytest.param(
-            SERVING, [*ASKED_BACK, heard(Say.BUSY), OVER, OVER], Elder.TAKEN, [Say.MINE], id="it is silent: take over"
+            SERVING, [*ASKED_BACK, heard(Say.BUSY), OVER, OVER], Older.TAKEN, [Say.MINE], id="it is silent: take over"
         ),
         pytest.param(
-            SERVING, [*ASKED_BACK, *[heard(Say.BUSY), OVER] * 100], Elder.REVOKING, [Say.REVOKE], id="it always is"
+            SERVING, [*ASKED_BACK, *[heard(Say.BUSY), OVER] * 100], Older.REVOKING, [Say.REVOKE], id="it always is"
         ),
         pytest.param(
-            SERVING, [*ASKED_BACK, *[heard(Say.BUSY), OVER] * 101], Elder.TAKEN, [Say.MINE], id="longer than one can be"
+            SERVING, [*ASKED_BACK, *[heard(Say.BUSY), OVER] * 101], Older.TAKEN, [Say.MINE], id="longer than one can be"
         ),
-        pytest.param(SERVING, [*LENT, UNSERVED], Elder.LENT, [], id="lent: the report is waited for"),
-        pytest.param(SERVING, [UNSERVED], Elder.APART, [], id="nothing was asked"),
+        pytest.param(SERVING, [*LENT, UNSERVED], Older.LENT, [], id="lent: the report is waited for"),
+        pytest.param(SERVING, [UNSERVED], Older.APART, [], id="nothing was asked"),
     ],
 )
-def test_elder(own: Standing, events: list[Event], stage: Elder, says: list[Say]) -> None:
-    state, actions = play(s.elder(own), events)
+def test_older(own: Standing, events: list[Event], stage: Older, says: list[Say]) -> None:
+    state, actions = play(s.older(own), events)
     assert (state.stage, said(actions)) == (stage, says)
 
 
@@ -356,77 +358,83 @@ GIVEN_BACK: list[Event] = [*YOURS, heard(Say.REVOKE)]
 @pytest.mark.parametrize(
     ("events", "stage", "says"),
     [
-        pytest.param(YOURS, Heir.TRYING, [], id="lent: register"),
-        pytest.param([heard(Say.FIRST)], Heir.TRYING, [], id="1.37: register first"),
-        pytest.param([*YOURS, stood(BUSY), stood(SERVING)], Heir.SERVED, [Say.SERVING], id="called: say so"),
-        pytest.param([OVER], Heir.TRYING, [Say.GOING], id="no answer: go on without"),
-        pytest.param([OVER, *YOURS], Heir.TRYING, [], id="an answer too late changes nothing"),
-        pytest.param([OVER, heard(Say.WAIT)], Heir.TRYING, [], id="told too late to wait"),
-        pytest.param([OVER, heard(Say.MINE)], Heir.RESTING, [Say.RELEASED], id="told too late, and it serves: yield"),
-        pytest.param([heard(Say.WAIT)], Heir.WAITING, [], id="its Register is in flight: wait"),
-        pytest.param([heard(Say.WAIT), *YOURS], Heir.TRYING, [], id="then it is ours"),
-        pytest.param([heard(Say.WAIT), OVER], Heir.TRYING, [Say.GOING], id="it is in flight for ever: go on"),
-        pytest.param([heard(Say.MINE)], Heir.RESTING, [Say.RELEASED], id="refused: stand by"),
-        pytest.param([heard(Say.SERVING)], Heir.ASKING, [], id="an elder that speaks like an heir"),
-        pytest.param(GIVEN_BACK, Heir.RESTING, [Say.RELEASED], id="asked back before we registered: give it back"),
+        pytest.param(YOURS, Newer.TRYING, [], id="lent: register"),
+        pytest.param([heard(Say.FIRST)], Newer.TRYING, [], id="1.37: register first"),
+        pytest.param([*YOURS, stood(BUSY), stood(SERVING)], Newer.SERVED, [Say.SERVING], id="called: say so"),
+        pytest.param([OVER], Newer.TRYING, [Say.GOING], id="no answer: go on without"),
+        pytest.param([OVER, *YOURS], Newer.TRYING, [], id="an answer too late changes nothing"),
+        pytest.param([OVER, heard(Say.WAIT)], Newer.TRYING, [], id="told too late to wait"),
+        pytest.param([OVER, heard(Say.MINE)], Newer.RESTING, [Say.RELEASED], id="told too late, and it serves: yield"),
+        pytest.param([heard(Say.WAIT)], Newer.WAITING, [], id="its Register is in flight: wait"),
+        pytest.param([heard(Say.WAIT), *YOURS], Newer.TRYING, [], id="then it is ours"),
+        pytest.param([heard(Say.WAIT), OVER], Newer.TRYING, [Say.GOING], id="it is in flight for ever: go on"),
+        pytest.param([heard(Say.MINE)], Newer.RESTING, [Say.RELEASED], id="refused: stand by"),
+        pytest.param([heard(Say.SERVING)], Newer.ASKING, [], id="an older one that speaks like a newer one"),
+        pytest.param(GIVEN_BACK, Newer.RESTING, [Say.RELEASED], id="asked back before we registered: give it back"),
         pytest.param(
-            [*YOURS, stood(BUSY), heard(Say.REVOKE)], Heir.GIVING, [Say.BUSY], id="asked back with a Register in flight"
+            [*YOURS, stood(BUSY), heard(Say.REVOKE)],
+            Newer.GIVING,
+            [Say.BUSY],
+            id="asked back with a Register in flight",
         ),
         pytest.param(
-            [*YOURS, stood(BUSY), heard(Say.REVOKE), stood(SERVING)], Heir.SERVED, [Say.SERVING], id="it succeeds: keep"
+            [*YOURS, stood(BUSY), heard(Say.REVOKE), stood(SERVING)],
+            Newer.SERVED,
+            [Say.SERVING],
+            id="it succeeds: keep",
         ),
         pytest.param(
             [*YOURS, stood(BUSY), heard(Say.REVOKE), stood(IDLE)],
-            Heir.RESTING,
+            Newer.RESTING,
             [Say.RELEASED],
             id="it fails: give it back",
         ),
         pytest.param(
-            [*YOURS, stood(SERVING), heard(Say.REVOKE)], Heir.SERVED, [Say.SERVING], id="asked back, and we serve"
+            [*YOURS, stood(SERVING), heard(Say.REVOKE)], Newer.SERVED, [Say.SERVING], id="asked back, and we serve"
         ),
         pytest.param(
-            [*YOURS, stood(SERVING), heard(Say.MINE)], Heir.RETURNING, [], id="it serves as well: end our stream"
+            [*YOURS, stood(SERVING), heard(Say.MINE)], Newer.RETURNING, [], id="it serves as well: end our stream"
         ),
         pytest.param(
             [*YOURS, stood(SERVING), heard(Say.MINE), stood(LEAVING), stood(IDLE)],
-            Heir.RESTING,
+            Newer.RESTING,
             [Say.RELEASED],
             id="and say when it is over",
         ),
         pytest.param(
             [*YOURS, stood(BUSY), heard(Say.MINE), stood(SERVING)],
-            Heir.RETURNING,
+            Newer.RETURNING,
             [],
             id="it serves, our Register was in flight: end the stream after it",
         ),
         pytest.param(
-            [*YOURS, stood(BUSY), heard(Say.MINE), heard(Say.REVOKE)], Heir.RETURNING, [Say.BUSY], id="giving it back"
+            [*YOURS, stood(BUSY), heard(Say.MINE), heard(Say.REVOKE)], Newer.RETURNING, [Say.BUSY], id="giving it back"
         ),
-        pytest.param([*GIVEN_BACK, heard(Say.MINE)], Heir.RESTING, [Say.RELEASED], id="told again: answer again"),
-        pytest.param([*GIVEN_BACK, heard(Say.REVOKE)], Heir.RESTING, [Say.RELEASED], id="asked again: answer again"),
-        pytest.param([*GIVEN_BACK, *YOURS], Heir.RESTING, [], id="an answer from before"),
-        pytest.param([*GIVEN_BACK, OVER], Heir.ASKING, [Say.ASK], id="later: ask again"),
-        pytest.param([*GIVEN_BACK, OVER_IN_VAIN], Heir.RESTING, [], id="not while a younger one has it from us"),
-        pytest.param([*YOURS, stood(OUT)], Heir.RESTING, [Say.RELEASED], id="our list is too large: give it back"),
+        pytest.param([*GIVEN_BACK, heard(Say.MINE)], Newer.RESTING, [Say.RELEASED], id="told again: answer again"),
+        pytest.param([*GIVEN_BACK, heard(Say.REVOKE)], Newer.RESTING, [Say.RELEASED], id="asked again: answer again"),
+        pytest.param([*GIVEN_BACK, *YOURS], Newer.RESTING, [], id="an answer from before"),
+        pytest.param([*GIVEN_BACK, OVER], Newer.ASKING, [Say.ASK], id="later: ask again"),
+        pytest.param([*GIVEN_BACK, OVER_IN_VAIN], Newer.RESTING, [], id="not while a newer one has it from us"),
+        pytest.param([*YOURS, stood(OUT)], Newer.RESTING, [Say.RELEASED], id="our list is too large: give it back"),
         pytest.param(
-            [*YOURS, stood(BUSY), stood(REFUSED)], Heir.RESTING, [Say.RELEASED], id="we are refused: give it back"
+            [*YOURS, stood(BUSY), stood(REFUSED)], Newer.RESTING, [Say.RELEASED], id="we are refused: give it back"
         ),
         pytest.param(
             [*YOURS, stood(SERVING), stood(BUSY), stood(REFUSED)],
-            Heir.RESTING,
+            Newer.RESTING,
             [Say.RELEASED],
             id="the next kubelet refuses us: give it back",
         ),
-        pytest.param([*GIVEN_BACK, UNSERVED], Heir.ASKING, [Say.ASK], id="the records lack it: ask at once"),
-        pytest.param([heard(Say.WAIT), UNSERVED], Heir.TRYING, [Say.GOING], id="its Register hangs: go on"),
-        pytest.param([*YOURS, UNSERVED], Heir.TRYING, [], id="we are at it"),
+        pytest.param([*GIVEN_BACK, UNSERVED], Newer.ASKING, [Say.ASK], id="the records lack it: ask at once"),
+        pytest.param([heard(Say.WAIT), UNSERVED], Newer.TRYING, [Say.GOING], id="its Register hangs: go on"),
+        pytest.param([*YOURS, UNSERVED], Newer.TRYING, [], id="we are at it"),
         pytest.param(
-            [*YOURS, stood(SERVING), stood(OUT)], Heir.RESTING, [Say.RELEASED], id="we end: the elder takes over"
+            [*YOURS, stood(SERVING), stood(OUT)], Newer.RESTING, [Say.RELEASED], id="we end: the older one takes over"
         ),
     ],
 )
-def test_heir(events: list[Event], stage: Heir, says: list[Say]) -> None:
-    state, actions = play(s.heir(IDLE)[0], events)
+def test_newer(events: list[Event], stage: Newer, says: list[Say]) -> None:
+    state, actions = play(s.newer(IDLE)[0], events)
     assert (state.stage, said(actions)) == (stage, says)
 
 
@@ -437,56 +445,58 @@ def test_heir(events: list[Event], stage: Heir, says: list[Say]) -> None:
         pytest.param(BUSY, (), id="its Register is still in flight"),
     ],
 )
-def test_an_heir_whose_register_was_crossed(now: Standing, actions: tuple[Action, ...]) -> None:
-    assert play(s.heir(IDLE)[0], [*YOURS, stood(BUSY), stood(now), heard(Say.ANEW)])[1] == actions
+def test_a_newer_one_whose_register_was_crossed(now: Standing, actions: tuple[Action, ...]) -> None:
+    assert play(s.newer(IDLE)[0], [*YOURS, stood(BUSY), stood(now), heard(Say.ANEW)])[1] == actions
 
 
 @pytest.mark.parametrize(
     ("own", "stage", "says"),
     [
-        pytest.param(IDLE, Heir.ASKING, [Say.ASK], id="not registered yet: ask"),
-        pytest.param(SERVING, Heir.SERVED, [Say.SERVING], id="an older one appears and we serve: say so"),
-        pytest.param(BUSY, Heir.TRYING, [Say.GOING], id="an older one appears and we register: say so"),
-        pytest.param(OUT, Heir.RESTING, [], id="we can't: leave it alone"),
-        pytest.param(REFUSED, Heir.RESTING, [], id="we are refused: leave it alone"),
+        pytest.param(IDLE, Newer.ASKING, [Say.ASK], id="not registered yet: ask"),
+        pytest.param(SERVING, Newer.SERVED, [Say.SERVING], id="an older one appears and we serve: say so"),
+        pytest.param(BUSY, Newer.TRYING, [Say.GOING], id="an older one appears and we register: say so"),
+        pytest.param(OUT, Newer.RESTING, [], id="we can't: leave it alone"),
+        pytest.param(REFUSED, Newer.RESTING, [], id="we are refused: leave it alone"),
     ],
 )
-def test_an_heir_meets_an_elder(own: Standing, stage: Heir, says: list[Say]) -> None:
-    state, actions = s.heir(own)
+def test_a_newer_one_meets_an_older_one(own: Standing, stage: Newer, says: list[Say]) -> None:
+    state, actions = s.newer(own)
     assert (state.stage, said(actions)) == (stage, says)
 
 
 @pytest.mark.parametrize(
     ("state", "events", "seconds"),
     [
-        pytest.param(s.heir(IDLE)[0], [], None, id="nothing yet"),
-        pytest.param(s.heir(IDLE)[0], [heard(Say.WAIT)], s.BUSY_WAIT, id="as long as a Register can take"),
-        pytest.param(s.heir(IDLE)[0], GIVEN_BACK, 5.0, id="a first failure: 5 s"),
-        pytest.param(s.heir(IDLE)[0], [*GIVEN_BACK, OVER, *GIVEN_BACK], 10.0, id="a second: longer"),
+        pytest.param(s.newer(IDLE)[0], [], None, id="nothing yet"),
+        pytest.param(s.newer(IDLE)[0], [heard(Say.WAIT)], s.BUSY_WAIT, id="as long as a Register can take"),
+        pytest.param(s.newer(IDLE)[0], GIVEN_BACK, 5.0, id="a first failure: 5 s"),
+        pytest.param(s.newer(IDLE)[0], [*GIVEN_BACK, OVER, *GIVEN_BACK], 10.0, id="a second: longer"),
         pytest.param(
-            s.heir(IDLE)[0],
+            s.newer(IDLE)[0],
             [*GIVEN_BACK, OVER, *YOURS, stood(SERVING), stood(OUT)],
             10.0,
             id="it served in between, not for long: counted",
         ),
         pytest.param(
-            s.heir(IDLE)[0],
+            s.newer(IDLE)[0],
             [*GIVEN_BACK, OVER, *YOURS, stood(SERVING), OVER, stood(OUT)],
             5.0,
             id="it served for long: forgotten",
         ),
-        pytest.param(s.heir(IDLE)[0], [*GIVEN_BACK, OVER, *YOURS, stood(SERVING)], 30.0, id="for how long it serves"),
-        pytest.param(s.heir(IDLE)[0], [*YOURS, stood(SERVING)], None, id="nothing: it served at once"),
-        pytest.param(s.heir(IDLE)[0], [*GIVEN_BACK, OVER] * 20 + GIVEN_BACK, 320.0, id="never more seldom than this"),
-        pytest.param(s.elder(SERVING), LENT, 2.0, id="for the report"),
-        pytest.param(s.elder(SERVING), ASKED_BACK, 0.2, id="for an answer"),
-        pytest.param(s.elder(SERVING), [*ASKED_BACK, heard(Say.BUSY)], 0.3, id="its Register: whether it still runs"),
-        pytest.param(s.elder(SERVING), [*DONE, OVER], 2.0, id="for a busy heir's word that it serves"),
-        pytest.param(s.elder(SERVING), [*DONE, UNSERVED], 0.2, id="for that of one that the records lack"),
-        pytest.param(s.elder(SERVING), [*ASKED_BACK, heard(Say.RELEASED)], 4.0, id="an elder's rest, the shorter one"),
-        pytest.param(s.elder(SERVING), [*TAKEN, OVER], None, id="a stopped heir isn't written to for ever"),
+        pytest.param(s.newer(IDLE)[0], [*GIVEN_BACK, OVER, *YOURS, stood(SERVING)], 30.0, id="for how long it serves"),
+        pytest.param(s.newer(IDLE)[0], [*YOURS, stood(SERVING)], None, id="nothing: it served at once"),
+        pytest.param(s.newer(IDLE)[0], [*GIVEN_BACK, OVER] * 20 + GIVEN_BACK, 320.0, id="never more seldom than this"),
+        pytest.param(s.older(SERVING), LENT, 2.0, id="for the report"),
+        pytest.param(s.older(SERVING), ASKED_BACK, 0.2, id="for an answer"),
+        pytest.param(s.older(SERVING), [*ASKED_BACK, heard(Say.BUSY)], 0.3, id="its Register: whether it still runs"),
+        pytest.param(s.older(SERVING), [*DONE, OVER], 2.0, id="for a busy newer one's word that it serves"),
+        pytest.param(s.older(SERVING), [*DONE, UNSERVED], 0.2, id="for that of one that the records lack"),
         pytest.param(
-            s.elder(SERVING),
+            s.older(SERVING), [*ASKED_BACK, heard(Say.RELEASED)], 4.0, id="an older one's rest, the shorter one"
+        ),
+        pytest.param(s.older(SERVING), [*TAKEN, OVER], None, id="a stopped newer one isn't written to for ever"),
+        pytest.param(
+            s.older(SERVING),
             [*TAKEN, heard(Say.SERVING), heard(Say.RELEASED)],
             4.0,
             id="what it said too late is no failure of its own",
@@ -501,17 +511,17 @@ def test_waiting(state: s.State, events: list[Event], seconds: float | None) -> 
 @pytest.mark.parametrize(
     ("own", "others", "kubelet", "could"),
     [
-        pytest.param(Elder.LENT, [], True, True, id="alone with the heir"),
-        pytest.param(Elder.LENT, [], False, False, id="no kubelet"),
-        pytest.param(Elder.LENT, [Elder.CONFIRMED], True, False, id="another heir serves"),
-        pytest.param(Elder.LENT, [Elder.LENT], True, True, id="another heir doesn't either"),
-        pytest.param(Elder.LENT, [Heir.RESTING], True, False, id="an elder of our own serves"),
-        pytest.param(Elder.LENT, [Heir.SERVED], True, True, id="an elder of our own has yielded"),
-        pytest.param(Heir.RESTING, [Elder.LENT], True, False, id="a younger one has it from us"),
-        pytest.param(Heir.RESTING, [Elder.APART, Heir.RESTING], True, True, id="two elders: ask both"),
+        pytest.param(Older.LENT, [], True, True, id="alone with the newer one"),
+        pytest.param(Older.LENT, [], False, False, id="no kubelet"),
+        pytest.param(Older.LENT, [Older.CONFIRMED], True, False, id="another newer one serves"),
+        pytest.param(Older.LENT, [Older.LENT], True, True, id="another newer one doesn't either"),
+        pytest.param(Older.LENT, [Newer.RESTING], True, False, id="an older one of our own serves"),
+        pytest.param(Older.LENT, [Newer.SERVED], True, True, id="an older one of our own has yielded"),
+        pytest.param(Newer.RESTING, [Older.LENT], True, False, id="a newer one has it from us"),
+        pytest.param(Newer.RESTING, [Older.APART, Newer.RESTING], True, True, id="two older ones: ask both"),
     ],
 )
-def test_could_serve(own: Elder | Heir, others: list[Elder | Heir], kubelet: bool, could: bool) -> None:
+def test_could_serve(own: Older | Newer, others: list[Older | Newer], kubelet: bool, could: bool) -> None:
     states = [s.State(stage, IDLE) for stage in others]
     assert s.could_serve(s.State(own, IDLE), states, kubelet=kubelet) is could
 
@@ -520,12 +530,14 @@ def test_could_serve(own: Elder | Heir, others: list[Elder | Heir], kubelet: boo
     ("state", "events", "outcomes"),
     [
         pytest.param(
-            s.elder(SERVING), [*DONE, OVER, heard(Say.SERVING)], [HandoverOutcome.DONE], id="elder: done, once"
+            s.older(SERVING), [*DONE, OVER, heard(Say.SERVING)], [HandoverOutcome.DONE], id="older one: done, once"
         ),
-        pytest.param(s.elder(SERVING), TAKEN, [HandoverOutcome.BACK], id="elder: back"),
-        pytest.param(s.heir(IDLE)[0], [*YOURS, stood(BUSY), stood(SERVING)], [HandoverOutcome.DONE], id="heir: done"),
-        pytest.param(s.heir(IDLE)[0], [OVER], [HandoverOutcome.ALONE], id="heir: no answer"),
-        pytest.param(s.heir(IDLE)[0], GIVEN_BACK, [HandoverOutcome.BACK], id="heir: back"),
+        pytest.param(s.older(SERVING), TAKEN, [HandoverOutcome.BACK], id="older one: back"),
+        pytest.param(
+            s.newer(IDLE)[0], [*YOURS, stood(BUSY), stood(SERVING)], [HandoverOutcome.DONE], id="newer one: done"
+        ),
+        pytest.param(s.newer(IDLE)[0], [OVER], [HandoverOutcome.ALONE], id="newer one: no answer"),
+        pytest.param(s.newer(IDLE)[0], GIVEN_BACK, [HandoverOutcome.BACK], id="newer one: back"),
     ],
 )
 def test_outcomes(state: s.State, events: list[Event], outcomes: list[HandoverOutcome]) -> None:
@@ -547,9 +559,9 @@ EVENTS = st.one_of(
 
 @settings(max_examples=500)
 @given(st.booleans(), st.sampled_from(Standing), st.lists(EVENTS, max_size=40))
-def test_whatever_a_partner_says(younger: bool, own: Standing, events: list[Event]) -> None:
+def test_whatever_a_partner_says(newer: bool, own: Standing, events: list[Event]) -> None:
     """Its role stays, a stage in which we stand by always has a wait, and nothing is said without end."""
-    state, actions = (s.elder(own), ()) if younger else s.heir(own)
+    state, actions = (s.older(own), ()) if newer else s.newer(own)
     waiting: float | None = None
     for event in (None, *events):
         if event is not None:
@@ -557,9 +569,9 @@ def test_whatever_a_partner_says(younger: bool, own: Standing, events: list[Even
             waiting = None if isinstance(event, WaitOver) else waiting
         for seconds in waits(actions):
             waiting = seconds
-        assert isinstance(state.stage, Elder if younger else Heir)
+        assert isinstance(state.stage, Older if newer else Newer)
         assert len(said(actions)) <= 1
-        if state.stage in s.DEFERRING - {Heir.RETURNING}:  # That one waits for our own registration.
+        if state.stage in s.DEFERRING - {Newer.RETURNING}:  # That one waits for our own registration.
             assert waiting is not None or isinstance(event, WaitOver)
 
 
@@ -577,7 +589,7 @@ class Side(Struct, frozen=True):
 
 
 class World(Struct, frozen=True):
-    """Two gateways, one resource, one kubelet. ``inbox``: what was said to the elder, and to the heir.
+    """Two gateways, one resource, one kubelet. ``inbox``: what was said to the older one, and to the newer one.
 
     Failures and questions are counted to two: more only make the waits longer, or end them.
     """
@@ -588,10 +600,10 @@ class World(Struct, frozen=True):
     faults: tuple[str, ...] = ()
     """Those that may still happen, each once."""
     unmet: bool = False
-    """Whether the elder came to an heir that was there, and hasn't heard from it yet: it stands by, by age alone."""
+    """Whether the older one came to a newer one that was there, and hasn't heard from it yet: it stands by, by age alone."""
 
 
-ELDER, HEIR = 0, 1
+OLDER, NEWER = 0, 1
 TOLD = LACKING + LOOK_CLOSELY
 """Seconds after which whoever stands by is told that nobody serves."""
 AGAIN = LACKING_STILL + LOOK_CLOSELY
@@ -599,15 +611,15 @@ AGAIN = LACKING_STILL + LOOK_CLOSELY
 
 
 def begin(faults: tuple[str, ...]) -> list[World]:
-    """An heir comes, whatever its elder is doing; or a pod comes, the elder of a host service that is there."""
+    """A newer one comes, whatever its older one is doing; or a pod comes, the older one of a host service that is there."""
     worlds = []
     for own in (SERVING, BUSY, IDLE):
-        machine, actions = s.heir(own)
-        sides = (Side(s.elder(IDLE), IDLE), Side(machine, own, wait=waits(actions)[-1]))
+        machine, actions = s.newer(own)
+        sides = (Side(s.older(IDLE), IDLE), Side(machine, own, wait=waits(actions)[-1]))
         worlds.append(World(sides, (tuple(said(actions)), ()), faults=tuple(sorted(faults)), unmet=True))
     for own in (SERVING, BUSY, IDLE):
-        machine, actions = s.heir(IDLE)
-        sides = (Side(s.elder(own), own), Side(machine, IDLE, wait=waits(actions)[-1]))
+        machine, actions = s.newer(IDLE)
+        sides = (Side(s.older(own), own), Side(machine, IDLE, wait=waits(actions)[-1]))
         worlds.append(World(sides, (tuple(said(actions)), ()), faults=tuple(sorted(faults))))
     return worlds
 
@@ -615,14 +627,14 @@ def begin(faults: tuple[str, ...]) -> list[World]:
 def held(world: World, who: int) -> bool:
     """Whether this side is to stand by. Where the connection is lost, age decides among the living."""
     side = world.sides[who]
-    if side.machine is None or (who == ELDER and world.unmet):
-        return who == ELDER and world.sides[HEIR].alive
+    if side.machine is None or (who == OLDER and world.unmet):
+        return who == OLDER and world.sides[NEWER].alive
     return side.machine.stage in s.DEFERRING
 
 
 def put(world: World, who: int, **changes: object) -> World:
     side = replace(world.sides[who], **changes)
-    return replace(world, sides=(side, world.sides[1]) if who == ELDER else (world.sides[0], side))
+    return replace(world, sides=(side, world.sides[1]) if who == OLDER else (world.sides[0], side))
 
 
 def feed(world: World, who: int, event: Event) -> World:
@@ -650,7 +662,7 @@ def hear(world: World, who: int) -> World:
     say, *rest = world.inbox[who]
     inbox = [*world.inbox]
     inbox[who] = tuple(rest)
-    world = replace(world, inbox=(inbox[0], inbox[1]), unmet=world.unmet and who != ELDER)
+    world = replace(world, inbox=(inbox[0], inbox[1]), unmet=world.unmet and who != OLDER)
     return feed(world, who, heard(say))
 
 
@@ -659,18 +671,18 @@ def fire(world: World, who: int) -> World:
 
 
 def ask(world: World, *, first: bool) -> World:
-    """The elder reads an ask: late, when the heir has gone on by now."""
-    heir = world.sides[HEIR].machine
-    late = heir is None or heir.stage is not Heir.ASKING
-    at_once = first and world.sides[ELDER].standing is SERVING
-    world = replace(world, inbox=(world.inbox[ELDER][1:], world.inbox[HEIR]), unmet=False)
-    return feed(world, ELDER, Wanted(first=at_once or late))
+    """The older one reads an ask: late, when the newer one has gone on by now."""
+    newer = world.sides[NEWER].machine
+    late = newer is None or newer.stage is not Newer.ASKING
+    at_once = first and world.sides[OLDER].standing is SERVING
+    world = replace(world, inbox=(world.inbox[OLDER][1:], world.inbox[NEWER]), unmet=False)
+    return feed(world, OLDER, Wanted(first=at_once or late))
 
 
 def part(world: World) -> World:
     """The connection ends: what was said and not heard is lost, and the living decide by age."""
     world = replace(world, connected=False, inbox=((), ()), unmet=False)
-    for who in (ELDER, HEIR):
+    for who in (OLDER, NEWER):
         world = feed(put(world, who, machine=None, wait=None), who, OVER)
     return world
 
@@ -705,7 +717,7 @@ def overdue(world: World, who: int) -> bool:
         return False
     if other.running and other.standing is BUSY and side.wait >= s.BUSY_WAIT:
         return False
-    return not any(moves(world, one) for one in (ELDER, HEIR))
+    return not any(moves(world, one) for one in (OLDER, NEWER))
 
 
 def moves(world: World, who: int) -> bool:
@@ -724,7 +736,7 @@ def faults(world: World) -> Iterator[World]:
         left = list(world.faults)
         left.remove(name)
         bad = replace(world, faults=tuple(left))
-        for who in (ELDER, HEIR):
+        for who in (OLDER, NEWER):
             side = bad.sides[who]
             runs = side.alive and side.running
             match name:
@@ -745,7 +757,7 @@ def faults(world: World) -> Iterator[World]:
                     yield replace(bad, inbox=(inbox[0], inbox[1]))
                 case _:
                     pass
-    for who in (ELDER, HEIR):
+    for who in (OLDER, NEWER):
         if world.sides[who].alive and not world.sides[who].running:
             yield put(world, who, running=True)
 
@@ -753,7 +765,7 @@ def faults(world: World) -> Iterator[World]:
 def following(world: World, *, first: bool) -> list[World]:
     """All that can happen next."""
     after = list(faults(world))
-    for who in (ELDER, HEIR):
+    for who in (OLDER, NEWER):
         after += courses(world, who, first=first)
         if overdue(world, who):
             after.append(fire(world, who))
@@ -788,7 +800,7 @@ class Settling(Struct):
     """When whoever stands by last heard that the kubelet's records lack it."""
 
     def run(self, until: float, *, all_run: bool) -> None:
-        for who in (ELDER, HEIR):
+        for who in (OLDER, NEWER):
             if all_run and self.world.sides[who].alive:
                 self._take(put(self.world, who, running=True))
             self._arm(who)
@@ -812,21 +824,21 @@ class Settling(Struct):
 
     def _unserved(self, now: float) -> None:
         self.now = self.looked = now
-        for who in (ELDER, HEIR):
+        for who in (OLDER, NEWER):
             side = self.world.sides[who]
             if side.alive and side.running and held(self.world, who):
                 self._take(feed(self.world, who, Unserved()))
 
     def _next(self) -> World | None:
-        return next((world for who in (ELDER, HEIR) for world in courses(self.world, who, first=self.first)), None)
+        return next((world for who in (OLDER, NEWER) for world in courses(self.world, who, first=self.first)), None)
 
     def _take(self, world: World) -> None:
         before, self.world = self.world, world
-        for who in (ELDER, HEIR):
+        for who in (OLDER, NEWER):
             old, new = before.sides[who], world.sides[who]
             if old.wait != new.wait or (old.machine and old.machine.stage) != (new.machine and new.machine.stage):
                 self._arm(who)
-        if any(serves(world, who) for who in (ELDER, HEIR)):
+        if any(serves(world, who) for who in (OLDER, NEWER)):
             self.nobody_since = None
         elif self.nobody_since is None:
             self.nobody_since = self.now
@@ -857,7 +869,7 @@ def test_never_both(may: tuple[str, ...]) -> None:
     """On kubelets up to 1.36 no Register is sent while a stream of either is open, and no stream ended during one."""
     found, steps = explore(may, first=False)
     for world in found:
-        active = [who for who in (ELDER, HEIR) if world.sides[who].standing in {BUSY, SERVING, LEAVING}]
+        active = [who for who in (OLDER, NEWER) if world.sides[who].standing in {BUSY, SERVING, LEAVING}]
         assert len(active) < 2, world
     assert len(steps) > len(found) > 20
 
@@ -866,11 +878,11 @@ def test_never_both(may: tuple[str, ...]) -> None:
     "may", [pytest.param((), id="nothing goes wrong"), pytest.param(("refuse", "cut", "kill"), id="all does")]
 )
 def test_register_first_has_no_gap(may: tuple[str, ...]) -> None:
-    """From 1.37 on the elder serves until the heir does, unless something else ends its stream."""
+    """From 1.37 on the older one serves until the newer one does, unless something else ends its stream."""
     found, steps = explore(may, first=True)
     for before, after in steps:
-        if before.faults == after.faults == tuple(sorted(may)) and serves(before, ELDER) and not serves(after, ELDER):
-            assert serves(after, HEIR), (before, after)
+        if before.faults == after.faults == tuple(sorted(may)) and serves(before, OLDER) and not serves(after, OLDER):
+            assert serves(after, NEWER), (before, after)
     assert len(found) > 20
 
 
@@ -887,7 +899,7 @@ def test_register_first_has_no_gap(may: tuple[str, ...]) -> None:
     ],
 )
 def test_in_the_end_one_serves(may: tuple[str, ...], gap: float, first: bool) -> None:
-    """From whatever two gateways can come to, the younger living one serves alone, and stays, once nothing goes wrong."""
+    """From whatever two gateways can come to, the newer living one serves alone, and stays, once nothing goes wrong."""
     found, _ = explore(may, first=first)
     for world in {replace(world, faults=()) for world in found}:
         settles(world, first=first, gap=gap)
@@ -905,7 +917,7 @@ def test_one_that_stays_stopped_is_replaced(may: tuple[str, ...], first: bool) -
         settling = Settling(world, first)
         settling.run(until=100.0, all_run=False)
         assert settling.nobody <= 2.2, (settling.nobody, world)
-        [runs] = [who for who in (ELDER, HEIR) if world.sides[who].running]
+        [runs] = [who for who in (OLDER, NEWER) if world.sides[who].running]
         assert serves(settling.world, runs), (world, settling.world)
     assert len(stopped) > 100
 
@@ -927,8 +939,8 @@ def settles(world: World, *, first: bool, gap: float) -> None:
     settling = Settling(world, first)
     settling.run(until=100.0, all_run=True)
     last = settling.world
-    alive = [who for who in (ELDER, HEIR) if last.sides[who].alive]
-    assert [who for who in (ELDER, HEIR) if serves(last, who)] == alive[-1:], (world, last)
+    alive = [who for who in (OLDER, NEWER) if last.sides[who].alive]
+    assert [who for who in (OLDER, NEWER) if serves(last, who)] == alive[-1:], (world, last)
     assert settling.nobody <= gap, (settling.nobody, world)
 
 
@@ -943,7 +955,7 @@ class Course(Struct, frozen=True):
     nobody: float = 0.0
     """For how long nobody has served."""
     registering: float = 0.0
-    """For how long the heir has had a Register in flight."""
+    """For how long the newer one has had a Register in flight."""
     stops: bool = True
     """Whether one of them may still stop."""
     restarts: bool = True
@@ -957,16 +969,16 @@ class Course(Struct, frozen=True):
                 due[who] = None
             elif (old.wait, old.machine, old.running) != (new.wait, new.machine, new.running):
                 due[who] = new.wait
-        served = any(serves(world, who) for who in (ELDER, HEIR))
+        served = any(serves(world, who) for who in (OLDER, NEWER))
         told = None if served else TOLD if self.told is None else self.told
         nobody = 0.0 if served else self.nobody
         return replace(self, world=world, due=(due[0], due[1]), told=told, nobody=nobody, **changes)
 
     def later(self, seconds: float) -> Course:
         """Let time pass. For a gateway that runs and registers, the kubelet is waited for, not the other gateway."""
-        elder, heir = self.world.sides
-        registers = elder.running and elder.standing is BUSY
-        registers = registers or (heir.running and heir.standing is BUSY and not self.stops)
+        older, newer = self.world.sides
+        registers = older.running and older.standing is BUSY
+        registers = registers or (newer.running and newer.standing is BUSY and not self.stops)
         counts = self.told is not None and not registers
         due = [None if one is None else round(one - seconds, 3) for one in self.due]
         return replace(
@@ -974,12 +986,12 @@ class Course(Struct, frozen=True):
             due=(due[0], due[1]),
             told=None if self.told is None else round(self.told - seconds, 3),
             nobody=round(self.nobody + seconds, 3) if counts else self.nobody,
-            registering=round(self.registering + seconds, 3) if heir.running and heir.standing is BUSY else 0.0,
+            registering=round(self.registering + seconds, 3) if newer.running and newer.standing is BUSY else 0.0,
         )
 
     def following(self, *, first: bool) -> Iterator[Course]:
         """All that can happen next: a Register takes any time, and what runs needs none for anything else."""
-        for who in (ELDER, HEIR):
+        for who in (OLDER, NEWER):
             for world in courses(self.world, who, first=first):
                 yield self.to(world)
             if self.stops and self.world.sides[who].running:
@@ -990,16 +1002,16 @@ class Course(Struct, frozen=True):
                 if side.standing is SERVING:
                     world = stand(world, who, IDLE) if side.running else put(world, who, standing=IDLE)
             yield self.to(world, restarts=False)
-        if not any(moves(self.world, who) for who in (ELDER, HEIR)):
+        if not any(moves(self.world, who) for who in (OLDER, NEWER)):
             yield from self._wait()
 
     def _wait(self) -> Iterator[Course]:
-        """Let time pass until something is due. No heir that runs registers for longer than it is waited for."""
+        """Let time pass until something is due. No newer one that runs registers for longer than it is waited for."""
         seconds = min((one for one in (*self.due, self.told) if one is not None), default=None)
         if seconds is None:
             return
         course = self.later(seconds)
-        if course.world.sides[HEIR].running and course.registering > s.REPORT_WAIT + s.ANSWER_WAIT:
+        if course.world.sides[NEWER].running and course.registering > s.REPORT_WAIT + s.ANSWER_WAIT:
             return
         if course.told == 0:
             course = replace(course, told=AGAIN)
@@ -1008,9 +1020,9 @@ class Course(Struct, frozen=True):
                     course = course.to(feed(course.world, who, Unserved()))
             yield course
             return
-        for who in (ELDER, HEIR):
+        for who in (OLDER, NEWER):
             if course.due[who] == 0:
-                due = tuple(None if one == who else course.due[one] for one in (ELDER, HEIR))
+                due = tuple(None if one == who else course.due[one] for one in (OLDER, NEWER))
                 yield replace(course, due=due).to(fire(course.world, who))
 
 

@@ -62,9 +62,11 @@ RENEWED = (*SERVING, Renew("options"), RETRY, Reached(2, K1), Replied(2, "OK"), 
         ),
         pytest.param((KubeletUp(K1), Replied(1, "UNKNOWN", "no"), RETRY), Cause.ERROR, id="refused"),
         pytest.param((*SERVING[:3], Fired(Timer.CALL), RETRY), Cause.NEVER_CALLED, id="never called"),
-        pytest.param((*SERVING, Verified(held=False), RETRY), Cause.BOOKS, id="the books lack us"),
+        pytest.param((*SERVING, Verified(held=False), RETRY), Cause.RECORDS, id="the records lack us"),
         pytest.param(
-            (*SERVING, Verified(held=False), StreamEnded(1), RETRY), Cause.BOOKS, id="our own end of a stream is no cut"
+            (*SERVING, Verified(held=False), StreamEnded(1), RETRY),
+            Cause.RECORDS,
+            id="our own end of a stream is no cut",
         ),
         pytest.param((*SERVING, Renew("options"), RETRY), Cause.OPTIONS, id="other options"),
         pytest.param(

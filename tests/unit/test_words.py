@@ -1,9 +1,13 @@
-"""What people are told is in their words: in pages, messages, logs and help is none that only this project has a meaning for."""
+"""What people are told is in their words: in pages, messages, logs and help is none that only this project has a meaning for.
+
+In names and comments neither: who reads the code meets the words of the pages.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +20,12 @@ MODULES = sorted(
     for path in (ROOT / folder).rglob("*.py")
     if not {"pb", "lab"} & set(path.relative_to(ROOT).parts)
 )
+CODE = sorted(
+    path
+    for folder in ("adapters", "devices", "gateway", "tests", "tools")
+    for path in (ROOT / folder).rglob("*.py")
+    if "pb" not in path.parts and path != Path(__file__)
+)
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
 PRIVATE = re.compile(
     r"(?<![`\w-])(ledgers?|books|elders?|heirs?|younger|ill|well|(?:lets?|letting) go of|illness|illnesses|drifts?)\b(?![`-]|\.json|\.py)"
@@ -23,6 +33,10 @@ PRIVATE = re.compile(
 """In backticks, in a file's name and as a part of a scenario's name they are names that were shipped."""
 PLAIN = {"*stream ended* and *books*"}
 """Where one of them is meant: a cause as `gateway status` shows it."""
+OUR_OWN = {"elder", "heir", "younger", "book", "booked", "door"}
+"""What names and comments don't say: older or newer gateway, the kubelet's records, the folders and APIs by which something comes."""
+NAMED_AS_SHIPPED = {"books"}
+"""Names that are keys of `gateway status --json`."""
 TOLD = {"info", "warning", "error", "exception", "echo", "option", "say"}
 
 
@@ -66,6 +80,37 @@ def test_people_are_told_in_their_words() -> None:
         if PRIVATE.search(text)
     ]
     assert found == []
+
+
+def said_in(code: str) -> Iterator[str]:
+    """Give the words of each name, comment and docstring that are our own."""
+    for token in tokenize.generate_tokens(iter(code.splitlines(keepends=True)).__next__):
+        text = token.string
+        comment = token.type == tokenize.COMMENT or (token.type == tokenize.STRING and text.startswith('"""'))
+        if comment or (token.type == tokenize.NAME and text not in NAMED_AS_SHIPPED):
+            words = (word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", text))
+            yield from (word for word in words if {word, word.removesuffix("s")} & OUR_OWN)
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("class Elder: ...", ["elder"]),
+        ("_heirs = DeviceBooks()", ["heirs", "books"]),
+        ("YOUNGER, old = 1, 2  # the front door", ["younger", "door"]),
+        ('"""What is booked."""', ["booked"]),
+        ("doors_open = theirs = older = bookmark = outdoors = 1", ["doors"]),
+        ('status.books == "books"', []),
+    ],
+)
+def test_what_is_looked_for_in_code(code: str, found: list[str]) -> None:
+    assert list(said_in(code)) == found
+
+
+def test_code_is_in_the_words_of_the_pages() -> None:
+    assert len(CODE) > 400
+    found = {str(path.relative_to(ROOT)): list(said_in(path.read_text())) for path in CODE}
+    assert {path: words for path, words in found.items() if words} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from devices.filewatch import NotPlainError, read_plain
+from devices.files import NotPlainError, read_plain
 from devices.gpu.model import GPU
 from devices.telemetry import Reading
 

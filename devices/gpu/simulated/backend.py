@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from devices.filewatch import FileWatch
+from devices.files import FileWatch
 from devices.gpu.amd.vendor import AMD
 from devices.gpu.asked import Asked
 from devices.gpu.backend import Sight

@@ -34,7 +34,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec.structs import replace
 
-from devices.filewatch import NotPlainError, read_plain
+from devices.files import NotPlainError, read_plain
 from devices.gpu.model import GPU, Link, Way
 from devices.gpu.simulated.document import MAX_NODE, Document, ProfileError, Where
 from devices.model import Health, Trouble, TroubleKind

@@ -2,7 +2,7 @@
 
 Measured are the real daemon and, where they are built, genuine kubelets; emulated ones where faults are needed.
 The daemon runs in an environment that holds the run-time lock alone (``gateway.lab.environment``). Times are taken where
-the kubelet is, by CLOCK_MONOTONIC: what counts is what its books show. Nothing here is a test: machines differ.
+the kubelet is, by CLOCK_MONOTONIC: what counts is what its records show. Nothing here is a test: machines differ.
 """
 
 from __future__ import annotations

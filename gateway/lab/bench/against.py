@@ -125,7 +125,7 @@ async def _discover(side: _Side) -> None:
                 f"no device became allocatable on a kubelet {EMULATED} within {DISCOVERY_SECONDS:g} s of the plugin's start; "
                 f"its log ends:\n{process.log()}"
             )
-        now = {name: count for name, count in (await kubelet.books()).allocatable.items() if count}
+        now = {name: count for name, count in (await kubelet.totals()).allocatable.items() if count}
         if now != seen:
             seen, since = now, time.monotonic()
         await asyncio.sleep(0.02)

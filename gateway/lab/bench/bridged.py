@@ -216,7 +216,7 @@ def _told(report: Report, what: str, seen: _Seen) -> None:
 
 async def _watch(kubelet: Kubelet, seen: _Seen) -> None:
     while True:
-        seen.allocatable[(await kubelet.books()).allocatable.get(NIC, 0)] += 1
+        seen.allocatable[(await kubelet.totals()).allocatable.get(NIC, 0)] += 1
         await asyncio.sleep(LOOK_EVERY)
 
 

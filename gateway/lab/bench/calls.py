@@ -1,4 +1,4 @@
-"""The kubelet's calls, as fast as it makes them: Allocate and GetPreferredAllocation, and lists on their way to its books.
+"""The kubelet's calls, as fast as it makes them: Allocate and GetPreferredAllocation, and lists on their way to its records.
 
 Both plugins are measured in the same seconds, in short turns, by a caller that costs little (``caller``). The trivial
 plugin answers whatever is asked and remembers nothing; the gateway checks the devices, says what this kubelet understands,

@@ -1,6 +1,6 @@
 """Handover: a second gateway starts on the node and takes over from the first, again and again on one living kubelet.
 
-What counts is what the kubelet would give out: its books are read about every millisecond, and the gap is from the last
+What counts is what the kubelet would give out: its records are read about every millisecond, and the gap is from the last
 look that had all GPUs to the first that has them again (so it is never told too short). After each handover the new
 gateway must hold the resource in the kubelet's own view, and a pod must get a GPU.
 """
@@ -26,7 +26,7 @@ MEDIAN_MS: Final = 15.0
 WORST_MS: Final = 60.0
 LOOK_SECONDS: Final = 0.001
 SETTLING_SECONDS: Final = 0.15
-"""How long the books are watched after the new gateway serves: a kubelet that loses it again does so within that."""
+"""How long the records are watched after the new gateway serves: a kubelet that loses it again does so within that."""
 STUCK_ON: Final = "1.32"
 ANEW: Final = 4
 """So many registrations for each gateway: that of its handover, and then anew. A gateway waits twice as long each time."""
@@ -55,7 +55,7 @@ class Looks:
 
 async def _look(kubelet: Kubelet, looks: Looks) -> bool:
     before = time.monotonic()
-    full = (await kubelet.books()).allocatable.get(RESOURCE, 0) == GPUS
+    full = (await kubelet.totals()).allocatable.get(RESOURCE, 0) == GPUS
     looks.saw(before, time.monotonic(), full=full)
     return full
 
@@ -129,7 +129,7 @@ async def _handed_over(node: Node, kubelet: Kubelet, old: GatewayProcess) -> tup
     while not await _look(kubelet, looks):
         if time.monotonic() > deadline:
             raise _WrongError(
-                f"expected {GPUS} GPUs within 10 s of the handover: {(await kubelet.books()).allocatable}"
+                f"expected {GPUS} GPUs within 10 s of the handover: {(await kubelet.totals()).allocatable}"
             )
         await asyncio.sleep(LOOK_SECONDS)
     return new, looks.gap_ms

@@ -139,7 +139,7 @@ async def settled(kubelet: Kubelet, resource: str, count: int, seconds: float = 
     """Wait for a count; give what is there in the end."""
     with suppress(KubeletError):
         await kubelet.wait(resource, count, seconds)
-    return (await kubelet.books()).allocatable.get(resource, 0)
+    return (await kubelet.totals()).allocatable.get(resource, 0)
 
 
 def plain(count: int) -> str:

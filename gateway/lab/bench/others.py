@@ -86,7 +86,7 @@ async def _short_of_devices(kubelet: Kubelet, until: float) -> float:
     """Return for how many seconds the kubelet had fewer devices than there are, until a moment (monotonic seconds)."""
     short, last = 0.0, time.monotonic()
     while last < until:
-        there = (await kubelet.books()).allocatable.get(RESOURCE, 0)
+        there = (await kubelet.totals()).allocatable.get(RESOURCE, 0)
         now = time.monotonic()
         short += now - last if there < GPUS else 0.0
         last = now

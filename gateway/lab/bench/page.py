@@ -260,7 +260,7 @@ SECTIONS: Final = (
         "Restart gap",
         ("restart gap",),
         "The kubelet is killed (SIGKILL) and started again. From the first moment that its socket takes connections until its own "
-        "books show all 8 GPUs. The curves tell which share of the restarts took at most so long; the dashed lines are the bars. "
+        "records show all 8 GPUs. The curves tell which share of the restarts took at most so long; the dashed lines are the bars. "
         "Most of a gap is the kubelet's own: the trivial plugin, in turns with the gateway, registers with whoever comes, and does "
         "nothing else.",
         _restarts,

@@ -172,7 +172,7 @@ async def lists(report: Report, python: Path) -> None:
         except GatewayError as error:
             said = str(error).splitlines()[0]
         fit = re.search(r"(\d+) devices would fit", said)
-        kept_out = (await kubelet.books()).capacity.get(RESOURCE, 0)
+        kept_out = (await kubelet.totals()).capacity.get(RESOURCE, 0)
         report.bar("a list over 4 MiB isn't sent", kept_out, 0, "devices", exact=True)
         note = f"{fit[1]} of {TOO_MANY}" if fit else said
         report.bar("its error says how many fit", float(bool(fit)) or math.nan, 1, "", note, exact=True)

@@ -1,7 +1,7 @@
 """Restarts and other trouble, in one gateway process: how long until the kubelet's records show all GPUs again.
 
-Times are taken where the kubelet is, by CLOCK_MONOTONIC. That the books show the GPUs could be the list's doing alone
-(kubelets 1.25 to 1.36 can book a list and fail every Allocate), so each restart ends with a pod that gets one.
+Times are taken where the kubelet is, by CLOCK_MONOTONIC. That the records show the GPUs could be the list's doing alone
+(kubelets 1.25 to 1.36 can record a list and fail every Allocate), so each restart ends with a pod that gets one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ into the kubelet's records."""
 
 
 async def restart_gaps(report: Report, python: Path, versions: Sequence[str], runs: int) -> None:
-    """Kill -9 and start, again and again: from the first possible connect until the books show all GPUs.
+    """Kill -9 and start, again and again: from the first possible connect until the records show all GPUs.
 
     In turns with a trivial plugin that registers with whoever comes, and does nothing else: most of a gap is the kubelet's.
     """

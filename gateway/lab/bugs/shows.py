@@ -89,14 +89,14 @@ class Stage:
 
     async def allocatable(self) -> int:
         """Count the devices that the kubelet gives out."""
-        return (await self.kubelet.books()).allocatable.get(RESOURCE, 0)
+        return (await self.kubelet.totals()).allocatable.get(RESOURCE, 0)
 
     async def read_records(self) -> None:
         """Read the kubelet's pod-resources API, as an exporter of metrics does; nothing where there is none."""
         await view.look(self._directory.parent / "pod-resources" / KUBELET_SOCKET, self._directory / "none")
 
     async def doubled(self) -> str:
-        """Name a device that two pods hold by the kubelet's own books; empty where none is."""
+        """Name a device that two pods hold by the kubelet's own records; empty where none is."""
         held = [
             device_id
             for pod in (await self.kubelet.pods()).values()

@@ -18,7 +18,7 @@ from adapters.dialect import MalformedError
 from adapters.pluginregistration import PluginInfo
 from adapters.registry import by_name
 from gateway.bridge import judge
-from gateway.bridge.door import INFO_TIME, NOTIFY_TIME, REGISTRATION, REGISTRY
+from gateway.bridge.sockets import INFO_TIME, NOTIFY_TIME, REGISTRATION, REGISTRY
 from gateway.kubelet.watch import listens
 from gateway.lab.trials.scenarios import Node, must
 from gateway.lab.waiting import until

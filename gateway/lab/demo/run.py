@@ -218,13 +218,13 @@ class _Node(msgspec.Struct):
         await self.kubelet.wait(RESOURCE, self.expected, PATIENCE)
 
     async def look(self, look: Look) -> Look:
-        """See what the kubelet believes: its books, and the names of the GPUs that it would give away."""
+        """See what the kubelet believes: its records, and the names of the GPUs that it would give away."""
         assert self.kubelet is not None
         names = {pod.pod for pod in self.pods}
-        books = await self.kubelet.books()
-        # The books keep a pod that has ended until the next admission; it holds nothing any more.
+        totals = await self.kubelet.totals()
+        # The records keep a pod that has ended until the next admission; it holds nothing any more.
         held = tuple(one for one in holdings(await self.kubelet.pods()) if one.pod in names)
-        capacity, allocatable = books.capacity.get(RESOURCE, 0), books.allocatable.get(RESOURCE, 0)
+        capacity, allocatable = totals.capacity.get(RESOURCE, 0), totals.allocatable.get(RESOURCE, 0)
         holders = {device_id: one.pod for one in held for device_id in one.device_ids}
         self.say("", capacity=capacity, allocatable=allocatable, holders=holders)
         look = replace(look, capacity=capacity, allocatable=allocatable, held=held)

@@ -103,7 +103,7 @@ class Verdict(Struct, frozen=True):
 def judge(story: Sequence[Step], looks: Sequence[Look], gpus: Sequence[str], strays: Sequence[str] = ()) -> Verdict:
     """Judge a node by what was seen: ``gpus`` are the IDs of its GPUs, ``strays`` what went wrong beside the story.
 
-    Every pod that wasn't drained must hold what it held, by the books and by what its container is told; every GPU that
+    Every pod that wasn't drained must hold what it held, by the records and by what its container is told; every GPU that
     is well must be there exactly once, under the ID it always had; and the kubelet must know how many there are.
     """
     problems: list[str] = []
@@ -170,12 +170,12 @@ def _missing(look: Look, gpus: Sequence[str]) -> list[str]:
 
 
 def _mistold(look: Look) -> list[str]:
-    """Compare what containers are told with the books: the books count for nothing if a container uses another GPU."""
-    books = {holding.pod: set(holding.device_ids) for holding in look.held}
+    """Compare what containers are told with the records: the records count for nothing if a container uses another GPU."""
+    records = {holding.pod: set(holding.device_ids) for holding in look.held}
     wrong = [
         f"pod {told.pod} is told to use {', '.join(told.device_ids) or 'nothing'}, but the kubelet's records give it "
-        f"{', '.join(sorted(books[told.pod])) or 'nothing'}"
+        f"{', '.join(sorted(records[told.pod])) or 'nothing'}"
         for told in look.told
-        if told.pod in books and books[told.pod] != set(told.device_ids)
+        if told.pod in records and records[told.pod] != set(told.device_ids)
     ]
     return wrong + [sentence.replace("is given to", "is given twice: told to") for sentence in given_twice(look.told)]

@@ -49,7 +49,7 @@ class Dial(Enum):
 
 DIAL_SECONDS = 10.0
 ENDPOINT_GRACE_SECONDS = 300.0
-"""How long the books keep a resource whose plugin is gone (endpointStopGracePeriod)."""
+"""How long the records keep a resource whose plugin is gone (endpointStopGracePeriod)."""
 PRE_START_SECONDS = 30.0
 
 

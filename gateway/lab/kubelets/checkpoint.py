@@ -1,6 +1,6 @@
 """``kubelet_internal_checkpoint``: what a kubelet remembers of its pods' devices, in the formats of 1.8 to today.
 
-Pure: books in, bytes out, and back. A kubelet reads only what it knows, and starts with empty records where it can't read:
+Pure: records in, bytes out, and back. A kubelet reads only what it knows, and starts with empty records where it can't read:
 that is how pods lose their devices on the hops 1.8 to 1.9, 1.10 to 1.11, and from 1.19 or older to 1.31 or later.
 """
 

@@ -1,6 +1,6 @@
 """An emulated kubelet device manager of any version, over real sockets: what a device plugin meets, and nothing else.
 
-It serves Registration on ``kubelet.sock``, connects to the plugins that register, keeps the books of their devices, gives
+It serves Registration on ``kubelet.sock``, connects to the plugins that register, keeps the records of their devices, gives
 devices to containers, and remembers them in the checkpoint. How it does each of these follows from its ``Behaviour``;
 names and error texts are the kubelet's own. Between two awaits nothing else runs, which stands for the kubelet's mutex:
 the awaits are where the kubelet lets go of it, so that its races can happen here too.
@@ -25,12 +25,12 @@ from adapters.registry import by_name
 from devices.model import ContainerAnswer, Device, Health, PreferredRequest
 from gateway.kubelet.watch import target
 from gateway.lab.kubelets.behaviour import Behaviour, Checkpoint, SecondRegister
-from gateway.lab.kubelets.books import Claim, DeviceBooks
 from gateway.lab.kubelets.checkpoint import FILE_NAME, CorruptError, decode, encode, known
-from gateway.lab.kubelets.kubelet import Admission, Books, Demand, Faults, Gap, Held, KubeletError, Running, Seen
+from gateway.lab.kubelets.kubelet import Admission, Demand, Faults, Gap, Held, KubeletError, Running, Seen, Totals
 from gateway.lab.kubelets.latelistener import LateListener
 from gateway.lab.kubelets.pluginclient import EMPTY, CallError, PluginClient
 from gateway.lab.kubelets.podresources import PodResources
+from gateway.lab.kubelets.records import Claim, DeviceRecords
 
 SOCKET_NAME = "kubelet.sock"
 
@@ -68,8 +68,8 @@ class DeviceManager:
         self._healed = asyncio.Event()
         self._note = note
         self._dialect = by_name(behaviour.dialect)
-        self._books = DeviceBooks(behaviour)
-        self._pod_resources = PodResources(behaviour, directory, self._books, note)
+        self._records = DeviceRecords(behaviour)
+        self._pod_resources = PodResources(behaviour, directory, self._records, note)
         self._changed = asyncio.Event()
         self._admitting = asyncio.Lock()
         self._tells_cdi = False
@@ -122,8 +122,8 @@ class DeviceManager:
             KubeletError: an unknown feature gate, or kubelet.sock can't be bound.
         """
         self._tells_cdi = self._cdi_gate(gates)
-        self._books.ready = ready
-        self._books.expect(pods, running)
+        self._records.ready = ready
+        self._records.expect(pods, running)
         self._read_checkpoint()
         self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._clean_up()
@@ -298,7 +298,7 @@ class DeviceManager:
         await self._follow(plugin, self._replace)
         if self._endpoints.get(plugin.resource) is plugin:
             del self._endpoints[plugin.resource]
-            self._books.drop(plugin.resource, plugin.devices)
+            self._records.drop(plugin.resource, plugin.devices)
             self._announce_change()
 
     def _replace(self, plugin: PluginClient) -> None:
@@ -348,7 +348,7 @@ class DeviceManager:
         plugin.stop()
         await plugin.close()
         if self._endpoints.get(plugin.resource) is plugin:
-            self._books.mark_unhealthy(plugin.resource)
+            self._records.mark_unhealthy(plugin.resource)
             self._announce_change()
 
     async def _connect(self, plugin: PluginClient) -> None:
@@ -411,7 +411,7 @@ class DeviceManager:
             self._clients[plugin.resource] = rest
 
     def _disconnected(self, plugin: PluginClient) -> None:
-        """Take out of the books who has gone: whoever is there now, from 1.37 on only the plugin itself."""
+        """Take out of the records who has gone: whoever is there now, from 1.37 on only the plugin itself."""
         resource = plugin.resource
         connected = self._connected.get(resource, {})
         endpoint = connected.pop(plugin.path, None) if self._per_socket else self._endpoints.get(resource)
@@ -422,7 +422,7 @@ class DeviceManager:
             self._endpoints[resource] = next(iter(connected.values()))
         else:
             self._connected.pop(resource, None)
-            self._books.mark_unhealthy(resource)
+            self._records.mark_unhealthy(resource)
             self._announce_change()
 
     # -- plugins ------------------------------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ class DeviceManager:
         await plugin.dial()
 
     async def _follow(self, plugin: PluginClient, listed: Callable[[PluginClient], None] | None = None) -> None:
-        """Enter the plugin's lists into the books until its stream ends; ``listed`` is told of each."""
+        """Enter the plugin's lists into the records until its stream ends; ``listed`` is told of each."""
         self._note(f"ListAndWatch {plugin.resource} {plugin.path}")
         try:
             async for devices in plugin.lists():
@@ -448,7 +448,7 @@ class DeviceManager:
     def _enter(self, plugin: PluginClient, devices: Sequence[Device]) -> None:
         healthy = sum(device.health is Health.HEALTHY for device in devices)
         self._note(f"List {plugin.resource}: {healthy} healthy, {len(devices) - healthy} unhealthy")
-        plugin.devices = self._books.enter_list(plugin.resource, plugin.devices, devices)
+        plugin.devices = self._records.enter_list(plugin.resource, plugin.devices, devices)
         if self.behaviour.checkpoint is not Checkpoint.ENTRIES:
             self._write_checkpoint()
         self._announce_change()
@@ -464,17 +464,17 @@ class DeviceManager:
             raise KubeletError("cut", f"expected a resource with a registered plugin, got {resource!r}")
         plugin.cancel_lists()
 
-    # -- books --------------------------------------------------------------------------------------------------------
+    # -- records --------------------------------------------------------------------------------------------------------
 
-    def books(self) -> Books:
+    def totals(self) -> Totals:
         """Say what the API server would be told. A resource whose plugin has been gone too long is forgotten by this."""
-        for resource in self._books.resources:
+        for resource in self._records.resources:
             endpoint = self._endpoints.get(resource)
             if self.behaviour.checkpoint is not Checkpoint.ENTRIES and (endpoint is None or endpoint.expired):
                 self._endpoints.pop(resource, None)
-                self._books.forget(resource)
+                self._records.forget(resource)
                 self._write_checkpoint()
-        return self._books.totals()
+        return self._records.totals()
 
     async def wait(self, resource: str, count: int, seconds: float = 10) -> Seen:
         """Wait until exactly ``count`` of ``resource`` are allocatable.
@@ -484,28 +484,28 @@ class DeviceManager:
         """
         try:
             async with asyncio.timeout(seconds):
-                while (books := self.books()).allocatable.get(resource, 0) != count:
+                while (totals := self.totals()).allocatable.get(resource, 0) != count:
                     await self._changed.wait()
         except TimeoutError:
-            seen = self.books()
+            seen = self.totals()
             raise KubeletError(
                 "wait",
                 f"timed out after {seconds:g} s: expected {count} of {resource} allocatable, saw "
                 f"allocatable {dict(seen.allocatable)}, capacity {dict(seen.capacity)}",
             ) from None
-        return Seen(books, time.monotonic_ns())
+        return Seen(totals, time.monotonic_ns())
 
     def ready(self, *, ready: bool = True) -> None:
         """Say whether the kubelet has heard of all its pods."""
-        self._books.ready = ready
+        self._records.ready = ready
 
     def remove(self, pod: str) -> None:
         """End a pod; its devices are freed at the next admission."""
-        self._books.deactivate(pod)
+        self._records.deactivate(pod)
 
     def pods(self) -> Held:
         """Look up which devices each container holds."""
-        return self._books.pods()
+        return self._records.pods()
 
     def _announce_change(self) -> None:
         self._changed.set()
@@ -519,14 +519,14 @@ class DeviceManager:
         except (CorruptError, OSError) as error:
             self._note(f"continue after failing to read the checkpoint, all devices are free: {error}")
             return
-        self._books.recall(memory)
+        self._records.recall(memory)
         for resource in memory.registered:
             self._endpoints[resource] = PluginClient(resource, "", self.behaviour, stopped_at=time.monotonic())
 
     def _write_checkpoint(self) -> None:
         draft = self.directory / f".{FILE_NAME}"
         try:
-            draft.write_bytes(encode(self._books.memory(), self.behaviour))
+            draft.write_bytes(encode(self._records.memory(), self.behaviour))
             draft.replace(self.directory / FILE_NAME)
         except OSError as error:
             self._note(f"failed to write the checkpoint: {error}")
@@ -537,14 +537,14 @@ class DeviceManager:
         self, pod: str, limits: Mapping[str, int] | None = None, *, container: str = "main", init: bool = False
     ) -> Admission:
         """Admit a container and start it; ``Kubelet.admit`` says the rest."""
-        self._books.activate(pod, container, limits or {}, init=init)
+        self._records.activate(pod, container, limits or {}, init=init)
         if self.behaviour.allocates_at_start:
             return await self._allocate_at_start("admit", pod, container)
         try:
             async with self._admitting:
                 await self._allocate(pod, container)
         except KubeletError as error:
-            self._books.deactivate(pod)
+            self._records.deactivate(pod)
             self._note(f"pod {pod}: rejected: {error.message}")
             raise
         return await self._start_container("admit", pod, container)
@@ -555,7 +555,7 @@ class DeviceManager:
         Raises:
             KubeletError: the pod isn't active, or has no such container; or as ``admit`` does.
         """
-        if self._books.container(pod, container) is None:
+        if self._records.container(pod, container) is None:
             raise KubeletError(
                 "restart_container",
                 f'no container "{container}" of a pod "{pod}" is active: expected one that was admitted, or named at start',
@@ -566,35 +566,35 @@ class DeviceManager:
 
     async def _allocate_at_start(self, op: str, pod: str, name: str) -> Admission:
         """1.8: devices are found, and Allocate called, at every start of the container."""
-        self._books.free_inactive()
+        self._records.free_inactive()
         answers = []
         try:
             for resource, required in self._limits(pod, name).items():
-                if resource in self._books.resources and required:
-                    ids = self._books.claim_at_start(pod, name, resource, required)
+                if resource in self._records.resources and required:
+                    ids = self._records.claim_at_start(pod, name, resource, required)
                     answers.append(await self._call_allocate(pod, resource, ids))
         except KubeletError as error:
             raise KubeletError(op, error.message, error.stage) from error
         self._write_checkpoint()
-        return self._books.admission(pod, name, answers, tells_cdi=False)
+        return self._records.admission(pod, name, answers, tells_cdi=False)
 
     async def _allocate(self, pod: str, name: str) -> None:
         """Give a container its devices, those it already has included."""
         updated = False
         for resource, required in self._limits(pod, name).items():
-            if not self._books.manages(resource):
+            if not self._records.manages(resource):
                 continue
             if not updated:
                 updated = True
-                self._books.free_inactive()
-            claim = self._books.claim(pod, name, resource, required)
+                self._records.free_inactive()
+            claim = self._records.claim(pod, name, resource, required)
             if claim is not None:
                 await self._fulfil(claim, pod, name, resource)
-        self._books.pass_on(pod, name)
+        self._records.pass_on(pod, name)
         self._write_checkpoint()
 
     async def _fulfil(self, claim: Claim, pod: str, name: str, resource: str) -> None:
-        """Let the plugin say which devices it prefers, call Allocate, and enter what came into the books."""
+        """Let the plugin say which devices it prefers, call Allocate, and enter what came into the records."""
         plugin = self._endpoints.get(resource)
         if plugin is not None and claim.missing and self.behaviour.preferred and plugin.options.preferred_allocation:
             request = PreferredRequest(tuple(claim.available | claim.taken), tuple(claim.taken), claim.required)
@@ -605,16 +605,16 @@ class DeviceManager:
                 raise KubeletError("admit", text, "allocate") from error
             self._note(f"GetPreferredAllocation {resource} {claim.required} of {len(request.available)}: OK")
         claim.take(claim.available - claim.taken)
-        self._books.reserve(resource, claim.taken)
+        self._records.reserve(resource, claim.taken)
         ids = tuple(claim.taken)
         try:
             answer = await self._call_allocate(pod, resource, ids)
         except _EmptyAnswerError:
             raise  # the kubelet forgets to give the devices back
         except KubeletError:
-            self._books.release()
+            self._records.release()
             raise
-        self._books.allot(pod, name, resource, ids, answer)
+        self._records.allot(pod, name, resource, ids, answer)
 
     async def _call_allocate(self, pod: str, resource: str, ids: tuple[str, ...]) -> ContainerAnswer:
         plugin = self._endpoints.get(resource)
@@ -636,18 +636,18 @@ class DeviceManager:
         """Start a container: PreStartContainer, and what the container runtime is told."""
         reallocate = False
         for resource, required in self._limits(pod, name).items():
-            if not self._books.manages(resource) or (required == 0 and not self.behaviour.starts_for_none):
+            if not self._records.manages(resource) or (required == 0 and not self.behaviour.starts_for_none):
                 continue
             if self.behaviour.pre_start:
                 await self._pre_start(op, pod, name, resource)
-            reallocate |= self.behaviour.reallocates and not self._books.ids(pod, name, resource)
+            reallocate |= self.behaviour.reallocates and not self._records.ids(pod, name, resource)
         if reallocate:
             try:
                 async with self._admitting:
                     await self._allocate(pod, name)
             except KubeletError as error:
                 raise KubeletError(op, error.message, "start") from error
-        return self._books.admission(pod, name, tells_cdi=self._tells_cdi)
+        return self._records.admission(pod, name, tells_cdi=self._tells_cdi)
 
     async def _pre_start(self, op: str, pod: str, name: str, resource: str) -> None:
         plugin = self._endpoints.get(resource)
@@ -655,7 +655,7 @@ class DeviceManager:
             raise KubeletError(op, f"endpoint not found in cache for a registered resource: {resource}", "start")
         if not plugin.options.pre_start_required:
             return
-        ids = tuple(self._books.ids(pod, name, resource))
+        ids = tuple(self._records.ids(pod, name, resource))
         if not ids:
             text = f"no devices found allocated in local cache for pod {pod}, container {name}, resource {resource}"
             raise KubeletError(op, text, "start")
@@ -667,7 +667,7 @@ class DeviceManager:
         self._note(f"PreStartContainer {resource} for pod {pod}: OK")
 
     def _limits(self, pod: str, name: str) -> Mapping[str, int]:
-        container = self._books.container(pod, name)
+        container = self._records.container(pod, name)
         return container.limits if container is not None else {}
 
 

@@ -27,7 +27,7 @@ from msgspec.structs import asdict
 
 from gateway.lab.kubelets.behaviour import NEWEST, Behaviour, behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
-from gateway.lab.kubelets.kubelet import LINE_LIMIT, Admission, Books, Demand, Faults, KubeletError, Running
+from gateway.lab.kubelets.kubelet import LINE_LIMIT, Admission, Demand, Faults, KubeletError, Running, Totals
 
 __all__ = ["DeviceManager", "Session"]
 
@@ -150,10 +150,10 @@ class Session:
             case "pods":
                 return {"pods": manager.pods()}
             case "capacity":
-                return _books(manager.books())
+                return _totals(manager.totals())
             case "wait":
                 seen = await manager.wait(request.resource, request.count, request.seconds)
-                return {**_books(seen.books), "monotonic_ns": seen.monotonic_ns}
+                return {**_totals(seen.totals), "monotonic_ns": seen.monotonic_ns}
             case "cut":
                 manager.cut(request.resource)
             case "stop":
@@ -255,8 +255,8 @@ def _faults(request: Request) -> Faults:
     )
 
 
-def _books(books: Books) -> dict[str, Any]:
-    return {"capacity": books.capacity, "allocatable": books.allocatable}
+def _totals(totals: Totals) -> dict[str, Any]:
+    return {"capacity": totals.capacity, "allocatable": totals.allocatable}
 
 
 def _admission(admission: Admission) -> dict[str, Any]:

@@ -30,7 +30,7 @@ DEADLINE_SECONDS = 20.0
 PLUGIN_DEADLINE_SECONDS = 60.0
 """How long an op may take that calls a plugin (PreStartContainer alone has 30 s)."""
 LINE_LIMIT = 64 << 20
-"""The most bytes in one reply: the books of 10 000 devices fit many times."""
+"""The most bytes in one reply: the records of 10 000 devices fit many times."""
 LOG_TAIL_BYTES = 16 << 10
 
 
@@ -53,7 +53,7 @@ class Version(Struct, frozen=True):
     pid: int
 
 
-class Books(Struct, frozen=True):
+class Totals(Struct, frozen=True):
     """How many devices the kubelet would tell the API server of, by resource name."""
 
     capacity: Mapping[str, int]
@@ -61,14 +61,14 @@ class Books(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """The books that were waited for, and CLOCK_MONOTONIC in nanoseconds when they were first seen."""
+    """The records that were waited for, and CLOCK_MONOTONIC in nanoseconds when they were first seen."""
 
-    books: Books
+    totals: Totals
     monotonic_ns: int
 
 
 class Gap(Struct, frozen=True):
-    """How long after the first possible connect the books were right, and how late a 1 ms timer was meanwhile (worst)."""
+    """How long after the first possible connect the records were right, and how late a 1 ms timer was meanwhile (worst)."""
 
     gap_ms: float
     timer_late_ms: float
@@ -259,14 +259,14 @@ class Kubelet(Spawned):
             for pod, containers in reply["pods"].items()
         }
 
-    async def books(self) -> Books:
+    async def totals(self) -> Totals:
         """Look up what the kubelet would tell the API server."""
-        return _books(await self._ask("capacity"))
+        return _totals(await self._ask("capacity"))
 
     async def wait(self, resource: str, count: int, seconds: float = 10) -> Seen:
         """Wait until exactly ``count`` of ``resource`` are allocatable (0 also: not there)."""
         reply = await self._ask("wait", DEADLINE_SECONDS + seconds, resource=resource, count=count, seconds=seconds)
-        return Seen(_books(reply), reply["monotonic_ns"])
+        return Seen(_totals(reply), reply["monotonic_ns"])
 
     async def registers(self) -> Mapping[str, int]:
         """Count the Registers that reached this process, by resource name, the refused ones too."""
@@ -400,8 +400,8 @@ def _start(
     }
 
 
-def _books(reply: Mapping[str, Any]) -> Books:
-    return Books(reply["capacity"], reply["allocatable"])
+def _totals(reply: Mapping[str, Any]) -> Totals:
+    return Totals(reply["capacity"], reply["allocatable"])
 
 
 def _devices(held: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""The pod-resources API of an emulated kubelet: the same books, for whoever asks, beside the socket directory.
+"""The pod-resources API of an emulated kubelet: the same records, for whoever asks, beside the socket directory.
 
 A kubelet has it at ``/var/lib/kubelet/pod-resources/kubelet.sock``, next to ``device-plugins``; so it is at the same place
 here. Not in a folder that everyone shares (``/tmp``): kubelets in ``/tmp/a`` and ``/tmp/b`` would answer for each other.
@@ -20,7 +20,7 @@ from adapters import podresources
 from adapters.pb.podresources import v1_pb2 as pb
 from gateway.kubelet.watch import target
 from gateway.lab.kubelets.behaviour import Behaviour
-from gateway.lab.kubelets.books import DeviceBooks
+from gateway.lab.kubelets.records import DeviceRecords
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
@@ -33,11 +33,13 @@ _DISABLED = "PodResources API GetAllocatableResources disabled"
 
 
 class PodResources(grpc.GenericRpcHandler):
-    """The server; it reads ``books``, and frees in them what ended pods hold, as every List of a kubelet does."""
+    """The server; it reads ``records``, and frees in them what ended pods hold, as every List of a kubelet does."""
 
-    def __init__(self, behaviour: Behaviour, directory: Path, books: DeviceBooks, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, behaviour: Behaviour, directory: Path, records: DeviceRecords, note: Callable[[str], None]
+    ) -> None:
         self._behaviour = behaviour
-        self._books = books
+        self._records = records
         self._note = note
         self._server: grpc.aio.Server | None = None
         self.socket_path = directory.parent / "pod-resources" / "kubelet.sock"
@@ -74,9 +76,9 @@ class PodResources(grpc.GenericRpcHandler):
         return None
 
     async def _list(self, _request: bytes, _context: Context) -> bytes:
-        self._books.free_inactive()
+        self._records.free_inactive()
         answer = pb.ListPodResourcesResponse()
-        for name, containers in self._books.app_containers().items():
+        for name, containers in self._records.app_containers().items():
             pod = answer.pod_resources.add(name=name, namespace="default")
             for container, held in containers.items():
                 entry = pod.containers.add(name=container)
@@ -92,7 +94,7 @@ class PodResources(grpc.GenericRpcHandler):
         if self._behaviour.minor < _ALLOCATABLE:
             await context.abort(grpc.StatusCode.UNKNOWN, _DISABLED)
         answer = pb.AllocatableResourcesResponse()
-        for resource, listed in self._books.allocatable().items():
+        for resource, listed in self._records.allocatable().items():
             for device in listed:
                 for node in device.numa_nodes or (None,):
                     devices = answer.devices.add(resource_name=resource, device_ids=[device.id])

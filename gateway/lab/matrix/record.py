@@ -90,7 +90,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class PodFact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The devices of one pod before and after a hop, by the books of the two kubelets."""
+    """The devices of one pod before and after a hop, by the records of the two kubelets."""
 
     pod: str
     before: tuple[str, ...]

@@ -39,8 +39,8 @@ class Bridged:
     def __init__(self, node: Node) -> None:
         folder = node.root / FOLDER
         self._gateway = HostService(node, ["--backend", "none", "--bridge", str(folder)])
-        self._door = folder / "device-plugins" / "kubelet.sock"
-        self._releases = [OtherPlugin(node, self._door.parent, name) for name in NAMES]
+        self._socket = folder / "device-plugins" / "kubelet.sock"
+        self._releases = [OtherPlugin(node, self._socket.parent, name) for name in NAMES]
 
     @property
     def plugin(self) -> OtherPlugin:
@@ -50,7 +50,7 @@ class Bridged:
     async def start(self) -> None:
         """Start the gateway, and the plugin when the gateway is there for it."""
         await self._gateway.start()
-        await until(self._door.exists, PATIENCE)
+        await until(self._socket.exists, PATIENCE)
         await self.returned(self.plugin.start)
 
     async def stop(self) -> None:

@@ -123,8 +123,8 @@ async def _delete_pod(stage: Stage) -> None:
 
 async def _missed(stage: Stage) -> None:
     """Wait until the kubelet misses the plugin, so that what is waited for then is its return."""
-    seen = len(stage.books)
-    await until(lambda: len(stage.books) != seen, PATIENCE)
+    seen = len(stage.records)
+    await until(lambda: len(stage.records) != seen, PATIENCE)
 
 
 async def _roll(stage: Stage) -> None:

@@ -227,9 +227,9 @@ class Crossings:
         self._gaps.append((began, time.time()))
 
     async def _roll(self) -> None:
-        elder = self._dra.gateways[-1]
+        older = self._dra.gateways[-1]
         await self._dra.start("on")
-        await self._dra.end(elder)
+        await self._dra.end(older)
 
     def summary(self) -> dict[str, Any]:
         """Say what was seen."""

@@ -52,7 +52,7 @@ _PLACES: Final[Mapping[str, str]] = {
 
 
 class DraNode:
-    """The node, its claims, and the gateways on it; ``gateways`` are those that run, the youngest last, in ``mode``."""
+    """The node, its claims, and the gateways on it; ``gateways`` are those that run, the newest last, in ``mode``."""
 
     def __init__(self, node: Node) -> None:
         self.node, self.api = node, Api.of(node)

@@ -136,8 +136,8 @@ async def roll_on(dra: DraNode, times: int) -> dict[str, Any]:
 
     everyone = await _rolled(dra, "on", times, [come_and_go(kind) for kind in ran])
     gaps = []
-    for elder, newer in itertools.pairwise(everyone):
-        [leaves], comes = elder.lines("making room for a newer gateway")[-1:], newer.lines("registered")[0]
+    for older, newer in itertools.pairwise(everyone):
+        [leaves], comes = older.lines("making room for a newer gateway")[-1:], newer.lines("registered")[0]
         gaps.append(crossed.unix(comes["timestamp"]) - crossed.unix(leaves["timestamp"]))
     return {
         "rolls": times,

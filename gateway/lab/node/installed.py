@@ -139,13 +139,13 @@ class _Process:
 
     async def roll(self, image: str) -> None:  # noqa: ARG002 - a host service has none
         """Start another one beside it, and end it when that one serves."""
-        elder = self._process
+        older = self._process
         await self._let_go()
         await self.start()
         assert self._process is not None
         await self._process.wait_for("registered")
-        if elder is not None:
-            await elder.terminate()
+        if older is not None:
+            await older.terminate()
 
     async def off(self) -> None:
         """Kill it for good."""

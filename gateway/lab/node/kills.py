@@ -89,13 +89,13 @@ def short_ms(history: Sequence[NodeSeen], kill: Kill) -> float:
     return sum((one.ms for one in found if kill.began_ns <= one.began_ns < kill.ended_ns), 0.0)
 
 
-def judge(times: int, kills: Sequence[Kill], books: Sequence[NodeSeen], shown: Sequence[NodeSeen]) -> Report:
-    """Hold what the kubelet's records (``books``) and the API server (``shown``) had after each of ``times`` kills to the bars."""
+def judge(times: int, kills: Sequence[Kill], recorded: Sequence[NodeSeen], shown: Sequence[NodeSeen]) -> Report:
+    """Hold what the kubelet's records (``recorded``) and the API server (``shown``) had after each of ``times`` kills to the bars."""
     report = Report()
     report.bar("kills", len(kills), times, f"of {times}", exact=True)
     if not kills:
         return report
-    short = [short_ms(books, one) for one in kills]
+    short = [short_ms(recorded, one) for one in kills]
     sums = spread(short)
     report.keep("records short of GPUs (ms)", "a pair in a pod", short)
     report.bar("the kubelet's records short of GPUs: median", sums["median"], MEDIAN_MS, "ms", line(sums))
@@ -199,10 +199,10 @@ class Killing:
                 await self._pair.change()
             one = await self._once(f"k{number}")
             self.kills.append(one)
-            took = f"short of GPUs for {short_ms(self.books(), one):.1f} ms"
+            took = f"short of GPUs for {short_ms(self.recorded(), one):.1f} ms"
             print(f"{number + 1} of {times}: {took}; pods that failed: {dict(one.failed) or 'none'}", flush=True)
 
-    def books(self, since: int = 0) -> list[NodeSeen]:
+    def recorded(self, since: int = 0) -> list[NodeSeen]:
         """Give what the kubelet's log tells of its records, from a byte on."""
         return [*records(self._told(since), datetime.now(UTC), self._offset_ns)]
 
@@ -263,7 +263,7 @@ async def run(times: int, images: Sequence[Path], *, slow_look: bool) -> bool:
             )
             first = len(seen.nodes) - 1
             broke = await cut_off(killing.run(times))
-            report = judge(times, killing.kills, killing.books(), seen.nodes[first:])
+            report = judge(times, killing.kills, killing.recorded(), seen.nodes[first:])
             print(*map(describe, report.bars), document(report), sep="\n", flush=True)
             if isinstance(broke, Exception):
                 raise broke

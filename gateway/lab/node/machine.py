@@ -419,7 +419,7 @@ def _open_view(folder: Path) -> None:
     """Starts the process whose mount namespace has the node's root as its own, and notes it.
 
     A bind mount of the namespace could hold it, too, but Linux 6.18 refuses that at random: it tells which of two mount
-    namespaces is the younger one by numbers that each processor hands out for itself.
+    namespaces is the newer one by numbers that each processor hands out for itself.
     """
     read, write = os.pipe()
     holder = _fork(lambda: _pivot(folder / "root", read, write))

@@ -85,7 +85,7 @@ class Stage:
     settle_seconds: float
     """How long to look on after each event for what must not happen: the kubelet tells the API server every 10 s."""
     installed: Installed | None = None
-    books: list[NodeSeen] = field(default_factory=list)
+    records: list[NodeSeen] = field(default_factory=list)
     """The history of what is allocatable by the kubelet's own records, as far as they could be asked."""
     view: View = field(default_factory=View)
 
@@ -125,7 +125,7 @@ class Stage:
         """Wait until the node is ready and the GPUs are allocatable by the kubelet's records, and at the API server."""
         await self.node.ready(PATIENCE)
         await self._until(
-            lambda: bool(self.books) and self.books[-1].allocatable[RESOURCE] == GPUS,
+            lambda: bool(self.records) and self.records[-1].allocatable[RESOURCE] == GPUS,
             f"{GPUS} GPUs in the kubelet's records",
         )
         await self.seen.until(
@@ -225,7 +225,7 @@ class Stage:
             kubelet or str(self.node.kubelet.version),
             len(at_api),
             _ms(at_api),
-            _ms(drops(self.books, RESOURCE, GPUS, began)),
+            _ms(drops(self.records, RESOURCE, GPUS, began)),
             fates,
             over,
             [*self._lost(after, said_since), *self._mistold(after)],
@@ -296,7 +296,7 @@ class Stage:
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     async def _until(self, holds: Callable[[], bool], what: str) -> None:
-        """Wait for what no watch tells: books and logs."""
+        """Wait for what no watch tells: records and logs."""
         try:
             await until(holds, PATIENCE, every=2 * LOOK_SECONDS)
         except TimeoutError:
@@ -305,7 +305,7 @@ class Stage:
     def told(self) -> str:
         """Say how things stand, for an error's end."""
         accounts = {kind: (sorted(one.devices), one.account) for kind, one in self.standing().items()}
-        return f"the kubelet's records: {self.books[-1:]}; the API server: {self.seen.node}; the pods: {accounts}"
+        return f"the kubelet's records: {self.records[-1:]}; the API server: {self.seen.node}; the pods: {accounts}"
 
     async def look_on(self) -> None:
         """Look into the kubelet's records for ever."""
@@ -315,8 +315,8 @@ class Stage:
             if view.allocatable is not None and view.source == "pod-resources":
                 self.view = view
                 counts = {RESOURCE: len(view.allocatable.get(RESOURCE, ()))}
-                if not self.books or self.books[-1].allocatable != counts:
-                    self.books.append(NodeSeen(time.monotonic_ns(), counts, counts, "", ""))
+                if not self.records or self.records[-1].allocatable != counts:
+                    self.records.append(NodeSeen(time.monotonic_ns(), counts, counts, "", ""))
             await asyncio.sleep(LOOK_SECONDS)
 
 

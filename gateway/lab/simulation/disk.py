@@ -1,6 +1,6 @@
 """A disk that loses what wasn't flushed: the calls that the ledger makes, over files that a power cut may tear.
 
-It stands in for ``os``, ``fcntl`` and ``time`` in the ledger's module, and its ``Place`` for a ``pathlib.Path``. A process
+It stands in for ``os``, ``fcntl`` and ``time`` where the ledger is read and written, and its ``Place`` for a ``pathlib.Path``. A process
 that is killed leaves what it wrote; a power cut leaves of each file what was flushed (``fsync``) and by chance a part of
 what wasn't, and of each change of a folder that wasn't flushed, by chance and in any order, some.
 """
@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Self
 
 import gateway.memory
+from devices import files
 from gateway.memory import file as ledger_file
 
 _SECOND_NS: Final = 1_000_000_000
@@ -155,6 +156,10 @@ class Disk:
         else:
             self._flushed_names, self._changes = dict(self._names), []
 
+    def fchmod(self, descriptor: int, mode: int) -> None:
+        """Change who may read an open file."""
+        self._file(descriptor).mode = mode
+
     def replace(self, old: Place, new: Place) -> None:
         """Give a file another's name, in one step."""
         self._step()
@@ -243,9 +248,13 @@ class Disk:
     def _told(self, file: _File) -> Any:
         return _Told(file.number, file.changed, len(file.data), stat.S_IFREG | file.mode)
 
+    def time_ns(self) -> int:
+        """Tell the time of day."""
+        return int(self._now() * _SECOND_NS)
+
     def _time(self) -> int:
         self._numbers += 1
-        return int(self._now() * _SECOND_NS) + self._numbers
+        return self.time_ns() + self._numbers
 
 
 class _Waiting:
@@ -362,7 +371,7 @@ class Mounted:
         return self._disk
 
 
-_CALLS: Final = frozenset({"open", "write", "fsync", "replace", "link", "fstat", "close", "flock"})
+_CALLS: Final = frozenset({"open", "write", "fsync", "replace", "link", "fstat", "close", "flock", "fchmod", "time_ns"})
 
 
 class _Reading:
@@ -384,8 +393,9 @@ mounted: Final = Mounted()
 
 def install() -> None:
     """Let the modules of the ledger call the mounted disk where they call the machine's."""
-    for found in pkgutil.iter_modules(gateway.memory.__path__, "gateway.memory."):
-        module = importlib.import_module(found.name)
+    setattr(files, "time", mounted)  # noqa: B010 - a module's name, not a type
+    names = [found.name for found in pkgutil.iter_modules(gateway.memory.__path__, "gateway.memory.")]
+    for module in map(importlib.import_module, [*names, files.__name__]):
         for attribute in ("os", "fcntl"):
             if hasattr(module, attribute):
                 setattr(module, attribute, mounted)

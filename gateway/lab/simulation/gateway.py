@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from devices.model import Device, Health
-from gateway.age import HOST_SERVICE_NS, Age, Doubt, elder_should_wait
+from gateway.age import HOST_SERVICE_NS, Age, Doubt, older_should_wait
 from gateway.handover.events import HandoverOutcome, Standing
 from gateway.kubelet.identity import KubeletId
 from gateway.lab.simulation.clock import Clock, Timer
@@ -190,29 +190,29 @@ class Gateway(Process):
             self.clock.met["a gateway that this kubelet would refuse asks for nothing"] += 1
             self.later(wait, self._be_able, min(2 * wait, PROBE_AGAIN))
             return
-        elders = self.node.peers(self)
-        if not elders:
-            self._publish(elders)
+        older_ones = self.node.peers(self)
+        if not older_ones:
+            self._publish(older_ones)
             return
-        self.handover.take_over(elders, lambda: self._taken_over(elders))
+        self.handover.take_over(older_ones, lambda: self._taken_over(older_ones))
 
     def _can_speak(self, kubelet: Kubelet) -> bool:
         return kubelet.behaviour.dialect in negotiate.CHOICES[self.api] and not (
             kubelet.faults.hangs or kubelet.faults.loses
         )
 
-    def _taken_over(self, elders: Sequence[Age]) -> None:
+    def _taken_over(self, older_ones: Sequence[Age]) -> None:
         self.scribe.load()
-        self.update(partial(self._publish_soon, elders))
+        self.update(partial(self._publish_soon, older_ones))
 
-    def _publish_soon(self, elders: Sequence[Age]) -> None:
-        self.later(HANDED_OVER_WAIT, self._publish, elders)
+    def _publish_soon(self, older_ones: Sequence[Age]) -> None:
+        self.later(HANDED_OVER_WAIT, self._publish, older_ones)
 
-    def _publish(self, elders: Sequence[Age]) -> None:
+    def _publish(self, older_ones: Sequence[Age]) -> None:
         self.published = True
         for other in self.node.others(self):
             other.later(self.clock.latency(), other.look, self.age)
-        silent = any(peer < self.age and not self.handover.decides(peer) for peer in elders)
+        silent = any(peer < self.age and not self.handover.decides(peer) for peer in older_ones)
         self.later(YIELD_TIME if silent else 0.0, self._begin)
 
     def _begin(self) -> None:
@@ -360,16 +360,16 @@ class Gateway(Process):
             self.plugin.feed(events.Renew("another gateway ended"))
 
     def _served_by(self, peers: Sequence[Age]) -> Age | None:
-        younger = self._younger(peers)
-        if younger is None:
+        newer = self._newer(peers)
+        if newer is None:
             return None
         if self.plugin.standing is Standing.BUSY:
             self._yielding = True
             return None
-        self._lease(younger)
-        return younger
+        self._lease(newer)
+        return newer
 
-    def _younger(self, peers: Sequence[Age]) -> Age | None:
+    def _newer(self, peers: Sequence[Age]) -> Age | None:
         offering = [age for age in peers if not self.handover.decides(age) and self.node.by_age(age).listens]
         if self.doubts and self.kubelet_listens:
             self.doubts = {
@@ -377,7 +377,7 @@ class Gateway(Process):
                 for age, doubt in self.doubts.items()
                 if age in peers and not doubt.over(self.plugin.cuts, self.node.names_of(age))
             }
-        return elder_should_wait(self.age, offering, self.doubts)
+        return older_should_wait(self.age, offering, self.doubts)
 
     def _lease(self, other: Age) -> None:
         """Learn when a gateway that can't talk is gone."""

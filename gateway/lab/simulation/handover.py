@@ -24,7 +24,7 @@ from gateway.handover.events import (
     WaitOver,
     Wanted,
 )
-from gateway.handover.machine import DEFERRING, Elder, Heir, State
+from gateway.handover.machine import DEFERRING, Newer, Older, State
 from gateway.lab.simulation.clock import Timer, stop
 from gateway.registration import events
 
@@ -84,7 +84,7 @@ class Handover:
         asked = False
         for partner in [*self.partners.values()]:
             if partner.age < gateway.age and partner.state is None and gateway.bound:
-                partner.state, actions = succession.heir(gateway.plugin.standing)
+                partner.state, actions = succession.newer(gateway.plugin.standing)
                 self._act(partner, actions)
                 asked = True
         self._run()
@@ -111,7 +111,7 @@ class Handover:
     def unserved(self) -> None:
         """Take notice that the kubelet's records lack what a partner is to serve."""
         for partner in [*self.partners.values()]:
-            if partner.state is not None and partner.state.stage in DEFERRING and self._could_serve(partner, Heir):
+            if partner.state is not None and partner.state.stage in DEFERRING and self._could_serve(partner, Newer):
                 self._feed(partner, Unserved())
 
     def defers_to(self) -> Age | None:
@@ -191,7 +191,7 @@ class Handover:
         if partner.state is None:
             if partner.age < self._gateway.age:
                 return
-            partner.state = succession.elder(self._gateway.plugin.standing)
+            partner.state = succession.older(self._gateway.plugin.standing)
         event: Event = Heard(say)
         if say is Say.ASK:
             late = self._clock.now > until
@@ -230,7 +230,7 @@ class Handover:
 
     @property
     def _asking(self) -> bool:
-        return any(one.state is not None and one.state.stage is Heir.ASKING for one in self.partners.values())
+        return any(one.state is not None and one.state.stage is Newer.ASKING for one in self.partners.values())
 
     def _feed(self, partner: Partner, event: Event) -> None:
         self._events.append(lambda: self._step(partner, event))
@@ -292,11 +292,11 @@ class Handover:
         if not partner.gone:
             self._feed(partner, WaitOver(self._could_serve(partner)))
 
-    def _could_serve(self, partner: Partner, sides: type[Elder | Heir] | UnionType = Elder | Heir) -> bool:
+    def _could_serve(self, partner: Partner, roles: type[Older | Newer] | UnionType = Older | Newer) -> bool:
         others = [
             one.state
             for one in self.partners.values()
-            if one is not partner and one.state is not None and isinstance(one.state.stage, sides)
+            if one is not partner and one.state is not None and isinstance(one.state.stage, roles)
         ]
         kubelet = self._gateway.bound and self._gateway.kubelet_listens
         assert partner.state is not None

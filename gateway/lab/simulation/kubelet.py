@@ -1,6 +1,6 @@
 """A kubelet's device manager under simulated time, of any version: what ``devicemanager`` does, without a socket.
 
-The books are the emulated kubelet's own (``DeviceBooks``), the differences between versions its ``Behaviour``. What is left
+The records are the emulated kubelet's own (``DeviceRecords``), the differences between versions its ``Behaviour``. What is left
 to say here is when each step of a registration happens, and what becomes of the registration before it. ``transcripts`` hold
 it to what the genuine kubelets said.
 """
@@ -27,9 +27,9 @@ from gateway.lab.kubelets.behaviour import (
     SecondRegister,
     behaviour,
 )
-from gateway.lab.kubelets.books import DeviceBooks
 from gateway.lab.kubelets.checkpoint import Memory
 from gateway.lab.kubelets.kubelet import Demand, KubeletError
+from gateway.lab.kubelets.records import DeviceRecords
 
 if TYPE_CHECKING:
     from gateway.lab.simulation.node import Node
@@ -121,7 +121,7 @@ class Kubelet:
         self.clean = node.settled
         """Whether nothing went wrong since its start that may cost a second Register."""
         self.accepted = 0
-        self.books = DeviceBooks(behaviour)
+        self.records = DeviceRecords(behaviour)
         self.endpoint: Client | None = None
         """Who is allocated from."""
         self.clients: list[Client] = []
@@ -132,9 +132,9 @@ class Kubelet:
         self._hung: list[tuple[Any, ...]] = []
         self._second = behaviour.second_register
         memory = node.checkpoint_for(behaviour)
-        self.books.expect([Demand(pod, RESOURCE, len(ids)) for pod, ids in node.pods.items()], ())
+        self.records.expect([Demand(pod, RESOURCE, len(ids)) for pod, ids in node.pods.items()], ())
         if memory is not None:
-            self.books.recall(memory)
+            self.records.recall(memory)
             if memory.registered:
                 self.endpoint = Client("", stopped=self.clock.now)
         node.names.clear()
@@ -274,7 +274,7 @@ class Kubelet:
     def hear_list(self, client: Client, devices: Sequence[Device]) -> None:
         """Take a list that a gateway sent."""
         if self.alive and client.open:
-            client.devices = self.books.enter_list(RESOURCE, client.listed(), devices)
+            client.devices = self.records.enter_list(RESOURCE, client.listed(), devices)
             self.node.listed(self, devices)
             if self._second is SecondRegister.UNION and self.endpoint is not client:
                 old, self.endpoint = self.endpoint, client
@@ -318,10 +318,10 @@ class Kubelet:
         elif self.endpoint is client:
             if self._second is SecondRegister.UNION:
                 self.endpoint = None
-                self.books.drop(RESOURCE, client.listed())
+                self.records.drop(RESOURCE, client.listed())
             else:
                 client.stopped = self.clock.now
-                self.books.mark_unhealthy(RESOURCE)
+                self.records.mark_unhealthy(RESOURCE)
 
     def _registered_as(self, client: Client) -> Client | None:
         for one in self.clients:
@@ -336,7 +336,7 @@ class Kubelet:
             self.clients = []
 
     def _disconnected(self, client: Client) -> None:
-        """Take out of the books who has gone: whoever is there now, from 1.37 on only the client itself."""
+        """Take out of the records who has gone: whoever is there now, from 1.37 on only the client itself."""
         if self._second is not SecondRegister.PER_SOCKET:
             endpoint = self.endpoint
         else:
@@ -347,7 +347,7 @@ class Kubelet:
         if self.connected:
             self.endpoint = next(iter(self.connected.values()))
             return
-        self.books.mark_unhealthy(RESOURCE)
+        self.records.mark_unhealthy(RESOURCE)
         if endpoint.open and self._second is not SecondRegister.PER_SOCKET:
             self.clock.met["a live stream on an endpoint that the kubelet has stopped"] += 1
 
@@ -359,11 +359,11 @@ class Kubelet:
         gone = endpoint is None or (
             endpoint.stopped is not None and self.clock.now > endpoint.stopped + ENDPOINT_GRACE_SECONDS
         )
-        if gone and self.behaviour.minor > 8 and RESOURCE in self.books.resources:
+        if gone and self.behaviour.minor > 8 and RESOURCE in self.records.resources:
             self.endpoint = None
-            self.books.forget(RESOURCE)
+            self.records.forget(RESOURCE)
             self.clock.met["the kubelet forgets a resource after five minutes"] += 1
-        listed = self.books.allocatable().get(RESOURCE)
+        listed = self.records.allocatable().get(RESOURCE)
         return None if listed is None else frozenset(device.id for device in listed)
 
     @property
@@ -376,25 +376,25 @@ class Kubelet:
 
     def admit(self, pod: str, count: int, done: Admitted) -> None:
         """Admit a pod that asks for so many devices; ``done`` is told which it got, or None and why."""
-        self.books.activate(pod, "main", {RESOURCE: count}, init=False)
-        self.books.free_inactive()
-        if self.behaviour.allocates_at_start and RESOURCE not in self.books.resources:
+        self.records.activate(pod, "main", {RESOURCE: count}, init=False)
+        self.records.free_inactive()
+        if self.behaviour.allocates_at_start and RESOURCE not in self.records.resources:
             self._refused(pod, "no such resource", done)
             return
         try:
             if self.behaviour.allocates_at_start:
-                ids = frozenset(self.books.claim_at_start(pod, "main", RESOURCE, count))
+                ids = frozenset(self.records.claim_at_start(pod, "main", RESOURCE, count))
             else:
-                claim = self.books.claim(pod, "main", RESOURCE, count)
+                claim = self.records.claim(pod, "main", RESOURCE, count)
                 if claim is None:
-                    done(self.books.ids(pod, "main", RESOURCE), "")
+                    done(self.records.ids(pod, "main", RESOURCE), "")
                     return
                 claim.take(sorted(sorted(claim.available - claim.taken), key=lambda _: self.clock.random()))
                 ids = frozenset(claim.taken)
         except KubeletError as error:
             self._refused(pod, error.message, done)
             return
-        self.books.reserve(RESOURCE, ids)
+        self.records.reserve(RESOURCE, ids)
         plugin = self.endpoint
         if plugin is None or not plugin.server or not plugin.server.listens or plugin.stopped is not None:
             self._refused(pod, "nobody to allocate from", done)
@@ -412,16 +412,16 @@ class Kubelet:
         if error:
             self._refused(pod, error, done)
             return
-        self.books.allot(pod, "main", RESOURCE, sorted(ids), _ANSWER)
+        self.records.allot(pod, "main", RESOURCE, sorted(ids), _ANSWER)
         self.node.write_checkpoint(self)
         done(ids, "")
 
     def _refused(self, pod: str, why: str, done: Admitted) -> None:
-        self.books.release()
-        self.books.deactivate(pod)
-        self.books.free_inactive()
+        self.records.release()
+        self.records.deactivate(pod)
+        self.records.free_inactive()
         done(None, why)
 
     def memory(self) -> Memory:
         """Give what is to be remembered over a restart."""
-        return self.books.memory()
+        return self.records.memory()

@@ -223,7 +223,7 @@ class Node:
     def remove(self, pod: str) -> None:
         """End a pod."""
         self.pods.pop(pod, None)
-        self.kubelet.books.deactivate(pod)
+        self.kubelet.records.deactivate(pod)
 
     def judge_pods(self) -> None:
         """No device may be in two living pods."""

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 REGISTER_DEADLINE, CALL_FIRST = 15.0, 0.002
 """As in ``gateway.registration.registrar``, in seconds."""
-BOOKS_PATIENCE: Final = 0.8
-"""Seconds that a kubelet is given to book a list."""
+RECORDS_PATIENCE: Final = 0.8
+"""Seconds that a kubelet is given to record a list."""
 
 
 _of: Final = attrgetter("_value_")
@@ -160,7 +160,7 @@ class Plugin:
             return
         expected = frozenset(device.id for device in self._gateway.devices if device.health is Health.HEALTHY)
         held = (kubelet.allocatable() or frozenset()) == expected
-        if not held and spent < BOOKS_PATIENCE:
+        if not held and spent < RECORDS_PATIENCE:
             self._gateway.later(0.4, self._verify, stream, spent + 0.4)
             return
         if not held:

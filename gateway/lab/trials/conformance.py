@@ -35,7 +35,7 @@ from gateway.lab import inplace
 from gateway.lab.conformance.registry import InapplicableError, waits_in_registry
 from gateway.lab.conformance.started import Unexamined, ended, not_started, without_devices
 from gateway.lab.gatewayproc import GatewayError
-from gateway.lab.kubelets.kubelet import Books, Demand, Faults, KubeletError
+from gateway.lab.kubelets.kubelet import Demand, Faults, KubeletError, Totals
 from gateway.lab.trials.scenarios import (
     SCENARIOS,
     BrokenPromiseError,
@@ -185,8 +185,8 @@ async def examine(
         trial = _Trial(template, version, genuine, cap_seconds, resource, changing)
         async with busy:
             await trial.discover()
-        if trial.books is not None:
-            resources[version] = trial.books.capacity
+        if trial.totals is not None:
+            resources[version] = trial.totals.capacity
         if trial.unexamined is not None:
             unexamined[version] = trial.unexamined
         return await asyncio.gather(*(one(rule, trial) for rule in rules or RULES))
@@ -234,7 +234,7 @@ class _Trial:
         change: Sequence[str],
     ) -> None:
         self.version = version
-        self.books: Books | None = None
+        self.totals: Totals | None = None
         """What the kubelet's records showed of the plugin; None where it never was in them."""
         self.unexamined: Unexamined | None = None
         """Why the plugin can't be examined; None where it can."""
@@ -256,10 +256,10 @@ class _Trial:
             last: Mapping[str, int] = {}
             deadline = time.monotonic() + self._cap
             while time.monotonic() < deadline:
-                books = await kubelet.books()
-                found = self._own(books)
+                totals = await kubelet.totals()
+                found = self._own(totals)
                 if found and found == last:  # no further resource came in a quarter of a second
-                    self.books = Books(found, {name: books.allocatable.get(name, 0) for name in found})
+                    self.totals = Totals(found, {name: totals.allocatable.get(name, 0) for name in found})
                     return
                 last = found
                 await asyncio.sleep(0.25)
@@ -268,27 +268,27 @@ class _Trial:
             if made.ended is not None and not registers and minor_version(self.version) >= 10:
                 status, log = made.ended
                 self.unexamined = ended(status, _plain(log))
-            elif registers and not made.exits and registers.keys() <= (await kubelet.books()).capacity.keys():
+            elif registers and not made.exits and registers.keys() <= (await kubelet.totals()).capacity.keys():
                 self.unexamined = without_devices(registers)
             self._why = _why_none(registers, self._resource, made.exits, self._cap)
             self._why += f"; its log ends:\n{_plain(made.gateway.log(8))}"
 
-    def _own(self, books: Books) -> dict[str, int]:
-        wanted = {self._resource} if self._resource else books.capacity.keys()
-        return {name: count for name, count in books.capacity.items() if count and name in wanted}
+    def _own(self, totals: Totals) -> dict[str, int]:
+        wanted = {self._resource} if self._resource else totals.capacity.keys()
+        return {name: count for name, count in totals.capacity.items() if count and name in wanted}
 
     def _why_not(self, rule: Rule) -> str:
         if minor_version(self.version) < rule.since:
             return rule.why
         if self.unexamined is not None:
             return f"it couldn't be examined: {self.unexamined.kind}"
-        if self.books is None:
+        if self.totals is None:
             if minor_version(self.version) < 10:
                 return f"it isn't served by a kubelet that speaks only {dialect(self.version)}"
             return "it was never in the kubelet's records: see the rule registers"
         if rule.changes and not self._change:
             return "say with --change what makes one of its devices unhealthy"
-        least = min(self.books.allocatable.values())
+        least = min(self.totals.allocatable.values())
         return f"it takes {rule.devices} healthy devices, there are {least}" if least < rule.devices else ""
 
     async def observe(self, rule: Rule) -> Finding:
@@ -298,7 +298,7 @@ class _Trial:
         verdict: Verdict = "not applicable"
         seen = self._why_not(rule)
         ran = self.unexamined is None and minor_version(self.version) >= 10
-        if self.books is None and ran and rule.id == "registers":
+        if self.totals is None and ran and rule.id == "registers":
             verdict, seen, exits = "broken", self._why, self.exits
         elif not seen:
             verdict, seen, exits = await self._run(rule)
@@ -313,8 +313,8 @@ class _Trial:
         )
 
     async def _run(self, rule: Rule) -> tuple[Verdict, str, int]:
-        assert self.books is not None
-        capacity, allocatable = self.books.capacity, self.books.allocatable
+        assert self.totals is not None
+        capacity, allocatable = self.totals.capacity, self.totals.allocatable
         resource, well = next(iter(allocatable.items()))
         demands = [Demand("a", resource, 1), *([Demand("b", resource, 2)] if well > 2 else [])]
         setting = node(
@@ -451,7 +451,7 @@ async def _update_after_cut(node: Node, version: str) -> str:
     began = time.monotonic()
 
     async def fewer() -> bool:
-        return (await node.the_kubelet.books()).allocatable.get(node.resource, 0) < node.healthy()
+        return (await node.the_kubelet.totals()).allocatable.get(node.resource, 0) < node.healthy()
 
     try:
         await until(fewer, node.patience, every=0.05)

@@ -103,9 +103,9 @@ FAULTS: Final = {
     "mute": "an accepted kubelet never calls ListAndWatch",
     "ghost": "a dead kubelet's call arrives after its death",
     "cut": "a stream is cut while both sides live",
-    "books": "the kubelet's records lose us",
+    "records": "the kubelet's records lose us",
     "name": "our name is deleted from the socket directory",
-    "standby": "a younger gateway comes, and goes",
+    "standby": "a newer gateway comes, and goes",
     "unfit": "the list grows too large for the dialect, and shrinks again",
     "renew": "Register's options change",
     "stranger": "somebody else calls ListAndWatch",
@@ -394,19 +394,17 @@ class Surroundings:
             stream = _next_stream(it)
             here = it._replace(clean=False, ghost=False, streams=(*it.streams, End(stream, open=False)))
             yield Move("the dead kubelet's call arrives", here, events.StreamOpened(stream))
-        if "books" in it.may and _held(it):
+        if "records" in it.may and _held(it):
             stuck = it._replace(clients=(*it.clients[:-1], it.clients[-1]._replace(held=False)))
-            yield Move("the kubelet's records lose us", self._wrong(stuck, "books"), calm=False)
+            yield Move("the kubelet's records lose us", self._wrong(stuck, "records"), calm=False)
         if "name" in it.may:
             for name in it.names:
                 deleted = it._replace(names=it.names - {name}, lost=name)
                 yield Move("our name is deleted", self._wrong(deleted, "name"), calm=False)
         if phase is Phase.STANDBY:
-            yield Move("the younger gateway goes", it, events.Resume())
+            yield Move("the newer gateway goes", it, events.Resume())
         elif "standby" in it.may:
-            yield Move(
-                "a younger gateway comes", self._wrong(it, "standby"), events.StandBy(Age(1, "younger")), calm=False
-            )
+            yield Move("a newer gateway comes", self._wrong(it, "standby"), events.StandBy(Age(1, "newer")), calm=False)
         if phase is Phase.OUT:
             yield Move("the list shrinks", it, events.Resume())
         elif "unfit" in it.may and any(end.open and end.kept for end in it.streams):
@@ -466,7 +464,7 @@ class Surroundings:
         return it if it.machine.phase is Phase.STOPPED else it._replace(broken=f"stop ended {it.machine.phase.value}")
 
     def dropped(self, it: Resource) -> Resource:
-        """What the shell forgets by itself: a look into the books for a stream that is over."""
+        """What the shell forgets by itself: a look into the records for a stream that is over."""
         return it._replace(look=None) if it.look is not None and it.look[0] != it.machine.stream else it
 
 

@@ -47,7 +47,7 @@ SLACK, SLOWER, SLOWEST = 5.0, 10.0, 15.0
 """A busy machine gets so many times a bound, which is at most so many seconds more than it, and some seconds on top: there
 a Python process alone may take ten seconds to start."""
 LINGER_SECONDS = 1.3
-"""How long after a recovery the node is looked at again: longer than the gateway's own last look into the books."""
+"""How long after a recovery the node is looked at again: longer than the gateway's own last look into the records."""
 PLENTY = 10_000
 """What a limit of a cell is when it is none."""
 STATE_BYTES = "2m"
@@ -407,7 +407,7 @@ async def _kubelet_stopped(g: Ground, _: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _beside(g: Ground, _: int, *, stopped: bool = False, younger_ends: bool = False) -> AsyncIterator[None]:
+async def _beside(g: Ground, _: int, *, stopped: bool = False, newer_ends: bool = False) -> AsyncIterator[None]:
     """A second kubelet on the directory of the first, which may be a stopped one: then its connections are half open."""
     first = g.answering
     if first is None:
@@ -419,7 +419,7 @@ async def _beside(g: Ground, _: int, *, stopped: bool = False, younger_ends: boo
     g.node.kubelet = None
     await g.start_kubelet()
     yield
-    if younger_ends:
+    if newer_ends:
         await g.end_kubelet()
     g.rivals.remove(first)
     await first.close()
@@ -504,24 +504,24 @@ async def _stays_allocatable(g: Ground) -> None:
     """The kubelet's records show what they showed, for as long as anybody would look twice."""
     ends = time.monotonic() + LINGER_SECONDS
     while time.monotonic() < ends:
-        seen = (await g.node.the_kubelet.books()).allocatable.get(RESOURCE, 0)
+        seen = (await g.node.the_kubelet.totals()).allocatable.get(RESOURCE, 0)
         must([] if seen == g.node.healthy() else [f"{seen} of {g.node.healthy()} devices are allocatable"])
         await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
 async def _rolled(g: Ground, _: int, *, back: bool) -> AsyncIterator[None]:
-    """A younger gateway beside the one that serves; then the elder ends, or all but the elder do."""
-    elder = g.node.gateway
+    """A newer gateway beside the one that serves; then the older one ends, or all but the older one do."""
+    older = g.node.gateway
     await g.start_gateway()
     yield
-    ending = [one for one in g.node.gateways if one is not elder] if back else [elder]
+    ending = [one for one in g.node.gateways if one is not older] if back else [older]
     for one in ending:
         if one.alive:
             os.kill(one.pid, signal.SIGCONT)
             await one.terminate()
     if back:
-        g.node.gateways[:] = [elder]
+        g.node.gateways[:] = [older]
 
 
 @asynccontextmanager
@@ -853,7 +853,7 @@ FAULTS: Mapping[str, Fault] = {
             "two-kubelets-younger-ends",
             "a second kubelet starts on the directory of a living one and ends before it; then a third starts",
             RESTART,
-            partial(_beside, younger_ends=True),
+            partial(_beside, newer_ends=True),
             serves=True,
         ),
         Fault(

@@ -107,7 +107,7 @@ def broken(before: Sequence[Holding], after: Sequence[Holding], drained: Collect
 def unannounced(now: Sequence[Holding], announced: Mapping[str, Collection[str]]) -> list[str]:
     """Find held devices that are no longer in the gateway's list (``announced``: device IDs by resource name).
 
-    A device that changed its ID looks like this: the pod's books still name the old one, which means nothing any more.
+    A device that changed its ID looks like this: the pod's records still name the old one, which means nothing any more.
     """
     return [
         f"pod {holding.pod} holds {device_id}, which no longer exists: "

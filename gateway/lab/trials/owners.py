@@ -1,4 +1,4 @@
-"""The table of owners, explored: two doors, kubelet, scheduler, late news, a crash of each anywhere, and a newer gateway.
+"""The table of owners, explored: two APIs, kubelet, scheduler, late news, a crash of each anywhere, and a newer gateway.
 
 The gateway's part is the functions of ``gateway.sides.table``, called as the shell calls them: a change is on disk, then in force,
 then in the list, then in the slice. What surrounds it is a model. A pod stands for all pods of its GPUs by the device plugin API, a
@@ -53,7 +53,7 @@ class GPU(Struct, frozen=True, cache_hash=True):
     """A container has it by the device plugin API."""
     untold: bool = False
     """The gateway that answered its Allocate ended without a word of it on disk."""
-    booked: bool = False
+    recorded: bool = False
     """The kubelet's records name a container, perhaps one that ended."""
     ended: bool = False
     """The API server said that this one ended."""
@@ -177,11 +177,11 @@ class Model:
 
     def _rebooted(self, one: GPU) -> GPU:
         """Give what a kubelet's start leaves: it hears of no list yet, deletes slices, and keeps what its checkpoint names."""
-        return self._one(replace(one, asked=False, healthy=False, slice=Offered.NOT, pod=one.pod and one.booked))
+        return self._one(replace(one, asked=False, healthy=False, slice=Offered.NOT, pod=one.pod and one.recorded))
 
     def _died(self, node: Node) -> Node:
         gpus = tuple(
-            self._one(replace(one, asked=False, booked=one.booked or one.pod, look=None, allocated=None))
+            self._one(replace(one, asked=False, recorded=one.recorded or one.pod, look=None, allocated=None))
             for one in node.gpus
         )
         return replace(node, gpus=gpus, alive=False, claim=1 if node.claim == 2 else node.claim)
@@ -189,7 +189,7 @@ class Model:
     def _handed_over(self, node: Node) -> Node:
         """Give what an older gateway leaves to a newer one: all that was decided is on disk, and nothing in memory passes."""
         gpus = (
-            replace(one, asked=False, look=None, allocated=None, untold=one.pod and not (one.booked or self._tells))
+            replace(one, asked=False, look=None, allocated=None, untold=one.pod and not (one.recorded or self._tells))
             for one in node.gpus
         )
         claim = 3 if node.claim == 2 else node.claim  # It is finished, or passed on.
@@ -208,12 +208,12 @@ class Model:
                 after = {number: self._one(replace(node.gpus[number], asked=False, **known)) for number in group}
                 yield f"Allocate of {group}", _put(node, after)
             if all(one.pod for one in gpus):
-                if not all(one.booked for one in gpus):
-                    booked = {
-                        number: self._one(replace(node.gpus[number], booked=True, untold=False)) for number in group
+                if not all(one.recorded for one in gpus):
+                    recorded = {
+                        number: self._one(replace(node.gpus[number], recorded=True, untold=False)) for number in group
                     }
-                    yield f"the kubelet notes the pod of {group}", _put(node, booked)
-                ended = [replace(one, pod=False, untold=False, booked=one.booked and self._ghosts) for one in gpus]
+                    yield f"the kubelet notes the pod of {group}", _put(node, recorded)
+                ended = [replace(one, pod=False, untold=False, recorded=one.recorded and self._ghosts) for one in gpus]
                 yield f"the pod of {group} ends", _put(node, dict(zip(group, map(self._one, ended), strict=True)))
         yield from self._claim(node)
 
@@ -279,7 +279,7 @@ class Model:
             yield f"ordered to {to.value}", replace(one, disk=table.ordered(one.side, to, _foreign(one)))
 
     def _on(self, one: GPU, claim: On, *, alive: bool) -> Iterator[tuple[str, GPU]]:
-        yield from self._books(one, alive=alive)
+        yield from self._records(one, alive=alive)
         if self._beside:
             yield from _others(one, claim, alive=alive)
         if alive:
@@ -292,13 +292,13 @@ class Model:
                 yield "claims are looked at", replace(one, allocated=CLAIM if claim.step else NOBODY)
             yield from self._crossing(one, claim)
 
-    def _books(self, one: GPU, *, alive: bool) -> Iterator[tuple[str, GPU]]:
-        if one.booked and not one.pod:
+    def _records(self, one: GPU, *, alive: bool) -> Iterator[tuple[str, GPU]]:
+        if one.recorded and not one.pod:
             yield "the pod is known to have ended", replace(one, ended=True)
-            yield "the kubelet forgets the pod", replace(one, booked=False, ended=False)
+            yield "the kubelet forgets the pod", replace(one, recorded=False, ended=False)
         if alive and one.shown is not None and (not one.healthy or one.shown in COUNTED):
             # What Allocate answered in this life of the gateway it knows itself, and of the one before by what that wrote.
-            held = (one.pod and not one.untold) or (one.booked and not one.ended)
+            held = (one.pod and not one.untold) or (one.recorded and not one.ended)
             yield "the records are read", replace(one, look=POD if held else NOBODY)
 
     def _crossing(self, one: GPU, claim: On) -> Iterator[tuple[str, GPU]]:
@@ -307,7 +307,7 @@ class Model:
         seen = Seen(one.look, CLAIM if claim.is_noted else NOBODY, one.allocated, _foreign(one))
         yield "it moves on", replace(one, disk=table.moved(one.side, seen))
         if claim.step == 1:
-            free = not one.pod and not one.booked
+            free = not one.pod and not one.recorded
             yield (
                 "the claim calls it back",
                 replace(one, disk=table.missed(one.side, Seen(pod=NOBODY if free else POD, foreign=_foreign(one)))),
@@ -385,7 +385,7 @@ def _is_healthy(shown: State | None) -> bool:
 def _gives(one: GPU) -> bool:
     """Whether Allocate gives it."""
     row = TABLE[one.shown] if one.shown is not None else None
-    return row is None or row.allocate is None or (row.held and one.booked)
+    return row is None or row.allocate is None or (row.held and one.recorded)
 
 
 def _told(one: GPU, claim: On) -> Iterator[tuple[str, GPU]]:

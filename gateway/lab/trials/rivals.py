@@ -153,18 +153,18 @@ async def _planted(made: Node, *, says: bytes | None) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _elder_stopped(made: Node, *, elsewhere: bool) -> AsyncIterator[None]:
-    """The gateway that serves stands still while a younger one starts, and goes on afterwards."""
-    elder = made.gateway
-    os.kill(elder.pid, signal.SIGSTOP)
+async def _older_stopped(made: Node, *, elsewhere: bool) -> AsyncIterator[None]:
+    """The gateway that serves stands still while a newer one starts, and goes on afterwards."""
+    older = made.gateway
+    os.kill(older.pid, signal.SIGSTOP)
     try:
-        async with _launched(_command(made, elsewhere=elsewhere)) as younger:
-            await younger.wait_for("registered")
+        async with _launched(_command(made, elsewhere=elsewhere)) as newer:
+            await newer.wait_for("registered")
             await asyncio.sleep(1)
-            os.kill(elder.pid, signal.SIGCONT)
+            os.kill(older.pid, signal.SIGCONT)
             yield
     finally:
-        os.kill(elder.pid, signal.SIGCONT)
+        os.kill(older.pid, signal.SIGCONT)
 
 
 RIVALS: Final[Mapping[str, Rival]] = {
@@ -180,8 +180,8 @@ RIVALS: Final[Mapping[str, Rival]] = {
     "crashes, its own state": partial(_crashes, elsewhere=True),
     "planted, deaf": partial(_planted, says=None),
     "planted, garbage": partial(_planted, says=b"\x00garbage\n" * 100),
-    "older one stopped": partial(_elder_stopped, elsewhere=False),
-    "older one stopped, its own state": partial(_elder_stopped, elsewhere=True),
+    "older one stopped": partial(_older_stopped, elsewhere=False),
+    "older one stopped, its own state": partial(_older_stopped, elsewhere=True),
 }
 """By name; *its own state* is one that can't talk to the gateway that serves."""
 
@@ -192,7 +192,7 @@ async def lacks(made: Node, over: asyncio.Event) -> list[float]:
     since: float | None = None
     while True:
         try:
-            whole = (await made.the_kubelet.books()).allocatable.get(RESOURCE, 0) >= made.healthy()
+            whole = (await made.the_kubelet.totals()).allocatable.get(RESOURCE, 0) >= made.healthy()
         except (KubeletError, AssertionError):  # It starts anew.
             whole = False
         now = time.monotonic()

@@ -300,7 +300,7 @@ class Node:
     async def written(self, *, lists: bool = True) -> bool:
         """Let kubelet 1.9 write down what it knows, for 5 s at most, before it is ended; tell whether it did.
 
-        It writes its checkpoint in place, after its books change: one that is ended in between has lost its pods (run),
+        It writes its checkpoint in place, after its records change: one that is ended in between has lost its pods (run),
         and that is no plugin's fault. ``lists``: what pods hold isn't enough, the list of devices must be there, too.
         """
         kubelet = self.kubelet
@@ -346,7 +346,7 @@ class Node:
         milliseconds (kubelets from 1.12 to 1.22, each time when a rival ends).
         """
         seen = [await self.the_kubelet.wait(resource, self.healthy(resource), self.patience) for resource in self.gpus]
-        books = seen[-1].books
+        totals = seen[-1].totals
         # Before 1.10 there is no allocatable: unhealthy devices are not in the capacity either.
         alpha = minor_version(self.the_kubelet.version) < 10
         dropped = self.dropped()
@@ -354,8 +354,8 @@ class Node:
             name: self.healthy(name) if alpha else count - len(dropped.intersection(device_ids(self.gpus)[name]))
             for name, count in self.gpus.items()
         }
-        must(short({name: self.healthy(name) for name in self.gpus}, books.allocatable, "allocatable"))
-        must(short(capacity, books.capacity, "capacity"))
+        must(short({name: self.healthy(name) for name in self.gpus}, totals.allocatable, "allocatable"))
+        must(short(capacity, totals.capacity, "capacity"))
         self.accepted = dialect(self.the_kubelet.version)
 
     def dropped(self) -> set[str]:
@@ -481,7 +481,7 @@ def must(sentences: Sequence[str]) -> None:
 
 
 def mistold(pod: str, resource: str, device_ids: Collection[str], admission: Admission) -> list[str]:
-    """Compare what a container is told to use with the devices that its pod holds by the books."""
+    """Compare what a container is told to use with the devices that its pod holds by the records."""
     told = admission.answer.envs.get(VISIBLE[resource], "")
     if set(filter(None, told.split(","))) == set(device_ids):
         return []
@@ -555,13 +555,13 @@ class Scenario:
     gpus: Mapping[str, int] = field(default_factory=lambda: {RESOURCE: 4})
     says: frozenset[Field] = frozenset()
     """What a plugin's API must be able to say for it."""
-    sees_books: bool = False
+    sees_records: bool = False
     """Whether who has the GPUs must see the kubelet's records: a plugin behind the bridge doesn't."""
 
 
 def unsaid(scenario: Scenario, api: str) -> str:
     """Say why a scenario can't be run with a plugin of this API behind the bridge; '' where it can."""
-    if scenario.sees_books:
+    if scenario.sees_records:
         return "the kubelet's records are not in the bridge's folder, so a plugin behind it can't see who holds what"
     rules = by_name(api).rules
     missing = sorted(one.value for one in scenario.says if rules[one].verdict is not Fidelity.LOSSLESS)
@@ -842,11 +842,11 @@ async def _wrong_version(node: Node, version: str) -> None:
         ]
     )
     must([] if kubelet.alive and gateway.alive else ["expected kubelet and gateway to go on"])
-    books = await kubelet.books()
+    totals = await kubelet.totals()
     must(
         [
             f"{name} must not be there, the kubelet's records have {count}"
-            for name, count in books.capacity.items()
+            for name, count in totals.capacity.items()
             if count
         ]
     )
@@ -923,11 +923,11 @@ async def _directory_replaced(node: Node, version: str) -> None:
 
 async def _two_gateways(node: Node, version: str) -> None:
     kubelet = await node.start_kubelet(version)
-    elder = await node.start_gateway()
+    older = await node.start_gateway()
     await node.served()
-    younger = await node.start_gateway()
-    await younger.wait_for("registered")
-    await elder.wait_for("standing by")
+    newer = await node.start_gateway()
+    await newer.wait_for("registered")
+    await older.wait_for("standing by")
     await node.served()
     # A kubelet that is being fought for loses the resource again and again.
     try:
@@ -940,15 +940,15 @@ async def _two_gateways(node: Node, version: str) -> None:
     allowed = 3 + counted(version, "") - 1
     must([f"expected at most {allowed} Registers, the kubelet counted {asked}"] if asked > allowed else [])
     await node.run_pods()
-    mark = elder.seen
-    await younger.kill()
-    await elder.wait_for("registered", since=mark)
+    mark = older.seen
+    await newer.kill()
+    await older.wait_for("registered", since=mark)
     await node.served()
     await node.restart_containers()
     third = await node.start_gateway()
     await third.wait_for("registered")
     await node.served()
-    await elder.terminate()
+    await older.terminate()
     await node.served()
     await node.restart_containers()
 
@@ -966,7 +966,7 @@ async def _host_service(node: Node, version: str) -> None:
         await pod.wait_for("standing by", since=mark)
         await node.served()
         await node.registers(asked := asked + 1)
-        # A DaemonSet rolls: the youngest pod is no younger than the service.
+        # A DaemonSet rolls: the newest pod is no newer than the service.
         newer = await node.start_gateway()
         await newer.wait_for("standing by")
         await pod.terminate()
@@ -1201,7 +1201,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             tappable=False,
             needs=frozenset({"profile", "log"}),
             gpus={RESOURCE: 8},
-            sees_books=True,
+            sees_records=True,
         ),
         Scenario(
             "gateway-crash",

@@ -67,7 +67,7 @@ class Seen:
     async def watch(self) -> None:
         """Look, until it is cancelled."""
         while True:
-            offered = (await self.kubelet.books()).allocatable
+            offered = (await self.kubelet.totals()).allocatable
             for one in PLUGINS:
                 count = offered.get(one.resource, 0)
                 self.least[one.resource] = min(count, self.least.get(one.resource, count))

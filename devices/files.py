@@ -1,6 +1,6 @@
-"""Read a file that a person or a program edits, and notice each edit, without a thread and without waking up for nothing.
+"""Files: read without waiting, replaced as a whole, and watched without a thread and without waking up for nothing.
 
-The watch is on the file's folder, because editors and the kubelet's volumes put a new file in the old one's place: a
+A watch is on the file's folder, because editors and the kubelet's volumes put a new file in the old one's place: a
 watch on the file itself would stay with the one that nobody sees any more. Under it lies a slow poll, for what inotify
 doesn't tell (network file systems, a replaced folder, a link to elsewhere).
 """
@@ -8,8 +8,11 @@ doesn't tell (network file systems, a replaced folder, a link to elsewhere).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 import stat
+import time
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -24,6 +27,9 @@ _POLL_ALONE_S: Final = 1.0
 _MASK: Final[int] = (
     inotify.CLOSE_WRITE | inotify.MOVED_TO | inotify.DELETE | inotify.DELETE_SELF | inotify.MOVE_SELF | inotify.ONLYDIR
 )
+_DRAFT: Final = re.compile(r"\..+\.[0-9a-f]{8}\.new", re.ASCII)
+_IN_THE_MAKING_NS: Final = 60_000_000_000
+"""Nanoseconds for which a draft may be another process's that is writing."""
 _FOLDER_GONE: Final[int] = inotify.MOVE_SELF | inotify.IGNORED
 
 _log = structlog.get_logger()
@@ -48,6 +54,60 @@ def read_plain(path: Path, most: int) -> bytes:
 
 def _without_waiting(path: str, mode: int) -> int:
     return os.open(path, mode | os.O_NONBLOCK)
+
+
+def replace(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True) -> os.stat_result:
+    """Put a file in the place of another, as a whole: a crash leaves the old one or the new one. It blocks: for a thread.
+
+    A link in its place is replaced, not followed. Until it is whole it is a draft beside it, ``.NAME.XXXXXXXX.new``: none that a
+    container runtime reads, and what a crash left of one ``sweep`` removes.
+
+    Args:
+        path: where it is to be.
+        data: all of it.
+        mode: who may read and write it, whatever this process's mask says.
+        durable: the file and its name are on the disk when this returns, which takes two flushes.
+
+    Returns:
+        What the new file is known by.
+
+    Raises:
+        OSError: it can't be written. The old file is there, or, where its folder couldn't be flushed, the new one.
+    """
+    draft = path.with_name(f".{path.name}.{os.urandom(4).hex()}.new")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fchmod(descriptor, mode)
+        if durable:
+            os.fsync(descriptor)
+        os.replace(draft, path)  # noqa: PTH105 - beside the other calls of one write
+        written = os.fstat(descriptor)  # A rename changes the time, so only now.
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
+    finally:
+        os.close(descriptor)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    return written
+
+
+def sweep(folder: Path, name: str = "*") -> None:
+    """Remove what crashes left of writes of files that are called so; what is young may be another process's, which is at it now."""
+    with contextlib.suppress(OSError):
+        for draft in folder.glob(f".{name}.????????.new"):
+            info = draft.lstat()
+            ours = _DRAFT.fullmatch(draft.name) and stat.S_ISREG(info.st_mode) and info.st_uid == os.geteuid()
+            if ours and time.time_ns() - info.st_mtime_ns > _IN_THE_MAKING_NS:
+                draft.unlink()
 
 
 class FileWatch:

@@ -1,4 +1,4 @@
-"""The node's door to dynamic resource allocation: its drivers, their sockets, and what they offer now.
+"""The node's DRA drivers, their sockets, and what they offer now.
 
 Devices come from the same lists that the device plugin API shows. Nothing here delays that API: while the API server is away,
 claims wait and nothing else does.
@@ -67,7 +67,7 @@ _log = structlog.get_logger()
 
 
 class Inside(Struct, frozen=True):
-    """What the door needs of the gateway.
+    """What the drivers need of the gateway.
 
     ``beliefs`` are the kubelet's records, ``held`` what containers hold of a resource by them (None: nobody knows), ``resources``
     gives the lists of all devices, as the device plugin API would show them; ``update`` brings them up to date. ``presence`` says
@@ -86,7 +86,7 @@ class Inside(Struct, frozen=True):
     first: asyncio.Event
 
 
-class Door:
+class Drivers:
     """All drivers of this gateway.
 
     Args:

@@ -1,6 +1,6 @@
-"""The books of a kubelet's device manager: which devices there are, who holds them, and who may have which next.
+"""The records of a kubelet's device manager: which devices there are, who holds them, and who may have which next.
 
-Pure: no plugin is called and no file is touched here. ``DeviceManager`` does that, by what the books say.
+Pure: no plugin is called and no file is touched here. ``DeviceManager`` does that, by what the records say.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from devices.model import ContainerAnswer, Device, DeviceNode, Health, Mount
 from gateway.lab.kubelets.behaviour import Behaviour
 from gateway.lab.kubelets.checkpoint import Allotment, Key, Memory
-from gateway.lab.kubelets.kubelet import Admission, Books, Demand, KubeletError, Running
+from gateway.lab.kubelets.kubelet import Admission, Demand, KubeletError, Running, Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Claim:
             self.taken.add(device)
 
 
-class DeviceBooks:
-    """The books of one device manager."""
+class DeviceRecords:
+    """The records of one device manager."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         self._behaviour = behaviour
@@ -106,13 +106,13 @@ class DeviceBooks:
         """The resources that are known, with devices or without."""
         return tuple(self._healthy)
 
-    def totals(self) -> Books:
+    def totals(self) -> Totals:
         """Say what the API server would be told."""
         allocatable = {resource: len(devices) for resource, devices in self._healthy.items()}
         if not self._behaviour.counts_unhealthy:
-            return Books(dict(allocatable), allocatable)
+            return Totals(dict(allocatable), allocatable)
         capacity = {name: count + len(self._unhealthy.get(name, ())) for name, count in allocatable.items()}
-        return Books(capacity, allocatable)
+        return Totals(capacity, allocatable)
 
     def allocatable(self) -> dict[str, list[Device]]:
         """Say what the pod-resources API calls allocatable: the devices of the last lists that are healthy."""

@@ -1,4 +1,4 @@
-"""The kubelet's books: what is read in them, and what is done where they say something else than we do."""
+"""The kubelet's records: what is read in them, and what is done where they say something else than we do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RULES = {
     "K2": "List says who holds what; what only the checkpoint names may be held too, and is for those who must not err",
     "K3": "pod-resources v1 is asked first, v1alpha1 only where v1 isn't there",
     "K4": "a kubelet that is asked too often is asked again: it is no answer",
-    "K5": "what a kubelet forgot at its start is noticed as soon as its own books show it, and not without them",
+    "K5": "what a kubelet forgot at its start is noticed as soon as its own records show it, and not without them",
     "K6": "whom a kubelet forgot stays forgotten until the pod has the device again or is known to be gone, or an operator says so",
     "K7": "drifted and ill devices are given last, and no request fails of that",
     "K8": "only healthy devices are allocatable in pod-resources (1.23 and later, kubernetes #104123)",
@@ -167,7 +167,7 @@ MUTANTS = (
     ),
     Mutant(
         "K6",
-        "an Allocate must be seen in the books first",
+        "an Allocate must be seen in the records first",
         "gateway/kubelet/drift.py",
         "(device_id in holders or device_id in self._given)",
         "device_id in holders",
@@ -287,7 +287,7 @@ MUTANTS = (
     ),
     Mutant(
         "K5",
-        "what was given and isn't booked yet is forgotten",
+        "what was given and isn't recorded yet is forgotten",
         "gateway/kubelet/drift.py",
         "elif device_id in self._given and device_id not in holders:",
         "elif False:",
@@ -312,7 +312,7 @@ MUTANTS = (
     Mutant(
         "K8",
         "an ill device is allocatable",
-        "gateway/lab/kubelets/books.py",
+        "gateway/lab/kubelets/records.py",
         "[device for name, device in self._devices[resource].items() if name in healthy]",
         "[device for name, device in self._devices[resource].items() if name in healthy or device]",
         f"{_LOOK}::test_a_look_at_each_kubelet",

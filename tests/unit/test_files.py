@@ -1,16 +1,18 @@
-"""A watch on one file: what counts as a change, and what doesn't."""
+"""Files: what is written whole, what a crash may leave, and what counts as a change of one that is watched."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from devices import filewatch, inotify
-from devices.filewatch import FileWatch, NotPlainError, read_plain
+from devices import files, inotify
+from devices.files import FileWatch, NotPlainError, read_plain
 from devices.inotify import FolderEvent
 
 GUARD_S = 10.0
@@ -47,14 +49,14 @@ async def test_a_change_is_told(path: Path, change: Callable[[Path], object]) ->
         waiting = asyncio.ensure_future(watch.changed())
         await asyncio.sleep(0)
         change(path)
-        async with asyncio.timeout(filewatch._POLL_S * 0.9):  # by an event, not by the poll
+        async with asyncio.timeout(files._POLL_S * 0.9):  # by an event, not by the poll
             await waiting
 
 
 async def test_what_is_beside_the_file_is_no_change(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is a poll that finds it as it was when the watch began."""
     polls: list[object] = []
-    fingerprint = filewatch._fingerprint
+    fingerprint = files._fingerprint
     several = asyncio.Event()
 
     def counted(of: Path) -> tuple[int, int, int, int] | None:
@@ -63,8 +65,8 @@ async def test_what_is_beside_the_file_is_no_change(path: Path, monkeypatch: pyt
             several.set()
         return fingerprint(of)
 
-    monkeypatch.setattr(filewatch, "_POLL_S", 0.01)
-    monkeypatch.setattr(filewatch, "_fingerprint", counted)
+    monkeypatch.setattr(files, "_POLL_S", 0.01)
+    monkeypatch.setattr(files, "_fingerprint", counted)
     with FileWatch(path) as watch:
         waiting = asyncio.ensure_future(watch.changed())
         path.with_name("other").write_text("b")
@@ -111,7 +113,7 @@ async def test_what_an_event_means(path: Path, mask: int, name: str, change: boo
 
 
 async def test_a_folder_that_is_made_anew_is_watched_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filewatch, "_POLL_ALONE_S", 0.01)
+    monkeypatch.setattr(files, "_POLL_ALONE_S", 0.01)
     with FileWatch(path) as watch:
         path.parent.rename(path.parent.with_name("away"))
         async with asyncio.timeout(GUARD_S):
@@ -143,10 +145,10 @@ async def test_who_waits_for_a_change_or_an_order_leaves_nothing_behind(path: Pa
 
 
 async def test_what_could_not_be_read_is_looked_at_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filewatch, "_POLL_ALONE_S", 0.01)
+    monkeypatch.setattr(files, "_POLL_ALONE_S", 0.01)
     with FileWatch(path) as watch:
         watch.look_again()
-        async with asyncio.timeout(filewatch._POLL_S * 0.9):
+        async with asyncio.timeout(files._POLL_S * 0.9):
             await watch.changed()
 
 
@@ -157,3 +159,97 @@ def test_only_so_much_of_a_file_is_read_and_only_of_a_file(path: Path, tmp_path:
     os.mkfifo(fifo)
     with pytest.raises(NotPlainError):
         read_plain(fifo, 10)
+
+
+# Written as a whole.
+
+
+@pytest.mark.parametrize(("mode", "mask"), [(0o600, 0o000), (0o644, 0o022), (0o644, 0o077)])
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_is_for_whom_it_is_meant(path: Path, mode: int, mask: int, durable: bool) -> None:
+    before = os.umask(mask)
+    try:
+        written = files.replace(path, b"new", mode, durable=durable)
+    finally:
+        os.umask(before)
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"new", mode)
+    assert written == path.stat()
+    assert os.listdir(path.parent) == [path.name]  # noqa: PTH208 - nothing was left behind
+
+
+def test_a_link_is_replaced_and_not_followed(path: Path) -> None:
+    link = path.with_name("link")
+    link.symlink_to(path)
+    files.replace(link, b"new")
+    assert (link.is_symlink(), link.read_bytes(), path.read_bytes()) == (False, b"new", b"a")
+
+
+def test_what_reads_the_file_meanwhile_has_the_old_one_whole(path: Path) -> None:
+    with path.open("rb") as reader:
+        files.replace(path, b"new")
+        assert (reader.read(), path.read_bytes()) == (b"a", b"new")
+
+
+@pytest.mark.parametrize(("call", "flushed"), [("write", []), ("fchmod", []), ("fsync", []), ("replace", ["file"])])
+def test_a_write_that_fails_leaves_the_file_as_it_was(
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: str, flushed: list[str]
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda _: seen.append("file"))
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, call, fails)
+    with pytest.raises(OSError, match="No space left"):
+        files.replace(path, b"new")
+    monkeypatch.undo()
+    assert (path.read_bytes(), seen) == (b"a", flushed)
+    assert os.listdir(path.parent) == [path.name]  # noqa: PTH208 - as above
+
+
+@pytest.mark.parametrize(("durable", "flushes"), [(True, ["file", "replace", "file"]), (False, ["replace"])])
+def test_a_durable_file_is_on_disk_before_its_name_is(
+    path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool, flushes: list[str]
+) -> None:
+    seen: list[str] = []
+    replace = os.replace
+
+    def named(old: Path, new: Path) -> None:
+        seen.append("replace")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", lambda _: seen.append("file"))
+    monkeypatch.setattr(os, "replace", named)
+    files.replace(path, b"new", durable=durable)
+    assert seen == flushes
+
+
+@pytest.mark.parametrize(
+    ("name", "age_s", "goes"),
+    [
+        (".profile.yaml.0123abcd.new", 61, True),
+        (".profile.yaml.0123abcd.new", 5, False),
+        (".other.yaml.0123abcd.new", 61, False),
+        (".profile.yaml.0123abc.new", 61, False),
+        (".profile.yaml.0123abcx.new", 61, False),
+        ("profile.yaml.0123abcd.new", 61, False),
+        (".profile.yaml.0123abcd.tmp", 61, False),
+    ],
+)
+def test_what_a_crash_left_is_swept(path: Path, name: str, age_s: float, goes: bool) -> None:
+    leftover = path.with_name(name)
+    leftover.write_text("half")
+    os.utime(leftover, (time.time() - age_s,) * 2)
+    files.sweep(path.parent, path.name)
+    assert leftover.exists() is not goes
+    files.sweep(path.parent / "none")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, lambda leftover: leftover.symlink_to("/")])
+def test_what_is_no_file_is_not_swept(path: Path, make: Callable[[Path], None]) -> None:
+    leftover = path.with_name(".profile.yaml.0123abcd.new")
+    make(leftover)
+    os.utime(leftover, (0, 0), follow_symlinks=False)
+    files.sweep(path.parent)
+    assert os.path.lexists(leftover)

@@ -1,7 +1,7 @@
 """The sockets by which plugins come in: ``device-plugins/kubelet.sock``, and the sockets in ``plugins_registry/``.
 
 Both folders lie below ``--bridge DIR``, and whoever can write into them can register: so no socket is opened in a folder that anybody but
-root (or this process's own user) can write into. The doors are opened as a kubelet opens its own: what earlier plugins
+root (or this process's own user) can write into. Sockets are opened as a kubelet opens its own: what earlier plugins
 left is removed, and kubelet.sock is unlinked and bound, in this order and never renamed, because some plugins wait to see it go.
 That makes every plugin register anew, so it is done once, at the start, and when the folder or the socket went.
 """
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
     from adapters.dialect import Dialect
     from devices.model import Registration
-    from gateway.bridge.memory import Door
+    from gateway.bridge.memory import PluginFolder
     from gateway.kubelet.watch import SocketId
 
     _Context = grpc.aio.ServicerContext[bytes, bytes]
     _Call = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
-REGISTRATION: Final[Door] = "device-plugins"
-REGISTRY: Final[Door] = "plugins_registry"
+REGISTRATION: Final[PluginFolder] = "device-plugins"
+REGISTRY: Final[PluginFolder] = "plugins_registry"
 LOOK_EVERY: Final = 1.0
-"""Seconds between two looks at the doors, as between two of the kubelet's at plugins_registry."""
+"""Seconds between two looks at the folders, as between two of the kubelet's at plugins_registry."""
 INFO_TIME: Final = 1.0
 NOTIFY_TIME: Final = 5.0
 """Seconds that a kubelet waits for either answer of a plugin that it found."""
@@ -80,7 +80,9 @@ _log = structlog.get_logger()
 class Host(Protocol):
     """Takes the plugins that come in."""
 
-    async def register(self, path: Path, dialect: Dialect, resource: str, options: Options, door: Door) -> None:
+    async def register(
+        self, path: Path, dialect: Dialect, resource: str, options: Options, folder: PluginFolder
+    ) -> None:
         """Take a plugin that is served on ``path``.
 
         Raises:
@@ -89,7 +91,7 @@ class Host(Protocol):
 
 
 def folder_error(folder: Path) -> str:
-    """Make a door's folder where it is missing; say why it must not be opened (empty: it may)."""
+    """Make a folder where it is missing; say why plugins must not come in by it (empty: they may)."""
     try:
         folder.mkdir(mode=0o750, exist_ok=True)
         found = folder.stat(follow_symlinks=False)
@@ -105,8 +107,8 @@ def folder_error(folder: Path) -> str:
     return ""
 
 
-class Doors:
-    """Both doors of one folder. ``look`` opens them, and keeps them open.
+class Sockets:
+    """The socket and the two folders by which plugins come in.
 
     Args:
         folder: ``--bridge DIR``.
@@ -139,7 +141,7 @@ class Doors:
         return self._server is not None
 
     def hinders(self) -> str:
-        """Make the folders and take the lock; say why the doors can't be opened now (empty: they can). Blocks a moment."""
+        """Make the folders and take the lock; say why plugins can't come in now (empty: they can). Blocks a moment."""
         try:
             self.folder.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
@@ -188,7 +190,7 @@ class Doors:
                 os.unlink(path)  # noqa: PTH108 - entries have paths
 
     async def close(self) -> None:
-        """Close the doors, and leave the folder to others. The socket stays behind, as a kubelet's does."""
+        """Close the socket, and leave the folder to others. The socket stays behind, as a kubelet's does."""
         await self._stop()
         await self.registry.close()
         if self._lock >= 0:
@@ -232,8 +234,8 @@ def _understood(service: str, data: bytes) -> tuple[Dialect, Registration]:
     )
 
 
-def _endpoint(root: Path, door: str, name: str) -> Path:
-    path, ours = root / door / name, root / REGISTRATION / judge.KUBELET_SOCKET
+def _endpoint(root: Path, folder: str, name: str) -> Path:
+    path, ours = root / folder / name, root / REGISTRATION / judge.KUBELET_SOCKET
     problem = judge.endpoint_error(name, str(path.parent))
     if problem is None and (found := socket_id(path)) is not None and found == socket_id(ours):
         problem = judge.own_socket(name)
