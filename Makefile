@@ -141,7 +141,7 @@ e2e-chart: e2e-made ## the README's five steps, and the Helm chart's rolls and f
 .PHONY: e2e-dra
 e2e-dra: $(VENV) ## the same with ResourceClaims, each of the kubelets on a node of its own
 	@for version in $(KUBELETS); do \
-		$(RUN)python -m gateway.lab.node --kubelet $$version -- \
+		$(RUN)python -m gateway.lab.node --kubelet $$version --kubelet $(lastword $(KUBELETS)) -- \
 			.venv/bin/python -m pytest --timeout=1800 -m e2e tests/e2e/test_dra.py -k $$version $(E2E) || exit 1; done
 	@$(RUN)python -m gateway.lab.node --leftovers
 

@@ -191,6 +191,36 @@ async def test_nothing_goes_to_dra_where_a_kubelet_would_run_pods_without_their_
     await dra.close()
 
 
+@pytest.mark.parametrize("version", ["1.32"])
+async def test_an_older_kubelet_that_comes_after_the_crossing_gets_nothing_new(dra: DraNode, version: str) -> None:
+    [*_, newest] = dra.node.kubelet_versions
+    if newest == version:
+        pytest.skip("the node has no newer kubelet")
+    await begin_with(dra, newest, "on")
+    async with dra.by_name():
+        await dra.cross("dra")
+        await dra.published()
+        await dra.claim_pod("y")
+        await dra.node.kubelet.restart(version=version)
+        await dra.node.ready()
+
+        async def tainted() -> bool:
+            return len(await dra.tainted()) == GPUS
+
+        await until(tainted, PATIENCE, every=EVERY)
+        await dra.create("z", dra.named("z"))
+        await dra.create("c", dra.claiming("c"))
+        await asyncio.gather(*(dra.unschedulable(name) for name in "zc"))
+        assert dra.account("y").lost == ()
+        await dra.node.kubelet.restart(version=newest)
+        await dra.node.ready()
+        await until(lambda: all(dra.account(name).nodes for name in "zc"), PATIENCE)
+        await dra.delete("y", "z", "c")
+    await dra.cross("plugin")
+    await dra.stand(dict.fromkeys(DEVICES, "plugin"))
+    await dra.close()
+
+
 @pytest.mark.parametrize("version", OVERLAP)
 async def test_both_apis_give_their_own_gpus(dra: DraNode, version: str) -> None:
     await begin_with(dra, version, "on")

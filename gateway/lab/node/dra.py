@@ -343,6 +343,15 @@ class DraNode:
             for name in names:
                 await until(partial(self._is_gone, name), every=EVERY)
 
+    async def unschedulable(self, name: str) -> None:
+        """Wait until the scheduler has said that it finds no node for a pod."""
+
+        async def has_said() -> bool:
+            said = (await self.api.get(f"{POD}/{name}"))["status"].get("conditions", ())
+            return any((one["type"], one.get("reason")) == ("PodScheduled", "Unschedulable") for one in said)
+
+        await until(has_said, PATIENCE, every=EVERY)
+
     async def short_pod(self, name: str) -> None:
         """Have a pod that asks for one GPU by its resource's name run to its end.
 
