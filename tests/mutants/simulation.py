@@ -34,7 +34,7 @@ MUTANTS = (
         "            return _offer(replace(state, stream=None))",
         _TEST,
         command=_PLAYED,
-        says="sends a Register while a stream of its own is live",
+        says="sends a Register while a stream of its own is live on that kubelet",
     ),
     Mutant(
         "SIM1",
@@ -54,7 +54,7 @@ MUTANTS = (
         "CALL_WAIT = 0.001",
         _TEST,
         command=_PLAYED,
-        says="one kubelet accepted 2 Registers",
+        says="nothing went wrong, and one kubelet accepted 2 Registers",
     ),
     Mutant(
         "SIM1",
@@ -72,7 +72,7 @@ MUTANTS = (
         "UNLIKELY_WAIT = 1.0",
         "UNLIKELY_WAIT = 0.05",
         f"{_KEPT}[a stranger's call ends before the kubelet's own comes]",
-        says="one kubelet accepted 2 Registers",
+        says="nothing went wrong, and one kubelet accepted 2 Registers",
     ),
     Mutant(
         "SIM2",
@@ -82,7 +82,7 @@ MUTANTS = (
         "            pass\n",
         _TEST,
         command=_PLAYED,
-        says="finds a damaged state file",
+        says="finds a damaged state file, and no disk has lied",
     ),
     Mutant(
         "SIM2",
@@ -92,7 +92,7 @@ MUTANTS = (
         "            pass\n",
         _TEST,
         command=_PLAYED,
-        says="that was acknowledged is lost",
+        says="a cordon that was acknowledged is lost",
     ),
     Mutant(
         "SIM2",
@@ -102,7 +102,7 @@ MUTANTS = (
         "            False\n",
         _TEST,
         command=(*_PLAYED[:-1], "3000"),
-        says="that was acknowledged is lost",
+        says="a cordon that was acknowledged is lost",
     ),
     Mutant(
         "SIM2",
@@ -113,7 +113,7 @@ MUTANTS = (
         "    draft = path\n    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)",
         _TEST,
         command=_PLAYED,
-        says="finds a damaged state file",
+        says="finds a damaged state file, and no disk has lied",
     ),
     Mutant(
         "SIM2",
@@ -177,7 +177,7 @@ MUTANTS = (
         "        case Say.MINE if False:",
         _TEST,
         command=_PLAYED,
-        says="is waiting to register again",
+        says="doesn't come to rest: it is waiting to register again",
     ),
     Mutant(
         "SIM3",

@@ -6,11 +6,13 @@ tables that are used again here.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,12 +20,14 @@ import pytest
 
 from devices.model import Device
 from gateway.lab.kubelets.behaviour import SecondRegister, behaviour
+from gateway.lab import simulation
 from gateway.lab.simulation import run
 from gateway.lab.simulation.disk import Disk, KilledError, Place
 from gateway.lab.simulation.kubelet import CLASSES, KUBELETS, RESOURCE, Kubelet, remembers
 from gateway.lab.simulation.node import Node
 from gateway.lab.simulation.run import SOMETIMES
 from gateway.lab.simulation.schedule import Schedule, Step, schedule
+from tests.mutants.simulation import MUTANTS
 from tests.unit.test_emulated import HOPS, SECOND
 
 # Kubelets.
@@ -233,6 +237,27 @@ def test_a_broken_promise_is_told_with_a_script_that_shows_it() -> None:
     script = msgspec.json.encode(Schedule(1, "1.28", (Step(2.0, "cut"),))).decode()
     told = simulated("--script", script)
     assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "every promise was kept")
+
+
+def promises() -> Iterator[str]:
+    """Give the longest text of each promise that the simulation may find broken."""
+    for path in Path(simulation.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            said: list[ast.expr | None] = []
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "broken":
+                said = [*node.args]
+            elif isinstance(node, ast.FunctionDef) and node.name == "wrong":
+                said = [one.value for one in ast.walk(node) if isinstance(one, ast.Return)]
+            for text in said:
+                if isinstance(text, ast.JoinedStr):
+                    parts = [one.value for one in text.values if isinstance(one, ast.Constant)]
+                    yield max(map(str, parts), key=len)
+
+
+def test_every_promise_is_broken_by_a_mutant_that_the_simulation_finds() -> None:
+    kept = [*promises()]
+    assert len(kept) > 10
+    assert [text for text in kept if not any(text.strip(" :,") in mutant.says for mutant in MUTANTS)] == []
 
 
 def test_two_pods_with_one_device_are_seen() -> None:

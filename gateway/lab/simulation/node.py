@@ -257,8 +257,9 @@ class Node:
             self.broken(f"{gateway.label} has no memory of {', '.join(sorted(forgotten))}, which a kubelet was told of")
         for (where, device_id), cordoned in self.cordoned.items():
             if where is talks and (device_id in gateway.scribe.ledger.cordons) is not cordoned:
-                word = "a cordon that was acknowledged is lost" if cordoned else "a cordon that was lifted is back"
-                self.broken(f"{word}: {device_id}, by {gateway.label}")
+                if cordoned:
+                    self.broken(f"a cordon that was acknowledged is lost: {device_id}, by {gateway.label}")
+                self.broken(f"a cordon that was lifted is back: {device_id}, by {gateway.label}")
 
     # In the end.
 
@@ -277,7 +278,7 @@ class Node:
         if client is None or client.server.label != serving[0]:
             return f"the kubelet allocates from {client and client.server.label}, and {serving[0]} serves"
         if rest := [one for one in self.alive() if one.begun and one.able and one.plugin.machine.phase not in _AT_REST]:
-            return f"{rest[0].label} is {rest[0].plugin.machine.phase.value}"
+            return f"{rest[0].label} doesn't come to rest: it is {rest[0].plugin.machine.phase.value}"
         return ""
 
     def take_apart(self) -> None:
