@@ -223,6 +223,22 @@ MUTANTS = (
     ),
     Mutant(
         "M8",
+        "a state file that another gateway wrote passes for the one that was read",
+        "gateway/memory/ledger.py",
+        "return self._base is not None and self._base == file.identity_of(self.path)",
+        "return self._base is not None",
+        f"{_SCRIBE}::test_a_state_file_that_nobody_wrote_is_looked_at_without_a_thread",
+    ),
+    Mutant(
+        "M7",
+        "a takeover waits for a thread to say that nobody has written",
+        "gateway/memory/scribe.py",
+        "        if not patient and self._ledger.current:",
+        "        if False:",
+        f"{_SCRIBE}::test_a_state_file_that_nobody_wrote_is_looked_at_without_a_thread",
+    ),
+    Mutant(
+        "M8",
         "what another gateway wrote isn't seen after a load",
         "gateway/memory/ledger.py",
         "self._tables.replace(combine(found, self._tables.content, self._tables.changes))",

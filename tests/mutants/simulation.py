@@ -197,7 +197,7 @@ MUTANTS = (
         "        case Phase.OFFERING | Phase.ACCEPTED | Phase.STANDBY:\n",
         _TEST,
         command=_PLAYED,
-        says="goes round",
+        says="goes round: who stands by for whom changes for ever",
     ),
     Mutant(
         "SIM3",

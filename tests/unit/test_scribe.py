@@ -386,3 +386,19 @@ async def test_cordons_that_go_by_a_replaced_file_are_told(disk: Disk, *, by_loa
     [line] = [line for line in logs if line["event"] == "cordons lifted by a changed state file"]
     assert line["devices"] == ["GPU-1"]
     await scribe.close()
+
+
+async def test_a_state_file_that_nobody_wrote_is_looked_at_without_a_thread(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who takes over from a gateway that was killed asks for it while nobody serves."""
+    scribe = Scribe(disk)
+    disk.cordon("GPU-1", SMELLS)
+    assert await scribe.durable()
+    looked: list[object] = []
+    monkeypatch.setattr(disk, "look", lambda: looked.append(None))
+    await scribe.load()
+    assert looked == []
+    disk.path.write_text('{"format": 1}')
+    await scribe.load()
+    assert looked == [None]

@@ -19,8 +19,8 @@ import msgspec
 import pytest
 
 from devices.model import Device
-from gateway.lab.kubelets.behaviour import SecondRegister, behaviour
 from gateway.lab import simulation
+from gateway.lab.kubelets.behaviour import SecondRegister, behaviour
 from gateway.lab.simulation import run
 from gateway.lab.simulation.disk import Disk, KilledError, Place
 from gateway.lab.simulation.kubelet import CLASSES, KUBELETS, RESOURCE, Kubelet, remembers

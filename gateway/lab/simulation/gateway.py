@@ -395,7 +395,7 @@ class Gateway(Process):
         at, rounds = self._rounds
         self._rounds = (self.clock.now, rounds + 1 if at == self.clock.now else 1)
         if rounds > ROUNDS:
-            self.node.broken(f"{self.label} goes round: it stands by and serves, for ever")
+            self.node.broken(f"{self.label} goes round: who stands by for whom changes for ever")
         self.standing_by_for = None
         self.scribe.load()
         self.update(partial(self._resumed, self.clock.now))

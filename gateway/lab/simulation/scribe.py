@@ -66,6 +66,8 @@ class Scribe:
         """Read the file."""
         disk = self._disk
         mounted.mount(disk)
+        if self.ledger.current:
+            return
         spares, disk.spares = disk.spares, -1  # Only who writes is killed in the middle of it.
         try:
             self.ledger.load()
