@@ -180,7 +180,7 @@ def a_pod_of_two_also_by_name() -> Model:
 
 
 def one_gpu_beside_another_driver() -> Model:
-    return Model(beside=True, at_once=True)
+    return Model(beside=True, at_once=True)  # Each step apart: `python -m gateway.lab.trials.owners`.
 
 
 def a_pod_of_two() -> Model:
