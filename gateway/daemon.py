@@ -215,8 +215,8 @@ class Gateway:
         if any(peer < self._instance.age and not self.others.handover.decides(peer, "") for peer in older_ones):
             await self._unless_ended(asyncio.sleep(YIELD_TIME))
         self.others.begun = True
-        if self.alone is not None:
-            self.alone.serves(host_service=self.settings.host_service)
+        if self.alone is not None and self.drivers is not None:
+            self.alone.serves(host_service=self.settings.host_service, leave=self.drivers.leave)
         self._tasks.spawn("standby", self.others.standby.run())
         self.others.look()
         # Left to another gateway, which went before it was asked for it; or another serves it under another name.

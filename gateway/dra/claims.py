@@ -6,7 +6,7 @@ only one that a person must fix is a refusal.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -118,7 +118,7 @@ class ResourceClaim(Struct):
     @property
     def by_name(self) -> bool:
         """Whether the scheduler made it for a pod that asked for a resource by its name."""
-        return (self.metadata.annotations or {}).get(_BY_NAME) == "true"
+        return _is_by_name(self.metadata.annotations)
 
 
 class Called(Struct):
@@ -126,6 +126,7 @@ class Called(Struct):
 
     name: str
     namespace: str = ""
+    annotations: dict[str, str] | None = None
 
 
 class NamedClaim(Struct):
@@ -133,6 +134,11 @@ class NamedClaim(Struct):
 
     metadata: Called
     status: Status = field(default_factory=Status)
+
+    @property
+    def by_name(self) -> bool:
+        """As of a ``ResourceClaim``."""
+        return _is_by_name(self.metadata.annotations)
 
     def devices(self, node: str) -> Iterable[tuple[str, str]]:
         """Give the driver and the name of each device that it has of a node's pools, but for supervision."""
@@ -151,6 +157,18 @@ def unshown(claims: Iterable[NamedClaim], node: str, shown: Container[tuple[str,
         if any(one not in shown for one in claim.devices(node)):
             return f"claim {claim.metadata.namespace}/{claim.metadata.name}"
     return ""
+
+
+class Allocated(Struct, frozen=True):
+    """What claims have of a node by the API server.
+
+    ``boards`` says in words which claim has each board, or may get it; ``by_name`` are the devices, by ID, that pods got which asked by name;
+    ``unshown`` names a claim that has what no ResourceSlice shows.
+    """
+
+    boards: Mapping[str, str] = {}
+    by_name: frozenset[str] = frozenset()
+    unshown: str = ""
 
 
 class Wait(Struct, frozen=True):
@@ -320,7 +338,30 @@ def taken(
     return found
 
 
-def by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], Collection[str]]:
+def allocations(
+    claims: Sequence[NamedClaim],
+    node: str,
+    boards_of: Mapping[tuple[str, str], str],
+    published: tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]],
+    offers: Mapping[str, Mapping[str, Offer]],
+) -> Allocated:
+    """Say what claims have of a node; ``published`` is what ResourceSlices offer to anybody, and all that they have. Else as in ``taken``."""
+    free, shown = published
+    by_name, lacking = got_by_name(claims, node, offers), unshown(claims, node, boards_of.keys() | shown)
+    return Allocated(taken(claims, node, boards_of, free), by_name, lacking)
+
+
+def got_by_name(claims: Iterable[NamedClaim], node: str, offers: Mapping[str, Mapping[str, Offer]]) -> frozenset[str]:
+    """Give the devices of a node, by ID, that pods were allocated which asked by name; ``offers`` has them by driver and name."""
+    given = (one for claim in claims if claim.by_name for one in claim.devices(node))
+    return frozenset(offers[driver][name].device_id for driver, name in given if name in offers.get(driver, {}))
+
+
+def _is_by_name(annotations: Mapping[str, str] | None) -> bool:
+    return (annotations or {}).get(_BY_NAME) == "true"
+
+
+def by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], frozenset[str]]:
     """Say by board for which claim it is prepared, and which devices are prepared for pods that asked by name."""
     names: dict[str, str] = {}
     by_name: set[str] = set()
@@ -329,4 +370,4 @@ def by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], Collection
             if not one.admin:
                 names.setdefault(one.board, row.words)
                 by_name |= {one.device_id} if row.by_name else set()
-    return names, by_name
+    return names, frozenset(by_name)

@@ -17,18 +17,18 @@ import structlog
 from devices import boards
 from devices.life.states import AWAY, COUNTED, Entry, State
 from devices.model import Health
-from gateway.dra.claims import allocated_to, by_board
+from gateway.dra.claims import Allocated, allocated_to, by_board
 from gateway.dra.publisher import LINGERS
-from gateway.dra.records import starts
+from gateway.dra.records import holder, starts
 from gateway.kubernetes.client import KubernetesError
-from gateway.memory.holdings import RECORDED_WITHIN
+from gateway.registration.events import Phase
 from gateway.sides import table
+from gateway.sides.lent import Lent
 from gateway.sides.table import Offered, Seen, Side, Stand
 
 if TYPE_CHECKING:
     from devices.claims import ClaimName
     from devices.model import Device
-    from gateway.dra.offer import Taken
     from gateway.dra.records import Records
     from gateway.kubelet.beliefs import Beliefs, Look
     from gateway.kubelet.presence import Presence
@@ -63,7 +63,7 @@ class Strangers:
         changed: is called when another driver has more, or less.
     """
 
-    def __init__(self, ask: Callable[[], Awaitable[Mapping[str, str] | None]], changed: Callable[[], None]) -> None:
+    def __init__(self, ask: Callable[[], Awaitable[Allocated | None]], changed: Callable[[], None]) -> None:
         self._ask, self._changed, self._ask_at = ask, changed, time.monotonic() + LINGERS
         self.offered: Mapping[str, str] | None = None
         """Those that they offer, and in words who; None: that isn't known yet."""
@@ -93,8 +93,8 @@ class Strangers:
         self._ask_at = time.monotonic() + LET_GO
         if asked is None:
             return
-        if holder := asked.get(REST, ""):
-            self.went = dict.fromkeys(self.went, f"another DRA driver offered it, and {holder} may have it")
+        if asked.unshown:
+            self.went = dict.fromkeys(self.went, f"another DRA driver offered it, and {asked.unshown} may have it")
         else:
             self.went = {one: words for one, words in self.went.items() if one not in went}
             self._changed()
@@ -125,7 +125,7 @@ class Crossing:
         held: Callable[[str], frozenset[str] | None],
         resources: Callable[[], Sequence[Resource]],
         records: Records,
-        allocated: Callable[[], Awaitable[Mapping[str, str] | None]],
+        allocated: Callable[[], Awaitable[Allocated | None]],
         update: Callable[[], Awaitable[None]],
         allocatable: Allocatable,
         presence: Presence,
@@ -146,21 +146,21 @@ class Crossing:
         """Which claim has a board by the API server ('' for none), asked since the slice shows it to nobody new."""
         self.strangers = Strangers(allocated, self.claimed)
         self._missed: set[str] = set()
-        self._prepared: tuple[Mapping[str, Claimed], Mapping[str, str], Collection[str]] = {}, {}, ()
+        self._prepared: tuple[Mapping[str, Claimed], Mapping[str, str], frozenset[str]] = {}, {}, frozenset()
         """What is prepared for claims; by board for which; and the devices of pods that asked by name."""
+        self._lent = Lent()
         self._counted: Mapping[str, State] = {}
         """The devices that the list counts ahead of time, by ID."""
         self._stale = False
         """Whether the lists say something of claims that isn't so any more."""
-        self._wake = asyncio.Event()
-        self._turn = asyncio.Lock()
+        self._wake, self._turn = asyncio.Event(), asyncio.Lock()
 
     # What is in force.
 
     def adopt(self) -> None:
         """Have the table that is on disk in force: this gateway decides from now on."""
         self._sides = dict(self._ledger.sides)
-        self._admits = starts(self._presence, ADMITS)
+        self._admits, self.allocatable.came = starts(self._presence, ADMITS), time.monotonic()
         self.strangers.begin(board for board, side in self._sides.items() if side is Side.FOREIGN)
 
     @property
@@ -179,8 +179,8 @@ class Crossing:
         for device in devices:
             board = boards.place_of(device).board
             side, claim = self.side(board), self._claim(board)
-            named, before = device.id in self._prepared[2], self._counted.get(device.id)
-            here = admits and not self.strangers.of(board)
+            named = device.id in self._prepared[2] or device.id in self._lent.ids
+            here, before = admits and not self.strangers.of(board), self._counted.get(device.id)
             state = table.listed(side, named=named, claimed=bool(claim), before=before, admits=here)
             if state is not None:
                 found[device.id] = state, self._words(board, side)
@@ -252,7 +252,7 @@ class Crossing:
         the last one ended, and the kubelet does when this is over.
         """
         seen = {}
-        for board in _on(self.boards(), self._counted) - {*free}:
+        for board in _on(self.boards(), self._counted.keys() - self._lent.ids) - {*free}:
             allocated = self._allocated.get(board) or ""
             allocated = "" if allocated == allocated_to(gone.namespace, gone.name) else allocated
             seen[board] = Seen("", self._claim(board), allocated, self.strangers.of(board))
@@ -283,7 +283,7 @@ class Crossing:
             if not self._first.is_set() or (found := await self._ask()) is None or self.strangers.offered is None:
                 return WAIT
             theirs = dict.fromkeys(self.strangers.offered, Side.FOREIGN)
-            await self._put(theirs | dict.fromkeys(found, Side.TO_PLUGIN) | {REST: Side.PLUGIN})
+            await self._put(theirs | dict.fromkeys(found.boards, Side.TO_PLUGIN) | {REST: Side.PLUGIN})
         await self.strangers.let_go()
         if self._stale:
             self._stale = False
@@ -298,10 +298,13 @@ class Crossing:
         if not moving and not missed and self.allocatable.came is None:
             return WAIT if self.strangers.went else 0.0
         await self._beliefs.look()
-        await self.allocatable.catch_up(self._beliefs.last, self.stays)
+        await self.allocatable.catch_up(_since_served(self._resources(), self._beliefs.last), self.stays)
+        asked: Allocated | None = Allocated()
         if coming := [one for one in moving if self.side(one) is Side.TO_PLUGIN and not self._claim(one)]:
             asked = await self._ask()
-            self._allocated = {} if asked is None else {one: asked.get(one, "") for one in coming}
+            self._allocated = {} if asked is None else {one: asked.boards.get(one, "") for one in coming}
+        if asked is not None and self._lent.meet(asked.by_name - self._prepared[2], self._counted, time.monotonic()):
+            self.claimed()
         seen = {board: self._seen(board, there[board]) for board in moving | (missed & there.keys())}
         sides = {board: self.side(board) for board in seen}
         after = {one: table.looked_at(side, seen[one], misses=one in missed) for one, side in sides.items()}
@@ -353,7 +356,7 @@ class Crossing:
             return None
         known = {name: (self._held(name), self._records.taken(name)) for name, _ in devices}
         memories, moves = (last, self._beliefs, self._ledger), side is not Side.PLUGIN
-        said = (_holder(name, one.device.id, known[name], *memories, moves=moves) for name, one in devices)
+        said = (holder(name, one.device.id, known[name], *memories, moves=moves) for name, one in devices)
         return next((one for one in said if one != ""), "")
 
     async def _put(self, news: Mapping[str, Side], of: Side | None = None) -> None:
@@ -387,14 +390,12 @@ class Crossing:
 
     def listed(self, now: float) -> None:
         """Take note that lists are served as they are now (monotonic seconds)."""
-        counted: dict[str, State] = {}
-        for board, devices in self.boards().items():
+        counted = _counted(there := self.boards())
+        for board, devices in there.items():
             if all(any(one.state in AWAY for one in entry.layers) for _, entry in devices):
                 self._told.setdefault(board, now)
             else:
                 self._told.pop(board, None)
-            layers = [(entry.device.id, layer.state) for _, entry in devices for layer in entry.layers]
-            counted |= {device_id: state for device_id, state in layers if state in COUNTED}
         if counted.keys() - self._counted.keys():
             self.allocatable.came = now
             self._wake.set()
@@ -409,32 +410,20 @@ def _boards(resources: Iterable[Resource]) -> dict[str, list[tuple[str, Entry]]]
     return found
 
 
+def _counted(there: Mapping[str, Iterable[tuple[str, Entry]]]) -> dict[str, State]:
+    """Give the devices that the list counts ahead of time, by ID."""
+    entries = (entry for devices in there.values() for _, entry in devices)
+    return {entry.device.id: layer.state for entry in entries for layer in entry.layers if layer.state in COUNTED}
+
+
+def _since_served(resources: Iterable[Resource], last: Look | None) -> Look | None:
+    """Give what the kubelet's records said last; None where it may not go by our lists."""
+    return last if all(one.state.phase is Phase.SERVING for one in resources) else None
+
+
 def _on(there: Mapping[str, Sequence[tuple[str, Entry]]], ids: Collection[str]) -> set[str]:
     """Name the boards that have some of these devices."""
     return {board for board, devices in there.items() if any(one.device.id in ids for _, one in devices)}
-
-
-def _holder(
-    name: str,
-    device_id: str,
-    known: tuple[frozenset[str] | None, Taken | None],
-    last: Look,
-    beliefs: Beliefs,
-    ledger: Ledger,
-    *,
-    moves: bool,
-) -> str | None:
-    """Say which container holds a device; None where it can't be known. ``moves``: the kubelet was told to give it to nobody."""
-    held, taken = known
-    if held is None or taken is None:
-        return None
-    given = ledger.handed_out(name).get(device_id)
-    if given is not None and given.at >= last.unix - RECORDED_WITHIN:
-        return "a container that was given it a moment ago"
-    if device_id in taken.held:
-        return (beliefs.holders(name) or {}).get(device_id) or "a container"
-    # Else the kubelet hasn't heard yet.
-    return None if moves and device_id in (last.view.allocatable or {}).get(name, ()) else ""
 
 
 def _healthy(

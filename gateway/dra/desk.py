@@ -57,6 +57,16 @@ def too_old(kubelet: int | None) -> str:
     return f"kubelet 1.{kubelet} has no dynamic resource allocation that this gateway speaks: 1.{FIRST} is the first"
 
 
+async def leave(crossing: Crossing, ledger: Ledger) -> None:
+    """Have nobody come by name any more, before room is made.
+
+    Not while a pod has DRA's GPU by name: a kubelet counts such pods, too, and would refuse others that it admits then, or admits anew
+    because it starts (``OutOfnvidia.com/gpu``, run on 1.37).
+    """
+    if not any(row.by_name for row in ledger.claims.values()):
+        await crossing.allocatable.leave(crossing.stays())
+
+
 class Names:
     """Looks after pods that ask by name for what is DRA's: whether the kubelet has claims for them, and a DeviceClass makes them.
 

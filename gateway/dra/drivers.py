@@ -20,13 +20,13 @@ from msgspec import Struct
 from devices.claims import ClaimName
 from devices.replicas import unshared
 from gateway.dra import cdi, offer, publisher, sockets
-from gateway.dra.claims import NamedClaim, ResourceClaim, taken, unshown
-from gateway.dra.crossing import REST, Crossing
-from gateway.dra.desk import FIRST, Desk, Names, too_old
+from gateway.dra.claims import Allocated, NamedClaim, ResourceClaim, allocations
+from gateway.dra.crossing import Crossing
+from gateway.dra.desk import FIRST, Desk, Names, leave, too_old
 from gateway.dra.driver import ClaimsOf, mind_over
 from gateway.dra.offer import first_said
 from gateway.dra.publisher import Publisher
-from gateway.dra.records import Records, pods_of
+from gateway.dra.records import Records, arriving_at, pods_of
 from gateway.dra.service import Service
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.kubernetes import access
@@ -110,11 +110,11 @@ class Drivers:
         self.alone = settings.dra == "only"
         if settings.dra == "on":
             known = inside.ledger, inside.scribe, inside.beliefs, inside.held, inside.resources, self._records
-            allocatable = Allocatable(self._api, path(settings))
-            around = inside.presence, inside.first
-            self.crossing = Crossing(*known, self._allocated, inside.update, allocatable, *around)
+            allocatable = Allocatable(self._api, path(settings), arriving_at(self._api, settings.node_name))
+            self.crossing = Crossing(*known, self._allocated, inside.update, allocatable, inside.presence, inside.first)
             names = Names(self._api, path(settings), self.crossing, inside.ledger, self.update)
             self._desk = Desk(self.crossing, lambda: self.not_ready, names)
+            self.leave = partial(leave, self.crossing, inside.ledger)
         self._boards: dict[tuple[str, str], str] = {}
         """The board of each device, by driver and name."""
         self._unknown: frozenset[str] = frozenset()
@@ -338,16 +338,16 @@ class Drivers:
             await asyncio.sleep(KUBELET_AGAIN)
             await self._learn()
 
-    async def _allocated(self) -> Mapping[str, str] | None:
+    async def _allocated(self) -> Allocated | None:
         """Say which claims have which boards of this node by the API server, or may get them; None where it doesn't say."""
         try:
             self._server = self._server or await publisher.ask(self._api)
             found, _ = await self._api.list(f"{self._server.path}/resourceclaims", NamedClaim)
         except KubernetesError as error:
             # A server without the API has no claims.
-            return {} if self._server is None and error.status == 404 and not error.away else None
-        node, (free, shown) = self._settings.node_name, _published(self._publisher)
-        return taken(found, node, self._boards, free) | {REST: unshown(found, node, self._boards.keys() | shown)}
+            return Allocated() if self._server is None and error.status == 404 and not error.away else None
+        published = _published(self._publisher)
+        return allocations(found, self._settings.node_name, self._boards, published, self._offers)
 
     async def _keep_serving(self, driver: str) -> None:
         while True:

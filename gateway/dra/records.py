@@ -11,6 +11,7 @@ import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +22,7 @@ from gateway.kubelet.beliefs import AFTER_START
 from gateway.kubelet.watch import kubelet_id
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import pause
-from gateway.memory.holdings import given_since
+from gateway.memory.holdings import RECORDED_WITHIN, given_since
 
 if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Beliefs, Look
@@ -45,8 +46,23 @@ class _About(Struct):
     annotations: dict[str, str] = {}
 
 
+class _Resources(Struct):
+    limits: dict[str, str] = {}
+
+
+class _Container(Struct):
+    resources: _Resources = field(default_factory=_Resources)
+
+
+class _Spec(Struct):
+    containers: list[_Container] = []
+    first: list[_Container] = field(default_factory=list, name="initContainers")
+
+
 class _Phase(Struct):
     phase: str = ""
+    began: str = field(default="", name="startTime")
+    by_claim: object = field(default=None, name="extendedResourceClaimStatus")
 
 
 class Pod(Struct):
@@ -54,12 +70,28 @@ class Pod(Struct):
 
     metadata: _About
     status: _Phase = field(default_factory=_Phase)
+    spec: _Spec = field(default_factory=_Spec)
 
 
 def living(pods: Iterable[Pod]) -> frozenset[str]:
     """Give the UIDs, as the kubelet knows them, of the pods that have not ended."""
     there = [one for one in pods if one.status.phase not in _OVER]
     return frozenset(uid for one in there for uid in (one.metadata.uid, one.metadata.annotations.get(_HASH, "")) if uid)
+
+
+async def arriving(ask: Callable[[], Awaitable[list[Pod]]], resources: Container[str]) -> bool:
+    """Ask for a node's pods: whether some, which are to get a resource by the device plugin API, were not admitted by its kubelet yet.
+
+    A kubelet that admitted a pod, or refused it, says so in its status; who got a claim for what it asks by name is DRA's.
+    """
+    for one in await ask():
+        if one.status.phase not in _OVER and not one.status.began and one.status.by_claim is None:
+            asks = (
+                name for container in (*one.spec.containers, *one.spec.first) for name in container.resources.limits
+            )
+            if any(name in resources for name in asks):
+                return True
+    return False
 
 
 def remembered_only(view: View, resource: str) -> Mapping[str, str]:
@@ -154,6 +186,29 @@ class Records:
         )
 
 
+def holder(
+    name: str,
+    device_id: str,
+    known: tuple[frozenset[str] | None, Taken | None],
+    last: Look,
+    beliefs: Beliefs,
+    ledger: Ledger,
+    *,
+    moves: bool,
+) -> str | None:
+    """Say which container holds a device; None where it can't be known. ``moves``: the kubelet was told to give it to nobody."""
+    held, taken = known
+    if held is None or taken is None:
+        return None
+    given = ledger.handed_out(name).get(device_id)
+    if given is not None and given.at >= last.unix - RECORDED_WITHIN:
+        return "a container that was given it a moment ago"
+    if device_id in taken.held:
+        return (beliefs.holders(name) or {}).get(device_id) or "a container"
+    # Else the kubelet hasn't heard yet.
+    return None if moves and device_id in (last.view.allocatable or {}).get(name, ()) else ""
+
+
 def pods_of(api: Client, node: str) -> Callable[[], Awaitable[list[Pod]]]:
     """Ask the API server for a node's pods."""
 
@@ -162,6 +217,11 @@ def pods_of(api: Client, node: str) -> Callable[[], Awaitable[list[Pod]]]:
         return found
 
     return ask
+
+
+def arriving_at(api: Client, node: str) -> Callable[[Container[str]], Awaitable[bool]]:
+    """Ask so of a node's pods."""
+    return partial(arriving, pods_of(api, node))
 
 
 def starts(presence: Presence, within: float) -> bool:

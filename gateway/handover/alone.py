@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,6 +70,8 @@ class Alone:
     ) -> None:
         self._age, self._state_dir, self._others, self._lock = age, state_dir, others, -1
         self._make_room, self._in_vain, self._back = resign, in_vain, time.monotonic()
+        self._leave: Callable[[], Awaitable[None]]
+        """Done before room is made; there once this one serves."""
         self._there: Collection[Age] = ()
         """The other gateways, when they were last looked for."""
         self.stays = "it is still starting"
@@ -113,8 +115,9 @@ class Alone:
             await asyncio.sleep(min(SOON if not self.waits_for else AGAIN, max(until - loop.time(), 0.0)))
         self.waits_for = ""
 
-    def serves(self, *, host_service: bool) -> None:
-        """Make room for newer ones from now on, unless this is the host service."""
+    def serves(self, *, host_service: bool, leave: Callable[[], Awaitable[None]]) -> None:
+        """Make room for newer ones from now on, unless this is the host service; ``leave`` is done before."""
+        self._leave = leave
         self.stays = "the host service makes no room: its unit is restarted in place" if host_service else ""
         self._back = time.monotonic()
 
@@ -194,6 +197,7 @@ class Alone:
             raise ControlError(reason)
         await connection.send({"resigns": True})
         if request.get("ready") is True:
+            await self._leave()
             _log.info("making room for a newer gateway", peer=age.token)
             self._make_room()
 

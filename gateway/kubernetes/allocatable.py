@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -17,9 +18,16 @@ if TYPE_CHECKING:
     from gateway.kubernetes.node import NodeObject
 
 SETTLE: Final = 0.5
-"""Seconds from a lowered allocatable until devices are withheld: what the scheduler gave away before that still gets them."""
+"""Seconds from when a lowered allocatable is seen at the API server until devices are withheld: what the scheduler gave away before it
+saw that still gets them."""
+LOOK: Final = 0.05
+"""Seconds between two looks whether it is seen, and whether those pods were admitted."""
+PATIENCE: Final = 5.0
+"""Seconds for which that is waited for."""
 TELLS: Final = 10.0
 """Seconds after which the kubelet has told the API server by itself which devices there are."""
+LEAVES: Final = 6.0
+"""Seconds for which one that makes room puts that off, so that nobody comes by name meanwhile."""
 _log = structlog.get_logger()
 
 
@@ -29,10 +37,11 @@ class Allocatable:
     Args:
         api: the API server.
         node: the node's path there.
+        arriving: asks whether pods were given to the node for some of these resources that its kubelet hasn't admitted yet.
     """
 
-    def __init__(self, api: Client, node: str) -> None:
-        self._api, self._path = api, f"{node}/status"
+    def __init__(self, api: Client, node: str, arriving: Callable[[Collection[str]], Awaitable[bool]]) -> None:
+        self._api, self._path, self._arriving = api, f"{node}/status", arriving
         self.turn = asyncio.Lock()
         """To be held from when the table is looked at until it was told, or changed."""
         self._shown: Mapping[str, str] = {}
@@ -52,11 +61,38 @@ class Allocatable:
     async def lower(self, stay: Mapping[str, Collection[str]]) -> None:
         """Say so of those that stay, before others are withheld. The kubelet does within 10 s, and pods that come meanwhile fail (run).
 
+        Returns when the scheduler has heard of it and the kubelet has admitted who came before; after ``PATIENCE`` in any case. A kubelet that
+        tells of its devices meanwhile writes over what was told: then it is told again.
+
         Raises:
-            KubernetesError: it can't be said.
+            KubernetesError: it can't be said, or not be known who comes.
         """
-        await self.tell({name: len(ids) for name, ids in stay.items()})
-        await asyncio.sleep(SETTLE)
+        counts = {name: len(ids) for name, ids in stay.items()}
+        await self.tell(counts)
+        seen = told = time.monotonic()
+        ends = told + PATIENCE
+        while (now := time.monotonic()) < ends:
+            if self._shows_more(counts):
+                seen = now
+                if now - told >= SETTLE:
+                    await self.tell(counts)
+                    told = now
+            elif now - seen >= SETTLE and not await self._arriving(counts):
+                return
+            await asyncio.sleep(LOOK)
+        _log.info("pods that were given to the node may find no device", waited_s=PATIENCE)
+
+    async def leave(self, stay: Mapping[str, Collection[str]]) -> None:
+        """Say that there are none, for the moment in which no gateway is registered: who comes then by name fails. Nothing is told after it."""
+        if any(stay.values()):
+            with contextlib.suppress(KubernetesError, TimeoutError):
+                async with asyncio.timeout(LEAVES):
+                    await self.turn.acquire()
+                    await self.lower(dict.fromkeys(stay, ()))
+
+    def _shows_more(self, counts: Mapping[str, int]) -> bool:
+        shown = {name: self._shown.get(name, "") for name in counts}
+        return any(shown[name].isdecimal() and int(shown[name]) > count for name, count in counts.items())
 
     def heard(self, own: NodeObject) -> None:
         """Take note of what the API server shows of the node."""
@@ -65,10 +101,9 @@ class Allocatable:
     async def hold_back(self, stay: Mapping[str, Collection[str]]) -> None:
         """Say so of those that stay where more is shown: a kubelet that starts tells of all that it is to admit its pods with."""
         async with self.turn:
-            shown = {name: self._shown.get(name, "") for name in stay}
-            if any(shown[name].isdecimal() and int(shown[name]) > len(ids) for name, ids in stay.items()):
+            if self._shows_more(counts := {name: len(ids) for name, ids in stay.items()}):
                 try:
-                    await self.tell({name: len(ids) for name, ids in stay.items()})
+                    await self.tell(counts)
                 except KubernetesError as error:
                     _log.info("pods may still come for GPUs that go to DRA", reason=str(error))
 

@@ -30,6 +30,9 @@ _ADMITS = f"{_ON}::test_a_kubelet_that_starts_has_what_goes_to_dra_until_it_has_
 _AGAIN = "tests/compat/test_dra_storm.py::test_who_made_room_serves_again_when_the_newer_one_dies"
 _STAYS = f"{_ON}::test_a_newer_gateway_that_no_kubelet_takes_changes_nothing"
 
+_TOLD = "gateway/kubernetes/allocatable.py"
+_LEFT = f"{_ON}::test_nobody_comes_by_name_while_no_gateway_is_registered"
+_UNPREPARED = f"{_ON}::test_on_the_way_back_a_pod_by_name_counts_whose_claim_is_not_prepared_yet"
 _OTHERS = f"{_ON}::test_what_another_driver_offers_is_given_by_neither_api"
 _UP_AGAIN = f"{_ON}::test_dra_offers_again_what_another_driver_gave_up"
 _STAYS_THEIRS = f"{_ON}::test_what_another_driver_offers_stays_withheld_through_a_start_of_kubelet_and_gateway"
@@ -73,8 +76,8 @@ MUTANTS = (
         "OWN9",
         "a claim of a driver that went is overlooked",
         _SHELL,
-        'if holder := asked.get(REST, ""):',
-        'if holder := "":',
+        "if asked.unshown:",
+        "if False:",
         _OTHERS,
     ),
     Mutant(
@@ -598,7 +601,7 @@ MUTANTS = (
         "OWN7",
         "what a ResourceSlice still offers comes back",
         _SHELL,
-        "for board in _on(self.boards(), self._counted) - {*free}:",
+        "for board in _on(self.boards(), self._counted.keys() - self._lent.ids) - {*free}:",
         "for board in _on(self.boards(), self._counted):",
         f"{_ON}::test_what_a_pod_by_name_had_waits_while_a_slice_offers_it",
     ),
@@ -743,14 +746,14 @@ MUTANTS = (
         "OWN4",
         "claims of before the state file are overlooked",
         _SHELL,
-        "theirs | dict.fromkeys(found, Side.TO_PLUGIN) | {REST: Side.PLUGIN}",
+        "theirs | dict.fromkeys(found.boards, Side.TO_PLUGIN) | {REST: Side.PLUGIN}",
         "theirs | {REST: Side.PLUGIN}",
         f"{_ON}::test_without_its_state_file_it_gives_nothing_before_it_knows_the_claims",
     ),
     Mutant(
         "OWN4",
         "a pod's GPU crosses",
-        _SHELL,
+        "gateway/dra/records.py",
         "    if device_id in taken.held:",
         "    if False:",
         f"{_ON}::test_a_restart_forgets_no_owner",
@@ -762,6 +765,94 @@ MUTANTS = (
         "await self._crossing.allocatable.lower(self._crossing.stays(wanted))\n",
         "pass\n",
         f"{_ON}::test_the_scheduler_hears_of_less_before_the_kubelet_does",
+    ),
+    Mutant(
+        "OWN4",
+        "what a kubelet wrote over a lowered allocatable isn't noticed",
+        _TOLD,
+        "            if self._shows_more(counts):\n                seen",
+        "            if False:\n                seen",
+        f"{_ON}::test_devices_are_withheld_only_when_a_lowered_allocatable_stayed_for_a_while",
+    ),
+    Mutant(
+        "OWN4",
+        "pods that were given to the node before find no device",
+        _TOLD,
+        " and not await self._arriving(counts):",
+        ":",
+        f"{_ON}::test_a_pod_that_was_given_to_the_node_before_is_admitted_first",
+    ),
+    Mutant(
+        "OWN4",
+        "a pod that is never admitted stops a crossing",
+        _TOLD,
+        "while (now := time.monotonic()) < ends:",
+        "while now := time.monotonic():",
+        f"{_ON}::test_a_pod_that_was_given_to_the_node_before_is_admitted_first",
+    ),
+    Mutant(
+        "OWN8",
+        "pods come by name while no gateway is registered",
+        _TOLD,
+        "                    await self.lower(dict.fromkeys(stay, ()))\n",
+        "                    pass\n",
+        _LEFT,
+    ),
+    Mutant(
+        "OWN8",
+        "one that makes room has the kubelet refuse pods that it counts beside those of DRA",
+        _DESK,
+        "if not any(row.by_name for row in ledger.claims.values()):",
+        "if True:",
+        f"{_ON}::test_a_node_is_not_lowered_while_pods_have_gpus_of_dra_by_name",
+    ),
+    Mutant(
+        "OWN8",
+        "a gateway that was told to begin tells nobody of its devices",
+        _SHELL,
+        ", self.allocatable.came = starts(self._presence, ADMITS), time.monotonic()\n",
+        " = starts(self._presence, ADMITS)\n",
+        _LEFT,
+    ),
+    Mutant(
+        "OWN8",
+        "the scheduler hears of devices that nobody serves yet",
+        _SHELL,
+        "return last if all(one.state.phase is Phase.SERVING for one in resources) else None",
+        "return last",
+        _LEFT,
+    ),
+    Mutant(
+        "OWN8",
+        "an API server that does not answer keeps one that makes room",
+        _TOLD,
+        "                async with asyncio.timeout(LEAVES):\n",
+        "                async with asyncio.timeout(60.0):\n",
+        f"{_ON}::test_one_makes_room_though_the_api_server_does_not_answer",
+    ),
+    Mutant(
+        "OWN7",
+        "pods by name wait beside a free GPU while another one's claim isn't prepared",
+        _SHELL,
+        "named = device.id in self._prepared[2] or device.id in self._lent.ids\n",
+        "named = device.id in self._prepared[2]\n",
+        _UNPREPARED,
+    ),
+    Mutant(
+        "OWN7",
+        "what was allocated a moment ago counts at once, though it may be over",
+        "gateway/sides/lent.py",
+        "if now - since >= UNPREPARED)",
+        "if True)",
+        _UNPREPARED,
+    ),
+    Mutant(
+        "OWN7",
+        "what was allocated comes back with another pod's claim while the API server is away",
+        _SHELL,
+        "_on(self.boards(), self._counted.keys() - self._lent.ids)",
+        "_on(self.boards(), self._counted)",
+        _UNPREPARED,
     ),
     Mutant(
         "OWN4",

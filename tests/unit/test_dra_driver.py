@@ -551,6 +551,26 @@ class KubeletRecords:
         return frozenset(self.holders(resource))
 
 
+@pytest.mark.parametrize(
+    ("spec", "status", "comes"),
+    [
+        ({"containers": [{}, {"resources": {"limits": {GPU: "1"}}}]}, {"phase": "Pending"}, True),
+        ({"containers": [{}], "initContainers": [{"resources": {"limits": {GPU: "1"}}}]}, {}, True),
+        ({"containers": [{"resources": {"limits": {"cpu": "1"}}}]}, {"phase": "Pending"}, False),
+        ({"containers": [{"resources": {"limits": {GPU: "1"}}}]}, {"startTime": "2026-01-01T00:00:00Z"}, False),
+        ({"containers": [{"resources": {"limits": {GPU: "1"}}}]}, {"phase": "Failed"}, False),
+        ({"containers": [{"resources": {"limits": {GPU: "1"}}}]}, {"extendedResourceClaimStatus": {}}, False),
+    ],
+)
+async def test_who_is_given_to_the_node_and_not_admitted_yet_is_arriving(
+    spec: dict[str, Any], status: dict[str, Any], *, comes: bool
+) -> None:
+    async def ask() -> list[Pod]:
+        return [msgspec.convert({"metadata": {"uid": "u"}, "spec": spec, "status": status}, Pod)]
+
+    assert await records.arriving(ask, {GPU}) is comes
+
+
 async def test_a_pod_that_the_checkpoint_alone_names_counts_while_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "ASK_FIRST", 0.0)
     monkeypatch.setattr(records, "ASK_AGAIN", 0.0)

@@ -29,7 +29,7 @@ from devices.model import ContainerAnswer
 from gateway.age import Age
 from gateway.cli import main
 from gateway.daemon import RESIGNED, Gateway
-from gateway.dra import cdi, crossing, desk, driver, publisher
+from gateway.dra import cdi, crossing, desk, driver, publisher, records
 from gateway.dra import drivers as drivers_module
 from gateway.dra.crossing import Crossing
 from gateway.dra.drivers import Drivers
@@ -45,6 +45,7 @@ from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.lab.kubelets.pluginclient import CallError
 from gateway.memory import holdings
 from gateway.memory.ledger import Ledger
+from gateway.sides import lent
 from gateway.sides.table import ANNOTATION, Side
 from gateway.telling import probes
 from gateway.telling.commands import Commands
@@ -373,6 +374,54 @@ async def test_the_scheduler_hears_of_less_before_the_kubelet_does(node: Node, m
     assert seen == [{GPU: "1"}]
 
 
+async def test_devices_are_withheld_only_when_a_lowered_allocatable_stayed_for_a_while(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocatable, "SETTLE", 0.2)
+    told, order = [], crossing.Crossing.order
+
+    async def ordered(one: Crossing, to: Side, wanted: Collection[str]) -> None:
+        told.append(node.told)
+        await order(one, to, wanted)
+
+    monkeypatch.setattr(crossing.Crossing, "order", ordered)
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        crossing_ = drivers(one).crossing
+        assert crossing_ is not None
+        await until(lambda: crossing_.allocatable.came is None)
+        Deaf(monkeypatch, A, B)  # What is told again after the order is told too late.
+        ordering = asyncio.ensure_future(node.cross("dra", A))
+        await until(lambda: node.told == {GPU: "1"})
+        # A kubelet that had begun to tell of its devices writes the old number over it.
+        node.place.server.change("/api/v1/nodes/n1", lambda one: one["status"].update(allocatable={GPU: "2"}))
+        await ordering
+        assert told == [{GPU: "1"}]
+
+
+@pytest.mark.parametrize("ends", ["admitted", "late"])
+async def test_a_pod_that_was_given_to_the_node_before_is_admitted_first(
+    node: Node, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(allocatable, "PATIENCE", 30.0 if ends == "admitted" else 0.5)
+    path, limits = "/api/v1/namespaces/ns/pods/p", {"resources": {"limits": {GPU: "1"}}}
+    node.place.server.put(
+        path,
+        metadata={"uid": "uid-p"},
+        spec={"nodeName": "n1", "containers": [limits]},
+        status={"phase": "Pending"},
+    )
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        ordering = asyncio.ensure_future(node.cross("dra", A))
+        await until(lambda: len([one for one in node.place.server.asked("GET") if one.path == "/api/v1/pods"]) > 2)
+        assert states(one) == {A: State.PRESENT, B: State.PRESENT}
+        if ends == "admitted":
+            node.place.server.change(path, lambda one: one["status"].update(startTime="2026-01-01T00:00:00Z"))
+        await ordering
+        await node.stand(a="dra", b="plugin")
+
+
 async def test_what_a_pod_holds_crosses_when_it_ended_and_comes_back_after_the_claim(node: Node) -> None:
     async with node.gateway() as one:
         await node.allocatable(2)
@@ -532,6 +581,51 @@ async def test_on_the_way_back_a_pod_by_name_counts_and_what_it_had_goes_to_the_
         assert states(one) == {A: State.PRESENT, B: State.PRESENT}
 
 
+async def test_on_the_way_back_a_pod_by_name_counts_whose_claim_is_not_prepared_yet(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lent, "UNPREPARED", 60.0)
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.cross("dra")
+        await node.stand(a="dra", b="dra")
+        asked = node.by_name("c", "uid-c", "gpu-0")
+        await node.cross("plugin")
+        await node.stand(a="to-plugin", b="plugin")
+        await until(lambda: "claim ns/c" in one.resources[0].entries[A].reason)
+        await node.allocatable(1)  # It may be prepared, or be over, in a moment.
+        assert states(one) == {A: State.ELSEWHERE, B: State.PRESENT}
+        monkeypatch.setattr(lent, "UNPREPARED", 0.0)
+        await node.allocatable(2)
+        await until(lambda: node.told == {GPU: "2"})
+        assert states(one) == {A: State.LENT, B: State.PRESENT}
+        crossing_ = drivers(one).crossing
+        assert crossing_ is not None
+        crossing_._allocated = {}  # The API server is away, and another pod's claim ends.
+        await crossing_.bring_back((), replace(asked, name="d"))
+        assert crossing_.side(A) is Side.TO_PLUGIN
+        assert (await node.manager.admit("p1", {GPU: 1})).devices[GPU] == (B,)
+        assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
+        await node.claims.unprepare(V1, asked)
+        node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/c")
+        await node.stand(a="plugin", b="plugin")
+        assert (await node.manager.admit("p2", {GPU: 1})).devices[GPU] == (A,)
+
+
+async def test_what_is_over_before_it_is_prepared_comes_back(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lent, "UNPREPARED", 0.0)
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.cross("dra")
+        await node.stand(a="dra", b="dra")
+        node.by_name("c", "uid-c", "gpu-0")
+        await node.cross("plugin")
+        await until(lambda: states(one)[A] is State.LENT)
+        node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/c")
+        await node.stand(a="plugin", b="plugin")
+        await node.allocatable(2)
+
+
 async def test_what_a_pod_by_name_had_waits_while_a_slice_offers_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -600,7 +694,7 @@ async def test_a_restart_forgets_no_owner(node: Node, monkeypatch: pytest.Monkey
     async with node.gateway() as one:
         assert await node.cross("dra", dry_run=True) == {A: "to-dra", B: "plugin"}
         assert states(one)[A] is State.LEAVING
-        for module in (crossing, holdings):
+        for module in (records, holdings):
             monkeypatch.setattr(module, "RECORDED_WITHIN", -60.0)  # By the kubelet's records alone.
         for _ in range(3):
             await until(partial(lambda look: one.beliefs.last is not look, one.beliefs.last))
@@ -1004,7 +1098,7 @@ async def test_one_that_came_back_makes_no_room_at_once_for_the_next(
     assert alone(tmp_path).in_vain == 1
     one = Alone(Age(1, "0" * 8), tmp_path, dict, lambda: None, in_vain=2)
     assert not await one.begin()
-    one.serves(host_service=False)
+    one.serves(host_service=False, leave=AsyncMock())
     request = {"ready": True, "from": {"born_ns": 2, "token": "0000000b"}}
     with pytest.raises(ControlError, match=r"it made room 2 times for one that ended again, and does so next in \d+ s"):
         await one.handlers["resign"](None, request)  # type: ignore[arg-type]
@@ -1030,7 +1124,7 @@ async def test_a_newer_one_that_served_for_long_did_not_come_in_vain(
     monkeypatch.setattr(time, "monotonic", lambda: began + seconds)
     newer.close()
     assert not await waiting
-    one.serves(host_service=False)
+    one.serves(host_service=False, leave=AsyncMock())
     assert one.in_vain == in_vain
     one.close()
 
@@ -1124,6 +1218,63 @@ async def test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve(
             await node.stand(a="dra", b="dra")
             await until(lambda: len(node.place.published) == 2)
             await kubelet.channel.close()
+
+
+async def test_nobody_comes_by_name_while_no_gateway_is_registered(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node.gateway(status=RESIGNED) as older:
+        await node.allocatable(2)
+        assert older.alone is not None
+        left, make_room = [], older.alone._make_room
+
+        def makes_room() -> None:
+            left.append(node.told)
+            make_room()
+
+        monkeypatch.setattr(older.alone, "_make_room", makes_room)
+        kubelet = Deaf(monkeypatch, A, B)  # It hasn't heard yet that nobody serves.
+        kubelet.hears = True
+        await node.manager.stop()
+        async with node.newer() as (newer, running):
+            kubelet.hears = False
+            await node.place._register(newer)
+            await until(lambda: newer.begun)
+            assert left == [{GPU: "0"}]
+            await kubelet.looked()
+            assert node.told == {GPU: "0"}
+            await node.manager.start()
+            await until(lambda: node.told == {GPU: "2"})
+        assert running.result() == 0
+
+
+async def test_a_node_is_not_lowered_while_pods_have_gpus_of_dra_by_name(node: Node) -> None:
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.cross("dra")
+        await node.stand(a="dra", b="dra")
+        asked = node.by_name("c", "uid-c", "gpu-0")
+        await node.claims.prepare(V1, asked)
+        await node.cross("plugin")
+        await until(lambda: node.told == {GPU: "2"})
+        await drivers(one).leave()
+        assert node.told == {GPU: "2"}
+        await node.claims.unprepare(V1, asked)
+        await drivers(one).leave()
+        assert node.told == {GPU: "0"}
+
+
+async def test_one_makes_room_though_the_api_server_does_not_answer(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocatable, "LEAVES", 0.2)
+    async with node.gateway() as older:
+        await node.allocatable(2)
+        crossing_ = drivers(older).crossing
+        assert crossing_ is not None
+        await crossing_.allocatable.turn.acquire()  # It doesn't answer an order that came before.
+        [path] = control.sockets(node.place.folder / "state")
+        await resigns(path, older.age.born_ns + 1, ready=True)
+        await until(older._exit.done)
+        assert older._exit.result() == RESIGNED
 
 
 async def test_a_newer_gateway_that_no_kubelet_takes_changes_nothing(
