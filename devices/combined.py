@@ -8,7 +8,6 @@ asked about it: to the one that listed it, before that to the one that claims it
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +18,7 @@ from devices.model import ContainerAnswer, ContainerRequest, PreferredRequest, S
 from devices.policy import Policy
 from devices.source import (
     NOT_TOLD,
+    RETRY_S,
     Behind,
     DeviceSource,
     Facts,
@@ -28,14 +28,13 @@ from devices.source import (
     Inventory,
     Listing,
     Partial,
+    hear,
     unclaimed,
 )
 
 if TYPE_CHECKING:
     from devices.telemetry import Reading
 
-RETRY_S: Final = 5.0
-"""Seconds until a source that failed is asked again."""
 RETRY_MAX_S: Final = 60.0
 """The most of it for one that gave up: it is twice as long each time."""
 
@@ -167,27 +166,23 @@ class Combined:
     async def _follow(self, source: DeviceSource, tell: Callable[[], None]) -> None:
         """Take in what one source says, for ever, and ask it again when it fails."""
         pause = RETRY_S
+
+        async def take(inventory: Inventory) -> None:
+            nonlocal pause
+            self._troubles.pop(source, None)
+            self._given_up.pop(source, None)
+            self._said[source], pause = inventory, RETRY_S
+            tell()
+
         while True:
             wait = RETRY_S
             try:
-                async with contextlib.aclosing(source.watch()) as inventories:
-                    async for inventory in inventories:
-                        self._troubles.pop(source, None)
-                        self._given_up.pop(source, None)
-                        self._said[source], pause = inventory, RETRY_S
-                        tell()
-                self._troubles[source] = "it ended, which it must not: it is asked again"
-                _log.error(
-                    "a device source ended, which it must not: asking it again", source=source.name, retry_s=wait
-                )
+                self._troubles[source] = await hear(source, take)
             except GiveUpError as error:
                 wait, pause = pause, min(2 * pause, RETRY_MAX_S)
                 self._given_up[source] = error
                 self._troubles[source] = f"it gave up, and is asked again: {error}"
                 _log.error("a device source gave up", source=source.name, reason=str(error), retry_s=wait)
-            except Exception as error:  # noqa: BLE001 - whatever a source does, all devices stay
-                self._troubles[source] = f"it failed ({error!r}): its last word counts"
-                _log.exception("a device source failed: its last inventory stays", source=source.name, retry_s=wait)
             tell()
             await asyncio.sleep(wait)
 

@@ -6,11 +6,12 @@ whole lists, as ListAndWatch does, and answers three questions. It never sees a 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from enum import Enum
 from typing import Final, Protocol
 
+import structlog
 from msgspec import Struct, field
 
 from devices.boards import Place
@@ -26,6 +27,10 @@ from devices.model import (
     Trouble,
 )
 from devices.policy import Policy
+
+RETRY_S: Final = 5.0
+"""Seconds until a source that failed is asked again."""
+_log = structlog.get_logger()
 
 
 class Listing(Struct, frozen=True):
@@ -266,3 +271,22 @@ class DeviceSource(Protocol):
     async def acquire(self, device_ids: Collection[str]) -> Collection[str]:  # noqa: ARG002 - as above
         """Look again at the hardware beneath these devices (none means all); return the IDs of all devices on it."""
         return ()
+
+
+async def hear(source: DeviceSource, take: Callable[[Inventory], Awaitable[None]]) -> str:
+    """Take in what a source says until it ends or fails, and say for people what became of it: it is to be asked again.
+
+    Raises:
+        GiveUpError: it can't go on.
+    """
+    try:
+        async with aclosing(source.watch()) as inventories:
+            async for inventory in inventories:
+                await take(inventory)
+    except GiveUpError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a source does, all devices stay
+        _log.exception("a device source failed: its last inventory stays", source=source.name, retry_s=RETRY_S)
+        return f"it failed ({error!r}): its last word counts"
+    _log.error("a device source ended, which it must not: asking it again", source=source.name, retry_s=RETRY_S)
+    return "it ended, which it must not: it is asked again"

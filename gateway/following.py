@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING
 
 import structlog
 
-from devices.source import NOT_TOLD, GiveUpError, Hindrance, Partial
+from devices.source import NOT_TOLD, RETRY_S, GiveUpError, Hindrance, Partial, hear
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from devices.source import DeviceSource, Inventory
 
-SOURCE_RETRY = 5.0
-"""Seconds until a source that failed is asked again."""
 _log = structlog.get_logger()
 
 
@@ -32,24 +29,21 @@ class Follower:
 
     async def run(self, first: asyncio.Event) -> None:
         """Take each inventory as it comes. A source that fails is asked anew; what it said last stays."""
+
+        async def take(inventory: Inventory) -> None:
+            self.trouble = ""
+            await self._take(inventory)
+            if not isinstance(inventory, Partial):
+                first.set()
+
         while True:
             try:
-                async with contextlib.aclosing(self._source.watch()) as inventories:
-                    async for inventory in inventories:
-                        self.trouble = ""
-                        await self._take(inventory)
-                        if not isinstance(inventory, Partial):
-                            first.set()
-                self.trouble = "it ended, which it must not: it is asked again"
-                _log.error("the device source ended, which it must not: asking it again", retry_s=SOURCE_RETRY)
+                self.trouble = await hear(self._source, take)
             except GiveUpError as error:
                 _log.error("giving up", reason=str(error), status=error.status)
                 self._end(error.status)
                 await asyncio.get_running_loop().create_future()
-            except Exception as error:  # noqa: BLE001 - whatever a backend does, the devices stay
-                self.trouble = f"it failed ({error!r}): its last word counts"
-                _log.exception("the device source failed: its last inventory stays", retry_s=SOURCE_RETRY)
-            await asyncio.sleep(SOURCE_RETRY)
+            await asyncio.sleep(RETRY_S)
 
     def hindrances(self) -> tuple[Hindrance, ...]:
         """Say what keeps the sources of devices from telling of them, or from offering some."""

@@ -16,14 +16,14 @@ _T = TypeVar("_T")
 _log = structlog.get_logger()
 
 
-class Tasks:
-    """All tasks of one gateway, which ``end`` ends with an exit status.
+class Background:
+    """Tasks that nobody waits for: kept, as an event loop alone may lose them, and ended together.
 
-    ``active`` waits until this gateway is the one of a pair that serves; None: it is alone.
+    One that fails is a defect, which ``log`` tells of as soon as it is over.
     """
 
-    def __init__(self, end: Callable[[int], None], active: Callable[[], Awaitable[None]] | None = None) -> None:
-        self._end, self._active = end, active
+    def __init__(self, log: Any = _log) -> None:
+        self._log = log
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def background(self, work: Coroutine[object, object, object]) -> None:
@@ -34,8 +34,31 @@ class Tasks:
         """Run what may end at any time."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._over)
         return task
+
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("a task failed because of a defect in the gateway", exc_info=error)
+
+    async def close(self) -> None:
+        """End them all."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Tasks(Background):
+    """All tasks of one gateway, which ``end`` ends with an exit status.
+
+    ``active`` waits until this gateway is the one of a pair that serves; None: it is alone.
+    """
+
+    def __init__(self, end: Callable[[int], None], active: Callable[[], Awaitable[None]] | None = None) -> None:
+        super().__init__()
+        self._end, self._active = end, active
 
     def spawn(self, name: str, work: Coroutine[object, object, None]) -> None:
         """Run a task that must never end by itself: if it does, that is a defect, and the gateway ends with it."""
@@ -70,10 +93,3 @@ class Tasks:
     async def settle(self) -> None:
         """Wait until none of those runs that there are now; not for those that never end."""
         await asyncio.gather(*(task for task in self._tasks if not task.done()))
-
-    async def close(self) -> None:
-        """End them all."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,12 +21,12 @@ from gateway.bridge import judge, shield
 from gateway.bridge.doubt import Doubts
 from gateway.bridge.peer import AwayError, Peer
 from gateway.kubelet.watch import socket_id
+from gateway.tasks import Background
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
-    from typing import Any
 
     from adapters.dialect import Dialect
     from devices.model import Device, Options
@@ -96,7 +96,6 @@ class Bridged:
         self._heard = asyncio.Event()
         """Unset while a plugin is back, and has not said yet which devices it has."""
         self._heard.set()
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._emptied: asyncio.TimerHandle | None = None
         self._old: list[Peer] = []
         self._hung: Peer | None = None
@@ -104,6 +103,7 @@ class Bridged:
         self._recovery: asyncio.Future[None] | None = None
         """Tries to have the plugin back."""
         self._log = _log.bind(resource=resource)
+        self._tasks = Background(self._log)
         self._seldom = Seldom(times=20)
         self._last = b""
         """The digest of the last message, of whichever registration."""
@@ -126,16 +126,16 @@ class Bridged:
             if before is not None and not before.ended.is_set():
                 self._old.append(before)
         if self.is_lent and self.peer is not None:
-            _ = self._spawn(self.peer.leave())
+            self._tasks.background(self.peer.leave())
         self.peer, self._hung, self.is_lent = peer, None, False
         while len(self._old) > OLD_STREAMS:
-            _ = self._spawn(self._old.pop(0).leave())
+            self._tasks.background(self._old.pop(0).leave())
         self.path, self.api = peer.path, peer.dialect.name
         self.registrations += 1
         if self.word.away_since is not None:
             self._heard.clear()
         self._back.set()
-        _ = self._spawn(self._read(peer))
+        self._tasks.background(self._read(peer))
 
     async def _read(self, peer: Peer) -> None:
         try:
@@ -233,7 +233,7 @@ class Bridged:
         self.recall(before if again else word, path, row)
         if self.peer is not None and (self.word.away_since is not None or self.peer.identity != socket_id(path)):
             peer, self.peer = self.peer, None
-            _ = self._spawn(peer.leave())
+            self._tasks.background(peer.leave())
         if self.peer is None and word.away_since is None and socket_id(path) is not None:
             peer = self.registration(path, by_name(row.api), word.options)
             with contextlib.suppress(AwayError):
@@ -252,7 +252,7 @@ class Bridged:
         if self.is_lent:
             hung = None
             if self.peer is not None:
-                _ = self._spawn(self.peer.leave())
+                self._tasks.background(self.peer.leave())
         self.peer, self._hung = None, hung
         now = time.monotonic()
         if self.word.away_since is None:
@@ -264,7 +264,7 @@ class Bridged:
         self._changed()
         self._stop_recovery()
         if not self.is_lent:
-            self._recovery = self._spawn(self._recover())
+            self._recovery = self._tasks.start(self._recover())
 
     def _woke(self, peer: Peer) -> None:
         """One that hung answers again: its registration holds, and so does its last list."""
@@ -328,7 +328,7 @@ class Bridged:
         peer = self.peer
         self.went(why)
         if peer is not None:
-            _ = self._spawn(peer.close())
+            self._tasks.background(peer.close())
 
     def serves_on(self, socket: SocketId | None) -> bool:
         """Whether it is this plugin that is behind a socket."""
@@ -337,24 +337,11 @@ class Bridged:
     async def close(self) -> None:
         """Let go of the plugin."""
         self._cancel_emptied()
-        for task in [*self._tasks]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         for peer in (*self._old, self.peer, self._hung):
             if peer is not None:
                 await peer.close()
         self.peer, self._hung, self._old = None, None, []
-
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("a call of a plugin failed because of a defect in the gateway", exc_info=error)
 
 
 def _there(path: Path | None, kept: str) -> Path | None:

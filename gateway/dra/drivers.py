@@ -34,6 +34,7 @@ from gateway.kubernetes.allocatable import Allocatable
 from gateway.kubernetes.client import Client, KubernetesError
 from gateway.kubernetes.node import NodeObject, OwnNode, path
 from gateway.kubernetes.watch import pause
+from gateway.tasks import Background
 from gateway.telling.sides import ByNameStatus, DriverStatus
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ class Drivers:
         """Set when that is known."""
         self._unasked = ""
         self._publisher: Publisher | None = None
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._serving: set[str] = set()
+        self._tasks = Background()
         self.decides = asyncio.Event()
         """Set where this gateway decides who gets what, not an older one that is still there."""
 
@@ -208,8 +210,9 @@ class Drivers:
         news.set()
         if self._publisher is not None:
             self._publisher.changed()
-        for driver in offers.keys() - self._tasks.keys():
-            self._tasks[driver] = asyncio.ensure_future(self._keep_serving(driver))
+        for driver in offers.keys() - self._serving:
+            self._serving.add(driver)
+            self._tasks.background(self._keep_serving(driver))
 
     def standings(self) -> list[DriverStatus]:
         """Say how each driver stands with the kubelet."""
@@ -289,9 +292,7 @@ class Drivers:
 
     async def close(self) -> None:
         """Decide nothing more: sockets first, so that another instance is called; what waits is passed on to it."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._tasks.close()
         token = self._inside.age.token
         await asyncio.gather(*(one.stop(sockets.newest(self._registry, one.name, token)) for one in self._services))
         self._api.close()

@@ -38,6 +38,7 @@ from gateway.handover.events import (
 )
 from gateway.handover.machine import DEFERRING, Newer, Older
 from gateway.handover.partner import MAX_RESOURCES, Partner, Rests, remember
+from gateway.tasks import Background
 from gateway.wires import control
 from gateway.wires.control import ControlError
 
@@ -123,7 +124,7 @@ class Handover:
         self._running = self._closed = False
         self.waits = Waits()
         self._taking = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Background()
 
     # For the shell.
 
@@ -221,9 +222,7 @@ class Handover:
                 await asyncio.gather(*(partner.quiet.wait() for partner in partners))
         for partner in partners:
             self._part(partner)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     # Conversations.
 
@@ -248,9 +247,7 @@ class Handover:
             )
             return
         partner = self._partners[older.token] = Partner(older, connection)
-        task = asyncio.ensure_future(self._converse(partner, None))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.background(self._converse(partner, None))
 
     async def _converse(self, partner: Partner, first: Mapping[str, Any] | None) -> None:
         """Listen to a partner until it goes, or says what can't be; send what there is to say."""

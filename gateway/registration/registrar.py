@@ -31,9 +31,10 @@ from gateway.registration.events import Phase, Timer
 from gateway.registration.negotiate import NOBODY, UNFIT
 from gateway.registration.serve import DevicePlugin
 from gateway.tally import Cause, Confirmation
+from gateway.tasks import Background
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
     from pathlib import Path
 
     from devices.life import states
@@ -154,7 +155,7 @@ class Resource:
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._offer_task: asyncio.Task[None] | None = None
         self._last_report: events.Report | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Background(self._log)
         self.bound = Bound(self.plugin, lambda: node.own_socket(name))
         self._ahead: _Ahead | None = None
         """A channel for the next Register, made when a stream ended: to make one takes most of a millisecond, in which nobody
@@ -202,7 +203,7 @@ class Resource:
     def _drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            self._background(ahead.channel.close())
+            self._tasks.background(ahead.channel.close())
 
     def feed(self, event: events.Event) -> None:
         """Let the state machine take an event, and do what it asks for."""
@@ -245,7 +246,7 @@ class Resource:
     def _act(self, action: events.Action) -> None:
         match action:
             case events.SendRegister():
-                self._offer_task = asyncio.ensure_future(self._offer(action))
+                self._offer_task = self._tasks.start(self._offer(action))
             case events.CancelRegister():
                 if self._offer_task is not None:
                     self._offer_task.cancel()
@@ -267,7 +268,7 @@ class Resource:
                 with contextlib.suppress(OSError):
                     (self._node.settings.socket_dir / name).unlink()
             case events.Verify():
-                self._background(self._verify())
+                self._tasks.background(self._verify())
             case events.Report():
                 self._report(action)
 
@@ -315,7 +316,7 @@ class Resource:
         except grpc.aio.AioRpcError as error:
             return error.code().name, error.details() or ""
         finally:
-            self._background(channel.close())
+            self._tasks.background(channel.close())
         return "OK", ""
 
     def _link(self, name: str) -> str:
@@ -372,17 +373,9 @@ class Resource:
         if handle := self._timers.pop(timer, None):
             handle.cancel()
 
-    def _background(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def close(self) -> None:
         """End everything of this resource; its machine was told to stop."""
-        tasks = [*self._tasks, *([self._offer_task] if self._offer_task is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         if self._ahead is not None:
             await self._ahead.channel.close()
         self.bound.close()

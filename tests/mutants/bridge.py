@@ -587,8 +587,8 @@ MUTANTS = (
         "B5",
         "a second gateway that takes over cuts off what it asked for",
         _PLUGIN,
-        "        if self.is_lent and self.peer is not None:\n            _ = self._spawn(self.peer.leave())\n",
-        "        if self.is_lent and self.peer is not None:\n            _ = self._spawn(self.peer.close())\n",
+        "        if self.is_lent and self.peer is not None:\n            self._tasks.background(self.peer.leave())\n",
+        "        if self.is_lent and self.peer is not None:\n            self._tasks.background(self.peer.close())\n",
         f"{_M}::test_an_allocate_that_is_open_when_a_second_gateway_takes_over_is_asked_once",
     ),
     Mutant(

@@ -214,8 +214,8 @@ MUTANTS = (
         "U8",
         "what one source says is all there is",
         "gateway/following.py",
-        "                        if not isinstance(inventory, Partial):\n                            first.set()\n",
-        "                        first.set()\n",
+        "            if not isinstance(inventory, Partial):\n                first.set()\n",
+        "            first.set()\n",
         f"{_SERVE}::test_the_start_waits_for_every_source_but_not_for_long",
     ),
     Mutant(

@@ -59,17 +59,16 @@ class _Memory:
         pass
 
 
+def device_plugin(folder: Path) -> DevicePlugin:
+    return DevicePlugin(
+        "nvidia.com/gpu", cast("Any", _Source()), lambda _: None, _Memory(), Tally(), Turns(folder / "checkpoint")
+    )
+
+
 @asynccontextmanager
 async def calling(folder: Path) -> AsyncIterator[grpc.aio.Channel]:
     """Serve a resource; give a channel to it."""
-    resource = DevicePlugin(
-        "nvidia.com/gpu",
-        cast("Any", _Source()),
-        lambda _: None,
-        _Memory(),
-        Tally(),
-        Turns(folder / "checkpoint"),
-    )
+    resource = device_plugin(folder)
     resource.publish(Listing(()), tuple(Entry(Device(one), Life.PRESENT) for one in IDS))
     await resource.bind(folder / "gpu.sock")
     resource.offer(V1BETA1)
@@ -365,14 +364,7 @@ async def test_a_read_that_nobody_waits_for_comes_to_its_end(monkeypatch: pytest
 
 
 async def test_a_write_that_nobody_waits_for_comes_to_its_end(folder: Path) -> None:
-    resource = DevicePlugin(
-        "nvidia.com/gpu",
-        cast("Any", _Source()),
-        lambda _: None,
-        _Memory(),
-        Tally(),
-        Turns(folder / "checkpoint"),
-    )
+    resource = device_plugin(folder)
     slow: Any = _Slow()
     stream = asyncio.ensure_future(resource._list_and_watch(V1BETA1, slow))
     for _ in range(5):

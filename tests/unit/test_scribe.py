@@ -187,15 +187,21 @@ async def test_a_failure_is_said_once_for_each_reason_and_tried_again(
     assert (scribe.state.writable, scribe.state.error) == (True, "")
 
 
-async def test_tries_grow_rarer_up_to_a_limit(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
+@pytest.fixture
+async def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long each call was to wait: it comes at once."""
+    found: list[float] = []
     loop = asyncio.get_running_loop()
 
     def at_once(delay: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        waits.append(delay)
+        found.append(delay)
         return loop.call_at(0, call)
 
     monkeypatch.setattr(loop, "call_later", at_once)
+    return found
+
+
+async def test_tries_grow_rarer_up_to_a_limit(disk: Disk, waits: list[float]) -> None:
     scribe = Scribe(disk)
     disk.trouble = LedgerError("the disk is full")
     disk.cordon("GPU-1", SMELLS)
@@ -207,17 +213,7 @@ async def test_tries_grow_rarer_up_to_a_limit(disk: Disk, monkeypatch: pytest.Mo
     assert waits[:11] == pytest.approx([0.075, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30])
 
 
-async def test_after_a_success_the_next_failure_is_tried_again_soon(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[float] = []
-    loop = asyncio.get_running_loop()
-
-    def at_once(delay: float, call: Callable[[], None]) -> asyncio.TimerHandle:
-        waits.append(delay)
-        return loop.call_at(0, call)
-
-    monkeypatch.setattr(loop, "call_later", at_once)
+async def test_after_a_success_the_next_failure_is_tried_again_soon(disk: Disk, waits: list[float]) -> None:
     scribe = Scribe(disk)
     disk.trouble = LedgerError("the disk is full")
     disk.cordon("GPU-1", SMELLS)

@@ -404,6 +404,18 @@ async def test_an_illness_outlives_its_device(make: Make) -> None:
     assert (gateway.ledger.announced(GPU), gateway.ledger.sticky(GPU)) == ({}, ill)
 
 
+@contextlib.asynccontextmanager
+async def beside(node: Node, source: Source) -> AsyncIterator[Gateway]:
+    """Run a newer gateway of the same state directory."""
+    newer = Gateway(Settings(socket_dir=node.folder / "dp", state_dir=node.folder / "state"), source)
+    running = asyncio.ensure_future(newer.run())
+    try:
+        yield newer
+    finally:
+        newer._end(0)
+        await running
+
+
 async def test_what_knows_no_device_takes_nothing_over(
     make: Make, logs: asyncio.Queue[EventDict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,16 +426,11 @@ async def test_what_knows_no_device_takes_nothing_over(
     assert await anext(lists) == (A,)
     source = Source(inventory(A, B))
     devices = source.inventories.get_nowait()
-    newer = Gateway(Settings(socket_dir=node.folder / "dp", state_dir=node.folder / "state"), source)
-    running = asyncio.ensure_future(newer.run())
-    try:
+    async with beside(node, source) as newer:
         assert (await told(logs, "waiting for the devices: meanwhile another gateway serves"))["backend"] == "test"
         assert (newer.begun, node.kubelet.registrations.empty()) == (False, True)
         source.inventories.put_nowait(devices)
         assert await anext(node.kubelet.lists(await node.kubelet.registered())) == (A, B)
-    finally:
-        newer._end(0)
-        await running
 
 
 async def test_what_knows_no_device_serves_by_its_memory_when_the_other_is_gone(
@@ -434,15 +441,10 @@ async def test_what_knows_no_device_serves_by_its_memory_when_the_other_is_gone(
     await anext(node.kubelet.lists(await node.kubelet.registered()))
     source = Source(inventory(A))
     source.inventories.get_nowait()
-    newer = Gateway(Settings(socket_dir=node.folder / "dp", state_dir=node.folder / "state"), source)
-    running = asyncio.ensure_future(newer.run())
-    try:
+    async with beside(node, source):
         await told(logs, "waiting for the devices: meanwhile another gateway serves")
         await node.end()
         assert await anext(node.kubelet.lists(await node.kubelet.registered())) == (A,)
-    finally:
-        newer._end(0)
-        await running
 
 
 FILE = "example.com/null"
@@ -491,9 +493,7 @@ async def test_what_a_silent_source_had_is_left_to_another_gateway(
     node = await make(inventory(A))
     await anext(node.kubelet.lists(await node.kubelet.registered()))
     source = Source(without_gpus(Device("/dev/null")))
-    newer = Gateway(Settings(socket_dir=node.folder / "dp", state_dir=node.folder / "state"), source)
-    running = asyncio.ensure_future(newer.run())
-    try:
+    async with beside(node, source) as newer:
         registration = await node.kubelet.registered()
         assert registration.resource_name == FILE
         assert await anext(node.kubelet.lists(registration)) == (Device("/dev/null"),)
@@ -503,9 +503,6 @@ async def test_what_a_silent_source_had_is_left_to_another_gateway(
         assert registration.resource_name == GPU
         assert await anext(node.kubelet.lists(registration)) == (A, B)
         assert newer.left() == []
-    finally:
-        newer._end(0)
-        await running
 
 
 async def test_what_hinders_the_source_is_told_once(make: Make) -> None:
@@ -1089,7 +1086,7 @@ async def test_the_unexpected_while_registering_is_said_and_tried_again(
 
 
 async def test_a_source_that_fails_is_asked_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "SOURCE_RETRY", 0)
+    monkeypatch.setattr(following, "RETRY_S", 0)
     node = await make(inventory(A))
     lists = node.kubelet.lists(await node.kubelet.registered())
     await anext(lists)
