@@ -13,6 +13,10 @@ LACKING, LACKING_EACH = 1.4, 0.001
 for 5 000."""
 LACKING_STILL = 0.6
 """The same for the next time: whoever said meanwhile that it serves has been called by the kubelet already."""
+_MOST_TAKEN = 7
+"""How often LACKING is doubled at most, from the third time on. Up to kubelet 1.22 the checkpoint is all there is: a list that was
+written before we saw that another gateway registers isn't told from ours. Up to 1.11 each Register ends the other's stream: who takes
+the resource back at the same pace for ever costs the kubelet its devices for some milliseconds each time."""
 _MOST_UNKNOWN = 7
 """Looks in a row that showed nothing at all, as far as they are counted: the longest pause is 32 s."""
 
@@ -37,13 +41,16 @@ class RecordsSeen(Struct, frozen=True):
             return RecordsSeen(seen=True)
         return replace(self, lacking_since=now if self.lacking_since is None else self.lacking_since, unknown=0)
 
-    def unserved(self, now: float, devices: int) -> bool:
-        """Whether a resource of so many devices was lacking for too long for a Register that is under way."""
+    def unserved(self, now: float, devices: int, taken: int = 0) -> bool:
+        """Whether a resource of so many devices was lacking for too long for a Register that is under way.
+
+        ``taken``: how often it was taken back from the same gateway already, which registered after all.
+        """
         if self.lacking_since is None:
             return False
         if self.told > self.lacking_since:
             return now - self.told >= LACKING_STILL + LACKING_EACH * devices
-        return now - self.lacking_since >= LACKING + LACKING_EACH * devices
+        return now - self.lacking_since >= LACKING * 2.0 ** min(max(taken - 1, 0), _MOST_TAKEN) + LACKING_EACH * devices
 
     def again(self, *, talks: bool) -> float | None:
         """Return in how many seconds to look again; None: not before the kubelet starts anew.

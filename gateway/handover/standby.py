@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
@@ -20,6 +21,7 @@ from gateway.handover.records import LOOK, RecordsSeen
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import listens
 from gateway.registration.events import Phase
+from gateway.tally import Confirmation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -70,6 +72,8 @@ class Standby:
         self._own, self._socket_dir, self._pod_resources, self._checkpoint = own, socket_dir, pod_resources, checkpoint
         self._records: dict[str, RecordsSeen] = {}
         self._since_ns = 0
+        self._taken: Counter[tuple[str, Age]] = Counter()
+        """How often each resource was taken back from each gateway in this kubelet's life, where only its checkpoint tells."""
         self._failed = False
         self._wake = asyncio.Event()
 
@@ -105,6 +109,7 @@ class Standby:
         """Take notice of a new kubelet, whose socket was made at ``since_ns`` (unix time): it knows nobody yet."""
         self._since_ns = max(self._since_ns, since_ns)  # It may be seen late: what was ours meanwhile shows nothing.
         self._records = dict.fromkeys(self._records, RecordsSeen())
+        self._taken.clear()
         self._wake.set()
 
     def lacking(self, resource: str, now: float) -> float:
@@ -134,8 +139,12 @@ class Standby:
                     own.look()
                 continue
             records[name] = records[name].look(now, shown=self._shown(resource, other, shown, names))
-            if records[name].unserved(now, len(resource.entries)):
+            if records[name].unserved(now, len(resource.entries), self._taken[name, other]):
                 records[name] = replace(records[name], told=now)
+                if resource.checked is Confirmation.UNKNOWN:  # A kubelet that tells whom it holds is believed.
+                    if len(self._taken) > _MOST_NAMES:
+                        self._taken.clear()
+                    self._taken[name, other] += 1
                 own.unserved(resource, other)
 
     def _shown(

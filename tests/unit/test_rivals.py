@@ -335,6 +335,46 @@ async def test_one_that_hangs_is_seen_by_the_next() -> None:
         await made.served()
 
 
+async def test_from_one_that_registers_after_all_it_is_taken_back_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Up to kubelet 1.11 the two end each other's streams, and the checkpoint doesn't tell their lists apart."""
+    now, taken = [0.0], list[float]()
+
+    async def shown(*_: object) -> frozenset[str]:
+        return frozenset()
+
+    monkeypatch.setattr("gateway.kubelet.view.shown", shown)
+    monkeypatch.setattr(standby, "time", SimpleNamespace(monotonic=lambda: now[0], time_ns=lambda: int(now[0] * 1e9)))
+    plugin = SimpleNamespace(
+        name=RESOURCE,
+        plugin=SimpleNamespace(devices=(Device("a"),)),
+        standing_by_for=Age(1, "0badcafe"),
+        entries=("a",),
+        checked=Confirmation.UNKNOWN,
+    )
+    own = SimpleNamespace(resources=[plugin], talks=lambda _: False, doubts={})
+    one = standby.Standby(cast("Any", own), Path("none"), Path("none"), Path("none"))
+
+    async def round_of(times: int) -> list[float]:
+        taken.clear()
+        for _ in range(times):
+            began = now[0]
+            own.unserved = lambda *_, began=began: taken.append(now[0] - began)
+            one.began(RESOURCE)
+            before = len(taken)
+            while len(taken) == before:
+                now[0] += 0.1
+                await one._look()
+        return [round(seconds) for seconds in taken]
+
+    assert await round_of(5) == [2, 2, 3, 6, 11]
+    one.kubelet_up(0)
+    assert await round_of(1) == [2]
+    plugin.checked = Confirmation.LACKING  # This one tells whom it holds.
+    assert await round_of(4) == [2, 2, 2, 2]
+
+
 async def test_a_new_kubelet_is_looked_into_although_the_last_one_knew_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -351,6 +391,7 @@ async def test_a_new_kubelet_is_looked_into_although_the_last_one_knew_the_other
         plugin=SimpleNamespace(devices=(Device("a"),)),
         standing_by_for=object(),
         entries=("a",),
+        checked=None,
     )
     own = SimpleNamespace(resources=[plugin], kubelet_listens=lambda: True, talks=lambda _: True, doubts={})
     one = standby.Standby(cast("Any", own), Path("none"), Path("none"), Path("none"))

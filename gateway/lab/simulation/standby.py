@@ -29,6 +29,7 @@ class Standby:
         self._records = RecordsSeen()
         self._timer: Timer | None = None
         self._since = 0.0
+        self._taken: dict[Age, int] = {}
 
     def began(self) -> None:
         """Take notice that another gateway is to serve from now on."""
@@ -37,6 +38,7 @@ class Standby:
     def kubelet_up(self, since: float) -> None:
         """Take notice of a new kubelet."""
         self._records, self._since = RecordsSeen(), max(self._since, since)
+        self._taken.clear()
 
     def look_again(self) -> None:
         """Set when to look next."""
@@ -69,8 +71,10 @@ class Standby:
                 elif shown is None and self._gateway.handover.defers_to() is None:
                     shown = bool(self._node.names_of(self._gateway.standing_by_for))
         self._records = self._records.look(self._clock.now, shown=shown)
-        if self._records.unserved(self._clock.now, len(self._gateway.devices)):
+        other = self._gateway.standing_by_for
+        if self._records.unserved(self._clock.now, len(self._gateway.devices), self._taken.get(other, 0)):
             self._records = replace(self._records, told=self._clock.now)
+            self._taken[other] = self._taken.get(other, 0) + self._gateway.plugin.unchecked
             self._clock.met["what another gateway is to serve is lacking in the kubelet's records"] += 1
             self._unserved(self._gateway.standing_by_for)
         self.look_again()

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -28,7 +29,7 @@ from gateway.handover import instance
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets import build
 from gateway.lab.kubelets.kubelet import KubeletError
-from gateway.lab.trials.scenarios import RESOURCE, BrokenPromiseError, Node, dialect, node
+from gateway.lab.trials.scenarios import RESOURCE, BrokenPromiseError, Node, dialect, must, node
 from gateway.lab.waiting import until
 
 MOST: Final = 3.0
@@ -37,6 +38,11 @@ SECONDS: Final = 8.0
 """How long a rival is watched."""
 AFTER: Final = 2.0
 """How long the kubelet's records are watched once it has ended: kubelets 1.12 to 1.24 may lose the resource with it."""
+MOST_TAKEN: Final = 3
+"""How often a resource may be taken back from one rival while it is watched: ever more seldom."""
+TAKEN_BACK: Final = (
+    "taking a resource back: another gateway is to serve it, and the kubelet's records show no device of it"
+)
 _EVERY: Final = 0.02
 _START: Final = 10.0
 _REPLICAS: Final = """\
@@ -232,6 +238,8 @@ async def alone(name: str, version: str, genuine: Callable[[str], Path | None]) 
         await made.served()
         found = await measure(name, made)
         await made.served()
+        taken = Counter(line.get("peer") for line in made.gateway.lines(TAKEN_BACK))
+        must([f"it was taken back from {peer} {times} times" for peer, times in taken.items() if times > MOST_TAKEN])
         return found
 
 
