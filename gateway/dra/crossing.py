@@ -257,7 +257,9 @@ class Crossing:
             allocated = "" if allocated == allocated_to(gone.namespace, gone.name) else allocated
             seen[board] = Seen("", self._claim(board), allocated, self.strangers.of(board))
         with contextlib.suppress(NotWrittenError):  # It is tried again.
-            await self._put({one: table.moved(self.side(one), seen[one]) for one in seen}, of=Side.TO_PLUGIN)
+            await self._put(
+                {one: table.moved(self.side(one), seen[one]) for one in seen}, of=dict.fromkeys(seen, Side.TO_PLUGIN)
+            )
 
     def missed(self, wanted: Iterable[str]) -> None:
         """Take note that a claim waits for boards: those that are the other side's may be called back."""
@@ -309,19 +311,9 @@ class Crossing:
         sides = {board: self.side(board) for board in seen}
         after = {one: table.looked_at(side, seen[one], misses=one in missed) for one, side in sides.items()}
         news = {board: side for board, side in after.items() if side is not sides[board]}
-        foreign = {one for one, side in news.items() if side is Side.FOREIGN and sides[one] is Side.PLUGIN}
-        await self._withhold(foreign)
-        await self._put({one: side for one, side in news.items() if one not in foreign})
+        await self._put(news, of=sides)
         held = self.allocatable.came is None and all(one.pod or one.claim or one.allocated for one in seen.values())
         return WAIT if held and not news else LOOK_AGAIN
-
-    async def _withhold(self, foreign: Collection[str]) -> None:
-        """Give nobody new what another DRA driver offers; an API server that is away doesn't stop that."""
-        if foreign:
-            async with self.allocatable.turn:
-                with contextlib.suppress(KubernetesError):
-                    await self.allocatable.lower(self.stays(foreign))
-                await self._put(dict.fromkeys(foreign, Side.FOREIGN), of=Side.PLUGIN)
 
     async def _admit(self) -> None:
         """List what goes to DRA for a kubelet that starts; or withhold it again, once one has admitted its pods."""
@@ -359,11 +351,11 @@ class Crossing:
         said = (holder(name, one.device.id, known[name], *memories, moves=moves) for name, one in devices)
         return next((one for one in said if one != ""), "")
 
-    async def _put(self, news: Mapping[str, Side], of: Side | None = None) -> None:
-        """Write it down, then let it count, then tell the kubelet. ``of``: only what is still on that side."""
+    async def _put(self, news: Mapping[str, Side], of: Mapping[str, Side] | None = None) -> None:
+        """Write it down, then let it count, then tell the kubelet. ``of``: only what is still on these sides."""
         async with self._turn:
             before = self._ledger.sides
-            news = {board: side for board, side in news.items() if of in {None, self.side(board)}}
+            news = {board: side for board, side in news.items() if of is None or self.side(board) is of[board]}
             news = {board: side for board, side in news.items() if before.get(board) is not side}
             if not news:
                 return

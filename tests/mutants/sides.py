@@ -42,6 +42,22 @@ MUTANTS = (
     Mutant("OWN9", "DRA offers what another driver has", _TABLE, 'pod != "" or foreign:', 'pod != "":', _WITHOUT),
     Mutant(
         "OWN9",
+        "what another driver offers is given until the scheduler has heard",
+        _SHELL,
+        "        await self._put(news, of=sides)\n",
+        "        await self.allocatable.lower(self.stays(news))\n        await self._put(news, of=sides)\n",
+        f"{_ON}::test_what_another_driver_offers_is_withheld_before_the_scheduler_has_heard",
+    ),
+    Mutant(
+        "OWN4",
+        "an order that comes while a GPU is looked at is lost",
+        _SHELL,
+        "        await self._put(news, of=sides)\n",
+        "        await self._put(news)\n",
+        f"{_ON}::test_an_order_that_is_written_while_a_gpu_is_looked_at_counts",
+    ),
+    Mutant(
+        "OWN9",
         "nobody looks at what another driver offers",
         _TABLE,
         "side is (Side.PLUGIN if foreign else Side.FOREIGN)",
@@ -63,14 +79,6 @@ MUTANTS = (
         "Side.FOREIGN if side is Side.PLUGIN and foreign else side",
         "side",
         _MOVES,
-    ),
-    Mutant(
-        "OWN9",
-        "the scheduler isn't told of what another driver has",
-        _SHELL,
-        "await self.allocatable.lower(self.stays(foreign))",
-        "pass",
-        _OTHERS,
     ),
     Mutant(
         "OWN9",

@@ -266,7 +266,7 @@ async def test_what_another_driver_offers_is_given_by_neither_api(node: Node, mo
         offer_theirs(node)
         await node.stand(a="foreign", b="plugin")
         await node.allocatable(1)
-        assert node.told == {GPU: "1"}  # The scheduler heard of it.
+        await until(lambda: node.told == {GPU: "1"})  # The scheduler heard of it.
         assert states(one) == {A: State.LEAVING, B: State.PRESENT}
         assert named(one) == {A: THEM, B: ""}
         [row] = [row for row in Commands(one).document(True).sides if row.id == A]
@@ -285,6 +285,17 @@ async def test_what_another_driver_offers_is_given_by_neither_api(node: Node, mo
         await node.stand(a="plugin", b="plugin")
         await node.allocatable(2)
         assert named(one) == {A: "", B: ""}
+
+
+async def test_what_another_driver_offers_is_withheld_before_the_scheduler_has_heard(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocatable, "SETTLE", 60.0)
+    async with node.gateway():
+        await node.allocatable(2)
+        offer_theirs(node)
+        await node.stand(a="foreign", b="plugin")
+        await until(lambda: node.told == {GPU: "1"})
 
 
 def words(gateway: Gateway) -> str:
@@ -1345,6 +1356,33 @@ async def test_an_allocate_that_comes_late_is_refused_on_the_way_to_dra_and_ther
         await node.stand(a="dra", b="dra")
         with pytest.raises(CallError, match="offered by DRA"):
             await node.manager._endpoints[GPU].allocate((A,))
+
+
+async def test_an_order_that_is_written_while_a_gpu_is_looked_at_counts(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, written = asyncio.Event(), asyncio.Event()
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        kubelet, durable = Deaf(monkeypatch, A, B), one.scribe.durable
+        await node.cross("dra", A)
+
+        async def slow() -> bool:
+            writes.set()
+            await written.wait()
+            return await durable()
+
+        await kubelet.looked()
+        owners(one).allocatable.came = None  # The kubelet has told of its devices by itself.
+        monkeypatch.setattr(one.scribe, "durable", slow)
+        ordering = asyncio.ensure_future(node.cross("plugin", A))
+        await writes.wait()
+        kubelet.hears = True
+        await until(lambda: owners(one)._turn._waiters)  # It was seen to be free for DRA.
+        written.set()
+        assert await ordering == {A: "plugin"}
+        await until(lambda: not owners(one)._turn.locked())
+        await node.stand(a="plugin", b="plugin")
 
 
 async def test_on_the_way_to_dra_the_other_containers_of_a_pod_get_what_its_init_container_has(node: Node) -> None:
