@@ -240,31 +240,31 @@ def build() -> Build:
     )
 
 
-def resource(plugin: ResourceFacts, tally: Tally, now: float, *, rows: bool = True) -> ResourceStatus:
+def resource(facts: ResourceFacts, tally: Tally, now: float, *, rows: bool = True) -> ResourceStatus:
     """Say what is known of a resource at ``now`` (monotonic seconds); ``rows``: of each device, too."""
-    serving = plugin.state.phase is Phase.SERVING
-    entries = plugin.entries
+    serving = facts.state.phase is Phase.SERVING
+    entries = facts.entries
     states = Counter((entry.state.value, _kind(entry)) for entry in entries.values())
     healthy = {device_id for device_id, entry in entries.items() if entry.device.health is Health.HEALTHY}
-    holders = plugin.holders
+    holders = facts.holders
     calls: dict[str, dict[str, int]] = {}
     for (name, call, code), count in tally.calls.items():
-        if name == plugin.name:
+        if name == facts.name:
             calls.setdefault(call, {})[code] = count
     return ResourceStatus(
-        name=plugin.name,
-        phase=plugin.state.phase.value,
-        api=plugin.state.dialect,
-        kubelets=span(plugin.level) if plugin.level is not None else "",
-        stream_s=age_or_none(plugin.stream_since, now),
-        standing_by_for=plugin.standing_by_for,
-        standing_by_for_host_service=plugin.standing_by_for_host_service,
-        lacking_s=plugin.lacking_s,
-        trouble="" if serving else plugin.trouble,
-        registrations={why: count for (name, why), count in tally.registrations.items() if name == plugin.name},
-        last_gap_s=tally.last_gaps.get(plugin.name),
+        name=facts.name,
+        phase=facts.state.phase.value,
+        api=facts.state.dialect,
+        kubelets=span(facts.level) if facts.level is not None else "",
+        stream_s=age_or_none(facts.stream_since, now),
+        standing_by_for=facts.standing_by_for,
+        standing_by_for_host_service=facts.standing_by_for_host_service,
+        lacking_s=facts.lacking_s,
+        trouble="" if serving else facts.trouble,
+        registrations={why: count for (name, why), count in tally.registrations.items() if name == facts.name},
+        last_gap_s=tally.last_gaps.get(facts.name),
         calls=calls,
-        checked=plugin.checked.value if plugin.checked is not None else "",
+        checked=facts.checked.value if facts.checked is not None else "",
         listed=len(entries),
         healthy=len(healthy),
         allocatable=len(healthy) if serving else 0,
@@ -273,19 +273,19 @@ def resource(plugin: ResourceFacts, tally: Tally, now: float, *, rows: bool = Tr
         states=tuple(Count(state=state, kind=kind, devices=count) for (state, kind), count in sorted(states.items())),
         drift=tuple(
             MismatchStatus(kind=finding.kind.value, devices=len(finding.device_ids), words=finding.words)
-            for finding in plugin.drift
+            for finding in facts.drift
         ),
-        behind=plugin.behind,
-        devices=_devices(plugin) if rows else (),
+        behind=facts.behind,
+        devices=_devices(facts) if rows else (),
     )
 
 
-def _devices(plugin: ResourceFacts) -> tuple[DeviceStatus, ...]:
+def _devices(facts: ResourceFacts) -> tuple[DeviceStatus, ...]:
     drift: dict[str, tuple[str, ...]] = {}
-    for finding in plugin.drift:
+    for finding in facts.drift:
         for id_ in finding.device_ids:
             drift[id_] = (*drift.get(id_, ()), finding.kind.value)
-    holders = plugin.holders or {}
+    holders = facts.holders or {}
     return tuple(
         DeviceStatus(
             id=id_,
@@ -296,9 +296,9 @@ def _devices(plugin: ResourceFacts) -> tuple[DeviceStatus, ...]:
             numa=entry.device.numa_nodes,
             holder=holders.get(id_),
             drift=drift.get(id_, ()),
-            stranger=plugin.strangers.get(id_, ""),
+            stranger=facts.strangers.get(id_, ""),
         )
-        for id_, entry in plugin.entries.items()
+        for id_, entry in facts.entries.items()
     )
 
 

@@ -86,7 +86,8 @@ class Document:
 
     Only what the format needs: mappings, lists and scalars, read straight from the parser's events. Plain scalars mean
     what YAML 1.2 says (null, true, numbers, else text: ``no`` is a word and ``1:30`` no number). Anchors, tags, duplicate
-    keys and further documents are refused.
+    keys and further documents are refused. NVIDIA's configuration files are in another language, Go's (``no`` is false there,
+    and anchors work), so they have a reader of their own, ``gateway.configuration.document``.
     """
 
     def __init__(self, content: bytes, name: str) -> None:
