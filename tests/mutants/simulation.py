@@ -67,6 +67,15 @@ MUTANTS = (
     ),
     Mutant(
         "SIM1",
+        "a call that one who stood still never read outlives it",
+        "gateway/lab/simulation/gateway.py",
+        "            if call == self.plugin.called and args[1] is not None:",
+        "            if False:",
+        f"{_KEPT}[one that stands still is called, and killed before it goes on]",
+        says="the kubelet allocates from",
+    ),
+    Mutant(
+        "SIM1",
         "a stranger's end isn't outwaited",
         "gateway/registration/machine.py",
         "UNLIKELY_WAIT = 1.0",

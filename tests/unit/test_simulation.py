@@ -174,6 +174,11 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
         pytest.param("302632", id="a stranger's call ends before the kubelet's own comes"),
         pytest.param("277852", id="one comes and is killed while the other stands still"),
         pytest.param("293698", id="the same, and it was seen as it started"),
+        pytest.param("2082717", id="one that stands still is called, and killed before it goes on"),
+        pytest.param(
+            "2161098", id="word of one that came reaches the other after its death, and a new kubelet's start"
+        ),
+        pytest.param("2261324", id="a handover that failed is tried again in a quiet life of the kubelet"),
         pytest.param("382537", id="a kubelet is seen after the resource was left to one that it doesn't hold"),
         pytest.param("570738", id="the last one of several is picked by the highest share"),
     ],

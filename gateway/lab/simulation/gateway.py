@@ -128,6 +128,9 @@ class Gateway(Process):
         for client, kubelet, _ in self.plugin.streams.values():
             if client is not None and kubelet is not None:
                 self.clock.after(self.clock.latency(), kubelet.hear_end, client)
+        for call, args in self.backlog:
+            if call == self.plugin.called and args[1] is not None:  # Nobody read it: it ends with its connection.
+                self.clock.after(self.clock.latency(), args[2].hear_end, args[1])
         self.plugin.streams.clear()
         self.handover.died()
         self.node.died(self)
@@ -211,7 +214,9 @@ class Gateway(Process):
     def _publish(self, older_ones: Sequence[Age]) -> None:
         self.published = True
         for other in self.node.others(self):
-            other.later(self.clock.latency(), other.look, self.age)
+            after = self.clock.latency()
+            other.later(after, other.look, self.age)
+            self.node.heard(self.clock.now + after)
         silent = any(peer < self.age and not self.handover.decides(peer) for peer in older_ones)
         self.later(YIELD_TIME if silent else 0.0, self._begin)
 

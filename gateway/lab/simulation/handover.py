@@ -304,5 +304,8 @@ class Handover:
 
     @property
     def settled(self) -> bool:
-        """Whether no handover is under way."""
-        return not any(one.state is not None and one.state.unsettled for one in self.partners.values())
+        """Whether no handover is under way, nor one that failed about to be tried again."""
+        return not any(
+            one.state is not None and (one.state.unsettled or one.state.stage is Newer.RESTING)
+            for one in self.partners.values()
+        )
