@@ -114,9 +114,9 @@ class Peer:
         self.lists = 0
         """How many lists came."""
         self._calls, self._answered = 0, asyncio.Event()
-        """The calls that are open, and that there is none."""
-        self._answered.set()
+        """The calls that are open; set when the last one is answered."""
         self._channel = grpc.aio.insecure_channel(target(path), options=_OPTIONS)
+        self._methods: dict[str, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {}
 
     async def dial(self, seconds: float | None = None) -> None:
         """Connect.
@@ -141,7 +141,9 @@ class Peer:
         """Let go of the connection when its calls are answered: who is cut off would ask the plugin a second time."""
         self.ended.set()
         try:
-            await self._answered.wait()
+            while self._calls:
+                self._answered.clear()
+                await self._answered.wait()
         finally:
             await self.close()
 
@@ -244,21 +246,12 @@ class Peer:
         await self._call("PreStartContainer", self.dialect.encode_pre_start_request(device_ids).data, seconds)
 
     async def _call(self, method: str, request: bytes, seconds: float) -> bytes:
+        ask = self._methods.get(method)
+        if ask is None:
+            ask = self._methods[method] = self._channel.unary_unary(f"/{self.dialect.plugin_service}/{method}")
         self._calls += 1
-        self._answered.clear()
         try:
-            return await self._ask(method, request, seconds)
-        finally:
-            self._calls -= 1
-            if not self._calls:
-                self._answered.set()
-
-    async def _ask(self, method: str, request: bytes, seconds: float) -> bytes:
-        calls: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(
-            f"/{self.dialect.plugin_service}/{method}"
-        )
-        try:
-            call = calls(request, timeout=seconds)
+            call = ask(request, timeout=seconds)
             try:
                 return await call
             except grpc.aio.AioRpcError as error:
@@ -267,13 +260,17 @@ class Peer:
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise
                 code, details = grpc.StatusCode.CANCELLED, await call.details() or ""
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise AwayError(f"it didn't answer {method} within {seconds:g} s", hangs=True)
+            if code in _BROKEN and await self._is_over():
+                raise AwayError(f"it went during {method}: {details[:200]}")
+            raise RefusedError(_CALLS[code.name], details[: judge.MOST_PARTS])
         except grpc.aio.UsageError:
             raise AwayError("the connection is closed") from None
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise AwayError(f"it didn't answer {method} within {seconds:g} s", hangs=True)
-        if code in _BROKEN and await self._is_over():
-            raise AwayError(f"it went during {method}: {details[:200]}")
-        raise RefusedError(_CALLS[code.name], details[: judge.MOST_PARTS])
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._answered.set()
 
     async def _is_over(self) -> bool:
         """Whether it is the connection that broke, and not the plugin that says so."""

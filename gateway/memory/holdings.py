@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from gateway.kubelet import beliefs
@@ -13,7 +14,6 @@ from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
@@ -129,6 +129,7 @@ class Memory:
 
     def __init__(self, holdings: Holdings, resource: str) -> None:
         self._holdings, self._resource = holdings, resource
+        self.asked = holdings.beliefs.asked
         # Looked up only when asked for: an Allocate of devices that are well needs neither.
         self.handed_out: Container[str] = _Asked(lambda: holdings.ledger.handed_out(resource))
         self.held: Container[str] = _Asked(lambda: holdings.held(resource) or ())
@@ -137,15 +138,12 @@ class Memory:
         """Return the devices that are to be given last, the least bad ones first."""
         return self._holdings.beliefs.avoid(self._resource)
 
-    def asked(self) -> AbstractContextManager[None]:
-        """Keep the kubelet's records from being looked into while an Allocate is open."""
-        return self._holdings.beliefs.asked()
-
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Take note that containers were given devices: by which dialect, and which, one container after another."""
-        together: list[str] = []
+        together: dict[str, list[str]] = {}
         for dialect, device_ids in given:
+            together.setdefault(dialect, []).extend(device_ids)
+        for dialect, device_ids in together.items():
             self._holdings.ledger.hand_out(self._resource, device_ids, dialect, time.time())
-            together += device_ids
         self._holdings.scribe.soon()
-        self._holdings.beliefs.allocated(self._resource, together)
+        self._holdings.beliefs.allocated(self._resource, [*chain.from_iterable(together.values())])

@@ -53,8 +53,9 @@ MAX_CALLS = 1024
 """How many calls a server has at once, streams included; more are refused by gRPC."""
 REFUSALS_TOLD = 20
 """How many refusals of one kind are logged in a minute; whoever calls without end fills no disk."""
-NOTED_AFTER = 0.005
-"""Seconds after an Allocate until it is noted, with those that came meanwhile: the next one needn't wait for that."""
+NOTED_AFTER = 0.02
+"""Seconds after an Allocate until it is noted, with those that came meanwhile: the next one needn't wait for that. It is written
+within 100 ms all the same (``scribe.SOON``)."""
 MOST_STREAMS = 32
 """Open ListAndWatch streams of a resource. The kubelet has one, or two for a moment; all others are refused beyond it."""
 _MOST_AGENTS = 16
@@ -91,8 +92,9 @@ class DeviceMemory(Protocol):
     def avoid(self) -> Sequence[str]:
         """Return the devices that are to be given last, the least bad ones first."""
 
+    @property
     def asked(self) -> AbstractContextManager[None]:
-        """Keep the kubelet's records from being looked into while an Allocate is open."""
+        """Keeps the kubelet's records from being looked into while an Allocate is open."""
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Take note that containers were given devices: by which dialect, and which, one container after another."""
@@ -336,7 +338,7 @@ class DevicePlugin:
         known_level = level(dialect, self._evidence)
         answers: list[ContainerAnswer] = []
         listed = self.list.entries
-        with self._memory.asked():
+        with self._memory.asked:
             for container in containers:
                 self._check(dialect, container)
                 answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
