@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from typing import TYPE_CHECKING, Final
@@ -19,7 +18,7 @@ from gateway.kubelet.drift import steer
 from gateway.kubelet.watch import listens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from devices.model import Device, PreferredRequest
@@ -39,23 +38,16 @@ class KubeletRecords:
 
     def __init__(self, pod_resources: Path, checkpoint: Path) -> None:
         self._pod_resources, self._checkpoint = pod_resources, checkpoint
-        self._open = 0
-        """Allocates of the bridge's resources that are open."""
+        self.asked = view.Asked(self._drop)
+        """The Allocates of the bridge's resources that are open: nobody looks meanwhile, but for the sake of one of them."""
         self._between: asyncio.Future[Holders | None] | None = None
         self.looked = -math.inf
         """When the last look between Allocates ended, or was dropped (monotonic seconds)."""
 
-    @contextlib.contextmanager
-    def asked(self) -> Iterator[None]:
-        """Keep the records from being looked into while an Allocate is open, but for its own sake; a look that goes on is dropped."""
-        self._open += 1
+    def _drop(self) -> None:
         if self._between is not None:
             self._between.cancel()
             self.looked = time.monotonic()
-        try:
-            yield
-        finally:
-            self._open -= 1
 
     async def look(self) -> Holders | None:
         """Say who holds what, by resource; nobody anything where the kubelet has no such records, None where they can't be read."""
@@ -66,7 +58,7 @@ class KubeletRecords:
 
     async def look_between(self) -> Holders | None:
         """Say the same while no Allocate is open; None also where one is, or begins meanwhile."""
-        if self._open:
+        if self.asked.open:
             return None
         look = self._between = asyncio.ensure_future(self.look())
         try:
@@ -96,7 +88,7 @@ class BridgedResource(Bridged):
                 FAILED_PRECONDITION where another container holds a device.
         """
         came = time.monotonic()
-        with self.records.asked():
+        with self.records.asked:
             async with self._turn:
                 if doubted := self.doubts.among(request.device_ids):
                     held = await self.records.look()

@@ -29,15 +29,16 @@ class Doubts:
         self.since: dict[str, float] = {}
 
     def given(self, device_ids: Collection[str], took: float, now: float, looked: float = math.inf) -> bool:
-        """Take note of an Allocate that was answered ``now``, after ``took`` seconds; say whether its devices are in doubt.
+        """Take note of an Allocate that was answered ``now``, after ``took`` seconds; say whether a device is newly in doubt.
 
         Those that were already, still are: they were looked up, and that look was made while the Allocate was open. And so are
         those whose Allocate came less than ``QUICK`` seconds after a look (``looked``), or during one: the kubelet may have been
         about to call when it was asked.
         """
-        if doubted := took >= QUICK or looked < QUICK or not self.since.keys().isdisjoint(device_ids):
+        before = len(self.since)
+        if took >= QUICK or looked < QUICK or not self.since.keys().isdisjoint(device_ids):
             self.since.update(dict.fromkeys(device_ids, now))
-        return doubted
+        return len(self.since) > before
 
     def seen(self, held: Collection[str], at: float) -> bool:
         """Take note of what containers held in a look that began ``at``, while no Allocate was open; say whether doubts are over."""

@@ -8,7 +8,6 @@ waits for news; each costs about a millisecond. What a look shows is kept until 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from typing import TYPE_CHECKING, Final
@@ -20,7 +19,7 @@ from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.drift import WRITTEN_AFTER, Drift
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from devices.model import Device
@@ -74,8 +73,10 @@ class Beliefs:
         self._told: dict[str, tuple[Finding, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
-        self._asked = 0
-        """Allocates that are open."""
+        self._is_awaited = False
+        """Whether somebody waits for the look that is under way: then it isn't dropped."""
+        self.asked = kubelet_view.Asked(self._drop)
+        """The Allocates that are open: looks that come due are put off meanwhile. Who waits for one gets it all the same."""
         self._allocated_at = -AFTER_ALLOCATE
         """When the last Allocate was answered (monotonic seconds)."""
 
@@ -94,6 +95,7 @@ class Beliefs:
         """Look now, or wait for the look that is under way. Bounded, as ``kubelet_view.look`` is."""
         if self._looking is None:
             self._looking = asyncio.ensure_future(self._look())
+        self._is_awaited = True
         await asyncio.shield(self._looking)
 
     async def close(self) -> None:
@@ -106,10 +108,17 @@ class Beliefs:
 
     def _on_time(self) -> None:
         self._timer = None
-        if self._asked:
+        if self.asked.open:
             self.look_within(WHILE_ASKED)
         elif self._looking is None:
-            self._looking = asyncio.ensure_future(self._look())
+            self._looking, self._is_awaited = asyncio.ensure_future(self._look()), False
+
+    def _drop(self) -> None:
+        """Look later: an Allocate begins."""
+        if self._looking is not None and not self._is_awaited:
+            self._looking.cancel()
+            self._looking = None
+            self.look_within(WHILE_ASKED)
 
     async def _look(self) -> None:
         try:
@@ -124,7 +133,8 @@ class Beliefs:
             if any(drift.waits for drift in self._drifts.values()):
                 self.look_within(WHILE_FORGOTTEN)
         finally:
-            self._looking = None
+            if self._looking is asyncio.current_task():
+                self._looking = None
 
     # What is known.
 
@@ -154,18 +164,6 @@ class Beliefs:
     def listed(self, resource: str, devices: Sequence[Device]) -> None:
         """Take note of a list as it is sent."""
         self._become(self._drift(resource).listed(devices, time.monotonic()))
-
-    @contextlib.contextmanager
-    def asked(self) -> Iterator[None]:
-        """Put off looks that come due while an Allocate is open: List could make a kubelet forget what it is about to give.
-
-        It does after another pod has ended (UpdateAllocatedDevices; 1.15 and later). Who waits for a look gets it all the same.
-        """
-        self._asked += 1
-        try:
-            yield
-        finally:
-            self._asked -= 1
 
     def allocated(self, resource: str, device_ids: Sequence[str]) -> None:
         """Take note of an Allocate that was answered."""

@@ -82,6 +82,25 @@ class View(Struct, frozen=True):
         return {**(self.remembered or {}).get(resource, {}), **(self.held or {}).get(resource, {})}
 
 
+class Asked:
+    """The Allocates that are open: enter it for each. ``begins`` is called first, and drops a look that goes on.
+
+    While a kubelet waits for an answer, List could make it forget what it is about to give, after another pod has ended
+    (UpdateAllocatedDevices; 1.15 and later).
+    """
+
+    def __init__(self, begins: Callable[[], None]) -> None:
+        self._begins = begins
+        self.open = 0
+
+    def __enter__(self) -> None:
+        self.open += 1
+        self._begins()
+
+    def __exit__(self, *_: object) -> None:
+        self.open -= 1
+
+
 async def look(pod_resources: Path, checkpoint_file: Path) -> View:
     """Look into the kubelet's records: the socket of its pod-resources API, and its checkpoint.
 

@@ -29,6 +29,8 @@ class KubeletRecords:
         self.views: list[View] = [NOBODY]
         self.remembered: list[Mapping[str, Sequence[Earlier]]] = []
         self.looks: asyncio.Queue[View] = asyncio.Queue()
+        self.began, self.free = asyncio.Event(), asyncio.Event()
+        self.free.set()
         monkeypatch.setattr(kubelet_view, "look", self._look)
         self.beliefs = Beliefs(
             Path("none"),
@@ -39,6 +41,8 @@ class KubeletRecords:
         self.beliefs.listed(R, [Device("g"), Device("h")])
 
     async def _look(self, *_: Path) -> View:
+        self.began.set()
+        await self.free.wait()
         await asyncio.sleep(0)
         return self.views.pop(0) if len(self.views) > 1 else self.views[0]
 
@@ -191,11 +195,43 @@ async def test_a_look_that_is_due_waits_until_no_allocate_is_open(
     records: KubeletRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(beliefs, "WHILE_ASKED", 0.01)
-    with records.beliefs.asked():
+    with records.beliefs.asked:
         records.beliefs.look_within(0)
         await asyncio.sleep(0.05)
         assert records.looks.empty()
     await until_looked(records)
+
+
+@pytest.mark.parametrize(
+    "awaited", [pytest.param(False, id="by itself"), pytest.param(True, id="somebody waits for it")]
+)
+async def test_a_look_that_is_under_way_is_dropped_when_an_allocate_begins(
+    records: KubeletRecords, monkeypatch: pytest.MonkeyPatch, *, awaited: bool
+) -> None:
+    monkeypatch.setattr(beliefs, "WHILE_ASKED", 0.01)
+    records.free.clear()
+    records.beliefs.look_within(0)
+    await records.began.wait()
+    waits = asyncio.create_task(records.beliefs.look()) if awaited else None
+    await asyncio.sleep(0)
+    with records.beliefs.asked:
+        records.free.set()
+        await asyncio.sleep(0.05)
+        assert records.looks.empty() is not awaited
+    if waits is not None:
+        await waits
+    await until_looked(records)
+    assert records.looks.empty()
+
+
+async def test_who_comes_right_after_a_look_was_dropped_gets_another(records: KubeletRecords) -> None:
+    records.free.clear()
+    records.beliefs.look_within(0)
+    await records.began.wait()
+    records.free.set()
+    with records.beliefs.asked:
+        await records.beliefs.look()
+    assert records.looks.qsize() == 1
 
 
 async def test_who_asks_at_once_shares_a_look(records: KubeletRecords) -> None:

@@ -61,8 +61,9 @@ def test_a_doubt_is_over_when_nobody_holds_the_device(held: tuple[str, ...], at:
 
 def test_what_was_given_again_is_in_doubt_from_then_on() -> None:
     doubts = Doubts()
-    doubts.given(("a",), LONG, 0)
-    doubts.given(("a",), 0.001, 100)
+    assert doubts.given(("a",), LONG, 0)
+    assert not doubts.given(("a",), 0.001, 100)  # It is written down already.
+    assert doubts.given(("a", "b"), 0.001, 100)
     assert not doubts.seen((), 100)
 
 
@@ -120,7 +121,7 @@ def kubelet(monkeypatch: pytest.MonkeyPatch) -> Kubelet:
 async def test_nobody_looks_while_an_allocate_is_open(kubelet: Kubelet) -> None:
     records = KubeletRecords(Path("none"), Path("none"))
     kubelet.free.set()
-    with records.asked():
+    with records.asked:
         assert await records.look_between() is None
     assert not kubelet.looks
     assert await records.look_between() == {}
@@ -131,7 +132,7 @@ async def test_a_look_is_dropped_when_an_allocate_begins(kubelet: Kubelet) -> No
     look = asyncio.create_task(records.look_between())
     await until(lambda: kubelet.looks == 1, 10)
     began = time.monotonic()
-    with records.asked():
+    with records.asked:
         assert records.looked >= began
         async with asyncio.timeout(10):
             assert await look is None

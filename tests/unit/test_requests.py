@@ -48,12 +48,10 @@ class _Source:
 class _Memory:
     handed_out: Collection[str] = ()
     held: Collection[str] = ()
+    asked: AbstractContextManager[None] = nullcontext()
 
     def avoid(self) -> tuple[str, ...]:
         return ()
-
-    def asked(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def hand_out(self, given: object) -> None:
         pass
@@ -117,13 +115,13 @@ async def test_an_allocate_is_open_while_its_source_is_asked(folder: Path, monke
         return await answer(*given)
 
     @contextmanager
-    def asked(_: _Memory) -> Iterator[None]:
+    def asked() -> Iterator[None]:
         events.append("open")
         yield
         events.append("over")
 
     monkeypatch.setattr(_Source, "answer", noted)
-    monkeypatch.setattr(_Memory, "asked", asked)
+    monkeypatch.setattr(_Memory, "asked", asked())
     async with calling(folder) as channel:
         assert await allocates(channel)
     assert events == ["open", "asked", "over"]
