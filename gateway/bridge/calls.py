@@ -38,7 +38,7 @@ class KubeletRecords:
 
     def __init__(self, pod_resources: Path, checkpoint: Path) -> None:
         self._pod_resources, self._checkpoint = pod_resources, checkpoint
-        self.asked = view.Asked(self._drop)
+        self.asked = view.OpenAllocates(self._drop)
         """The Allocates of the bridge's resources that are open: nobody looks meanwhile, but for the sake of one of them."""
         self._between: asyncio.Future[Holders | None] | None = None
         self.looked = -math.inf

@@ -75,7 +75,7 @@ class Beliefs:
         self._looking: asyncio.Task[None] | None = None
         self._is_awaited = False
         """Whether somebody waits for the look that is under way: then it isn't dropped."""
-        self.asked = kubelet_view.Asked(self._drop)
+        self.asked = kubelet_view.OpenAllocates(self._drop)
         """The Allocates that are open: looks that come due are put off meanwhile. Who waits for one gets it all the same."""
         self._allocated_at = -AFTER_ALLOCATE
         """When the last Allocate was answered (monotonic seconds)."""

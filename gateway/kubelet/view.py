@@ -82,7 +82,7 @@ class View(Struct, frozen=True):
         return {**(self.remembered or {}).get(resource, {}), **(self.held or {}).get(resource, {})}
 
 
-class Asked:
+class OpenAllocates:
     """The Allocates that are open: enter it for each. ``begins`` is called first, and drops a look that goes on.
 
     While a kubelet waits for an answer, List could make it forget what it is about to give, after another pod has ended
