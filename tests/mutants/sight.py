@@ -13,6 +13,7 @@ RULES = {
     "O6": "an alert asks for metrics that are there, from 0 on",
     "O7": "ready is who has done its part: only our own failure towards a running kubelet is none, and the loop alone is life",
     "O8": "a service manager is told of the life of the event loop, and of readiness when a kubelet can be served",
+    "O10": "a task that fails is told of, also where nobody waits for it",
     "O9": "an idle gateway holds no connection to the kubelet",
 }
 
@@ -24,6 +25,14 @@ _CLI = "tests/unit/test_cli_status.py"
 _READY = "tests/unit/test_readiness.py"
 
 MUTANTS = (
+    Mutant(
+        "O10",
+        "who fails alone fails in silence",
+        "gateway/tasks.py",
+        '            self._log.error("a task failed because of a defect in the gateway", exc_info=error)',
+        "            pass",
+        "tests/unit/test_parts.py::test_a_task_that_fails_and_that_nobody_waits_for_is_told_of_at_once",
+    ),
     Mutant(
         "O1",
         "a poll that sees the known kubelet counts as a new one",

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,7 +21,7 @@ from gateway.registration import events, registrar
 from gateway.registration.events import Phase
 from gateway.registration.turns import Turns
 from gateway.tally import Tally
-from gateway.tasks import Tasks
+from gateway.tasks import Background, Tasks
 from gateway.telling import probes
 
 GPU = "example.com/gpu"
@@ -108,6 +109,21 @@ async def test_a_part_that_must_not_end_ends_the_gateway() -> None:
     tasks.spawn("part", asyncio.sleep(0))
     async with asyncio.timeout(10):
         assert await ended.get() == 1
+    await tasks.close()
+
+
+async def test_a_task_that_fails_and_that_nobody_waits_for_is_told_of_at_once() -> None:
+    log, told = Mock(), asyncio.Event()
+
+    async def refused() -> None:
+        raise PermissionError
+
+    log.error.side_effect = lambda *_, **__: told.set()
+    tasks = Background(log)
+    tasks.background(refused())
+    async with asyncio.timeout(10):
+        await told.wait()
+    log.error.assert_called_once()
     await tasks.close()
 
 
