@@ -121,7 +121,7 @@ class State(Struct, frozen=True):
     doubted: bool = False
     """Whether the kubelet's records lacked it once already, while the newer one says that it serves."""
     crossed: bool = False
-    """Whether a Register of ours was in flight, or was sent, after the newer one was told to register."""
+    """Whether a Register of ours was in flight, or was sent, after the newer one was told to register; or both serve, unasked."""
     busy: bool = False
     """Whether the newer one's last word, when it was asked back, is that it registers."""
     asked: int = 0
@@ -240,6 +240,9 @@ def _older(state: State, event: Event) -> Step:
                 return state, ()
             if state.stage in {Older.TAKEN, Older.RESTING}:
                 return _mine(state)
+            # Both serve: nobody knows whose list counts, and kubelets 1.12 to 1.24 end both when the older one's stream ends.
+            if state.stage is Older.APART and state.standing is Standing.SERVING:
+                state = replace(state, crossed=True)
             return _to(state, Older.CONFIRMED, note=None if state.stage is Older.CHECKING else HandoverOutcome.DONE)
         case Heard(Say.RELEASED):
             if state.stage in {Older.APART, Older.RESTING}:

@@ -352,6 +352,22 @@ MUTANTS = (
     ),
     Mutant(
         "S17",
+        "who yields to one that serves, too, leaves the kubelet with neither",
+        "gateway/handover/machine.py",
+        "            if state.stage is Older.APART and state.standing is Standing.SERVING:",
+        "            if False:",
+        f"{_SUCCESSION}::test_older",
+    ),
+    Mutant(
+        "S17",
+        "who yields always has the other one register again",
+        "gateway/handover/machine.py",
+        "            if state.stage is Older.APART and state.standing is Standing.SERVING:",
+        "            if state.stage is Older.APART:",
+        f"{_SUCCESSION}::test_older",
+    ),
+    Mutant(
+        "S17",
         "the newer one doesn't care",
         "gateway/handover/machine.py",
         "            return state, (RegisterAgain(),)",

@@ -180,6 +180,7 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
         ),
         pytest.param("2261324", id="a handover that failed is tried again in a quiet life of the kubelet"),
         pytest.param("382537", id="a kubelet is seen after the resource was left to one that it doesn't hold"),
+        pytest.param("2075672", id="two serve, and the kubelet stops both when one of them yields"),
         pytest.param("570738", id="the last one of several is picked by the highest share"),
     ],
 )

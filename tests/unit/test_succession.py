@@ -287,6 +287,16 @@ TAKEN: list[Event] = [*ASKED_BACK, OVER]
         pytest.param(SERVING, [ASKED, OVER], Older.LENT, [Say.YOURS], id="a stream that nobody reads doesn't end"),
         pytest.param(SERVING, [heard(Say.GOING)], Older.PROMISED, [Say.FIRST], id="it never asked: let it register"),
         pytest.param(SERVING, [heard(Say.SERVING)], Older.CONFIRMED, [], id="it never asked and serves: yield"),
+        pytest.param(
+            SERVING,
+            [heard(Say.SERVING), stood(LEAVING), stood(IDLE)],
+            Older.CONFIRMED,
+            [Say.ANEW],
+            id="both served: it registers once more, when our streams are over",
+        ),
+        pytest.param(
+            IDLE, [heard(Say.SERVING), stood(OUT)], Older.CONFIRMED, [], id="it alone served: it registers no more"
+        ),
         pytest.param(SERVING, [heard(Say.RELEASED)], Older.APART, [], id="gives back what it never had"),
         pytest.param(SERVING, [heard(Say.BUSY)], Older.APART, [], id="answers what was never asked"),
         pytest.param(SERVING, [heard(Say.MINE)], Older.APART, [], id="a newer one that speaks like an older one"),
