@@ -315,7 +315,7 @@ MUTANTS = (
         "gateway/kubelet/drift.py",
         "elif device_id in self._given and device_id not in holders:",
         "elif False:",
-        f"{_DRIFT}::test_what_was_given_since_the_start_and_is_not_booked_yet_shows_nothing",
+        f"{_DRIFT}::test_what_was_given_since_the_start_and_is_not_recorded_yet_shows_nothing",
     ),
     Mutant(
         "K7",

@@ -52,7 +52,7 @@ def _no_plugins_own(folder: Path) -> None:
     os.mkfifo(folder / "pipe.sock")
     (folder / "folder.sock").mkdir()
     (folder / "alias.sock").hardlink_to(folder / "good.sock")
-    (folder / "link.sock").hardlink_to(folder / "kubelet.sock")
+    (folder / "again.sock").hardlink_to(folder / "kubelet.sock")
 
 
 def _listening_no_more(folder: Path) -> None:
@@ -81,7 +81,7 @@ def _listening_no_more(folder: Path) -> None:
         pytest.param(NIC, "plain.sock", None, "there is none", id="a plain file"),
         pytest.param(NIC, "pipe.sock", None, "there is none", id="a pipe"),
         pytest.param(NIC, "folder.sock", None, "there is none", id="a folder"),
-        pytest.param(NIC, "link.sock", None, "which is this one", id="the bridge's own socket by another name"),
+        pytest.param(NIC, "again.sock", None, "which is this one", id="the bridge's own socket by another name"),
         pytest.param(NIC, "left.sock", None, "failed to dial", id="a socket that nobody listens on"),
         pytest.param(NIC, "good.sock", None, "which serves other.example/fpga", id="another plugin's socket"),
         pytest.param(NIC, "alias.sock", None, "which serves other.example/fpga", id="another's by another name"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -456,7 +457,8 @@ async def test_an_open_stream_does_not_hold_up_the_end(
     await call.read()
     async with asyncio.timeout(10):
         await one.stop()
-        assert await call.read() is grpc.aio.EOF
+        with contextlib.suppress(grpc.aio.AioRpcError):  # What gRPC still had to send met a connection that had ended.
+            assert await call.read() is grpc.aio.EOF
     await kubelet.channel.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from contextlib import nullcontext
 from functools import cache
@@ -20,6 +21,13 @@ def test_each_patch_fits_once() -> None:
     text = cache(lambda file: (ROOT / file).read_text())
     unfit = [f"{one.rule}: {one.name}" for one in MUTANTS if text(one.file).count(one.old) != 1]
     assert unfit == []
+
+
+def test_each_names_a_test_that_is_there() -> None:
+    """Else pytest runs none at all, and with several workers it doesn't say which is missing."""
+    there = cache(lambda file: set(re.findall(r"^(?:async )?def (test_\w+)", (ROOT / file).read_text(), re.MULTILINE)))
+    named = ((one.name, *one.test.partition("[")[0].partition("::")[::2]) for one in MUTANTS)
+    assert [name for name, file, test in named if test and test not in there(file)] == []
 
 
 def test_each_rule_has_a_mutant_and_each_mutant_a_rule() -> None:
