@@ -302,9 +302,12 @@ class DevicePlugin:
         try:
             while True:
                 stream.changed.clear()
-                if dialect.spacing and number == self._heeded:
+                in_turn = dialect.spacing > 0 and number == self._heeded and not stream.ending
+                if in_turn:
                     await self._turns.take(dialect.spacing, writes=True)
                 if stream.ending:
+                    if in_turn:  # It ended while it waited: the kubelet will write nothing.
+                        self._turns.unused()
                     break
                 if reason := self.list.too_large(dialect):
                     if number == self._heeded:

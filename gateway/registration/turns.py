@@ -43,6 +43,10 @@ class Turns:
             self._taken = time.monotonic()
             self._free_at, self._written, self._before = self._taken + spacing, not writes, self._stamp()
 
+    def unused(self) -> None:
+        """Have the next one not wait for a write: who has just taken the turn sends nothing."""
+        self._written = True
+
     def _stamp(self) -> tuple[int, int] | None:
         try:
             found = self._checkpoint.stat()

@@ -1462,6 +1462,32 @@ async def test_a_kubelet_that_can_take_one_list_at_a_time_gets_one_at_a_time(
     assert taken == expected
 
 
+@pytest.mark.parametrize(
+    "waits", [pytest.param(False, id="at once"), pytest.param(True, id="while it waits for its turn")]
+)
+async def test_a_stream_that_ends_takes_no_turn(make: Make, monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+    """It sends nothing, so kubelet 1.9 writes nothing: the next list waited 2 s for that, at each handover."""
+    log: list[str] = []
+    node = await make({GPU: Listing((A,))}, "v1alpha2")
+    [to] = [await node.kubelet.registered()]
+    lists = node.kubelet.lists(to)
+    await anext(lists)
+    plugin = node._gateway.resources[0].plugin
+
+    async def take(_: Turns, spacing: float, *, writes: bool) -> None:
+        log.append("taken")
+        plugin.end_streams()
+
+    monkeypatch.setattr(Turns, "take", take)
+    monkeypatch.setattr(Turns, "unused", lambda _: log.append("unused"))
+    if waits:
+        node.source.inventories.put_nowait({GPU: Listing((A, ILL))})
+    else:
+        plugin.end_streams()
+    assert [one async for one in lists] == []
+    assert log == (["taken", "unused"] if waits else [])
+
+
 class Context:
     """The server's side of a call, as far as ListAndWatch knows it; ``write`` is the test's."""
 
