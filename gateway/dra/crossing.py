@@ -21,6 +21,7 @@ from gateway.dra.claims import Allocated, allocated_to, by_board
 from gateway.dra.publisher import LINGERS
 from gateway.dra.records import holder, starts
 from gateway.kubernetes.client import KubernetesError
+from gateway.memory.holdings import given_since
 from gateway.registration.events import Phase
 from gateway.sides import table
 from gateway.sides.lent import Lent
@@ -346,9 +347,12 @@ class Crossing:
             return None
         if side is not Side.PLUGIN and (board not in self._told or last.at <= self._told[board]):
             return None
-        known = {name: (self._held(name), self._records.taken(name)) for name, _ in devices}
-        memories, moves = (last, self._beliefs, self._ledger), side is not Side.PLUGIN
-        said = (holder(name, one.device.id, known[name], *memories, moves=moves) for name, one in devices)
+        records, moves = self._records, side is not Side.PLUGIN
+        known = {
+            name: (self._held(name), records.taken(name), given_since(self._ledger, name, last))
+            for name in {name for name, _ in devices}
+        }
+        said = (holder(name, one.device.id, known[name], last, self._beliefs, moves=moves) for name, one in devices)
         return next((one for one in said if one != ""), "")
 
     async def _put(self, news: Mapping[str, Side], of: Mapping[str, Side] | None = None) -> None:

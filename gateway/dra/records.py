@@ -22,7 +22,7 @@ from gateway.kubelet.beliefs import AFTER_START
 from gateway.kubelet.watch import kubelet_id
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import pause
-from gateway.memory.holdings import RECORDED_WITHIN, given_since
+from gateway.memory.holdings import given_since
 
 if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Beliefs, Look
@@ -189,19 +189,26 @@ class Records:
 def holder(
     name: str,
     device_id: str,
-    known: tuple[frozenset[str] | None, Taken | None],
+    known: tuple[frozenset[str] | None, Taken | None, Container[str]],
     last: Look,
     beliefs: Beliefs,
-    ledger: Ledger,
     *,
     moves: bool,
 ) -> str | None:
-    """Say which container holds a device; None where it can't be known. ``moves``: the kubelet was told to give it to nobody."""
-    held, taken = known
+    """Say which container holds a device; None where it can't be known.
+
+    Args:
+        name: its resource.
+        device_id: the device.
+        known: what is held of the resource, what is taken, and what was given since the last look.
+        last: that look.
+        beliefs: has the containers' names.
+        moves: the kubelet was told to give it to nobody.
+    """
+    held, taken, given = known
     if held is None or taken is None:
         return None
-    given = ledger.handed_out(name).get(device_id)
-    if given is not None and given.at >= last.unix - RECORDED_WITHIN:
+    if device_id in given:
         return "a container that was given it a moment ago"
     if device_id in taken.held:
         return (beliefs.holders(name) or {}).get(device_id) or "a container"

@@ -29,7 +29,7 @@ from devices.model import ContainerAnswer
 from gateway.age import Age
 from gateway.cli import main
 from gateway.daemon import RESIGNED, Gateway
-from gateway.dra import cdi, crossing, desk, driver, publisher, records
+from gateway.dra import cdi, crossing, desk, driver, publisher
 from gateway.dra import drivers as drivers_module
 from gateway.dra.crossing import Crossing
 from gateway.dra.drivers import Drivers
@@ -705,8 +705,7 @@ async def test_a_restart_forgets_no_owner(node: Node, monkeypatch: pytest.Monkey
     async with node.gateway() as one:
         assert await node.cross("dra", dry_run=True) == {A: "to-dra", B: "plugin"}
         assert states(one)[A] is State.LEAVING
-        for module in (records, holdings):
-            monkeypatch.setattr(module, "RECORDED_WITHIN", -60.0)  # By the kubelet's records alone.
+        monkeypatch.setattr(holdings, "RECORDED_WITHIN", -60.0)  # By the kubelet's records alone.
         for _ in range(3):
             await until(partial(lambda look: one.beliefs.last is not look, one.beliefs.last))
         assert await node.cross("dra", dry_run=True) == {A: "to-dra", B: "plugin"}

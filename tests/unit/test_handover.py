@@ -541,13 +541,19 @@ async def test_the_older_ones_register_is_waited_for(node: Node) -> None:
 # A newer one that can't.
 
 
-@EVERY_CLASS
-async def test_a_newer_one_that_is_refused_gives_it_back_and_asks_again(node: Node, unhurried: None) -> None:
-    older = await node.gateway(1)
+async def refused(node: Node) -> Gateway:
+    """Start a newer gateway that the kubelet refuses."""
     newer = Gateway(node, 2, [GPU])
     node._made.append(newer)
     node.kubelet.refuses.add(newer)
     await newer.start()
+    return newer
+
+
+@EVERY_CLASS
+async def test_a_newer_one_that_is_refused_gives_it_back_and_asks_again(node: Node, unhurried: None) -> None:
+    older = await node.gateway(1)
+    newer = await refused(node)
     await node.kubelet.until(lambda: node.kubelet.registers["g2"] > 0)
     await node.kubelet.until(lambda: ("older", "back") in older.outcomes and GPU in older.streams)
     await node.kubelet.until(lambda: newer.handover.defers_to(GPU) == older.age)
@@ -560,10 +566,7 @@ async def test_a_newer_one_that_is_refused_gives_it_back_and_asks_again(node: No
 
 async def test_the_older_one_ends_while_the_newer_one_stands_by(node: Node, hasty: None) -> None:
     older = await node.gateway(1)
-    newer = Gateway(node, 2, [GPU])
-    node._made.append(newer)
-    node.kubelet.refuses.add(newer)
-    await newer.start()
+    await refused(node)
     await node.kubelet.until(lambda: ("older", "back") in older.outcomes and GPU in older.streams)
     node.kubelet.refuses.clear()
     await older.kill()
@@ -985,10 +988,7 @@ async def test_the_time_to_ask_ends(node: Node, monkeypatch: pytest.MonkeyPatch)
 async def test_a_broken_connection_while_the_newer_one_stands_by_gives_it_its_turn(node: Node, hasty: None) -> None:
     """Age alone decides then, and at once: the older one ends its streams before the newer one registers."""
     older = await node.gateway(1)
-    newer = Gateway(node, 2, [GPU])
-    node._made.append(newer)
-    node.kubelet.refuses.add(newer)
-    await newer.start()
+    newer = await refused(node)
     await node.kubelet.until(lambda: newer.handover.defers_to(GPU) == older.age and GPU in older.streams)
     node.kubelet.refuses.clear()
     [partner] = older.handover._partners.values()
