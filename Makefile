@@ -224,6 +224,8 @@ docs: $(VENV) ## write the tables of docs/ from what the code declares
 	$(RUN)python -m tools.compared docs/compared.md
 	$(RUN)python -m tools.bugs docs/track-record.md
 	$(RUN)python -m tools.flags docs/configuration.md
+	$(RUN)python -m tools.metrics docs/observability.md
+	$(RUN)python -m tools.schemas
 	$(RUN)python -m tools.chart
 	$(RUN)python -m tools.doctor docs/doctor.md
 docs-check: $(VENV) ## are the tables of docs/ what the code declares?
@@ -234,6 +236,8 @@ docs-check: $(VENV) ## are the tables of docs/ what the code declares?
 	$(RUN)python -m tools.compared --check docs/compared.md
 	$(RUN)python -m tools.bugs --check docs/track-record.md
 	$(RUN)python -m tools.flags --check docs/configuration.md
+	$(RUN)python -m tools.metrics --check docs/observability.md
+	$(RUN)python -m tools.schemas --check
 	$(RUN)python -m tools.chart --check
 	$(RUN)python -m tools.doctor --check docs/doctor.md
 

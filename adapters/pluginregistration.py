@@ -5,16 +5,17 @@ It is there from kubelet 1.11; its versions are alike on the wire.
 
 from __future__ import annotations
 
-from google.protobuf.message import DecodeError
 from msgspec import Struct
 
 from adapters.dialect import MalformedError
 from adapters.pb.pluginregistration import v1_pb2 as pb
+from adapters.spelling import parse
 
 GET_INFO = "/pluginregistration.Registration/GetInfo"
 NOTIFY = "/pluginregistration.Registration/NotifyRegistrationStatus"
 DEVICE_PLUGIN = "DevicePlugin"
 """The type of a device plugin; others are drivers for volumes and for dynamic resources."""
+_API = "pluginregistration"
 MAX_INFO = 64 * 1024
 """The most bytes of a GetInfo answer that are read: a resource name and some versions."""
 
@@ -36,10 +37,7 @@ def decode_info(data: bytes) -> PluginInfo:
     """
     if len(data) > MAX_INFO:
         raise MalformedError(f"expected a PluginInfo of at most {MAX_INFO} bytes, got {len(data)}")
-    try:
-        message = pb.PluginInfo.FromString(data)
-    except DecodeError as error:
-        raise MalformedError(f"expected a PluginInfo of the plugin registration API: {error}") from error
+    message = parse(pb.PluginInfo, data, _API)
     return PluginInfo(message.type, message.name, message.endpoint, tuple(message.supported_versions))
 
 
@@ -61,8 +59,5 @@ def decode_status(data: bytes) -> str:
     Raises:
         MalformedError: it is none.
     """
-    try:
-        message = pb.RegistrationStatus.FromString(data)
-    except DecodeError as error:
-        raise MalformedError(f"expected a RegistrationStatus of the plugin registration API: {error}") from error
+    message = parse(pb.RegistrationStatus, data, _API)
     return "" if message.plugin_registered else message.error or "refused, without a reason"

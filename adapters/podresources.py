@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from google.protobuf.message import DecodeError
 from msgspec import Struct
 
 from adapters.dialect import MalformedError
 from adapters.pb.podresources import v1_pb2 as pb
+from adapters.spelling import parse
 
 GET_ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 """Kubelet 1.21 (behind a gate), 1.23 and later by default."""
 LIST = "/v1.PodResourcesLister/List"
 LIST_V1ALPHA1 = "/v1alpha1.PodResourcesLister/List"
-
+_API = "pod-resources"
 
 MAX_PARTS = 300_000
 """The most messages and texts in an answer. 10 000 devices have 60 000; an empty message is 2 bytes on the wire, 150 in memory."""
@@ -42,10 +42,7 @@ def decode_allocatable(data: bytes) -> dict[str, frozenset[str]]:
         MalformedError: it is no AllocatableResourcesResponse.
     """
     _require_bounded(data)
-    try:
-        message = pb.AllocatableResourcesResponse.FromString(data)
-    except DecodeError as error:
-        raise MalformedError(f"expected an AllocatableResourcesResponse of pod-resources v1: {error}") from error
+    message = parse(pb.AllocatableResourcesResponse, data, _API)
     found: defaultdict[str, set[str]] = defaultdict(set)
     for devices in message.devices:
         found[devices.resource_name].update(devices.device_ids)
@@ -70,10 +67,7 @@ def decode_list(data: bytes) -> Listed:
         MalformedError: it is no ListPodResourcesResponse.
     """
     _require_bounded(data)
-    try:
-        message = pb.ListPodResourcesResponse.FromString(data)
-    except DecodeError as error:
-        raise MalformedError(f"expected a ListPodResourcesResponse of pod-resources: {error}") from error
+    message = parse(pb.ListPodResourcesResponse, data, _API)
     found: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for pod in message.pod_resources:
         for container in pod.containers:

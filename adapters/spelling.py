@@ -1,4 +1,4 @@
-"""What the dialects spell alike: how bytes become a message, a word a health, and how one container gets its devices.
+"""What is spelled alike: how bytes become a message, of any API here; and of the dialects a device's health and a container's answer.
 
 The three container answers (a spec of 0.1, the whole answer of v1alpha2, a container's response of v1beta1) number
 their fields differently but call them the same; so they are filled and read by one piece of code, typed for all three.
@@ -38,8 +38,8 @@ CDI_ADVICE = (
 )
 
 
-def parse(kind: type[M], data: bytes, dialect: str) -> M:
-    """Read ``data`` as a message of ``kind``; fields that it doesn't know are ignored, as every kubelet does.
+def parse(kind: type[M], data: bytes, api: str) -> M:
+    """Read ``data`` as a message of ``kind``, for ``api``; fields that it doesn't know are ignored, as every kubelet does.
 
     Raises:
         MalformedError: the bytes are no protobuf, or have another type (or broken UTF-8) under a known field number.
@@ -48,8 +48,8 @@ def parse(kind: type[M], data: bytes, dialect: str) -> M:
         return kind.FromString(data)
     except DecodeError as error:
         message = (
-            f"expected a {kind.DESCRIPTOR.name} of device plugin API {dialect}, got {len(data)} bytes that are none "
-            f"({error}); check that the peer speaks {dialect}"
+            f"expected a {kind.DESCRIPTOR.name} of the API {api}, got {len(data)} bytes that are none ({error}); check that "
+            f"the peer speaks {api}"
         )
         raise MalformedError(message) from error
 

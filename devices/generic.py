@@ -216,7 +216,6 @@ def _listing(rule: Globbed, root: Path) -> Listing:
 
 
 def _most(rule: Globbed) -> int:
-    """The most files of it that are offered."""
     return min(MOST_FILES, MOST_DEVICES // rule.count)
 
 

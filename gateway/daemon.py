@@ -1,4 +1,4 @@
-"""The shell: carries out what the state machines decide, and owns every socket, timer and task while it does.
+"""The daemon: carries out what the state machines decide, and owns every socket, timer and task while it does.
 
 It holds no rule of any kubelet version. For each resource name there is one ``registrar.Resource``; for the node one watch, one ledger,
 one source.
@@ -20,7 +20,7 @@ from gateway.configuration import reload
 from gateway.folder import Folder
 from gateway.following import Follower
 from gateway.handover import instance, message
-from gateway.handover.peers import HANDED_OVER_WAIT, Peers
+from gateway.handover.peers import Peers
 from gateway.kubelet.beliefs import CHECKPOINT, Beliefs
 from gateway.kubelet.presence import Presence
 from gateway.kubelet.watch import KUBELET_SOCKET
@@ -31,6 +31,7 @@ from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
 from gateway.registration import events
 from gateway.registration.events import Phase
+from gateway.registration.machine import CUT_WAIT
 from gateway.registration.registrar import Node, Resource
 from gateway.registration.turns import Turns
 from gateway.tally import Tally
@@ -41,7 +42,7 @@ from gateway.wires import notify
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Coroutine, Iterable, Mapping, Sequence
     from typing import Any
 
     from devices.source import DeviceSource, Hindrance
@@ -91,7 +92,7 @@ class Gateway:
         self._instance = instance.Instance(settings.socket_dir, age)
         self.ledger = Ledger(settings.state_dir, mend.decode if role is None else role.decode)
         self.scribe = Scribe(self.ledger)
-        self.alone = _alone(settings, self._instance, partial(self._end, RESIGNED), sum(before[1:]))
+        self.alone = _alone(self, self._instance, role, sum(before[1:]))
         self.tally, self.config = Tally(), reload.FileFate()
         self._features = _features(settings) if settings.asks_api_server else None
         self._tasks = Tasks(self._end, role.active if role is not None else None)
@@ -123,6 +124,7 @@ class Gateway:
             look_within=self.beliefs.look_within,
             accepted=self.holdings.accepted,
             stood=self._stood,
+            register_at=lambda: self.others.handover.register_at,
             guard=role.flight.guard if role is not None else None,
         )
         self.lists = Lists(
@@ -185,11 +187,11 @@ class Gateway:
         self.beliefs.look_within(0)
         if removed := instance.sweep(self.settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
-        room = await self._unless_ended(_begin(self.alone, self.scribe))
+        beside = self.alone is not None and await self._unless_ended(self.alone.begin())
         self._instance.create()
         first = asyncio.Event()
         if self.settings.dra != "off":
-            self.drivers = _drivers(self, first, decides=room is None)
+            self.drivers = _drivers(self, first, decides=not beside)
         self._tasks.spawn("source", self._follower.run(first))
         attempts = None if self._role is None else self._role.flight
         label = None if self._features is None else self._features.label
@@ -199,15 +201,15 @@ class Gateway:
                 await self._unless_ended(first.wait())
         if self.lists.inventory is None:
             await self.lists.take(None)
-        if room is None:
+        if not beside:
             await self._open_control()
         self._tasks.spawn("watch", self._folder.run())
         await self._unless_ended(self.others.know_devices(first, self.source.name))
         await self._unless_ended(self.others.ability.wait())
         if self.drivers is not None:
             self._tasks.spawn("dra", self.drivers.run())
-            if room is not None:
-                await self._unless_ended(_succeed(self, room, self.drivers))
+            if beside and self.alone is not None:
+                await self._unless_ended(_succeed(self, self.alone, self.drivers))
                 await self._open_control()
         older_ones = self._instance.peers() if self.drivers is None else {}
         await self._unless_ended(self.others.take_over(older_ones))
@@ -223,8 +225,9 @@ class Gateway:
         if self.lists.unremembered() or any(resource.standing_by_for is not None for resource in self.resources):
             await self._unless_ended(self.update())
         self._tell_kubelet(self.resources)
+        await asyncio.sleep(0)  # The Registers go first.
         if self._role is not None:
-            await self._role.rest(self.resources, self.scribe.load)
+            await self._role.rest(self.resources, self.scribe.load, self.others.over)
         notify.tell(notify.READY)
         if (seconds := notify.watchdog()) is not None:
             self._tasks.spawn("watchdog", notify.keep_alive(seconds))
@@ -287,13 +290,12 @@ class Gateway:
         """Go on after each update: with ``news``, there are resources that are new."""
         if not self.begun:
             return
-        if news and await self.others.handover.take_over(self.others.living() or ()):
-            await asyncio.sleep(HANDED_OVER_WAIT)
+        if news:
+            await self.others.handover.take_over(self.others.living() or ())
         self.others.look_at_peers()
         self._tell_kubelet([resource for resource in self._resources.values() if resource.state.kubelet is None])
 
     def _looked(self, look: Look) -> None:
-        """The kubelet's records were read."""
         for resource in self.resources:
             resource.looked(look)
         self.holdings.looked(look)
@@ -305,6 +307,8 @@ class Gateway:
             self.presence.check()
         elif resource.state.phase in {Phase.ACCEPTED, Phase.SERVING}:
             self.presence.found(anew=False)
+        if self._role is not None:
+            self._role.stood(self.token, resource)
         self.others.stood(resource)
 
     def _forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> None:
@@ -325,7 +329,6 @@ class Gateway:
         _log.info("kubelet found", socket=str(self.presence.socket))
 
     def _tell_kubelet(self, resources: Iterable[Resource]) -> None:
-        """Tell resources of the kubelet that was found last."""
         if self.presence.kubelet is not None:
             for resource in resources:
                 resource.feed(events.KubeletUp(self.presence.kubelet))
@@ -381,12 +384,14 @@ def _features(settings: Settings) -> Features:
     return Features(settings)
 
 
-def _alone(settings: Settings, ours: instance.Instance, resign: Callable[[], None], in_vain: int) -> Alone | None:
-    if settings.dra != "on":
+def _alone(gateway: Gateway, ours: instance.Instance, role: Role | None, in_vain: int) -> Alone | None:
+    settings, resign = gateway.settings, partial(gateway._end, RESIGNED)  # noqa: SLF001 - a part of it
+    if settings.dra == "off" or (settings.dra == "only" and role is None):
         return None
-    from gateway.handover.alone import Alone  # noqa: PLC0415 - only who serves both APIs must be alone
+    from gateway.handover.alone import Alone  # noqa: PLC0415 - only who must be alone pays for it
 
-    return Alone(ours.age, settings.state_dir, ours.peers, resign, in_vain)
+    who = ours.age, settings.state_dir, ours.peers, resign
+    return Alone(*who, gateway.scribe, in_vain, role, shares=settings.dra == "only")
 
 
 def _drivers(gateway: Gateway, first: asyncio.Event, *, decides: bool) -> Drivers:
@@ -395,7 +400,9 @@ def _drivers(gateway: Gateway, first: asyncio.Event, *, decides: bool) -> Driver
 
     memory = gateway.ledger, gateway.scribe, gateway.beliefs, gateway.holdings.held
     lists = (lambda: gateway.resources), gateway.update
-    inside = drivers.Inside(gateway.age, gateway.source, *memory, *lists, gateway.presence, first)
+    alone, guard = gateway.alone, gateway.around.guard
+    decider = alone.decider if alone is not None else str
+    inside = drivers.Inside(gateway.age, gateway.source, *memory, *lists, gateway.presence, first, decider, guard)
     try:
         made = drivers.Drivers(gateway.settings, inside)
     except AccessError as error:
@@ -404,15 +411,6 @@ def _drivers(gateway: Gateway, first: asyncio.Event, *, decides: bool) -> Driver
     if decides:
         made.decide()
     return made
-
-
-async def _begin(alone: Alone | None, scribe: Scribe) -> Alone | None:
-    """Wait until no other gateway decides, or give the lock by which one that would make room is asked to."""
-    if alone is None:
-        return None
-    older_makes_room = await alone.begin()
-    await scribe.load(patient=True)  # What one before us left meanwhile.
-    return alone if older_makes_room else None
 
 
 def _tell_serving(gateway: Gateway) -> None:
@@ -426,12 +424,13 @@ def _tell_serving(gateway: Gateway) -> None:
 
 
 async def _succeed(gateway: Gateway, alone: Alone, drivers: Drivers) -> None:
-    """Decide in place of the older gateway, as soon as this one could, by what that one left."""
+    """Decide in place of another gateway, by what that one left: of an older one as soon as this one could."""
     await alone.succeed(lambda: drivers.not_ready)
-    await gateway.scribe.load(patient=True)
     gateway.holdings.recall(fresh=True)
     drivers.decide()
-    await gateway.update()
+    if gateway.presence.kubelet is not None:
+        gateway.others.approach(gateway.presence.kubelet)
+    await asyncio.gather(gateway.update(), asyncio.sleep(CUT_WAIT))  # The kubelet sees its streams end meanwhile.
 
 
 def _report_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

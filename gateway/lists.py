@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 from msgspec.structs import replace
@@ -26,13 +26,12 @@ from gateway.telling import changes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from devices.boards import Claim
     from devices.model import Device
     from devices.source import DeviceSource, Inventory
-    from gateway.age import Age
     from gateway.configuration.settings import Settings
+    from gateway.handover.peers import Peers
     from gateway.memory.holdings import Holdings
     from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
@@ -44,26 +43,11 @@ LOOK_AGAIN = 30.0
 HOLDERS_AGAIN = 2.0
 """The same, where devices are withheld until their holder has ended."""
 LOOK_FOR_METRICS = 60.0
+HANDED_OVER_LOOK = 0.3
+"""Seconds from a handover until the lists are brought up to date: the Register and the kubelet's call go first."""
 LONGEST_TIMER = 3600.0
 _WAITING = frozenset({states.State.WITHDRAWN, states.State.LOST})
 _log = structlog.get_logger()
-
-
-class Others(Protocol):
-    """The other gateways of this node, as far as the lists depend on them."""
-
-    @property
-    def age(self) -> Age:
-        """This gateway's own age."""
-
-    def living(self) -> Mapping[Age, Path] | None:
-        """Return those that live, with their folders; None where that can't be told."""
-
-    def elsewhere(self, resource: str) -> bool:
-        """Whether another gateway serves a resource."""
-
-    def to_be_sent(self, names: Iterable[str]) -> list[str]:
-        """Choose the resources that this gateway serves, or is about to."""
 
 
 class Lists:
@@ -79,7 +63,7 @@ class Lists:
         settings: Settings,
         source: DeviceSource,
         holdings: Holdings,
-        others: Others,
+        others: Peers,
         resources: dict[str, Resource],
         make: Callable[[str], Resource],
         changed: Callable[[], None],
@@ -251,7 +235,6 @@ class Lists:
         return any(ids - self._ledger.announced(name).keys() for name, ids in _offered(inventory).items())
 
     def _given(self) -> int:
-        """Count the containers that were given devices."""
         return sum(resource.plugin.given for resource in self._resources.values())
 
     def _claimed(self) -> frozenset[tuple[str, str]]:
@@ -281,6 +264,21 @@ class Lists:
             delay = min(max(min(moments) - time.monotonic(), 0.01), LONGEST_TIMER)
             self._again = asyncio.get_running_loop().call_later(delay, self._refresh)
 
+    async def announce(self) -> None:
+        """Make durable what is about to be sent, as it is; to bring thousands of devices up to date takes seconds, and comes later.
+
+        What is in the way of them mostly goes with the gateway that has handed over: that is looked at, then.
+        """
+        async with self.lock:
+            if self.unremembered():
+                for name in self._others.to_be_sent(self._resources):
+                    self._ledger.announce(name, self._resources[name].plugin.devices)
+                await self._scribe.durable()
+        if self._claims:
+            self._beliefs.look_within(HANDED_OVER_LOOK)
+        else:
+            self.update_again([time.monotonic() + HANDED_OVER_LOOK])
+
     def unremembered(self) -> bool:
         """Whether something is about to be sent that the ledger doesn't know."""
         resources = (self._resources[name] for name in self._others.to_be_sent(self._resources))
@@ -309,15 +307,13 @@ class Lists:
             waiting = bool(self._heeded(self._owners.of_others(_offered(self.inventory)), self._resources))
         self._changed()
         if waiting:
-            if self.only_remembered():  # What another gateway remembers may be over, too.
-                self._tasks.background(self._refresh_remembered())
-            else:
-                self._refresh()
+            self._tasks.background(self._refresh_remembered())
             self._beliefs.look_within(HOLDERS_AGAIN if self._claims else LOOK_AGAIN)
         elif self._settings.metrics_address is not None:
             self._beliefs.look_within(LOOK_FOR_METRICS)
 
     async def _refresh_remembered(self) -> None:
+        """Bring the lists up to date by what another gateway remembers, too: it may have given a device just before it handed over."""
         await self._scribe.load()
         await self.update()
 

@@ -18,8 +18,9 @@ LARGE: Final = 1024 * 1024
 _MMAP_THRESHOLD, _ARENA_MAX = -3, -8
 """Of mallopt(3)."""
 _ARENAS: Final = 2
-TRIM_EVERY, TRIM_SELDOM = 2.0, 128.0
-"""Seconds between two looks at the memory that is resident, doubled for each time in a row at which nothing of it was free."""
+TRIM_EVERY, TRIM_IDLE, TRIM_SELDOM = 2.0, 16.0, 128.0
+"""Seconds between two looks at the memory that is resident, doubled for each time in a row at which it had not grown (up to the
+second) or nothing of it was free (up to the third): where nothing happens, each look wakes the process for nothing."""
 GROWN: Final = 12 * 1024 * 1024
 """Bytes by which it is more than the least so far when what is free is given back: that takes the allocator 3 to 10 ms."""
 GAINED: Final = 1024 * 1024
@@ -59,7 +60,8 @@ async def trim() -> None:
 
 async def trim_by(give_back: Callable[[], object], measure: Callable[[], int]) -> None:
     """Do it by ``give_back``, beside the event loop; ``measure`` tells how many bytes are resident."""
-    least, wait = measure(), TRIM_EVERY
+    least = last = measure()
+    wait = TRIM_EVERY
     while True:
         await asyncio.sleep(wait)
         now = measure()
@@ -67,7 +69,9 @@ async def trim_by(give_back: Callable[[], object], measure: Callable[[], int]) -
             await asyncio.to_thread(give_back)
             before, now = now, measure()
             wait = TRIM_EVERY if before - now >= GAINED else min(2 * wait, TRIM_SELDOM)
-        least = min(least, now)
+        else:
+            wait = TRIM_EVERY if now - last >= GAINED else min(2 * wait, TRIM_IDLE)
+        least, last = min(least, now), now
 
 
 def resident() -> int:

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -96,26 +94,15 @@ def _rights(name: str) -> str:
     )
 
 
-def main() -> None:
-    """Write or check; SystemExit 1 where a file isn't what it is made of."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    check = parser.parse_args().check
+def _files() -> dict[Path, str]:
     table = keys()
-    made = {
+    return {
         CHART / "values.schema.json": json.dumps(schema(table), indent=1) + "\n",
         CHART / "files" / "rules.yaml": ALERTS.read_text(encoding="utf-8"),
         **{CHART / "files" / f"{name}.yaml": _rights(name) for name in RIGHTS},
         PAGE: page(PAGE.read_text(encoding="utf-8"), table),
     }
-    wrong = [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    for path in wrong:
-        if check:
-            print(f"{path.relative_to(ROOT)} isn't what it is made of: run `make docs` and commit it")
-        else:
-            path.write_text(made[path], encoding="utf-8")
-    sys.exit(1 if check and wrong else 0)
 
 
 if __name__ == "__main__":
-    main()
+    pages.several(_files, __doc__, "it is made of")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 
@@ -40,6 +40,20 @@ def part(page: Callable[[str], str], description: str | None, declared_by: str) 
         arguments.file.write_text(wanted, encoding="utf-8")
     elif difference := _difference(arguments.file, wanted):
         sys.exit(f"{difference}\n{arguments.file} is not what {declared_by}; run `make docs` and commit it")
+
+
+def several(files: Callable[[], Mapping[Path, str]], description: str | None, declared_by: str) -> None:
+    """Write or check files, each of which is declared elsewhere as a whole; SystemExit 1 where one isn't what the code declares."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    check = parser.parse_args().check
+    differing = {file: (text, found) for file, text in files().items() if (found := _difference(file, text))}
+    for file, (text, difference) in differing.items():
+        if check:
+            print(f"{difference}\n{file} is not what {declared_by}; run `make docs` and commit it")
+        else:
+            file.write_text(text, encoding="utf-8")
+    sys.exit(1 if check and differing else 0)
 
 
 def between(text: str, begin: str, end: str, lines: Iterable[str]) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from adapters.dra.spelling import serialize
 from adapters.pb.dra import health_pb2 as pb
+from adapters.spelling import serialize
 from devices.claims import DeviceHealth
 
 WATCH: Final = "NodeWatchResources"

@@ -12,10 +12,12 @@ from typing import Any, Final
 from msgspec import Struct
 
 from adapters.dialect import MalformedError
-from adapters.dra.spelling import parse, serialize
 from adapters.pb.dra import v1_pb2, v1beta1_pb2
+from adapters.spelling import parse, serialize
 from devices.claims import Answers, ClaimName, Prepared, Refused
 
+MAX_BYTES: Final = 1024 * 1024
+"""The most bytes of a request. A pod has at most 64 claims, of some 600 bytes each."""
 MAX_CLAIMS: Final = 1024
 """The most claims in one request: a pod has at most 64, and the kubelet asks pod by pod."""
 PREPARE: Final = "NodePrepareResources"
@@ -86,6 +88,8 @@ class PluginApi(Struct, frozen=True):
         return serialize(message)
 
     def _claims(self, kind: Any, data: bytes) -> tuple[ClaimName, ...]:
+        if len(data) > MAX_BYTES:
+            raise MalformedError(f"expected a {kind.DESCRIPTOR.name} of at most {MAX_BYTES} bytes, got {len(data)}")
         message = parse(kind, data, self.registered_as)
         if len(message.claims) > MAX_CLAIMS:
             raise MalformedError(f"expected at most {MAX_CLAIMS} claims in a request, got {len(message.claims)}")

@@ -147,7 +147,6 @@ class _Search:
                     skipped |= 1 << self._alike[place]
 
     def _complete(self, part: _Part, rest: Iterable[int]) -> None:
-        """Try each of ``rest`` as the last."""
         for place in rest:
             distance = part.distance + 2 * part.to[place]
             if distance <= self._least[0] and self._room[place] >= part.missing:

@@ -137,5 +137,6 @@ _EACH: Final = (
 )
 _BACK: Final = (
     f"kubectl annotate node NODE --overwrite {ANNOTATION}=plugin: GPUs come back one by one, when no claim has them.",
+    "Before a kubelet goes back below 1.36: bring its GPUs back, and have pods end that got theirs by a resource name; it ends them itself.",
     "Before a kubelet goes back below 1.32, or the gateway to --dra off: bring its GPUs back and end its pods with claims.",
 )

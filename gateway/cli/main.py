@@ -438,9 +438,9 @@ def _serve(settings: Settings) -> int:
         raise click.UsageError(
             "--startup-taint, --node-condition and --node-events need the node's name: expected NODE_NAME (spec.nodeName), got none"
         )
-    if settings.standby and (settings.dra != "off" or settings.policy.bridge):
+    if settings.standby and settings.policy.bridge:
         raise click.UsageError(
-            "--standby keeps two gateways, and plugins behind the bridge and --dra want one: leave --standby out, or those"
+            "--standby keeps two gateways, and plugins behind the bridge want one: leave --standby out, or those"
         )
     if (address := settings.probe_address) is not None and address[1] and address == settings.metrics_address:
         raise click.UsageError(
@@ -459,12 +459,17 @@ def _serve(settings: Settings) -> int:
         raise _SettingError(str(error)) from error
     process.allow_descriptors()
     process.give_memory_back()
-    if flight is not None:
-        from gateway.pair.parent import Pair
-
-        return Pair(lambda role: asyncio.run(_run(shell.Gateway(settings, source, role), role)), flight).run()
     before = [int(one) for one in os.environ.pop(_BORN, "").split() if one.isdecimal()]
-    return asyncio.run(_run(shell.Gateway(settings, source, before=before)))
+    if flight is None:
+        return asyncio.run(_run(shell.Gateway(settings, source, before=before)))
+    from gateway.pair.parent import Pair
+
+    def serve(role: Role) -> int:
+        return asyncio.run(_run(shell.Gateway(settings, source, role), role))
+
+    pair = Pair(serve, flight, dra=settings.dra != "off", before=before)
+    status = pair.run()
+    return status if pair.resigned is None else _begin_anew(pair.born_ns, pair.resigned)
 
 
 async def _run(gateway: Gateway, role: Role | None = None) -> NoReturn:
@@ -477,13 +482,18 @@ async def _run(gateway: Gateway, role: Role | None = None) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if status == daemon.RESIGNED:  # Anew, with nothing of before but its age: it is to stay the older one.
-        before = {_BORN: f"{gateway.age.born_ns} {gateway.alone.in_vain if gateway.alone is not None else 0}"}
-        try:
-            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | before)  # noqa: S606 - itself
-        except OSError as error:
-            _log.error("giving up: can't begin anew", reason=str(error))
-            status = 1
+        status = _begin_anew(gateway.age.born_ns, gateway.alone.in_vain if gateway.alone is not None else 0)
     os._exit(status)
+
+
+def _begin_anew(born_ns: int, in_vain: int) -> int:
+    """Run this program once more in this process; return the exit status where that can't be."""
+    before = {_BORN: f"{born_ns} {in_vain}"}
+    try:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | before)  # noqa: S606 - itself
+    except OSError as error:
+        _log.error("giving up: can't begin anew", reason=str(error))
+    return 1
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import msgspec
 from gateway.cli import places
 from gateway.tally import Confirmation
 from gateway.telling.status import DeviceStatus, GatewayStatus, ResourceStatus
-from gateway.telling.wanting import wanting
+from gateway.telling.unserved import unserved
 from gateway.wires import control
 from gateway.wires import log as observe
 from gateway.wires.log import escaped, printable
@@ -137,7 +137,7 @@ def _check(found: Answers) -> NoReturn:
     if not found.read:
         click.echo("no gateway answers")
         sys.exit(2)
-    lacking = wanting(found.read)
+    lacking = unserved(found.read)
     lacking |= {Path(path).stem: why for path, why in found.silent.items()}
     lacking |= {each.token: f"waiting for {each.waits_for}" for each in found.read if each.waits_for}
     click.echo("not ready" if lacking else "ready")

@@ -60,7 +60,7 @@ def read(path: Path) -> bytes:
     """Read the file's text, as much of it as may be.
 
     Raises:
-        UnreadableError: it can't be read now.
+        UnreadableConfigError: it can't be read now.
         ConfigError: it isn't a plain file.
     """
     try:
@@ -278,7 +278,6 @@ class _Reading(Reader):
         raise self._expected(node, path, "all, a count, or a list of indexes and UUIDs")
 
     def _devices(self, node: YamlNode | None) -> tuple[Globbed, ...]:
-        """Read ``gateway.devices``: devices by path."""
         items = self._items(node, ("gateway", "devices"))
         if not items:
             return ()

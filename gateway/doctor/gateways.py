@@ -10,7 +10,7 @@ from devices.model import TroubleKind
 from gateway.doctor.snapshot import Surveyed, joined
 from gateway.kubelet import drift
 from gateway.telling.status import ResourceStatus
-from gateway.telling.wanting import wanting
+from gateway.telling.unserved import unserved
 
 _LEAST_BYTES: Final = 16 * 1024 * 1024
 _LEAST_INODES: Final = 64
@@ -36,7 +36,7 @@ def _hanging(seen: Surveyed) -> str:
 
 
 def _unserved(seen: Surveyed) -> str:
-    return joined(f"{name}: {why}" for name, why in wanting(seen.statuses).items())
+    return joined(f"{name}: {why}" for name, why in unserved(seen.statuses).items())
 
 
 def _unwritable(seen: Surveyed) -> str:

@@ -14,13 +14,13 @@ from msgspec import Struct
 from gateway.doctor import collect
 from gateway.doctor.snapshot import ApiNode, NvmlSeen, Release, Surveyed
 from gateway.handover import instance
+from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.watch import listens
 from gateway.kubernetes import access, client
 from gateway.telling.status import GatewayStatus
 
 _WITHIN: Final = 5.0
 """Seconds that the API server has for each answer."""
-_CHECKPOINT: Final = "kubelet_internal_checkpoint"
 
 
 class Places(Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ def look(
     return Surveyed(
         now=time.time(),
         socket_dir=seen,
-        checkpoint=collect.kubelet_checkpoint(places.socket_dir / _CHECKPOINT) if there else None,
+        checkpoint=collect.kubelet_checkpoint(places.socket_dir / CHECKPOINT) if there else None,
         pod_resources=listens(places.pod_resources) if there else None,
         kubelets=collect.kubelets(root),
         release=release(cluster.node.kubelet) if cluster.node and cluster.node.kubelet else None,

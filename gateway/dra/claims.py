@@ -163,12 +163,13 @@ class Allocated(Struct, frozen=True):
     """What claims have of a node by the API server.
 
     ``boards`` says in words which claim has each board, or may get it; ``by_name`` are the devices, by ID, that pods got which asked by name;
-    ``unshown`` names a claim that has what no ResourceSlice shows.
+    ``unshown`` names a claim that has what no ResourceSlice shows; ``missing``: some have what our drivers don't know of now.
     """
 
     boards: Mapping[str, str] = {}
     by_name: frozenset[str] = frozenset()
     unshown: str = ""
+    missing: bool = False
 
 
 class Wait(Struct, frozen=True):
@@ -348,7 +349,9 @@ def allocations(
     """Say what claims have of a node; ``published`` is what ResourceSlices offer to anybody, and all that they have. Else as in ``taken``."""
     free, shown = published
     by_name, lacking = got_by_name(claims, node, offers), unshown(claims, node, boards_of.keys() | shown)
-    return Allocated(taken(claims, node, boards_of, free), by_name, lacking)
+    drivers = {driver for driver, _ in boards_of}
+    missing = any(one[0] in drivers and one not in boards_of for claim in claims for one in claim.devices(node))
+    return Allocated(taken(claims, node, boards_of, free), by_name, lacking, missing)
 
 
 def got_by_name(claims: Iterable[NamedClaim], node: str, offers: Mapping[str, Mapping[str, Offer]]) -> frozenset[str]:

@@ -21,7 +21,6 @@ from gateway.dra.claims import Allocated, allocated_to, by_board
 from gateway.dra.publisher import LINGERS
 from gateway.dra.records import holder, starts
 from gateway.kubernetes.client import KubernetesError
-from gateway.memory.holdings import given_since
 from gateway.registration.events import Phase
 from gateway.sides import table
 from gateway.sides.lent import Lent
@@ -246,16 +245,19 @@ class Crossing:
         """Take note that pods ended: what they held may go on."""
         self._wake.set()
 
-    async def bring_back(self, free: Collection[str], gone: ClaimName) -> None:
+    async def bring_back(self, free: Collection[str], gone: ClaimName, had: Collection[str]) -> None:
         """Bring back at once what a pod by name had, now that its claim is ``gone``, but for boards that ResourceSlices still offer.
 
-        The API server still has that claim for a while; it is its pod's alone. The scheduler has a pod for it as soon as the kubelet says that
-        the last one ended, and the kubelet does when this is over.
+        The API server still has that claim for a while, so the devices that it ``had`` (by ID) are nobody else's there; who else may have a
+        part of the same board must be asked. The scheduler has a pod for it as soon as the kubelet says that the last one ended, and the
+        kubelet does when this is over.
         """
-        seen = {}
-        for board in _on(self.boards(), self._counted.keys() - self._lent.ids) - {*free}:
-            allocated = self._allocated.get(board) or ""
-            allocated = "" if allocated == allocated_to(gone.namespace, gone.name) else allocated
+        seen, there = {}, self.boards()
+        for board in _on(there, self._counted) - {*free}:
+            allocated = self._allocated.get(board)
+            whole = all(one.device.id in had for _, one in there[board])
+            if allocated == allocated_to(gone.namespace, gone.name) or (allocated is None and whole):
+                allocated = ""
             seen[board] = Seen("", self._claim(board), allocated, self.strangers.of(board))
         with contextlib.suppress(NotWrittenError):  # It is tried again.
             await self._put(
@@ -283,10 +285,10 @@ class Crossing:
     async def _look(self) -> float:
         """Move what can be; say after how many seconds to look again (0: when something happens)."""
         if not self.is_known:
-            if not self._first.is_set() or (found := await self._ask()) is None or self.strangers.offered is None:
+            there = self.boards() if self._first.is_set() else {}
+            if not there or (found := await self._ask()) is None or self.strangers.offered is None:
                 return WAIT
-            theirs = dict.fromkeys(self.strangers.offered, Side.FOREIGN)
-            await self._put(theirs | dict.fromkeys(found.boards, Side.TO_PLUGIN) | {REST: Side.PLUGIN})
+            await self._put(_anew(there, found, self.strangers.offered))
         await self.strangers.let_go()
         if self._stale:
             self._stale = False
@@ -348,10 +350,7 @@ class Crossing:
         if side is not Side.PLUGIN and (board not in self._told or last.at <= self._told[board]):
             return None
         records, moves = self._records, side is not Side.PLUGIN
-        known = {
-            name: (self._held(name), records.taken(name), given_since(self._ledger, name, last))
-            for name in {name for name, _ in devices}
-        }
+        known = {name: (self._held(name), records.taken(name)) for name in {name for name, _ in devices}}
         said = (holder(name, one.device.id, known[name], last, self._beliefs, moves=moves) for name, one in devices)
         return next((one for one in said if one != ""), "")
 
@@ -396,6 +395,13 @@ class Crossing:
             self.allocatable.came = now
             self._wake.set()
         self._counted = counted
+
+
+def _anew(there: Iterable[str], found: Allocated, theirs: Iterable[str]) -> dict[str, Side]:
+    """Give the table of a state file that is new, or was lost. Where a claim has what isn't there now, what comes later is asked about first."""
+    rest = Side.TO_PLUGIN if found.missing else Side.PLUGIN
+    known = dict.fromkeys(there, Side.PLUGIN) if found.missing else {}
+    return known | dict.fromkeys(theirs, Side.FOREIGN) | dict.fromkeys(found.boards, Side.TO_PLUGIN) | {REST: rest}
 
 
 def _boards(resources: Iterable[Resource]) -> dict[str, list[tuple[str, Entry]]]:

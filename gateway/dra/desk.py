@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gateway.dra.crossing import Crossing
     from gateway.kubernetes.client import Client
     from gateway.memory.ledger import Ledger
+    from gateway.telling.sides import DriverStatus
     from gateway.wires.control import ControlConnection, Handler
 
 LOOK_FOR: Final = 2.0
@@ -57,14 +58,24 @@ def too_old(kubelet: int | None) -> str:
     return f"kubelet 1.{kubelet} has no dynamic resource allocation that this gateway speaks: 1.{FIRST} is the first"
 
 
-async def leave(crossing: Crossing, ledger: Ledger) -> None:
+def not_taken(drivers: Iterable[DriverStatus]) -> str:
+    """Say why nothing can go to DRA; '' where the kubelet has taken all drivers."""
+    missing = [one.name for one in drivers if not one.registered]
+    return f"expected the kubelet to have taken the DRA driver {missing[0]}, and it has not" if missing else ""
+
+
+async def leave(crossing: Crossing | None, ledger: Ledger) -> None:
     """Have nobody come by name any more, before room is made.
 
-    Not while a pod has DRA's GPU by name: a kubelet counts such pods, too, and would refuse others that it admits then, or admits anew
-    because it starts (``OutOfnvidia.com/gpu``, run on 1.37).
+    While a pod has DRA's GPU by name that can't be said: a kubelet counts such pods, too, and would refuse others that it admits then, or
+    admits anew because it starts (``OutOfnvidia.com/gpu``, run on 1.37). So room is made when nobody is on the way.
     """
+    if crossing is None:
+        return
     if not any(row.by_name for row in ledger.claims.values()):
         await crossing.allocatable.leave(crossing.stays())
+    else:
+        await crossing.allocatable.admitted(crossing.stays())
 
 
 class Names:

@@ -35,6 +35,8 @@ PATIENCE: Final = 38.0
 """Seconds that a claim is waited for; the kubelet's call ends after 45."""
 ASK_AGAIN: Final = 0.5
 """Seconds until an API server that didn't answer is asked again, and until what is waited for is looked at anew."""
+TELLS: Final = 0.03
+"""Seconds until the lists say that a claim got its devices: making them would delay the kubelet's answer (by a third of it: run)."""
 OVER_AGAIN: Final = 300.0
 """Seconds between two looks for claims that are no more."""
 _ANOTHER: Final = Refused(
@@ -70,8 +72,11 @@ class Stock(Protocol):
         """Take note that a claim got devices, or gave them back."""
         ...
 
-    async def given_back(self, claim: ClaimName) -> None:
-        """Bring back to the other API what a pod by name had. The kubelet says that a pod ended once its claims are unprepared."""
+    async def given_back(self, claim: ClaimName, had: Collection[str]) -> None:
+        """Bring back to the other API the devices, by ID, that a pod by name had.
+
+        The kubelet says that a pod ended once its claims are unprepared.
+        """
         ...
 
     def registered(self) -> None:
@@ -179,7 +184,7 @@ class ClaimsOf:
                         f"{self._ledger.path.parent}"
                     )
                 if row.by_name:
-                    await self._stock.given_back(claim)
+                    await self._stock.given_back(claim, [one.device_id for one in row.devices])
             try:
                 await asyncio.to_thread(cdi.remove, self.name, claim.uid, self._folder)
             except OSError as error:
@@ -249,16 +254,20 @@ class ClaimsOf:
                 found |= {device.name: replace(found[device.name], envs=envs) for device in group}
         return found
 
+    @property
+    def decides(self) -> asyncio.Event:
+        """What is set where this gateway decides, not another one that is still there."""
+        return self._stock.decides
+
     # How.
 
     async def _decides(self) -> bool:
         """Wait until this gateway decides, as long as for anything else."""
-        decides = self._stock.decides
-        if not decides.is_set():
+        if not self.decides.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._patience):
-                    await decides.wait()
-        return decides.is_set()
+                    await self.decides.wait()
+        return self.decides.is_set()
 
     async def _durable(self, deadline: float) -> bool:
         """Wait until all is on disk, also on one that is slow to answer; False: it may not be."""
@@ -286,7 +295,7 @@ class ClaimsOf:
                 reserved = claims.pods(found)
                 row = claims.claimed(claim, self.name, decision, time.time(), reserved, by_name=found.by_name)
                 self._ledger.set_claim(claims.key(self.name, claim.uid), row)
-                self._stock.claimed()
+                asyncio.get_running_loop().call_later(TELLS, self._stock.claimed)
                 return row
             if asyncio.get_running_loop().time() >= deadline:
                 return Refused(f"{decision.reason}; waited {self._patience:g} s. The kubelet asks again in 60 to 90 s")

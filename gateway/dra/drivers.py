@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -22,12 +22,12 @@ from devices.replicas import unshared
 from gateway.dra import cdi, offer, publisher, sockets
 from gateway.dra.claims import Allocated, NamedClaim, ResourceClaim, allocations
 from gateway.dra.crossing import Crossing
-from gateway.dra.desk import FIRST, Desk, Names, leave, too_old
+from gateway.dra.desk import FIRST, Desk, Names, leave, not_taken, too_old
 from gateway.dra.driver import ClaimsOf, mind_over
 from gateway.dra.offer import first_said
 from gateway.dra.publisher import Publisher
-from gateway.dra.records import Records, arriving_at, pods_of
-from gateway.dra.service import Service
+from gateway.dra.records import Records, arriving_at, pods_of, until_listed
+from gateway.dra.service import Service, serve
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.kubernetes import access
 from gateway.kubernetes.allocatable import Allocatable
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
     from gateway.dra.offer import Offer
     from gateway.dra.publisher import Server
+    from gateway.dra.service import Guard
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
     from gateway.memory.ledger import Ledger
@@ -56,8 +57,6 @@ if TYPE_CHECKING:
 MANAGER: Final = "device-plugin-gateway"
 KUBELET_AGAIN: Final = 30.0
 """Seconds until the node is asked again which kubelet it has, while that takes no claims."""
-BIND_AGAIN: Final = 1.0
-"""Seconds until a socket that can't be bound is tried again."""
 SERVE_AGAIN: Final = 5.0
 """Seconds until a driver that could not be served is tried again."""
 
@@ -70,7 +69,8 @@ _log = structlog.get_logger()
 class Inside(Struct, frozen=True):
     """What the drivers need of the gateway.
 
-    ``beliefs`` are the kubelet's records, ``held`` what containers hold of a resource by them (None: nobody knows), ``resources``
+    ``decider`` gives the token of the gateway that decides, where that is another one, and ``guard`` has it noted which request is being
+    answered (``pair.flight``). ``beliefs`` are the kubelet's records, ``held`` what containers hold of a resource by them (None: nobody knows), ``resources``
     gives the lists of all devices, as the device plugin API would show them; ``update`` brings them up to date. ``presence`` says
     whether a kubelet is there; ``first`` is set once all sources have told of their devices.
     """
@@ -85,6 +85,8 @@ class Inside(Struct, frozen=True):
     update: Callable[[], Awaitable[None]]
     presence: Presence
     first: asyncio.Event
+    decider: Callable[[], str]
+    guard: Guard | None
 
 
 class Drivers:
@@ -115,7 +117,7 @@ class Drivers:
             self.crossing = Crossing(*known, self._allocated, inside.update, allocatable, inside.presence, inside.first)
             names = Names(self._api, path(settings), self.crossing, inside.ledger, self.update)
             self._desk = Desk(self.crossing, lambda: self.not_ready, names)
-            self.leave = partial(leave, self.crossing, inside.ledger)
+        self.leave = partial(leave, self.crossing, inside.ledger)
         self._boards: dict[tuple[str, str], str] = {}
         """The board of each device, by driver and name."""
         self._unknown: frozenset[str] = frozenset()
@@ -129,8 +131,7 @@ class Drivers:
         """Set when that is known."""
         self._unasked = ""
         self._publisher: Publisher | None = None
-        self._serving: set[str] = set()
-        self._tasks = Background()
+        self._serving, self._tasks = set[str](), Background()
         self.decides = asyncio.Event()
         """Set where this gateway decides who gets what, not an older one that is still there."""
 
@@ -158,18 +159,18 @@ class Drivers:
     @property
     def not_ready(self) -> str:
         """Say why this gateway could not decide yet; '' where it could."""
-        return self.lacking or _not_taken(self.standings())
+        return self.lacking or not_taken(self.standings())
 
     def claimed(self) -> None:
         """Take note that a claim got devices, or gave them back."""
         if self.crossing is not None:
             self.crossing.claimed()
 
-    async def given_back(self, claim: ClaimName) -> None:
+    async def given_back(self, claim: ClaimName, had: Collection[str]) -> None:
         """Bring back to the device plugin API what a pod by name had, where it may go there now."""
         if self.crossing is not None and self._publisher is not None:
             free = {self._boards.get(one, "") for one in self._publisher.free()}
-            await self.crossing.bring_back(free, claim)
+            await self.crossing.bring_back(free, claim, had)
 
     def registered(self) -> None:
         """Take note that a kubelet took a driver, or refused it."""
@@ -200,7 +201,7 @@ class Drivers:
         self._boards = {(one.driver, one.name): one.place.board for one in found}
         self._boards |= {(one.driver, one.name): one.board for one in withheld}
         offers, why_not = offer.by_driver(found, withheld, self._offers)
-        if any(not one.lasts for one in withheld):
+        if self.decides.is_set() and any(not one.lasts for one in withheld):
             inside.beliefs.look_within(_LOOK_AGAIN)
         if (offers, why_not) == (self._offers, self._why_not):
             return
@@ -257,28 +258,32 @@ class Drivers:
         """Offer and prepare, for ever."""
         self.update()
         self._inside.beliefs.look_within(0)
+        listed, later = partial(until_listed, self.decides, self._inside.resources, lambda: is_known(self.crossing)), []
         work = [mind_over(self._drivers, self._read)]
         if self.crossing is not None and self._desk is not None:
             own = OwnNode(self._api, self._settings)
             own.told += [self._desk.take, self._desk.names.take, self.crossing.allocatable.heard]
-            work += [self.crossing.run(), self._desk.follow(), self._desk.names.run(), own.run()]
+            work.append(self.crossing.run())
+            later = [self._desk.follow(), self._desk.names.run(), own.run()]
         # None of them ends by itself: that is a defect, and the gateway's end.
         async with asyncio.TaskGroup() as group:
             group.create_task(self._records.mind(pods_of(self._api, self._settings.node_name), self._pods_ended))
-            for one in work:
-                group.create_task(_after(self.decides, one))
+            _ = [group.create_task(_after(self.decides.wait, one)) for one in work]
+            _ = [group.create_task(_after(listed, one)) for one in later]
             server, owner = await self._learn()
             await self._until_kubelet_knows()
-            await self.decides.wait()
+            await listed()
+            await self._inside.beliefs.look()  # Who stood by looked last when it came.
             if self._desk is not None:
                 await self._desk.names.looked.wait()
+            shared = self.alone and not self._settings.standby
             self._publisher = Publisher(
                 self._api,
                 server,
                 self._settings.node_name,
                 owner,
                 lambda: {name: list(one.values()) for name, one in self._offers.items() if name not in self._unknown},
-                lambda driver: self.alone and sockets.has_newer(self._registry, driver, self._inside.age.token),
+                lambda one: shared and sockets.has_newer(self._registry, one, self._inside.age.token),
                 lambda driver: driver in self._drivers and self._drivers[driver].is_registered,
                 self.update,
             )
@@ -364,23 +369,19 @@ class Drivers:
         claims = self._drivers[driver] = ClaimsOf(
             driver, self._settings.node_name, self, inside.source, inside.ledger, inside.scribe, self._read, cdi.FOLDER
         )
+        if self.decides.is_set():
+            await claims.restore()
+        else:  # Another one writes and removes specifications now.
+            self._tasks.background(_after(self.decides.wait, claims.restore()))
+        others = partial(sockets.others, self._registry, driver, inside.age.token)
+        await sockets.until_alone(
+            driver, others, lambda: self._kubelet, lambda: self.lacking, self._learned, self.decides
+        )
         if swept := await asyncio.to_thread(sockets.sweep, self._registry, driver):
             _log.info("removed sockets that dead gateways left", sockets=swept)
-        await claims.restore()
-        others = partial(sockets.others, self._registry, driver, inside.age.token)
-        await sockets.until_alone(driver, others, lambda: self._kubelet, lambda: self.lacking, self._learned)
-        while True:
-            service, path = Service(claims), sockets.path_of(self._registry, driver, inside.age.token)
-            try:
-                self._registry.mkdir(mode=0o750, exist_ok=True)
-                await service.start(path)
-            except (OSError, RuntimeError) as error:
-                _log.error("the DRA driver's socket can't be bound", driver=driver, path=str(path), reason=str(error))
-                await asyncio.sleep(BIND_AGAIN)
-            else:
-                self._services.append(service)
-                _log.info("DRA driver serves", driver=driver, socket=str(path))
-                return
+        elsewhere = partial(sockets.of_another, self._registry, driver, inside.decider)
+        path = sockets.path_of(self._registry, driver, inside.age.token)
+        self._services.append(await serve(lambda: Service(claims, elsewhere, inside.guard), path))
 
     async def _read(self, claim: ClaimName) -> ResourceClaim:
         self._server = self._server or await publisher.ask(self._api)
@@ -389,13 +390,18 @@ class Drivers:
         )
 
 
-async def _after(event: asyncio.Event, work: Coroutine[object, object, None]) -> None:
+async def _after(event: Callable[[], Awaitable[object]], work: Coroutine[object, object, None]) -> None:
     try:
-        await event.wait()
+        await event()
     except asyncio.CancelledError:
         work.close()
         raise
     await work
+
+
+def is_known(crossing: Crossing | None) -> bool:
+    """Whether there is a table of owners."""
+    return crossing is not None and crossing.is_known
 
 
 def pcie_root(pci: str) -> str:
@@ -437,9 +443,3 @@ def _instead(driver: str, claims: ClaimsOf | None) -> str:
         return f"offered by DRA: the driver {driver} is registered"
     why = f": {claims.trouble}" if claims is not None and claims.trouble else ""
     return f"offered by DRA: the driver {driver} is not registered{why}"
-
-
-def _not_taken(drivers: Iterable[DriverStatus]) -> str:
-    """Say why nothing can go to DRA; '' where the kubelet has taken all drivers."""
-    missing = [one.name for one in drivers if not one.registered]
-    return f"expected the kubelet to have taken the DRA driver {missing[0]}, and it has not" if missing else ""

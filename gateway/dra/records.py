@@ -23,6 +23,7 @@ from gateway.kubelet.watch import kubelet_id
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import pause
 from gateway.memory.holdings import given_since
+from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Beliefs, Look
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
     from gateway.kubelet.view import View
     from gateway.kubernetes.client import Client
     from gateway.memory.ledger import Ledger
+    from gateway.registration.registrar import Resource
 
 ASK_FIRST: Final = 0.2
 """Seconds between two questions which pods there are, while an answer may set a device free: the API server hears of a pod's end a
 moment after the kubelet took it for ended."""
 ASK_AGAIN: Final = 10.0
 """The same, where the same pods go on not to end."""
+LIST_FIRST: Final = 0.5
+"""Seconds that a kubelet has to take the lists of a gateway that begins to decide, before that speaks to the API server."""
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 _HASH: Final = "kubernetes.io/config.hash"
 """The annotation of a mirror pod by which the kubelet knows its static pod."""
@@ -189,7 +193,7 @@ class Records:
 def holder(
     name: str,
     device_id: str,
-    known: tuple[frozenset[str] | None, Taken | None, Container[str]],
+    known: tuple[frozenset[str] | None, Taken | None],
     last: Look,
     beliefs: Beliefs,
     *,
@@ -200,16 +204,14 @@ def holder(
     Args:
         name: its resource.
         device_id: the device.
-        known: what is held of the resource, what is taken, and what was given since the last look.
-        last: that look.
+        known: what is held of the resource, and what is taken.
+        last: the last look.
         beliefs: has the containers' names.
         moves: the kubelet was told to give it to nobody.
     """
-    held, taken, given = known
+    held, taken = known
     if held is None or taken is None:
         return None
-    if device_id in given:
-        return "a container that was given it a moment ago"
     if device_id in taken.held:
         return (beliefs.holders(name) or {}).get(device_id) or "a container"
     # Else the kubelet hasn't heard yet.
@@ -237,3 +239,16 @@ def starts(presence: Presence, within: float) -> bool:
         return True
     young = presence.kubelet is None or time.time() - presence.kubelet.mtime_ns / 1e9 < within
     return young and time.monotonic() - presence.since < within
+
+
+async def until_listed(
+    decides: asyncio.Event, resources: Callable[[], Iterable[Resource]], known: Callable[[], bool]
+) -> None:
+    """Wait until this gateway decides, and a kubelet has its lists: in a roll nobody serves by name meanwhile.
+
+    Where no kubelet takes them, it isn't waited for long; nor where the API server must say first what may be on them (not ``known``).
+    """
+    await decides.wait()
+    ends = time.monotonic() + LIST_FIRST if known() else 0.0
+    while time.monotonic() < ends and any(one.state.phase is not Phase.SERVING for one in resources()):  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(LIST_FIRST / 50)

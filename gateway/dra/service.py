@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import grpc
@@ -17,11 +18,16 @@ from adapters.dra import health, plugin
 from adapters.dra.plugin import APIS, PluginApi, UnsayableShareError
 from adapters.pluginregistration import PluginInfo
 from devices.claims import Answer, ClaimName, DeviceHealth, Refused
+from devices.model import RefusedError
 from gateway.kubelet.watch import target
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+BIND_AGAIN: Final = 1.0
+"""Seconds until a socket that can't be bound is tried again."""
+DIES: Final = 0.005
+"""Seconds until a call is passed on anew to an instance that broke it off: it dies, or makes room."""
 HEALTH_AGAIN: Final = 20.0
 """Seconds between two lists of devices' health where nothing changed."""
 HEALTH_VALID: Final = 60
@@ -35,6 +41,12 @@ _OPTIONS: Final = (("grpc.so_reuseport", 0),)
 _TYPE: Final = "DRAPlugin"
 _log = structlog.get_logger()
 
+_Answer = Callable[[Any, bytes, Any], Awaitable[bytes]]
+Guard = Callable[[str, _Answer], _Answer]
+"""Lays something around the answers (api, request, context) to a call of this name."""
+_Work = Callable[[], Awaitable[bytes]]
+_GONE: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+"""What a call ends with whose server ends."""
 SERVICES: Final = (*(api.registered_as for api in APIS), *map(health.service, health.VERSIONS))
 """What the registration says. Each kubelet takes what it knows of it (run on 1.32, 1.36 and 1.37)."""
 
@@ -61,6 +73,11 @@ class Claims(Protocol):
         """What is set when devices are other than they were; to be taken before they are looked at."""
         ...
 
+    @property
+    def decides(self) -> asyncio.Event:
+        """What is set where this instance decides, not another one that is still there."""
+        ...
+
     def registered(self, reason: str) -> None:
         """Take note of what the kubelet made of the registration; '' where it took it."""
         ...
@@ -71,10 +88,14 @@ class Service:
 
     Args:
         claims: who does the work.
+        decider: gives the socket of the instance that decides, where that is another one that lives: it gets all calls.
+        guard: is laid around each Prepare that is answered here.
     """
 
-    def __init__(self, claims: Claims) -> None:
-        self._claims = claims
+    def __init__(
+        self, claims: Claims, decider: Callable[[], Path | None] = lambda: None, guard: Guard | None = None
+    ) -> None:
+        self._claims, self._decider, self._guard = claims, decider, guard
         self.name = claims.name
         """The driver's."""
         self._server: grpc.aio.Server | None = None
@@ -129,7 +150,8 @@ class Service:
         return _handler(service, {get_info: info, pluginregistration.NOTIFY.rpartition("/")[2]: notify})
 
     def _plugin(self, api: PluginApi) -> grpc.GenericRpcHandler:
-        async def prepared(asked: Sequence[ClaimName]) -> bytes:
+        async def prepared(_: Any, data: bytes, __: Any) -> bytes:
+            asked = api.decode_prepare_request(data)
             answers = await asyncio.gather(*(self._prepare(api, one) for one in asked))
             return api.encode_prepare_answer(dict(zip((one.uid for one in asked), answers, strict=True)))
 
@@ -137,19 +159,53 @@ class Service:
             answers = await asyncio.gather(*map(self._unprepare, asked))
             return api.encode_unprepare_answer(dict(zip((one.uid for one in asked), answers, strict=True)))
 
+        guard = self._guard
+        noted: _Answer = prepared if guard is None else guard(f"{plugin.PREPARE} of {self.name}", prepared)
+
         async def prepare(data: bytes, context: Any) -> bytes:
             asked = await _decoded(api.decode_prepare_request, data, context)
-            return await self._here_or_there(f"/{api.service}/{plugin.PREPARE}", data, prepared(asked), context)
+
+            async def answered() -> bytes:
+                try:
+                    return await noted(api, data, context)
+                except RefusedError as error:
+                    return api.encode_prepare_answer(dict.fromkeys((one.uid for one in asked), Refused(str(error))))
+
+            return await self._here_or_there(f"/{api.service}/{plugin.PREPARE}", data, answered, context)
 
         async def unprepare(data: bytes, context: Any) -> bytes:
             asked = await _decoded(api.decode_unprepare_request, data, context)
-            return await self._here_or_there(f"/{api.service}/{plugin.UNPREPARE}", data, unprepared(asked), context)
+            answered = partial(unprepared, asked)
+            return await self._here_or_there(f"/{api.service}/{plugin.UNPREPARE}", data, answered, context)
 
         return _handler(api.service, {plugin.PREPARE: prepare, plugin.UNPREPARE: unprepare})
 
-    async def _here_or_there(self, method: str, data: bytes, work: Coroutine[Any, Any, bytes], context: Any) -> bytes:
-        """Answer a call; one that isn't answered when this instance leaves is its successor's: both answer the same."""
-        deciding = asyncio.ensure_future(work)
+    async def _by_who_decides(self, method: str, data: bytes, work: _Work) -> bytes:
+        """Have a call answered by the instance that decides; by this one, where that is no other, or it is no more.
+
+        Raises:
+            AioRpcError: the other one answered so.
+        """
+        while (decider := self._decider()) is not None:
+            try:
+                return await _passed_on(decider, method, data)
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _GONE:
+                    raise
+            await asyncio.sleep(DIES)
+        return await work()
+
+    async def _here_or_there(self, method: str, data: bytes, work: _Work, context: Any) -> bytes:
+        """Answer a call, or end it as another instance did that was asked instead."""
+        try:
+            return await self._by_one_of_them(method, data, work)
+        except grpc.aio.AioRpcError as error:
+            await context.abort(error.code(), error.details() or "")
+            raise
+
+    async def _by_one_of_them(self, method: str, data: bytes, work: _Work) -> bytes:
+        """Have a call answered; one that isn't when this instance leaves is its successor's: both answer the same."""
+        deciding = asyncio.ensure_future(self._by_who_decides(method, data, work))
         self._deciding.add(deciding)
         deciding.add_done_callback(self._deciding.discard)
         ending = asyncio.ensure_future(self._ending.wait())
@@ -166,13 +222,7 @@ class Service:
             call=method,
             to=self._successor.name,
         )
-        channel: Any = grpc.aio.insecure_channel(target(self._successor))
-        async with channel:
-            try:
-                return bytes(await channel.unary_unary(method)(data, timeout=PASSED_ON))
-            except grpc.aio.AioRpcError as error:
-                await context.abort(error.code(), error.details() or "")
-                raise
+        return await _passed_on(self._successor, method, data)
 
     async def _prepare(self, api: PluginApi, claim: ClaimName) -> Answer:
         began = time.monotonic()
@@ -214,19 +264,45 @@ class Service:
 
     def _health(self, version: str) -> grpc.GenericRpcHandler:
         async def watch(_: bytes, __: Any) -> AsyncIterator[bytes]:
+            await _first_of(self._claims.decides, self._ending)  # Two that say it would say different things.
             while not self._ending.is_set():
                 news = self._claims.news
                 yield health.encode(self._claims.health(), HEALTH_VALID)
-                waits = [asyncio.ensure_future(one.wait()) for one in (news, self._ending)]
-                try:
-                    await asyncio.wait(waits, timeout=HEALTH_AGAIN, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for one in waits:
-                        one.cancel()
+                await _first_of(news, self._ending, seconds=HEALTH_AGAIN)
 
         return grpc.method_handlers_generic_handler(
             health.service(version), {health.WATCH: grpc.unary_stream_rpc_method_handler(watch)}
         )
+
+
+async def serve(make: Callable[[], Service], path: Path) -> Service:
+    """Have a driver's server on ``path``, as soon as that can be bound."""
+    while True:
+        service = make()
+        try:
+            path.parent.mkdir(mode=0o750, exist_ok=True)
+            await service.start(path)
+        except (OSError, RuntimeError) as error:
+            _log.error("the DRA driver's socket can't be bound", driver=service.name, path=str(path), reason=str(error))
+            await asyncio.sleep(BIND_AGAIN)
+        else:
+            _log.info("DRA driver serves", driver=service.name, socket=str(path))
+            return service
+
+
+async def _first_of(*events: asyncio.Event, seconds: float | None = None) -> None:
+    waits = [asyncio.ensure_future(one.wait()) for one in events]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waits:
+            one.cancel()
+
+
+async def _passed_on(path: Path, method: str, data: bytes) -> bytes:
+    channel: Any = grpc.aio.insecure_channel(target(path))
+    async with channel:
+        return bytes(await channel.unary_unary(method)(data, timeout=PASSED_ON))
 
 
 def _handler(service: str, methods: dict[str, Callable[[bytes, Any], Any]]) -> grpc.GenericRpcHandler:

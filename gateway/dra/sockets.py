@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from gateway.handover.instance import TOKEN
 from gateway.kubelet.watch import listens
 
 FOLDER: Final = "plugins_registry"
@@ -26,7 +26,6 @@ AGAIN: Final = 1.0
 """Seconds between two looks for another instance's end."""
 _SHOWN: Final = 14
 """Characters of a driver's name that are shown: a path has at most 107 bytes, a driver's name 63."""
-_TOKEN: Final = re.compile(r"[0-9a-f]{8}")
 _log = structlog.get_logger()
 
 
@@ -47,6 +46,12 @@ def newest(folder: Path, driver: str, token: str) -> Path | None:
     return max(there)[1] if there else None
 
 
+def of_another(folder: Path, driver: str, token: Callable[[], str]) -> Path | None:
+    """Give the socket of the instance with the token that ``token`` gives, where that lives."""
+    path = path_of(folder, driver, token())
+    return path if listens(path) else None
+
+
 def has_newer(folder: Path, driver: str, token: str) -> bool:
     """Whether an instance serves the driver whose socket came later than ours: it has been registered last."""
     own = _made(path_of(folder, driver, token))
@@ -61,8 +66,12 @@ async def until_alone(
     kubelet: Callable[[], int | None],
     lacking: Callable[[], str],
     learned: asyncio.Event,
+    decides: asyncio.Event,
 ) -> None:
-    """Wait for a kubelet that takes claims, and, where it may be one that takes one instance only, for the others' end."""
+    """Wait for a kubelet that takes claims, and, where it may be one that takes one instance only, for the others' end.
+
+    ``learned`` is set when it is known which kubelet there is, ``decides`` when this instance is the one that decides: looked at once then.
+    """
     told = False
     while ((minor := kubelet()) is None or minor < OVERLAP) and (lacking() or others()):
         if not told and minor is not None and not lacking():
@@ -75,7 +84,8 @@ async def until_alone(
             told = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AGAIN):
-                await (asyncio.sleep(AGAIN) if minor is not None else learned.wait())
+                news = learned if minor is None else decides
+                await (asyncio.sleep(AGAIN) if news.is_set() else news.wait())
 
 
 def sweep(folder: Path, driver: str) -> list[str]:
@@ -99,7 +109,7 @@ def _all(folder: Path, driver: str) -> list[Path]:
         return [
             path
             for path in folder.glob(f"{stem}-*.sock")
-            if _TOKEN.fullmatch(path.name.removeprefix(f"{stem}-").removesuffix(".sock"))
+            if TOKEN.fullmatch(path.name.removeprefix(f"{stem}-").removesuffix(".sock"))
         ]
     return []
 

@@ -3,27 +3,31 @@
 Who holds a lock in the state directory is the one that decides; the kernel opens it when its holder is no more, however that ended. A
 gateway that comes beside an older one gets ready, as far as it can without deciding anything, and asks that one to make room (``OP``):
 it ends all that it serves, writes down what isn't on disk, opens the lock and begins anew as one that waits. So what passes from the
-one to the other is what passes from a gateway that ended to the next one, and no more.
+one to the other is what passes from a gateway that ended to the next one, and no more. Who stands by in a pair gets as far, asks nobody,
+and waits for the other one's death.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
 from gateway.handover import message
+from gateway.handover.instance import TOKEN
 from gateway.memory import file
-from gateway.wires import control
+from gateway.wires import control, notify
 from gateway.wires.control import ControlError, shown
 
 if TYPE_CHECKING:
     from gateway.age import Age
+    from gateway.memory.scribe import Scribe
     from gateway.wires.control import ControlConnection, Handler
 
 OP: Final = "resign"
@@ -32,6 +36,8 @@ AGAIN: Final = 0.25
 """Seconds between two looks whether another gateway still lives."""
 SOON: Final = 0.005
 """The same, where one makes room: nobody serves by name meanwhile."""
+AT_ONCE: Final = 0.001
+"""The same, where one dies."""
 MAKES_ROOM: Final = 10.0
 """Seconds that it has for that, before it is asked again."""
 ASK_TIME: Final = 1.0
@@ -44,9 +50,30 @@ SERVED: Final = 600.0
 """Seconds from which on a newer one that ended did serve: after as many a kubelet forgets that a container ended, too."""
 _ANOTHER: Final = "the other gateway on this node to end: with --dra on one decides"
 _ADVICE: Final = "it makes room for a newer one where the kubelet is 1.33 or later; else update with maxSurge 0"
+STANDS_BY: Final = "the death of the other gateway of the pair, which serves"
+"""What one waits for that stands by."""
 _WRITABLE: Final = "make --state-dir a folder that this gateway can write"
 _TOO_MANY: Final = "find out who holds so many files open on this node: `cat /proc/sys/fs/file-nr`"
 _log = structlog.get_logger()
+
+
+class PairMember(Protocol):
+    """What this gateway is in a pair."""
+
+    first: bool
+    """Whether no other one of the pair lived when it came."""
+    in_vain: int
+    """How often in a row the pair made room for a gateway that ended again."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is known that the other one has closed all its files."""
+
+    async def turn(self) -> None:
+        """Wait for the death of the other one."""
+
+    def resign(self, in_vain: int) -> None:
+        """Have the whole pair begin anew and wait."""
 
 
 class Alone:
@@ -57,7 +84,10 @@ class Alone:
         state_dir: the state directory.
         others: gives the other gateways that live, with their folders.
         resign: ends this gateway, to begin anew and wait.
+        scribe: reads what the one before left.
         in_vain: how often it did, in a row, for one that ended again.
+        role: what it is in a pair; None: it is in none.
+        shares: whether gateways without the lock may live beside this one: with DRA alone those that are no pair decide, too.
     """
 
     def __init__(
@@ -66,10 +96,16 @@ class Alone:
         state_dir: Path,
         others: Callable[[], Mapping[Age, object]],
         resign: Callable[[], None],
+        scribe: Scribe,
         in_vain: int = 0,
+        role: PairMember | None = None,
+        *,
+        shares: bool = False,
     ) -> None:
         self._age, self._state_dir, self._others, self._lock = age, state_dir, others, -1
-        self._make_room, self._in_vain, self._back = resign, in_vain, time.monotonic()
+        self._scribe, self._role, self._shares = scribe, role, shares
+        self._make_room = resign if role is None else lambda: role.resign(self.in_vain)
+        self._in_vain, self._back = in_vain if role is None else role.in_vain, time.monotonic()
         self._leave: Callable[[], Awaitable[None]]
         """Done before room is made; there once this one serves."""
         self._there: Collection[Age] = ()
@@ -83,25 +119,31 @@ class Alone:
         """Wait for the lock, and for the end of others beside us; True as soon as an older gateway says that it would make room.
 
         Without the lock nothing is given away: two tables in force would give a GPU twice, and what can't be written can't be moved.
+        Who stands by in a pair waits for nothing yet.
         """
+        if self._role is not None and not self._role.first:
+            return True
         began = time.monotonic()
         while (hindered := self._hindered()) is not None:
             reason, advice = hindered
             if not await self._ask(ready=False):
-                return True
+                break
             self._tell(reason, advice)
             await asyncio.sleep(AGAIN)
-        if time.monotonic() - began >= SERVED:
+        if hindered is None and time.monotonic() - began >= SERVED:
             self._in_vain = 0
         self.waits_for = ""
-        return False
+        await self._scribe.load(patient=True)  # What one before us left meanwhile.
+        return hindered is not None
 
     async def succeed(self, not_ready: Callable[[], str]) -> None:
-        """Have the older gateway make room as soon as this one is ready; return when the lock is ours.
+        """Have the older gateway make room as soon as this one is ready; return when the lock is ours, and read what that one left.
 
         Args:
             not_ready: says why this one could not serve yet; '' where it could.
         """
+        if self._role is not None and not self._role.first:
+            await self._stand_by(self._role)
         loop, until = asyncio.get_running_loop(), 0.0
         while self._hindered() is not None:
             if loop.time() >= until:
@@ -114,6 +156,17 @@ class Alone:
                 until = loop.time() + (AGAIN if reason else MAKES_ROOM)
             await asyncio.sleep(min(SOON if not self.waits_for else AGAIN, max(until - loop.time(), 0.0)))
         self.waits_for = ""
+        await self._scribe.load(patient=True)
+
+    async def _stand_by(self, role: PairMember) -> None:
+        """Wait until the other gateway of the pair has died; mostly return with the lock."""
+        self.waits_for = STANDS_BY
+        notify.tell(notify.READY)
+        _log.info("standing by")
+        await role.turn()
+        await self._scribe.load()  # Its disk had its last word; what it had open ends some milliseconds later.
+        while not role.serves and self._hindered() is not None:  # noqa: ASYNC110 - who dies tells nobody
+            await asyncio.sleep(AT_ONCE)
 
     def serves(self, *, host_service: bool, leave: Callable[[], Awaitable[None]]) -> None:
         """Make room for newer ones from now on, unless this is the host service; ``leave`` is done before."""
@@ -130,6 +183,13 @@ class Alone:
     def in_vain(self) -> int:
         """How often it has made room in vain, should it do so now and come back."""
         return 1 if time.monotonic() - self._back > FORGETS else self._in_vain + 1
+
+    def decider(self) -> str:
+        """Give the token of the gateway that decides, or did last; '' where this one does, or nobody knows."""
+        said = ""
+        with contextlib.suppress(OSError, ValueError):
+            said = (self._state_dir / LOCK).read_text() if self._lock < 0 else ""
+        return said if TOKEN.fullmatch(said) else ""
 
     def close(self) -> None:
         """Let another one in."""
@@ -169,7 +229,7 @@ class Alone:
             self._there = self._others()
         except OSError as error:
             return f"it can't be known whether another gateway lives: {error.strerror}", _TOO_MANY
-        if self._there:
+        if self._there and not self._shares:
             return _ANOTHER, _ADVICE
         try:
             return None if self._locked() else (_ANOTHER, _ADVICE)
@@ -184,6 +244,9 @@ class Alone:
         if self._lock < 0:
             self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = file.hold(self._state_dir / LOCK)
+            if self._lock >= 0:
+                with contextlib.suppress(OSError):  # A full disk: nobody can pass on to us what only we answer.
+                    os.pwrite(self._lock, self._age.token.encode(), 0)
         return self._lock >= 0
 
     async def _resign(self, connection: ControlConnection, request: dict[str, Any]) -> None:

@@ -58,10 +58,15 @@ def make_folder(folder: Path) -> str:
     return ""
 
 
+def boot_ns() -> int:
+    """Read the boot clock (nanoseconds), which never jumps, and goes on while the machine sleeps."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
 def begin(*, host_service: bool = False, born_ns: int | None = None) -> Age:
     """Give the age of a gateway that starts now, or is as old as one that started at ``born_ns``, with a token of its own."""
     rank = HOST_SERVICE_NS if host_service else 0
-    return Age(rank + (born_ns or time.clock_gettime_ns(time.CLOCK_BOOTTIME)), os.urandom(4).hex())
+    return Age(rank + (born_ns or boot_ns()), os.urandom(4).hex())
 
 
 class Instance:
@@ -73,6 +78,8 @@ class Instance:
         self._unseen = self._shared / f".{self.age.token}"
         self.folder = self._unseen
         self._lock = -1
+        self.over: set[str] = set()
+        """The tokens of others that are dying: the kernel is about to let go of their locks."""
 
     @property
     def token(self) -> str:
@@ -115,7 +122,7 @@ class Instance:
         Raises:
             OSError: no descriptor is left to look with, so that nothing can be said.
         """
-        return {age: folder for folder, age in _alive(self._shared) if age.token != self.token}
+        return {age: folder for folder, age in _alive(self._shared) if age.token not in {self.token, *self.over}}
 
 
 def alive(socket_dir: Path) -> frozenset[str]:
@@ -153,7 +160,7 @@ def _instances(shared: Path) -> Iterator[os.DirEntry[str]]:
 
 def _alive(shared: Path) -> Iterator[tuple[Path, Age]]:
     """Find those that live. Texts instead of paths: it is asked for again and again while a gateway takes over."""
-    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    now_ns = boot_ns()
     for entry in _instances(shared):
         folder = entry.path
         if entry.name.startswith(".") or not (_is_a_gateways(folder) and _locked(folder)):

@@ -13,12 +13,11 @@ partner of the same user may still be broken: whatever it says or doesn't, every
 
 from __future__ import annotations
 
-import re
-import time
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from gateway.age import Age, plausible
 from gateway.handover.events import Say
+from gateway.handover.instance import TOKEN, boot_ns
 from gateway.wires import control
 
 if TYPE_CHECKING:
@@ -26,12 +25,11 @@ if TYPE_CHECKING:
 
 OP: Final = "handover"
 ASK_TIME: Final = 0.15
-"""Seconds within which an ask must be read: the newer one goes on after ``succession.ANSWER_WAIT``, and not a moment later
+"""Seconds within which an ask must be read: the newer one goes on after ``machine.ANSWER_WAIT``, and not a moment later
 may a stream still be ended for it."""
 IN_ONE_MESSAGE: Final = 64
 """Resources that a message names at most."""
 _LONGEST_NAME: Final = 317
-_TOKEN: Final = re.compile(r"[0-9a-f]{8}")
 _SAYS: Final = {say.value: say for say in Say}
 
 
@@ -47,7 +45,7 @@ def written(age: Age, say: Say, resources: list[str]) -> dict[str, Any]:
         "resources": resources,
         "from": {"born_ns": age.born_ns, "token": age.token},
     }
-    return message | {"until_ns": _boot_ns() + int(ASK_TIME * 1e9)} if say is Say.ASK else message
+    return message | {"until_ns": boot_ns() + int(ASK_TIME * 1e9)} if say is Say.ASK else message
 
 
 def read(message: Mapping[str, Any]) -> tuple[Say, list[str]] | None:
@@ -72,9 +70,9 @@ def read(message: Mapping[str, Any]) -> tuple[Say, list[str]] | None:
 def sender(message: Mapping[str, Any]) -> Age | None:
     """Read who is speaking; None: nobody who can be."""
     match message.get("from"):
-        case {"born_ns": int(born_ns), "token": str(token)} if _TOKEN.fullmatch(token):
+        case {"born_ns": int(born_ns), "token": str(token)} if TOKEN.fullmatch(token):
             age = Age(born_ns, token)
-            return age if plausible(age, _boot_ns()) else None
+            return age if plausible(age, boot_ns()) else None
         case _:
             return None
 
@@ -82,7 +80,7 @@ def sender(message: Mapping[str, Any]) -> Age | None:
 def in_time(ask: Mapping[str, Any]) -> bool:
     """Whether an ask is read within the time that it names; one that names none waits for ever."""
     until_ns = ask.get("until_ns")
-    return not isinstance(until_ns, int) or _boot_ns() <= until_ns
+    return not isinstance(until_ns, int) or boot_ns() <= until_ns
 
 
 def _are_names(said: object) -> TypeGuard[list[str]]:
@@ -91,7 +89,3 @@ def _are_names(said: object) -> TypeGuard[list[str]]:
         and len(said) <= IN_ONE_MESSAGE
         and all(isinstance(name, str) and 0 < len(name) <= _LONGEST_NAME for name in said)
     )
-
-
-def _boot_ns() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

@@ -12,7 +12,7 @@ import structlog
 from devices.model import Health
 from gateway.age import Doubt, older_should_wait
 from gateway.handover import instance, standby
-from gateway.handover.ability import Ability
+from gateway.handover.ability import PEERS_AGAIN, Ability
 from gateway.handover.events import HandoverOutcome, Standing, standing
 from gateway.handover.leases import Leases
 from gateway.handover.standby import Standby
@@ -38,11 +38,9 @@ if TYPE_CHECKING:
     from gateway.tally import Tally
     from gateway.tasks import Tasks
 
-HANDED_OVER_WAIT = 0.002
-"""Seconds between an older one's word that its streams have ended and our Register: for the same reason as
-``registration.CUT_WAIT``, but that word was a millisecond on its way, and the records are looked at afterwards."""
-PEERS_AGAIN = 0.5
-"""Seconds between two looks whether another gateway still is there, while this one knows of no device."""
+OFFERED_WITHIN = 0.1
+"""Seconds after a resource was left to another gateway, which may offer under it what is offered here under others, at which the
+kubelet's records are read: by then they have what that one offers. An earlier look would cost the kubelet time while that one registers."""
 PROBE_AFTER = 0.5
 """Seconds after a kubelet was found at which it is asked: the Registers go first."""
 UPDATE_AGAIN = 5.0
@@ -59,6 +57,9 @@ class OfferedLists(Protocol):
 
     async def update(self) -> None:
         """Bring every list up to date."""
+
+    async def announce(self) -> None:
+        """Make durable what is about to be sent, as it is on the lists."""
 
     def update_again(self, moments: Sequence[float]) -> None:
         """Do so again at the first of these moments (monotonic seconds)."""
@@ -194,8 +195,7 @@ class Peers:
             if other is not None:
                 if resource.standing_by_for != other:
                     self.standby.began(name)
-                    # It may offer, under this name too, what is offered here under others.
-                    self._beliefs.look_within(0)
+                    self._beliefs.look_within(OFFERED_WITHIN)
                 resource.feed(events.StandBy(other))
             elif resource.state.phase is Phase.STANDBY and name not in self._resuming:
                 self._resuming.add(name)
@@ -268,6 +268,12 @@ class Peers:
         """Tell whether the gateway that a resource stands by for talks to us."""
         return self.handover.defers_to(resource.name) is not None
 
+    def over(self, token: str, kubelet: str) -> None:
+        """Take over from a gateway that is dying, if the kubelet is the one that takes a Register while an earlier stream lives."""
+        if kubelet == str(self._presence.kubelet):
+            self._instance.over.add(token)
+            self.handover.part(token)
+
     def _left(self) -> None:
         if not self._ending():
             self.look_at_peers()
@@ -323,15 +329,20 @@ class Peers:
             if others:  # What they don't serve, this one does: it is remembered before it is sent.
                 await self._lists().update()
             return
-        asked = await self.handover.take_over(older_ones)
-        if asked and self._presence.kubelet is not None:
+        if self._presence.kubelet is not None:
             self.approach(self._presence.kubelet)
-        await self._scribe.load()
-        self._holdings.recall(fresh=True)
-        await asyncio.gather(self._lists().update(), asyncio.sleep(HANDED_OVER_WAIT if asked else 0))
+        await self.handover.take_over(older_ones)
+        remembered = self._lists().announce
+        if not self._holdings.ledger.current:
+            await self._scribe.load()
+            self._holdings.recall(fresh=True)
+            remembered = self._lists().update
+        await remembered()
 
     async def _resume(self, resource: Resource, began: float) -> None:
         """Serve what another one served, with what it remembered; since ``began`` the kubelet has time to see its stream end."""
+        if resource.standing_by_for is not None and resource.standing_by_for.token in self._instance.over:
+            began = float("-inf")  # Of this kubelet's nothing is lost by that end.
         try:
             resource.feed(events.Ours())
             if self._presence.kubelet is not None:

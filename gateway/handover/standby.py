@@ -2,7 +2,7 @@
 
 Only what is stood by for is looked at, a few times a second until it is shown. After that a gateway that talks to us is
 trusted until the kubelet starts anew (it says when it can't serve), and one that doesn't is looked after every second.
-``RecordsSeen`` decides when that was long enough; what follows then is the shell's.
+``RecordsSeen`` decides when that was long enough; what follows then is its owner's (``Own.unserved``).
 """
 
 from __future__ import annotations
@@ -154,8 +154,11 @@ class Standby:
             return None  # Perhaps none of the other's is well, either: that can't be told from none.
         if shown is not None:
             return resource.name in shown
+        if names is None:
+            return None
         # The kubelet tells nothing: whoever registered with it has a name in its folder, which it empties at its start.
-        return bool(names_of(other, names)) if names is not None and not self._own.talks(resource) else None
+        # One that talks and has none is asked; what it answers counts more than that, and one that stands still answers nothing.
+        return bool(names_of(other, names)) or (self._own.talks(resource) and self._records[resource.name].told > 0)
 
 
 def names_in(socket_dir: Path) -> list[str]:

@@ -1,9 +1,9 @@
-"""Handover: carries out what ``succession`` decides, over the control sockets of the gateways on a node.
+"""Handover: carries out what ``handover.machine`` decides, over the control sockets of the gateways on a node.
 
 The newer one connects to each older gateway's control socket, once, and both keep the connection as long as both live: it is
 the lease of every resource. ``gateway.handover.message`` is what goes over it.
 
-Whether a resource stands by is decided in one place, the shell: ``Holder.look`` makes it ask ``defers_to`` first, and for
+Whether a resource stands by is decided in one place, ``handover.peers``: ``Holder.look`` makes it ask ``defers_to`` first, and for
 peers that ``decides`` disowns (another state directory, an older release) go by age alone.
 """
 
@@ -58,6 +58,10 @@ GRACE: Final = 0.25
 FAREWELL: Final = 0.2
 """Seconds that the last words are given when the gateway ends."""
 MAX_PARTNERS: Final = 16
+HANDED_OVER_WAIT = 0.002
+"""Seconds between an older one's word that its streams have ended and our Register: for the same reason as
+``registration.machine.CUT_WAIT``, but that word was a millisecond on its way. A kubelet (1.25 to 1.36) that reports the end later still may
+stop our endpoint between its connection and our list: that is seen at the last of ``VERIFY_AFTER``, and until then Allocate fails."""
 _log = structlog.get_logger()
 
 
@@ -99,7 +103,7 @@ class Waits:
                 event.set()
 
     async def keep_promises(self) -> None:
-        """Wait until who registers first serves, for ``succession.REPORT_WAIT`` at most. Call it before the registrations end.
+        """Wait until who registers first serves, for ``machine.REPORT_WAIT`` at most. Call it before the registrations end.
 
         Or the kubelet would have nothing to give while that Register is in flight.
         """
@@ -122,16 +126,18 @@ class Handover:
         self._events: deque[Callable[[], None]] = deque()
         self._deferring: dict[str, Age | None] = {}
         self._running = self._closed = False
+        self.register_at = 0.0
+        """Monotonic seconds: no Register before the kubelet is done with the streams that were ended for us."""
         self.waits = Waits()
         self._taking = asyncio.Lock()
         self._tasks = Background()
 
-    # For the shell.
+    # For the daemon.
 
     async def take_over(self, peers: Iterable[Age]) -> bool:
         """Ask the older gateways for each resource that they were not asked for yet; tell whether there was any.
 
-        Returns when each was answered, or ``succession.ANSWER_WAIT`` is over. What was handed over may be registered a
+        Returns when each was answered, or ``machine.ANSWER_WAIT`` is over. What was handed over may be registered a
         moment later (kubelets 1.25 to 1.36 disconnect whoever is registered right after a stream's end); the rest stands by (``defers_to``). Call it before this gateway is seen by the others, when one appears
         that is older, and when a resource is new.
         """
@@ -143,6 +149,7 @@ class Handover:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2 * succession.ANSWER_WAIT):
                     await self.waits.answered.wait()
+            self.register_at = time.monotonic() + HANDED_OVER_WAIT
             return True
 
     async def serve(self, connection: ControlConnection, request: Mapping[str, Any]) -> None:
@@ -212,6 +219,11 @@ class Handover:
             remember(self._first_seen, peer, loop.time())
             loop.call_later(GRACE, self._look)
         return loop.time() < self._first_seen[peer.token] + GRACE
+
+    def part(self, token: str) -> None:
+        """End the lease of a gateway that is dying, before the kernel ends the connection."""
+        if (partner := self._partners.get(token)) is not None:
+            self._part(partner)
 
     async def close(self) -> None:
         """Say what is left to say, and end every lease. Call it when the registrations have ended. Never raises."""
@@ -292,7 +304,7 @@ class Handover:
         return Wanted(first=succession.register_first(level, late=late))
 
     def _part(self, partner: Partner) -> None:
-        """End the leases that hang on this connection. What serves now, and who, the shell looks at anew."""
+        """End the leases that hang on this connection. What serves now, and who, ``Holder.look`` says anew."""
         if partner.gone:
             return
         partner.gone = True

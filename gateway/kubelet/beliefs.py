@@ -1,6 +1,6 @@
 """What the gateway makes of the kubelet's records: who holds what, and where they differ from ours.
 
-Looks into the records (``kubelet_view``) when something happened that they should show, and now and then while somebody
+Looks into the records (``view``) when something happened that they should show, and now and then while somebody
 waits for news; each costs about a millisecond. What a look shows is kept until the next one, compared with our lists
 (``drift``), and told once when it changes.
 """
@@ -92,7 +92,7 @@ class Beliefs:
         self._timer = asyncio.get_running_loop().call_at(due, self._on_time)
 
     async def look(self) -> None:
-        """Look now, or wait for the look that is under way. Bounded, as ``kubelet_view.look`` is."""
+        """Look now, or wait for the look that is under way. Bounded, as ``view.look`` is."""
         if self._looking is None:
             self._looking = asyncio.ensure_future(self._look())
         self._is_awaited = True

@@ -240,7 +240,6 @@ class Drift(Struct, frozen=True):
     # How looks are judged.
 
     def _with_pods(self, view: View, now: float) -> Drift:
-        """Take note of which pods in question List names."""
         if view.pods is None:
             return self
         question = frozenset(pod for one in self._before.values() for pod in one.pods).union(

@@ -21,13 +21,14 @@ SETTLE: Final = 0.5
 """Seconds from when a lowered allocatable is seen at the API server until devices are withheld: what the scheduler gave away before it
 saw that still gets them."""
 LOOK: Final = 0.05
-"""Seconds between two looks whether it is seen, and whether those pods were admitted."""
+"""Seconds between two looks whether it is seen, and until it is asked again whether those pods were admitted: twice as long each time, as a
+fleet asks so at once."""
 PATIENCE: Final = 5.0
 """Seconds for which that is waited for."""
 TELLS: Final = 10.0
 """Seconds after which the kubelet has told the API server by itself which devices there are."""
 LEAVES: Final = 6.0
-"""Seconds for which one that makes room puts that off, so that nobody comes by name meanwhile."""
+"""Seconds for which one that makes room puts that off, so that nobody comes by name meanwhile, or was given to the node before."""
 _log = structlog.get_logger()
 
 
@@ -70,16 +71,18 @@ class Allocatable:
         counts = {name: len(ids) for name, ids in stay.items()}
         await self.tell(counts)
         seen = told = time.monotonic()
-        ends = told + PATIENCE
+        ends, wait = told + PATIENCE, LOOK
         while (now := time.monotonic()) < ends:
             if self._shows_more(counts):
                 seen = now
                 if now - told >= SETTLE:
                     await self.tell(counts)
                     told = now
-            elif now - seen >= SETTLE and not await self._arriving(counts):
-                return
-            await asyncio.sleep(LOOK)
+            elif now - seen >= SETTLE:
+                if not await self._arriving(counts):
+                    return
+                wait *= 2
+            await asyncio.sleep(min(wait, ends - now))
         _log.info("pods that were given to the node may find no device", waited_s=PATIENCE)
 
     async def leave(self, stay: Mapping[str, Collection[str]]) -> None:
@@ -89,6 +92,15 @@ class Allocatable:
                 async with asyncio.timeout(LEAVES):
                     await self.turn.acquire()
                     await self.lower(dict.fromkeys(stay, ()))
+
+    async def admitted(self, stay: Collection[str]) -> None:
+        """Wait for such a moment without saying anything: until the kubelet has admitted who was given to the node for these resources."""
+        with contextlib.suppress(KubernetesError, TimeoutError):
+            async with asyncio.timeout(LEAVES):
+                wait = LOOK
+                while await self._arriving(stay):
+                    await asyncio.sleep(wait)
+                    wait *= 2
 
     def _shows_more(self, counts: Mapping[str, int]) -> bool:
         shown = {name: self._shown.get(name, "") for name in counts}

@@ -83,7 +83,7 @@ class Scribe:
         A disk that doesn't answer is waited for where that is ``patient``: nobody is to start without what was cordoned.
         Otherwise what was known before has to do, after ``PATIENCE``.
         """
-        if not patient and self._ledger.current:  # A thread's turn would be up to 12 ms of a takeover.
+        if self._ledger.current:  # A thread's turn would be up to 12 ms of a takeover.
             return
         looking = asyncio.ensure_future(self._look())
         if not (await asyncio.wait({looking}, timeout=PATIENCE))[0]:

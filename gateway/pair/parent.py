@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import math
 import os
 import random
 import select
@@ -20,16 +21,19 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NoReturn
 
 import structlog
 
 from devices import inotify
+from gateway.handover.instance import boot_ns
+from gateway.pair import held
 from gateway.pair.flight import LANES, Flight
 from gateway.pair.policy import Deaths, lasting
 from gateway.pair.pulse import Pulse
-from gateway.pair.role import Role
+from gateway.pair.role import RESIGNS, Role
 from gateway.wires import notify
 
 READY_TIME: Final = 10.0
@@ -38,11 +42,15 @@ AFTER_DEATH: Final = 0.5
 """Seconds after a death at which another one is started at the earliest: who takes over goes first."""
 END_TIME: Final = 10.0
 """Seconds that a gateway is given to end."""
+ANSWER_TIME: Final = 45.0
+"""Seconds that one that stood by has for claims that it passed on: as many as the kubelet gives a call."""
 _NEEDED_LATER: Final = ("concurrent.futures.thread", "gateway.registration.api", "grpc._utilities")
 """Modules that a gateway would import when it is called for the first time, which takes milliseconds of a takeover."""
+_NEEDED_WITH_DRA: Final = ("gateway.dra.drivers", "gateway.handover.alone", "gateway.kubernetes.features")
+"""Modules that are in memory once so."""
 _PR_SET_PDEATHSIG: Final = 1
 _CREDENTIALS: Final = struct.Struct("3i")
-_LONGEST_WORD: Final = 256
+_LONGEST_WORD: Final = 512
 _log = structlog.get_logger()
 
 
@@ -52,7 +60,8 @@ class _Child:
     def __init__(self, pid: int, pipe: int, lane: int) -> None:
         self.pid, self._pipe, self.lane = pid, pipe, lane
         self.since = time.monotonic()
-        self.ready = self.active = False
+        self.ready = self.active = self.ends = False
+        self.held = held.Connections()
 
     def serve(self) -> None:
         """Tell it that it is the one that serves."""
@@ -61,7 +70,7 @@ class _Child:
             os.write(self._pipe, b"1")
 
     def close(self) -> None:
-        """Forget it."""
+        """Forget it, but for its connections."""
         os.close(self._pipe)
 
 
@@ -71,14 +80,23 @@ class Pair:
     Args:
         serve: runs one gateway in a process of its own, and returns its exit status.
         flight: what all of them note what they try in.
+        dra: one gateway decides on the node: nobody stands by before the first one does.
+        before: when the pair began (nanoseconds of the boot clock; empty: now), and how often in a row it made room in vain.
     """
 
-    def __init__(self, serve: Callable[[Role], int], flight: Flight) -> None:
-        self._serve, self._flight, self._pulse = serve, flight, Pulse()
+    def __init__(
+        self, serve: Callable[[Role], int], flight: Flight, *, dra: bool = False, before: Sequence[int] = ()
+    ) -> None:
+        self._serve, self._flight, self._pulse, self._dra = serve, flight, Pulse(), dra
+        self._in_vain = sum(before[1:])
+        self.resigned: int | None = None
+        """Set where it made room for a newer gateway: how often in vain, should that one end again."""
         self._children: list[_Child] = []
+        self._dead: list[tuple[float, held.Connections]] = []
+        """Until when (monotonic seconds) the connections of those that died live on."""
         self._deaths = Deaths()
         self._started = 0
-        self._born_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self.born_ns = next(iter(before), None) or boot_ns()
         self._not_before = 0.0
         self._status: int | None = None
         self._told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -86,7 +104,7 @@ class Pair:
 
     def run(self) -> int:
         """Keep the pair until it is told to end; return the exit status."""
-        for module in _NEEDED_LATER:
+        for module in (*_NEEDED_LATER, *(_NEEDED_WITH_DRA if self._dra else ())):
             importlib.import_module(module)
         gc.collect()
         gc.freeze()  # What the gateways share is shared as long as nobody writes into it, and the collector does.
@@ -109,33 +127,49 @@ class Pair:
             for child in self._children:
                 _send(child, signal.SIGHUP)
         elif number != signal.SIGCHLD:
-            self._status = 0
+            self._status, self.resigned = 0, None
 
     def _wait(self) -> None:
         """Wait for a death, a word, a signal, or until the next gateway is due."""
-        now = time.monotonic()
-        due = self._due
-        select.select([self._told.fileno(), self._woken], [], [], None if due is None else max(due - now, 0.0))
+        dues = [until for until, _ in self._dead]
+        if (due := self._due) is not None:
+            dues.append(due)
+        wait = max(min(dues) - time.monotonic(), 0.0) if dues else None
+        select.select([self._told.fileno(), self._woken], [], [], wait)
         with contextlib.suppress(BlockingIOError):
             while os.read(self._woken, 64):
                 pass
         self._hear()
         self._bury()
+        self._let_end(time.monotonic())
 
     def _hear(self) -> None:
         """Take what gateways tell a service manager: that of the serving one goes on to ours."""
         while select.select([self._told], [], [], 0)[0]:
-            word, ancillary, _, _ = self._told.recvmsg(_LONGEST_WORD, socket.CMSG_SPACE(_CREDENTIALS.size))
-            sender = next((_CREDENTIALS.unpack(data)[0] for _, _, data in ancillary), 0)
+            word, ancillary, _, _ = self._told.recvmsg(
+                _LONGEST_WORD, socket.CMSG_SPACE(_CREDENTIALS.size) + held.SPACE, socket.MSG_CMSG_CLOEXEC
+            )
+            sender = next(
+                (_CREDENTIALS.unpack(data)[0] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS), 0
+            )
             child = next((one for one in self._children if one.pid == sender), None)
+            said, lent = word.decode(errors="replace"), held.received(ancillary)
             if child is None:
+                held.close(lent)
                 continue
-            said = word.decode(errors="replace")
+            if said.startswith(held.WORD):
+                child.held.take(said, lent)
+            else:
+                held.close(lent)
+            child.ends |= said == notify.STOPPING
             if said == notify.READY and not child.ready:
                 child.ready = True
                 _log.info("ready", gateway=child.pid, serves=child.active)
             if child.active and said in {notify.READY, notify.ALIVE}:
                 notify.tell(said)
+            if child.active and said.startswith(RESIGNS) and self._status is None:
+                self._status, self.resigned = 0, int(said.removeprefix(RESIGNS))
+                _log.info("making room for a newer gateway", gateway=child.pid)
 
     def _bury(self) -> None:
         """Take note of those that died; the one that stood by serves."""
@@ -153,7 +187,15 @@ class Pair:
             child.close()
             self._died(child, os.waitstatus_to_exitcode(how))
 
+    def _let_end(self, now: float) -> None:
+        """Close the connections of those that died long enough ago."""
+        for until, ended in self._dead:
+            if until <= now:
+                ended.close()
+        self._dead = [one for one in self._dead if one[0] > now]
+
     def _died(self, child: _Child, status: int) -> None:
+        self._dead.append((time.monotonic() + held.LONGER, child.held))
         lived = time.monotonic() - child.since
         self._deaths = self._deaths.after(lived)
         self._not_before = time.monotonic() + max(self._deaths.wait, AFTER_DEATH if self._children else 0.0)
@@ -179,12 +221,13 @@ class Pair:
 
     @property
     def _due(self) -> float | None:
-        """When the next gateway is to be started (monotonic seconds); None: two are there."""
+        """When the next gateway is to be started (monotonic seconds); None: not yet, or two are there."""
         if len(self._children) > 1:
             return None
         first = self._children[0] if self._children else None
-        ready = 0.0 if first is None or first.ready else first.since + READY_TIME
-        return max(self._not_before, ready)
+        if first is None or first.ready:
+            return self._not_before
+        return None if self._dra else max(self._not_before, first.since + READY_TIME)
 
     def _start_missing(self) -> None:
         while self._status is None and (due := self._due) is not None and time.monotonic() >= due:
@@ -194,8 +237,8 @@ class Pair:
         reading, writing = os.pipe()
         self._started += 1
         [lane] = {*range(LANES)} - {one.lane for one in self._children} if self._children else [0]
-        role = Role(self._flight, self._pulse, reading, self._born_ns - self._started)
-        parent, first = os.getpid(), not self._children
+        parent, first, born_ns = os.getpid(), not self._children, self.born_ns - self._started
+        role = Role(self._flight, self._pulse, reading, born_ns, first=first, in_vain=self._in_vain)
         pid = os.fork()
         if pid == 0:
             os.close(writing)
@@ -218,6 +261,8 @@ class Pair:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # What changes before it listens is read when it does.
             for child in self._children:
                 child.close()
+                child.held.close()
+            self._let_end(math.inf)
             # The kernel closes what a killed process had open from the highest number down (4.3 and later), and stays at an
             # inotify instance for 5 to 20 ms: connections, sockets and locks with lower numbers would end as much later.
             inotify.kept[:] = *os.pipe(), *os.pipe()
@@ -238,15 +283,25 @@ class Pair:
             os._exit(status)
 
     def _end(self, status: int) -> int:
-        """End the one that stands by, or it would take over; then the other."""
+        """End the one that stands by, or it would take over; then the other.
+
+        With claims one that says that it ends takes nothing over any more, and may have passed on some that a newer gateway answers
+        once the other one has ended.
+        """
         notify.tell(notify.STOPPING)
-        for child in sorted(self._children, key=lambda one: one.active):
+        children = sorted(self._children, key=lambda one: one.active)
+        for child in children:
             _send(child, signal.SIGTERM)
-            if not _ended(child, END_TIME):
-                _log.error("a gateway of the pair doesn't end: killing it", gateway=child.pid)
-                _send(child, signal.SIGKILL)
-                _ended(child, END_TIME)
+            _end_within(child, END_TIME, partial(self._leaves, child))
+        for child in reversed(children):
+            _end_within(child, END_TIME if child.active else ANSWER_TIME)
+            child.held.close()
+        self._let_end(math.inf)
         return status
+
+    def _leaves(self, child: _Child) -> bool:
+        self._hear()
+        return self._dra and child.ends
 
 
 def _send(child: _Child, number: signal.Signals) -> None:
@@ -254,12 +309,20 @@ def _send(child: _Child, number: signal.Signals) -> None:
         os.kill(child.pid, number)
 
 
-def _ended(child: _Child, seconds: float) -> bool:
-    """Wait for a gateway's end; False: it didn't come in time."""
+def _end_within(child: _Child, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+    """Wait for a gateway's end, or for something else, and kill it when neither comes in time."""
+    if not _ended(child, seconds, until):
+        _log.error("a gateway of the pair doesn't end: killing it", gateway=child.pid)
+        _send(child, signal.SIGKILL)
+        _ended(child, END_TIME)
+
+
+def _ended(child: _Child, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+    """Wait for a gateway's end, or for something else; False: neither came in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):
-            if os.waitpid(child.pid, os.WNOHANG)[0] == 0:
+            if os.waitpid(child.pid, os.WNOHANG)[0] == 0 and not until():
                 time.sleep(0.005)
                 continue
         return True

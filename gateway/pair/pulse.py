@@ -1,7 +1,8 @@
 """Word that the other gateway of a pair is dying, some milliseconds before its connections end.
 
 The kernel first lets go of the robust mutexes of a thread that dies, then takes its process's memory apart, and closes its files
-last. So who stands by can make ready what it needs meanwhile. Who serves the resource is decided by the connection alone.
+last. So who stands by can make ready what it needs meanwhile. Who serves the resource is decided by the connection alone, but where
+the kubelet takes a Register while an earlier stream lives: that is the last word of the one that dies.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 from gateway.pair.flight import LANES
 
 _SIZE: Final = 128
-"""Bytes for a mutex, or for its attributes: more than any C library takes."""
+"""Bytes for a mutex, or for its attributes: more than any C library takes; or for a word."""
 _SHARED: Final = 1
 _ROBUST: Final = 1
 
@@ -26,8 +27,9 @@ class Pulse:
 
     def __init__(self) -> None:
         self._libc, self._lane = ctypes.CDLL(None), 0
-        page = mmap.mmap(-1, (LANES + 1) * _SIZE)
-        *self._held, attributes = ((ctypes.c_char * _SIZE).from_buffer(page, at * _SIZE) for at in range(LANES + 1))
+        page = mmap.mmap(-1, (2 * LANES + 1) * _SIZE)
+        places = [(ctypes.c_char * _SIZE).from_buffer(page, at * _SIZE) for at in range(2 * LANES + 1)]
+        self._held, self._words, attributes = places[:LANES], places[LANES:-1], places[-1]
         self._libc.pthread_mutexattr_init(attributes)
         self._libc.pthread_mutexattr_setpshared(attributes, _SHARED)
         self._libc.pthread_mutexattr_setrobust(attributes, _ROBUST)
@@ -38,15 +40,20 @@ class Pulse:
         """Hold this gateway's mutex from now on: call it in its main thread, which lives as long as it does."""
         self._lane = lane
         self._libc.pthread_mutex_trylock(self._held[lane])  # Its owner died, perhaps: then it is held all the same.
+        self.say(b"")
 
-    def at_others_end(self, call: Callable[[], object]) -> None:
-        """Have ``call`` called once, in another thread, when the other gateway dies; never, if there is none now."""
+    def say(self, word: bytes) -> None:
+        """Leave word for the other gateway, instead of what was said before; it reads that when this one dies. Below 128 bytes."""
+        self._words[self._lane].value = word
+
+    def at_others_end(self, call: Callable[[bytes], object]) -> None:
+        """Have ``call`` called once with its last word, in another thread, when the other gateway dies; never, if there is none now."""
         Thread(target=self._wait, args=(self._held[1 - self._lane], call), daemon=True).start()
 
-    def _wait(self, mutex: ctypes.Array[ctypes.c_char], call: Callable[[], object]) -> None:
+    def _wait(self, mutex: ctypes.Array[ctypes.c_char], call: Callable[[bytes], object]) -> None:
         how = self._libc.pthread_mutex_lock(mutex)
         if how == errno.EOWNERDEAD:
             self._libc.pthread_mutex_consistent(mutex)
         self._libc.pthread_mutex_unlock(mutex)  # The next one is to hold it.
         if how == errno.EOWNERDEAD:
-            call()
+            call(self._words[1 - self._lane].value)

@@ -29,6 +29,8 @@ class Bound:
         self._rests = False
         self._place: socket | None = None
         """What listens while it rests."""
+        self.address = ""
+        """Where the server was bound, as the kernel says of each connection that comes there."""
 
     async def bind(self) -> None:
         """Bind it, with a server of its own.
@@ -62,6 +64,7 @@ class Bound:
             ".made"
         )  # When a server ends, gRPC removes the name that it bound, whoever has it then.
         await self._plugin.bind(made)
+        self.address = str(made)
         made.rename(path)
         self._rests = False
         self.close()

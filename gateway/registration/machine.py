@@ -10,7 +10,7 @@ Rules (each a row in the tests; the kubelet's behaviour behind it is cited where
 - A stream proves little too: if a look into the kubelet's own records shows that it doesn't hold us, begin again.
 - Anybody who reaches our socket may call ListAndWatch. The kubelet calls once for each Register, so that one who calls
   besides is somebody else, whose call and end cost the kubelet's stream nothing.
-- Waiting is a state, not a sleep: the shell sets the timers that this module asks for, and tells when they fire.
+- Waiting is a state, not a sleep: the registrar sets the timers that this module asks for, and tells when they fire.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class State(Struct, frozen=True):
     standing_by_for: Age | None = None
     """The gateway that serves the resource instead of this one."""
     refused: bool = False
-    """Whether the kubelet refused the last Register (``succession`` gives the resource back then)."""
+    """Whether the kubelet refused the last Register (the handover gives the resource back then)."""
 
 
 def start(token: str, choice: str, last_accepted: str) -> State:

@@ -1,7 +1,7 @@
 """One resource on this node: its state machine, its device plugin, and what runs between them.
 
 Carries out what ``registration`` decides for the resource: it sends Registers, keeps timers, gives the bound socket its names
-and looks into the kubelet's records. What belongs to the node as a whole is the shell's.
+and looks into the kubelet's records. What belongs to the node as a whole is the daemon's.
 """
 
 from __future__ import annotations
@@ -77,7 +77,11 @@ def _channel(socket: Path) -> grpc.aio.Channel:
 
 
 async def warm_up(socket: Path) -> None:
-    """Connect to the kubelet once for nothing: a process's first channel takes milliseconds more than those after it."""
+    """Connect to the kubelet once for nothing: a process's first channel takes milliseconds more than those after it.
+
+    So does its first handler of calls.
+    """
+    grpc.unary_unary_rpc_method_handler(warm_up)
     channel = _channel(socket)
     try:
         async with asyncio.timeout(WARM_UP):
@@ -109,6 +113,8 @@ class Node(Struct, frozen=True, kw_only=True):
     """Remembers which dialect the kubelet accepted."""
     stood: Callable[[Resource], None]
     """Is told that a resource's registration may stand elsewhere now."""
+    register_at: Callable[[], float]
+    """Tells when the next Register may be sent at the earliest (monotonic seconds)."""
     guard: Callable[..., Any] | None = None
     """What is laid around answers to the kubelet, in a pair."""
 
@@ -290,6 +296,8 @@ class Resource:
         dialect = by_name(offer.dialect)
         if reason := self.plugin.list.too_large(dialect):
             return UNFIT, reason
+        if (wait := self._node.register_at() - time.monotonic()) > 0:
+            await asyncio.sleep(wait)
         socket = self._node.kubelet_socket
         kubelet = kubelet_id(socket)
         if kubelet is None or not listens(socket) or kubelet_id(socket) != kubelet:  # Else another one came in between.

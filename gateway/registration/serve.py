@@ -118,7 +118,7 @@ class DevicePlugin:
 
     ``emit`` takes the registration events that calls cause (a stream opened, ended, a list too large). ``kubelet_minor`` is the
     kubelet's version, where an operator vouches for it. ``grace`` is as of ``DeviceList``; ``guard`` is laid around each answer of a
-    gateway in a pair (``pair.flight``).
+    gateway in a pair (``gateway.pair.flight``).
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""What the gateway tells: its status, metrics, readiness and log."""
+"""What the gateway tells: its status, metrics and readiness; and who asks."""

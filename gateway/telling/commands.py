@@ -87,9 +87,7 @@ class Commands:
             else status.RecordsStatus(),
             ledger=gateway.scribe.state,
             lag_s=round(gateway.tally.lag(now), 6),
-            hindrances=tuple(
-                status.HindranceStatus(source=one.source, reason=one.reason) for one in gateway.hindrances()
-            ),
+            hindrances=tuple(gateway.hindrances()),
             configuration=status.configuration(path, config, now),
             crossing="" if drivers is None else drivers.trouble,
             by_name=sides.ByNameStatus() if drivers is None else drivers.by_name,
@@ -159,7 +157,6 @@ class Commands:
         return {shared: facts(name, device_id) for shared, device_id in one_each.items()}
 
     async def _handle(self, connection: ControlConnection, request: dict[str, Any]) -> None:
-        """Let go of hardware, or look at it again."""
         source = self._gateway.source
         device_ids = self._meant(orders.handle_ids(request))
         try:
@@ -281,7 +278,6 @@ class Commands:
         return not remembered and _state(entries.get(device_id)) in _HERE
 
     def _is_forgotten(self, device_id: str, resource: str) -> bool:
-        """Whether the kubelet forgot who held a device."""
         findings = self._gateway.beliefs.findings(resource)
         return any(
             device_id in one.device_ids

@@ -3,8 +3,6 @@
 Each scrape asks for a new document, unless one came just before. Labels are bounded, because devices are counted by state; a sample
 for each device is opt-in (``--metrics-device-ids``). Counters that people alert on begin at 0, so that their first event is
 seen as an increase.
-
-``python -m gateway.telling.metrics`` prints the table of docs/observability.md.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import asyncio
 import copy
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from itertools import accumulate, product
 from typing import TYPE_CHECKING, Final, Literal
@@ -286,16 +284,3 @@ def _counters(status: GatewayStatus, counted: tally.Tally) -> dict[str, Mapping[
 
 def _from_zero(labels: Iterable[tuple[str, ...]], counts: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
     return {**dict.fromkeys(labels, 0), **counts}
-
-
-def table() -> Iterator[str]:
-    """Write the lines of the table for people, in Markdown."""
-    yield "| metric | type | labels | |"
-    yield "|---|---|---|---|"
-    for family in FAMILIES.values():
-        labels = ", ".join(f"`{label}`" for label in family.labels)
-        yield f"| `{PREFIX}{family.name}` | {family.kind} | {labels} | {family.help} |"
-
-
-if __name__ == "__main__":
-    print(*table(), sep="\n")  # noqa: T201 - that is its job

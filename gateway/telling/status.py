@@ -3,18 +3,14 @@
 One source of truth: ``gateway status`` prints it, the metrics are read from it, and the control socket answers with it.
 Pure: ``gateway.telling.commands`` fills it in with what the gateway holds anyway.
 The format only grows. Times are ages in seconds (fields in ``_s``), by a clock that never jumps.
-
-``python -m gateway.telling.status`` prints the JSON schema of ``gateway status --json``.
 """
 
 from __future__ import annotations
 
-import inspect
-import json
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -138,13 +134,6 @@ class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceStatus, ...] = ()
 
 
-class HindranceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What keeps a source of devices from telling of them, or from offering some: its name, and the reason in words."""
-
-    source: str
-    reason: str
-
-
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration file.
 
@@ -177,7 +166,7 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
     books: RecordsStatus
     ledger: FileState
     lag_s: float = 0.0
-    hindrances: tuple[HindranceStatus, ...] = ()
+    hindrances: tuple[source.Hindrance, ...] = ()
     configuration: Configuration | None = None
     drivers: tuple[DriverStatus, ...] = ()
     sides: tuple[SideStatus, ...] = ()
@@ -314,15 +303,3 @@ def age(moment: float, now: float) -> float:
 def age_or_none(moment: float | None, now: float) -> float | None:
     """Do so of a moment that there may be none of."""
     return None if moment is None else age(moment, now)
-
-
-def schema() -> dict[str, Any]:
-    """Give the JSON schema (draft 2020-12) of ``gateway status --json``."""
-    found = msgspec.json.schema(Gateways)
-    for definition in found["$defs"].values():
-        definition["description"] = inspect.cleandoc(definition["description"])  # as Python 3.13 and later keep it
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
-
-
-if __name__ == "__main__":
-    print(json.dumps(schema(), indent=1))  # noqa: T201 - that is its job

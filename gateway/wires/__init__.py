@@ -1,1 +1,1 @@
-"""The transports beneath: the control socket, HTTP and the service manager."""
+"""What leaves the process: the control socket, HTTP, the service manager's socket, and the log."""

@@ -201,7 +201,6 @@ class ControlServer:
         task.add_done_callback(ended)
 
     async def _serve(self, connection: ControlConnection, *, full: bool) -> None:
-        """Meet the requests of one connection, one after the other."""
         with contextlib.suppress(ControlError):  # It went while it was answered.
             if full:
                 await connection.send({"error": f"{MAX_CONNECTIONS} connections are open already: try again later"})

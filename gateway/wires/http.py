@@ -294,7 +294,6 @@ class HttpServer:
         self._loop.add_reader(connection.fd, self._readable, connection)
 
     def _end(self, connection: _Connection) -> None:
-        """End a connection, wherever it stands."""
         if connection not in self._open:
             return
         del self._open[connection], self._at[connection.stage][connection]

@@ -14,7 +14,7 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 READY: Final = "READY=1"
 ALIVE: Final = "WATCHDOG=1"
@@ -24,15 +24,22 @@ _SHORTEST: Final = 0.05
 """Seconds: a manager that wants one more often wants a busy event loop."""
 
 
-def tell(word: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Tell the manager, if there is one. Never waits and never raises: a manager that doesn't listen is no trouble of ours."""
+def tell(word: str, environment: Mapping[str, str] = os.environ, descriptors: Sequence[int] = ()) -> None:
+    """Tell the manager, if there is one, and give it copies of open descriptors.
+
+    Never waits and never raises: a manager that doesn't listen is no trouble of ours.
+    """
     name = environment.get("NOTIFY_SOCKET", "")
     if not name:
         return
     address = f"\0{name[1:]}" if name.startswith("@") else name
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.settimeout(0)
-        sender.sendto(word.encode(), address)
+        sender.connect(address)
+        if descriptors:
+            socket.send_fds(sender, [word.encode()], descriptors)
+        else:
+            sender.send(word.encode())
 
 
 def watchdog(environment: Mapping[str, str] = os.environ) -> float | None:

@@ -169,7 +169,6 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "mps": ({"config.map": {"a": "sharing: {mps: {resources: []}}"}}, "config.map.a: sharing.mps is refused"),
     "no-yaml": ({"config.map": {"a": "a: [1"}}, "config.map.a: is no YAML"),
     "rocm": ({"dp.resources": {"limits": {}}, "node_selector": {"a": "b"}}, "dp.resources: a value of ROCm's chart"),
-    "standby-and-dra": ({"gateway.standby": True, "gateway.dra": True}, "choose one of standby and dra"),
     "wrong-type": ({"migStrategy": 3}, "migStrategy"),
     "wrong-backend": ({"gateway.backend": "intel"}, "backend"),
 }
@@ -235,6 +234,10 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
         {"FAIL_ON_INIT_ERROR": "false", "PASS_DEVICE_SPECS": "true", "GDS_ENABLED": "true", "MOFED_ENABLED": None},
     ),
     "standby": ({"gateway.standby": True}, {"GATEWAY_STANDBY": "true"}),
+    "standby-and-dra": (
+        {"gateway.standby": True, "gateway.dra": True},
+        {"GATEWAY_STANDBY": "true", "GATEWAY_DRA": "only"},
+    ),
     "gpu-metrics": ({"gateway.gpuMetrics": True}, {"GATEWAY_GPU_METRICS": "true"}),
     "texts": (
         {

@@ -1,6 +1,6 @@
 """Whatever happens at once to a node whose gateway serves both APIs (--dra on): no GPU is ever with two, and in the end none is lost.
 
-The gateway is a process that is killed and started; the kubelet is an emulated 1.37 that restarts, the API server a stand-in that
+The gateway is a process that is killed and started, or a pair, either of which is killed; the kubelet is an emulated 1.37 that restarts, the API server a stand-in that
 goes away. Pods, claims, orders to cross and faults come when a seed says so. For more of it:
 
     STORMS=20 STORM_SECONDS=40 .venv/bin/python -m pytest tests/compat/test_dra_storm.py
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import random
+import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -24,6 +25,7 @@ import pytest
 from adapters import pluginregistration
 from adapters.dra.plugin import V1
 from devices.claims import ClaimName, Refused
+from gateway.lab.bench.standby import children
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
@@ -51,14 +53,16 @@ ENDS = 90.0
 # CDI specifications go where any user may write.
 _RUN = (
     "import sys, pathlib; from devices.gpu import cdi_files; from gateway.dra import cdi; "
-    "cdi_files.FOLDER = cdi.FOLDER = pathlib.Path(sys.argv.pop(1)); from gateway.cli.main import main; main()"
+    "cdi_files.FOLDER = cdi.FOLDER = pathlib.Path(sys.argv.pop(1)); from gateway.cli.main import main; "
+    "from gateway.pair import policy; policy.YOUNG = 0.0; main()"  # They die young here.
 )
 
 
 class Storm:
     """A node, and all that happens on it at once."""
 
-    def __init__(self, seed: int, folder: Path, server: ApiServer) -> None:
+    def __init__(self, seed: int, folder: Path, server: ApiServer, *, standby: bool = False) -> None:
+        self.standby = standby
         self.random, self.folder, self.server = random.Random(seed), folder, server  # noqa: S311 - no secret
         self.plugins, self.registry = folder / "dp", folder / "plugins_registry"
         for one in (self.plugins, self.registry, folder / "state"):
@@ -159,22 +163,27 @@ class Storm:
 
     async def start_gateway(self) -> None:
         options = ["--dra", "on", "--node-name", "n1", "--kubeconfig", str(self.folder / "kubeconfig")]
+        options += ["--standby"] if self.standby else []
         command = gateway_command(self.plugins, self.folder / "state", self.profile, options=options)
         command = [sys.executable, "-c", _RUN, str(self.folder / "cdi"), *command[3:]]
         self.gateway = await GatewayProcess.launch(command, self.folder / "log")
 
     async def start_kubelet(self) -> None:
         """Start the next kubelet; it deletes the node's slices."""
-        manager = DeviceManager(behaviour("1.37"), self.plugins)
-        await manager.start([Demand(name, GPU, len(ids)) for name, ids in self.holders.items() if name[0] == "p"])
-        self.manager = manager
+        self.manager = DeviceManager(
+            behaviour("1.37"), self.plugins
+        )  # Who is admitted by the one before from now on never runs.
+        await self.manager.start([Demand(name, GPU, len(ids)) for name, ids in self.holders.items() if name[0] == "p"])
         if SLICE in self.server.objects:
             self.server.remove(SLICE)
 
     async def fault(self) -> None:
         what = self.random.choice(("killed", "ended", "rolled", "rolled", "kubelet", "kubelet", "away", "unhealthy"))
         self.saw[what] += 1
-        if what == "killed":
+        if what == "killed" and self.standby and (pair := children(self.gateway.pid)):
+            os.kill(self.random.choice(pair), signal.SIGKILL)
+            self.saw[f"killed, of {len(pair)}"] += 1
+        elif what == "killed":
             await self.gateway.kill()
             await self.start_gateway()
         elif what == "ended":
@@ -288,9 +297,10 @@ class Storm:
                 await driver.channel.close()
 
 
+@pytest.mark.parametrize("standby", [False, True], ids=["alone", "a pair"])
 @pytest.mark.parametrize("seed", range(STORMS))
-async def test_no_gpu_is_with_two_and_none_is_lost(seed: int, folder: Path, server: ApiServer) -> None:
-    storm = Storm(seed, folder, server)
+async def test_no_gpu_is_with_two_and_none_is_lost(seed: int, folder: Path, server: ApiServer, standby: bool) -> None:
+    storm = Storm(seed, folder, server, standby=standby)
     async with storm.node():
         await until(storm.has_begun, ENDS, every=0.2)
         async with asyncio.timeout(SECONDS + ENDS):

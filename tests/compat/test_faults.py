@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lab.cell import Cell, CellError
 from gateway.lab.kubelets.build import built
+from gateway.lab.namespaces import Namespaces, NamespacesError
 from gateway.lab.trials.faults import FAULTS, alone
 from gateway.lab.trials.gauntlet import Player, Step
 
@@ -68,27 +68,27 @@ async def test_a_kubelet_that_is_not_built_is_asked_for() -> None:
 
 
 @pytest.fixture
-async def cell() -> AsyncIterator[Cell]:
+async def namespaces() -> AsyncIterator[Namespaces]:
     try:
-        made = await Cell.open()
-    except CellError as error:
+        made = await Namespaces.open()
+    except NamespacesError as error:
         pytest.skip(str(error))
     async with made:
         yield made
 
 
-async def test_what_is_mounted_inside_is_only_there(cell: Cell, tmp_path: Path) -> None:
-    await cell.run("mount", "-t", "tmpfs", "-o", "size=64k", "state", str(tmp_path))
-    (cell.inside(tmp_path) / "file").write_text("inside")
+async def test_what_is_mounted_inside_is_only_there(namespaces: Namespaces, tmp_path: Path) -> None:
+    await namespaces.run("mount", "-t", "tmpfs", "-o", "size=64k", "state", str(tmp_path))
+    (namespaces.inside(tmp_path) / "file").write_text("inside")
     assert not (tmp_path / "file").exists()
     with pytest.raises(OSError, match="No space left"):
-        (cell.inside(tmp_path) / "filler").write_bytes(b"\0" * 100_000)
+        (namespaces.inside(tmp_path) / "filler").write_bytes(b"\0" * 100_000)
 
 
-async def test_a_limit_holds_for_who_is_inside(cell: Cell) -> None:
+async def test_a_limit_holds_for_who_is_inside(namespaces: Namespaces) -> None:
     before = await _limit()
-    await cell.limit("max_inotify_instances", 0)
-    assert await _limit(*cell.prefix) == b"0\n"
+    await namespaces.limit("max_inotify_instances", 0)
+    assert await _limit(*namespaces.prefix) == b"0\n"
     assert await _limit() == before
 
 
@@ -99,12 +99,12 @@ async def _limit(*prefix: str) -> bytes:
     return told
 
 
-async def test_a_mount_on_a_folder_refuses_links_out_of_it(cell: Cell, tmp_path: Path) -> None:
+async def test_a_mount_on_a_folder_refuses_links_out_of_it(namespaces: Namespaces, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "file").touch()
-    await cell.run("mount", "--bind", str(folder), str(folder))
-    with pytest.raises(CellError, match=os.strerror(errno.EXDEV)):
-        await cell.run("ln", str(folder / "file"), str(tmp_path / "link"))
-    await cell.run("umount", "--lazy", str(folder))
-    await cell.run("ln", str(folder / "file"), str(tmp_path / "link"))
+    await namespaces.run("mount", "--bind", str(folder), str(folder))
+    with pytest.raises(NamespacesError, match=os.strerror(errno.EXDEV)):
+        await namespaces.run("ln", str(folder / "file"), str(tmp_path / "link"))
+    await namespaces.run("umount", "--lazy", str(folder))
+    await namespaces.run("ln", str(folder / "file"), str(tmp_path / "link"))

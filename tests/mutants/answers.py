@@ -13,7 +13,7 @@ RULES = {
     "W6": "a device that went stays in the specification, up to a number",
     "W7": "a specification is replaced whole, only when it changed, and somebody else's is left alone",
     "W8": "the driver's files are looked for inside its root only, and none at all is said",
-    "W9": "AMD's GPUs are their nodes: all of them, or a refusal",
+    "W9": "AMD's GPUs, and those of a vendor without rules, are their nodes: all of them, or a refusal",
     "W11": "the specification has the hooks, links and files of NVIDIA's, but for the hooks that an operator disables",
     "W10": "an answer is given again only while all that it rests on is the same",
 }
@@ -287,6 +287,14 @@ MUTANTS = (
         "if resource.startswith(one.prefix)), PLAIN)",
         "if resource.startswith(one.prefix)), next(iter(vendors)))",
         f"{_ANSWERS}::test_a_vendor_without_rules_gets_its_device_nodes_and_never_a_variable",
+    ),
+    Mutant(
+        "W9",
+        "an unknown vendor's device that went is taken for a MIG instance",
+        "devices/gpu/vendor.py",
+        "        return False\n",
+        '        return uuid.startswith("MIG-")\n',
+        f"{_ANSWERS}::test_of_a_vendor_without_rules_no_device_goes_on_purpose",
     ),
     Mutant(
         "W2",

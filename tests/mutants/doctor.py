@@ -61,7 +61,7 @@ MUTANTS = (
     Mutant(
         "DOC2",
         "what another gateway serves counts against this one",
-        "gateway/telling/wanting.py",
+        "gateway/telling/unserved.py",
         "one.name not in served and not one.standing_by_for",
         "one.name not in served",
         _QUIET,
@@ -69,7 +69,7 @@ MUTANTS = (
     Mutant(
         "DOC2",
         "what DRA offers isn't served",
-        "gateway/telling/wanting.py",
+        "gateway/telling/unserved.py",
         "one.phase == Phase.SERVING.value or _is_claimed(one)",
         "one.phase == Phase.SERVING.value",
         _QUIET,
@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant(
         "DOC2",
         "a driver that no kubelet took is served",
-        "gateway/telling/wanting.py",
+        "gateway/telling/unserved.py",
         " and _NOT_YET not in one.trouble",
         "",
         f"{_TEST}::test_other_forms_of_a_fault_have_the_same_code",

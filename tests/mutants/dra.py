@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant(
         "DRA3",
         "a request of any size is taken",
-        "adapters/dra/spelling.py",
+        _PLUGIN,
         "if len(data) > MAX_BYTES:",
         "if False:",
         f"{_SPELLED}::test_requests_are_bounded",
@@ -302,6 +302,14 @@ MUTANTS = (
         "left, ASK_AGAIN",
         "left, 60",
         f"{_DRIVEN}::test_what_another_instance_gives_back_is_noticed",
+    ),
+    Mutant(
+        "DRA8",
+        "the kubelet's answer waits for the lists",
+        _DRIVER,
+        "asyncio.get_running_loop().call_later(TELLS, self._stock.claimed)",
+        "self._stock.claimed()",
+        f"{_DRIVEN}::test_the_lists_are_made_anew_when_the_kubelet_has_its_answer",
     ),
     Mutant(
         "DRA8",

@@ -106,6 +106,14 @@ MUTANTS = (
     ),
     Mutant(
         "FL4",
+        "nobody says that a kubelet before 1.36 ends pods that have DRA's GPUs by name",
+        "gateway/cli/advice.yaml",
+        "    at: 1.36.0\n    ways: [down]\n",
+        "    at: 1.36.0\n    ways: [up]\n",
+        "tests/unit/test_plan.py::test_what_a_hop_crosses",
+    ),
+    Mutant(
+        "FL4",
         "the oldest kubelets cross first",
         _CROSSOVER,
         "newest = sorted(by_version.items(), key=lambda item: item[0].release, reverse=True)",

@@ -38,6 +38,22 @@ MUTANTS = (
     ),
     Mutant(
         "X1",
+        "without health checks a GPU that can't be looked at has recovered",
+        "devices/gpu/nvidia/health.py",
+        'if cause == "unreachable" or (counts and not checks.none):',
+        "if counts and not checks.none:",
+        f"{_HEALTH}::test_one_that_can_not_be_looked_at_stays_so_where_nothing_is_checked",
+    ),
+    Mutant(
+        "X1",
+        "other settings leave what was judged by those before",
+        "devices/gpu/nvidia/health.py",
+        "trouble = ill.trouble if ill.xid is None else judged(ill.xid, checks)",
+        "trouble = ill.trouble",
+        f"{_HEALTH}::test_what_counts_no_longer_has_recovered",
+    ),
+    Mutant(
+        "X1",
         "only what the operator disables is ignored",
         "devices/gpu/nvidia/health.py",
         "dict.fromkeys(off | IGNORED, True)",

@@ -233,7 +233,7 @@ MUTANTS = (
         "M7",
         "a takeover waits for a thread to say that nobody has written",
         "gateway/memory/scribe.py",
-        "        if not patient and self._ledger.current:",
+        "        if self._ledger.current:",
         "        if False:",
         f"{_SCRIBE}::test_a_state_file_that_nobody_wrote_is_looked_at_without_a_thread",
     ),

@@ -14,7 +14,7 @@ RULES = {
     "O7": "ready is who has done its part: only our own failure towards a running kubelet is none, and the loop alone is life",
     "O8": "a service manager is told of the life of the event loop, and of readiness when a kubelet can be served",
     "O10": "a task that fails is told of, also where nobody waits for it",
-    "O9": "an idle gateway holds no connection to the kubelet",
+    "O9": "an idle gateway holds no connection to the kubelet, and isn't woken for nothing",
 }
 
 _TALLY = "tests/unit/test_tally.py"
@@ -150,6 +150,14 @@ MUTANTS = (
         "what is in use is tried to be given back again and again",
         "gateway/process.py",
         "else min(2 * wait, TRIM_SELDOM)",
+        "else wait",
+        "tests/unit/test_observe.py::test_memory_goes_back_when_it_has_grown",
+    ),
+    Mutant(
+        "O9",
+        "memory that doesn't grow is looked at as often as what does",
+        "gateway/process.py",
+        "else min(2 * wait, TRIM_IDLE)",
         "else wait",
         "tests/unit/test_observe.py::test_memory_goes_back_when_it_has_grown",
     ),

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from adapters.dra import health
 from adapters.dra.plugin import PluginApi
-from adapters.dra.spelling import parse, serialize
 from adapters.pb.dra import health_pb2
+from adapters.spelling import parse, serialize
 from devices.claims import Answers, ClaimName, DeviceHealth, Prepared, Refused
 
 _MEANINGS = {health_pb2.HEALTHY: True, health_pb2.UNHEALTHY: False}

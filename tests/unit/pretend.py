@@ -21,12 +21,18 @@ GUARD = 60.0
 
 
 async def speaks(api: str, folder: Path) -> None:
-    """A gateway finds out that kubelet 1.38 speaks ``api``, and serves it; and that 1.37 before and after doesn't."""
+    """A gateway finds out that kubelet 1.38 speaks ``api``, and serves it; and that those before don't, the oldest neither."""
     assert levels.level(registry.by_name(api), levels.Evidence("grpc-go/1.99.0")).low == 38
     assert build.available()[-1] == "1.38"
     async with await GatewayProcess.launch(gateway_command(folder / "dp", folder / "state")) as gateway:
         await gateway.begun()
-        for version, spoken in (("1.37", "v1beta1"), ("1.38", api), ("1.37", "v1beta1")):
+        for version, spoken in (
+            ("1.37", "v1beta1"),
+            ("1.38", api),
+            ("1.8", "0.1"),
+            ("1.9", "v1alpha2"),
+            ("1.37", "v1beta1"),
+        ):
             mark = gateway.seen
             async with await Kubelet.launch(version, folder / "dp") as kubelet:
                 await kubelet.start()

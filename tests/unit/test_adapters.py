@@ -40,13 +40,15 @@ from tests.unit import strategies as model
 NEWEST = Level(37, 37)
 
 
-def _generated_anew(package: str) -> Any:
-    """v1beta1's messages as another package's, as protoc would generate them."""
+def _generated_anew(package: str, shift: int = 0) -> Any:
+    """v1beta1's messages as another package's, as protoc would generate them; their fields have numbers higher by ``shift``."""
     proto = FileDescriptorProto.FromString(v1beta1_pb2.DESCRIPTOR.serialized_pb)
     proto.name = f"tests/{package}.proto"
     fully = f".{proto.package}.", f".{package}."
     proto.package = package
     for message in proto.message_type:
+        for field in message.field:
+            field.number += shift
         for field in [*message.field, *(one for nested in message.nested_type for one in nested.field)]:
             if field.type_name:
                 field.type_name = field.type_name.replace(*fully)
@@ -65,6 +67,8 @@ def _generated_anew(package: str) -> Any:
 
 FUTURE: Dialect = Beta("v1", Level(40), _generated_anew("v1"), RULES)
 """A version that nobody has written yet, made by one line, in the process that knows pod-resources ``v1``."""
+SHIFTED: Dialect = Beta("v2", Level(41), _generated_anew("v2", shift=100), RULES)
+"""One whose messages have other numbers than v1beta1's."""
 # Each property runs for each message and dialect or pair of them, so few examples each are many; and a busy machine is
 # no failure.
 few = settings(max_examples=30, deadline=None)
@@ -228,6 +232,21 @@ def _spoken(message: Message, dialect: Dialect, value: Any) -> Any:
     read = message.decode(dialect, wire.data)
     assert read == reduce(lambda left, field: message.fields[field][1](left), lost, value)
     return read
+
+
+def test_a_version_of_the_future_has_services_of_its_own() -> None:
+    assert (FUTURE.registration_service, FUTURE.plugin_service) == ("v1.Registration", "v1.DevicePlugin")
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.name)
+@few
+@given(data=st.data())
+def test_a_version_of_the_future_is_spelled_by_its_own_messages_alone(message: Message, data: st.DataObject) -> None:
+    value = data.draw(message.values)
+    known = by_name("v1beta1")
+    own, as_known = message.encode(SHIFTED, value).data, message.encode(known, value).data
+    assert message.decode(SHIFTED, own) == message.decode(known, as_known)
+    assert (own == as_known) == (as_known == b"")
 
 
 @pytest.mark.parametrize("dialect", [*DIALECTS, FUTURE], ids=lambda dialect: dialect.name)

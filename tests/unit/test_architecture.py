@@ -67,6 +67,16 @@ def test_a_file_that_it_names_is_there(path: str) -> None:
     assert (ROOT / path).exists()
 
 
+def test_the_code_has_what_the_glossary_says_of_it() -> None:
+    rows = re.findall(r"^\| [^|]+ \| [^|]+ \| ([^|]+) \|$", PAGE.split("\n## Words\n")[1], re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([A-Z]\w+)(?:\.\w+)?`", row)}
+    code = "".join(
+        file.read_text() for room in ("adapters", "devices", "gateway") for file in (ROOT / room).rglob("*.py")
+    )
+    assert len(named) > 8
+    assert [name for name in named if not re.search(rf"^(class {name}\b|{name} = )", code, re.MULTILINE)] == []
+
+
 def test_the_tables_have_every_state_of_both_machines() -> None:
     page = machines.page()
     for states in (Phase, Older, Newer):

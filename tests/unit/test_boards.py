@@ -33,6 +33,7 @@ from gateway.kubelet import beliefs
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import CHECKPOINT, Look
 from gateway.kubelet.watch import KUBELET_SOCKET
+from gateway.lab.waiting import until
 from gateway.lists import HOLDERS_AGAIN
 from gateway.memory.holdings import RECORDED_WITHIN
 from gateway.memory.ledger import Ledger
@@ -875,6 +876,32 @@ async def test_what_another_gateway_served_is_taken_up_as_it_is_now(
     await node.gateway.others._take_up()
     assert node.states(GPUS) == {"U1": State.WITHDRAWN, "U2": State.LOST}
     assert node.free() == {"nvidia.com/gpu.shared": ["U0::0", "U0::1"]}
+
+
+async def test_what_the_one_before_gave_last_is_known_before_its_offers_are_forgotten(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older gateway has handed over, and a pod got a GPU of it just before: the kubelet hasn't written that down yet."""
+    await node.pods()
+    await node.sees(*WHOLE)
+    assert await node.gateway.scribe.durable()
+    monkeypatch.setattr(node.gateway.others, "living", lambda: {OLDER: Path()})
+    monkeypatch.setattr(node.gateway.lists._owners, "_elsewhere", lambda _: True)
+    checkpoint = node.folder / "dp" / CHECKPOINT
+    checkpoint.write_text('{"PodDeviceEntries": [], "RegisteredDevices": {"nvidia.com/gpu": ["U0", "U1"]}}')
+    await node.looks()
+    await node.edit(TWICE)
+    assert node.free() == {}, "the older one offers them"
+    other = Ledger(node.folder / "state")
+    other.load()
+    other.hand_out(GPUS, ["U0"], "v1beta1", time.time())
+    snapshot = other.snapshot()
+    other.settle(snapshot, other.save(snapshot))
+    monkeypatch.setattr(node.gateway.lists._owners, "_elsewhere", lambda _: False)
+    checkpoint.write_text('{"PodDeviceEntries": [], "RegisteredDevices": {}}')
+    await node.looks()
+    await until(lambda: bool(node.free()))
+    assert node.free() == {GPUS: ["U1::0", "U1::1"]}
 
 
 # What the kubelet forgot.

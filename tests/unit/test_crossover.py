@@ -134,6 +134,10 @@ def test_where_nobody_can_cross_nothing_is_advised() -> None:
     assert list(found.rows) == ["claims-unknown"]
 
 
+def test_the_way_back_names_what_an_older_kubelet_ends() -> None:
+    assert any("below 1.36" in line for line in made(node("a", "1.37")).back)
+
+
 def test_who_is_left_out_and_who_cant_be_judged() -> None:
     found = made(node("a", "1.37"), node("b", "1.37", 0), node("c", "odd"), node("d", "v1.99.0"))
     assert (found.nodes, found.without, found.devices) == (3, 1, 8)

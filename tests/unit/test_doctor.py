@@ -23,6 +23,7 @@ import yaml
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
+from devices.source import Hindrance
 from gateway.cli.doctor import release
 from gateway.cli.main import gateway
 from gateway.doctor import checks, collect
@@ -35,7 +36,6 @@ from gateway.telling.status import (
     Configuration,
     DeviceStatus,
     GatewayStatus,
-    HindranceStatus,
     MismatchStatus,
     ResourceStatus,
 )
@@ -378,7 +378,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0216": throttled,
     "DPG0217": written("sys/fs/cgroup/kubepods/gateway/memory.events", "oom 2\noom_kill 2\n"),
     "DPG0218": from_the_future,
-    "DPG0219": status_of(hindrances=(HindranceStatus(source="nvidia", reason="NVML: Driver Not Loaded"),)),
+    "DPG0219": status_of(hindrances=(Hindrance(source="nvidia", reason="NVML: Driver Not Loaded"),)),
     "DPG0220": status_of(lag_s=0.4),
     "DPG0301": unloaded,
     "DPG0302": nvml("missing", "NVML: Library Not Found"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.dialect import MalformedError
-from adapters.dra import health, plugin, spelling
+from adapters.dra import health, plugin
 from adapters.dra.plugin import APIS, V1, V1BETA1, PluginApi, UnsayableShareError
 from adapters.pb.dra import health_pb2, v1_pb2, v1beta1_pb2
 from adapters.pb.pluginregistration import v1_pb2 as registration_pb2
@@ -153,8 +153,8 @@ def test_requests_are_bounded() -> None:
     with pytest.raises(MalformedError, match="at most 1024 claims in a request, got 1025"):
         V1.decode_prepare_request(f(1, b"") * (plugin.MAX_CLAIMS + 1))
     assert len(V1.decode_prepare_request(f(1, b"") * plugin.MAX_CLAIMS)) == plugin.MAX_CLAIMS
-    with pytest.raises(MalformedError, match=f"at most {spelling.MAX_BYTES} bytes, got {spelling.MAX_BYTES + 1}"):
-        V1.decode_prepare_request(bytes(spelling.MAX_BYTES + 1))
+    with pytest.raises(MalformedError, match=f"at most {plugin.MAX_BYTES} bytes, got {plugin.MAX_BYTES + 1}"):
+        V1.decode_prepare_request(bytes(plugin.MAX_BYTES + 1))
 
 
 text = st.text(max_size=20).filter(lambda one: one.encode(errors="replace").decode() == one)

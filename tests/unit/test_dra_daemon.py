@@ -27,7 +27,7 @@ from devices.life.states import State
 from devices.policy import ListStrategy, Policy
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
-from gateway.dra import cdi, driver, drivers, sockets
+from gateway.dra import cdi, driver, drivers, service, sockets
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubernetes import access
 from gateway.lab.gatewayproc import BEGUN
@@ -282,7 +282,7 @@ async def test_a_kubelet_that_takes_one_instance_gets_one(
         return others(registry, name, token)
 
     monkeypatch.setattr(sockets, "others", look)
-    monkeypatch.setattr(drivers, "BIND_AGAIN", 0.02)
+    monkeypatch.setattr(service, "BIND_AGAIN", 0.02)
     place.server.change("/api/v1/nodes/n1", lambda one: one["status"]["nodeInfo"].update(kubeletVersion=version))
     registry = place.folder / "plugins_registry"
     older = sockets.path_of(registry, "gpu.nvidia.com", "0" * 8)

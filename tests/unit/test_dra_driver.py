@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -77,7 +77,7 @@ class Stock:
     def claimed(self) -> None:
         self.changes += 1
 
-    async def given_back(self, _: ClaimName) -> None:
+    async def given_back(self, _: ClaimName, had: Collection[str]) -> None:
         self.changes += 1
 
     def registered(self) -> None:
@@ -162,6 +162,16 @@ async def test_a_prepared_claim_is_on_disk_and_specified_before_the_kubelet_hear
         "env": ["VISIBLE=GPU-0"],
         "deviceNodes": [{"path": "/dev/GPU-0", "hostPath": "/dev/GPU-0", "permissions": "rw"}],
     }
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(60.0, 0), (0.0, 1)])
+async def test_the_lists_are_made_anew_when_the_kubelet_has_its_answer(
+    node: Node, monkeypatch: pytest.MonkeyPatch, seconds: float, told: int
+) -> None:
+    """The answer doesn't wait for them, and they don't for ever."""
+    monkeypatch.setattr(driver, "TELLS", seconds)
+    assert not isinstance(await node.of.prepare(ASKED), Refused)
+    assert node.stock.changes == told
 
 
 async def test_asked_again_it_is_the_same_answer_without_the_api_server(node: Node) -> None:

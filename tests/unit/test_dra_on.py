@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -29,8 +29,7 @@ from devices.model import ContainerAnswer
 from gateway.age import Age
 from gateway.cli import main
 from gateway.daemon import RESIGNED, Gateway
-from gateway.dra import cdi, crossing, desk, driver, publisher
-from gateway.dra import drivers as drivers_module
+from gateway.dra import cdi, crossing, desk, driver, publisher, service
 from gateway.dra.crossing import Crossing
 from gateway.dra.drivers import Drivers
 from gateway.dra.publisher import Publisher
@@ -45,6 +44,7 @@ from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.lab.kubelets.pluginclient import CallError
 from gateway.memory import holdings
 from gateway.memory.ledger import Ledger
+from gateway.memory.scribe import Scribe
 from gateway.sides import lent
 from gateway.sides.table import ANNOTATION, Side
 from gateway.telling import probes
@@ -433,6 +433,16 @@ async def test_a_pod_that_was_given_to_the_node_before_is_admitted_first(
         await node.stand(a="dra", b="plugin")
 
 
+async def test_who_is_not_admitted_yet_is_asked_about_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole fleet may ask the API server at once."""
+    monkeypatch.setattr(allocatable, "SETTLE", 0.0)
+    monkeypatch.setattr(allocatable, "PATIENCE", 1.0)
+    arriving, began = AsyncMock(return_value=True), time.monotonic()
+    await allocatable.Allocatable(AsyncMock(), NODE, arriving).lower({GPU: ()})
+    assert time.monotonic() - began >= 1.0
+    assert 3 <= arriving.await_count <= 5
+
+
 async def test_what_a_pod_holds_crosses_when_it_ended_and_comes_back_after_the_claim(node: Node) -> None:
     async with node.gateway() as one:
         await node.allocatable(2)
@@ -613,7 +623,7 @@ async def test_on_the_way_back_a_pod_by_name_counts_whose_claim_is_not_prepared_
         crossing_ = drivers(one).crossing
         assert crossing_ is not None
         crossing_._allocated = {}  # The API server is away, and another pod's claim ends.
-        await crossing_.bring_back((), replace(asked, name="d"))
+        await crossing_.bring_back((), replace(asked, name="d"), ())
         assert crossing_.side(A) is Side.TO_PLUGIN
         assert (await node.manager.admit("p1", {GPU: 1})).devices[GPU] == (B,)
         assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
@@ -637,19 +647,40 @@ async def test_what_is_over_before_it_is_prepared_comes_back(node: Node, monkeyp
         await node.allocatable(2)
 
 
+@contextlib.contextmanager
+def offered_still(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have a ResourceSlice offer the first GPU, whoever it belongs to."""
+    with monkeypatch.context() as late:
+        late.setattr(Publisher, "free", lambda _: frozenset({("gpu.nvidia.com", "gpu-0")}))
+        yield
+
+
 async def test_what_a_pod_by_name_had_waits_while_a_slice_offers_it(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with node.gateway() as one:
         asked = await node.lent()
-        with monkeypatch.context() as late:
-            late.setattr(Publisher, "free", lambda _: frozenset({("gpu.nvidia.com", "gpu-0")}))
+        with offered_still(monkeypatch):
             await node.claims.unprepare(V1, asked)
             await until(lambda: states(one)[A] is State.RETURNING)
             node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/c")
             assert await node.cross("dra", dry_run=True) == {A: "to-plugin", B: "plugin"}
             await node.allocatable(2)
         await node.stand(a="plugin", b="plugin")
+
+
+async def test_what_a_pod_by_name_had_in_part_waits_until_it_is_known_who_has_the_rest(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway() as one:
+        asked = await node.lent()
+        with offered_still(monkeypatch):
+            await node.claims.unprepare(V1, asked)
+            await until(lambda: states(one)[A] is State.RETURNING)
+        for had, side in (((), Side.TO_PLUGIN), ((A,), Side.PLUGIN)):
+            owners(one)._allocated = {}  # Nobody was asked.
+            await owners(one).bring_back((), asked, had)
+            assert owners(one).side(A) is side
 
 
 async def test_what_a_pod_by_name_keeps_is_given_to_no_other_and_not_forgotten(node: Node) -> None:
@@ -670,7 +701,7 @@ async def test_what_a_pod_by_name_keeps_is_given_to_no_other_and_not_forgotten(n
 
 
 async def test_its_driver_is_there_as_soon_as_it_knows_the_kubelet(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drivers_module, "BIND_AGAIN", 60.0)
+    monkeypatch.setattr(service, "BIND_AGAIN", 60.0)
     async with node.gateway():
         assert list((node.place.folder / "plugins_registry").iterdir())
 
@@ -812,28 +843,57 @@ async def test_without_its_state_file_it_gives_nothing_before_it_knows_the_claim
         assert one.ledger.sides[crossing.REST] is Side.PLUGIN
 
 
+@pytest.mark.parametrize(
+    "first", ["no profile", "resources: {nvidia.com/gpu: {gpus: []}}", PROFILE], ids=["unknown", "none", "not all"]
+)
 async def test_without_its_state_file_it_gives_nothing_before_it_knows_its_devices(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: Node, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     """Which of them a claim has can't be told before: a driver may take seconds to start."""
-    looks, look = 0, Crossing._look
+    looks, look, told = 0, Crossing._look, asyncio.Event()
 
     async def looked(one: Crossing) -> float:
         nonlocal looks
         looks += one.strangers.offered is not None
+        if first == PROFILE:
+            one._first = told  # Another source hasn't told of its devices.
         return await look(one)
 
     monkeypatch.setattr(Crossing, "_look", looked)
     node.place.claim("c", "uid-c", "gpu-0")
-    node.place.profile.write_text("no profile")
-    async with node.gateway(known=False):
+    node.place.profile.write_text(first)
+    async with node.gateway(known=False) as one:
         await until(lambda: looks > 2)
+        assert {*states(one).values()} <= {State.LEAVING}
         node.place.profile.write_text(PROFILE)
+        told.set()
         await node.allocatable(1)
         await node.stand(a="to-plugin", b="plugin")
         assert (await node.manager.admit("p1", {GPU: 1})).devices[GPU] == (B,)
         with pytest.raises(KubeletError):
             await node.manager.admit("p2", {GPU: 1})
+
+
+async def test_without_its_state_file_a_gpu_that_comes_later_is_asked_about_where_a_claim_has_one_that_is_not_there(
+    node: Node,
+) -> None:
+    asked = node.place.claim("c", "uid-c", "gpu-1")
+    node.place.profile.write_text(PROFILE.replace("    - {uuid: GPU-b, device_nodes: [/dev/nvidia1]}\n", ""))
+    async with node.gateway() as one:
+        await node.stand(a="plugin")
+        await node.allocatable(1)
+        node.place.profile.write_text(PROFILE)  # It answers again.
+        await until(lambda: B in one.resources[0].entries)
+        await node.stand(a="plugin", b="to-plugin")
+        await until(lambda: "claim ns/c has it" in drivers(one).stands()[1].words)
+        assert (await node.manager.admit("p1", {GPU: 1})).devices[GPU] == (A,)
+        with pytest.raises(KubeletError):
+            await node.manager.admit("p2", {GPU: 1})
+        assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
+        await node.claims.unprepare(V1, asked)
+        node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/c")
+        await node.stand(a="plugin", b="plugin")
+        await node.allocatable(2)
 
 
 async def test_a_kubelet_without_dra_has_the_device_plugin_alone(node: Node) -> None:
@@ -1058,7 +1118,7 @@ async def test_what_a_disk_does_not_take_is_said(tmp_path: Path) -> None:
 
 
 def alone(state: Path, born_ns: int = 1, others: Iterable[Age] = ()) -> Alone:
-    return Alone(Age(born_ns, "0" * 8), state, lambda: dict.fromkeys(others), lambda: None)
+    return Alone(Age(born_ns, "0" * 8), state, lambda: dict.fromkeys(others), lambda: None, Scribe(Ledger(state)))
 
 
 @pytest.mark.parametrize("start", ["begin", "succeed"])
@@ -1070,7 +1130,7 @@ async def test_without_descriptors_it_waits_until_it_knows_who_else_lives(tmp_pa
             raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
         return {}
 
-    one = Alone(Age(1, "0" * 8), tmp_path, others, lambda: None)
+    one = Alone(Age(1, "0" * 8), tmp_path, others, lambda: None, Scribe(Ledger(tmp_path)))
     starting = asyncio.ensure_future(one.begin() if start == "begin" else one.succeed(lambda: ""))
     await until(lambda: one.waits_for or starting.done())
     assert not starting.done()
@@ -1106,7 +1166,7 @@ async def test_one_that_came_back_makes_no_room_at_once_for_the_next(
     """A newer gateway that ends as soon as it serves would take the kubelet's devices away each time that it starts."""
     assert [held_back(times) for times in (0, 1, 2, 3, 6, 1000)] == [0, 30, 60, 120, 900, 900]
     assert alone(tmp_path).in_vain == 1
-    one = Alone(Age(1, "0" * 8), tmp_path, dict, lambda: None, in_vain=2)
+    one = Alone(Age(1, "0" * 8), tmp_path, dict, lambda: None, Scribe(Ledger(tmp_path)), in_vain=2)
     assert not await one.begin()
     one.serves(host_service=False, leave=AsyncMock())
     request = {"ready": True, "from": {"born_ns": 2, "token": "0000000b"}}
@@ -1126,7 +1186,10 @@ async def test_one_that_came_back_makes_no_room_at_once_for_the_next(
 async def test_a_newer_one_that_served_for_long_did_not_come_in_vain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, in_vain: int
 ) -> None:
-    newer, one = alone(tmp_path), Alone(Age(1, "0" * 8), tmp_path, dict, lambda: None, in_vain=2)
+    newer, one = (
+        alone(tmp_path),
+        Alone(Age(1, "0" * 8), tmp_path, dict, lambda: None, Scribe(Ledger(tmp_path)), in_vain=2),
+    )
     assert not await newer.begin()
     waiting = asyncio.ensure_future(one.begin())
     await until(lambda: one.waits_for)
@@ -1272,6 +1335,22 @@ async def test_a_node_is_not_lowered_while_pods_have_gpus_of_dra_by_name(node: N
         assert node.told == {GPU: "0"}
 
 
+async def test_room_is_made_when_nobody_is_on_the_way_while_pods_have_gpus_of_dra_by_name(node: Node) -> None:
+    async with node.gateway() as one:
+        await node.lent()
+        path, limits = "/api/v1/namespaces/ns/pods/p", {"resources": {"limits": {GPU: "1"}}}
+        spec = {"nodeName": "n1", "containers": [limits]}
+        node.place.server.put(path, metadata={"uid": "uid-p"}, spec=spec, status={"phase": "Pending"})
+        await until(lambda: node.told == {GPU: "2"})
+        leaving = asyncio.ensure_future(drivers(one).leave())
+        await until(lambda: [one.path for one in node.place.server.asked("GET")].count("/api/v1/pods") > 2)
+        assert not leaving.done()
+        node.place.server.change(path, lambda one: one["status"].update(startTime="2026-01-01T00:00:00Z"))
+        async with asyncio.timeout(5):
+            await leaving
+        assert node.told == {GPU: "2"}
+
+
 async def test_one_makes_room_though_the_api_server_does_not_answer(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1310,17 +1389,16 @@ async def test_a_newer_gateway_that_no_kubelet_takes_changes_nothing(
             assert newer.beliefs.holders(GPU) == {B: "default/p1/main"}
             assert newer.beliefs.findings(GPU) == ()  # The kubelet has the older one's list.
             assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
-            unpreparing = asyncio.ensure_future(kubelet.unprepare(V1, node.place.claim("d", "uid-d", "gpu-1")))
-            [service] = drivers(newer)._services
-            await until(lambda: len(service._deciding) == 2)
-            await asyncio.sleep(0.1)
-            assert not waiting.done()
-            assert not unpreparing.done()
+            assert await waiting == await node.claims.prepare(V1, asked)  # Answered by the one that decides.
+            assert (await kubelet.unprepare(V1, node.place.claim("d", "uid-d", "gpu-1")))["uid-d"] is None
+            assert newer.ledger.claims == {}
+            its_own = drivers(newer)._drivers["gpu.nvidia.com"]
+            monkeypatch.setattr(its_own, "_patience", 0.05)
+            assert isinstance(await its_own.prepare(asked), Refused)
+            assert isinstance(await its_own.unprepare(asked), Refused)
             node.place.server.remove(SLICE)
             await until(lambda: node.place.published == {"gpu-0": []})  # Who decides publishes.
         assert running.result() == 0
-        assert isinstance((await waiting)["uid-c"], tuple)  # Passed back.
-        assert (await unpreparing)["uid-d"] is None
         await kubelet.channel.close()
 
 
@@ -1337,6 +1415,30 @@ async def test_a_newer_gateway_goes_by_what_the_older_one_did_last(node: Node) -
             assert states(newer) == {A: State.ELSEWHERE, B: State.PRESENT}
             assert [row.name for row in newer.ledger.claims.values()] == ["c"]
             await until(lambda: probes.look(newer).ready)
+        assert running.result() == 0
+
+
+async def test_what_is_not_for_the_kubelet_comes_after_its_list(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody serves by name meanwhile, and to connect to an API server takes as long as to register."""
+    async with node.gateway(status=RESIGNED):
+        await node.allocatable(2)
+        async with node.newer() as (newer, running):
+            made, plugin, asked = drivers(newer), newer.resources[0].plugin, list[int]()
+            decide, heed = made.decide, plugin.heed
+
+            def decided() -> None:
+                asked.append(len(node.place.server.requests))
+                decide()
+
+            def heeded(number: int) -> None:
+                asked.append(len(node.place.server.requests))
+                heed(number)
+
+            monkeypatch.setattr(made, "decide", decided)
+            monkeypatch.setattr(plugin, "heed", heeded)
+            await node.place._register(newer)
+            await until(lambda: newer.begun and len(node.place.server.requests) > asked[-1] > 0)
+            assert len(set(asked)) == 1 < len(asked)
         assert running.result() == 0
 
 

@@ -16,7 +16,7 @@ from devices.gpu.nvidia import cdi
 from devices.gpu.nvidia.cdi import DriverFiles
 from devices.gpu.nvidia.vendor import NVIDIA
 from devices.gpu.simulated.backend import VENDORS
-from devices.gpu.vendor import Vendor
+from devices.gpu.vendor import PLAIN, Vendor
 from devices.model import (
     ContainerAnswer,
     DeviceNode,
@@ -456,6 +456,11 @@ def test_a_vendor_without_rules_gets_its_device_nodes_and_never_a_variable(
 def test_a_vendor_without_rules_and_without_nodes_is_refused() -> None:
     with pytest.raises(RefusedError, match="expected device nodes of each GPU, but SN1 has none"):
         said("SN0", "SN1", gpus=OWN, resource="vendor.com/sn", vendors=REAL_VENDORS)
+
+
+@pytest.mark.parametrize("gone", ["MIG-1", "amdgpu_xcp_1"])
+def test_of_a_vendor_without_rules_no_device_goes_on_purpose(gone: str) -> None:
+    assert not PLAIN.was_repartitioned(gone, OWN.values())
 
 
 def test_simulated_gpus_of_any_vendor_start_a_container() -> None:

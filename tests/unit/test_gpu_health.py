@@ -381,6 +381,12 @@ def test_what_counts_no_longer_has_recovered() -> None:
     assert kinds(rejudged(health, Checks.of("all"))) == [None]
 
 
+def test_one_that_can_not_be_looked_at_stays_so_where_nothing_is_checked() -> None:
+    health = rejudged(after(seen(1), xid(62, 2), seen(3, failed=LOSS)), Checks.of("all"))
+    assert health.trouble(G) == LOSS
+    assert not health.recovered
+
+
 def test_a_storm_of_different_errors_stays_small() -> None:
     health = after(seen(1), *(xid(200 + number, 2 + number) for number in range(500)))
     assert len(health.ills[G]) == 32

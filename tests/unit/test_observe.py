@@ -117,14 +117,16 @@ def test_where_the_limit_may_not_be_raised_it_stays(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("resident", "gives", "waits"),
     [
-        pytest.param([50, 55, 61, 50], 0, [2, 2, 2, 2], id="it has hardly grown"),
+        pytest.param([50, 55, 61, 50], 0, [2, 2, 2, 4], id="it has hardly grown"),
+        pytest.param([50] * 7, 0, [2, 4, 8, 16, 16, 16, 16], id="nothing happens: an idle process isn't woken for it"),
+        pytest.param([50, 50, 50, 55, 62, 51], 1, [2, 4, 8, 2, 2], id="something happens: soon again"),
         pytest.param([50, 62, 51, 60], 1, [2, 2, 2], id="it has"),
         pytest.param(
             [50, 62, 62, 62, 62, 62, 61], 3, [2, 4, 8, 2], id="nothing was free: ever more seldom, until it is"
         ),
         pytest.param([50, *[70] * 20], 10, [2, 4, 8, 16, 32, 64, 128, 128, 128, 128, 128], id="but never not at all"),
         pytest.param([50, 62, 51, 63, 51], 2, [2, 2, 2], id="again"),
-        pytest.param([50, 40, 52, 40], 1, [2, 2, 2], id="it counts from the least that was needed"),
+        pytest.param([50, 40, 52, 40], 1, [2, 4, 2], id="it counts from the least that was needed"),
     ],
 )
 async def test_memory_goes_back_when_it_has_grown(

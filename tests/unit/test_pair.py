@@ -165,6 +165,52 @@ async def test_who_stands_by_only_listens_until_it_takes_over(program: str) -> N
             assert not process.lines("unexpected while registering")
 
 
+# A process that has what the one that serves has open, and outlives it: as if the kernel took very long to end its connections.
+_HELD_OPEN = """
+import ctypes
+from gateway.registration.events import Phase
+from gateway.registration.registrar import Resource
+feed, libc = Resource.feed, ctypes.CDLL(None)
+def held(self, event):
+    before = self.state.phase
+    feed(self, event)
+    if self.state.phase is Phase.SERVING is not before and libc._Fork() == 0:
+        while True:
+            libc.pause()
+Resource.feed = held
+from gateway.cli.main import gateway; gateway()
+"""
+
+
+@pytest.mark.parametrize(("versions", "waits"), [(["1.37"], False), (["1.36"], True), (["1.37", "1.36"], True)])
+async def test_a_kubelet_that_takes_a_register_before_a_stream_ends_gets_it_at_once(
+    versions: list[str], waits: bool
+) -> None:
+    async with node(gpus={RESOURCE: 2}) as made:
+        kubelet = await made.start_kubelet(versions[0])
+        async with pair(made, program=_HELD_OPEN) as process:
+            serves, _ = await ready(process)
+            for version in versions[1:]:
+                kubelet = await made.start_kubelet(version)
+            await kubelet.wait(RESOURCE, 2)
+            await until(lambda: len(children(serves)) == len(versions), 30)
+            holders, mark = children(serves), process.seen
+            try:
+                os.kill(serves, signal.SIGKILL)
+                if waits:
+                    await ready(process, mark)
+                    assert not process.lines("registered", since=mark), "its stream's end would take the new one down"
+                else:
+                    await process.wait_for("registered", since=mark)
+            finally:
+                for holder in holders:
+                    os.kill(holder, signal.SIGKILL)
+            await process.wait_for("registered", since=mark)
+            await kubelet.wait(RESOURCE, 2)
+            await kubelet.admit("pod", RESOURCE, 2)
+            assert (await kubelet.registers())[RESOURCE] == 2
+
+
 # What is loaded after the fork, told when the kubelet calls.
 _TELLS_IMPORTS = """
 import sys

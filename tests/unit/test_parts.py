@@ -42,6 +42,7 @@ def resource(tmp_path: Path) -> registrar.Resource:
         look_within=lambda _: None,
         accepted=lambda _: None,
         stood=lambda _: None,
+        register_at=lambda: 0.0,
     )
     return registrar.Resource(node, GPU, "")
 

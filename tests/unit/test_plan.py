@@ -236,7 +236,9 @@ def test_the_same_version_twice_is_no_plan() -> None:
         ("1.18", "1.28", "advised", None, None),
         ("1.20", "1.18", "required", None, None),
         ("1.29", "1.28", "advised", None, None),  # CDI
-        ("1.36", "1.32", "not needed", None, None),
+        ("1.36", "1.35", "advised", "1.35.4", None),  # pods that have DRA's GPUs by name
+        ("1.37", "1.36", "not needed", None, None),
+        ("1.35", "1.34", "not needed", "1.34.7", None),
         ("1.11", "1.10", "required", "1.10.3", None),
         ("1.37", "1.18", "required", None, None),
     ],
@@ -317,6 +319,10 @@ def test_where_a_bug_is_mended(bug: str, version: str, releases: tuple[str, ...]
         ("1.33", "1.34", {"gate-cdi-gone"}),
         ("1.23", "1.24", {"dockershim-gone"}),
         ("1.24", "1.23", set()),
+        ("1.36", "1.35", {"by-name-ended"}),
+        ("1.37", "1.32", {"by-name-ended"}),
+        ("1.37", "1.36", set()),
+        ("1.35", "1.36", set()),
         ("1.10", "1.9", {"gate-of-1.8-and-1.9"}),
         ("1.24", "1.33", {"gate-device-plugins-gone", "cdi-names-heard", "containers-restart-1.31"}),
     ],
@@ -389,6 +395,10 @@ def test_every_plan_holds_together(start: str, goal: str) -> None:
         (["--from", "1.36", "--to", "1.32"], ["Kubelets first, then the control plane", "4 hops"]),
         (["--from", "1.26", "--to", "1.27.6"], ["1.26 -> 1.27.6: no drain"]),
         (["--from", "1.25.12", "--to", "1.27.3"], ["Again: killed-on-restart."]),
+        (
+            ["--from", "1.37", "--to", "1.35"],
+            ["by-name-ended: ", "gateway cross --to plugin", "Because running pods that asked by name"],
+        ),
         (["--from", "1.36", "--to", "1.37"], ["1 hop,", "No longer: second-plugin-disconnects."]),
     ],
 )

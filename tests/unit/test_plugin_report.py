@@ -12,8 +12,8 @@ import yaml
 
 from gateway.lab.conformance.report import CORE, PluginReport, badge, from_yaml, level, report, to_yaml
 from gateway.lab.conformance.started import Unexamined
-from gateway.lab.schemas import schema
 from gateway.lab.trials.conformance import RULES, Finding, Findings, Verdict
+from tools.schemas import schema
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "docs" / "plugin-report.schema.json"
@@ -122,7 +122,7 @@ def test_the_badge(one: PluginReport, message: str, colour: str) -> None:
 
 
 def test_the_published_schema_is_that_of_the_report() -> None:
-    """If not: ``python -m gateway.lab.conformance.report > docs/plugin-report.schema.json``."""
+    """If not: ``make docs``."""
     assert json.loads(SCHEMA.read_text()) == json.loads(json.dumps(schema(PluginReport)))
 
 

@@ -1,21 +1,22 @@
-"""Word of a gateway's death: however it dies, once, and for each that follows it."""
+"""Word of a gateway's death: however it dies, once, and for each that follows it; with the last that it said."""
 
 from __future__ import annotations
 
 import os
 import queue
 import signal
-from functools import partial
 
 from gateway.pair.pulse import Pulse
 
 
-def lives(pulse: Pulse, lane: int) -> int:
-    """Start a process that holds a lane, as a gateway does, and return when it does."""
+def lives(pulse: Pulse, lane: int, *says: bytes) -> int:
+    """Start a process that holds a lane, as a gateway does, and return when it does, and has said so much."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         pulse.begin(lane)
+        for word in says:
+            pulse.say(word)
         os.write(writing, b"1")
         signal.pause()
     assert os.read(reading, 1)
@@ -30,31 +31,31 @@ def dies(pid: int) -> None:
 
 
 def test_a_death_is_told_once_and_so_is_the_next_one() -> None:
-    pulse, told = Pulse(), queue.SimpleQueue[str]()
+    pulse, told = Pulse(), queue.SimpleQueue[bytes]()
     pulse.begin(1)
-    for name in ("first", "second"):
-        other = lives(pulse, 0)
-        pulse.at_others_end(partial(told.put, name))
+    for word in (b"first, and longer", b"second"):
+        other = lives(pulse, 0, b"before", word)
+        pulse.at_others_end(told.put)
         assert told.empty()
         dies(other)
-        assert told.get(timeout=30) == name
+        assert told.get(timeout=30) == word
 
 
 def test_a_death_that_nobody_waits_for_hides_no_later_one() -> None:
-    pulse, told = Pulse(), queue.SimpleQueue[str]()
+    pulse, told = Pulse(), queue.SimpleQueue[bytes]()
     pulse.begin(1)
-    dies(lives(pulse, 0))
+    dies(lives(pulse, 0, b"the dead one's"))
     other = lives(pulse, 0)
-    pulse.at_others_end(partial(told.put, "told"))
+    pulse.at_others_end(told.put)
     assert told.empty()
     dies(other)
-    assert told.get(timeout=30) == "told"
+    assert told.get(timeout=30) == b"", "nobody's word is another one's"
 
 
 def test_where_there_is_no_other_nothing_is_told() -> None:
-    pulse, told = Pulse(), queue.SimpleQueue[str]()
+    pulse, told = Pulse(), queue.SimpleQueue[bytes]()
     pulse.begin(0)
-    pulse.at_others_end(partial(told.put, "told"))
+    pulse.at_others_end(told.put)
     other = lives(pulse, 1)
     dies(other)
     assert told.empty()

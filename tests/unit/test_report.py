@@ -14,7 +14,7 @@ import pytest
 
 from gateway.lab.matrix import record, report
 from gateway.lab.matrix.record import About, Cell, Cluster, Hop, KubeletFact, NodeFact, PodFact, Promise, Report
-from gateway.lab.schemas import schema
+from tools.schemas import schema
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "compat-report.schema.json"
 EVIL = 'lost </pre><script>alert("x")</script> | `a`\n\x00\x1b[31m & more'
@@ -120,7 +120,7 @@ def test_what_the_schema_does_not_know_is_no_report(change: dict[str, Any], word
 
 
 def test_the_published_schema_is_that_of_the_records() -> None:
-    """If not: ``python -m gateway.lab.matrix.record > docs/compat-report.schema.json``."""
+    """If not: ``make docs``."""
     assert json.loads(SCHEMA.read_text()) == json.loads(json.dumps(schema(record.Report)))
 
 

@@ -29,9 +29,9 @@ from gateway.daemon import Gateway
 from gateway.handover import instance, standby
 from gateway.kubelet.watch import target
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelets.kubelet import Faults, Seen, Totals
+from gateway.lab.kubelets.kubelet import Faults, KubeletError, Seen, Totals
 from gateway.lab.trials import rivals
-from gateway.lab.trials.scenarios import RESOURCE, Node, node
+from gateway.lab.trials.scenarios import RESOURCE, BrokenPromiseError, Node, node
 from gateway.registration.events import Phase, Renew
 from gateway.registration.machine import FIRST_LOOKS
 from gateway.registration.registrar import Resource
@@ -87,6 +87,25 @@ async def test_what_the_end_of_a_rival_costs_counts_too(monkeypatch: pytest.Monk
     made = SimpleNamespace(the_kubelet=SimpleNamespace(totals=totals), healthy=lambda: 8)
     [lacked] = await rivals.measure("ends", cast("Node", made), seconds=0.1)
     assert lacked == pytest.approx(0.3, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("version", "error", "kept"),
+    [
+        pytest.param("1.8", KubeletError("wait", "concurrent map writes"), True, id="kubelet 1.8 dies of it"),
+        pytest.param("1.9", KubeletError("wait", "concurrent map writes"), False, id="no other does"),
+        pytest.param("1.8", BrokenPromiseError("taken back 9 times"), False, id="the gateway's promise is broken"),
+    ],
+)
+async def test_what_a_kubelet_dies_of_is_a_limit_and_told(
+    version: str, error: Exception, kept: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def alone(*_: object) -> list[float]:
+        raise error
+
+    monkeypatch.setattr(rivals, "alone", alone)
+    assert await rivals._all(["list too large, its own state"], [version], genuine=False) is kept
+    assert ("a map without a lock" in capsys.readouterr().out) is kept
 
 
 async def test_a_node_is_served_as_it_was_seen_once() -> None:
@@ -316,17 +335,18 @@ async def test_one_that_could_not_serve_says_so() -> None:
             await newer.wait_for("no common version")
 
 
-async def test_one_that_hangs_is_seen_by_the_next() -> None:
+@pytest.mark.parametrize("version", [pytest.param("1.8", id="a kubelet that tells nothing"), "1.37"])
+async def test_one_that_hangs_is_seen_by_the_next(version: str) -> None:
     """The kubelet starts anew while the gateway that served is stopped: the other one serves it, and says so."""
     async with node(gpus={RESOURCE: 2}, options=("--probe-address", "127.0.0.1:0")) as made:
-        await made.start_kubelet("1.37")
+        await made.start_kubelet(version)
         older = await made.start_gateway()
         await made.served()
         newer = await made.start_gateway()
         await newer.wait_for("registered")
         await older.wait_for("standing by")
         os.kill(newer.pid, signal.SIGSTOP)
-        await made.start_kubelet("1.37")
+        await made.start_kubelet(version)
         begin = time.monotonic()
         await made.served()
         assert time.monotonic() - begin < rivals.MOST + 2
@@ -373,6 +393,71 @@ async def test_from_one_that_registers_after_all_it_is_taken_back_ever_more_seld
     assert await round_of(1) == [2]
     plugin.checked = Confirmation.LACKING  # This one tells whom it holds.
     assert await round_of(4) == [2, 2, 2, 2]
+
+
+async def test_one_that_talks_and_has_no_name_is_asked_once_of_each_kubelet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Kubelet 1.8 tells nothing: what is missing is the name of a gateway that stands still, and answers nothing."""
+    now, asked = [100.0], list[float]()
+
+    async def shown(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr("gateway.kubelet.view.shown", shown)
+    monkeypatch.setattr(standby, "time", SimpleNamespace(monotonic=lambda: now[0], time_ns=lambda: int(now[0] * 1e9)))
+    plugin = SimpleNamespace(
+        state=SimpleNamespace(phase=Phase.STANDBY),
+        name=RESOURCE,
+        plugin=SimpleNamespace(devices=(Device("a"),)),
+        standing_by_for=Age(1, "0badcafe"),
+        entries=("a",),
+        checked=Confirmation.UNKNOWN,
+    )
+    own = SimpleNamespace(resources=[plugin], talks=lambda _: True, doubts={}, unserved=lambda *_: asked.append(now[0]))
+    one = standby.Standby(cast("Any", own), tmp_path, Path("none"), Path("none"))
+
+    async def looks() -> int:
+        """Look as often as is wanted; return how often it was asked."""
+        asked.clear()
+        for _ in range(40):
+            if (wait := one._wait(cast("Any", plugin))) is None:
+                break
+            now[0] += wait
+            await one._look()
+        else:
+            pytest.fail("it is looked for without end")
+        return len(asked)
+
+    one.began(RESOURCE)
+    began = now[0]
+    assert await looks() == 1
+    assert 1.4 < asked[0] - began < 2
+    assert one.lacking(RESOURCE, now[0]) == 0
+    one.kubelet_up(0)
+    assert await looks() == 1
+    one.kubelet_up(0)
+    (tmp_path / "0badcafe-ab12-1.sock").touch()
+    assert await looks() == 0
+
+
+async def test_one_that_is_doubted_is_looked_after_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may register after all, and nobody tells."""
+
+    async def shown(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr("gateway.kubelet.view.shown", shown)
+    plugin = SimpleNamespace(state=SimpleNamespace(phase=Phase.SERVING), name=RESOURCE, standing_by_for=None)
+    looks = list[str]()
+    doubts = {RESOURCE: {Age(1, "0badcafe"): object()}}
+    own = SimpleNamespace(resources=[plugin], doubts=doubts, look=lambda: looks.append("look"))
+    one = standby.Standby(cast("Any", own), Path("none"), Path("none"), Path("none"))
+    assert one._wait(cast("Any", plugin)) == 1.0
+    await one._look()
+    assert looks == ["look"]
+    doubts.clear()
+    assert one._wait(cast("Any", plugin)) is None
 
 
 async def test_a_new_kubelet_is_looked_into_although_the_last_one_knew_the_other(

@@ -179,6 +179,8 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
             "2161098", id="word of one that came reaches the other after its death, and a new kubelet's start"
         ),
         pytest.param("2261324", id="a handover that failed is tried again in a quiet life of the kubelet"),
+        pytest.param("487804", id="one is told to end, and the kubelet dies before it has ended"),
+        pytest.param("606723", id="the death of one that can't talk is heard of after a new kubelet's start"),
         pytest.param("382537", id="a kubelet is seen after the resource was left to one that it doesn't hold"),
         pytest.param("2075672", id="two serve, and the kubelet stops both when one of them yields"),
         pytest.param("570738", id="the last one of several is picked by the highest share"),

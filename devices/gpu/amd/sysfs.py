@@ -150,7 +150,6 @@ def _read(root: Path, kfd: Path, drivers: Path, last: Topology) -> Tree:
 
 
 def _entry(root: Path, path: Path) -> DriverEntry:
-    """Read the driver's folder of a GPU or partition."""
     try:
         folder = _folder(root, path)
     except (OSError, ValueError) as error:

@@ -116,7 +116,6 @@ def _with_nodes(said: ContainerAnswer, asked: Asked) -> ContainerAnswer:
 
 
 def _names(asked: Asked) -> tuple[str, ...]:
-    """Name the GPUs as the operator wants containers to know them."""
     if asked.policy.id_strategy is IdStrategy.UUID:
         return asked.uuids
     asked.require_known("index")
@@ -124,7 +123,6 @@ def _names(asked: Asked) -> tuple[str, ...]:
 
 
 def _cdi_names(asked: Asked) -> tuple[str, ...]:
-    """Name the GPUs and extras in CDI."""
     from devices.gpu.nvidia import cdi  # noqa: PLC0415 - as above
 
     try:

@@ -313,16 +313,12 @@ def rejudged(health: NodeHealth, checks: Checks) -> NodeHealth:
     ills: dict[str, Mapping[str, Ill]] = {}
     recovered = set(health.recovered)
     for uuid, causes in health.ills.items():
-        now = {
-            c: ill if ill.xid is None else replace(ill, trouble=judged(ill.xid, checks)) for c, ill in causes.items()
-        }
-        now = {
-            cause: ill
-            for cause, ill in now.items()
-            if ill.xid is None or ill.trouble.kind is not TroubleKind.APPLICATION
-        }
-        if checks.none:
-            now = {cause: ill for cause, ill in now.items() if cause == "unreachable"}
+        now = {}
+        for cause, ill in causes.items():
+            trouble = ill.trouble if ill.xid is None else judged(ill.xid, checks)
+            counts = ill.xid is None or trouble.kind is not TroubleKind.APPLICATION
+            if cause == "unreachable" or (counts and not checks.none):
+                now[cause] = replace(ill, trouble=trouble)
         if now:
             ills[uuid] = now
         else:

@@ -153,7 +153,6 @@ class Document:
         self.refuse(path, f"expected {_in_words(expected)}, got {_in_words(got)}", str(field))
 
     def _read(self) -> object:
-        """Build the document's value from the parser's events."""
         events = self._events()
         first = next(events, None)
         if first is None:

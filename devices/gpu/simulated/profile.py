@@ -5,7 +5,7 @@
         gpus: 8                            # so many, or a list of {uuid, numa, health, reason, device_nodes}
         numa: [0, 0, 0, 0, 1, 1, 1, 1]     # the NUMA node of each, by index; null: no known place
         unhealthy: {3: fell off the bus}   # by index or UUID, with the reason: the part to edit at run time;
-                                           # or {reason: fell off the bus, kind: reset-required}: see devices.model.Kind
+                                           # or {reason: fell off the bus, kind: reset-required}: see devices.model.TroubleKind
         recovered: [3]                     # it was reset: what had to be remembered of its troubles ends
         released: [3]                      # closed for a reset: no new pod gets it
         withdrawn: [3]                     # not offered any more, on purpose; a GPU beyond "gpus" is lost instead
@@ -153,7 +153,7 @@ def read(path: Path) -> bytes:
     """Read a profile's text.
 
     Raises:
-        UnreadableError: it can't be read now.
+        UnreadableProfileError: it can't be read now.
         ProfileError: it isn't a plain file, or is bigger than 8 MiB.
     """
     try:
@@ -196,7 +196,6 @@ def parse(content: bytes, name: str) -> Mapping[str, Described]:
 
 
 def _described(document: Document, path: Where, resource: str) -> Described:
-    """Build one resource's GPUs, and find those that it names."""
     spec: _Resource = document.convert(path, _Resource)
     entries = (_Entry(),) * spec.gpus if isinstance(spec.gpus, int) else spec.gpus
     uuids: dict[str, int] = {}
@@ -250,7 +249,6 @@ def _described(document: Document, path: Where, resource: str) -> Described:
 
 
 def _split(document: Document, path: Where, spec: _Resource, uuids: Mapping[str, int]) -> Mapping[str, tuple[str, ...]]:
-    """Turn ``mig`` into the profiles of each GPU's instances."""
     given, known = spec.mig or {}, tuple(uuids)
     if given and spec.partitions is not None:
         document.refuse(path, "expected either 'mig' or 'partitions', got both: remove one of them")
@@ -272,7 +270,6 @@ def _instances(gpu: GPU, profiles: Iterable[str]) -> Iterator[GPU]:
 
 
 def _trouble(entry: _Entry) -> Trouble | None:
-    """The trouble of a GPU that the list calls unhealthy."""
     return Trouble(entry.reason or "unhealthy in the profile") if entry.health is Health.UNHEALTHY else None
 
 
@@ -296,7 +293,6 @@ def _check_entry(document: Document, path: Where, entry: _Entry, *, placed: bool
 def _unhealthy(
     document: Document, path: Where, given: Mapping[int | str, object], uuids: Mapping[str, int]
 ) -> Mapping[str, Trouble]:
-    """Turn the ``unhealthy`` mapping into troubles by UUID."""
     known = tuple(uuids)
     troubles: dict[str, Trouble] = {}
     for key in given:
@@ -307,7 +303,6 @@ def _unhealthy(
 
 
 def _named(document: Document, path: Where, given: Iterable[int | str], uuids: Mapping[str, int]) -> frozenset[str]:
-    """Turn a list of indices and UUIDs into UUIDs."""
     known = tuple(uuids)
     return frozenset(_uuid(document, (*path, at), key, known, uuids) for at, key in enumerate(given))
 

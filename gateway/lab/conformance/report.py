@@ -2,8 +2,6 @@
 
 Rules have two levels. Core is what every node meets in its first year: kubelets that start, crash and come late, plugins that are
 replaced, pods that ask for devices. Extended is what happens to one node of many, and to each some day.
-
-``python -m gateway.lab.conformance.report`` prints the JSON schema.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 import yaml
 
-from gateway.lab.schemas import schema
 from gateway.lab.trials.conformance import RULES, Finding, Findings
 
 Level: TypeAlias = Literal["core", "extended"]
@@ -212,7 +209,3 @@ def _sum(results: Iterable[Result]) -> Result:
 
 def _first(seen: str) -> str:
     return re.sub(r"; (its|the) log ends:$", "", seen.partition("\n")[0])[:MOST_SEEN]
-
-
-if __name__ == "__main__":
-    print(json.dumps(schema(PluginReport), indent=1))

@@ -1,18 +1,14 @@
-"""What a run of the compatibility matrix found: the records behind every form of its report, and the schema of report.json.
+"""What a run of the compatibility matrix found: the records behind every form of its report.
 
 A record says what was observed, never what was meant to be seen, and always whether the kubelet was a genuine one.
-``python -m gateway.lab.matrix.record`` prints the JSON schema.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 import msgspec
-
-from gateway.lab.schemas import schema
 
 Kind: TypeAlias = Literal["genuine", "emulated"]
 Status: TypeAlias = Literal["passed", "failed", "not applicable", "known kubelet bug"]
@@ -88,6 +84,16 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Where the transcript comes from: the calls as they passed by, or the ends of the processes' logs."""
     transcript: tuple[str, ...] = ()
 
+    @property
+    def words(self) -> str:
+        """Its name for people."""
+        return f"{self.scenario} on kubelet {self.version} ({self.kind})"
+
+    @property
+    def key(self) -> str:
+        """Its name on a page that has all of them."""
+        return f"{self.scenario}-{self.version}"
+
 
 class PodFact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The devices of one pod before and after a hop, by the records of the two kubelets."""
@@ -131,6 +137,16 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The warnings and errors that the new kubelet logged, the first ones."""
     transcript: tuple[str, ...] = ()
 
+    @property
+    def words(self) -> str:
+        """Its name for people."""
+        return f"hop {self.old} -> {self.new} ({self.kind})"
+
+    @property
+    def key(self) -> str:
+        """Its name on a page that has all of them."""
+        return f"hop-{self.old}-{self.new}"
+
 
 class NodeFact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One node of a cluster."""
@@ -143,6 +159,16 @@ class NodeFact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reason: str = ""
     registers: dict[str, int] = {}
     transcript: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """Its name for people."""
+        return f"node with kubelet {self.version} ({self.kind}) of the mixed cluster"
+
+    @property
+    def key(self) -> str:
+        """Its name on a page that has all of them."""
+        return f"node-{self.version}"
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -187,7 +213,3 @@ def load(data: bytes) -> Report:
         msgspec.ValidationError: this is none; the message names the field.
     """
     return msgspec.json.decode(data, type=Report)
-
-
-if __name__ == "__main__":
-    print(json.dumps(schema(Report), indent=1))

@@ -36,6 +36,7 @@ _GLYPHS: Mapping[Status, str] = {
     "not applicable": "\N{EN DASH}",
 }
 _CLASSES: Mapping[Status, str] = {"passed": "ok", "failed": "bad", "known kubelet bug": "bug", "not applicable": "na"}
+_SEEN = ("API", "taken for", "checkpoint", "pods' devices", "gap", "Registers", "kubelet's complaints")
 SECOND_TRY = "\N{SUPERSCRIPT TWO}"
 """What marks a run that failed at the first try."""
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -87,7 +88,7 @@ def summary(report: Report) -> str:
         lines.append(f"mixed cluster of {counted(len(nodes), 'node')}: {tally(node.status for node in nodes)}")
     lines += [f"note: {note}" for note in report.about.notes]
     lines += [f"passed at the second try: {one}" for one in _second_tries(report)]
-    failed = [f"  {name_of(one)}: {_first_line(one.reason)}" for one in report.results() if one.status == "failed"]
+    failed = [f"  {one.words}: {_first_line(one.reason)}" for one in report.results() if one.status == "failed"]
     ran = sum(1 for one in report.results() if one.status != "not applicable")
     ending = f"PASSED: {counted(ran, 'run')}" if report.passed else f"FAILED: {len(failed)} of {counted(ran, 'run')}"
     return "\n".join([*lines, *failed, f"{ending} in {report.about.seconds:.0f} s"])
@@ -101,25 +102,12 @@ def _kinds(report: Report) -> str:
     return "; ".join(f"{len(versions)} {kind} ({', '.join(versions)})" for kind, versions in by_kind.items())
 
 
-def name_of(one: Cell | Hop | NodeFact) -> str:
-    """Name a run, in words."""
-    match one:
-        case Cell():
-            return f"{one.scenario} on kubelet {one.version} ({one.kind})"
-        case Hop():
-            return f"hop {one.old} -> {one.new} ({one.kind})"
-        case NodeFact():
-            return f"node with kubelet {one.version} ({one.kind}) of the mixed cluster"
-        case _:
-            assert_never(one)
-
-
 def _second_tries(report: Report) -> Iterator[str]:
     """Name what passed at the second try only, and what was wrong at the first."""
     runs: tuple[Cell | Hop, ...] = (*report.cells, *report.hops)
     for one in runs:
         if one.first and one.status != "failed":
-            yield f"{name_of(one)}; at first: {_first_line(one.first)}"
+            yield f"{one.words}; at first: {_first_line(one.first)}"
 
 
 def _sign(one: Cell | Hop, signs: Mapping[Status, str]) -> str:
@@ -143,6 +131,19 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "kubelets", _kinds(report)
     for note in about.notes:
         yield "note", note
+
+
+def _seen(hop: Hop) -> Sequence[str]:
+    """Give what was seen on a hop: a row of its table, whose head is ``_SEEN``."""
+    return (
+        _change(hop.api_before, hop.api_after),
+        _change(hop.level_before, hop.level_after),
+        _kept(hop),
+        _same(hop),
+        _gap(hop),
+        _registers(hop.registers),
+        str(len(hop.logged) or ""),
+    )
 
 
 def _registers(counts: Mapping[str, int]) -> str:
@@ -275,33 +276,8 @@ def _markdown_hops(report: Report, heading: str) -> Iterator[str]:
     yield f"\n{heading} Hops\n"
     yield "Gap: from the first possible connect to the new kubelet's socket until all devices are allocatable again.\n"
     yield from _table(
-        [
-            "hop",
-            "kind",
-            "",
-            "API",
-            "taken for",
-            "checkpoint",
-            "pods' devices",
-            "gap",
-            "Registers",
-            "kubelet's complaints",
-        ],
-        [
-            [
-                f"{hop.old} → {hop.new}",
-                hop.kind,
-                _sign(hop, _SIGNS),
-                _change(hop.api_before, hop.api_after),
-                _change(hop.level_before, hop.level_after),
-                _kept(hop),
-                _same(hop),
-                _gap(hop),
-                _registers(hop.registers),
-                str(len(hop.logged) or ""),
-            ]
-            for hop in report.hops
-        ],
+        ["hop", "kind", "", *_SEEN],
+        [[f"{hop.old} → {hop.new}", hop.kind, _sign(hop, _SIGNS), *_seen(hop)] for hop in report.hops],
     )
     forgets = dict.fromkeys(hop.forgets for hop in report.hops if hop.forgets)
     if forgets:
@@ -425,18 +401,6 @@ def _classes(status: Status, kind: Kind) -> str:
     return f"{_CLASSES[status]}{' emu' if kind == 'emulated' else ''}"
 
 
-def _key(one: Cell | Hop | NodeFact) -> str:
-    match one:
-        case Cell():
-            return f"{one.scenario}-{one.version}"
-        case Hop():
-            return f"hop-{one.old}-{one.new}"
-        case NodeFact():
-            return f"node-{one.version}"
-        case _:
-            assert_never(one)
-
-
 def _head(report: Report, versions: Iterable[str]) -> str:
     emulated = _emulated(report)
     return "".join(
@@ -446,8 +410,8 @@ def _head(report: Report, versions: Iterable[str]) -> str:
 
 
 def _link(one: Cell | Hop | NodeFact, text: str) -> str:
-    key = escape(_key(one))
-    title = escape(f"{name_of(one)}: {one.status}{'. ' + _first_line(one.reason) if one.reason else ''}", quote=True)
+    key = escape(one.key)
+    title = escape(f"{one.words}: {one.status}{'. ' + _first_line(one.reason) if one.reason else ''}", quote=True)
     return f'<a id="at-{key}" href="#{key}" title="{title}" class="{_classes(one.status, one.kind)}">{text}</a>'
 
 
@@ -489,21 +453,11 @@ def _html_hops(report: Report) -> Iterator[str]:
             yield f"<td{' class=self' if old == new else ''}>{inner}</td>"
         yield "</tr>"
     yield "</tbody></table></div><details><summary>What was seen on each hop</summary><div class=scroll><table class=facts><thead><tr>"
-    heads = ("hop", "API", "taken for", "checkpoint", "pods' devices", "gap", "Registers", "complaints")
-    yield "".join(f"<th>{head}</th>" for head in heads) + "</tr></thead><tbody>"
+    yield "".join(f"<th>{head}</th>" for head in ("hop", *_SEEN)) + "</tr></thead><tbody>"
     for hop in report.hops:
-        values = (
-            _change(hop.api_before, hop.api_after),
-            _change(hop.level_before, hop.level_after),
-            _kept(hop),
-            _same(hop),
-            _gap(hop),
-            _registers(hop.registers),
-            str(len(hop.logged) or ""),
-        )
         name = f"{escape(hop.old)} → {escape(hop.new)}"
-        yield f'<tr><th><a href="#{escape(_key(hop))}" class="{_classes(hop.status, hop.kind)}">{name}</a></th>'
-        yield "".join(f"<td>{escape(value)}</td>" for value in values) + "</tr>"
+        yield f'<tr><th><a href="#{escape(hop.key)}" class="{_classes(hop.status, hop.kind)}">{name}</a></th>'
+        yield "".join(f"<td>{escape(value)}</td>" for value in _seen(hop)) + "</tr>"
     yield "</tbody></table></div></details></section>"
 
 
@@ -521,7 +475,7 @@ def _html_cluster(report: Report) -> Iterator[str]:
 def _panels(report: Report) -> Iterator[str]:
     promises = {row.name: row.promise for row in report.scenarios}
     for one in report.results():
-        key = escape(_key(one))
+        key = escape(one.key)
         facts = "".join(_fact(name, value) for name, value in _panel_facts(one) if value)
         promise = f"<p>{escape(promises.get(one.scenario, ''))}</p>" if isinstance(one, Cell) else ""
         reason = f"<pre class=reason>{escape(one.reason)}</pre>" if one.reason else ""
@@ -534,7 +488,7 @@ def _panels(report: Report) -> Iterator[str]:
         yield (
             f'<div class=panel id="{key}"><a class=backdrop href="#at-{key}" aria-label=close></a><article>'
             f'<header><span class="badge {_classes(one.status, one.kind)}">{escape(one.status)}</span>'
-            f'<h2>{escape(name_of(one))}</h2><a class=close href="#at-{key}" aria-label=close>✕</a></header>'
+            f'<h2>{escape(one.words)}</h2><a class=close href="#at-{key}" aria-label=close>✕</a></header>'
             f"{promise}{reason}<dl>{facts}</dl>{logged}{transcript}</article></div>\n"
         )
 

@@ -33,7 +33,7 @@ from gateway.lab.gatewayproc import GatewayError
 from gateway.lab.kubelets.kubelet import Demand, Kubelet, KubeletError
 from gateway.lab.matrix import witness
 from gateway.lab.matrix.record import About, Cell, Cluster, Hop, Kind, KubeletFact, NodeFact, Promise, Report, Status
-from gateway.lab.matrix.report import counted, name_of
+from gateway.lab.matrix.report import counted
 from gateway.lab.trials import hops
 from gateway.lab.trials.invariants import Holding, holdings, may_be_an_accident
 from gateway.lab.trials.scenarios import (
@@ -215,9 +215,9 @@ async def _twice(found: Sequence[_R], again: Callable[[_R], Awaitable[_R]], say:
     second: dict[str, _R] = {}
     for one in failed if len(failed) <= ACCIDENTS else ():
         record = replace(await again(one), first=one.reason)
-        say(f"{name_of(one)}: {record.status} at the second try" + (f"\n  {record.reason}" if record.reason else ""))
-        second[name_of(one)] = record
-    return [second.get(name_of(one), one) for one in found]
+        say(f"{one.words}: {record.status} at the second try" + (f"\n  {record.reason}" if record.reason else ""))
+        second[one.words] = record
+    return [second.get(one.words, one) for one in found]
 
 
 async def _cell(matrix: Matrix, scenario: Scenario, version: str) -> Cell:

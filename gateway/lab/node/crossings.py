@@ -4,7 +4,7 @@
 
 Short pods come all the time, by name and with claims, and others hold their GPUs through it. In half of the crossings there and back
 the kubelet is restarted in mid-way, by turns as another version; in a quarter the gateway is killed, in a quarter a newer one takes over. All is judged by what the pods'
-containers themselves could open. With --by-name all pods ask by name: a DeviceClass has the resource's, so they get GPUs of either API. The last line is the summary, as JSON, also
+containers themselves could open. With --standby the gateway is a pair, of which the one that serves is killed. With --by-name all pods ask by name: a DeviceClass has the resource's, so they get GPUs of either API. The last line is the summary, as JSON, also
 where a signal cuts it off; the exit status is 1 then, and where a GPU was given twice, a holder was touched, or a pod failed.
 """
 
@@ -222,8 +222,11 @@ class Crossings:
 
     async def _kill_gateway(self) -> None:
         began = time.time()
-        await self._dra.kill(self._dra.gateways[-1])
-        await self._dra.start("on")
+        if self._dra.standby:
+            await self._dra.kill_serving(self._dra.gateways[-1])
+        else:
+            await self._dra.kill(self._dra.gateways[-1])
+            await self._dra.start("on")
         self._gaps.append((began, time.time()))
 
     async def _roll(self) -> None:
@@ -282,9 +285,9 @@ def _log(node: Node) -> list[str]:
     return (node.logs / "gateway.log").read_text(errors="replace").splitlines()
 
 
-async def run(times: int, seed: int, kubelets: Sequence[str], *, by_name: bool) -> dict[str, Any]:
+async def run(times: int, seed: int, kubelets: Sequence[str], *, by_name: bool, standby: bool) -> dict[str, Any]:
     """Cross so often on this node, and say what was seen."""
-    async with DraNode.here() as dra, dra.by_name() if by_name else contextlib.nullcontext():
+    async with DraNode.here(standby=standby) as dra, dra.by_name() if by_name else contextlib.nullcontext():
         await dra.start("on")
         async with Seen(dra.api) as seen:
             await dra.allocatable()
@@ -306,13 +309,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of what happens by chance (default: %(default)s)")
     parser.add_argument("--by-name", action="store_true", help="all pods ask by name, whichever API gives them GPUs")
     parser.add_argument(
+        "--standby", action="store_true", help="the gateway is a pair, of which the one that serves is killed"
+    )
+    parser.add_argument(
         "--kubelet",
         choices=VERSIONS,
         action="append",
         help="which a restart puts in place (default: by turns all of these)",
     )
     options = parser.parse_args(arguments)
-    found = asyncio.run(run(options.times, options.seed, options.kubelet or VERSIONS, by_name=options.by_name))
+    kubelets = options.kubelet or VERSIONS
+    found = asyncio.run(run(options.times, options.seed, kubelets, by_name=options.by_name, standby=options.standby))
     print(json.dumps(found))
     return 1 if any(found.get(what) for what in ("broke off", "given twice", "holders touched", "failed")) else 0
 

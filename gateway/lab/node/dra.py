@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 import yaml
 
 from gateway.kubelet.view import look
+from gateway.lab.bench.standby import children
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.node import Node, pods
 from gateway.lab.node.api import Api, ApiError, Object
@@ -52,10 +53,13 @@ _PLACES: Final[Mapping[str, str]] = {
 
 
 class DraNode:
-    """The node, its claims, and the gateways on it; ``gateways`` are those that run, the newest last, in ``mode``."""
+    """The node, its claims, and the gateways on it; ``gateways`` are those that run, the newest last, in ``mode``.
 
-    def __init__(self, node: Node) -> None:
-        self.node, self.api = node, Api.of(node)
+    With ``standby`` each of them is a pair (``--standby``).
+    """
+
+    def __init__(self, node: Node, *, standby: bool = False) -> None:
+        self.node, self.api, self.standby = node, Api.of(node), standby
         self.gateways: list[GatewayProcess] = []
         self.token = self.mode = ""
         self._uids: dict[str, str] = {}
@@ -63,9 +67,9 @@ class DraNode:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def here(cls) -> AsyncIterator[Self]:
+    async def here(cls, *, standby: bool = False) -> AsyncIterator[Self]:
         """Make the node of this machine such a one; the gateways end with it."""
-        one = cls(Node.here())
+        one = cls(Node.here(), standby=standby)
         for path in DEVICES.values():
             one.node.make_device(path)
         await one.prepare()
@@ -109,6 +113,7 @@ class DraNode:
         kubeconfig = self.node.folder / "run" / "gateway.kubeconfig"
         kubeconfig.write_text(json.dumps(self._kubeconfig()))
         options = ["--dra", dra, "--node-name", self.node.name, "--kubeconfig", str(kubeconfig)]
+        options += ["--standby"] if self.standby else []
         command = gateway_command(self.node.plugins, state, write_profile(self.node), options=options)
         # The runtime's folder of specifications is the node's: the gateway sees it where a pod or a host service does.
         enter = f'mkdir -p /run/cdi && mount --bind "{root}/run/cdi" /run/cdi && exec "$@"'
@@ -126,8 +131,20 @@ class DraNode:
         self.gateways.remove(one)
         await one.terminate()
 
+    async def kill_serving(self, one: GatewayProcess) -> None:
+        """Kill the gateway of a pair that serves, once the other one stands by; return when that one serves by name."""
+
+        def stands_by() -> bool:
+            told, pair = one.lines("ready", serves=False), children(one.pid)
+            return len(pair) == 2 and bool(told) and told[-1]["gateway"] in pair
+
+        await until(stands_by, PATIENCE)
+        mark, [serves] = one.seen, {*children(one.pid)} - {one.lines("ready", serves=False)[-1]["gateway"]}
+        os.kill(serves, signal.SIGKILL)
+        await one.wait_for("registered", since=mark, seconds=PATIENCE)
+
     async def kill(self, one: GatewayProcess) -> None:
-        """Kill a gateway."""
+        """Kill a gateway, or both of a pair."""
         self.gateways.remove(one)
         os.killpg(one.pid, signal.SIGKILL)
         await one.exited()

@@ -4,11 +4,12 @@ On the whole genuine node:
 
     python -m gateway.lab.node --kubelet 1.37 -- python -m gateway.lab.node.drabars slices --times 100
 
-``slices``: how long after kubelet.sock a restarted kubelet's node has its ResourceSlices again. ``starts``: pods by name and with
-claims by turns, and our part in it. ``roll``: gateways that replace each other while pods with claims come and go; ``roll-on``: those of both
+``slices``: how long after kubelet.sock a restarted kubelet's node has its ResourceSlices again, and how long it lacked them. ``starts``:
+pods by name and with claims by turns, and our part in it. ``cross``: a free GPU crosses there and back, while a pod with a claim waits
+for it. ``roll``: gateways that replace each other while pods with claims come and go; ``roll-on``: those of both
 APIs, with pods by name, too. ``away``: the API server goes away (``--minutes``), a GPU becomes unhealthy meanwhile, and all is right again so long
 after its return. ``reboot``: the node loses power, and pods have their GPUs again. ``cost``: memory and processor time with ``--dra off``
-and ``on``, at rest. The last line is JSON.
+and ``on``, at rest. The last line is JSON, with the machine's load: what was measured on a busy machine is no bar.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import statistics
 import sys
 import time
@@ -28,16 +30,19 @@ from typing import Any, Final
 from gateway.kubelet.presence import WAITING
 from gateway.lab.bench.footprint import Footprint, footprint
 from gateway.lab.gatewayproc import GatewayProcess
-from gateway.lab.node import crossed
+from gateway.lab.node import crossed, pods
 from gateway.lab.node.crossed import NEVER, Seen, figures
-from gateway.lab.node.dra import EVERY, PATIENCE, POD, DraNode
+from gateway.lab.node.dra import EVERY, PATIENCE, POD, RESOURCES, DraNode
 from gateway.lab.node.installed import DEVICES, GPUS, write_profile
+from gateway.lab.trials.scenarios import RESOURCE
 from gateway.lab.waiting import until
 
 AT_REST, COUNTED = 20.0, 20.0
 """Seconds until a gateway is at rest, and for which its processor time is counted."""
 PAUSE: Final = 2.0
 """Seconds between two restarts: slices that vanish again and again are written more slowly (``gateway.dra.publisher``)."""
+BACKS_OFF: Final = 1.5
+"""Seconds for which the scheduler leaves a pod alone that it found no node for; it looks at once when there is news after that."""
 AWAY: Final = "away"
 FAILED: Final = "FailedPrepareDynamicResources"
 
@@ -84,11 +89,15 @@ async def starts(dra: DraNode, times: int) -> dict[str, Any]:
     await dra.cross("dra", *half)
     await dra.stand(dict.fromkeys(half, "dra"))
     took: dict[str, list[float]] = {}
+    late: list[str] = []
     for number in range(2 * times):
         kind, start = (("by name", dra.named_pod), ("claim", dra.claim_pod))[number % 2]
         name, began = f"p{number}", time.time()
-        await start(name)
-        took.setdefault(kind, []).append(crossed.unix(dra.account(name).began) - began)
+        try:
+            await start(name)
+            took.setdefault(kind, []).append(crossed.unix(dra.account(name).began) - began)
+        except AssertionError as error:  # The kubelet asks again for a claim only after 60 to 90 s.
+            late.append(str(error))
         await dra.delete(name)
     prepared = [line["ms"] for line in dra.gateways[-1].lines("claim prepared")]
     middle = {kind: statistics.median(found) for kind, found in took.items()}
@@ -96,7 +105,47 @@ async def starts(dra: DraNode, times: int) -> dict[str, Any]:
         "s": {kind: figures(found) for kind, found in took.items()},
         "claim / by name": round(middle["claim"] / middle["by name"], 2),
         "Prepare, ms": figures(prepared),
+        "within 15 ms": sum(one <= 15 for one in prepared),
+        "asked again late": late,
     }
+
+
+async def cross(dra: DraNode, times: int) -> dict[str, Any]:
+    """Have a free GPU cross there and back so often; a pod with a claim waits for it, and is gone before the GPU goes back."""
+    await dra.start("on")
+    await dra.cross("plugin")  # Another measurement may have been here before.
+    await dra.stand(dict.fromkeys(DEVICES, "plugin"))
+    gpu = next(iter(DEVICES))
+    took: dict[str, list[float]] = {"to DRA": [], "then its pod runs": [], "to the device plugin API": []}
+    async with Seen(dra.api) as seen:
+        for number in range(times):
+            await dra.allocatable()
+            await dra.create(name := f"x{number}", dra.claiming(name))
+            await dra.unschedulable(name)
+            await asyncio.sleep(BACKS_OFF)
+            ordered = time.time()
+            await dra.cross("dra", gpu)
+            await until(lambda: bool(dra.account(name).nodes), PATIENCE)
+            offered = seen.shown.since(gpu, ordered)
+            took["to DRA"].append(offered - ordered)
+            took["then its pod runs"].append(crossed.unix(dra.account(name).began) - offered)
+            await dra.delete(name)
+            await until(partial(_no_claims, dra), PATIENCE, every=EVERY)
+            ordered = time.time()
+            await dra.cross("plugin", gpu)
+            await until(partial(_shown, dra, GPUS), PATIENCE, every=EVERY)
+            took["to the device plugin API"].append(time.time() - ordered)
+    return {"there and back": times, "s": {what: figures(found) for what, found in took.items()}}
+
+
+async def _no_claims(dra: DraNode) -> bool:
+    return not (await dra.api.get(f"{RESOURCES}/namespaces/{pods.NAMESPACE}/resourceclaims"))["items"]
+
+
+async def _shown(dra: DraNode, count: int) -> bool:
+    """Whether the scheduler may give so many GPUs by name."""
+    told = (await dra.api.get(f"/api/v1/nodes/{dra.node.name}"))["status"]["allocatable"]
+    return bool(told.get(RESOURCE) == str(count))
 
 
 async def roll(dra: DraNode, times: int) -> dict[str, Any]:
@@ -295,6 +344,7 @@ async def cost(dra: DraNode, times: int) -> dict[str, Any]:
 WHAT: Final[Mapping[str, tuple[Callable[[DraNode, int], Awaitable[dict[str, Any]]], int]]] = {
     "slices": (slices, 100),
     "starts": (starts, 20),
+    "cross": (cross, 20),
     "roll": (roll, 20),
     "roll-on": (roll_on, 20),
     "reboot": (reboot, 10),
@@ -325,7 +375,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="for how long the API server is away (default: 10)")
     options = parser.parse_args(arguments)
     times = options.times or WHAT.get(options.what, (None, 1))[1]
-    print(json.dumps({options.what: asyncio.run(run(options.what, times, options.minutes))}))
+    before, found = os.getloadavg()[0], asyncio.run(run(options.what, times, options.minutes))
+    print(json.dumps({options.what: found, "load before and after": (before, os.getloadavg()[0])}))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@
 
 The images are those of ``make e2e-made``. For how long the kubelet's records were short is told by its own log, to the microsecond (its
 pod-resources API, which may be asked 100 times a second at most, must agree in the end); what the API server saw, by a watch of the Node.
+On a real cluster the control plane is on other machines: it and this command have one processor here, and the node (kubelet, containerd,
+gateway, pods) has the others; ``--shared`` leaves them together.
 A pod that the kubelet admits while its records are short, or while it still asks the one that was killed, is refused by the kubelet.
 The fifth young death in a row would end the container (``gateway.pair.policy``): after four kills the DaemonSet is rolled to another image,
 and the next ones meet a new pair. The exit status is 1 where a bar is missed.
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import re
 import signal
@@ -29,7 +32,7 @@ from typing import Any, Final
 from gateway.kubelet.view import look
 from gateway.lab.bench.measure import Report, describe, document, line, spread
 from gateway.lab.bench.standby import MEDIAN_MS, SLOW, WORST_MS, children
-from gateway.lab.node import Node, pods
+from gateway.lab.node import Node, pods, processors
 from gateway.lab.node.api import Api, Object
 from gateway.lab.node.continuity import IMAGE, ROLLED
 from gateway.lab.node.installed import DaemonSet, write_profile
@@ -55,6 +58,7 @@ _CHANGE: Final = re.compile(
     r"I(?P<time>\d{4} [\d:.]+) .*\"(?:Mark all resources Unhealthy|Processed device updates) for resource\" "
     rf'resourceName="{re.escape(RESOURCE)}"(?: totalCount=\d+ healthyCount=(?P<healthy>\d+))?'
 )
+_CAME: Final = re.compile(r'I(?P<time>\d{4} [\d:.]+) .*"SyncLoop ADD" source="api" pods=\["default/(?P<pod>[^"]+)"\]')
 _REGISTERED: Final = f'"Got registration request from device plugin with resource" resourceName="{RESOURCE}"'
 
 
@@ -66,6 +70,8 @@ class Kill:
     ended_ns: int
     failed: Mapping[float, str]
     """Why pods of that second failed, by the moment at which they came; the others ran."""
+    way_ms: float = 0.0
+    """For how long the pod that came with the kill was on its way to the kubelet."""
 
 
 def records(log: str, now: datetime, offset_ns: int) -> Iterator[NodeSeen]:
@@ -77,10 +83,18 @@ def records(log: str, now: datetime, offset_ns: int) -> Iterator[NodeSeen]:
         offset_ns: what makes unix time another clock's.
     """
     for found in _CHANGE.finditer(log):
-        when = datetime.strptime(f"{now.year} {found['time']}", "%Y %m%d %H:%M:%S.%f").replace(tzinfo=UTC)
-        at = round(when.timestamp() * 1e6) * 1000 + offset_ns
         counts = {RESOURCE: int(found["healthy"] or 0)}
-        yield NodeSeen(at, counts, counts, "", "")
+        yield NodeSeen(_at(found["time"], now, offset_ns), counts, counts, "", "")
+
+
+def came(log: str, pod: str, now: datetime, offset_ns: int) -> int | None:
+    """Say when the kubelet heard of a pod of the default namespace, by its log as ``records`` reads it; None: it didn't."""
+    return next((_at(one["time"], now, offset_ns) for one in _CAME.finditer(log) if one["pod"] == pod), None)
+
+
+def _at(time: str, now: datetime, offset_ns: int) -> int:
+    when = datetime.strptime(f"{now.year} {time}", "%Y %m%d %H:%M:%S.%f").replace(tzinfo=UTC)
+    return round(when.timestamp() * 1e6) * 1000 + offset_ns
 
 
 def short_ms(history: Sequence[NodeSeen], kill: Kill) -> float:
@@ -106,6 +120,9 @@ def judge(times: int, kills: Sequence[Kill], recorded: Sequence[NodeSeen], shown
     expected = len(kills) * len(MOMENTS)
     note = ", ".join(f"{failed[one]} failed that came after {one:g} s" for one in sorted(failed))
     report.bar("pods of that second that ran", expected - failed.total(), expected, f"of {expected}", note, exact=True)
+    report.figures["ms from a kill until the kubelet knew of the pod that came with it"] = spread(
+        [one.way_ms for one in kills]
+    )
     report.figures["why pods failed"] = dict(Counter(why for one in kills for why in one.failed.values()))
     report.figures["drops at the API server in all"] = len(drops(shown, RESOURCE, GPUS))
     return report
@@ -185,12 +202,15 @@ def _inside(pid: int) -> int:
 class Killing:
     """The kills on a node."""
 
-    def __init__(self, node: Node, api: Api, seen: Recorder, pair: Pair) -> None:
+    def __init__(self, node: Node, api: Api, seen: Recorder, pair: Pair, *, shared: bool) -> None:
         self._node, self._api, self._seen, self._pair = node, api, seen, pair
+        self._processors = set() if shared else os.sched_getaffinity(0)
         self._log = node.logs / "kubelet.log"
         self._offset_ns = time.monotonic_ns() - time.time_ns()
         self.kills: list[Kill] = []
         """What was done so far."""
+        self.parted = ""
+        """Who has which processor."""
 
     async def run(self, times: int) -> None:
         """Kill so often, each pair as often as it may be."""
@@ -199,7 +219,7 @@ class Killing:
                 await self._pair.change()
             one = await self._once(f"k{number}")
             self.kills.append(one)
-            took = f"short of GPUs for {short_ms(self.recorded(), one):.1f} ms"
+            took = f"short of GPUs for {short_ms(self.recorded(), one):.1f} ms, the first pod came after {one.way_ms:.1f} ms"
             print(f"{number + 1} of {times}: {took}; pods that failed: {dict(one.failed) or 'none'}", flush=True)
 
     def recorded(self, since: int = 0) -> list[NodeSeen]:
@@ -212,14 +232,23 @@ class Killing:
             return file.read().decode(errors="replace")
 
     async def _once(self, name: str) -> Kill:
-        """Kill who serves while pods come; return when each runs or has failed, and the GPUs are all there."""
+        """Kill who serves while pods come; return when each has run or failed and is gone, and the GPUs are all there."""
         serves, mark = await self._pair.ready(), self._log.stat().st_size
+        self.parted = processors.part(self._node, self._processors)
         began = time.monotonic_ns()
         os.kill(serves, signal.SIGKILL)
         whys = await asyncio.gather(*(self._come(f"{name}-{number}", after) for number, after in enumerate(MOMENTS)))
         await until(lambda: self._back(mark), PATIENCE, every=_EVERY)
         await until(self._agrees, PATIENCE, every=_EVERY)
-        return Kill(began, time.monotonic_ns(), {after: why for after, why in zip(MOMENTS, whys, strict=True) if why})
+        names = {f"{name}-{number}" for number in range(len(MOMENTS))}
+        await self._seen.until(
+            lambda seen: names.isdisjoint(pod.name for pod in seen.pods.values()), "the pods to be gone", PATIENCE
+        )
+        heard = came(self._told(mark), f"{name}-0", datetime.now(UTC), self._offset_ns)
+        way_ms = math.nan if heard is None else (heard - began) / 1e6
+        return Kill(
+            began, time.monotonic_ns(), {after: why for after, why in zip(MOMENTS, whys, strict=True) if why}, way_ms
+        )
 
     async def _come(self, name: str, after: float) -> str:
         """Have a pod after so many seconds, for a moment; say why it failed, or nothing."""
@@ -244,7 +273,7 @@ class Killing:
         return len((view.allocatable or {}).get(RESOURCE, ())) == GPUS
 
 
-async def run(times: int, images: Sequence[Path], *, slow_look: bool) -> bool:
+async def run(times: int, images: Sequence[Path], *, slow_look: bool, shared: bool) -> bool:
     """Kill so often on this node, say what was seen, also where a signal or an error cuts it off, and whether all bars are kept."""
     node = Node.here()
     for archive in images:
@@ -254,7 +283,7 @@ async def run(times: int, images: Sequence[Path], *, slow_look: bool) -> bool:
     api = Api.of(node)
     async with Recorder(api) as seen:
         pair = Pair(node, api, seen, slow_look=slow_look)
-        killing = Killing(node, api, seen, pair)
+        killing = Killing(node, api, seen, pair, shared=shared)
         await pair.start()
         try:
             await pair.ready()
@@ -264,6 +293,7 @@ async def run(times: int, images: Sequence[Path], *, slow_look: bool) -> bool:
             first = len(seen.nodes) - 1
             broke = await cut_off(killing.run(times))
             report = judge(times, killing.kills, killing.recorded(), seen.nodes[first:])
+            report.figures["processors"] = killing.parted
             print(*map(describe, report.bars), document(report), sep="\n", flush=True)
             if isinstance(broke, Exception):
                 raise broke
@@ -281,12 +311,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--times", type=int, default=50, help="how often (default: %(default)s)")
     parser.add_argument("--slow-look", action="store_true", help="a backend whose first look takes 2 s")
+    parser.add_argument("--shared", action="store_true", help="the control plane shares all processors with the node")
     parser.add_argument("--images", type=Path, default=Path("build/e2e"), help="the folder of the images (%(default)s)")
     options = parser.parse_args(arguments)
     images = sorted(options.images.glob("*.oci.tar"))
     if not images:
         parser.error(f"expected the gateway's images in {options.images.absolute()}: `make e2e-made` makes them")
-    return 0 if asyncio.run(run(options.times, images, slow_look=options.slow_look)) else 1
+    return 0 if asyncio.run(run(options.times, images, slow_look=options.slow_look, shared=options.shared)) else 1
 
 
 if __name__ == "__main__":

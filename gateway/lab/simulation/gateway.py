@@ -141,6 +141,7 @@ class Gateway(Process):
             return
         self.clock.tell(self.label, "is told to end")
         self.stopping = True
+        self.node.kubelet.clean = False
         self.plugin.feed(events.Stop())
         self.later(END_TIME, self._end)
 
@@ -391,7 +392,9 @@ class Gateway(Process):
     def died(self, other: Age) -> None:
         """Take notice of another gateway's death: its folder shows an orderly end, its lease any."""
         if other in self._leases or self.node.by_age(other).removed:
-            self.later(self.clock.latency(), self.look)
+            after = self.clock.latency()
+            self.later(after, self.look)
+            self.node.heard(self.clock.now + after)
         if other in self._leases:
             self._leases.discard(other)
             self.later(LEASE_AGAIN * self.clock.random(), self.look)

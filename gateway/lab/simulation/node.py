@@ -263,12 +263,18 @@ class Node:
 
     # In the end.
 
+    def lacks(self) -> str:
+        """Say which devices the kubelet should give out, and which it would; empty where they are the same."""
+        healthy = frozenset(device.id for device in self.devices if device.health is Health.HEALTHY)
+        if (found := self.kubelet.allocatable()) == healthy:
+            return ""
+        return f"the kubelet would give out {sorted(found or ())}, and {sorted(healthy)} are there"
+
     def wrong(self) -> str:
         """Say what isn't right on a node on which nothing goes wrong any more; empty where all is."""
         kubelet = self.kubelet
-        healthy = frozenset(device.id for device in self.devices if device.health is Health.HEALTHY)
-        if (found := kubelet.allocatable()) != healthy:
-            return f"the kubelet would give out {sorted(found or ())}, and {sorted(healthy)} are there"
+        if lacks := self.lacks():
+            return lacks
         if not all(gateway.talks for gateway in self.alive()):
             return ""  # No kubelet's records show whose devices they are: of those that can't talk, several may serve.
         serving = [gateway.label for gateway in self.alive() if gateway.plugin.machine.phase is Phase.SERVING]

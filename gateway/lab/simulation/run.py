@@ -32,6 +32,8 @@ ENOUGH: Final = 100_000
 BATCH: Final = 100
 MOST_BROKEN: Final = 5
 """How many broken schedules are told; then the rest isn't played."""
+TOLD: Final = 20
+"""How often a search says how far it is."""
 LONGEST_TRACE: Final = 200
 
 SOMETIMES: Final = (
@@ -66,6 +68,7 @@ SOMETIMES: Final = (
     "what another gateway is to serve is lacking in the kubelet's records",
     "the kubelet forgets a resource after five minutes",
     "who serves is killed, and another one takes over",
+    "who serves stands still as the kubelet starts anew, and another one takes over",
     "said: no common version",
     "said: Register was refused",
 )
@@ -146,11 +149,17 @@ def _begin(niceness: int) -> None:
 def search(first: int, count: int, jobs: int) -> Found:
     """Play so many schedules, several at once; stop early where too many break a promise."""
     found = Found(Counter(), {})
+    began = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(jobs, partial(_begin, 5)) as pool:
         for one in pool.imap_unordered(play, _batches(first, count)):
             found.met.update(one.met)
             found.broken |= one.broken
             found.played += one.played
+            if found.played % (count // TOLD or 1) < one.played:
+                print(
+                    f"{found.played} of {count} schedules, {time.monotonic() - began:.0f} s, {len(found.broken)} broke a promise",
+                    file=sys.stderr,
+                )
             if len(found.broken) >= MOST_BROKEN:
                 pool.terminate()
                 break
@@ -159,7 +168,11 @@ def search(first: int, count: int, jobs: int) -> Found:
 
 def main() -> int:
     """Play schedules; say what was met and what was broken."""
-    parser = argparse.ArgumentParser(prog="python -m gateway.lab.simulation.run", description=(__doc__ or "")[:80])
+    parser = argparse.ArgumentParser(
+        prog="python -m gateway.lab.simulation.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--schedules", type=int, default=SCHEDULES, help="how many to play (default: %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the number of the first one")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at once")

@@ -17,6 +17,8 @@ from gateway.registration.events import NameLost, Phase, Renew
 
 AFTERWARDS: Final = (3.0, 20.0, 60.0, 120.0, 300.0, 700.0)
 """Seconds after the last fault at which the node is looked at; it must be right at the last."""
+STOOD_STILL: Final = 12.0
+"""Seconds in which another gateway takes over from one that stands still as the kubelet starts anew. A new kubelet may be seen 5 s late."""
 APARTS: Final = 0.15
 """The share of gateways with a state directory of their own: nobody can talk to them."""
 
@@ -111,8 +113,7 @@ class Player:
         clock.run(end + 0.001)
         self._heal()
         self._settle()
-        if self._one_more_dies():
-            self._settle()
+        self._one_more_fails()
         node.judge_pods()
         node.judge_registers()
         for gateway in node.alive():
@@ -131,17 +132,27 @@ class Player:
             self.clock.met[f"not right {seconds:g} s after the last fault"] += 1
         self.node.broken(wrong)
 
-    def _one_more_dies(self) -> bool:
-        """Kill whoever serves, where somebody stands by who could know of it."""
+    def _one_more_fails(self) -> None:
+        """Kill whoever serves, or have it stand still as the kubelet starts anew, where somebody stands by who could know of it."""
         node, client = self.node, self.node.kubelet.serves
         shows = node.kubelet.behaviour.minor >= SHOWS or all(gateway.talks for gateway in node.alive())
         others = [one for one in node.alive() if client is not None and one is not client.server and one.able]
         if client is None or not shows or not others:
-            return False
-        self.clock.met["who serves is killed, and another one takes over"] += 1
+            return
         node.kubelet.clean = False
-        client.server.die()
-        return True
+        ready = all(one.begun for one in others) and any(one.health is Health.HEALTHY for one in node.devices)
+        if self.script.seed % 2 or not ready:
+            self.clock.met["who serves is killed, and another one takes over"] += 1
+            client.server.die()
+        else:
+            self.clock.met["who serves stands still as the kubelet starts anew, and another one takes over"] += 1
+            client.server.freeze()
+            self._kubelet(Step(self.clock.now, "kubelet"))
+            self.clock.run(self.clock.now + STOOD_STILL)
+            if wrong := node.lacks():
+                node.broken(f"{client.server.label} stands still, and nobody takes over: {wrong}")
+            client.server.thaw()
+        self._settle()
 
     def _heal(self) -> None:
         """End all that is wrong."""

@@ -68,8 +68,9 @@ class Standby:
                 shown = self._node.registered_since(self._since) if kubelet.behaviour.minor > 8 else None
                 if shown is None and kubelet.behaviour.minor >= LISTS:
                     shown = False
-                elif shown is None and self._gateway.handover.defers_to() is None:
-                    shown = bool(self._node.names_of(self._gateway.standing_by_for))
+                elif shown is None:
+                    asked = self._gateway.handover.defers_to() is not None and self._records.told > 0
+                    shown = bool(self._node.names_of(self._gateway.standing_by_for)) or asked
         self._records = self._records.look(self._clock.now, shown=shown)
         other = self._gateway.standing_by_for
         if self._records.unserved(self._clock.now, len(self._gateway.devices), self._taken.get(other, 0)):

@@ -31,10 +31,10 @@ from msgspec.structs import replace
 
 from gateway.kubelet.watch import KUBELET_SOCKET, listens
 from gateway.lab.bench.footprint import footprint
-from gateway.lab.cell import Cell, CellError
 from gateway.lab.gatewayproc import BEGUN, LINES, GatewayError, GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Faults, Kubelet, KubeletError
 from gateway.lab.matrix.witness import logs
+from gateway.lab.namespaces import Namespaces, NamespacesError
 from gateway.lab.trials.invariants import given_twice, holdings
 from gateway.lab.trials.rivals import MOST, RIVALS
 from gateway.lab.trials.scenarios import PATIENCE, RESOURCE, BrokenPromiseError, Node, device_ids, must, node
@@ -49,10 +49,10 @@ a Python process alone may take ten seconds to start."""
 LINGER_SECONDS = 1.3
 """How long after a recovery the node is looked at again: longer than the gateway's own last look into the records."""
 PLENTY = 10_000
-"""What a limit of a cell is when it is none."""
+"""What a limit of namespaces of its own is when it is none."""
 STATE_BYTES = "2m"
 """How large the disk of a state directory is."""
-FAILURES = (BrokenPromiseError, GatewayError, KubeletError, CellError, TimeoutError)
+FAILURES = (BrokenPromiseError, GatewayError, KubeletError, NamespacesError, TimeoutError)
 """What a promise that is broken raises, or a process that doesn't do what it was told."""
 CHECKPOINT = "kubelet_internal_checkpoint"
 FAR_SECONDS = 10 * 365 * 86400
@@ -77,9 +77,9 @@ class Ground:
     """A node, and what is wrong with it now. Make one with ``ground``."""
 
     node: Node
-    cell: Cell | None
-    no_cell: str
-    """Why there is no cell; '' where there is one."""
+    namespaces: Namespaces | None
+    no_namespaces: str
+    """Why there is none; '' where there is one."""
     ids: Sequence[str]
     """The device IDs, by index."""
     version: str
@@ -107,7 +107,7 @@ class Ground:
     def state_dir(self) -> Path:
         """The gateway's state directory, as this process reaches it."""
         path = self.node.root / "state"
-        return path if self.cell is None else self.cell.inside(path)
+        return path if self.namespaces is None else self.namespaces.inside(path)
 
     @property
     def answering(self) -> Kubelet | None:
@@ -118,14 +118,14 @@ class Ground:
     # What happens to it.
 
     async def start_gateway(self) -> GatewayProcess:
-        """Start a gateway: the real one, with a witness inside, in the node's cell."""
+        """Start a gateway: the real one, with a witness inside, in the node's namespaces."""
         made = self.node
         if made.behind:
             await made.start_bridged()
         profile_path, options = None if made.behind else made.profile_path, (*made.options, *made.bridging)
         command = gateway_command(made.socket_dir, made.root / "state", profile_path, made.api, options)
         inside = (sys.executable, "-m", "gateway.lab.trials.insider", str(self.clock), *command[3:])
-        process = await GatewayProcess.launch([*(self.cell.prefix if self.cell else ()), *inside])
+        process = await GatewayProcess.launch([*(self.namespaces.prefix if self.namespaces else ()), *inside])
         ended = [one for one in made.gateways if one.told_to_end and not one.alive]
         made.gateways[:] = [*(one for one in made.gateways if one not in ended[:-1]), process]
         return process
@@ -259,18 +259,18 @@ async def ground(
     ``behind``: the GPUs are those of a plugin of this API, behind the bridge.
     """
     async with AsyncExitStack() as stack:
-        cell, no_cell = None, ""
+        namespaces, no_namespaces = None, ""
         try:
-            cell = await stack.enter_async_context(await Cell.open())
-        except CellError as error:
-            no_cell = str(error)
+            namespaces = await stack.enter_async_context(await Namespaces.open())
+        except NamespacesError as error:
+            no_namespaces = str(error)
         made = await stack.enter_async_context(node(genuine, gpus={RESOURCE: gpus}, options=options, behind=behind))
         (made.root / "state").mkdir()
-        if cell is not None:
-            await cell.run(
+        if namespaces is not None:
+            await namespaces.run(
                 "mount", "-t", "tmpfs", "-o", f"size={STATE_BYTES},mode=700", "state", str(made.root / "state")
             )
-        one = Ground(made, cell, no_cell, device_ids(made.gpus)[RESOURCE], version)
+        one = Ground(made, namespaces, no_namespaces, device_ids(made.gpus)[RESOURCE], version)
         stack.push_async_callback(one.close)
         one.clock.write_text("0")
         await one.start_kubelet()
@@ -311,7 +311,7 @@ class Fault:
     """What else must hold while it lasts, where it is struck alone."""
     emulated: bool = False
     """Whether only an emulated kubelet can be made to do it."""
-    celled: bool = False
+    inside_namespaces: bool = False
     """Whether it needs namespaces of its own."""
     bridged: bool = False
     """Whether it happens to a plugin behind the bridge."""
@@ -321,7 +321,7 @@ class Fault:
         """Give the bound in seconds, after a fault that lasted so many."""
         return self.bound + (lasted if self.lingers else 0)
 
-    def why_not(self, kind: str, no_cell: str, *, behind: bool = True) -> str:
+    def why_not(self, kind: str, no_namespaces: str, *, behind: bool = True) -> str:
         """Say why it can't be struck on a kubelet of a kind, in this environment; '' where it can.
 
         ``behind``: a plugin is behind the bridge.
@@ -330,7 +330,7 @@ class Fault:
             return "no plugin is behind the bridge"
         if self.emulated and kind != "emulated":
             return "a genuine kubelet can't be made to do this"
-        return no_cell if self.celled else ""
+        return no_namespaces if self.inside_namespaces else ""
 
 
 @asynccontextmanager
@@ -602,12 +602,12 @@ async def _read_only(g: Ground, _: int) -> AsyncIterator[None]:
     if not g.writable:
         yield
         return
-    cell, state = _cell(g), str(g.node.root / "state")
-    await cell.run("mount", "-o", "remount,ro", state)
+    namespaces, state = _namespaces(g), str(g.node.root / "state")
+    await namespaces.run("mount", "-o", "remount,ro", state)
     g.writable = False
     yield
     g.writable = True
-    await cell.run("mount", "-o", "remount,rw", state)
+    await namespaces.run("mount", "-o", "remount,rw", state)
 
 
 @asynccontextmanager
@@ -652,23 +652,23 @@ def forbid_descriptors(pid: int) -> None:
 @asynccontextmanager
 async def _limited(g: Ground, _: int, *, names: Sequence[str]) -> AsyncIterator[None]:
     """The kernel gives the node's gateways no more of something; what they have they keep."""
-    cell = _cell(g)
+    namespaces = _namespaces(g)
     for name in names:
-        await cell.limit(name, 0)
+        await namespaces.limit(name, 0)
     yield
     for name in names:
-        await cell.limit(name, PLENTY)
+        await namespaces.limit(name, PLENTY)
 
 
 @asynccontextmanager
 async def _no_links(g: Ground, _: int) -> AsyncIterator[None]:
     """A mount of its own on the gateways' folder: link(2) from there to the kubelet's folder is EXDEV."""
-    cell, folder = _cell(g), str(g.node.socket_dir / "gateway")
-    with contextlib.suppress(CellError):  # no such folder now
-        await cell.run("mount", "--bind", folder, folder)
+    namespaces, folder = _namespaces(g), str(g.node.socket_dir / "gateway")
+    with contextlib.suppress(NamespacesError):  # no such folder now
+        await namespaces.run("mount", "--bind", folder, folder)
     yield
-    with contextlib.suppress(CellError):  # the folder was replaced, and the mount went with it
-        await cell.run("umount", "--lazy", folder)
+    with contextlib.suppress(NamespacesError):  # the folder was replaced, and the mount went with it
+        await namespaces.run("umount", "--lazy", folder)
 
 
 @asynccontextmanager
@@ -688,7 +688,7 @@ async def _clock_jumps(g: Ground, pick: int) -> AsyncIterator[None]:
 async def _several(g: Ground, pick: int) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         for name in ("disk-full", "link-refused", "device-ill", "register-errors", "kubelet-killed", "no-descriptors"):
-            if not FAULTS[name].why_not("genuine" if g.node.genuine(g.version) else "emulated", g.no_cell):
+            if not FAULTS[name].why_not("genuine" if g.node.genuine(g.version) else "emulated", g.no_namespaces):
                 await stack.enter_async_context(FAULTS[name].strike(g, pick))
         yield
 
@@ -702,9 +702,9 @@ def descriptors(pid: int) -> set[int]:
     return {int(entry.name) for entry in Path("/proc", str(pid), "fd").iterdir()}
 
 
-def _cell(g: Ground) -> Cell:
-    assert g.cell is not None, "a fault that needs a cell is never struck without"
-    return g.cell
+def _namespaces(g: Ground) -> Namespaces:
+    assert g.namespaces is not None, "a fault that needs namespaces of its own is never struck without"
+    return g.namespaces
 
 
 async def _updates_pile_up(g: Ground) -> None:
@@ -961,7 +961,7 @@ FAULTS: Mapping[str, Fault] = {
             why="what the state file couldn't take is tried again after waits that grow",
             serves=True,
             meanwhile=("device-ill", "kubelet-killed"),
-            celled=True,
+            inside_namespaces=True,
             shows="No space left on device",
             lingers=True,
         ),
@@ -973,7 +973,7 @@ FAULTS: Mapping[str, Fault] = {
             why="as above",
             serves=True,
             meanwhile=("device-ill", "kubelet-killed"),
-            celled=True,
+            inside_namespaces=True,
             shows="Read-only file system",
             lingers=True,
         ),
@@ -996,7 +996,7 @@ FAULTS: Mapping[str, Fault] = {
             why="the kubelet's directory is looked at every 250 ms, files every second",
             serves=True,
             meanwhile=("gateway-killed", "kubelet-killed", "device-ill", "directory-replaced"),
-            celled=True,
+            inside_namespaces=True,
             shows="inotify is not to be had",
         ),
         Fault(
@@ -1007,7 +1007,7 @@ FAULTS: Mapping[str, Fault] = {
             why="as above",
             serves=True,
             meanwhile=("directory-replaced", "kubelet-killed", "device-ill"),
-            celled=True,
+            inside_namespaces=True,
             shows="cannot watch a folder",
         ),
         Fault(
@@ -1017,7 +1017,7 @@ FAULTS: Mapping[str, Fault] = {
             _no_links,
             serves=True,
             meanwhile=("kubelet-killed",),
-            celled=True,
+            inside_namespaces=True,
             shows="Invalid cross-device link",
         ),
         Fault(
@@ -1116,7 +1116,7 @@ async def alone(
         return Outcome(fault.name, version, kind, "not applicable", reason=why)
     try:
         async with ground(version, genuine, gpus=fault.gpus, behind=behind) as g:
-            if why := fault.why_not(kind, g.no_cell):
+            if why := fault.why_not(kind, g.no_namespaces):
                 return Outcome(fault.name, version, kind, "not applicable", reason=why)
             try:
                 took = await _alone(fault, g)

@@ -33,11 +33,11 @@ import msgspec
 
 from adapters.levels import minor_version
 from gateway.lab.bench.footprint import footprint
-from gateway.lab.cell import Cell, CellError
 from gateway.lab.gatewayproc import GatewayProcess
 from gateway.lab.kubelets import build
 from gateway.lab.kubelets.kubelet import Demand, Kubelet, KubeletError
 from gateway.lab.matrix.witness import logs
+from gateway.lab.namespaces import Namespaces, NamespacesError
 from gateway.lab.trials.faults import FAILURES, FAULTS, Fault, Ground, Outcome, alone, descriptors, ground
 from gateway.lab.trials.insider import TASKS
 from gateway.lab.trials.invariants import Holding, broken, given_twice, holdings, may_be_an_accident
@@ -276,7 +276,9 @@ class Player:
                     await _remove(g, step)
                 elif step.do == "admit":
                     await pods.admit(step.pick, at_once=not struck)
-                elif not FAULTS[step.do].why_not("genuine" if g.node.genuine(g.version) else "emulated", g.no_cell):
+                elif not FAULTS[step.do].why_not(
+                    "genuine" if g.node.genuine(g.version) else "emulated", g.no_namespaces
+                ):
                     struck.append(FAULTS[step.do])
                     await lasting.enter_async_context(FAULTS[step.do].strike(g, step.pick))
                 await _unharmed(g)
@@ -594,13 +596,13 @@ def document(result: Result) -> str:
 
 async def _possible(behind: str) -> list[str]:
     """Give the names of the faults that this machine lets us strike; ``behind``: the API of a plugin behind the bridge."""
-    no_cell = ""
+    no_namespaces = ""
     try:
-        async with await Cell.open():
+        async with await Namespaces.open():
             pass
-    except CellError as error:
-        no_cell = str(error)
-    return [name for name, fault in FAULTS.items() if not fault.why_not("emulated", no_cell, behind=bool(behind))]
+    except NamespacesError as error:
+        no_namespaces = str(error)
+    return [name for name, fault in FAULTS.items() if not fault.why_not("emulated", no_namespaces, behind=bool(behind))]
 
 
 async def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> Result:

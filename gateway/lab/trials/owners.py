@@ -290,6 +290,8 @@ class Model:
             yield "the kubelet hears", replace(one, healthy=_is_healthy(one.shown))
             if (shown := _listed(one.side, claim, one.shown, admits=not one.met)) is None and one.shown is not None:
                 yield "a kubelet that starts has it listed", replace(one, shown=shown, look=None)
+            if shown is State.ELSEWHERE and one.side is Side.TO_PLUGIN and claim.named and one.allocated == CLAIM:
+                yield "the list counts a pod by name before its claim is prepared", replace(one, shown=State.RETURNING)
             yield from _told(one, claim)
             yield "the scheduler hears", replace(one, known=one.slice)
             if one.slice is not Offered.FREE:

@@ -17,11 +17,11 @@ SECONDS = 10.0
 """How long making namespaces, or a command in them, may take."""
 
 
-class CellError(Exception):
+class NamespacesError(Exception):
     """The machine doesn't allow it. The message is the reason, in its own words."""
 
 
-class Cell(Spawned):
+class Namespaces(Spawned):
     """Namespaces of a node. Make one with ``open``; ``async with`` closes it."""
 
     def __init__(self, holder: asyncio.subprocess.Process) -> None:
@@ -32,15 +32,15 @@ class Cell(Spawned):
         """Make new namespaces.
 
         Raises:
-            CellError: this machine doesn't allow it, or has no ``unshare`` and ``nsenter``.
+            NamespacesError: this machine doesn't allow it, or has no ``unshare`` and ``nsenter``.
         """
         for program in ("unshare", "nsenter", "mount", "umount", "tee"):
             if shutil.which(program) is None:
-                raise CellError(f"there is no {program} here (util-linux has it)")
+                raise NamespacesError(f"there is no {program} here (util-linux has it)")
         made = ("unshare", "--user", "--map-root-user", "--mount", "--propagation", "private")
         pipe = asyncio.subprocess.PIPE
         holder = await spawn((*made, "sh", "-c", "echo ready && exec cat"), stdin=pipe, stdout=pipe, stderr=pipe)
-        cell = cls(holder)
+        namespaces = cls(holder)
         assert holder.stdout is not None
         assert holder.stderr is not None
         try:
@@ -48,12 +48,14 @@ class Cell(Spawned):
                 ready = await holder.stdout.readline()
                 reason = b"" if ready else await holder.stderr.read()
         except BaseException:
-            await cell.close()
+            await namespaces.close()
             raise
         if not ready:
-            await cell.close()
-            raise CellError(f"namespaces of our own aren't allowed here: {reason.decode(errors='replace').strip()}")
-        return cell
+            await namespaces.close()
+            raise NamespacesError(
+                f"namespaces of our own aren't allowed here: {reason.decode(errors='replace').strip()}"
+            )
+        return namespaces
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -69,7 +71,7 @@ class Cell(Spawned):
         """Run a command inside, with ``text`` as its input.
 
         Raises:
-            CellError: it failed; the message has its words.
+            NamespacesError: it failed; the message has its words.
         """
         process = await asyncio.create_subprocess_exec(
             *self.prefix,
@@ -81,7 +83,7 @@ class Cell(Spawned):
         async with asyncio.timeout(SECONDS):
             _, said = await process.communicate(text.encode())
         if process.returncode:
-            raise CellError(f"{' '.join(command)}: {said.decode(errors='replace').strip()}")
+            raise NamespacesError(f"{' '.join(command)}: {said.decode(errors='replace').strip()}")
 
     async def limit(self, name: str, value: int) -> None:
         """Set one of the limits in /proc/sys/user, such as ``max_inotify_instances``, for everybody inside."""

@@ -14,7 +14,7 @@ _BY_DRA: Final = "offered by DRA"
 _NOT_YET: Final = "not registered"
 
 
-def wanting(statuses: Iterable[GatewayStatus]) -> dict[str, str]:
+def unserved(statuses: Iterable[GatewayStatus]) -> dict[str, str]:
     """Say of each resource with devices that no gateway serves where its registration stands; by name.
 
     Who stands by for another gateway says nothing. What is offered by DRA is served once the kubelet took the driver.

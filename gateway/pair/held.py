@@ -1,0 +1,97 @@
+"""The kubelet's connections, which the parent of a pair keeps open a moment longer than the gateway that had them lives.
+
+A kubelet has no device of ours from the end of a connection until another gateway's list comes. One that takes a Register while
+an earlier stream lives (1.37 and later) needn't see that end before. A living gateway ends its connections as ever: gRPC shuts
+them down before it closes them.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from gateway.wires import notify
+
+LONGER: Final = 0.25
+"""Seconds for which connections outlive their gateway: another one serves after some 25 ms, on a busy node after 150. A call that is
+open when the gateway dies fails when they have passed."""
+MOST: Final = 8
+"""Connections of one resource that are kept. The kubelet has one; where strangers have more, none is."""
+WORD: Final = "X_CONNECTIONS="
+"""How the word begins with which they come; the resource's name follows."""
+_ITEM: Final = array.array("i").itemsize
+SPACE: Final = socket.CMSG_SPACE(MOST * _ITEM)
+"""Bytes of what comes beside the word."""
+
+
+def lend(resource: str, address: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Give the parent the connections accepted at a Unix socket's ``address``, instead of those it has of ``resource``. Never raises."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(one) for one in accepted(address)]
+        few = [one.fileno() for one in found] if len(found) <= MOST else []
+        notify.tell(f"{WORD}{resource}", environment, few)
+
+
+def accepted(address: str) -> list[socket.socket]:
+    """Give this process's connections that were accepted at a Unix socket's address, each with a descriptor of its own."""
+    found: dict[int, socket.socket] = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        # What read the folder is listed, too, and its number may be that of a copy by now.
+        if (number := int(entry.name)) not in found and (one := _copied(number, address)):
+            found[one.fileno()] = one
+    return [*found.values()]
+
+
+def _copied(number: int, address: str) -> socket.socket | None:
+    try:
+        copy = os.dup(number)
+    except OSError:  # It was closed meanwhile.
+        return None
+    try:
+        one = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        return None
+    with contextlib.suppress(OSError):
+        if one.getsockname() == address:
+            one.getpeername()  # Who listens has none.
+            return one
+    one.close()
+    return None
+
+
+def received(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    """Give the descriptors that came with a word."""
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(data[: len(data) - len(data) % _ITEM])
+    return found.tolist()
+
+
+class Connections:
+    """The connections of one gateway, as its parent has them."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[int]] = {}
+
+    def take(self, word: str, descriptors: list[int]) -> None:
+        """Keep what came with a word, instead of what came with the same word before."""
+        close(self._of.pop(word, ()))
+        self._of[word] = descriptors
+
+    def close(self) -> None:
+        """Have them end."""
+        for word in [*self._of]:
+            close(self._of.pop(word))
+
+
+def close(descriptors: Iterable[int]) -> None:
+    """Close descriptors."""
+    for one in descriptors:
+        os.close(one)

@@ -1,0 +1,459 @@
+"""A pair that serves claims, too: whoever of it dies, one decides, and what is asked for meanwhile is answered by who does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from adapters import pluginregistration
+from adapters.dra.plugin import V1
+from devices.claims import Answer, ClaimName, Prepared, Refused
+from devices.model import RefusedError
+from gateway.age import Age
+from gateway.dra import sockets
+from gateway.dra.service import Service
+from gateway.handover.alone import STANDS_BY, Alone
+from gateway.kubelet.watch import listens
+from gateway.lab.gatewayproc import GatewayProcess, gateway_command
+from gateway.lab.kubelets.behaviour import behaviour
+from gateway.lab.kubelets.devicemanager import DeviceManager
+from gateway.memory.ledger import Ledger
+from gateway.memory.scribe import Scribe
+from gateway.pair.flight import Flight
+from gateway.pair.parent import END_TIME
+from gateway.pair.pulse import Pulse
+from gateway.pair.role import Role
+from gateway.wires import control
+from tests.fakes.apiserver import ApiServer
+from tests.unit.kubernetes import authority, server, until
+from tests.unit.test_dra_daemon import GPU, SLICE, Place
+from tests.unit.test_dra_driver import Kubelet
+from tests.unit.test_pair import children, ready
+
+__all__ = ["authority", "server"]
+DRIVER = "gpu.nvidia.com"
+
+
+class Node:
+    """A node with a pair of gateways, a kubelet's device manager and its plugin manager, and the API server."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.registry = place, place.folder / "plugins_registry"
+        (place.plugins / "kubelet_internal_checkpoint").unlink(missing_ok=True)
+        place.server.put("/apis/resource.k8s.io/v1/namespaces/x/resourceclaims/other")
+        self.manager = DeviceManager(behaviour("1.37"), place.plugins)
+        self._known: dict[Path, Kubelet] = {}
+        """The registered instances of the driver, the newest last."""
+
+    @contextlib.asynccontextmanager
+    async def pair(self, dra: str = "on", program: str = "", *, standby: bool = True) -> AsyncIterator[GatewayProcess]:
+        """Have a pair. The kubelet registers each socket as it comes, and forgets it when it is removed."""
+        folder = self.place.folder
+        config = self.place.server.kubeconfig(folder / "kubeconfig")
+        options = [*(["--standby"] * standby), "--dra", dra, "--node-name", "n1", "--kubeconfig", str(config)]
+        command = gateway_command(self.place.plugins, folder / "state", self.place.profile, options=options)
+        adapted = f"""
+from pathlib import Path
+from devices.gpu import cdi_files
+from gateway.dra import cdi, crossing
+from gateway.kubernetes import allocatable
+cdi_files.FOLDER = cdi.FOLDER = Path({str(folder / "cdi")!r})  # Where an ordinary user may write.
+allocatable.SETTLE, crossing.ADMITS, crossing.WAIT = 0.0, 0.0, 0.05
+{program}
+from gateway.cli.main import gateway; gateway()
+"""
+        registering = asyncio.ensure_future(self._register())
+        try:
+            async with await GatewayProcess.launch([command[0], "-c", adapted, *command[3:]]) as process:
+                yield process
+        finally:
+            registering.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await registering
+
+    async def _register(self) -> None:
+        while True:
+            for path in self.registry.iterdir():
+                if path not in self._known and listens(path):
+                    self._known[path] = one = Kubelet(path)
+                    with contextlib.suppress(grpc.aio.AioRpcError):  # It is killed in this moment.
+                        await one.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
+            await asyncio.sleep(0.01)
+
+    async def registered(self, count: int) -> list[Kubelet]:
+        """Give the instances that live, the one that came last first: it is called."""
+        await until(lambda: len(self.living()) == count)
+        return self.living()
+
+    def living(self) -> list[Kubelet]:
+        return [one for path, one in reversed(self._known.items()) if listens(path)]
+
+    async def stand(self, **sides: str) -> None:
+        wanted = {f"GPU-{name}": side for name, side in sides.items()}
+
+        async with asyncio.timeout(15):
+            while await self.cross("dra", dry_run=True) != wanted:  # noqa: ASYNC110 - it is a question to another
+                await asyncio.sleep(0.02)
+
+    async def parted(self) -> None:
+        """Have the second GPU go to DRA, and wait until it is on offer there."""
+        await self.cross("dra", "GPU-b")
+        await self.stand(a="plugin", b="dra")
+        await until(lambda: list(self.place.published) == ["gpu-1"])
+
+    async def cross(self, to: str, *ids: str, dry_run: bool = False) -> dict[str, str]:
+        [path] = control.sockets(self.place.folder / "state")
+        answer = await control.ask(path, {"op": "cross", "to": to, "ids": list(ids), "dry_run": dry_run}, 10)
+        return {row["id"]: row["side"] for row in answer["boards"]}
+
+
+@pytest.fixture
+async def node(server: ApiServer) -> AsyncIterator[Node]:
+    folder = Path(tempfile.mkdtemp(prefix="duo-"))
+    one = Node(Place(folder, server))
+    await one.manager.start()
+    yield one
+    await one.manager.stop()
+    shutil.rmtree(folder)
+
+
+async def test_whoever_of_the_pair_dies_both_apis_are_served(node: Node) -> None:
+    async with node.pair() as process:
+        serves, stands_by = await ready(process)
+        await node.manager.wait(GPU, 2)
+        front, _ = await node.registered(2)
+        await node.parted()
+        written = node.place.server.objects[SLICE]["metadata"]["resourceVersion"]
+        first = node.place.claim("c", "uid-c", "gpu-1")
+        prepared = (await front.prepare(V1, first))["uid-c"]
+        assert isinstance(prepared, tuple)
+        await process.wait_for("claim prepared")
+        assert len(process.lines("claim prepared")) == 1, "by the one that decides, and by no other"
+        waits = node.place.claim("w", "uid-w", "gpu-1")
+        waiting = asyncio.ensure_future(front.prepare(V1, waits))  # Passed on, and waiting for the GPU.
+        await until(lambda: any(one.path.endswith("/w") for one in node.place.server.requests))
+        mark = process.seen
+        os.kill(serves, signal.SIGKILL)
+        again = asyncio.ensure_future(front.prepare(V1, first))
+        await process.wait_for("registered", since=mark)
+        await node.manager.wait(GPU, 1)
+        assert (await again)["uid-c"] == prepared
+        assert (await front.unprepare(V1, first))["uid-c"] is None
+        assert isinstance((await waiting)["uid-w"], tuple), "asked of one that died, and answered by the next"
+        assert await ready(process, mark) == (stands_by, (await process.wait_for("ready", since=mark))["gateway"])
+        await node.stand(a="plugin", b="dra")
+        assert node.place.server.objects[SLICE]["metadata"]["resourceVersion"] == written, "no slice is written for it"
+        new, _ = await node.registered(2)
+        assert (await new.unprepare(V1, waits))["uid-w"] is None
+        await node.manager.admit("p1", {GPU: 1})
+
+
+async def test_the_death_of_the_one_that_stands_by_changes_nothing(node: Node) -> None:
+    async with node.pair() as process:
+        serves, stands_by = await ready(process)
+        await node.manager.wait(GPU, 2)
+        await node.registered(2)
+        mark = process.seen
+        os.kill(stands_by, signal.SIGKILL)
+        assert (await ready(process, mark))[0] == serves
+        front, _ = await node.registered(2)
+        await node.cross("dra")
+        await node.stand(a="dra", b="dra")
+        await until(lambda: len(node.place.published) == 2)
+        assert isinstance((await front.prepare(V1, node.place.claim("c", "uid-c", "gpu-0")))["uid-c"], tuple)
+        assert not process.lines("registered", mark)
+
+
+@pytest.mark.parametrize("later", [0.0, 0.004, 0.01, 0.03], ids=lambda one: f"{1e3 * one:g} ms")
+async def test_both_die_and_what_was_promised_is_kept(node: Node, later: float) -> None:
+    async with node.pair() as process:
+        serves, stands_by = await ready(process)
+        await node.manager.wait(GPU, 2)
+        front, _ = await node.registered(2)
+        await node.parted()
+        asked = node.place.claim("c", "uid-c", "gpu-1")
+        prepared = (await front.prepare(V1, asked))["uid-c"]
+        assert isinstance(prepared, tuple)
+        mark = process.seen
+        os.kill(serves, signal.SIGKILL)
+        await asyncio.sleep(later)  # The other one is in the midst of taking over.
+        os.kill(stands_by, signal.SIGKILL)
+        await ready(process, mark)
+        await node.manager.wait(GPU, 1)
+        await node.stand(a="plugin", b="dra")
+        for one in await node.registered(2):
+            assert (await one.prepare(V1, asked))["uid-c"] == prepared
+        assert list(node.place.published) == ["gpu-1"]
+        await node.manager.admit("p1", {GPU: 1})
+
+
+async def test_a_pair_of_claims_alone(node: Node) -> None:
+    async with node.pair("only") as process:
+        serves, _ = await ready(process)
+        front, _ = await node.registered(2)
+        await until(lambda: len(node.place.published) == 2)
+        node.place.server.remove(SLICE)
+        await until(lambda: len(node.place.published) == 2)  # By the one that decides, though another one came later.
+        asked = node.place.claim("c", "uid-c", "gpu-0")
+        prepared = (await front.prepare(V1, asked))["uid-c"]
+        assert isinstance(prepared, tuple)
+        os.kill(serves, signal.SIGKILL)
+        assert (await front.prepare(V1, asked))["uid-c"] == prepared
+        other = node.place.claim("d", "uid-d", "gpu-1")
+        assert isinstance((await front.prepare(V1, other))["uid-d"], tuple)
+
+
+async def test_a_pair_of_claims_alone_takes_over_from_one_without_a_lock(node: Node) -> None:
+    async with node.pair("only", standby=False) as old:
+        await node.registered(1)
+        await until(lambda: len(node.place.published) == 2)
+        async with node.pair("only") as new:
+            await ready(new)
+            await node.registered(3)
+            assert await old.terminate() == 0
+            front, _ = await node.registered(2)
+            asked = node.place.claim("c", "uid-c", "gpu-0")
+            assert isinstance((await front.prepare(V1, asked))["uid-c"], tuple)
+            assert len(node.place.published) == 2
+
+
+CRASHES = """
+import os
+from gateway.dra.driver import ClaimsOf
+async def crash(*_): os.abort()
+ClaimsOf._take = crash
+"""
+
+
+async def test_a_claim_that_ends_a_gateway_does_not_end_the_next_one(node: Node) -> None:
+    async with node.pair("only", CRASHES) as process:
+        _, stood_by = await ready(process)
+        front, _ = await node.registered(2)
+        await until(lambda: len(node.place.published) == 2)
+        asked = node.place.claim("c", "uid-c", "gpu-0")
+        answer = (await front.prepare(V1, asked))["uid-c"]
+        assert isinstance(answer, Refused)
+        assert "crashed while it answered this very request" in answer.reason
+        assert (await process.wait_for("a gateway of the pair died"))["status"] == -signal.SIGABRT
+        assert stood_by in children(process.pid)
+
+
+async def test_a_pair_makes_room_for_a_newer_pair_and_serves_again_when_that_ends(node: Node) -> None:
+    async with node.pair() as old:
+        await ready(old)
+        await node.manager.wait(GPU, 2)
+        await node.cross("dra", "GPU-b")
+        await node.stand(a="plugin", b="dra")
+        async with node.pair() as new:
+            await ready(new)
+            await old.wait_for("making room for a newer gateway")
+            await node.manager.wait(GPU, 1)
+            await node.stand(a="plugin", b="dra")
+            front, *_ = node.living()
+            asked = node.place.claim("c", "uid-c", "gpu-1")
+            assert isinstance((await front.prepare(V1, asked))["uid-c"], tuple)
+            await new.wait_for("claim prepared")
+            mark = old.seen
+        await old.wait_for("registered", since=mark)
+        await node.stand(a="plugin", b="dra")
+        await node.manager.wait(GPU, 1)
+        assert await old.terminate() == 0
+        assert list(node.registry.iterdir()) == []
+
+
+async def test_a_claim_that_waits_while_a_pair_makes_room_is_answered_by_the_newer_one(node: Node) -> None:
+    async with node.pair("on") as old:
+        await ready(old)
+        await node.manager.wait(GPU, 2)
+        front, _ = await node.registered(2)
+        await node.parted()
+        first, waits = node.place.claim("c", "uid-c", "gpu-1"), node.place.claim("w", "uid-w", "gpu-1")
+        assert isinstance((await front.prepare(V1, first))["uid-c"], tuple)
+        waiting = asyncio.ensure_future(front.prepare(V1, waits))
+        await until(lambda: any(one.path.endswith("/w") for one in node.place.server.requests))
+        async with node.pair("on") as new:
+            await old.wait_for("making room for a newer gateway")
+            async with asyncio.timeout(END_TIME / 2):
+                await new.wait_for("registered")
+            newer, *_ = node.living()
+            assert (await newer.unprepare(V1, first))["uid-c"] is None
+            assert isinstance((await waiting)["uid-w"], tuple)
+            await new.wait_for("claim prepared")
+
+
+# Its parts.
+
+
+def role(*, first: bool) -> tuple[Role, int]:
+    reading, writing = os.pipe()
+    flight, pulse = Flight(), Pulse()
+    return Role(flight, pulse, reading, 1, first=first), writing
+
+
+def alone(state: Path, born_ns: int, one: Role | None) -> Alone:
+    return Alone(Age(born_ns, f"{born_ns:08x}"), state, dict, lambda: None, Scribe(Ledger(state)), role=one)
+
+
+async def test_who_stands_by_takes_no_lock_before_the_other_one_dies(tmp_path: Path) -> None:
+    serves = alone(tmp_path, 2, None)
+    assert not await serves.begin()
+    its, pipe = role(first=False)
+    its.attach()
+    one = alone(tmp_path, 1, its)
+    assert await one.begin()
+    assert (serves.decider(), one.decider()) == ("", f"{2:08x}")
+    waiting = asyncio.ensure_future(one.succeed(lambda: ""))
+    await until(lambda: one.waits_for == STANDS_BY)
+    serves.close()  # It makes room for a newer one: that one gets it.
+    await asyncio.sleep(0.05)
+    newer = alone(tmp_path, 3, None)
+    assert not await newer.begin()
+    newer.close()
+    assert not waiting.done()
+    os.write(pipe, b"1")
+    await waiting
+    assert one.decider() == ""
+    assert alone(tmp_path, 4, None).decider() == f"{1:08x}"
+    one.close()
+    os.close(pipe)
+
+
+async def test_what_the_other_one_died_at_is_waited_for() -> None:
+    flight, answered = Flight(), []
+
+    async def answer(_: object, request: bytes, __: object) -> bytes:
+        answered.append(request)
+        return b""
+
+    for status, refused in ((-signal.SIGSEGV, True), (-signal.SIGKILL, False)):
+        request = b"%d" % status
+        flight.take(1)
+        flight.begin("Prepare", request)  # It dies at that.
+        flight.take(0)
+        answering = asyncio.ensure_future(flight.guard("Prepare", answer)(None, request, None))
+        await asyncio.sleep(0.05)
+        assert not answering.done()
+        flight.landed(1, status)
+        if refused:
+            with pytest.raises(RefusedError):
+                await answering
+        else:
+            await answering
+    assert answered == [b"-9"]
+
+
+async def test_what_no_gateway_wrote_names_nobody(tmp_path: Path) -> None:
+    one = alone(tmp_path, 1, None)
+    assert one.decider() == ""
+    for said in (b"", b"../../etc", b"\xff" * 8):
+        (tmp_path / "alone.lock").write_bytes(said)
+        assert one.decider() == ""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose sockets have short names."""
+    with tempfile.TemporaryDirectory(prefix="duo-") as path:
+        yield Path(path)
+
+
+class Claims:
+    """Prepares all that it is asked for, and notes it."""
+
+    def __init__(self, *, decides: bool) -> None:
+        self.name, self.prepared, self.decides, self.news = DRIVER, list[str](), asyncio.Event(), asyncio.Event()
+        self.hangs = asyncio.Event()
+        if decides:
+            self.decides.set()
+        self.hangs.set()
+
+    async def prepare(self, claim: ClaimName) -> Answer:
+        self.prepared.append(claim.uid)
+        await self.hangs.wait()
+        await self.decides.wait()
+        return (Prepared(("gpu",), "n1", "gpu-0", ()),)
+
+    async def unprepare(self, claim: ClaimName) -> Refused | None:
+        return Refused(f"by {'who decides' if self.decides.is_set() else 'another'}")
+
+    def health(self) -> list[object]:
+        return []
+
+    def registered(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+async def test_who_does_not_decide_passes_on_and_answers_only_when_it_does(folder: Path) -> None:
+    serves, stands_by = Claims(decides=True), Claims(decides=False)
+    decider = sockets.path_of(folder, DRIVER, "0000000a")
+    one = Service(serves)  # type: ignore[arg-type]
+    await one.start(decider)
+    token = ["0000000a"]
+    other = Service(stands_by, lambda: sockets.of_another(folder, DRIVER, lambda: token[0]))  # type: ignore[arg-type]
+    await other.start(folder / "front.sock")
+    kubelet, asked = Kubelet(folder / "front.sock"), ClaimName("ns", "c", "u")
+    assert isinstance((await kubelet.prepare(V1, asked))["u"], tuple)
+    assert (await kubelet.unprepare(V1, asked))["u"] == Refused("by who decides")
+    health = kubelet.watch("v1")
+    assert (serves.prepared, stands_by.prepared) == (["u"], [])
+    serves.hangs.clear()
+    waiting = asyncio.ensure_future(kubelet.prepare(V1, asked))
+    await until(lambda: len(serves.prepared) == 2)
+    assert one._server is not None
+    await one._server.stop(0)  # It dies.
+    await until(lambda: stands_by.prepared == ["u"])
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    reading = asyncio.ensure_future(health.read())
+    await asyncio.sleep(0.05)
+    assert not reading.done(), "what it doesn't know it doesn't say"
+    stands_by.decides.set()
+    assert isinstance((await waiting)["u"], tuple)
+    await reading
+    health.cancel()
+    await kubelet.channel.close()
+    await other.stop()
+
+
+async def test_an_error_of_who_decides_is_passed_back(folder: Path) -> None:
+    async def refuse(_: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        raise await context.abort(grpc.StatusCode.INTERNAL, "no")
+
+    decider = folder / "a.sock"
+    serving = grpc.aio.server()
+    handlers: dict[str, Any] = {"NodePrepareResources": grpc.unary_unary_rpc_method_handler(refuse)}
+    serving.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(V1.service, handlers),))
+    serving.add_insecure_port(f"unix:{decider}")
+    await serving.start()
+    other = Service(Claims(decides=False), lambda: decider)  # type: ignore[arg-type]
+    await other.start(folder / "front.sock")
+    kubelet = Kubelet(folder / "front.sock")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await kubelet.prepare(V1, ClaimName("ns", "c", "u"))
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INTERNAL, "no")
+    await kubelet.channel.close()
+    await other.stop()
+    await serving.stop(0)
+
+
+async def test_a_kubelet_that_takes_one_instance_gets_the_next_one_when_that_decides() -> None:
+    learned, decides, there = asyncio.Event(), asyncio.Event(), [Path("a")]
+    learned.set()
+    waiting = asyncio.ensure_future(
+        sockets.until_alone(DRIVER, lambda: there, lambda: 32, lambda: "", learned, decides)
+    )
+    await asyncio.sleep(0.05)
+    there.clear()
+    decides.set()
+    async with asyncio.timeout(0.5):  # Not at the next look a second later.
+        await waiting
