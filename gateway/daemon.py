@@ -219,6 +219,7 @@ class Gateway:
         self.others.begun = True
         if self.alone is not None and self.drivers is not None:
             self.alone.serves(host_service=self.settings.host_service, leave=self.drivers.leave)
+            self._tasks.spawn("lock", self.alone.keep())
         self._tasks.spawn("standby", self.others.standby.run())
         self.others.look()
         # Left to another gateway, which went before it was asked for it; or another serves it under another name.
@@ -226,7 +227,7 @@ class Gateway:
             await self._unless_ended(self.update())
         self._tell_kubelet(self.resources)
         await asyncio.sleep(0)  # The Registers go first.
-        if self._role is not None:
+        if self._role is not None and self.drivers is None:
             await self._role.rest(self.resources, self.scribe.load, self.others.over)
         notify.tell(notify.READY)
         if (seconds := notify.watchdog()) is not None:

@@ -7,7 +7,6 @@ note of it, so two claims never get the same device.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -142,7 +141,7 @@ class ClaimsOf:
         """Make a claim's devices ready; the same answer again where they are. Waits for what may soon be."""
         deadline = asyncio.get_running_loop().time() + self._patience
         async with self._turn(claim):
-            if not await self._decides():
+            if not self.decides.is_set():
                 return _ANOTHER
             await self._scribe.load()  # Another instance may have prepared it.
             key = claims.key(self.name, claim.uid)
@@ -167,12 +166,17 @@ class ClaimsOf:
                     "it could not be written down, so after a crash its devices might be given away twice: see the gateway's "
                     f"log for what is wrong with {self._ledger.path.parent}"
                 )
+            if fresh and (other := claims.beside(claim.uid, row, self._ledger.claims)):
+                self._forget(key)
+                return Refused(
+                    f"another gateway on this node gave its devices away in this moment: {other}; the kubelet asks again"
+                )
             return self._told(claim.uid, row, answers)
 
     async def unprepare(self, claim: ClaimName) -> Refused | None:
         """Take a claim's devices back; None also where there are none."""
         async with self._turn(claim):
-            if not await self._decides():
+            if not self.decides.is_set():
                 return _ANOTHER
             await self._scribe.load()
             key = claims.key(self.name, claim.uid)
@@ -260,14 +264,6 @@ class ClaimsOf:
         return self._stock.decides
 
     # How.
-
-    async def _decides(self) -> bool:
-        """Wait until this gateway decides, as long as for anything else."""
-        if not self.decides.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._patience):
-                    await self.decides.wait()
-        return self.decides.is_set()
 
     async def _durable(self, deadline: float) -> bool:
         """Wait until all is on disk, also on one that is slow to answer; False: it may not be."""

@@ -19,6 +19,7 @@ from adapters.dra.plugin import APIS, PluginApi, UnsayableShareError
 from adapters.pluginregistration import PluginInfo
 from devices.claims import Answer, ClaimName, DeviceHealth, Refused
 from devices.model import RefusedError
+from gateway.dra.driver import PATIENCE
 from gateway.kubelet.watch import target
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 
 BIND_AGAIN: Final = 1.0
 """Seconds until a socket that can't be bound is tried again."""
-DIES: Final = 0.005
-"""Seconds until a call is passed on anew to an instance that broke it off: it dies, or makes room."""
+DIES, DIES_MAX = 0.005, 0.25
+"""Seconds until a call is passed on anew where the instance that decided broke it off, or is gone: it dies, or makes room. Doubled
+each time, up to the second."""
 HEALTH_AGAIN: Final = 20.0
 """Seconds between two lists of devices' health where nothing changed."""
 HEALTH_VALID: Final = 60
@@ -181,18 +183,21 @@ class Service:
         return _handler(api.service, {plugin.PREPARE: prepare, plugin.UNPREPARE: unprepare})
 
     async def _by_who_decides(self, method: str, data: bytes, work: _Work) -> bytes:
-        """Have a call answered by the instance that decides; by this one, where that is no other, or it is no more.
+        """Have a call answered by the instance that decides, this one or another; wait where none does yet.
 
         Raises:
             AioRpcError: the other one answered so.
         """
-        while (decider := self._decider()) is not None:
-            try:
-                return await _passed_on(decider, method, data)
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _GONE:
-                    raise
-            await asyncio.sleep(DIES)
+        decides, ends, wait = self._claims.decides, time.monotonic() + PATIENCE, DIES
+        while not decides.is_set() and time.monotonic() < ends:
+            if (decider := self._decider()) is not None:
+                try:
+                    return await _passed_on(decider, method, data)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() not in _GONE:
+                        raise
+            await _first_of(decides, seconds=wait)
+            wait = min(2 * wait, DIES_MAX)
         return await work()
 
     async def _here_or_there(self, method: str, data: bytes, work: _Work, context: Any) -> bytes:

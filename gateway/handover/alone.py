@@ -46,6 +46,8 @@ HOLDS_BACK, HOLDS_BACK_MAX = 30.0, 900.0
 """Seconds for which one makes no room that came back because the newer one ended; doubled each time in a row, up to the second."""
 FORGETS: Final = 3600.0
 """Seconds that it serves then until that is forgotten."""
+KEEPS: Final = 10.0
+"""Seconds between two looks whether the lock is still where others look for it."""
 SERVED: Final = 600.0
 """Seconds from which on a newer one that ended did serve: after as many a kubelet forgets that a container ended, too."""
 _ANOTHER: Final = "the other gateway on this node to end: with --dra on one decides"
@@ -71,6 +73,9 @@ class PairMember(Protocol):
 
     async def turn(self) -> None:
         """Wait for the death of the other one."""
+
+    def over(self) -> None:
+        """Let the other one decide."""
 
     def resign(self, in_vain: int) -> None:
         """Have the whole pair begin anew and wait."""
@@ -174,6 +179,35 @@ class Alone:
         self.stays = "the host service makes no room: its unit is restarted in place" if host_service else ""
         self._back = time.monotonic()
 
+    async def keep(self) -> None:
+        """Keep the lock where others look for it, for ever: who empties the state directory lets them lock another file of that name.
+
+        Where somebody has by now, two decide: this one begins anew, and waits.
+        """
+        while True:
+            await asyncio.sleep(KEEPS)
+            if self._is_there():
+                continue
+            before, self._lock = self._lock, -1
+            try:
+                alone = self._locked()
+            except OSError:  # It is tried again.
+                self._lock = before
+                continue
+            os.close(before)
+            _log.warning(
+                "the lock in the state directory was removed", path=str(self._state_dir / LOCK), made_anew=alone
+            )
+            if not alone:
+                self._make_room()
+
+    def _is_there(self) -> bool:
+        """Whether the lock has its name still."""
+        try:
+            return os.path.samestat(os.fstat(self._lock), (self._state_dir / LOCK).lstat())
+        except OSError:
+            return False
+
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """Who meets which order over the control socket."""
@@ -196,6 +230,8 @@ class Alone:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+        if self._role is not None:
+            self._role.over()
 
     async def _ask(self, *, ready: bool) -> str:
         """Ask the newest of those that are older whether it makes room, or to do so now; say why it does not."""

@@ -11,7 +11,7 @@ import array
 import contextlib
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -29,12 +29,12 @@ SPACE: Final = socket.CMSG_SPACE(MOST * _ITEM)
 """Bytes of what comes beside the word."""
 
 
-def lend(resource: str, address: str, environment: Mapping[str, str] = os.environ) -> None:
+def lend(resource: str, address: str) -> None:
     """Give the parent the connections accepted at a Unix socket's ``address``, instead of those it has of ``resource``. Never raises."""
     with contextlib.ExitStack() as stack:
         found = [stack.enter_context(one) for one in accepted(address)]
         few = [one.fileno() for one in found] if len(found) <= MOST else []
-        notify.tell(f"{WORD}{resource}", environment, few)
+        notify.tell(f"{WORD}{resource}", descriptors=few)
 
 
 def accepted(address: str) -> list[socket.socket]:

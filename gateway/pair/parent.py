@@ -19,9 +19,8 @@ import random
 import select
 import signal
 import socket
-import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NoReturn
 
@@ -40,6 +39,8 @@ READY_TIME: Final = 10.0
 """Seconds that the first gateway is given to be ready, before another one is started beside it."""
 AFTER_DEATH: Final = 0.5
 """Seconds after a death at which another one is started at the earliest: who takes over goes first."""
+FORK_AGAIN: Final = 10.0
+"""Seconds until a gateway that could not be started beside another one is tried again."""
 END_TIME: Final = 10.0
 """Seconds that a gateway is given to end."""
 ANSWER_TIME: Final = 45.0
@@ -49,7 +50,6 @@ _NEEDED_LATER: Final = ("concurrent.futures.thread", "gateway.registration.api",
 _NEEDED_WITH_DRA: Final = ("gateway.dra.drivers", "gateway.handover.alone", "gateway.kubernetes.features")
 """Modules that are in memory once so."""
 _PR_SET_PDEATHSIG: Final = 1
-_CREDENTIALS: Final = struct.Struct("3i")
 _LONGEST_WORD: Final = 512
 _log = structlog.get_logger()
 
@@ -57,8 +57,8 @@ _log = structlog.get_logger()
 class _Child:
     """One gateway of the pair."""
 
-    def __init__(self, pid: int, pipe: int, lane: int) -> None:
-        self.pid, self._pipe, self.lane = pid, pipe, lane
+    def __init__(self, pid: int, channel: socket.socket, lane: int) -> None:
+        self.pid, self.channel, self.lane = pid, channel, lane
         self.since = time.monotonic()
         self.ready = self.active = self.ends = False
         self.held = held.Connections()
@@ -67,11 +67,17 @@ class _Child:
         """Tell it that it is the one that serves."""
         self.active = True
         with contextlib.suppress(OSError):
-            os.write(self._pipe, b"1")
+            self.channel.send(b"1")
+
+    def words(self) -> Iterator[tuple[str, list[int]]]:
+        """Give what it has said since, and the descriptors that came with each word."""
+        with contextlib.suppress(OSError):  # There is no more now; or it closed its end.
+            while (heard := self.channel.recvmsg(_LONGEST_WORD, held.SPACE, socket.MSG_CMSG_CLOEXEC))[0]:
+                yield heard[0].decode(errors="replace"), held.received(heard[1])
 
     def close(self) -> None:
         """Forget it, but for its connections."""
-        os.close(self._pipe)
+        self.channel.close()
 
 
 class Pair:
@@ -99,7 +105,6 @@ class Pair:
         self.born_ns = next(iter(before), None) or boot_ns()
         self._not_before = 0.0
         self._status: int | None = None
-        self._told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._woken, self._wake = os.pipe()
 
     def run(self) -> int:
@@ -108,8 +113,6 @@ class Pair:
             importlib.import_module(module)
         gc.collect()
         gc.freeze()  # What the gateways share is shared as long as nobody writes into it, and the collector does.
-        self._told.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._told.bind(b"\0device-plugin-gateway-pair-%d" % os.getpid())
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
@@ -135,7 +138,7 @@ class Pair:
         if (due := self._due) is not None:
             dues.append(due)
         wait = max(min(dues) - time.monotonic(), 0.0) if dues else None
-        select.select([self._told.fileno(), self._woken], [], [], wait)
+        select.select([self._woken, *(one.channel.fileno() for one in self._children)], [], [], wait)
         with contextlib.suppress(BlockingIOError):
             while os.read(self._woken, 64):
                 pass
@@ -145,31 +148,19 @@ class Pair:
 
     def _hear(self) -> None:
         """Take what gateways tell a service manager: that of the serving one goes on to ours."""
-        while select.select([self._told], [], [], 0)[0]:
-            word, ancillary, _, _ = self._told.recvmsg(
-                _LONGEST_WORD, socket.CMSG_SPACE(_CREDENTIALS.size) + held.SPACE, socket.MSG_CMSG_CLOEXEC
-            )
-            sender = next(
-                (_CREDENTIALS.unpack(data)[0] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS), 0
-            )
-            child = next((one for one in self._children if one.pid == sender), None)
-            said, lent = word.decode(errors="replace"), held.received(ancillary)
-            if child is None:
-                held.close(lent)
-                continue
-            if said.startswith(held.WORD):
-                child.held.take(said, lent)
-            else:
-                held.close(lent)
-            child.ends |= said == notify.STOPPING
-            if said == notify.READY and not child.ready:
-                child.ready = True
-                _log.info("ready", gateway=child.pid, serves=child.active)
-            if child.active and said in {notify.READY, notify.ALIVE}:
-                notify.tell(said)
-            if child.active and said.startswith(RESIGNS) and self._status is None:
-                self._status, self.resigned = 0, int(said.removeprefix(RESIGNS))
-                _log.info("making room for a newer gateway", gateway=child.pid)
+        for child in self._children:
+            for said, lent in child.words():
+                if said.startswith(held.WORD):
+                    child.held.take(said, lent)
+                child.ends |= said == notify.STOPPING
+                if said == notify.READY and not child.ready:
+                    child.ready = True
+                    _log.info("ready", gateway=child.pid, serves=child.active)
+                if child.active and said in {notify.READY, notify.ALIVE}:
+                    notify.tell(said)
+                if child.active and said.startswith(RESIGNS) and self._status is None:
+                    self._status, self.resigned = 0, int(said.removeprefix(RESIGNS))
+                    _log.info("making room for a newer gateway", gateway=child.pid)
 
     def _bury(self) -> None:
         """Take note of those that died; the one that stood by serves."""
@@ -234,19 +225,31 @@ class Pair:
             self._start()
 
     def _start(self) -> None:
-        reading, writing = os.pipe()
+        try:
+            self._fork()
+        except OSError as error:  # The limit of processes, or of files, or memory: who serves goes on.
+            if not self._children:
+                raise
+            _log.error("a second gateway can't be started", reason=error.strerror, next_in_s=FORK_AGAIN)
+            self._not_before = time.monotonic() + FORK_AGAIN
+
+    def _fork(self) -> None:
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # Without a name: nobody else gets at it.
+        ours.settimeout(0)
+        its.settimeout(0)
         self._started += 1
         [lane] = {*range(LANES)} - {one.lane for one in self._children} if self._children else [0]
         parent, first, born_ns = os.getpid(), not self._children, self.born_ns - self._started
-        role = Role(self._flight, self._pulse, reading, born_ns, first=first, in_vain=self._in_vain)
+        role = Role(self._flight, self._pulse, its.fileno(), born_ns, first=first, in_vain=self._in_vain)
         pid = os.fork()
         if pid == 0:
-            os.close(writing)
+            ours.close()
+            notify.parent[:] = [its]
             self._flight.take(lane)
             self._pulse.begin(lane)
             self._be_a_gateway(role, parent)
-        os.close(reading)
-        child = _Child(pid, writing, lane)
+        its.close()
+        child = _Child(pid, ours, lane)
         self._children.append(child)
         if first:
             child.serve()
@@ -270,7 +273,6 @@ class Pair:
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
-            os.environ["NOTIFY_SOCKET"] = f"@device-plugin-gateway-pair-{parent}"
             if "WATCHDOG_PID" in os.environ:
                 os.environ["WATCHDOG_PID"] = str(os.getpid())
             random.seed()

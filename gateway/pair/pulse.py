@@ -20,6 +20,8 @@ _SIZE: Final = 128
 """Bytes for a mutex, or for its attributes: more than any C library takes; or for a word."""
 _SHARED: Final = 1
 _ROBUST: Final = 1
+_OVER: Final = b"over"
+"""The last word of one that ended in order."""
 
 
 class Pulse:
@@ -46,14 +48,23 @@ class Pulse:
         """Leave word for the other gateway, instead of what was said before; it reads that when this one dies. Below 128 bytes."""
         self._words[self._lane].value = word
 
+    def end(self) -> None:
+        """Be over, though the process isn't yet: call it where ``begin`` was called."""
+        self.say(_OVER)
+        self._libc.pthread_mutex_unlock(self._held[self._lane])
+
     def at_others_end(self, call: Callable[[bytes], object]) -> None:
-        """Have ``call`` called once with its last word, in another thread, when the other gateway dies; never, if there is none now."""
+        """Have ``call`` called once with its last word, in another thread, when the other gateway dies, or is over.
+
+        Never, if there is none now.
+        """
         Thread(target=self._wait, args=(self._held[1 - self._lane], call), daemon=True).start()
 
     def _wait(self, mutex: ctypes.Array[ctypes.c_char], call: Callable[[bytes], object]) -> None:
         how = self._libc.pthread_mutex_lock(mutex)
         if how == errno.EOWNERDEAD:
             self._libc.pthread_mutex_consistent(mutex)
+        word = self._words[1 - self._lane].value
         self._libc.pthread_mutex_unlock(mutex)  # The next one is to hold it.
-        if how == errno.EOWNERDEAD:
-            call(self._words[1 - self._lane].value)
+        if how == errno.EOWNERDEAD or word == _OVER:
+            call(word)

@@ -100,6 +100,10 @@ class Role:
         self.pulse.at_others_end(lambda _: loop.call_soon_threadsafe(self._turn.set))
         await self._turn.wait()
 
+    def over(self) -> None:
+        """Let the other gateway decide: this one doesn't any more, and waits for what that one answers."""
+        self.pulse.end()
+
     def resign(self, in_vain: int) -> None:
         """Have the whole pair make room for a newer gateway, and begin anew: who stands by would take over else."""
         notify.tell(f"{RESIGNS}{in_vain}")

@@ -315,8 +315,8 @@ MUTANTS = (
         "DRA8",
         "a claim is prepared twice at once",
         _DRIVER,
-        "        async with self._turn(claim):\n            if not await self._decides():\n                return _ANOTHER\n            await self._scribe.load()  # Another",
-        "        if True:\n            if not await self._decides():\n                return _ANOTHER\n            await self._scribe.load()  # Another",
+        "        async with self._turn(claim):\n            if not self.decides.is_set():\n                return _ANOTHER\n            await self._scribe.load()  # Another",
+        "        if True:\n            if not self.decides.is_set():\n                return _ANOTHER\n            await self._scribe.load()  # Another",
         f"{_DRIVEN}::test_a_claim_that_is_asked_for_twice_at_once_is_prepared_once",
     ),
     Mutant(

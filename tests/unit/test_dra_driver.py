@@ -654,6 +654,31 @@ def test_a_young_process_believes_a_kubelet_that_is_old(tmp_path: Path, source: 
         assert of.taken(GPU) == (Taken(frozenset("a")) if known else None)
 
 
+async def test_two_instances_that_decide_at_once_give_a_device_once(tmp_path: Path) -> None:
+    one, other, third = (Node(tmp_path) for _ in range(3))
+    for each in (one, other, third):
+        each.claims["d"] = claim({}, uid="v")
+    second = ClaimName("ns", "d", "v")
+    answers = dict(zip("uv", await asyncio.gather(one.of.prepare(ASKED), other.of.prepare(second)), strict=True))
+    [loser] = [uid for uid, answer in answers.items() if isinstance(answer, Refused)]
+    [winner] = {"u", "v"} - {loser}
+    assert "gave its devices away in this moment: " in refusal(answers[loser])
+    for each in (one, other):
+        await each.scribe.close()
+    asked = {"u": ASKED, "v": second}
+    assert await third.of.prepare(asked[winner]) == answers[winner]
+    assert await third.of.unprepare(asked[winner]) is None
+    assert isinstance(await third.of.prepare(asked[loser]), tuple)
+    await third.scribe.close()
+
+
+async def test_who_does_not_decide_prepares_nothing(node: Node) -> None:
+    node.stock.decides.clear()
+    assert "has not made room" in refusal(await node.of.prepare(ASKED))
+    assert "has not made room" in refusal(await node.of.unprepare(ASKED))
+    assert node.on_disk() == {}
+
+
 async def test_what_another_instance_gives_back_is_noticed(node: Node, tmp_path: Path) -> None:
     other = Node(tmp_path)
     other.claims["d"] = claim({}, uid="v")

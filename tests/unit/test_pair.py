@@ -107,6 +107,48 @@ async def test_whoever_of_the_pair_dies_devices_stay() -> None:
             assert not any(made.socket_dir.glob("*-*.sock"))
 
 
+def names(pid: int) -> list[str]:
+    """Give the names of a process's Unix sockets; '' where one has none."""
+    own = {what[8:-1] for what in descriptors(pid).values() if what.startswith("socket:")}
+    there = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return [" ".join(fields[7:]) for fields in there if fields[6] in own]
+
+
+async def test_nobody_else_can_speak_to_the_parent() -> None:
+    async with node(gpus={RESOURCE: 1}) as made:
+        await made.start_kubelet("1.37")
+        async with pair(made) as process:
+            await ready(process)
+            found = names(process.pid)
+            assert found.count("") == 2
+            assert not any(one.startswith("@") for one in found), "such a name is whoever's has it first"
+
+
+_FORKS_LATE = """
+import errno, os
+from gateway.pair import parent
+parent.FORK_AGAIN = 0.05
+fork, failures = os.fork, iter([False, True, True])
+def late():
+    if next(failures, False):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+os.fork = late
+from gateway.cli.main import gateway; gateway()
+"""
+
+
+async def test_who_serves_goes_on_while_no_second_one_can_be_started() -> None:
+    async with node(gpus={RESOURCE: 1}) as made:
+        kubelet = await made.start_kubelet("1.37")
+        async with pair(made, program=_FORKS_LATE) as process:
+            await process.wait_for("a second gateway can't be started")
+            await ready(process)
+            assert len(process.lines("a second gateway can't be started")) == 2
+            await kubelet.wait(RESOURCE, 1)
+            assert not process.lines("a gateway of the pair died")
+
+
 def descriptors(pid: int) -> dict[int, str]:
     found = {}
     for one in Path(f"/proc/{pid}/fd").iterdir():
@@ -127,7 +169,8 @@ async def test_who_serves_ends_its_connections_before_what_takes_long_to_close()
                     own = {number: what for number, what in descriptors(pid).items() if what not in inherited}
                     watches = [number for number, what in own.items() if what == "anon_inode:inotify"]
                     assert len(watches) == 2, "the folder's, and the profile's"
-                    assert max(watches) < min(number for number, what in own.items() if what.startswith("socket:"))
+                    _, *after = sorted(number for number, what in own.items() if what.startswith("socket:"))
+                    assert max(watches) < after[0], "but for the parent's, which comes first"
                 mark = process.seen
                 os.kill(serves, signal.SIGKILL)
                 await process.wait_for("registered", since=mark)

@@ -22,11 +22,12 @@ from devices.model import RefusedError
 from gateway.age import Age
 from gateway.dra import sockets
 from gateway.dra.service import Service
-from gateway.handover.alone import STANDS_BY, Alone
+from gateway.handover.alone import LOCK, STANDS_BY, Alone
 from gateway.kubelet.watch import listens
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
+from gateway.memory import file
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
 from gateway.pair.flight import Flight
@@ -291,6 +292,43 @@ async def test_a_claim_that_waits_while_a_pair_makes_room_is_answered_by_the_new
             await new.wait_for("claim prepared")
 
 
+async def test_who_is_told_to_end_while_a_claim_waits_in_it_keeps_nobody_from_serving(node: Node) -> None:
+    async with node.pair() as process:
+        serves, _ = await ready(process)
+        await node.manager.wait(GPU, 2)
+        front, _ = await node.registered(2)
+        await node.parted()
+        first, waits = node.place.claim("c", "uid-c", "gpu-1"), node.place.claim("w", "uid-w", "gpu-1")
+        assert isinstance((await front.prepare(V1, first))["uid-c"], tuple)
+        waiting = asyncio.ensure_future(front.prepare(V1, waits))
+        await until(lambda: any(one.path.endswith("/w") for one in node.place.server.requests))
+        mark = process.seen
+        os.kill(serves, signal.SIGTERM)  # By hand: the parent would have ended the other one first.
+        await process.wait_for("registered", since=mark)
+        assert not waiting.done()
+        assert (await front.unprepare(V1, first))["uid-c"] is None
+        assert isinstance((await waiting)["uid-w"], tuple)
+        await ready(process, mark)
+
+
+KEEPS = "from gateway.handover import alone; alone.KEEPS = 0.05"
+
+
+async def test_an_emptied_state_directory_keeps_no_claim_from_its_gpu(node: Node) -> None:
+    async with node.pair(program=KEEPS) as process:
+        serves, _ = await ready(process)
+        await node.manager.wait(GPU, 2)
+        front, _ = await node.registered(2)
+        await node.parted()
+        for path in (node.place.folder / "state").iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        asked = node.place.claim("c", "uid-c", "gpu-1")
+        prepared = (await front.prepare(V1, asked))["uid-c"]
+        assert isinstance(prepared, tuple)
+        os.kill(serves, signal.SIGKILL)
+        assert (await front.prepare(V1, asked))["uid-c"] == prepared
+
+
 # Its parts.
 
 
@@ -326,6 +364,28 @@ async def test_who_stands_by_takes_no_lock_before_the_other_one_dies(tmp_path: P
     assert alone(tmp_path, 4, None).decider() == f"{1:08x}"
     one.close()
     os.close(pipe)
+
+
+async def test_a_lock_that_was_removed_is_made_anew_where_nobody_else_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.handover.alone.KEEPS", 0.01)
+    resigned = asyncio.Event()
+    one = Alone(Age(1, f"{1:08x}"), tmp_path, dict, resigned.set, Scribe(Ledger(tmp_path)))
+    assert not await one.begin()
+    keeping = asyncio.ensure_future(one.keep())
+    lock, other = tmp_path / LOCK, alone(tmp_path, 2, None)
+    lock.unlink()
+    await until(lock.exists)
+    await until(lambda: other.decider() == f"{1:08x}")
+    assert file.hold(lock) < 0
+    lock.unlink()
+    taken = file.hold(lock)
+    assert taken >= 0
+    await resigned.wait()
+    keeping.cancel()
+    os.close(taken)
+    assert other.decider() == ""
 
 
 async def test_what_the_other_one_died_at_is_waited_for() -> None:
@@ -411,14 +471,14 @@ async def test_who_does_not_decide_passes_on_and_answers_only_when_it_does(folde
     await until(lambda: len(serves.prepared) == 2)
     assert one._server is not None
     await one._server.stop(0)  # It dies.
-    await until(lambda: stands_by.prepared == ["u"])
     await asyncio.sleep(0.05)
-    assert not waiting.done()
+    assert (waiting.done(), stands_by.prepared) == (False, [])
     reading = asyncio.ensure_future(health.read())
     await asyncio.sleep(0.05)
     assert not reading.done(), "what it doesn't know it doesn't say"
     stands_by.decides.set()
     assert isinstance((await waiting)["u"], tuple)
+    assert stands_by.prepared == ["u"]
     await reading
     health.cancel()
     await kubelet.channel.close()

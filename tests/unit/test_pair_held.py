@@ -15,6 +15,7 @@ from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.lab.trials.scenarios import RESOURCE, node
 from gateway.lab.waiting import until
 from gateway.pair import held
+from gateway.wires import notify
 from tests.unit.test_pair import descriptors, pair, ready
 
 
@@ -71,7 +72,9 @@ async def test_of_a_kubelet_that_ends_the_new_registration_with_the_old_stream_n
 @pytest.mark.parametrize(
     ("number", "given"), [(0, 0), (1, 1), (held.MOST, held.MOST), pytest.param(held.MOST + 1, 0, id="too many")]
 )
-def test_connections_are_lent_instead_of_those_before(folder: Path, number: int, given: int) -> None:
+def test_connections_are_lent_instead_of_those_before(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, given: int
+) -> None:
     with ExitStack() as stack:
 
         def listener(name: str) -> socket.socket:
@@ -84,13 +87,13 @@ def test_connections_are_lent_instead_of_those_before(folder: Path, number: int,
             stack.enter_context(socket.socket(socket.AF_UNIX)).connect(at.getsockname())
             return stack.enter_context(at.accept()[0])
 
-        parent = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-        parent.bind(f"\0{folder}")
+        parent, its = map(stack.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         parent.settimeout(0)
+        monkeypatch.setattr(notify, "parent", [its])
         ours, other = listener("ours"), listener("other")
         called(other)
         mine = {called(ours).fileno() for _ in range(number)}
-        held.lend("gpu", ours.getsockname(), {"NOTIFY_SOCKET": f"@{folder}"})
+        held.lend("gpu", ours.getsockname())
         word, ancillary, _, _ = parent.recvmsg(64, held.SPACE)
         got = held.received(ancillary)
         assert (word.decode(), len(got)) == (f"{held.WORD}gpu", given)
@@ -108,6 +111,10 @@ def test_connections_are_lent_instead_of_those_before(folder: Path, number: int,
         os.close(after)
 
 
-def test_without_a_parent_nothing_is_lent() -> None:
-    held.lend("gpu", "nowhere", {})
-    held.lend("gpu", "nowhere", {"NOTIFY_SOCKET": "@device-plugin-gateway-that-isn't-there"})
+def test_without_a_parent_nothing_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    held.lend("gpu", "nowhere")
+    parent, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(notify, "parent", [its])
+    with its:
+        parent.close()
+        held.lend("gpu", "nowhere")

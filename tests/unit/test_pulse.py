@@ -52,6 +52,33 @@ def test_a_death_that_nobody_waits_for_hides_no_later_one() -> None:
     assert told.get(timeout=30) == b"", "nobody's word is another one's"
 
 
+def test_one_that_is_over_before_its_process_is_told_as_soon() -> None:
+    pulse, told = Pulse(), queue.SimpleQueue[bytes]()
+    pulse.begin(1)
+    reading, writing = os.pipe()
+    other = os.fork()
+    if other == 0:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        pulse.begin(0)
+        os.write(writing, b"1")
+        signal.sigwait({signal.SIGUSR1})
+        pulse.end()
+        signal.pause()
+    assert os.read(reading, 1)
+    os.close(reading)
+    os.close(writing)
+    pulse.at_others_end(told.put)
+    assert told.empty()
+    os.kill(other, signal.SIGUSR1)
+    assert told.get(timeout=30)
+    dies(other)
+    third = lives(pulse, 0)
+    pulse.at_others_end(told.put)
+    assert told.empty()
+    dies(third)
+    assert told.get(timeout=30) == b""
+
+
 def test_where_there_is_no_other_nothing_is_told() -> None:
     pulse, told = Pulse(), queue.SimpleQueue[bytes]()
     pulse.begin(0)
