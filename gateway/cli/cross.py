@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from gateway.cli import places
+from gateway.cli.devices import exact, look, nobody
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.log import escaped
@@ -21,36 +22,51 @@ _EXAMPLES = """\
 \b
 Examples:
   gateway cross --to dra                     every GPU of this node
-  gateway cross --to dra GPU-5f3a-...        this one, and the others stay
+  gateway cross --to dra GPU-5f3a            this one, and the others stay
   gateway cross --to plugin --dry-run        where they are, and what they would wait for
 
-Exit status: 0 where the gateway took the order, 1 where it did not or there was none to ask, 2 for a wrong flag.
+Exit status: 0 where the gateway took the order, or would take it (--dry-run); 1 where not, or where there was none to ask;
+2 for a wrong flag.
 """
 
 
 @click.command(epilog=_EXAMPLES)
 @click.option("--to", type=click.Choice(["dra", "plugin"]), required=True, help="The API that is to give them away.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; say where they are.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: `boards`, each with id, side and words.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; say where they are, and what they would wait for.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object: `boards`, each with id, side, then and words; `refused`.",
+)
 @places.state_dir
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 def cross(*, to: str, dry_run: bool, as_json: bool, state_dir: Path, ids: tuple[str, ...]) -> None:
     """Move GPUs to the other API: those that are named, or all.
 
+    ID is a GPU's ID, as much of it as no other begins with, or its index (`gateway devices` shows both).
+
     A GPU goes when nobody holds it; pods keep theirs, and nobody new gets it meanwhile. An order in the other direction takes it back.
     """
     paths = control.sockets(state_dir)
-    if len(paths) != 1:
+    if not paths:
+        raise click.ClickException(nobody(state_dir))
+    if len(paths) > 1:
         raise click.ClickException(
-            f"expected one gateway on {state_dir}, found {len(paths)}: with --dra on there is one"
+            f"expected one gateway on {state_dir}, found {len(paths)}: GPUs cross where one decides for the node, with --dra on"
         )
-    request = {"op": "cross", "to": to, "ids": list(ids), "dry_run": dry_run}
     try:
+        wanted = exact(ids, asyncio.run(look(state_dir))[0]) if ids else []
+        request = {"op": "cross", "to": to, "ids": wanted, "dry_run": dry_run}
         answer = asyncio.run(control.ask(paths[0], request, ANSWER_TIME))
     except ControlError as error:
         raise click.ClickException(escaped(str(error))) from error
+    refused = answer["refused"]
     if as_json:
         click.echo(json.dumps(answer))
-        sys.exit(0)
+        sys.exit(1 if refused else 0)
     for row in answer["boards"]:
-        click.echo(escaped(f"{row['id']}: {row['side']}: {row['words']}"))
+        then = "" if row["then"] == row["side"] else f", then {row['then']}"
+        click.echo(escaped(f"{row['id']}: {row['side']}{then}: {row['words']}"))
+    if refused:
+        raise click.ClickException(escaped(f"the order would be refused: {refused}"))

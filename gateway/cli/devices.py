@@ -159,7 +159,7 @@ def devices(
     except ControlError as error:
         raise click.ClickException(str(error)) from error
     if not answers and not silent:
-        raise click.ClickException(_nobody(state_dir))
+        raise click.ClickException(nobody(state_dir))
     found = [row for row in rows(answers) if not names or any(map(row.is_called, names))]
     if as_json:
         click.echo(escaped(msgspec.json.encode({"devices": [*map(_plain, found)], "silent": silent}).decode()))
@@ -174,7 +174,8 @@ def devices(
     sys.exit(0 if answers else 1)
 
 
-def _nobody(state_dir: Path) -> str:
+def nobody(state_dir: Path) -> str:
+    """Say that no gateway runs on a state directory, and what to do about it."""
     return (
         f"no gateway runs on this node, as far as {state_dir} tells. Start one (gateway, or its DaemonSet), or name its state "
         "directory with --state-dir. Where it runs in a pod, ask there: kubectl exec POD -- gateway devices"
@@ -332,7 +333,7 @@ def _operation(names: Sequence[str], *, release: bool, acquire: bool, every: boo
     return op
 
 
-def _exact(names: Sequence[str], answers: Iterable[NodeDevices]) -> list[str]:
+def exact(names: Sequence[str], answers: Iterable[NodeDevices]) -> list[str]:
     """Return the IDs that names stand for: of devices, of what replicas share, or of the GPU that partitions are part of.
 
     Raises:
@@ -351,11 +352,11 @@ def _handle(op: str, names: Sequence[str], state_dir: Path, *, as_json: bool) ->
         orders.handle_ids({"op": op, "ids": names})
     except ControlError as error:
         raise click.UsageError(str(error)) from error
-    ids = _exact(names, asyncio.run(look(state_dir))[0]) if names else []
+    ids = exact(names, asyncio.run(look(state_dir))[0]) if names else []
     request = {"op": op, "ids": ids}
     said = asyncio.run(_ask_all(state_dir, request, orders.HANDLE_TIME + _ANSWER_TIME))
     if not said:
-        raise ControlError(_nobody(state_dir))
+        raise ControlError(nobody(state_dir))
     done: dict[str, Handled] = {}
     failed: dict[str, str] = {}
     for path, answer in said.items():

@@ -241,7 +241,7 @@ class _Page:
         """Write how each DRA driver stands with the kubelet, and what keeps its ResourceSlices from being right."""
         for each in one.drivers:
             stands = "registered" if each.registered else "not registered"
-            text = f"{each.name}: {stands}, {each.devices} devices"
+            text = f"{each.name}: {stands}, {each.devices} device{'' if each.devices == 1 else 's'}"
             yield from self.text("  driver   ", text, None if each.registered else "red")
             yield from self.text("           ", each.trouble, "red")
             yield from self.text("           ", each.unpublished and f"not published: {each.unpublished}", "red")
@@ -250,7 +250,8 @@ class _Page:
         """Write how many GPUs each API has, and of those on their way what they wait for."""
         counts = Counter(each.side for each in one.sides)
         yield from self.text("  sides    ", ", ".join(f"{count} {side}" for side, count in sorted(counts.items())))
-        yield from self.text("           ", one.crossing, "red")
+        ignored = one.crossing and f"the node's annotation isn't followed: {one.crossing}"
+        yield from self.text("           ", ignored, "red")
         overlooked = one.by_name.overlooked and f"DRA offers its GPUs to nobody new: {one.by_name.overlooked}"
         yield from self.text("  by name  ", overlooked, "red")
         yield from self.text("  by name  ", one.by_name.waiting, "yellow")

@@ -201,14 +201,15 @@ class Crossing:
         """Give all boards, each with its devices and their resources."""
         return _boards(self._resources())
 
-    def stands(self) -> list[Stand]:
-        """Say for people where each board is, who has it, and what it waits for."""
+    def stands(self, to: Side | None = None) -> list[Stand]:
+        """Say for people where each board is, who has it, and what it waits for; with ``to``: what it would wait for on the way there."""
         found = []
         for board, devices in self.boards().items():
             side, seen = self.side(board), self._seen(board, devices)
-            words = table.words(side, seen) if self.is_known else self._words(board, side)
+            then = None if to is None else table.ordered(side, to, seen.foreign)
+            words = table.words(then or side, seen) if self.is_known else self._words(board, side)
             since = self._left.get(board, self._began) if side in table.MOVING else None
-            found.append(Stand(board, side, seen.pod or seen.claim, words, since))
+            found.append(Stand(board, side, seen.pod or seen.claim, words, since, then))
         return found
 
     def _words(self, board: str, side: Side) -> str:
@@ -377,7 +378,8 @@ class Crossing:
                     self._left.pop(board, None)
                 elif before.get(board) not in table.MOVING:
                     self._left[board] = now
-            _log.info("GPUs cross over", boards={board: side.value for board, side in news.items() if board})
+            if named := {board: side.value for board, side in news.items() if board != REST}:
+                _log.info("GPUs cross over", boards=named)
         await self._update()
         if any(news):  # What left, too: a kubelet that was about to tell of it may have written over what was told.
             self.allocatable.came = time.monotonic()

@@ -61,7 +61,11 @@ def too_old(kubelet: int | None) -> str:
 def not_taken(drivers: Iterable[DriverStatus]) -> str:
     """Say why nothing can go to DRA; '' where the kubelet has taken all drivers."""
     missing = [one.name for one in drivers if not one.registered]
-    return f"expected the kubelet to have taken the DRA driver {missing[0]}, and it has not" if missing else ""
+    return (
+        f"expected the kubelet to have taken the DRA driver {missing[0]}, and it has not: `gateway doctor` says what to do"
+        if missing
+        else ""
+    )
 
 
 async def leave(crossing: Crossing | None, ledger: Ledger) -> None:
@@ -244,23 +248,30 @@ class Desk:
         if strange := [one for one in ids if one not in of]:
             raise ControlError(f"no device here is called {strange[0]!r}: `gateway devices` lists them")
         wanted = list(dict.fromkeys(of[one] for one in ids)) or list(there)
-        if not request.get("dry_run"):
-            if self._wished in _ENDS - {to}:
-                raise ControlError(
-                    f"the node's annotation {ANNOTATION} wants all at {self._wished}: change it or remove it first"
-                )
+        if dry := bool(request.get("dry_run")):
+            refused = await self._refused(Side(to), wanted)
+        else:
+            refused = ""
             await self._move(Side(to), wanted)
-        told = [one for one in crossing.stands() if one.board in wanted]
-        await connection.send(
-            {"boards": [{"id": one.board, "side": one.side.value, "words": one.words} for one in told]}
-        )
+        told = [one for one in crossing.stands(Side(to) if dry else None) if one.board in wanted]
+        rows = [
+            {"id": one.board, "side": one.side.value, "then": (one.then or one.side).value, "words": one.words}
+            for one in told
+        ]
+        await connection.send({"boards": rows, "refused": refused})
 
-    async def _move(self, to: Side, wanted: Sequence[str]) -> None:
+    async def _refused(self, to: Side, wanted: Sequence[str]) -> str:
+        """Say why boards can't be ordered to one end now; '' where they can."""
+        if self._wished in _ENDS - {to.value}:
+            return f"the node's annotation {ANNOTATION} wants all at {self._wished}: change it or remove it first"
         if not self._crossing.is_known:
-            raise ControlError("the API server hasn't said yet which claims there are: try again when it does")
+            return "the API server hasn't said yet which claims there are: try again when it does"
         there = self._crossing.boards()
         resources = {name for board in wanted for name, _ in there.get(board, ())}
-        if to is Side.DRA and (reason := self._why_not() or await self.names.ordered(resources)):
+        return (self._why_not() or await self.names.ordered(resources)) if to is Side.DRA else ""
+
+    async def _move(self, to: Side, wanted: Sequence[str]) -> None:
+        if reason := await self._refused(to, wanted):
             raise ControlError(reason)
         async with self._crossing.allocatable.turn:
             if to is Side.DRA:

@@ -50,7 +50,8 @@ class Seen(Struct, frozen=True):
 class Stand(Struct, frozen=True):
     """Where a board is, for people: who has it ('': nobody, or it isn't known), and what it waits for in words.
 
-    It has been on its way ``since`` then (monotonic seconds), or since this process started; None: it isn't.
+    It has been on its way ``since`` then (monotonic seconds), or since this process started; None: it isn't. ``then`` is where an order
+    would bring it, where one is asked about; the words are about that.
     """
 
     board: str
@@ -58,6 +59,7 @@ class Stand(Struct, frozen=True):
     holder: str
     words: str
     since: float | None = None
+    then: Side | None = None
 
 
 class Offered(Enum):

@@ -56,6 +56,7 @@ class Commands:
         return {
             "status": self._status,
             "devices": self._devices,
+            "cross": self._cannot_cross,
             **dict.fromkeys(orders.ORDERS, self._order),
             **dict.fromkeys(orders.HANDLES, self._handle),
         }
@@ -155,6 +156,12 @@ class Commands:
         one_each = {unshared(device_id): device_id for device_id in resource.entries}
         facts, name = self._gateway.source.facts, resource.name
         return {shared: facts(name, device_id) for shared, device_id in one_each.items()}
+
+    async def _cannot_cross(self, _connection: ControlConnection, _request: dict[str, Any]) -> None:
+        """Refuse an order that the drivers meet, where they are there beside the device plugin API."""
+        raise ControlError(
+            f"this gateway runs with --dra {self._gateway.settings.dra}: GPUs cross where it serves both APIs, with --dra on"
+        )
 
     async def _handle(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         source = self._gateway.source

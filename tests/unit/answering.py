@@ -16,6 +16,8 @@ from gateway.wires import control
 
 GUARD = 20.0
 """Seconds after which a test that waits for ever is told so."""
+_ROUNDS = 5
+"""Of the loop, in which a connection that came just before the end is taken: asyncio would lose it with the listener."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ def gateways(folder: Path, says: Mapping[str, Any], *operations: str) -> Iterato
                 stack.push_async_callback(server.close)
             ready.set()
             await ended.wait()
+            for _ in range(_ROUNDS):
+                await asyncio.sleep(0)
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()

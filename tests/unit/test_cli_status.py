@@ -300,7 +300,7 @@ def test_a_person_reads_how_drivers_stand_and_what_another_driver_offers() -> No
     page = seen(document(replace(TROUBLED, strangers=strange), drivers=(took, refused)))
     for words in (
         "  driver   gpu.nvidia.com: registered, 2 devices\n           not published: PATCH /x: 403 Forbidden\n",
-        "  driver   gpu.amd.com: not registered, 1 devices\n           no such version\n",
+        "  driver   gpu.amd.com: not registered, 1 device\n           no such version\n",
         "not offered by DRA here: dra.example.com offers it as x in theirs",
     ):
         assert words in page

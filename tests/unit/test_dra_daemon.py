@@ -36,6 +36,8 @@ from gateway.memory.rows import Cordon
 from gateway.registration.events import Phase
 from gateway.telling import probes
 from gateway.telling.commands import Commands
+from gateway.wires import control
+from gateway.wires.control import ControlError
 from tests.fakes.apiserver import ApiServer
 from tests.unit.kubernetes import authority, server, until
 from tests.unit.test_dra_driver import Kubelet, listening
@@ -187,6 +189,14 @@ async def test_devices_are_offered_by_dra_alone(place: Place) -> None:
         assert await kubelet.unprepare(V1, asked) == {"uid-c": None}
         await kubelet.channel.close()
     assert not list((place.folder / "plugins_registry").iterdir())
+
+
+@pytest.mark.parametrize("dra", ["off", "only"])
+async def test_where_one_api_alone_is_served_nothing_crosses(place: Place, dra: str) -> None:
+    async with place.gateway(dra, registers=dra == "only"):
+        [path] = control.sockets(place.folder / "state")
+        with pytest.raises(ControlError, match=f"--dra {dra}.*with --dra on"):
+            await control.ask(path, {"op": "cross", "to": "dra", "ids": []}, 10)
 
 
 async def test_what_a_pod_holds_by_the_other_api_is_offered_when_it_ended(

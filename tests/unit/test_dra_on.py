@@ -1061,6 +1061,29 @@ async def test_nothing_crosses_to_a_driver_that_the_kubelet_has_not_taken(node: 
             await node.cross("off")
 
 
+async def test_a_dry_run_says_what_gpus_would_wait_for_and_why_the_order_would_be_refused(node: Node) -> None:
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.manager.admit("p1", {GPU: 1})
+        await until(lambda: held(one))
+        [path] = control.sockets(node.place.folder / "state")
+        request = {"op": "cross", "to": "dra", "ids": [], "dry_run": True}
+        answer = await control.ask(path, request, 10)
+        assert answer["refused"] == ""
+        waits = {row["id"]: (row["side"], row["then"], row["words"]) for row in answer["boards"]}
+        goes = "it goes to DRA as soon as nobody holds it"
+        assert waits == {A: ("plugin", "to-dra", f"{goes}: held by default/p1/main"), B: ("plugin", "to-dra", goes)}
+        drivers(one)._drivers["gpu.nvidia.com"].registered("no such version")
+        answer = await control.ask(path, request, 10)
+        assert "the kubelet to have taken the DRA driver" in answer["refused"]
+        assert "`gateway doctor` says what to do" in answer["refused"]
+        assert {row["side"] for row in answer["boards"]} == {"plugin"}
+
+
+def held(one: Gateway) -> bool:
+    return bool(one.beliefs.holders(GPU))
+
+
 async def test_a_disk_that_does_not_write_stops_a_crossing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     async with node.gateway() as one:
         await node.allocatable(2)
