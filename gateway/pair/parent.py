@@ -15,7 +15,6 @@ import gc
 import importlib
 import math
 import os
-import random
 import select
 import signal
 import socket
@@ -275,7 +274,6 @@ class Pair:
                 os._exit(1)
             if "WATCHDOG_PID" in os.environ:
                 os.environ["WATCHDOG_PID"] = str(os.getpid())
-            random.seed()
             status = self._serve(role)
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else 1

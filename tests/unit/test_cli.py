@@ -128,6 +128,11 @@ def test_the_host_service_is_not_started_again_where_that_does_not_help() -> Non
     assert f"RestartPreventExitStatus=2 {EX_CONFIG}\n" in unit.read_text()
 
 
+def test_of_a_host_service_that_is_a_pair_the_other_one_goes_on_where_one_is_killed_for_memory() -> None:
+    unit = Path(__file__).parents[2] / "deploy/systemd/device-plugin-gateway@.service"
+    assert "OOMPolicy=continue\n" in unit.read_text()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["probe", "--help"], ["demo", "--help"], ["dev", "kubelet", "--help"], ["config", "show", "--help"]],

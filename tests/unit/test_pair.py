@@ -80,6 +80,22 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+async def test_no_gateway_outlives_the_parent() -> None:
+    async with node(gpus={RESOURCE: 1}) as made:
+        await made.start_kubelet("1.37")
+        async with pair(made) as process:
+            both = await ready(process)
+            os.kill(process.pid, signal.SIGKILL)
+            await until(lambda: all(map(ended, both)), 30)
+
+
 def score(pid: int) -> int:
     return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
@@ -361,6 +377,31 @@ async def test_a_state_file_that_ends_a_gateway_does_not_end_the_next_one() -> N
         assert "GPU-a" in after.cordons, "an operator's word outlives what else the file held"
 
 
+@pytest.mark.parametrize(("number", "statuses"), [(signal.SIGHUP, []), (signal.SIGTERM, [-signal.SIGTERM])])
+async def test_a_signal_that_comes_before_a_gateway_listens(number: int, statuses: list[int]) -> None:
+    program = f"""
+import os
+from gateway import daemon
+run = daemon.Gateway.run
+def early(self):
+    if self._role.first:
+        daemon.Gateway.run = run
+        os.kill(os.getpid(), {int(number)})
+    return run(self)
+daemon.Gateway.run = early
+from gateway.cli.main import gateway; gateway()
+"""
+    async with node(gpus={RESOURCE: 1}) as made:
+        kubelet = await made.start_kubelet("1.37")
+        async with pair(made, program=program) as process:
+            if statuses:
+                await process.wait_for("a gateway of the pair died")
+            else:
+                await ready(process)
+                await kubelet.wait(RESOURCE, 1)
+            assert [line["status"] for line in process.lines("a gateway of the pair died")] == statuses
+
+
 async def test_what_only_the_serving_one_has_a_use_for_waits() -> None:
     reading, writing = os.pipe()
     role, done = Role(Flight(), Pulse(), reading, 1), asyncio.Event()
@@ -428,6 +469,13 @@ async def test_more_than_are_noted_are_answered_all_the_same() -> None:
     assert flight.landed(0, -signal.SIGSEGV) == 0, "what is over isn't suspect"
 
 
+_WATCHED = """
+import os
+os.environ["WATCHDOG_PID"] = str(os.getpid())
+from gateway.cli.main import gateway; gateway()
+"""
+
+
 async def test_a_service_manager_hears_of_the_one_that_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with node(gpus={RESOURCE: 1}) as made:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -436,7 +484,7 @@ async def test_a_service_manager_hears_of_the_one_that_serves(tmp_path: Path, mo
             await made.start_kubelet("1.28")
             monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
             monkeypatch.setenv("WATCHDOG_USEC", "100000")
-            async with pair(made) as process:
+            async with pair(made, program=_WATCHED) as process:
                 await ready(process)
                 loop, heard = asyncio.get_running_loop(), list[str]()
                 async with asyncio.timeout(20):
