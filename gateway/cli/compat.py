@@ -265,7 +265,8 @@ def _scenarios(only: tuple[str, ...], profile: str | None, config_file: Path | N
     unknown = [name for name in only if name not in {*found, HOPS, CLUSTER}]
     if unknown:
         raise click.BadParameter(
-            f"expected one of {', '.join([*found, HOPS, CLUSTER])}; got {', '.join(unknown)}", param_hint="--only"
+            f"expected one of {', '.join([*found, HOPS, CLUSTER])}, or of the bugs {', '.join(BUGS)}; got {', '.join(unknown)}",
+            param_hint="--only",
         )
     return tuple(one for name, one in found.items() if not only or name in only)
 

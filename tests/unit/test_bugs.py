@@ -35,6 +35,9 @@ def test_the_page_is_made_from_the_table() -> None:
         pytest.param("checkpoint-1.11", "1.11", True, id="a hop"),
         pytest.param("readmission", "1.24", False, id="and not where it isn't"),
         pytest.param("forgotten-in-flight", "1.37", True, id="what is in flight"),
+        pytest.param("issue-138446", "1.37", True, id="an init container that ended"),
+        pytest.param("checkpoint-in-place", "1.9", True, id="a file that is written over"),
+        pytest.param("checkpoint-in-place", "1.10", False, id="a file that is replaced"),
     ],
 )
 async def test_a_bug_is_shown(name: str, version: str, seen: bool) -> None:

@@ -229,7 +229,8 @@ async def test_a_plugin_that_ends_before_it_registers_breaks_no_rule(script: str
     assert {one.verdict for one in found.findings} == {"not applicable"}
     assert (found.unexamined["1.37"].kind, says in found.unexamined["1.37"].why) == (kind, True)
     assert f"NOT EXAMINED, {kind}" in to_text(found)
-    assert to_text(found).endswith("no rule was looked at")
+    assert to_text(found).endswith("no rule was looked at: see NOT EXAMINED above")
+    assert "not applicable" not in to_text(found)
     assert json.loads(to_json(found))["unexamined"]["1.37"]["kind"] == kind
 
 

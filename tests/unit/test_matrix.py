@@ -287,7 +287,7 @@ def _run_nothing(work: Coroutine[object, object, object]) -> None:
         (["--kubelets", "1.28,1.99", "--genuine", "no"], ["kubelet 1.99 is not known here: 1.8 to 1.37 are"]),
         (["--plugin", "true {socket_dir}", "--kubelets", "1.99"], ["kubelet 1.99 is not known here"]),
         (["--kubelets", "1.28,1.21", "--genuine", "built"], ["no genuine kubelet 1.21 is built; built are 1.28:"]),
-        (["--only", "dance"], ["register", "hops", "cluster", "got dance"]),
+        (["--only", "dance"], ["register", "hops", "cluster", "issue-127803", "got dance"]),
         (["--simulate", "no-such"], ["--simulate", "no-such"]),
         (["--plugin", "true"], ["--plugin", "{socket_dir}"]),
         (["--plugin", "true {socket_dir}", "--only", "dance"], ["--only", "registers", "got dance"]),

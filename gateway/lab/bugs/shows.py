@@ -13,9 +13,10 @@ import grpc
 
 from devices.model import Device
 from gateway.kubelet import view
+from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lab.kubelets.behaviour import behaviour
-from gateway.lab.kubelets.kubelet import Demand, Kubelet, KubeletError
+from gateway.lab.kubelets.kubelet import Demand, Kubelet, KubeletError, Running
 from gateway.lab.plugins.played import PlayedPlugin
 from gateway.lab.waiting import until
 
@@ -55,12 +56,12 @@ class Stage:
         assert self._kubelet is not None
         return self._kubelet
 
-    async def boot(self, version: str = "", pods: Sequence[Demand] = ()) -> Kubelet:
-        """Start a kubelet; one that runs is killed."""
+    async def boot(self, version: str = "", pods: Sequence[Demand] = (), **how: Any) -> Kubelet:
+        """Start a kubelet, as ``Kubelet.start`` does; one that runs is killed."""
         await self._end_kubelet()
         version = version or self.version
         self._kubelet = await Kubelet.launch(version, self._directory, genuine=self._binary(version))
-        await self._kubelet.start(pods)
+        await self._kubelet.start(pods, **how)
         return self._kubelet
 
     async def _end_kubelet(self) -> None:
@@ -90,6 +91,11 @@ class Stage:
     async def allocatable(self) -> int:
         """Count the devices that the kubelet gives out."""
         return (await self.kubelet.totals()).allocatable.get(RESOURCE, 0)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the kubelet writes down who has what."""
+        return self._directory / CHECKPOINT
 
     async def read_records(self) -> None:
         """Read the kubelet's pod-resources API, as an exporter of metrics does; nothing where there is none."""
@@ -220,6 +226,35 @@ async def readmission_fails(stage: Stage) -> str:
         await stage.kubelet.admit(POD, RESOURCE, 2)
     except KubeletError as error:
         return f"the pod has failed for good: {error.message}"
+    return ""
+
+
+async def ended_init_container_is_refused(stage: Stage) -> str:
+    """The kubelet starts anew beside a pod that runs, and whose init container ended; their plugin isn't back yet."""
+    await stage.boot()
+    plugin = await stage.served(4)
+    await stage.kubelet.admit(POD, RESOURCE, 2, container="first", init=True)
+    await stage.kubelet.admit(POD, RESOURCE, 2)
+    await plugin.stop()
+    pods = [Demand(POD, RESOURCE, 2, "first", init=True), Demand(POD, RESOURCE, 2)]
+    await stage.boot(pods=pods, ready=False, running=[Running(POD)])
+    try:
+        await stage.kubelet.admit(POD, RESOURCE, 2, container="first", init=True)
+    except KubeletError as error:
+        return f"the pod runs, and has failed because of its init container, which ended: {error.message}"
+    return ""
+
+
+async def checkpoint_is_overwritten(stage: Stage) -> str:
+    """Another pod is admitted, while the checkpoint has a second name."""
+    await stage.boot()
+    await stage.served(4)
+    await stage.kubelet.admit(POD, RESOURCE, 1)
+    other = stage.checkpoint.with_name("other-name")
+    other.hardlink_to(stage.checkpoint)
+    await stage.kubelet.admit("pod-b", RESOURCE, 1)
+    if other.samefile(stage.checkpoint):
+        return "the checkpoint was written into the file that was there: who reads meanwhile, or starts after a crash, finds a part of it"
     return ""
 
 

@@ -90,6 +90,8 @@ class Behaviour:
     sockets_only: bool = False
     """Whether a start deletes only sockets from its directory (else every non-directory but the checkpoint)."""
     checkpoint: Checkpoint = Checkpoint.ENTRIES
+    overwrites_checkpoint: bool = True
+    """Whether it writes it over in place (else beside, and renames that)."""
     also_reads: Checkpoint | None = None
     """A checkpoint format of an older version that it can still read."""
     numa_key: str = "0"
@@ -167,7 +169,7 @@ CHANGES = (
     Change(9, {"checkpoint": Checkpoint.BARE}),
     Change(10, {"dialect": "v1beta1", "unsupported_version": _supported('versions are ["v1beta1"]')}),
     Change(10, {"grpc_go": "1.7.5", "receive_limit": 4 << 20}, "grpc-go limits messages from 1.4 on"),
-    Change(10, {"qualified_name": True}),
+    Change(10, {"qualified_name": True, "overwrites_checkpoint": False}),
     Change(10, {"dial": Dial.BLOCKING}),
     Change(10, {"counts_unhealthy": True, "pre_start": True}),
     Change(11, {"checkpoint": Checkpoint.LIST}, "kubernetes #61491"),

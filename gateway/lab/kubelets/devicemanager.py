@@ -524,10 +524,11 @@ class DeviceManager:
             self._endpoints[resource] = PluginClient(resource, "", self.behaviour, stopped_at=time.monotonic())
 
     def _write_checkpoint(self) -> None:
-        draft = self.directory / f".{FILE_NAME}"
+        path = self.directory / FILE_NAME
+        draft = path if self.behaviour.overwrites_checkpoint else path.with_name(f".{FILE_NAME}")
         try:
             draft.write_bytes(encode(self._records.memory(), self.behaviour))
-            draft.replace(self.directory / FILE_NAME)
+            draft.replace(path)
         except OSError as error:
             self._note(f"failed to write the checkpoint: {error}")
 

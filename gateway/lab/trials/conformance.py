@@ -941,7 +941,7 @@ def to_text(findings: Findings) -> str:
         lines += [f"kubelet {version}: NOT EXAMINED, {first}", *(f"  {line}" for line in more)]
     lines += [f"what must come was waited for {findings.cap_seconds:g} s; {findings.watched}", ""]
     for rule in RULES:
-        own = [one for one in findings.findings if one.rule == rule.id]
+        own = [one for one in findings.findings if one.rule == rule.id and one.kubelet not in findings.unexamined]
         if not own:
             continue
         worst = min(own, key=lambda one: ("broken", "kept", "not applicable").index(one.verdict)).verdict
@@ -957,6 +957,7 @@ def to_text(findings: Findings) -> str:
     count = len(findings.broken)
     are = "rule is" if count == 1 else "rules are"
     looked = any(one.verdict != "not applicable" for one in findings.findings)
-    nothing = "no rule is broken" if looked else "no rule was looked at"
+    unlooked = "no rule was looked at" + (": see NOT EXAMINED above" if findings.unexamined else "")
+    nothing = "no rule is broken" if looked else unlooked
     lines += ["", f"{count} {are} broken: {', '.join(findings.broken)}" if count else nothing]
     return "\n".join(lines)
