@@ -385,6 +385,10 @@ class Peers:
         """Tell whether a kubelet takes connections now."""
         return self._presence.listens()
 
+    def leaves(self, resource: str) -> bool:
+        """Tell whether a resource would be left to a newer gateway that can't be talked to, were it not for those that can."""
+        return self._newer(resource, self.living() or {}) is not None
+
     def renew(self, resource: str) -> None:
         """Register a resource once more: the kubelet may hold another gateway's Register."""
         self._resources[resource].feed(events.Renew("another gateway registered at the same time"))

@@ -80,6 +80,9 @@ class Holder(Protocol):
     def kubelet_listens(self) -> bool:
         """Whether a kubelet takes connections now."""
 
+    def leaves(self, resource: str) -> bool:
+        """Whether one of them would be left to a newer gateway that doesn't talk, were it not for those that do."""
+
     def renew(self, resource: str) -> None:
         """Register one of them once more."""
 
@@ -393,7 +396,12 @@ class Handover:
                     self._holder.renew(resource)
 
     def _fire(self, partner: Partner, resource: str) -> None:
-        self._feed(partner, resource, WaitOver(self._could_serve(partner, resource)))
+        could = self._could_serve(partner, resource)
+        if (
+            could and partner.states[resource].stage is Newer.RESTING
+        ):  # Else it would be asked for, and served by nobody.
+            could = not self._holder.leaves(resource)
+        self._feed(partner, resource, WaitOver(could))
 
     def _could_serve(
         self, partner: Partner, resource: str, roles: type[Older | Newer] | UnionType = Older | Newer

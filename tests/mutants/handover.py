@@ -34,6 +34,22 @@ _HELD = "tests/unit/test_pair_held.py"
 _PARENT = "tests/unit/test_pair_parent.py"
 MUTANTS = (
     Mutant(
+        "S15",
+        "who would leave it to a third one at once asks again",
+        "gateway/handover/talk.py",
+        "could = not self._holder.leaves(resource)",
+        "could = True",
+        f"{_HANDOVER}::test_one_that_would_leave_it_to_another_at_once_does_not_ask_again",
+    ),
+    Mutant(
+        "S15",
+        "nobody knows that it would leave a resource to one that can't talk",
+        "gateway/handover/peers.py",
+        "        return self._newer(resource, self.living() or {}) is not None\n",
+        "        return False\n",
+        f"{_RIVALS}::test_what_would_be_left_to_one_that_can_not_talk",
+    ),
+    Mutant(
         "S22",
         "who serves of a pair goes on until the answers to what the other one passed on are there",
         "gateway/pair/parent.py",

@@ -106,6 +106,8 @@ class Gateway:
         self.streams: dict[str, int] = {}
         self.ending: set[str] = set()
         self.published = False
+        self.silent: Callable[[], bool] = lambda: False
+        """Whether a newer gateway is there that can't be talked to."""
         self.outcomes: Counter[tuple[str, str]] = Counter()
         self._timers: dict[tuple[str, Timer], asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -182,6 +184,9 @@ class Gateway:
 
     def kubelet_listens(self) -> bool:
         return self.kubelet.up
+
+    def leaves(self, resource: str) -> bool:
+        return resource in self.states and self.silent()
 
     def renew(self, resource: str) -> None:
         self.feed(resource, events.Renew("crossed"))
@@ -562,6 +567,19 @@ async def test_a_newer_one_that_is_refused_gives_it_back_and_asks_again(node: No
     assert node.kubelet.troubles == []
     # How often it was refused until then is nobody's promise.
     assert (set(newer.outcomes), newer.outcomes["newer", "done"]) == ({("newer", "back"), ("newer", "done")}, 1)
+
+
+async def test_one_that_would_leave_it_to_another_at_once_does_not_ask_again(node: Node, hasty: None) -> None:
+    """Of three the newest can't talk and stands still: the oldest one serves, and would yield to nobody who serves."""
+    older = await node.gateway(1)
+    newer = await refused(node)
+    await node.kubelet.until(lambda: ("older", "back") in older.outcomes and GPU in older.streams)
+    await node.kubelet.until(lambda: newer.handover.defers_to(GPU) == older.age)
+    stream, again = older.streams[GPU], iter([True, True, False])
+    newer.silent = lambda: next(again) and older.streams.get(GPU) == stream
+    node.kubelet.refuses.clear()
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
+    assert next(again, None) is None
 
 
 async def test_the_older_one_ends_while_the_newer_one_stands_by(node: Node, hasty: None) -> None:

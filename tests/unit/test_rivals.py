@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from devices.generic import GenericSource
 from devices.model import Device
 from devices.policy import Policy
-from gateway.age import Age
+from gateway.age import Age, Doubt
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.handover import instance, standby
@@ -313,6 +313,31 @@ async def test_one_that_came_and_went_while_we_stood_still(
     )
     assert found == does
     await plugin.close()
+
+
+@pytest.mark.parametrize(
+    ("silent", "doubted", "leaves"),
+    [
+        pytest.param(True, False, True, id="it offers it, and can't talk"),
+        pytest.param(True, True, False, id="it was stood by for in vain"),
+        pytest.param(False, False, False, id="nobody else is there"),
+    ],
+)
+async def test_what_would_be_left_to_one_that_can_not_talk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, silent: bool, doubted: bool, leaves: bool
+) -> None:
+    gateway, newer = (
+        Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy())),
+        Age(1 << 62, "0badcafe"),
+    )
+    gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
+    monkeypatch.setattr(gateway.others, "living", lambda: {newer: folder} if silent else {})
+    if doubted:
+        gateway.others.doubts[RESOURCE] = {newer: Doubt(0, frozenset())}
+    server = await asyncio.start_unix_server(lambda _, writer: writer.close(), folder / instance.socket_name(RESOURCE))
+    assert gateway.others.leaves(RESOURCE) is leaves
+    server.close()
+    await server.wait_closed()
 
 
 async def test_one_that_could_not_serve_says_so() -> None:

@@ -385,6 +385,11 @@ class Gateway(Process):
             }
         return older_should_wait(self.age, offering, self.doubts)
 
+    @property
+    def leaves(self) -> bool:
+        """Whether the resource would be left to a newer gateway that can't talk, were it not for those that can."""
+        return self._newer(self.node.peers(self)) is not None
+
     def _lease(self, other: Age) -> None:
         """Learn when a gateway that can't talk is gone."""
         self._leases.add(other)

@@ -289,8 +289,11 @@ class Handover:
                     self._gateway.plugin.feed(events.Renew("crossed"))
 
     def _fire(self, partner: Partner) -> None:
-        if not partner.gone:
-            self._feed(partner, WaitOver(self._could_serve(partner)))
+        if not partner.gone and partner.state is not None:
+            could = self._could_serve(partner)
+            if could and partner.state.stage is Newer.RESTING:
+                could = not self._gateway.leaves
+            self._feed(partner, WaitOver(could))
 
     def _could_serve(self, partner: Partner, roles: type[Older | Newer] | UnionType = Older | Newer) -> bool:
         others = [

@@ -66,9 +66,7 @@ class Standby:
                 shown = bool(kubelet.allocatable())
             else:
                 shown = self._node.registered_since(self._since) if kubelet.behaviour.minor > 8 else None
-                if shown is None and kubelet.behaviour.minor >= LISTS:
-                    shown = False
-                elif shown is None:
+                if shown is None and kubelet.behaviour.minor < LISTS:
                     asked = self._gateway.handover.defers_to() is not None and self._records.told > 0
                     shown = bool(self._node.names_of(self._gateway.standing_by_for)) or asked
         self._records = self._records.look(self._clock.now, shown=shown)
