@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from devices.model import Health
 from gateway.handover.records import LOOK, RecordsSeen
 from gateway.kubelet import view as kubelet_view
-from gateway.kubelet.watch import listens
+from gateway.kubelet.view import Untold
 from gateway.registration.events import Phase
 from gateway.tally import Confirmation
 
@@ -128,7 +128,7 @@ class Standby:
     async def _look(self) -> None:
         own, records = self._own, self._records
         shown = await kubelet_view.shown(self._pod_resources, self._checkpoint, self._since_ns)
-        names = None if shown is not None or listens(self._pod_resources) else set(names_in(self._socket_dir))
+        names = set(names_in(self._socket_dir)) if shown is Untold.AT_ALL else set[str]()
         if records is not self._records:  # Another kubelet has come meanwhile.
             return
         now = time.monotonic()
@@ -147,15 +147,13 @@ class Standby:
                     self._taken[name, other] += 1
                 own.unserved(resource, other)
 
-    def _shown(
-        self, resource: Resource, other: Age, shown: frozenset[str] | None, names: set[str] | None
-    ) -> bool | None:
+    def _shown(self, resource: Resource, other: Age, shown: frozenset[str] | Untold, names: set[str]) -> bool | None:
         if not any(device.health is Health.HEALTHY for device in resource.plugin.devices):
             return None  # Perhaps none of the other's is well, either: that can't be told from none.
-        if shown is not None:
-            return resource.name in shown
-        if names is None:
+        if shown is Untold.NOW:
             return None
+        if shown is not Untold.AT_ALL:
+            return resource.name in shown
         # The kubelet tells nothing: whoever registered with it has a name in its folder, which it empties at its start.
         # One that talks and has none is asked; what it answers counts more than that, and one that stands still answers nothing.
         return bool(names_of(other, names)) or (self._own.talks(resource) and self._records[resource.name].told > 0)

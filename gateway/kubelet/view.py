@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import threading
+from enum import Enum
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import grpc
@@ -133,8 +134,15 @@ async def look(pod_resources: Path, checkpoint_file: Path) -> View:
     return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written, registered)
 
 
-async def shown(pod_resources: Path, checkpoint_file: Path, since_ns: int) -> frozenset[str] | None:
-    """Tell which resources the kubelet would give devices of, to whoever registered them; None: that can't be known now.
+class Untold(Enum):
+    """Why it isn't known which resources a kubelet would give devices of."""
+
+    NOW = "it doesn't answer now"
+    AT_ALL = "it tells nobody"
+
+
+async def shown(pod_resources: Path, checkpoint_file: Path, since_ns: int) -> frozenset[str] | Untold:
+    """Tell which resources the kubelet would give devices of, to whoever registered them.
 
     Where it doesn't say so itself (it is older than 1.23, or its socket isn't there), its checkpoint does, once it was written
     after ``since_ns`` (unix time, nanoseconds): kubelets 1.9 and later write it for each list that they get. A file from before
@@ -145,17 +153,17 @@ async def shown(pod_resources: Path, checkpoint_file: Path, since_ns: int) -> fr
             async with asyncio.timeout(_SHOWN_DEADLINE), _channel(pod_resources) as channel:
                 found = await _ask(channel, podresources.GET_ALLOCATABLE, podresources.decode_allocatable)
         except (TimeoutError, MalformedError):
-            return None
+            return Untold.NOW
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED and "disabled" not in (error.details() or ""):
-                return None
+                return Untold.NOW
         else:
             return frozenset(resource for resource, ids in found.items() if ids)
     try:
         async with asyncio.timeout(_SHOWN_DEADLINE):
             return await asyncio.to_thread(_registered, checkpoint_file, since_ns)
     except TimeoutError:
-        return None
+        return Untold.AT_ALL
 
 
 async def holds(socket: Path, resource: str, devices: Sequence[Device], patience: float = 0.5) -> bool | None:
@@ -250,14 +258,14 @@ def _alone(decode: Callable[[bytes], _Found], data: bytes) -> _Found:
         _decoding.release()
 
 
-def _registered(path: Path, since_ns: int) -> frozenset[str] | None:
+def _registered(path: Path, since_ns: int) -> frozenset[str] | Untold:
     """Read which resources have healthy devices by a checkpoint; runs in a thread, because a disk may be slow.
 
-    None where there is none: kubelets 1.16 to 1.20 take lists and write it with the first pod (run on 1.16, 1.18, 1.20).
+    Where there is none that shows nothing: kubelets 1.16 to 1.20 take lists and write it with the first pod (run on 1.16, 1.18, 1.20).
     """
     found, written_ns = _checkpoint(path)
     if found is None or not found.registered:
-        return None  # 1.8 has no such list, and a file of 1.9 may be half written.
+        return Untold.AT_ALL  # 1.8 has no such list, and a file of 1.9 may be half written.
     return frozenset(name for name, ids in found.registered.items() if ids) if written_ns >= since_ns else frozenset()
 
 

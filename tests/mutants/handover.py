@@ -35,6 +35,22 @@ _PARENT = "tests/unit/test_pair_parent.py"
 MUTANTS = (
     Mutant(
         "S15",
+        "a kubelet that has no checkpoint to tell by is waited for",
+        "gateway/kubelet/view.py",
+        "return Untold.AT_ALL  # 1.8",
+        "return Untold.NOW  # 1.8",
+        f"{_RIVALS}::test_one_that_hangs_is_seen_where_the_kubelet_has_no_checkpoint",
+    ),
+    Mutant(
+        "S15",
+        "names in the folder count while the kubelet doesn't answer",
+        "gateway/handover/standby.py",
+        "        if shown is Untold.NOW:\n            return None\n",
+        "        if shown is Untold.NOW:\n            return False\n",
+        f"{_RIVALS}::test_what_is_not_known_now_takes_nothing_back",
+    ),
+    Mutant(
+        "S15",
         "who would leave it to a third one at once asks again",
         "gateway/handover/talk.py",
         "could = not self._holder.leaves(resource)",

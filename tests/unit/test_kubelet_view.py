@@ -18,7 +18,7 @@ from adapters import checkpoint, podresources
 from adapters.pb.podresources import v1_pb2 as pb
 from devices.model import Device, Health
 from gateway.kubelet import view as kubelet_view
-from gateway.kubelet.view import View
+from gateway.kubelet.view import Untold, View
 
 GPU = "nvidia.com/gpu"
 DEVICES = [Device("a"), Device("b"), Device("ill", Health.UNHEALTHY)]
@@ -94,6 +94,7 @@ async def test_what_the_kubelet_holds(folder: Path, kubelet: Kubelet, answers: l
 
 
 OLD_NS, NEW_NS = 1_000, 2_000
+NOW, AT_ALL = Untold.NOW, Untold.AT_ALL
 WRITTEN = b'{"PodDeviceEntries":null,"RegisteredDevices":{"nvidia.com/gpu":["a"],"amd.com/gpu":[]}}'
 
 
@@ -107,15 +108,15 @@ WRITTEN = b'{"PodDeviceEntries":null,"RegisteredDevices":{"nvidia.com/gpu":["a"]
         pytest.param([recorded(GPU)], b"", 0, set(), id="it gives no device"),
         pytest.param([NOT_THERE], WRITTEN, NEW_NS, {GPU}, id="too old to say it: its file"),
         pytest.param([NOT_THERE], WRITTEN, OLD_NS, set(), id="a file of before: nobody sent a list since"),
-        pytest.param([NOT_THERE], b"{", NEW_NS, None, id="a file that is half written"),
-        pytest.param([NOT_THERE], b'{"Entries":[]}', NEW_NS, None, id="1.8 doesn't write what is registered"),
-        pytest.param([NOT_THERE], None, 0, None, id="no file: kubelets 1.16 to 1.20 write it with the first pod"),
-        pytest.param([TOO_OFTEN], WRITTEN, NEW_NS, None, id="asked too often by everyone"),
-        pytest.param([b"\xff\xff"], WRITTEN, NEW_NS, None, id="no such message"),
+        pytest.param([NOT_THERE], b"{", NEW_NS, AT_ALL, id="a file that is half written"),
+        pytest.param([NOT_THERE], b'{"Entries":[]}', NEW_NS, AT_ALL, id="1.8 doesn't write what is registered"),
+        pytest.param([NOT_THERE], None, 0, AT_ALL, id="no file: kubelets 1.16 to 1.20 write it with the first pod"),
+        pytest.param([TOO_OFTEN], WRITTEN, NEW_NS, NOW, id="asked too often by everyone"),
+        pytest.param([b"\xff\xff"], WRITTEN, NEW_NS, NOW, id="no such message"),
     ],
 )
 async def test_what_the_records_show(
-    folder: Path, kubelet: Kubelet, answers: list[Answer], file: bytes | None, written_ns: int, shown: set[str] | None
+    folder: Path, kubelet: Kubelet, answers: list[Answer], file: bytes | None, written_ns: int, shown: set[str] | Untold
 ) -> None:
     kubelet.answers[podresources.GET_ALLOCATABLE] = answers
     if file is not None:
@@ -131,7 +132,7 @@ async def test_a_kubelet_that_is_silent_shows_nothing(folder: Path, monkeypatch:
         deaf.bind(str(folder / "k.sock"))
         deaf.listen()
         (folder / "checkpoint").write_bytes(WRITTEN)
-        assert await kubelet_view.shown(folder / "k.sock", folder / "checkpoint", 0) is None
+        assert await kubelet_view.shown(folder / "k.sock", folder / "checkpoint", 0) is NOW
 
 
 async def test_no_kubelet_to_ask(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from gateway.age import Age, Doubt
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.handover import instance, standby
+from gateway.kubelet.beliefs import CHECKPOINT
+from gateway.kubelet.view import Untold
 from gateway.kubelet.watch import target
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Faults, KubeletError, Seen, Totals
@@ -380,6 +382,25 @@ async def test_one_that_hangs_is_seen_by_the_next(version: str) -> None:
         await made.served()
 
 
+async def test_one_that_hangs_is_seen_where_the_kubelet_has_no_checkpoint() -> None:
+    """Kubelets 1.16 to 1.20 write it with their first pod, which doesn't come where nothing is allocatable."""
+    async with node(gpus={RESOURCE: 2}) as made:
+        await made.start_kubelet("1.20")
+        older = await made.start_gateway()
+        await made.served()
+        command = gateway_command(made.socket_dir, made.root / "elsewhere", made.profile_path)
+        async with await GatewayProcess.launch(command) as newer:
+            await newer.wait_for("registered")
+            await older.wait_for("standing by")
+            os.kill(newer.pid, signal.SIGSTOP)
+            await made.the_kubelet.terminate()
+            await made.the_kubelet.close()
+            made.kubelet = None
+            (made.socket_dir / CHECKPOINT).unlink()
+            await made.start_kubelet("1.20")
+            await made.served()
+
+
 async def test_from_one_that_registers_after_all_it_is_taken_back_ever_more_seldom(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -423,11 +444,11 @@ async def test_from_one_that_registers_after_all_it_is_taken_back_ever_more_seld
 async def test_one_that_talks_and_has_no_name_is_asked_once_of_each_kubelet(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Kubelet 1.8 tells nothing: what is missing is the name of a gateway that stands still, and answers nothing."""
+    """Kubelets 1.8, and up to 1.22 those without a checkpoint, tell nothing: what is missing is the name of a gateway that stands still, and answers nothing."""
     now, asked = [100.0], list[float]()
 
-    async def shown(*_: object) -> None:
-        return None
+    async def shown(*_: object) -> Untold:
+        return Untold.AT_ALL
 
     monkeypatch.setattr("gateway.kubelet.view.shown", shown)
     monkeypatch.setattr(standby, "time", SimpleNamespace(monotonic=lambda: now[0], time_ns=lambda: int(now[0] * 1e9)))
@@ -466,11 +487,32 @@ async def test_one_that_talks_and_has_no_name_is_asked_once_of_each_kubelet(
     assert await looks() == 0
 
 
+async def test_what_is_not_known_now_takes_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kubelet that doesn't answer tells nothing about whom it holds."""
+
+    async def shown(*_: object) -> Untold:
+        return Untold.NOW
+
+    monkeypatch.setattr("gateway.kubelet.view.shown", shown)
+    plugin = SimpleNamespace(
+        name=RESOURCE,
+        plugin=SimpleNamespace(devices=(Device("a"),)),
+        standing_by_for=Age(1, "0badcafe"),
+        entries=("a",),
+    )
+    one = standby.Standby(
+        cast("Any", SimpleNamespace(resources=[plugin], talks=lambda _: False, doubts={})), *[Path("none")] * 3
+    )
+    one.began(RESOURCE)
+    await one._look()
+    assert (one._records[RESOURCE].unknown, one._records[RESOURCE].lacking_since) == (1, None)
+
+
 async def test_one_that_is_doubted_is_looked_after_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may register after all, and nobody tells."""
 
-    async def shown(*_: object) -> None:
-        return None
+    async def shown(*_: object) -> Untold:
+        return Untold.AT_ALL
 
     monkeypatch.setattr("gateway.kubelet.view.shown", shown)
     plugin = SimpleNamespace(state=SimpleNamespace(phase=Phase.SERVING), name=RESOURCE, standing_by_for=None)

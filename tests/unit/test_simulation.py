@@ -13,14 +13,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 
 from devices.model import Device
-from gateway.age import Age
 from gateway.lab import simulation
 from gateway.lab.kubelets.behaviour import SecondRegister, behaviour
 from gateway.lab.simulation import run
@@ -29,13 +27,8 @@ from gateway.lab.simulation.kubelet import CLASSES, KUBELETS, RESOURCE, Kubelet,
 from gateway.lab.simulation.node import Node
 from gateway.lab.simulation.run import SOMETIMES
 from gateway.lab.simulation.schedule import Schedule, Step, schedule
-from gateway.lab.simulation.standby import Standby
-from gateway.registration.events import Phase
 from tests.mutants.simulation import MUTANTS
 from tests.unit.test_emulated import HOPS, SECOND
-
-if TYPE_CHECKING:
-    from gateway.lab.simulation.gateway import Gateway
 
 # Kubelets.
 
@@ -100,39 +93,6 @@ def count(kubelet: Kubelet) -> int:
 def test_what_a_kubelet_remembers(hop: str, kept: bool) -> None:
     before, after = (behaviour(version) for version in hop.split())
     assert remembers(before, after) is kept
-
-
-@pytest.mark.parametrize(
-    ("version", "unknown"),
-    [
-        pytest.param("1.12", False, id="names in its folder tell"),
-        pytest.param("1.13", True, id="pod-resources is there, and tells nothing"),
-        pytest.param("1.22", True, id="the same"),
-        pytest.param("1.23", False, id="it tells what it would give out"),
-    ],
-)
-def test_what_a_kubelet_without_a_checkpoint_shows(version: str, unknown: bool) -> None:
-    """As ``gateway.handover.standby`` has it: what can't be known takes nothing back."""
-    node = Node(1)
-    node.start_kubelet(behaviour(version))
-    standby = Standby(
-        cast(
-            "Gateway",
-            SimpleNamespace(
-                node=node,
-                clock=node.clock,
-                devices=node.devices,
-                standing_by_for=Age(1, "0badcafe"),
-                handover=SimpleNamespace(defers_to=lambda: None),
-                plugin=SimpleNamespace(machine=SimpleNamespace(phase=Phase.STANDBY)),
-                later=lambda *_: [None] * 5,
-                doubts={},
-            ),
-        )
-    )
-    standby._look_into_records()
-    assert standby._records.unknown == unknown
-    assert (standby._records.lacking_since is None) is unknown
 
 
 def test_every_kind_of_registration_is_simulated() -> None:
@@ -226,6 +186,7 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
         pytest.param(
             "67620", id="of three one stands still that can't talk, and who would leave all to it asks the other"
         ),
+        pytest.param("105393", id="one that a kubelet without a checkpoint refuses is newer, and can't talk"),
         pytest.param("570738", id="the last one of several is picked by the highest share"),
     ],
 )

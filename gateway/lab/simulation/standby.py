@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -16,9 +16,6 @@ from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
     from gateway.lab.simulation.gateway import Gateway
-
-LISTS: Final = 13
-"""The first kubelet, 1.13, that has a pod-resources API."""
 
 
 class Standby:
@@ -66,7 +63,7 @@ class Standby:
                 shown = bool(kubelet.allocatable())
             else:
                 shown = self._node.registered_since(self._since) if kubelet.behaviour.minor > 8 else None
-                if shown is None and kubelet.behaviour.minor < LISTS:
+                if shown is None:
                     asked = self._gateway.handover.defers_to() is not None and self._records.told > 0
                     shown = bool(self._node.names_of(self._gateway.standing_by_for)) or asked
         self._records = self._records.look(self._clock.now, shown=shown)
