@@ -25,7 +25,7 @@ from gateway.registration.registrar import warm_up
 from gateway.tally import Confirmation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from adapters.dialect import Level
@@ -240,11 +240,7 @@ class Peers:
         ]
         if resource in self.doubts and self.kubelet_listens():
             names, cuts = standby.names_in(self._settings.socket_dir), self._resources[resource].cuts
-            self.doubts[resource] = {
-                age: doubt
-                for age, doubt in self.doubts[resource].items()
-                if age in peers and not doubt.over(cuts, standby.names_of(age, names))
-            }
+            self.doubts[resource] = _still(self.doubts[resource], peers, cuts, names)
         return older_should_wait(self._instance.age, offering, self.doubts.get(resource, {}))
 
     def unserved(self, resource: Resource, other: Age) -> None:
@@ -392,3 +388,12 @@ class Peers:
     def renew(self, resource: str) -> None:
         """Register a resource once more: the kubelet may hold another gateway's Register."""
         self._resources[resource].feed(events.Renew("another gateway registered at the same time"))
+
+
+def _still(doubts: Mapping[Age, Doubt], peers: Container[Age], cuts: int, names: Sequence[str]) -> dict[Age, Doubt]:
+    """Keep the doubts of those that live, and haven't registered since."""
+    return {
+        age: doubt
+        for age, doubt in doubts.items()
+        if age in peers and not doubt.over(cuts, standby.names_of(age, names))
+    }

@@ -81,7 +81,10 @@ class Holder(Protocol):
         """Whether a kubelet takes connections now."""
 
     def leaves(self, resource: str) -> bool:
-        """Whether one of them would be left to a newer gateway that doesn't talk, were it not for those that do."""
+        """Whether one of them would be left to a newer gateway that doesn't talk, were it not for those that do.
+
+        Got back from those, nobody would serve it: so it isn't asked for.
+        """
 
     def renew(self, resource: str) -> None:
         """Register one of them once more."""
@@ -396,12 +399,8 @@ class Handover:
                     self._holder.renew(resource)
 
     def _fire(self, partner: Partner, resource: str) -> None:
-        could = self._could_serve(partner, resource)
-        if (
-            could and partner.states[resource].stage is Newer.RESTING
-        ):  # Else it would be asked for, and served by nobody.
-            could = not self._holder.leaves(resource)
-        self._feed(partner, resource, WaitOver(could))
+        leaves = partner.states[resource].stage is Newer.RESTING and self._holder.leaves(resource)
+        self._feed(partner, resource, WaitOver(not leaves and self._could_serve(partner, resource)))
 
     def _could_serve(
         self, partner: Partner, resource: str, roles: type[Older | Newer] | UnionType = Older | Newer

@@ -53,8 +53,8 @@ MUTANTS = (
         "S15",
         "who would leave it to a third one at once asks again",
         "gateway/handover/talk.py",
-        "could = not self._holder.leaves(resource)",
-        "could = True",
+        "WaitOver(not leaves and self",
+        "WaitOver(self",
         f"{_HANDOVER}::test_one_that_would_leave_it_to_another_at_once_does_not_ask_again",
     ),
     Mutant(
