@@ -103,9 +103,11 @@ class Status(Struct):
 
 
 class Metadata(Struct):
-    """Which claim it is."""
+    """What a claim or a class is called."""
 
-    uid: str
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
     annotations: dict[str, str] | None = None
 
 
@@ -118,27 +120,7 @@ class ResourceClaim(Struct):
     @property
     def by_name(self) -> bool:
         """Whether the scheduler made it for a pod that asked for a resource by its name."""
-        return _is_by_name(self.metadata.annotations)
-
-
-class Called(Struct):
-    """What a claim is called."""
-
-    name: str
-    namespace: str = ""
-    annotations: dict[str, str] | None = None
-
-
-class NamedClaim(Struct):
-    """A claim of a list, with what it was allocated."""
-
-    metadata: Called
-    status: Status = field(default_factory=Status)
-
-    @property
-    def by_name(self) -> bool:
-        """As of a ``ResourceClaim``."""
-        return _is_by_name(self.metadata.annotations)
+        return (self.metadata.annotations or {}).get(_BY_NAME) == "true"
 
     def devices(self, node: str) -> Iterable[tuple[str, str]]:
         """Give the driver and the name of each device that it has of a node's pools, but for supervision."""
@@ -148,7 +130,7 @@ class NamedClaim(Struct):
                 yield one.driver, one.device
 
 
-def unshown(claims: Iterable[NamedClaim], node: str, shown: Container[tuple[str, str]]) -> str:
+def unshown(claims: Iterable[ResourceClaim], node: str, shown: Container[tuple[str, str]]) -> str:
     """Name a claim that has a device of a node which no ResourceSlice shows any more; '' where none has.
 
     Nobody says which device that is: one that another DRA driver offered, and that is in use though this driver went.
@@ -323,7 +305,7 @@ def allocated_to(namespace: str, name: str) -> str:
 
 
 def taken(
-    claims: Iterable[NamedClaim],
+    claims: Iterable[ResourceClaim],
     node: str,
     boards_of: Mapping[tuple[str, str], str],
     free: Iterable[tuple[str, str]],
@@ -345,7 +327,7 @@ def taken(
 
 
 def allocations(
-    claims: Sequence[NamedClaim],
+    claims: Sequence[ResourceClaim],
     node: str,
     boards_of: Mapping[tuple[str, str], str],
     published: tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]],
@@ -359,14 +341,12 @@ def allocations(
     return Allocated(taken(claims, node, boards_of, free), by_name, lacking, missing)
 
 
-def got_by_name(claims: Iterable[NamedClaim], node: str, offers: Mapping[str, Mapping[str, Offer]]) -> frozenset[str]:
+def got_by_name(
+    claims: Iterable[ResourceClaim], node: str, offers: Mapping[str, Mapping[str, Offer]]
+) -> frozenset[str]:
     """Give the devices of a node, by ID, that pods were allocated which asked by name; ``offers`` has them by driver and name."""
     given = (one for claim in claims if claim.by_name for one in claim.devices(node))
     return frozenset(offers[driver][name].device_id for driver, name in given if name in offers.get(driver, {}))
-
-
-def _is_by_name(annotations: Mapping[str, str] | None) -> bool:
-    return (annotations or {}).get(_BY_NAME) == "true"
 
 
 def by_board(rows: Mapping[str, Claimed]) -> tuple[Mapping[str, str], frozenset[str]]:

@@ -12,7 +12,7 @@ import structlog
 from msgspec import Struct, field
 
 from gateway.dra import publisher
-from gateway.dra.claims import Called
+from gateway.dra.claims import Metadata
 from gateway.dra.crossing import NotWrittenError
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.node import NodeObject
@@ -47,7 +47,7 @@ class _Spec(Struct):
 class DeviceClass(Struct):
     """A class of devices. Who asks for its resource by name gets a claim of it on a node where no device plugin has any."""
 
-    metadata: Called
+    metadata: Metadata
     spec: _Spec = field(default_factory=_Spec)
 
 

@@ -20,7 +20,7 @@ from msgspec import Struct
 from devices.claims import ClaimName
 from devices.replicas import unshared
 from gateway.dra import cdi, offer, publisher, sockets
-from gateway.dra.claims import Allocated, NamedClaim, ResourceClaim, allocations
+from gateway.dra.claims import Allocated, ResourceClaim, allocations
 from gateway.dra.crossing import Crossing
 from gateway.dra.desk import FIRST, Desk, Names, leave, not_taken, too_old
 from gateway.dra.driver import ClaimsOf, mind_over
@@ -348,7 +348,7 @@ class Drivers:
         """Say which claims have which boards of this node by the API server, or may get them; None where it doesn't say."""
         try:
             self._server = self._server or await publisher.ask(self._api)
-            found, _ = await self._api.list(f"{self._server.path}/resourceclaims", NamedClaim)
+            found, _ = await self._api.list(f"{self._server.path}/resourceclaims", ResourceClaim)
         except KubernetesError as error:
             # A server without the API has no claims.
             return Allocated() if self._server is None and error.status == 404 and not error.away else None

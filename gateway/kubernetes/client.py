@@ -151,10 +151,10 @@ class Client:
         query = {"fieldManager": self._manager} | ({"force": "true"} if how is Patch.APPLY else {})
         await self._ask("PATCH", target(path, query), body, how.value, seconds=SECONDS)
 
-    async def delete(self, path: str, *, seconds: float = SECONDS) -> bool:
+    async def delete(self, path: str) -> bool:
         """Delete an object; False where there was none."""
         try:
-            await self._ask("DELETE", path, seconds=seconds)
+            await self._ask("DELETE", path, seconds=SECONDS)
         except KubernetesError as error:
             if error.status == 404:
                 return False
