@@ -40,6 +40,7 @@ from gateway.telling.commands import Commands
 from gateway.telling.listeners import Listeners
 from gateway.wires import notify
 from gateway.wires.log import Seldom
+from gateway.wires.pool import GrpcThreads
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -93,7 +94,7 @@ class Gateway:
         self.ledger = Ledger(settings.state_dir, mend.decode if role is None else role.decode)
         self.scribe = Scribe(self.ledger)
         self.alone = _alone(self, self._instance, role, sum(before[1:]))
-        self.tally, self.config = Tally(), reload.FileFate()
+        self.tally, self.config, self._threads = Tally(), reload.FileFate(), GrpcThreads()
         self._features = _features(settings) if settings.asks_api_server else None
         self._tasks = Tasks(self._end, role.active if role is not None else None)
         self._resources: dict[str, Resource] = {}
@@ -310,6 +311,7 @@ class Gateway:
             self.presence.found(anew=False)
         if self._role is not None:
             self._role.stood(self.token, resource)
+        self._threads.served(served=all(one.unserved_since is None for one in self.resources))
         self.others.stood(resource)
 
     def _forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> None:
@@ -333,8 +335,6 @@ class Gateway:
         if self.presence.kubelet is not None:
             for resource in resources:
                 resource.feed(events.KubeletUp(self.presence.kubelet))
-
-    # For those who ask.
 
     async def update(self) -> None:
         """Bring every resource's list up to date, because something else than the source has news."""

@@ -23,6 +23,7 @@ _METRICS = "tests/unit/test_metrics.py"
 _STATUS = "tests/unit/test_status.py"
 _CLI = "tests/unit/test_cli_status.py"
 _READY = "tests/unit/test_readiness.py"
+_REST = "tests/unit/test_pool.py::test_they_rest_while_all_is_served_and_are_awake_when_the_kubelet_goes"
 
 MUTANTS = (
     Mutant(
@@ -352,5 +353,45 @@ MUTANTS = (
         "        if self.state.standing_by_for is None:\n            channel",
         "        if True:\n            channel",
         "tests/unit/test_serve.py::test_who_is_served_or_stands_by_holds_no_connection_to_the_kubelet",
+    ),
+    Mutant(
+        "O9",
+        "gRPC's threads never rest",
+        "gateway/daemon.py",
+        "        self._threads.served(served=all(one.unserved_since is None for one in self.resources))\n",
+        "",
+        _REST,
+    ),
+    Mutant(
+        "O9",
+        "gRPC's threads rest also while the kubelet is away",
+        "gateway/wires/pool.py",
+        "            put(os.SCHED_OTHER)",
+        "            pass",
+        _REST,
+    ),
+    Mutant(
+        "O9",
+        "every thread rests, the event loop's too",
+        "gateway/wires/pool.py",
+        'if (thread / "comm").read_text().strip() == NAME:',
+        "if True:",
+        _REST,
+    ),
+    Mutant(
+        "O9",
+        "gRPC's threads wake to a policy that nobody gave them",
+        "gateway/wires/pool.py",
+        "    if os.sched_getscheduler(0) == os.SCHED_OTHER:",
+        "    if True:",
+        _REST,
+    ),
+    Mutant(
+        "O9",
+        "gRPC's threads rest after a moment of being served",
+        "gateway/wires/pool.py",
+        "            self._rest.cancel()\n",
+        "",
+        "tests/unit/test_pool.py::test_what_is_served_for_a_moment_lets_nothing_rest",
     ),
 )
