@@ -143,6 +143,9 @@ class Pair:
                 pass
         self._hear()
         self._bury()
+        for _, ended in self._dead:
+            for child in self._children:
+                ended.lead_to(child.held)
         self._let_end(time.monotonic())
 
     def _hear(self) -> None:

@@ -72,7 +72,7 @@ class Role:
 
     def _lend(self, resource: Resource) -> None:
         self._lending.remove(resource.name)
-        held.lend(resource.name, resource.bound.address)
+        held.lend(resource.name, resource.endpoint, resource.bound.address)
 
     async def rest(
         self,

@@ -174,6 +174,11 @@ class Resource:
         return self.plugin.name
 
     @property
+    def endpoint(self) -> Path:
+        """Where the kubelet was told to call it."""
+        return self._node.settings.socket_dir / self.state.name
+
+    @property
     def standing_by_for(self) -> Age | None:
         """The gateway that serves the resource instead of this one."""
         return self.state.standing_by_for

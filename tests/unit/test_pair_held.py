@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,6 +18,23 @@ from gateway.lab.waiting import until
 from gateway.pair import held
 from gateway.wires import notify
 from tests.unit.test_pair import descriptors, pair, ready
+
+FIRST_CALL = """
+import asyncio, os
+from pathlib import Path
+from gateway.registration.serve import DevicePlugin
+name, asked = "%s", Path("%s")
+answer = getattr(DevicePlugin, name)
+async def first(*call):
+    if not asked.exists():
+        asked.touch()
+        %s
+    return await answer(*call)
+setattr(DevicePlugin, name, first)
+from gateway.cli.main import gateway; gateway()
+"""
+"""What the first of the node's gateways does that is called."""
+CALLS = ("_allocate", "_prefer")
 
 
 def sockets(pid: int) -> set[str]:
@@ -58,6 +76,38 @@ async def test_a_kubelet_sees_no_gap_when_who_serves_is_killed() -> None:
             assert inherited[0] == inherited[1], "no gateway has what is kept of another one: it would never end"
 
 
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_call_that_a_killed_gateway_left_unanswered_is_answered_by_the_next_one(call: str) -> None:
+    await next_one_answers(call)
+
+
+async def next_one_answers(call: str, genuine: Callable[[str], Path | None] = lambda _: None) -> None:
+    """Kill the gateway that serves while a kubelet's call is open, and see the kubelet get its answer."""
+    async with node(genuine, gpus={RESOURCE: 2}) as made:
+        kubelet, asked = await made.start_kubelet("1.37"), made.root / "asked"
+        async with pair(made, program=FIRST_CALL % (call, asked, "await asyncio.Event().wait()")) as process:
+            serves, stands_by = await ready(process)
+            await kubelet.wait(RESOURCE, 2)
+            await lent(process.pid, serves, stands_by)
+            admitted = asyncio.create_task(kubelet.admit("pod", RESOURCE, 1))
+            await until(asked.exists, 30)
+            os.kill(serves, signal.SIGKILL)
+            await admitted
+            assert len(process.lines("registered")) == 2
+
+
+async def test_a_request_that_ends_a_gateway_is_refused_by_the_next_one_though_the_kubelet_never_saw_it_fail() -> None:
+    async with node(gpus={RESOURCE: 2}) as made:
+        kubelet = await made.start_kubelet("1.37")
+        async with pair(made, program=FIRST_CALL % ("_allocate", made.root / "asked", "os.abort()")) as process:
+            serves, stands_by = await ready(process)
+            await kubelet.wait(RESOURCE, 2)
+            await lent(process.pid, serves, stands_by)
+            with pytest.raises(KubeletError, match="crashed while it answered this very request"):
+                await kubelet.admit("pod", RESOURCE, 1)
+            assert len(process.lines("a gateway of the pair died")) == 1
+
+
 async def test_of_a_kubelet_that_ends_the_new_registration_with_the_old_stream_nothing_is_kept() -> None:
     async with node(gpus={RESOURCE: 2}) as made:
         kubelet = await made.start_kubelet("1.36")
@@ -93,10 +143,10 @@ def test_connections_are_lent_instead_of_those_before(
         ours, other = listener("ours"), listener("other")
         called(other)
         mine = {called(ours).fileno() for _ in range(number)}
-        held.lend("gpu", ours.getsockname())
-        word, ancillary, _, _ = parent.recvmsg(64, held.SPACE)
+        held.lend("gpu", folder / "1.sock", ours.getsockname())
+        word, ancillary, _, _ = parent.recvmsg(256, held.SPACE)
         got = held.received(ancillary)
-        assert (word.decode(), len(got)) == (f"{held.WORD}gpu", given)
+        assert (word.decode(), len(got)) == (f"{held.WORD}gpu {folder}/1.sock", given)
         if given:
             assert {os.fstat(one).st_ino for one in got} == {os.fstat(one).st_ino for one in mine}
         keeps, (before, after) = held.Connections(), os.pipe()
@@ -111,10 +161,44 @@ def test_connections_are_lent_instead_of_those_before(
         os.close(after)
 
 
+def test_who_waits_for_an_answer_is_led_to_the_next_gateway(folder: Path) -> None:
+    with ExitStack() as stack:
+
+        def connection() -> tuple[socket.socket, int]:
+            one, other = socket.socketpair()
+            stack.enter_context(one).settimeout(0)
+            return one, other.detach()
+
+        dead, served, following = held.Connections(), held.Connections(), folder / "next.sock"
+        following.touch()
+        here, there, forgotten = (folder / f"{name}.sock" for name in ("here", "there", "forgotten"))
+        for one in (here, there):
+            one.touch()
+        (gone, first), (kubelet, second), (waits, third), (ends, fourth) = (connection() for _ in range(4))
+        dead.take(f"{held.WORD}gpu {here}", [first, second])
+        dead.take(f"{held.WORD}nic {there}", [third])
+        dead.take(f"{held.WORD}fpga {forgotten}", [fourth])
+        dead.lead_to(served)
+        for resource in ("gpu", "fpga"):
+            served.take(f"{held.WORD}{resource} {following}", [])
+        gone.close()
+        for _ in range(2):
+            dead.lead_to(served)
+        # RFC 9113, 6.8: 8 bytes, GOAWAY, no flags, of the connection; up to stream 3, no error.
+        assert kubelet.recv(64).hex(" ") == "00 00 08 07 00 00 00 00 00 00 00 00 03 00 00 00 00"
+        assert here.samefile(following)
+        for end in (waits, ends):  # Nobody serves that resource; nobody can be called under that name.
+            with pytest.raises(BlockingIOError):
+                end.recv(64)
+        assert not there.samefile(following)
+        assert not forgotten.exists()
+        dead.close()
+
+
 def test_without_a_parent_nothing_is_lent(monkeypatch: pytest.MonkeyPatch) -> None:
-    held.lend("gpu", "nowhere")
+    held.lend("gpu", Path(), "nowhere")
     parent, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     monkeypatch.setattr(notify, "parent", [its])
     with its:
         parent.close()
-        held.lend("gpu", "nowhere")
+        held.lend("gpu", Path(), "nowhere")
