@@ -42,6 +42,30 @@ _TEST_WATCH = "tests/unit/test_kubernetes_watch.py"
 MUTANTS = (
     Mutant(
         "KA1",
+        "half of where the API server is will do",
+        _ACCESS,
+        "if not host or not port.isdecimal():",
+        "if not host and not port.isdecimal():",
+        f"{_TEST_ACCESS}::test_without_a_way_it_says_what_to_do",
+    ),
+    Mutant(
+        "KA6",
+        "who only chooses by the node's label doesn't ask for it",
+        "gateway/configuration/settings.py",
+        "return self.choice is not None or self.writes_node",
+        "return self.writes_node",
+        "tests/unit/test_kubernetes_node.py::test_the_api_server_is_asked_where_a_feature_needs_it",
+    ),
+    Mutant(
+        "KA8",
+        "why a node isn't ready is said late where a condition is there",
+        _KEEPER,
+        'was = before is not None and before.status == "True"',
+        "was = before is not None",
+        f"{_TEST_KEEPER}::test_why_a_node_is_not_ready_is_said_at_once",
+    ),
+    Mutant(
+        "KA1",
         "the first CA counts for ever",
         _ACCESS,
         "if found != self._of:",

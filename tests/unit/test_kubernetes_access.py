@@ -29,10 +29,16 @@ def test_a_pod_is_told_where_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("environ", "told"),
-    [({}, "--kubeconfig"), ({"KUBERNETES_SERVICE_HOST": "x"}, "--kubeconfig"), (POD, "automountServiceAccountToken")],
+    [
+        ({}, "which every pod has"),
+        ({"KUBERNETES_SERVICE_HOST": "x"}, "which every pod has"),
+        ({"KUBERNETES_SERVICE_PORT": "443"}, "which every pod has"),
+        (POD | {"KUBERNETES_SERVICE_PORT": "tcp://10.96.0.1:443"}, "which every pod has"),
+        (POD, "automountServiceAccountToken"),
+    ],
 )
 def test_without_a_way_it_says_what_to_do(tmp_path: Path, environ: dict[str, str], told: str) -> None:
-    with pytest.raises(AccessError, match=told):
+    with pytest.raises(AccessError, match=f"{told}.*--kubeconfig"):
         access.in_cluster(environ, tmp_path)
 
 

@@ -238,6 +238,21 @@ async def test_a_source_that_is_only_slow_takes_no_readiness_away(
     assert condition(server) == said
 
 
+@pytest.mark.parametrize(("before", "said"), [("False", ("False", "NotRegistered")), ("True", ("True", "Ready"))])
+async def test_why_a_node_is_not_ready_is_said_at_once(
+    server: ApiServer, keep: Callable[[Any], Keeper], before: str, said: tuple[str, str]
+) -> None:
+    """Only readiness is taken away with patience."""
+
+    def was(found: dict[str, Any]) -> None:
+        reason = "Ready" if before == "True" else "NoDevices"
+        found["status"]["conditions"] = [{"type": CONDITION, "status": before, "reason": reason}]
+
+    server.change(NODE, was)
+    await keep(gateway(served=False))._say_ready()
+    assert condition(server) == said
+
+
 async def test_a_condition_of_before_untaints_no_node_that_isnt_whole(
     server: ApiServer, keep: Callable[[Any], Keeper]
 ) -> None:

@@ -96,3 +96,17 @@ async def test_whatever_fails_is_begun_again(
         await until(lambda: chosen.label is not None and chosen.label.value == "a")
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "writes", "asks"),
+    [
+        pytest.param(Settings(), False, False, id="nothing is on"),
+        pytest.param(Settings(choice=Choice(Path("configs"), NODE_LABEL)), False, True, id="a configuration by label"),
+        pytest.param(Settings(startup_taint="a/b"), True, True, id="a taint that goes"),
+        pytest.param(Settings(node_condition=True), True, True, id="a condition"),
+        pytest.param(Settings(node_events=True), True, True, id="events"),
+    ],
+)
+def test_the_api_server_is_asked_where_a_feature_needs_it(settings: Settings, writes: bool, asks: bool) -> None:
+    assert (settings.writes_node, settings.asks_api_server) == (writes, asks)
