@@ -242,6 +242,7 @@ class _Page:
         for each in one.drivers:
             stands = "registered" if each.registered else "not registered"
             text = f"{each.name}: {stands}, {each.devices} device{'' if each.devices == 1 else 's'}"
+            text += f", {each.claims} claim{'' if each.claims == 1 else 's'} prepared" if each.claims else ""
             yield from self.text("  driver   ", text, None if each.registered else "red")
             yield from self.text("           ", each.trouble, "red")
             yield from self.text("           ", each.unpublished and f"not published: {each.unpublished}", "red")

@@ -135,6 +135,11 @@ class ClaimsOf:
         self.trouble = ""
         """Why one didn't take it last."""
 
+    @property
+    def prepared(self) -> int:
+        """How many claims have devices of this driver."""
+        return sum(row.driver == self.name for row in self._ledger.claims.values())
+
     # What the kubelet asks.
 
     async def prepare(self, claim: ClaimName) -> Answer:

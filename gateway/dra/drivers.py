@@ -423,6 +423,7 @@ def _standing(
         registered=claims is not None and claims.is_registered,
         trouble="" if claims is None else claims.trouble,
         unpublished=unpublished if published is None else published.trouble(name),
+        claims=0 if claims is None else claims.prepared,
     )
 
 

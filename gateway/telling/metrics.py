@@ -134,6 +134,18 @@ _FAMILIES: Final = (
         "Physical GPUs by the API that gives them away (plugin, dra), on their way (to-dra, to-plugin, reclaimed), or another driver's (foreign). Only with --dra on.",
         "side",
     ),
+    _gauge("dra_driver_registered", "1 while the kubelet has the DRA driver, else 0. Only with --dra.", "driver"),
+    _gauge(
+        "dra_driver_published",
+        "0 while something keeps the driver's ResourceSlices from being as they should be, else 1. Only with --dra.",
+        "driver",
+    ),
+    _gauge(
+        "dra_driver_devices",
+        "Devices that the DRA driver offers, those that claims have among them. Only with --dra.",
+        "driver",
+    ),
+    _gauge("dra_driver_claims", "ResourceClaims that the DRA driver has prepared. Only with --dra.", "driver"),
     _gauge(
         "config_last_reload_successful",
         "0 while the configuration file is rejected and its last good text stays in force, else 1; absent without a file.",
@@ -225,6 +237,11 @@ def _gauges(status: GatewayStatus, *, device_ids: bool) -> dict[str, dict[tuple[
     if status.sides:
         counts = Counter(one.side for one in status.sides)
         found["gpus"] = {(side.value,): counts[side.value] for side in Side}
+    if status.drivers:
+        found["dra_driver_registered"] = {(one.name,): one.registered for one in status.drivers}
+        found["dra_driver_published"] = {(one.name,): not one.unpublished for one in status.drivers}
+        found["dra_driver_devices"] = {(one.name,): one.devices for one in status.drivers}
+        found["dra_driver_claims"] = {(one.name,): one.claims for one in status.drivers}
     if status.ledger.written_s is not None:
         found["ledger_written_age_seconds"] = {(): status.ledger.written_s}
     if status.configuration is not None:

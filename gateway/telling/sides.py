@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A DRA driver of the gateway, with so many ``devices`` to offer.
+    """A DRA driver of the gateway, with so many ``devices`` to offer, and as many ``claims`` that have some.
 
     ``registered``: the kubelet took it; otherwise ``trouble`` says why not, where it said so. ``unpublished`` says why its ResourceSlices
     aren't what they should be, and is mostly empty.
@@ -23,6 +23,7 @@ class DriverStatus(msgspec.Struct, frozen=True, kw_only=True):
     registered: bool
     trouble: str = ""
     unpublished: str = ""
+    claims: int = 0
 
 
 class SideStatus(msgspec.Struct, frozen=True, kw_only=True):

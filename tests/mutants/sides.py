@@ -1001,6 +1001,14 @@ MUTANTS = (
     ),
     Mutant(
         "OWN5",
+        "the metrics say that a driver is registered that isn't",
+        "gateway/telling/metrics.py",
+        "{(one.name,): one.registered for one in status.drivers}",
+        "{(one.name,): True for one in status.drivers}",
+        "tests/unit/test_metrics.py::test_each_dra_driver_says_how_it_stands",
+    ),
+    Mutant(
+        "OWN5",
         "a dry run doesn't say that the order would be refused",
         _DESK,
         "            refused = await self._refused(Side(to), wanted)\n",

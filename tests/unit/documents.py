@@ -18,7 +18,7 @@ from gateway.registration.events import Phase
 from gateway.sides.table import Side, Stand
 from gateway.tally import Cause, Confirmation, Tally
 from gateway.telling import status
-from gateway.telling.sides import sides
+from gateway.telling.sides import DriverStatus, sides
 from gateway.telling.status import Build, Configuration, GatewayStatus, KubeletStatus, RecordsStatus, ResourceFacts
 
 NOW = 1_000_000.0
@@ -92,6 +92,14 @@ SIDES = sides(
         Stand("GPU-d", Side.DRA, "", "offered by DRA"),
     ),
     NOW,
+)
+
+
+DRIVERS = (
+    DriverStatus(name="gpu.nvidia.com", devices=2, registered=True, claims=1),
+    DriverStatus(
+        name="gpu.amd.com", devices=1, registered=False, trouble="no such version", unpublished="403 Forbidden"
+    ),
 )
 
 

@@ -186,6 +186,7 @@ async def test_devices_are_offered_by_dra_alone(place: Place) -> None:
         [told] = Commands(one).document(rows=True).resources
         assert {row.id: row.holder for row in told.devices} == {"GPU-a": None, "GPU-b": "claim ns/c (pod p)"}
         assert told.trouble == "offered by DRA: the driver gpu.nvidia.com is registered"
+        assert [(driver.devices, driver.claims) for driver in Commands(one).document(rows=True).drivers] == [(2, 1)]
         assert await kubelet.unprepare(V1, asked) == {"uid-c": None}
         await kubelet.channel.close()
     assert not list((place.folder / "plugins_registry").iterdir())

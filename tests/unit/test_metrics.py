@@ -157,9 +157,24 @@ def test_gpus_are_counted_by_side_where_both_apis_are_served() -> None:
     assert "gpus" not in {name for name, _ in samples(FULL)}
 
 
+def test_each_dra_driver_says_how_it_stands() -> None:
+    found = samples(document(drivers=documents.DRIVERS))
+    told = {
+        driver: [
+            found[key(f"dra_driver_{what}", driver=driver)] for what in ("registered", "published", "devices", "claims")
+        ]
+        for driver in ("gpu.nvidia.com", "gpu.amd.com")
+    }
+    assert told == {"gpu.nvidia.com": [1, 1, 2, 1], "gpu.amd.com": [0, 0, 1, 0]}
+    assert not {name for name, _ in samples(FULL) if name.startswith("dra_")}
+
+
 def test_every_family_has_a_sample_when_all_is_filled_in() -> None:
     full = replace(
-        HINDERED, sides=CROSSING.sides, resources=(replace(FULL.resources[0], behind=BEHIND), *FULL.resources[1:])
+        HINDERED,
+        sides=CROSSING.sides,
+        drivers=documents.DRIVERS,
+        resources=(replace(FULL.resources[0], behind=BEHIND), *FULL.resources[1:]),
     )
     found = {name for name, _ in samples(full, device_ids=True)}
     suffixes = {"histogram": ("_bucket", "_count", "_sum"), "gauge": ("",), "counter": ("",)}
