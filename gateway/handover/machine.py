@@ -1,4 +1,4 @@
-"""Succession: several gateways on one node, and who of them serves a resource. Pure: events in, actions out.
+"""Handover: several gateways on one node, and who of them serves a resource. Pure: events in, actions out.
 
 The newer of two living gateways serves, and the node's own service is newer than any pod (``Age``). (Two plugins that both
 answer a cut stream by registering would take turns for ever: kubelets 1.8 to 1.11 end the first stream at the second

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 
 from gateway.age import Age
-from gateway.handover import machine as succession
-from gateway.handover import message
+from gateway.handover import machine, message
 from gateway.handover.events import (
     Action,
     Event,
@@ -114,7 +113,7 @@ class Waits:
         Or the kubelet would have nothing to give while that Register is in flight.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(succession.REPORT_WAIT):
+            async with asyncio.timeout(machine.REPORT_WAIT):
                 await self._kept.wait()
 
 
@@ -153,7 +152,7 @@ class Handover:
             if not self._ask():
                 return False
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(2 * succession.ANSWER_WAIT):
+                async with asyncio.timeout(2 * machine.ANSWER_WAIT):
                     await self.waits.answered.wait()
             self.register_at = time.monotonic() + HANDED_OVER_WAIT
             return True
@@ -299,7 +298,7 @@ class Handover:
             if resource not in partner.states:
                 if partner.age < self._age:  # An older one answers; it doesn't begin.
                     continue
-                partner.states[resource] = succession.older(self._standing(resource))
+                partner.states[resource] = machine.older(self._standing(resource))
             self._feed(partner, resource, self._event(resource, say, late=late))
         return True
 
@@ -307,7 +306,7 @@ class Handover:
         if say is not Say.ASK:
             return Heard(say)
         level = self._holder.level(resource) if self._standing(resource) is Standing.SERVING else None
-        return Wanted(first=succession.register_first(level, late=late))
+        return Wanted(first=machine.register_first(level, late=late))
 
     def _part(self, partner: Partner) -> None:
         """End the leases that hang on this connection. What serves now, and who, ``Holder.look`` says anew."""
@@ -342,7 +341,7 @@ class Handover:
             for resource in sorted(set(self._holder.names()) - set(partner.states))[
                 : MAX_RESOURCES - len(partner.states)
             ]:
-                partner.states[resource], actions = succession.newer(self._standing(resource))
+                partner.states[resource], actions = machine.newer(self._standing(resource))
                 self._act(partner, resource, actions)
                 asked = True
         self._run()
@@ -379,7 +378,7 @@ class Handover:
 
     def _step(self, partner: Partner, resource: str, event: Event) -> None:
         if not partner.gone:
-            partner.states[resource], actions = succession.step(partner.states[resource], event)
+            partner.states[resource], actions = machine.step(partner.states[resource], event)
             self._act(partner, resource, actions)
 
     def _act(self, partner: Partner, resource: str, actions: Iterable[Action]) -> None:
@@ -412,7 +411,7 @@ class Handover:
             if other is not partner and resource in other.states and isinstance(other.states[resource].stage, roles)
         ]
         kubelet = resource in self._holder.names() and self._holder.kubelet_listens()
-        return succession.could_serve(partner.states[resource], others, kubelet=kubelet)
+        return machine.could_serve(partner.states[resource], others, kubelet=kubelet)
 
     def _note(self, partner: Partner, resource: str, outcome: HandoverOutcome) -> None:
         side = "newer" if partner.age < self._age else "older"

@@ -22,7 +22,7 @@ RULES = {
     "S16": "the end waits for no disk that hangs, and for no gateway that says nothing, and a hangup ends nothing",
 }
 
-_SUCCESSION = "tests/unit/test_succession.py"
+_MACHINE = "tests/unit/test_handover_machine.py"
 _HANDOVER = "tests/unit/test_handover.py"
 _RIVALS = "tests/unit/test_rivals.py"
 
@@ -174,7 +174,7 @@ MUTANTS = (
         "S16",
         "a gateway that is told to end waits for ten minutes for one that never says that it serves",
         "gateway/handover/talk.py",
-        "            async with asyncio.timeout(succession.REPORT_WAIT):\n",
+        "            async with asyncio.timeout(machine.REPORT_WAIT):\n",
         "            async with asyncio.timeout(600):\n",
         f"{_HANDOVER}::test_who_never_says_that_it_serves_is_not_waited_for_without_end",
     ),
@@ -625,7 +625,7 @@ MUTANTS = (
         "gateway/handover/machine.py",
         "    if state.stage is Older.PROMISED and state.standing is Standing.BUSY:",
         "    if False:",
-        f"{_SUCCESSION}::test_older",
+        f"{_MACHINE}::test_older",
     ),
     Mutant(
         "S17",
@@ -633,7 +633,7 @@ MUTANTS = (
         "gateway/handover/machine.py",
         "            if state.stage is Older.APART and state.standing is Standing.SERVING:",
         "            if False:",
-        f"{_SUCCESSION}::test_older",
+        f"{_MACHINE}::test_older",
     ),
     Mutant(
         "S17",
@@ -641,7 +641,7 @@ MUTANTS = (
         "gateway/handover/machine.py",
         "            if state.stage is Older.APART and state.standing is Standing.SERVING:",
         "            if state.stage is Older.APART:",
-        f"{_SUCCESSION}::test_older",
+        f"{_MACHINE}::test_older",
     ),
     Mutant(
         "S17",
@@ -649,7 +649,7 @@ MUTANTS = (
         "gateway/handover/machine.py",
         "            return state, (RegisterAgain(),)",
         "            return state, ()",
-        f"{_SUCCESSION}::test_a_newer_one_whose_register_was_crossed",
+        f"{_MACHINE}::test_a_newer_one_whose_register_was_crossed",
     ),
     Mutant(
         "S17",
@@ -785,7 +785,7 @@ MUTANTS = (
         "gateway/handover/machine.py",
         "return replace(state, busy=True), (SetWait(BUSY_AGAIN),)",
         "return replace(state, busy=True), (SetWait(BUSY_WAIT),)",
-        f"{_SUCCESSION}::test_whoever_stands_still_costs_less_than_three_seconds",
+        f"{_MACHINE}::test_whoever_stands_still_costs_less_than_three_seconds",
     ),
     Mutant(
         "S15",
@@ -793,7 +793,7 @@ MUTANTS = (
         "gateway/handover/machine.py",
         "if state.busy and state.asked * BUSY_AGAIN < BUSY_WAIT:",
         "if state.busy:",
-        f"{_SUCCESSION}::test_older",
+        f"{_MACHINE}::test_older",
     ),
     Mutant(
         "S15",
@@ -801,7 +801,7 @@ MUTANTS = (
         "gateway/handover/records.py",
         "return now - self.told >= LACKING_STILL + LACKING_EACH * devices",
         "return now - self.told >= LACKING + LACKING_EACH * devices",
-        f"{_SUCCESSION}::test_what_the_records_lack_is_told_again",
+        f"{_MACHINE}::test_what_the_records_lack_is_told_again",
     ),
     Mutant(
         "S9",
@@ -809,7 +809,7 @@ MUTANTS = (
         "gateway/handover/machine.py",
         "REGISTER_FIRST = 37",
         "REGISTER_FIRST = 36",
-        f"{_SUCCESSION}::test_who_registers_before_the_old_streams_end",
+        f"{_MACHINE}::test_who_registers_before_the_old_streams_end",
     ),
     Mutant(
         "S9",
@@ -817,7 +817,7 @@ MUTANTS = (
         "gateway/handover/machine.py",
         "    return _to(state, Older.ENDING, *((Say.WAIT,) if state.standing is Standing.BUSY else ()))",
         "    return _to(state, Older.LENT, Say.YOURS)",
-        f"{_SUCCESSION}::test_never_both",
+        f"{_MACHINE}::test_never_both",
     ),
     Mutant(
         "S9",
@@ -857,7 +857,7 @@ MUTANTS = (
         "gateway/handover/machine.py",
         "        case Older.REVOKING | Older.CHECKING:\n            return _to(state, Older.TAKEN, Say.MINE, note=HandoverOutcome.BACK)",
         "        case Older.REVOKING | Older.CHECKING:\n            return state, ()",
-        f"{_SUCCESSION}::test_one_that_stays_stopped_is_replaced",
+        f"{_MACHINE}::test_one_that_stays_stopped_is_replaced",
     ),
     Mutant(
         "S11",
@@ -865,7 +865,7 @@ MUTANTS = (
         "gateway/handover/machine.py",
         "            return _to(state, Newer.ASKING, Say.ASK) if could_serve else (state, (SetWait(_patience(state)),))",
         "            return state, ()",
-        f"{_SUCCESSION}::test_in_the_end_one_serves",
+        f"{_MACHINE}::test_in_the_end_one_serves",
     ),
     Mutant(
         "S12",
@@ -961,7 +961,7 @@ MUTANTS = (
         "gateway/handover/machine.py",
         "        case Newer.TRYING | Newer.SERVED if now in _UNABLE:",
         "        case Newer.TRYING | Newer.SERVED if now is Standing.OUT:",
-        f"{_SUCCESSION}::test_newer",
+        f"{_MACHINE}::test_newer",
     ),
     Mutant(
         "S15",
@@ -969,7 +969,7 @@ MUTANTS = (
         "gateway/handover/machine.py",
         "            if state.doubted:",
         "            if False:",
-        f"{_SUCCESSION}::test_older",
+        f"{_MACHINE}::test_older",
     ),
     Mutant(
         "S15",
@@ -977,7 +977,7 @@ MUTANTS = (
         "gateway/age.py",
         " and peer not in doubts]",
         "]",
-        f"{_SUCCESSION}::test_who_is_doubted_is_not_stood_by_for",
+        f"{_MACHINE}::test_who_is_doubted_is_not_stood_by_for",
     ),
     Mutant(
         "S15",
@@ -985,7 +985,7 @@ MUTANTS = (
         "gateway/age.py",
         "        return cuts > self.cuts or not names <= self.names",
         "        return False",
-        f"{_SUCCESSION}::test_when_a_doubt_is_over",
+        f"{_MACHINE}::test_when_a_doubt_is_over",
     ),
     Mutant(
         "S15",
@@ -993,7 +993,7 @@ MUTANTS = (
         "gateway/handover/records.py",
         "        if shown:\n            return RecordsSeen(seen=True)",
         "        if shown:\n            return self",
-        f"{_SUCCESSION}::test_looks_into_the_records",
+        f"{_MACHINE}::test_looks_into_the_records",
     ),
     Mutant(
         "S15",
@@ -1001,7 +1001,7 @@ MUTANTS = (
         "gateway/age.py",
         "(HOST_SERVICE_NS if age.host_service else 0) <= now_ns",
         "(HOST_SERVICE_NS if age.host_service else 0)",
-        f"{_SUCCESSION}::test_when_a_gateway_can_have_started",
+        f"{_MACHINE}::test_when_a_gateway_can_have_started",
     ),
     Mutant(
         "S15",

@@ -221,7 +221,7 @@ MUTANTS = (
         "gateway/age.py",
         "if peer > own",
         "if peer < own",
-        "tests/unit/test_succession.py::test_the_older_yields",
+        "tests/unit/test_handover_machine.py::test_the_older_yields",
     ),
     Mutant(
         "S8",

@@ -15,7 +15,7 @@ import pytest
 
 from adapters.dialect import Level
 from gateway.age import HOST_SERVICE_NS, Age, older_should_wait
-from gateway.handover import machine as succession
+from gateway.handover import machine
 from gateway.handover import message as talked
 from gateway.handover import partner as partners
 from gateway.handover import talk as handover
@@ -311,16 +311,16 @@ EVERY_CLASS = pytest.mark.parametrize(
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits as short as a test wants them; their order stays."""
-    monkeypatch.setattr(succession, "ANSWER_WAIT", 0.04)
-    monkeypatch.setattr(succession, "REPORT_WAIT", 0.08)
-    monkeypatch.setattr(succession, "CHECK_WAIT", 0.1)
-    monkeypatch.setattr(succession, "REST", 0.1)
+    monkeypatch.setattr(machine, "ANSWER_WAIT", 0.04)
+    monkeypatch.setattr(machine, "REPORT_WAIT", 0.08)
+    monkeypatch.setattr(machine, "CHECK_WAIT", 0.1)
+    monkeypatch.setattr(machine, "REST", 0.1)
 
 
 @pytest.fixture
 def unhurried(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As hasty, but an older one is in time however busy this machine is."""
-    monkeypatch.setattr(succession, "ANSWER_WAIT", GUARD)
+    monkeypatch.setattr(machine, "ANSWER_WAIT", GUARD)
     monkeypatch.setattr(talked, "ASK_TIME", GUARD)
 
 
@@ -328,9 +328,9 @@ def unhurried(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_who_never_says_that_it_serves_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(succession, "REPORT_WAIT", 0.05)
+    monkeypatch.setattr(machine, "REPORT_WAIT", 0.05)
     waits = Waits()
-    waits.saw({succession.Older.PROMISED})
+    waits.saw({machine.Older.PROMISED})
     async with asyncio.timeout(GUARD):
         await waits.keep_promises()
 
@@ -510,7 +510,7 @@ async def test_no_kubelet_is_there(node: Node, unhurried: None) -> None:
     node.kubelet.up = False
     older = await node.gateway(1, serves=False)
     newer = await node.gateway(2, serves=False)
-    await asyncio.sleep(3 * succession.REPORT_WAIT)  # It is the absence of events that is checked.
+    await asyncio.sleep(3 * machine.REPORT_WAIT)  # It is the absence of events that is checked.
     assert older.handover.defers_to(GPU) == newer.age
     node.kubelet.up = True
     node.kubelet.restart()
@@ -712,7 +712,7 @@ async def test_a_newer_one_that_is_registering_is_waited_for(node: Node, hasty: 
         await newer.say("ask")
         assert [await newer.hears() for _ in range(2)] == ["yours", "revoke"]
         await newer.say("busy")
-        await asyncio.sleep(3 * succession.ANSWER_WAIT)  # It is the absence of events that is checked.
+        await asyncio.sleep(3 * machine.ANSWER_WAIT)  # It is the absence of events that is checked.
         assert node.kubelet.serving() == []
         await newer.say("released")
         await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from gateway.age import Age
-from gateway.handover import machine as succession
+from gateway.handover import machine
 from gateway.handover.events import (
     Action,
     Event,
@@ -84,7 +84,7 @@ class Handover:
         asked = False
         for partner in [*self.partners.values()]:
             if partner.age < gateway.age and partner.state is None and gateway.bound:
-                partner.state, actions = succession.newer(gateway.plugin.standing)
+                partner.state, actions = machine.newer(gateway.plugin.standing)
                 self._act(partner, actions)
                 asked = True
         self._run()
@@ -94,7 +94,7 @@ class Handover:
             gateway.later(0.0, then)
             return
         self._answered.append(then)
-        gateway.later(2 * succession.ANSWER_WAIT, self._give_up_asking, then)
+        gateway.later(2 * machine.ANSWER_WAIT, self._give_up_asking, then)
 
     def _give_up_asking(self, then: Callable[[], None]) -> None:
         if then in self._answered:
@@ -191,14 +191,14 @@ class Handover:
         if partner.state is None:
             if partner.age < self._gateway.age:
                 return
-            partner.state = succession.older(self._gateway.plugin.standing)
+            partner.state = machine.older(self._gateway.plugin.standing)
         event: Event = Heard(say)
         if say is Say.ASK:
             late = self._clock.now > until
             if late:
                 self._clock.met["an ask is read too late"] += 1
             level = self._gateway.plugin.level if self._gateway.plugin.standing is Standing.SERVING else None
-            event = Wanted(first=succession.register_first(level, late=late))
+            event = Wanted(first=machine.register_first(level, late=late))
         self._feed(partner, event)
 
     def _hang_up(self, partner: Partner) -> None:
@@ -269,7 +269,7 @@ class Handover:
 
     def _step(self, partner: Partner, event: Event) -> None:
         if not partner.gone and partner.state is not None:
-            partner.state, actions = succession.step(partner.state, event)
+            partner.state, actions = machine.step(partner.state, event)
             self._act(partner, actions)
 
     def _act(self, partner: Partner, actions: Sequence[Action]) -> None:
@@ -303,7 +303,7 @@ class Handover:
         ]
         kubelet = self._gateway.bound and self._gateway.kubelet_listens
         assert partner.state is not None
-        return succession.could_serve(partner.state, others, kubelet=kubelet)
+        return machine.could_serve(partner.state, others, kubelet=kubelet)
 
     @property
     def settled(self) -> bool:

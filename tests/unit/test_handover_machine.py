@@ -1,4 +1,4 @@
-"""Succession: who yields, each step of a handover as a row, and every course that two gateways can take together."""
+"""Handover: who yields, each step of a handover as a row, and every course that two gateways can take together."""
 
 from __future__ import annotations
 
