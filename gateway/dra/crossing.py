@@ -390,7 +390,8 @@ class Crossing:
         counted = _counted(there := self.boards())
         for board, devices in there.items():
             if all(any(one.state in AWAY for one in entry.layers) for _, entry in devices):
-                self._told.setdefault(board, now)
+                if self._told.setdefault(board, now) == now:  # One that came may be on its way.
+                    self._wake.set()
             else:
                 self._told.pop(board, None)
         if counted.keys() - self._counted.keys():

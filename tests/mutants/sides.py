@@ -640,6 +640,14 @@ MUTANTS = (
     ),
     Mutant(
         "OWN2",
+        "what comes later is not looked at before something else happens",
+        _SHELL,
+        "if self._told.setdefault(board, now) == now:",
+        "if not self._told.setdefault(board, now):",
+        _COMES_LATER,
+    ),
+    Mutant(
+        "OWN2",
         "nobody sees that a claim has what isn't there",
         "gateway/dra/claims.py",
         "one[0] in drivers and one not in boards_of for",

@@ -875,13 +875,22 @@ async def test_without_its_state_file_it_gives_nothing_before_it_knows_its_devic
 
 
 async def test_without_its_state_file_a_gpu_that_comes_later_is_asked_about_where_a_claim_has_one_that_is_not_there(
-    node: Node,
+    node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    again: list[float] = []
+    look = Crossing._look
+
+    async def looked(one: Crossing) -> float:
+        again.append(await look(one))
+        return again[-1]
+
+    monkeypatch.setattr(Crossing, "_look", looked)
     asked = node.place.claim("c", "uid-c", "gpu-1")
     node.place.profile.write_text(PROFILE.replace("    - {uuid: GPU-b, device_nodes: [/dev/nvidia1]}\n", ""))
     async with node.gateway() as one:
         await node.stand(a="plugin")
         await node.allocatable(1)
+        await until(lambda: again[-1:] == [0.0])  # It looks again when something happens.
         node.place.profile.write_text(PROFILE)  # It answers again.
         await until(lambda: B in one.resources[0].entries)
         await node.stand(a="plugin", b="to-plugin")
