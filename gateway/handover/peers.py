@@ -75,18 +75,26 @@ class _Silent:
         self.known: set[str] = set()
         self._talked: set[str] = set()
         """Those that ever talked to us."""
+        self.before: dict[str, str] = {}
+        """By resource, the one that ended its stream before our Register."""
 
     def came(self, names: Iterable[str]) -> None:
         """Take note of names that came."""
         self.known |= {*filter(instance.TOKEN.fullmatch, names)}
 
-    def has_gone(self, peers: Iterable[Age], talks_to: Callable[[Age], bool]) -> bool:
-        """Tell whether one has gone: these live now."""
+    def gone(self, peers: Iterable[Age], talks_to: Callable[[Age], bool]) -> set[str]:
+        """Tell which have gone: these live now."""
         living = {age.token: age for age in peers}
         gone = self.known - living.keys()
         self._talked = {token for token, age in living.items() if token in self._talked or talks_to(age)}
         self.known = living.keys() - self._talked  # Who is about to end doesn't talk any more, and has given all away.
-        return bool(gone)
+        return gone
+
+    def ended(self, resource: str, other: Age | None, peers: Mapping[Age, Path]) -> None:
+        """Take note of the one from which a resource is taken over: whether its stream has ended."""
+        folder = None if other is None else peers.get(other)
+        ended = folder is not None and not listens(folder / instance.socket_name(resource))
+        self.before[resource] = other.token if other is not None and ended else ""
 
 
 class Peers:
@@ -199,6 +207,7 @@ class Peers:
                 resource.feed(events.StandBy(other))
             elif resource.state.phase is Phase.STANDBY and name not in self._resuming:
                 self._resuming.add(name)
+                self._silent.ended(name, resource.standing_by_for, peers)
                 self._tasks.background(self._resume(resource, began))
         if any(peer < self._instance.age for peer in peers):
             self._tasks.background(self.handover.take_over(peers))
@@ -209,12 +218,12 @@ class Peers:
         Kubelets 1.12 to 1.24 leave our stream open when another gateway registers, and give out nothing when that one ends;
         that one may have come and gone while we stood still. From 1.23 on they tell.
         """
-        gone = self._silent.has_gone(peers, self.handover.talks_to)
+        gone = self._silent.gone(peers, self.handover.talks_to)
         for silent in (folder for age, folder in peers.items() if age.token in self._silent.known):
             for name in self._resources:  # Whoever is killed leaves its folder as it is.
                 if listens(path := silent / instance.socket_name(name)):
                     self._leases.hold(path)
-        for resource in self._resources.values() if gone else ():
+        for resource in (one for name, one in self._resources.items() if gone - {self._silent.before.get(name, "")}):
             if resource.checked is not Confirmation.UNKNOWN:
                 resource.feed(events.Lacking())
             elif resource.state.phase is Phase.SERVING:

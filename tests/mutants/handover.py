@@ -741,6 +741,22 @@ MUTANTS = (
     ),
     Mutant(
         "S17",
+        "one that ended its stream before our Register costs a second one when it is gone",
+        "gateway/handover/peers.py",
+        'if gone - {self._silent.before.get(name, "")})',
+        "if gone)",
+        f"{_RIVALS}::test_one_that_ended_its_stream_before_our_register_and_goes_later_costs_no_other_one",
+    ),
+    Mutant(
+        "S17",
+        "one that we stood by for in vain counts as one that ended its stream",
+        "gateway/handover/peers.py",
+        "folder is not None and not listens(folder / instance.socket_name(resource))",
+        "folder is not None",
+        f"{_RIVALS}::test_one_that_we_stood_by_for_in_vain_and_that_goes_costs_a_register",
+    ),
+    Mutant(
+        "S17",
         "who couldn't talk is killed, and nobody hears of it",
         "gateway/handover/peers.py",
         "                if listens(path := silent / instance.socket_name(name)):\n",

@@ -29,11 +29,12 @@ from gateway.daemon import Gateway
 from gateway.handover import instance, standby
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.view import Untold
-from gateway.kubelet.watch import target
+from gateway.kubelet.watch import listening, target
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Faults, KubeletError, Seen, Totals
 from gateway.lab.trials import rivals
 from gateway.lab.trials.scenarios import RESOURCE, BrokenPromiseError, Node, node
+from gateway.lab.waiting import until
 from gateway.registration.events import Phase, Renew
 from gateway.registration.machine import FIRST_LOOKS
 from gateway.registration.registrar import Resource
@@ -254,6 +255,45 @@ async def test_one_that_could_not_talk_has_gone(
     gateway.others.look_at_peers()
     assert (plugin.state.phase.value == Phase.WAITING.value) is anew
     await plugin.close()
+
+
+async def _gone_later(folder: Path, monkeypatch: pytest.MonkeyPatch, *, ends: bool) -> bool:
+    """Tell whether we register anew when a newer gateway is gone that we stood by for, and that never talked to us."""
+    gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
+    gateway._exit = asyncio.get_running_loop().create_future()
+    plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
+    plugin.checked = Confirmation.UNKNOWN
+    newer = Age(1 << 61, "0badcafe")
+    peers, path = {newer: folder}, folder / instance.socket_name(RESOURCE)
+    monkeypatch.setattr(gateway.others, "living", lambda: peers)
+    with listening(path):
+        gateway.others.look_at_peers()
+        assert plugin.state.phase is Phase.STANDBY
+        if not ends:
+            gateway.others.unserved(plugin, newer)
+            gateway.others.look_at_peers()
+            await until(lambda: plugin.standing_by_for is None, 20)
+    gateway.others.look_at_peers()
+    await until(lambda: plugin.state.phase.value != Phase.STANDBY.value, 20)
+    plugin.state = replace(plugin.state, phase=Phase.SERVING, stream=1)
+    peers.clear()
+    gateway.others.look_at_peers()
+    anew = plugin.state.stream is None
+    await plugin.close()
+    await gateway._tasks.close()
+    return anew
+
+
+async def test_one_that_ended_its_stream_before_our_register_and_goes_later_costs_no_other_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not await _gone_later(folder, monkeypatch, ends=True)
+
+
+async def test_one_that_we_stood_by_for_in_vain_and_that_goes_costs_a_register(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await _gone_later(folder, monkeypatch, ends=False)
 
 
 async def test_one_that_could_not_talk_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,7 @@ class Gateway(Process):
         self._rounds = (0.0, 0)
         self._leases: set[Age] = set()
         self._silent: set[Age] = set()
+        self._before: Age | None = None
         self._updating: list[Callable[[], None]] = []
         self.later(looks, self._look_at_hardware)
         self.later(FIRST_LOOK, self._first_look_over)
@@ -351,7 +352,8 @@ class Gateway(Process):
             if began:
                 self._standby.look_again()
         elif self.plugin.machine.phase is Phase.STANDBY and not self._resuming:
-            self._resuming = True
+            self._resuming, last = True, self.standing_by_for
+            self._before = last if last in peers and not self.node.by_age(last).listens else None
             self._resume()
         if any(peer < self.age for peer in peers):
             self.handover.take_over(peers)
@@ -359,6 +361,7 @@ class Gateway(Process):
     def _look_for_gone(self, peers: Sequence[Age]) -> None:
         gone, self._silent = self._silent - {*peers}, {age for age in peers if age not in self.handover.partners}
         self._leases |= {age for age in self._silent if self.node.by_age(age).listens}
+        gone -= {self._before}
         if gone and not self.plugin.unchecked:
             self.plugin.feed(events.Lacking())
         elif gone and self.plugin.machine.phase is Phase.SERVING:
