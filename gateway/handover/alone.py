@@ -138,7 +138,7 @@ class Alone:
         if hindered is None and time.monotonic() - began >= SERVED:
             self._in_vain = 0
         self.waits_for = ""
-        await self._scribe.load(patient=True)  # What one before us left meanwhile.
+        await self._scribe.load(patient=True, follows=True)  # What one before us left meanwhile.
         return hindered is not None
 
     async def succeed(self, not_ready: Callable[[], str]) -> None:
@@ -161,7 +161,7 @@ class Alone:
                 until = loop.time() + (AGAIN if reason else MAKES_ROOM)
             await asyncio.sleep(min(SOON if not self.waits_for else AGAIN, max(until - loop.time(), 0.0)))
         self.waits_for = ""
-        await self._scribe.load(patient=True)
+        await self._scribe.load(patient=True, follows=True)
 
     async def _stand_by(self, role: PairMember) -> None:
         """Wait until the other gateway of the pair has died; mostly return with the lock."""
@@ -169,7 +169,7 @@ class Alone:
         notify.tell(notify.READY)
         _log.info("standing by")
         await role.turn()
-        await self._scribe.load()  # Its disk had its last word; what it had open ends some milliseconds later.
+        await self._scribe.load(follows=True)  # What it had open ends some milliseconds later.
         while not role.serves and self._hindered() is not None:  # noqa: ASYNC110 - who dies tells nobody
             await asyncio.sleep(AT_ONCE)
 

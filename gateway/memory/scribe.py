@@ -77,11 +77,11 @@ class Scribe:
             pending=self._ledger.pending,
         )
 
-    async def load(self, *, patient: bool = False) -> None:
+    async def load(self, *, patient: bool = False, follows: bool = False) -> None:
         """Read the ledger, at the start and before taking over from another gateway; what is wrong with it is logged.
 
         A disk that doesn't answer is waited for where that is ``patient``: nobody is to start without what was cordoned.
-        Otherwise what was known before has to do, after ``PATIENCE``.
+        Otherwise what was known before has to do, after ``PATIENCE``. One that ``follows`` another gateway took no orders yet: cordons were lifted without it.
         """
         if self._ledger.current:  # A thread's turn would be up to 12 ms of a takeover.
             return
@@ -97,7 +97,8 @@ class Scribe:
         except LedgerError as error:
             _log.error("state file not read in full", reason=str(error))
             self.soon()
-        self._tell_lifted(before)
+        if not follows:
+            self._tell_lifted(before)
         if self._ledger.exposure:
             _log.warning("the state directory is not private", reason=self._ledger.exposure)
 

@@ -32,6 +32,7 @@ from gateway.pair.flight import LANES, Flight
 from gateway.pair.policy import Deaths, lasting
 from gateway.pair.pulse import Pulse
 from gateway.pair.role import RESIGNS, Role
+from gateway.pair.signs import EVERY, Signs, Silence
 from gateway.wires import notify
 
 READY_TIME: Final = 10.0
@@ -46,7 +47,13 @@ ANSWER_TIME: Final = 45.0
 """Seconds that one that stood by has for claims that it passed on: as many as the kubelet gives a call."""
 _NEEDED_LATER: Final = ("concurrent.futures.thread", "gateway.registration.api", "grpc._utilities")
 """Modules that a gateway would import when it is called for the first time, which takes milliseconds of a takeover."""
-_NEEDED_WITH_DRA: Final = ("gateway.dra.drivers", "gateway.handover.alone", "gateway.kubernetes.features")
+_NEEDED_WITH_DRA: Final = (
+    "devices.gpu.nvidia.survey",
+    "encodings.idna",
+    "gateway.dra.drivers",
+    "gateway.handover.alone",
+    "gateway.kubernetes.features",
+)
 """Modules that are in memory once so."""
 _PR_SET_PDEATHSIG: Final = 1
 _LONGEST_WORD: Final = 512
@@ -56,8 +63,8 @@ _log = structlog.get_logger()
 class _Child:
     """One gateway of the pair."""
 
-    def __init__(self, pid: int, channel: socket.socket, lane: int) -> None:
-        self.pid, self.channel, self.lane = pid, channel, lane
+    def __init__(self, pid: int, channel: socket.socket, lane: int, signs: int) -> None:
+        self.pid, self.channel, self.lane, self.silence = pid, channel, lane, Silence(signs)
         self.since = time.monotonic()
         self.ready = self.active = self.ends = False
         self.held = held.Connections()
@@ -92,7 +99,9 @@ class Pair:
     def __init__(
         self, serve: Callable[[Role], int], flight: Flight, *, dra: bool = False, before: Sequence[int] = ()
     ) -> None:
-        self._serve, self._flight, self._pulse, self._dra = serve, flight, Pulse(), dra
+        self._serve, self._flight, self._pulse, self._signs, self._dra = serve, flight, Pulse(), Signs(), dra
+        self._look_at = time.monotonic() + EVERY
+        """When signs of life are looked for (monotonic seconds)."""
         self._in_vain = sum(before[1:])
         self.resigned: int | None = None
         """Set where it made room for a newer gateway: how often in vain, should that one end again."""
@@ -132,11 +141,11 @@ class Pair:
             self._status, self.resigned = 0, None
 
     def _wait(self) -> None:
-        """Wait for a death, a word, a signal, or until the next gateway is due."""
-        dues = [until for until, _ in self._dead]
+        """Wait for a death, a word, a signal, or until something is due."""
+        dues = [self._look_at, *(until for until, _ in self._dead)]
         if (due := self._due) is not None:
             dues.append(due)
-        wait = max(min(dues) - time.monotonic(), 0.0) if dues else None
+        wait = max(min(dues) - time.monotonic(), 0.0)
         select.select([self._woken, *(one.channel.fileno() for one in self._children)], [], [], wait)
         with contextlib.suppress(BlockingIOError):
             while os.read(self._woken, 64):
@@ -147,6 +156,19 @@ class Pair:
             for child in self._children:
                 ended.lead_to(child.held)
         self._let_end(time.monotonic())
+        self._look(time.monotonic())
+
+    def _look(self, now: float) -> None:
+        """Kill who stands still: SIGKILL ends a stopped process, too."""
+        if now < self._look_at:
+            return
+        late, self._look_at = now - self._look_at > EVERY, now + EVERY
+        for child in self._children:
+            count = self._signs.count(child.lane)
+            child.silence = Silence(count) if late else child.silence.look(count)
+            if child.silence.lasts:
+                _log.error("a gateway of the pair stands still: killing it", gateway=child.pid, serves=child.active)
+                _send(child, signal.SIGKILL)
 
     def _hear(self) -> None:
         """Take what gateways tell a service manager: that of the serving one goes on to ours."""
@@ -242,7 +264,8 @@ class Pair:
         self._started += 1
         [lane] = {*range(LANES)} - {one.lane for one in self._children} if self._children else [0]
         parent, first, born_ns = os.getpid(), not self._children, self.born_ns - self._started
-        role = Role(self._flight, self._pulse, its.fileno(), born_ns, first=first, in_vain=self._in_vain)
+        lives = partial(self._signs.give, lane)
+        role = Role(self._flight, self._pulse, its.fileno(), born_ns, first=first, in_vain=self._in_vain, lives=lives)
         pid = os.fork()
         if pid == 0:
             ours.close()
@@ -251,7 +274,7 @@ class Pair:
             self._pulse.begin(lane)
             self._be_a_gateway(role, parent)
         its.close()
-        child = _Child(pid, ours, lane)
+        child = _Child(pid, ours, lane, self._signs.count(lane))
         self._children.append(child)
         if first:
             child.serve()

@@ -41,12 +41,21 @@ class Role:
             before it, so that it stands by for them and takes nothing over while they live.
         first: whether no other one of the pair lives.
         in_vain: how often in a row the pair made room for a gateway that ended again.
+        lives: has signs of life given from now on, by the running event loop.
     """
 
     def __init__(
-        self, flight: Flight, pulse: Pulse, pipe: int, born_ns: int, *, first: bool = False, in_vain: int = 0
+        self,
+        flight: Flight,
+        pulse: Pulse,
+        pipe: int,
+        born_ns: int,
+        *,
+        first: bool = False,
+        in_vain: int = 0,
+        lives: Callable[[], None] = lambda: None,
     ) -> None:
-        self.flight, self.pulse, self.first, self.in_vain = flight, pulse, first, in_vain
+        self.flight, self.pulse, self.first, self.in_vain, self._lives = flight, pulse, first, in_vain, lives
         self.decode = flight.decoding("the state file", mend.decode, mend.cordons)
         """Reads the state file; of one that ended a gateway of this pair only the cordons."""
         self._pipe, self.born_ns = pipe, born_ns
@@ -55,7 +64,8 @@ class Role:
         """The resources whose connection the parent is about to get."""
 
     def attach(self) -> None:
-        """Listen to the parent, on the running event loop."""
+        """Listen to the parent, on the running event loop, and let it see that this one lives."""
+        self._lives()
         asyncio.get_running_loop().add_reader(self._pipe, self._read)
 
     def stood(self, token: str, resource: Resource) -> None:

@@ -245,8 +245,8 @@ MUTANTS = (
         "Z4",
         "a replaced ledger lifts cordons without a word",
         "gateway/memory/scribe.py",
-        "            self._tell_lifted(before)\n",
-        "",
+        "written)\n            self._tell_lifted(before)\n",
+        "written)\n",
         "tests/unit/test_scribe.py::test_cordons_that_go_by_a_replaced_file_are_told",
     ),
     Mutant(

@@ -19,6 +19,7 @@ RULES = {
     "S21": "a device or file that ended a gateway of a pair is left out by the other one, and named",
     "S22": "the kubelet's connections outlive the gateway of a pair that had them, for a moment, and no living one's end is hidden",
     "S23": "calls that a killed gateway of a pair didn't answer are made again to the next one, and the stream of lists goes on",
+    "S24": "who stands still of a pair is killed, and nobody is for a machine that stood still",
     "S16": "the end waits for no disk that hangs, and for no gateway that says nothing, and a hangup ends nothing",
 }
 
@@ -30,6 +31,7 @@ _PAIR = "tests/unit/test_pair.py"
 _PAIR_DRA = "tests/unit/test_pair_dra.py"
 _CRASHES = "tests/unit/test_pair_crashes.py"
 _PARTS = "tests/unit/test_parts.py"
+_SIGNS = "tests/unit/test_pair_signs.py"
 _HELD = "tests/unit/test_pair_held.py"
 
 _PARENT = "tests/unit/test_pair_parent.py"
@@ -65,6 +67,38 @@ MUTANTS = (
         "        return self._newer(resource, self.living() or {}) is not None\n",
         "        return False\n",
         f"{_RIVALS}::test_what_would_be_left_to_one_that_can_not_talk",
+    ),
+    Mutant(
+        "S19",
+        "who took no orders tells of a cordon that was lifted without it",
+        "gateway/memory/scribe.py",
+        "        if not follows:\n            self._tell_lifted(before)\n",
+        "        self._tell_lifted(before)\n",
+        f"{_PAIR_DRA}::test_what_an_operator_says_of_a_device_is_known_to_the_next_one_at_once",
+    ),
+    Mutant(
+        "S24",
+        "nobody looks for signs of life",
+        "gateway/pair/parent.py",
+        "        self._look(time.monotonic())\n",
+        "",
+        f"{_SIGNS}::test_one_that_stands_still_is_killed_and_followed[who stands by]",
+    ),
+    Mutant(
+        "S24",
+        "a look that comes late counts",
+        "gateway/pair/parent.py",
+        "            child.silence = Silence(count) if late else child.silence.look(count)\n",
+        "            child.silence = child.silence.look(count)\n",
+        f"{_SIGNS}::test_a_parent_that_stood_still_blames_nobody",
+    ),
+    Mutant(
+        "S24",
+        "a sign of life doesn't end the row of looks without one",
+        "gateway/pair/signs.py",
+        "        return Silence(count, self.looks + 1 if count == self.count else 0)\n",
+        "        return Silence(count, self.looks + (count == self.count))\n",
+        f"{_SIGNS}::test_who_stands_still",
     ),
     Mutant(
         "S22",

@@ -190,7 +190,7 @@ MUTANTS = (
         "OWN8",
         "a newer one goes by the table of its start",
         _ALONE,
-        '        self.waits_for = ""\n        await self._scribe.load(patient=True)\n\n    async def _stand_by',
+        '        self.waits_for = ""\n        await self._scribe.load(patient=True, follows=True)\n\n    async def _stand_by',
         '        self.waits_for = ""\n\n    async def _stand_by',
         f"{_ON}::test_a_newer_gateway_goes_by_what_the_older_one_did_last",
     ),

@@ -112,6 +112,10 @@ from gateway.cli.main import gateway; gateway()
         await self.stand(a="plugin", b="dra")
         await until(lambda: list(self.place.published) == ["gpu-1"])
 
+    async def order(self, op: str, device: str) -> None:
+        [path] = control.sockets(self.place.folder / "state")
+        await control.ask(path, {"op": op, "id": device, "reason": "it hums"}, 10)
+
     async def cross(self, to: str, *ids: str, dry_run: bool = False) -> dict[str, str]:
         [path] = control.sockets(self.place.folder / "state")
         answer = await control.ask(path, {"op": "cross", "to": to, "ids": list(ids), "dry_run": dry_run}, 10)
@@ -196,6 +200,20 @@ async def test_both_die_and_what_was_promised_is_kept(node: Node, later: float) 
             assert (await one.prepare(V1, asked))["uid-c"] == prepared
         assert list(node.place.published) == ["gpu-1"]
         await node.manager.admit("p1", {GPU: 1})
+
+
+async def test_what_an_operator_says_of_a_device_is_known_to_the_next_one_at_once(node: Node) -> None:
+    async with node.pair() as process:
+        mark = 0
+        for op, left in (("cordon", 1), ("uncordon", 2)):
+            serves, _ = await ready(process, mark)
+            await node.manager.wait(GPU, 3 - left)
+            mark = process.seen
+            await node.order(op, "GPU-a")  # The one that stands by takes no orders.
+            os.kill(serves, signal.SIGKILL)
+            await process.wait_for("registered", since=mark)
+            await node.manager.wait(GPU, left)
+        assert not process.lines("cordons lifted by a changed state file")
 
 
 async def test_a_pair_of_claims_alone(node: Node) -> None:

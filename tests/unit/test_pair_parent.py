@@ -29,7 +29,7 @@ class Made:
         ours.settimeout(0)
         its.settimeout(0)
         self.sockets += [ours, its]
-        one = _Child(len(self.pair._children), ours, len(self.pair._children))
+        one = _Child(len(self.pair._children), ours, len(self.pair._children), 0)
         one.active, one.ready = active, ready
         self.pair._children.append(one)
         return one
