@@ -177,7 +177,8 @@ class DraNode:
         """Wait until GPUs are where they are to be."""
 
         async def all_are() -> bool:
-            return sides.items() <= (await self.cross("dra", dry_run=True)).items()
+            # In this direction nothing is asked of the API server.
+            return sides.items() <= (await self.cross("plugin", dry_run=True)).items()
 
         await until(all_are, seconds, every=EVERY)
 
