@@ -45,7 +45,7 @@ def build_from(folder: Path, version: str, *, progress: Callable[[str], None]) -
         own = (folder / "go.mod").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise BuildError(
-            f"expected a checkout of k8s.io/kubernetes (1.16 or later) in {folder}, but: {error}"
+            f"expected a checkout of k8s.io/kubernetes (1.16 or later) in {folder}, but its go.mod can't be read: {error.strerror if isinstance(error, OSError) else error}"
         ) from error
     if not _MODULE.search(own):
         raise BuildError(f"expected the module k8s.io/kubernetes in {folder / 'go.mod'}, and it is another one")
