@@ -40,6 +40,14 @@ _M = "tests/unit/test_bridge_meeting.py"
 
 MUTANTS = (
     Mutant(
+        "B11",
+        "an Allocate that waits for one that hung isn't told that it answers",
+        _PLUGIN,
+        "self.peer, self._hung = peer, None\n        self._back.set()\n",
+        "self.peer, self._hung = peer, None\n",
+        f"{_T}::test_a_plugin_that_hangs_is_away_until_it_answers",
+    ),
+    Mutant(
         "B1",
         "both alphas are one",
         _SOCKETS,

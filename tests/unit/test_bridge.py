@@ -318,7 +318,7 @@ async def test_an_earlier_answer_is_repeated_where_the_operator_says_so(folder: 
 
 async def test_a_plugin_that_hangs_is_away_until_it_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.bridge.plugin.PROBE_EVERY", 0.05)
-    async with bridged(folder) as bridge, plugin(folder) as played:
+    async with bridged(folder, grace=10) as bridge, plugin(folder) as played:
         await bridge.lists("a", "b")
         bridge.one().deadline = 0.1
         played.free.clear()
@@ -326,10 +326,13 @@ async def test_a_plugin_that_hangs_is_away_until_it_answers(folder: Path, monkey
         with pytest.raises(RefusedError, match="hangs"):
             await bridge.allocate("a")
         assert bridge.one().word.away_since is not None
+        bridge.one().deadline = GUARD_S
+        waiting = asyncio.create_task(bridge.allocate("b"))
+        await until(lambda: not bridge.one()._back.is_set(), GUARD_S)
         played.stalls = False
         played.free.set()
         await bridge.until(lambda _: bridge.one().word.away_since is None)
-        bridge.one().deadline = GUARD_S
+        await waiting
         await bridge.allocate("a")
         assert played.lists == 1  # It was not called a second time.
 
