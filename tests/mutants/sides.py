@@ -28,6 +28,10 @@ _MOVES = f"{_RULES}::test_a_board_moves_on_when_nobody_has_it"
 
 _MAKES_ROOM = f"{_ON}::test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve"
 _ADMITS = f"{_ON}::test_a_kubelet_that_starts_has_what_goes_to_dra_until_it_has_admitted_its_pods"
+_LEAVES = (
+    "tests/unit/test_pair_dra.py::test_what_waits_is_decided_here_no_more_and_answered_by_the_successor_however_late"
+)
+_ASKED = f"{_ON}::test_the_newest_of_the_older_gateways_is_asked_and_once_while_it_makes_room"
 _AGAIN = "tests/compat/test_dra_storm.py::test_who_made_room_serves_again_when_the_newer_one_dies"
 _STAYS = f"{_ON}::test_a_newer_gateway_that_no_kubelet_takes_changes_nothing"
 
@@ -1110,6 +1114,86 @@ MUTANTS = (
         '            self._tasks.spawn("lock", self.alone.keep())\n',
         "",
         f"{_PAIR}::test_an_emptied_state_directory_keeps_no_claim_from_its_gpu",
+    ),
+    Mutant(
+        "OWN10",
+        "who takes over waits for ever for a lock that a newer gateway has",
+        _ALONE,
+        "while not role.serves and self._hindered() is not None:",
+        "while self._hindered() is not None:",
+        f"{_PAIR}::test_who_takes_over_goes_back_to_waiting_where_a_newer_gateway_has_the_lock",
+    ),
+    Mutant(
+        "OWN8",
+        "one that makes room is told to four times a second",
+        _ALONE,
+        "(AGAIN if reason else MAKES_ROOM)",
+        "AGAIN",
+        _ASKED,
+    ),
+    Mutant(
+        "OWN8",
+        "one that waits itself is asked in place of the one that decides",
+        _ALONE,
+        "older = max((one for one",
+        "older = min((one for one",
+        _ASKED,
+    ),
+    Mutant(
+        "OWN8",
+        "the time that it waited counts as time that it served",
+        _ALONE,
+        "        self._back = time.monotonic()\n\n    async def keep",
+        "\n    async def keep",
+        f"{_ON}::test_it_is_held_back_from_when_it_serves_again",
+    ),
+    Mutant(
+        "OWN8",
+        "one that leaves decides on while the next one does, too",
+        _SERVICE,
+        "            elif self._deciding:\n                await asyncio.wait([*self._deciding])\n",
+        "",
+        _LEAVES,
+    ),
+    Mutant(
+        "OWN8",
+        "one that leaves goes on deciding what it has passed on",
+        _SERVICE,
+        "            deciding.cancel()\n",
+        "",
+        _LEAVES,
+    ),
+    Mutant(
+        "OWN8",
+        "what was passed on is cut off after seconds",
+        _SERVICE,
+        "GRACE if successor is None else PASSED_ON",
+        "GRACE",
+        _LEAVES,
+    ),
+    Mutant(
+        "OWN8",
+        "one that leaves ends before what it passed on is answered",
+        _SERVICE,
+        "            await self._stopping\n\n    def _registration",
+        "            pass\n\n    def _registration",
+        _LEAVES,
+    ),
+    Mutant(
+        "OWN10",
+        "a lock that can't be made anew is lost",
+        _ALONE,
+        "                self._lock = before\n",
+        "",
+        f"{_PAIR}::test_a_lock_that_was_removed_is_made_anew_where_nobody_else_has",
+    ),
+    Mutant(
+        "OWN10",
+        "each lock that was removed stays open",
+        _ALONE,
+        "            os.close(before)\n",
+        "",
+        f"{_PAIR}::test_a_lock_that_was_removed_is_made_anew_where_nobody_else_has",
     ),
     Mutant(
         "OWN10",

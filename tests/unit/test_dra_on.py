@@ -1234,6 +1234,44 @@ async def test_a_newer_one_that_served_for_long_did_not_come_in_vain(
     one.close()
 
 
+async def test_it_is_held_back_from_when_it_serves_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Alone(Age(1, "0" * 8), tmp_path, dict, lambda: None, Scribe(Ledger(tmp_path)), in_vain=1)
+    assert not await one.begin()
+    began = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: began + 500)  # It has waited so long.
+    one.serves(host_service=False, leave=AsyncMock())
+    with pytest.raises(ControlError, match="and does so next in 30 s"):
+        await one.handlers["resign"](None, {"ready": True, "from": {"born_ns": 2, "token": "0000000b"}})  # type: ignore[arg-type]
+    one.close()
+
+
+async def test_the_newest_of_the_older_gateways_is_asked_and_once_while_it_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    async def ask(path: Path, request: dict[str, Any], _: float) -> None:
+        asked.append((path.name, request["ready"]))
+
+    monkeypatch.setattr("gateway.handover.alone.control.ask", ask)
+    monkeypatch.setattr("gateway.handover.alone.AGAIN", 0.005)
+    others = [Age(1, "0000000a"), Age(2, "0000000b")]
+    older, one = (
+        alone(tmp_path),
+        Alone(Age(3, "0000000c"), tmp_path, lambda: dict.fromkeys(others), lambda: None, Scribe(Ledger(tmp_path))),
+    )
+    assert not await older.begin()
+    assert await one.begin()
+    waiting = asyncio.ensure_future(one.succeed(lambda: ""))
+    await until(lambda: len(asked) > 1)
+    await asyncio.sleep(0.1)
+    assert [("0000000b" in name, ready) for name, ready in asked] == [(True, False), (True, True)]
+    others.clear()
+    older.close()
+    await waiting
+    one.close()
+
+
 async def test_of_two_newer_gateways_the_one_that_came_second_goes_back_to_waiting(node: Node) -> None:
     """It has a socket that the kubelet may call, and decides nothing: each claim would wait for it."""
     async with node.gateway(status=RESIGNED):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -39,7 +40,7 @@ from tests.fakes.apiserver import ApiServer
 from tests.unit.kubernetes import authority, server, until
 from tests.unit.test_dra_daemon import GPU, SLICE, Place
 from tests.unit.test_dra_driver import Kubelet
-from tests.unit.test_pair import children, ready
+from tests.unit.test_pair import children, descriptors, ready
 
 __all__ = ["authority", "server"]
 DRIVER = "gpu.nvidia.com"
@@ -384,6 +385,23 @@ async def test_who_stands_by_takes_no_lock_before_the_other_one_dies(tmp_path: P
     os.close(pipe)
 
 
+async def test_who_takes_over_goes_back_to_waiting_where_a_newer_gateway_has_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer, (its, pipe), resigned = alone(tmp_path, 3, None), role(first=False), list[int]()
+    monkeypatch.setattr(its, "resign", resigned.append)
+    assert not await newer.begin()
+    its.attach()
+    others = {Age(3, f"{3:08x}"): None}
+    one = Alone(Age(1, f"{1:08x}"), tmp_path, lambda: others, lambda: None, Scribe(Ledger(tmp_path)), role=its)
+    waiting = asyncio.ensure_future(one.succeed(lambda: ""))
+    os.write(pipe, b"1")  # The other one of the pair has died.
+    await until(lambda: bool(resigned))
+    waiting.cancel()
+    newer.close()
+    os.close(pipe)
+
+
 async def test_a_lock_that_was_removed_is_made_anew_where_nobody_else_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,14 +411,25 @@ async def test_a_lock_that_was_removed_is_made_anew_where_nobody_else_has(
     assert not await one.begin()
     keeping = asyncio.ensure_future(one.keep())
     lock, other = tmp_path / LOCK, alone(tmp_path, 2, None)
-    lock.unlink()
+    open_before, failed = descriptors(os.getpid()).keys(), list[Path]()
+
+    def fail(path: Path) -> int:
+        failed.append(path)
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(file, "hold", fail)
+        lock.unlink()
+        await until(lambda: len(failed) > 1)
     await until(lock.exists)
     await until(lambda: other.decider() == f"{1:08x}")
     assert file.hold(lock) < 0
+    assert len(descriptors(os.getpid())) == len(open_before)
     lock.unlink()
     taken = file.hold(lock)
     assert taken >= 0
-    await resigned.wait()
+    async with asyncio.timeout(5):
+        await resigned.wait()
     keeping.cancel()
     os.close(taken)
     assert other.decider() == ""
@@ -450,15 +479,20 @@ class Claims:
 
     def __init__(self, *, decides: bool) -> None:
         self.name, self.prepared, self.decides, self.news = DRIVER, list[str](), asyncio.Event(), asyncio.Event()
-        self.hangs = asyncio.Event()
+        self.hangs, self.left = asyncio.Event(), False
         if decides:
             self.decides.set()
         self.hangs.set()
 
     async def prepare(self, claim: ClaimName) -> Answer:
         self.prepared.append(claim.uid)
-        await self.hangs.wait()
-        await self.decides.wait()
+        try:
+            await self.hangs.wait()
+            await self.decides.wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.05)  # What is being written is finished.
+            self.left = True
+            raise
         return (Prepared(("gpu",), "n1", "gpu-0", ()),)
 
     async def unprepare(self, claim: ClaimName) -> Refused | None:
@@ -499,6 +533,33 @@ async def test_who_does_not_decide_passes_on_and_answers_only_when_it_does(folde
     assert stands_by.prepared == ["u"]
     await reading
     health.cancel()
+    await kubelet.channel.close()
+    await other.stop()
+
+
+async def test_what_waits_is_decided_here_no_more_and_answered_by_the_successor_however_late(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.dra.service.GRACE", 0.05)
+    leaves, comes = Claims(decides=True), Claims(decides=True)
+    leaves.hangs.clear()
+    comes.hangs.clear()
+    one, other = Service(leaves), Service(comes)  # type: ignore[arg-type]
+    await one.start(folder / "a.sock")
+    await other.start(folder / "b.sock")
+    kubelet = Kubelet(folder / "a.sock")
+    waiting = asyncio.ensure_future(kubelet.prepare(V1, ClaimName("ns", "c", "u")))
+    await until(lambda: leaves.prepared == ["u"])
+    async with asyncio.timeout(5):
+        await one.stop(folder / "b.sock")
+    assert leaves.left, "who comes decides from now on"
+    await until(lambda: comes.prepared == ["u"])
+    finishing = asyncio.ensure_future(one.finish())
+    await asyncio.sleep(0.2)
+    assert (waiting.done(), finishing.done()) == (False, False)
+    comes.hangs.set()
+    assert isinstance((await waiting)["u"], tuple)
+    await finishing
     await kubelet.channel.close()
     await other.stop()
 

@@ -143,7 +143,9 @@ def test_connections_are_lent_instead_of_those_before(
         ours, other = listener("ours"), listener("other")
         called(other)
         mine = {called(ours).fileno() for _ in range(number)}
+        before_that = descriptors(os.getpid()).keys()
         held.lend("gpu", folder / "1.sock", ours.getsockname())
+        assert descriptors(os.getpid()).keys() == before_that, "no copy of what else is open stays"
         word, ancillary, _, _ = parent.recvmsg(256, held.SPACE)
         got = held.received(ancillary)
         assert (word.decode(), len(got)) == (f"{held.WORD}gpu {folder}/1.sock", given)

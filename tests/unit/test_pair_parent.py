@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from adapters.dialect import Level
 from gateway.pair import parent
 from gateway.pair.flight import Flight
 from gateway.pair.parent import ANSWER_TIME, END_TIME, READY_TIME, Pair, _Child
 from gateway.pair.policy import MOST_YOUNG
-from gateway.pair.role import RESIGNS
+from gateway.pair.pulse import Pulse
+from gateway.pair.role import RESIGNS, Role
+from gateway.registration.events import Phase
 from gateway.wires import notify
 
 
@@ -98,6 +105,73 @@ def test_a_pair_that_begins_anew_is_as_old_as_before(made: Made) -> None:
     again = Pair(lambda _: 0, Flight(), before=(12, 3))
     assert (again.born_ns, again._in_vain) == (12, 3)
     assert made.pair.born_ns > 12
+
+
+@pytest.mark.parametrize(("status", "ends"), [(0, None), (1, None), (-9, None), (2, 2), (75, 75), (78, 78)])
+def test_what_the_next_one_would_end_with_too_ends_the_pair(made: Made, status: int, ends: int | None) -> None:
+    made.child(active=True)
+    made.dies(made.child(), status)
+    assert made.pair._status == ends
+
+
+async def test_the_end_of_the_parent_is_no_order_to_serve() -> None:
+    ours, its = socket.socketpair()
+    with its:
+        role = Role(Flight(), Pulse(), its.fileno(), 1)
+        role.attach()
+        ours.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not role.serves
+        assert not asyncio.get_running_loop().remove_reader(its.fileno()), "it has been read"
+
+
+async def test_the_connection_of_a_kubelet_that_is_served_is_lent_once_for_several_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lent: list[tuple[str, Path, str]] = []
+    failed: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
+    monkeypatch.setattr("gateway.pair.held.lend", lambda *one: lent.append(one))
+    monkeypatch.setattr("gateway.pair.role.LENT_AFTER", 0)
+    plugin, bound = SimpleNamespace(level=Level(37)), SimpleNamespace(address="at")
+    role = Role(Flight(), Pulse(), -1, 1)
+    for phase, count in ((Phase.ACCEPTED, 0), (Phase.SERVING, 1)):
+        state = SimpleNamespace(phase=phase, told="k")
+        one = SimpleNamespace(name="a/b", plugin=plugin, bound=bound, state=state, endpoint=Path("1.sock"))
+        role.stood("00000001", cast("Any", one))
+        role.stood("00000001", cast("Any", one))
+        await asyncio.sleep(0.01)
+        assert (lent, failed) == ([("a/b", Path("1.sock"), "at")] * count, [])
+
+
+def test_a_hangup_goes_on_to_both_and_another_signal_ends_the_pair_though_it_makes_room(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, sent = [made.child(active=True), made.child()], list[tuple[int, int]]()
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    made.says(both[0], f"{RESIGNS}0")
+    made.pair._on_signal(signal.SIGHUP, None)
+    assert sent == [(one.pid, signal.SIGHUP) for one in both]
+    assert made.pair.resigned == 0
+    made.pair._on_signal(signal.SIGTERM, None)
+    assert (made.pair.resigned, made.pair._status) == (None, 0)
+
+
+@pytest.mark.parametrize(("before", "after"), [("-997", "-897"), ("950", "1000"), ("1000", "1000")])
+async def test_who_is_told_to_serve_comes_first_when_memory_runs_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+) -> None:
+    score = tmp_path / "oom_score_adj"
+    score.write_text(before)
+    monkeypatch.setattr("gateway.pair.role._SCORE", score)
+    ours, its = socket.socketpair()
+    with ours, its:
+        role = Role(Flight(), Pulse(), its.fileno(), 1)
+        role.attach()
+        ours.send(b"1")
+        await role.active()
+    assert score.read_text() == after
 
 
 def test_who_stands_by_ends_first_and_has_time_to_answer(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
