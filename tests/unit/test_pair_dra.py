@@ -8,10 +8,12 @@ import errno
 import os
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -20,8 +22,9 @@ from adapters import pluginregistration
 from adapters.dra.plugin import V1
 from devices.claims import Answer, ClaimName, Prepared, Refused
 from devices.model import RefusedError
+from gateway import daemon
 from gateway.age import Age
-from gateway.dra import sockets
+from gateway.dra import cdi, sockets
 from gateway.dra.service import Service
 from gateway.handover.alone import LOCK, STANDS_BY, Alone
 from gateway.kubelet.watch import listens
@@ -170,9 +173,12 @@ async def test_the_death_of_the_one_that_stands_by_changes_nothing(node: Node) -
         await node.manager.wait(GPU, 2)
         await node.registered(2)
         mark = process.seen
+        (written := cdi.path_of(DRIVER, "u", node.place.folder / "cdi")).parent.mkdir(exist_ok=True)
+        written.touch()  # For a claim that isn't in the state file yet.
         os.kill(stands_by, signal.SIGKILL)
         assert (await ready(process, mark))[0] == serves
         front, _ = await node.registered(2)
+        assert written.exists(), "who decides writes specifications, and removes them"
         await node.cross("dra")
         await node.stand(a="dra", b="dra")
         await until(lambda: len(node.place.published) == 2)
@@ -457,6 +463,35 @@ async def test_what_the_other_one_died_at_is_waited_for() -> None:
         else:
             await answering
     assert answered == [b"-9"]
+
+
+async def test_who_takes_over_goes_by_what_the_other_one_remembered_last_before_it_decides() -> None:
+    done: list[str] = []
+
+    async def succeed(_: object) -> None:
+        done.append("lock")
+
+    async def update() -> None:
+        done.append("lists")
+
+    holdings = SimpleNamespace(recall=lambda *, fresh: done.append(f"recalled, {fresh=}"))
+    gateway = SimpleNamespace(holdings=holdings, presence=SimpleNamespace(kubelet=None), update=update)
+    drivers = SimpleNamespace(decide=lambda: done.append("decides"))
+    await daemon._succeed(*cast("Any", (gateway, SimpleNamespace(succeed=succeed), drivers)))
+    assert done == ["lock", "recalled, fresh=True", "decides", "lists"]
+
+
+def test_calls_are_passed_on_to_the_instance_that_came_last(folder: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        for age, name in enumerate(("0000000b", "0000000c", "0000000a", "0000000d")):
+            path = sockets.path_of(folder, DRIVER, name)
+            one = stack.enter_context(socket.socket(socket.AF_UNIX))
+            one.bind(str(path))
+            if name != "0000000d":  # It ended.
+                one.listen()
+            os.utime(path, ns=(age, age))
+        assert sockets.newest(folder, DRIVER, "0000000a") == sockets.path_of(folder, DRIVER, "0000000c")
+        assert sockets.newest(folder, DRIVER, "0000000b") == sockets.path_of(folder, DRIVER, "0000000a")
 
 
 async def test_what_no_gateway_wrote_names_nobody(tmp_path: Path) -> None:
