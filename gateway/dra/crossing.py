@@ -21,6 +21,7 @@ from gateway.dra.claims import Allocated, allocated_to, by_board
 from gateway.dra.publisher import LINGERS
 from gateway.dra.records import holder, starts
 from gateway.kubernetes.client import KubernetesError
+from gateway.kubernetes.watch import Backoff
 from gateway.registration.events import Phase
 from gateway.sides import table
 from gateway.sides.lent import Lent
@@ -153,7 +154,7 @@ class Crossing:
         """The devices that the list counts ahead of time, by ID."""
         self._stale = False
         """Whether the lists say something of claims that isn't so any more."""
-        self._wake, self._turn = asyncio.Event(), asyncio.Lock()
+        self._wake, self._turn, self._backoff = asyncio.Event(), asyncio.Lock(), Backoff()
 
     # What is in force.
 
@@ -298,15 +299,17 @@ class Crossing:
             await self._admit()
         elif self._admits and Side.TO_DRA in self._sides.values():
             await self.allocatable.hold_back(self.stays())
-        there, missed = self.boards(), self._missed
-        self._missed = set()
+        there, missed, self._missed = self.boards(), self._missed, set[str]()
         moving = {one for one in there if table.moves(self.side(one), self.strangers.of(one))}
         if not moving and not missed and self.allocatable.came is None:
             return WAIT if self.strangers.went else 0.0
         await self._beliefs.look()
         await self.allocatable.catch_up(_since_served(self._resources(), self._beliefs.last), self.stays)
         asked: Allocated | None = Allocated()
-        if coming := [one for one in moving if self.side(one) is Side.TO_PLUGIN and not self._claim(one)]:
+        coming = {one for one in moving if self.side(one) is Side.TO_PLUGIN and not self._claim(one)}
+        if not self._backoff.due(coming, time.monotonic()) and coming:  # It is a list of the whole cluster's claims.
+            asked, self._allocated = None, {one: claim for one, claim in self._allocated.items() if claim}
+        elif coming:
             asked = await self._ask()
             self._allocated = {} if asked is None else {one: asked.boards.get(one, "") for one in coming}
         if asked is not None and self._lent.meet(asked.by_name - self._prepared[2], self._counted, time.monotonic()):

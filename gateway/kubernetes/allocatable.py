@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from gateway.kubernetes.client import KubernetesError, Patch
+from gateway.kubernetes.watch import Backoff
 
 if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Look
@@ -45,6 +46,7 @@ class Allocatable:
         self._api, self._path, self._arriving = api, f"{node}/status", arriving
         self.turn = asyncio.Lock()
         """To be held from when the table is looked at until it was told, or changed."""
+        self._backoff = Backoff()
         self._shown: Mapping[str, str] = {}
         """What the API server shows, by resource."""
         self.came: float | None = None
@@ -113,7 +115,8 @@ class Allocatable:
     async def hold_back(self, stay: Mapping[str, Collection[str]]) -> None:
         """Say so of those that stay where more is shown: a kubelet that starts tells of all that it is to admit its pods with."""
         async with self.turn:
-            if self._shows_more(counts := {name: len(ids) for name, ids in stay.items()}):
+            counts = {name: len(ids) for name, ids in stay.items()}
+            if self._shows_more(counts) and self._backoff.due(counts, time.monotonic()):
                 try:
                     await self.tell(counts)
                 except KubernetesError as error:

@@ -28,6 +28,8 @@ T = TypeVar("T")
 FIRST, AWAY, BUSY = 0.2, 3.0, 30.0
 """Seconds until the next try: at first, at most where nobody answers (a server that returns is found soon), and at most where
 one answers with an error (it has enough to do)."""
+OFTEN, SELDOM = 0.1, 2.0
+"""Seconds until the same is asked or said once more, at first and at most."""
 LASTS = 300
 """Seconds after which the server is to end a watch; another one goes on."""
 LATE = 30
@@ -85,6 +87,23 @@ def pause(error: KubernetesError | None, failures: int, chance: float) -> float:
     most = AWAY if error is None or error.away else BUSY
     seconds: float = FIRST * 2 ** min(failures, 16)
     return min(seconds, most) * (0.5 + chance / 2)
+
+
+class Backoff:
+    """How often the same is asked or said again: half as often each time, down to once in ``SELDOM`` seconds. Pure."""
+
+    def __init__(self) -> None:
+        self._about: object = None
+        self._wait = self._at = 0.0
+
+    def due(self, about: object, now: float) -> bool:
+        """Whether it is time (monotonic seconds); at once for something else than before."""
+        if about != self._about:
+            self._about, self._wait, self._at = about, OFTEN, now
+        if now < self._at:
+            return False
+        self._at, self._wait = now + self._wait, min(2 * self._wait, SELDOM)
+        return True
 
 
 class Watch(Generic[T]):

@@ -22,6 +22,7 @@ RULES = {
 _ACCESS = "gateway/kubernetes/access.py"
 _CLIENT = "gateway/kubernetes/client.py"
 _WATCH = "gateway/kubernetes/watch.py"
+_ON = "tests/unit/test_dra_on.py"
 _TEST_ACCESS = "tests/unit/test_kubernetes_access.py"
 _TEST_CLIENT = "tests/unit/test_kubernetes_client.py"
 _CHOICE = "gateway/configuration/choice.py"
@@ -40,6 +41,30 @@ _TEST_KEEPER = "tests/unit/test_kubernetes_keeper.py"
 _TEST_WATCH = "tests/unit/test_kubernetes_watch.py"
 
 MUTANTS = (
+    Mutant(
+        "KA4",
+        "the claims of the whole cluster are listed at each look",
+        "gateway/dra/crossing.py",
+        "        if not self._backoff.due(coming, time.monotonic()) and coming:",
+        "        if False:",
+        f"{_ON}::test_the_claims_of_the_whole_cluster_are_listed_ever_more_seldom_while_a_gpu_waits_for_one",
+    ),
+    Mutant(
+        "KA4",
+        "a node's allocatable is lowered at each look",
+        "gateway/kubernetes/allocatable.py",
+        " and self._backoff.due(counts, time.monotonic()):",
+        ":",
+        f"{_ON}::test_what_is_shown_of_the_node_is_lowered_ever_more_seldom",
+    ),
+    Mutant(
+        "KA4",
+        "something new waits for its turn",
+        _WATCH,
+        "        if about != self._about:\n",
+        "        if self._about is None:\n",
+        f"{_TEST_WATCH}::test_the_same_is_asked_ever_more_seldom_and_something_else_at_once",
+    ),
     Mutant(
         "KA1",
         "half of where the API server is will do",

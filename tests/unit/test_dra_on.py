@@ -37,7 +37,8 @@ from gateway.handover.alone import Alone, held_back
 from gateway.kubelet import drift, view
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.view import View
-from gateway.kubernetes import access, allocatable
+from gateway.kubernetes import access, allocatable, watch
+from gateway.kubernetes.watch import Backoff
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
 from gateway.lab.kubelets.kubelet import KubeletError
@@ -1618,3 +1619,47 @@ async def test_a_late_claim_is_refused_with_a_reason_where_a_pod_holds_it(
         assert isinstance(refused, Refused)
         assert "offered by the device plugin API; `gateway cross --to dra` moves it" in refused.reason
         assert await node.cross("dra", dry_run=True) == {A: "plugin", B: "plugin"}
+
+
+async def test_the_claims_of_the_whole_cluster_are_listed_ever_more_seldom_while_a_gpu_waits_for_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole fleet may ask the API server at once."""
+    lists = f"{API}/resourceclaims"
+
+    def listed() -> int:
+        return len([one for one in node.place.server.asked("GET") if one.path == lists])
+
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await node.cross("dra")
+        await node.stand(a="dra", b="dra")
+        node.by_name("c", "uid-c", "gpu-0")
+        await node.cross("plugin")
+        await node.stand(a="to-plugin", b="plugin")
+        monkeypatch.setattr(watch, "SELDOM", 3600.0)
+        owners(one)._backoff = Backoff()
+        monkeypatch.setattr(watch, "OFTEN", 3600.0)
+        looks = AsyncMock(side_effect=one.beliefs.look)
+        monkeypatch.setattr(one.beliefs, "look", looks)
+        await until(lambda: looks.await_count > 2)
+        before, seen = listed(), looks.await_count
+        await until(lambda: looks.await_count > seen + 4)
+        assert listed() == before
+        assert "claim ns/c" in one.resources[0].entries[A].reason
+        node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/c")
+        owners(one)._backoff = Backoff()  # Its time has come.
+        await node.stand(a="plugin", b="plugin")
+
+
+async def test_what_is_shown_of_the_node_is_lowered_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    api, node_ = AsyncMock(), AsyncMock()
+    node_.status.allocatable = {GPU: "2"}
+    told = allocatable.Allocatable(api, NODE, AsyncMock())
+    told.heard(node_)
+    monkeypatch.setattr(watch, "OFTEN", 3600.0)
+    for _ in range(3):
+        await told.hold_back({GPU: {B}})
+    assert api.patch.await_count == 1
+    await told.hold_back({GPU: ()})
+    assert api.patch.await_count == 2, "something else is told at once"

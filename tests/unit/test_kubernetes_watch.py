@@ -298,3 +298,12 @@ async def test_a_server_that_returns_is_asked_again_soon(
     await until(lambda: len(counted) > before)
     assert counted[before] == (False, 0), "what went well since counts"
     pending.cancel()
+
+
+def test_the_same_is_asked_ever_more_seldom_and_something_else_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "OFTEN", 1.0)
+    monkeypatch.setattr(watch, "SELDOM", 6.0)
+    backoff = watch.Backoff()
+    assert [now for now in range(20) if backoff.due("a", now)] == [0, 1, 3, 7, 13, 19]
+    assert backoff.due("b", 20)
+    assert not backoff.due("b", 20.5)
