@@ -174,7 +174,8 @@ async def test_the_death_of_the_one_that_stands_by_changes_nothing(node: Node) -
         await node.registered(2)
         mark = process.seen
         (written := cdi.path_of(DRIVER, "u", node.place.folder / "cdi")).parent.mkdir(exist_ok=True)
-        written.touch()  # For a claim that isn't in the state file yet.
+        written.touch()
+        os.utime(written, (0, 0))  # Long ago, for a claim that no state file has.
         os.kill(stands_by, signal.SIGKILL)
         assert (await ready(process, mark))[0] == serves
         front, _ = await node.registered(2)
