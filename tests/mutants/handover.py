@@ -38,6 +38,14 @@ _PARENT = "tests/unit/test_pair_parent.py"
 MUTANTS = (
     Mutant(
         "S15",
+        "a gateway that the last kubelet would have refused asks this one for nothing, either",
+        "gateway/handover/ability.py",
+        "if self._speaks is None or self._speaks[0] != kubelet_id(self._presence.socket):\n            return None",
+        "if self._speaks is None:\n            return None",
+        f"{_RIVALS}::test_what_another_kubelet_spoke_says_nothing_of_this_one",
+    ),
+    Mutant(
+        "S15",
         "a kubelet that has no checkpoint to tell by is waited for",
         "gateway/kubelet/view.py",
         "return Untold.AT_ALL  # 1.8",

@@ -27,9 +27,11 @@ from gateway.age import Age, Doubt
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.handover import instance, standby
+from gateway.handover.ability import Ability
 from gateway.kubelet.beliefs import CHECKPOINT
+from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.view import Untold
-from gateway.kubelet.watch import listening, target
+from gateway.kubelet.watch import kubelet_id, listening, target
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Faults, KubeletError, Seen, Totals
 from gateway.lab.trials import rivals
@@ -400,6 +402,16 @@ async def test_one_that_could_not_serve_says_so() -> None:
             assert f'device_plugin_gateway_serving{{resource="{RESOURCE}"}} 0.0' in (await get(metrics, "/metrics"))[1]
             await made.gateway.terminate()  # Nobody serves any more: it does what it can.
             await newer.wait_for("no common version")
+
+
+def test_what_another_kubelet_spoke_says_nothing_of_this_one(tmp_path: Path) -> None:
+    (tmp_path / "kubelet.sock").touch()
+    presence, here = SimpleNamespace(socket=tmp_path / "kubelet.sock"), kubelet_id(tmp_path / "kubelet.sock")
+    one = Ability("v1alpha2", cast("Any", presence), {}, list, lambda _: None)
+    resource = cast("Any", SimpleNamespace(entries={"a": 1}))
+    for spoken, unfit in ((None, False), (KubeletId(1, 1, 1), False), (here, True)):
+        one._speaks = None if spoken is None else (spoken, None)
+        assert (one.unfit(resource) is not None) is unfit
 
 
 @pytest.mark.parametrize("version", [pytest.param("1.8", id="a kubelet that tells nothing"), "1.37"])
