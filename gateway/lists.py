@@ -45,6 +45,8 @@ HOLDERS_AGAIN = 2.0
 LOOK_FOR_METRICS = 60.0
 HANDED_OVER_LOOK = 0.3
 """Seconds from a handover until the lists are brought up to date: the Register and the kubelet's call go first."""
+PART = 5.0
+"""How many times as long as an update took nobody begins another one to look for news."""
 LONGEST_TIMER = 3600.0
 _WAITING = frozenset({states.State.WITHDRAWN, states.State.LOST})
 _log = structlog.get_logger()
@@ -83,10 +85,19 @@ class Lists:
         """What of the hardware is taken under IDs that aren't offered here."""
         self.inventory: Inventory | None = None
         """What the source said last."""
+        self.based_on = b""
+        """What the ledger remembered beside lists when they were put together last (``Ledger.beside_lists``)."""
+        self._took = 0.0
+        """How long that took, in seconds."""
         self.lock = asyncio.Lock()
         """Held while the lists, or the sockets behind them, change."""
         self._boot_id = boot_id()
         self._again: asyncio.TimerHandle | None = None
+
+    @property
+    def withholds(self) -> bool:
+        """Whether something of the hardware is taken under IDs that aren't offered here."""
+        return bool(self._claims)
 
     async def update(self) -> None:
         """Bring every resource's list up to date, because something else than the source has news."""
@@ -99,8 +110,8 @@ class Lists:
         """
         async with self.lock:
             self.inventory, claimed = inventory, self._claimed()
-            clock = merging.Clock(time.monotonic(), time.time(), self._started)
-            known = self._ledger.resources()
+            clock = merging.Clock(began := time.monotonic(), time.time(), self._started)
+            self.based_on, known = self._ledger.beside_lists(), self._ledger.resources()
             if self.only_remembered() and self._others.living():
                 known = tuple(name for name in known if name in self._resources)
             listings: dict[str, Listing | None] = dict.fromkeys(known)
@@ -150,6 +161,7 @@ class Lists:
                 # With --dra on, an older gateway's list may be what the kubelet has: nothing differs from ours yet.
                 for name in {"off": merged, "on": sent, "only": ()}[self._settings.dra]:
                     self._beliefs.listed(name, self._resources[name].plugin.devices)
+            self._took = time.monotonic() - began
             self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
             self._look_for(claimed)
             await self._sent(any(name not in before for name in self._resources))
@@ -243,7 +255,11 @@ class Lists:
     def _look_for(self, known: frozenset[tuple[str, str]]) -> None:
         """Have the kubelet's records read while a claim waits for its end; at once where there are others than ``known``."""
         if self._claims:
-            self._beliefs.look_within(HOLDERS_AGAIN if self._claimed() <= known else 0)
+            self._beliefs.look_within(self._rest(HOLDERS_AGAIN) if self._claimed() <= known else 0)
+
+    def _rest(self, seconds: float) -> float:
+        """Return how long to wait with the next update, which is for news that may not have come: most of the time is for calls."""
+        return max(seconds, PART * self._took)
 
     def _remember(self, name: str, merged: merging.Merged, illnesses: Mapping[str, merging.Sticky]) -> bool:
         """Write into the ledger what follows from a list; True where that should be on disk at once, not only soon."""
@@ -307,8 +323,11 @@ class Lists:
             waiting = bool(self._heeded(self._owners.of_others(_offered(self.inventory)), self._resources))
         self._changed()
         if waiting:
+            if self._others.registering:
+                self._beliefs.look_within(HANDED_OVER_LOOK)
+                return
             self._tasks.background(self._refresh_remembered())
-            self._beliefs.look_within(HOLDERS_AGAIN if self._claims else LOOK_AGAIN)
+            self._beliefs.look_within(self._rest(HOLDERS_AGAIN if self._claims else LOOK_AGAIN))
         elif self._settings.metrics_address is not None:
             self._beliefs.look_within(LOOK_FOR_METRICS)
 
@@ -318,6 +337,9 @@ class Lists:
         await self.update()
 
     def _refresh(self) -> None:
+        if self._others.registering:
+            self.update_again([time.monotonic() + HANDED_OVER_LOOK])
+            return
         self._tasks.background(self.update())
 
     def close(self) -> None:

@@ -55,6 +55,14 @@ class OfferedLists(Protocol):
     def inventory(self) -> object | None:
         """What the source said last; None while it has said nothing."""
 
+    @property
+    def based_on(self) -> bytes:
+        """What the state file remembered beside lists when they were put together last."""
+
+    @property
+    def withholds(self) -> bool:
+        """Whether something of the hardware is taken under IDs that aren't offered here."""
+
     async def update(self) -> None:
         """Bring every list up to date."""
 
@@ -163,7 +171,8 @@ class Peers:
     def elsewhere(self, resource: str) -> bool:
         """Whether another gateway serves a resource."""
         one = self._resources.get(resource)
-        if one is not None and any(device.health is Health.HEALTHY for device in one.plugin.devices):
+        well = one is not None and any(device.health is Health.HEALTHY for device in one.plugin.devices)
+        if one is not None and (well or one.state.phase is Phase.SERVING):
             return one.standing_by_for is not None or self.handover.defers_to(resource) is not None
         return any(listens(folder / instance.socket_name(resource)) for folder in (self.living() or {}).values())
 
@@ -269,6 +278,12 @@ class Peers:
         )
         self.look()
 
+    @property
+    def registering(self) -> bool:
+        """Whether a Register of ours is about to be sent, or not answered by a call yet: what takes seconds waits until it is."""
+        on_its_way = (self.standing(name) is Standing.BUSY for name in self._resources)
+        return (self._asked and not self.begun) or bool(self._resuming) or any(on_its_way)
+
     def talks(self, resource: Resource) -> bool:
         """Tell whether the gateway that a resource stands by for talks to us."""
         return self.handover.defers_to(resource.name) is not None
@@ -336,13 +351,21 @@ class Peers:
             return
         if self._presence.kubelet is not None:
             self.approach(self._presence.kubelet)
+        await self._lists().announce()  # Thousands of devices take their time, in which the older one still serves.
         await self.handover.take_over(older_ones)
-        remembered = self._lists().announce
-        if not self._holdings.ledger.current:
-            await self._scribe.load()
-            self._holdings.recall(fresh=True)
-            remembered = self._lists().update
-        await remembered()
+        await self._bring_up(None)
+
+    async def _bring_up(self, names: Iterable[str] | None, *, withheld: bool = True) -> None:
+        """Make the lists ready to be sent, by what another gateway remembered until it left these resources (None: all) to us.
+
+        To put tens of thousands of devices together takes seconds, in which nobody would serve them: where the other one has noted
+        nothing but its own list, that comes later; what may be ``withheld`` from us because of that list waits, too.
+        """
+        await self._scribe.load()
+        self._holdings.recall(names, fresh=True)
+        lists = self._lists()
+        known = lists.based_on == self._holdings.ledger.beside_lists()
+        await (lists.announce() if known and (withheld or not lists.withholds) else lists.update())
 
     async def _resume(self, resource: Resource, began: float) -> None:
         """Serve what another one served, with what it remembered; since ``began`` the kubelet has time to see its stream end."""
@@ -352,9 +375,7 @@ class Peers:
             resource.feed(events.Ours())
             if self._presence.kubelet is not None:
                 resource.approach(self._presence.kubelet)
-            await self._scribe.load()
-            self._holdings.recall([resource.name], fresh=True)
-            await self._lists().update()
+            await self._bring_up([resource.name], withheld=False)
         except Exception:  # noqa: BLE001 - nobody else serves it, and the list of before is better than none
             _log.exception("the lists could not be brought up to date: serving the last one", retry_s=UPDATE_AGAIN)
             self._lists().update_again([time.monotonic() + UPDATE_AGAIN])

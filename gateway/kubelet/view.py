@@ -72,6 +72,8 @@ class View(Struct, frozen=True):
     """All that the checkpoint names."""
     registered: Mapping[str, frozenset[str]] | None = None
     """The device IDs that were healthy when the checkpoint was written: None where it can't be read, or is of kubelet 1.8."""
+    unwritten: bool = False
+    """Whether there is neither a List nor a checkpoint: kubelet 1.8 writes one for each container that starts."""
 
     def names_of(self, resource: str, device_id: str) -> tuple[str, ...]:
         """Give the names of who holds, or may hold, one device, List's first; none where nobody does."""
@@ -120,7 +122,7 @@ async def look(pod_resources: Path, checkpoint_file: Path) -> View:
                 listed = await _list(channel)
                 allocatable = await _allocatable(channel)
     if listed is None and written is None:
-        return View(allocatable=allocatable)
+        return View(allocatable=allocatable, unwritten=_is_missing(checkpoint_file))
     if listed is None:
         return View(written, {}, allocatable, "checkpoint", written=written, registered=registered)
     if written is None:
@@ -277,6 +279,16 @@ def _checkpoint(path: Path) -> tuple[checkpoint.Checkpoint | None, int]:
             return _alone(checkpoint.read, file.read(checkpoint.MAX_BYTES + 1)), written_ns
     except (OSError, MalformedError):
         return None, 0
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _opener(path: str, flags: int) -> int:

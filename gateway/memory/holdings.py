@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
 
+UNWRITTEN_BY = "0.1"
+"""The dialect of kubelet 1.8, which has no checkpoint before the first container starts: what Allocate gave is all that is held then."""
 RECORDED_WITHIN = 1.5
 """Seconds that a kubelet is given to write down what Allocate answered: its records of before that don't end a hand-out."""
 
@@ -49,12 +51,18 @@ class Holdings:
 
     def held(self, resource: str) -> frozenset[str] | None:
         """Return what containers hold by the kubelet's records and what they were given since; None where nobody knows."""
+        look = self.beliefs.last
+        if look is None or self._is_half_known(look):
+            return None
         holders = self.beliefs.holders(resource)
-        if holders is None or self.beliefs.last is None or self._is_half_known(self.beliefs.last):
+        unwritten = look.view.unwritten and self.ledger.accepted == UNWRITTEN_BY
+        if holders is None and not unwritten:
             return None
         if resource in self._resources:
             self._resources[resource].plugin.note_handed_out()
-        return frozenset((*holders, *given_since(self.ledger, resource, self.beliefs.last)))
+        if holders is None:
+            return frozenset(self.ledger.handed_out(resource))
+        return frozenset((*holders, *given_since(self.ledger, resource, look)))
 
     def _is_half_known(self, look: beliefs.Look) -> bool:
         """Whether a kubelet that may not have heard of its pods yet was asked, and its checkpoint couldn't be read."""

@@ -196,6 +196,18 @@ class Ledger:
         """Return the devices ever announced for ``resource``, by ID, as they were announced last."""
         return self._tables.read(resource, "announced", device_of)
 
+    def beside_lists(self) -> bytes:
+        """Return all that the merge of a list depends on but the announced devices: where it is the same, nothing else was noted."""
+        content = self._tables.content
+        rest = [content.get(name) or {} for name in ("cordons", "claims", "sides")]
+        rows = [
+            (name, table, tables[table])
+            for name, tables in sorted(content.get("resources", {}).items())
+            for table in TABLES
+            if table != "announced" and tables.get(table)
+        ]
+        return msgspec.json.encode((rest, rows), order="sorted")
+
     def resources(self) -> tuple[str, ...]:
         """Return the resource names with announced devices."""
         return tuple(name for name in self._tables.content.get("resources", {}) if self._tables.rows(name, "announced"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,22 +22,23 @@ from devices.gpu.model import GPU
 from devices.gpu.simulated.backend import VENDORS
 from devices.gpu.source import GPUSource
 from devices.life.states import State
-from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Health, RefusedError, Sayable
+from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Health, RefusedError, Sayable, Trouble
 from devices.policy import MigStrategy, Naming, Policy, Slices
 from devices.source import Inventory, Listing, Partial
 from gateway.age import Age
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
-from gateway.handover import instance
+from gateway.handover import instance, peers
 from gateway.kubelet import beliefs
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import CHECKPOINT, Look
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lab.waiting import until
-from gateway.lists import HOLDERS_AGAIN
+from gateway.lists import HANDED_OVER_LOOK, HOLDERS_AGAIN, PART
 from gateway.memory.holdings import RECORDED_WITHIN
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
+from gateway.registration.events import Phase
 from gateway.registration.serve import DevicePlugin
 from gateway.telling.commands import Commands
 from tests.unit.answering import GUARD
@@ -560,6 +561,69 @@ async def test_who_holds_it_is_not_known(node: Node, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("devices.life.merging.HELD_UNKNOWN_S", 0.0)
     await node.restarts()
     assert node.free() == {GPUS: ["U0::0", "U0::1", "U1::0", "U1::1"]}
+
+
+@pytest.mark.parametrize(
+    ("accepted", "checkpoint", "free"),
+    [
+        pytest.param("0.1", None, ["U1::0", "U1::1"], id="kubelet 1.8 has written nothing yet: what was given is held"),
+        pytest.param("0.1", b"{", [], id="what it has written can't be read"),
+        pytest.param("v1beta1", None, [], id="a kubelet that may have a List instead"),
+    ],
+)
+async def test_before_the_first_container_what_was_given_is_all_that_is_held(
+    node: Node, accepted: str, checkpoint: bytes | None, free: Sequence[str]
+) -> None:
+    node.gateway.ledger.accept(accepted)
+    if checkpoint is not None:
+        (node.folder / "dp" / CHECKPOINT).write_bytes(checkpoint)
+    await node.looks()
+    await node.sees(*WHOLE)
+    await node.allocate(GPUS, "U0")
+    await node.edit(TWICE)
+    assert node.free().get(GPUS, []) == free
+
+
+async def test_who_serves_is_not_elsewhere_though_none_of_its_devices_is_well(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have a socket for it. What the other one offers is over, or none of ours would ever be well on kubelet 1.8."""
+    await node.sees(gpu(0, trouble=Trouble("fell off the bus")))
+    one = node.gateway._resources[GPUS]
+    monkeypatch.setattr(node.gateway.others, "living", lambda: {OLDER: Path()})
+    monkeypatch.setattr(peers, "listens", lambda _: True)
+    assert node.gateway.others.elsewhere(GPUS)
+    one.state = replace(one.state, phase=Phase.SERVING, stream=1)
+    assert not node.gateway.others.elsewhere(GPUS)
+
+
+async def test_lists_are_not_put_together_anew_while_a_register_is_under_way(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tens of thousands of devices it takes seconds, in which neither the kubelet nor the older gateway is answered."""
+    await node.sees(*WHOLE)
+    await node.pods(a={GPUS: ["U0"]})
+    await node.edit(TWICE)
+    one, taken, asked, again = node.gateway._resources[GPUS], list[object](), list[float](), list[object]()
+
+    def background(work: Coroutine[object, object, None]) -> None:
+        work.close()
+        taken.append(work)
+
+    monkeypatch.setattr(node.gateway.lists._tasks, "background", background)
+    monkeypatch.setattr(node.gateway.beliefs, "look_within", asked.append)
+    monkeypatch.setattr(node.gateway.lists, "update_again", again.append)
+    one.state = replace(one.state, phase=Phase.OFFERING)
+    node.gateway.lists.looked()
+    node.gateway.lists._refresh()
+    assert (taken, asked, len(again)) == ([], [HANDED_OVER_LOOK], 1)
+    one.state = replace(one.state, phase=Phase.SERVING, stream=1)
+    node.gateway.lists.looked()
+    node.gateway.lists._refresh()
+    assert (len(taken), asked[1:], len(again)) == (2, [HOLDERS_AGAIN], 1)
+    node.gateway.lists._took = HOLDERS_AGAIN
+    node.gateway.lists.looked()
+    assert asked[2:] == [PART * HOLDERS_AGAIN], "most of the time is for calls"
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,24 @@ def test_what_is_news(tmp_path: Path, note: Callable[[Ledger], bool], news: bool
     assert everything(loaded(tmp_path)) == everything(ledger)
 
 
+@pytest.mark.parametrize(
+    ("note", "same"),
+    [
+        pytest.param(lambda one: one.announce("another.com/gpu", (WELL,)), True, id="a list"),
+        pytest.param(lambda one: one.accept("0.1"), True, id="what the kubelet speaks"),
+        pytest.param(lambda one: one.hand_out(GPU, ["GPU-1"], "v1beta1", 1.0), False, id="a device was given"),
+        pytest.param(lambda one: one.cordon("GPU-2", SMELLS), False, id="a cordon"),
+        pytest.param(lambda one: one.set_sticky(GPU, {}), False, id="an illness is over"),
+    ],
+)
+def test_what_another_gateway_noted_beside_lists(tmp_path: Path, note: Callable[[Ledger], object], same: bool) -> None:
+    before = write(filled(tmp_path)).beside_lists()
+    other = loaded(tmp_path)
+    assert other.beside_lists() == before, "as it was read again"
+    note(other)
+    assert (other.beside_lists() == before) is same
+
+
 def test_a_withdrawn_device_leaves_nothing_but_its_cordon(tmp_path: Path) -> None:
     ledger = filled(tmp_path)
     ledger.withdraw(GPU, ["GPU-1", "GPU-2"])

@@ -730,6 +730,7 @@ async def test_what_another_gateway_served_is_served_whatever_fails(
             raise RuntimeError("Too many open files")
         again.set()
 
+    monkeypatch.setattr(gateway.lists, "announce", fails)
     monkeypatch.setattr(gateway.lists, "update", fails)
     one.feed(StandBy(Age(1, "3f9a2c1d")))
     gateway.others.look()
@@ -978,7 +979,7 @@ async def test_what_was_handed_over_is_registered_a_moment_later(
     [
         pytest.param(False, False, 0, id="nothing else is known"),
         pytest.param(True, False, 1, id="the older one's offers are in the way, until its streams are over"),
-        pytest.param(False, True, 0, id="the older one has written something"),
+        pytest.param(False, True, 0, id="the older one has given something"),
     ],
 )
 async def test_between_an_older_ones_word_and_the_register_is_only_what_must_be(
@@ -992,13 +993,17 @@ async def test_between_an_older_ones_word_and_the_register_is_only_what_must_be(
     merge = gateway.lists._merge
 
     async def handed_over(_older_ones: object) -> bool:
+        assert node.ledger().keys() == {"a"}, "it is on disk before the older one ends anything"
         gateway.ledger.withdraw(GPU, ["a"])
         assert await gateway.scribe.durable()
         assert "a" not in gateway.ledger.announced(GPU)
         if elsewhere:
-            path = node.folder / "state" / "ledger.json"
-            (copy := path.with_suffix(".copy")).write_bytes(path.read_bytes())
-            copy.replace(path)
+            other = Ledger(node.folder / "state")
+            other.load()
+            other.hand_out(GPU, ["b"], "v1beta1", time.time())
+            other.save(other.snapshot())
+        looked.clear()
+        again.clear()
         return True
 
     def noted(*of: Any) -> object:
@@ -1010,10 +1015,33 @@ async def test_between_an_older_ones_word_and_the_register_is_only_what_must_be(
     monkeypatch.setattr(gateway.lists, "_claims", [object()] if claimed else [])
     monkeypatch.setattr(gateway.beliefs, "look_within", looked.append)
     monkeypatch.setattr(gateway.lists, "update_again", again.append)
+    gateway.ledger.withdraw(GPU, ["a"])
+    assert await gateway.scribe.durable()
     await gateway.others.take_over([Age(1, "00000001")])
     assert node.ledger().keys() == {"a"}, "it is on disk before it is sent"
     assert (bool(merged), len(looked)) == (elsewhere, looks)
     assert again or looked, "the lists are brought up to date later"
+
+
+@pytest.mark.parametrize(("withheld", "does"), [(False, "announce"), (True, "update")])
+async def test_what_was_withheld_for_another_gateway_is_put_right_when_it_has_gone(
+    make: Make, monkeypatch: pytest.MonkeyPatch, withheld: bool, does: str
+) -> None:
+    node = await make(inventory(A))
+    await node.kubelet.registered()
+    lists, done = node._gateway.lists, list[str]()
+
+    def noted(what: str) -> Callable[[], Awaitable[None]]:
+        async def one() -> None:
+            done.append(what)
+
+        return one
+
+    for what in ("announce", "update"):
+        monkeypatch.setattr(lists, what, noted(what))
+    monkeypatch.setattr(lists, "_claims", [object()] if withheld else [])
+    await node._gateway.others._bring_up([GPU], withheld=False)
+    assert done == [does]
 
 
 @pytest.mark.parametrize(("others", "warm"), [({}, 0), ({Age(9, "99999999"): Path("newer")}, 1)])
