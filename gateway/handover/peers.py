@@ -225,7 +225,8 @@ class Peers:
         """Register once more where a gateway that couldn't talk has gone, and this kubelet doesn't tell whom it holds.
 
         Kubelets 1.12 to 1.24 leave our stream open when another gateway registers, and give out nothing when that one ends;
-        that one may have come and gone while we stood still. From 1.23 on they tell.
+        that one may have come and gone while we stood still. From 1.23 on they tell. Before 1.12 that stream would have ended;
+        and 1.8 has nothing to give for good where a second Register follows while it still enters the first one's list.
         """
         gone = self._silent.gone(peers, self.handover.talks_to)
         for silent in (folder for age, folder in peers.items() if age.token in self._silent.known):
@@ -235,7 +236,7 @@ class Peers:
         for resource in (one for name, one in self._resources.items() if gone - {self._silent.before.get(name, "")}):
             if resource.checked is not Confirmation.UNKNOWN:
                 resource.feed(events.Lacking())
-            elif resource.state.phase is Phase.SERVING:
+            elif resource.state.phase is Phase.SERVING and _leaves_streams_open(resource.plugin.level):
                 resource.feed(events.Renew("another gateway ended, and this kubelet doesn't tell whom it holds"))
 
     def _served_by(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
@@ -427,3 +428,8 @@ def _still(doubts: Mapping[Age, Doubt], peers: Container[Age], cuts: int, names:
         for age, doubt in doubts.items()
         if age in peers and not doubt.over(cuts, standby.names_of(age, names))
     }
+
+
+def _leaves_streams_open(level: Level | None) -> bool:
+    """Whether a kubelet may leave our stream open when another gateway registers."""
+    return level is None or level.reaches(12) is not False

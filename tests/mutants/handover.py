@@ -1271,6 +1271,14 @@ MUTANTS = (
     ),
     Mutant(
         "S15",
+        "kubelet 1.8 gets a second Register while it enters the first one's list",
+        "gateway/handover/peers.py",
+        "    return level is None or level.reaches(12) is not False\n",
+        "    return True\n",
+        f"{_RIVALS}::test_one_that_could_not_talk_has_gone",
+    ),
+    Mutant(
+        "S15",
         "who was doubted is never looked after again",
         "gateway/handover/standby.py",
         "            return LOOK if self._own.doubts.get(name) else None\n",

@@ -20,6 +20,7 @@ import grpc.aio
 import pytest
 from msgspec.structs import replace
 
+from adapters.registry import by_name
 from devices.generic import GenericSource
 from devices.model import Device
 from devices.policy import Policy
@@ -230,21 +231,33 @@ async def test_what_nobody_serves_calls_for_a_person_until_somebody_does() -> No
 
 
 @pytest.mark.parametrize(
-    ("checked", "talks", "anew"),
+    ("api", "checked", "talks", "anew"),
     [
-        pytest.param(Confirmation.UNKNOWN, (False,), True, id="the kubelet doesn't tell whom it holds"),
-        pytest.param(Confirmation.HELD, (False,), False, id="it does"),
-        pytest.param(Confirmation.UNKNOWN, (True,), False, id="what it served was handed over"),
+        pytest.param("v1beta1", Confirmation.UNKNOWN, (False,), True, id="the kubelet doesn't tell whom it holds"),
+        pytest.param("v1beta1", Confirmation.HELD, (False,), False, id="it does"),
+        pytest.param("v1beta1", Confirmation.UNKNOWN, (True,), False, id="what it served was handed over"),
         pytest.param(
-            Confirmation.UNKNOWN, (False, True, False), False, id="it talked, and said goodbye before it went"
+            "v1beta1",
+            Confirmation.UNKNOWN,
+            (False, True, False),
+            False,
+            id="it talked, and said goodbye before it went",
         ),
+        pytest.param("v1alpha2", Confirmation.UNKNOWN, (False,), False, id="kubelet 1.9 would have ended our stream"),
+        pytest.param("0.1", Confirmation.UNKNOWN, (False,), False, id="so would 1.8, which two Registers may confuse"),
     ],
 )
 async def test_one_that_could_not_talk_has_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked: Confirmation, talks: Sequence[bool], anew: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    api: str,
+    checked: Confirmation,
+    talks: Sequence[bool],
+    anew: bool,
 ) -> None:
     gateway = Gateway(Settings(socket_dir=tmp_path, state_dir=tmp_path), GenericSource(Policy()))
     plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
+    plugin.plugin.offer(by_name(api))
     plugin.checked = checked
     plugin.state = replace(plugin.state, phase=Phase.SERVING, stream=1)
     peers = {Age(1, "other"): tmp_path}  # Older: we serve.
