@@ -137,7 +137,7 @@ async def test_a_kubelet_that_is_silent_shows_nothing(folder: Path, monkeypatch:
 
 async def test_no_kubelet_to_ask(tmp_path: Path) -> None:
     assert await kubelet_view.holds(tmp_path / "none.sock", GPU, DEVICES) is None
-    assert await kubelet_view.look(tmp_path / "none.sock", tmp_path / "none") == View()
+    assert await kubelet_view.look(tmp_path / "none.sock", tmp_path / "none") == View(unwritten=True)
 
 
 def listed(**held: str) -> bytes:
