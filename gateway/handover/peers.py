@@ -171,8 +171,7 @@ class Peers:
     def elsewhere(self, resource: str) -> bool:
         """Whether another gateway serves a resource."""
         one = self._resources.get(resource)
-        well = one is not None and any(device.health is Health.HEALTHY for device in one.plugin.devices)
-        if one is not None and (well or one.state.phase is Phase.SERVING):
+        if one is not None and (one.state.phase is Phase.SERVING or _is_well(one)):
             return one.standing_by_for is not None or self.handover.defers_to(resource) is not None
         return any(listens(folder / instance.socket_name(resource)) for folder in (self.living() or {}).values())
 
@@ -225,8 +224,7 @@ class Peers:
         """Register once more where a gateway that couldn't talk has gone, and this kubelet doesn't tell whom it holds.
 
         Kubelets 1.12 to 1.24 leave our stream open when another gateway registers, and give out nothing when that one ends;
-        that one may have come and gone while we stood still. From 1.23 on they tell. Before 1.12 that stream would have ended;
-        and 1.8 has nothing to give for good where a second Register follows while it still enters the first one's list.
+        that one may have come and gone while we stood still. From 1.23 on they tell.
         """
         gone = self._silent.gone(peers, self.handover.talks_to)
         for silent in (folder for age, folder in peers.items() if age.token in self._silent.known):
@@ -282,8 +280,8 @@ class Peers:
     @property
     def registering(self) -> bool:
         """Whether a Register of ours is about to be sent, or not answered by a call yet: what takes seconds waits until it is."""
-        on_its_way = (self.standing(name) is Standing.BUSY for name in self._resources)
-        return (self._asked and not self.begun) or bool(self._resuming) or any(on_its_way)
+        busy = Standing.BUSY in map(self.standing, self._resources)
+        return busy or bool(self._resuming) or (self._asked and not self.begun)
 
     def talks(self, resource: Resource) -> bool:
         """Tell whether the gateway that a resource stands by for talks to us."""
@@ -354,19 +352,7 @@ class Peers:
             self.approach(self._presence.kubelet)
         await self._lists().announce()  # Thousands of devices take their time, in which the older one still serves.
         await self.handover.take_over(older_ones)
-        await self._bring_up(None)
-
-    async def _bring_up(self, names: Iterable[str] | None, *, withheld: bool = True) -> None:
-        """Make the lists ready to be sent, by what another gateway remembered until it left these resources (None: all) to us.
-
-        To put tens of thousands of devices together takes seconds, in which nobody would serve them: where the other one has noted
-        nothing but its own list, that comes later; what may be ``withheld`` from us because of that list waits, too.
-        """
-        await self._scribe.load()
-        self._holdings.recall(names, fresh=True)
-        lists = self._lists()
-        known = lists.based_on == self._holdings.ledger.beside_lists()
-        await (lists.announce() if known and (withheld or not lists.withholds) else lists.update())
+        await _bring_up(self._holdings, self._lists(), None)
 
     async def _resume(self, resource: Resource, began: float) -> None:
         """Serve what another one served, with what it remembered; since ``began`` the kubelet has time to see its stream end."""
@@ -376,7 +362,7 @@ class Peers:
             resource.feed(events.Ours())
             if self._presence.kubelet is not None:
                 resource.approach(self._presence.kubelet)
-            await self._bring_up([resource.name], withheld=False)
+            await _bring_up(self._holdings, self._lists(), [resource.name], withheld=False)
         except Exception:  # noqa: BLE001 - nobody else serves it, and the list of before is better than none
             _log.exception("the lists could not be brought up to date: serving the last one", retry_s=UPDATE_AGAIN)
             self._lists().update_again([time.monotonic() + UPDATE_AGAIN])
@@ -431,5 +417,26 @@ def _still(doubts: Mapping[Age, Doubt], peers: Container[Age], cuts: int, names:
 
 
 def _leaves_streams_open(level: Level | None) -> bool:
-    """Whether a kubelet may leave our stream open when another gateway registers."""
+    """Whether a kubelet may leave our stream open when another gateway registers: before 1.12 it is ended.
+
+    And 1.8 has nothing to give for good where a second Register follows while it still enters the first one's list.
+    """
     return level is None or level.reaches(12) is not False
+
+
+async def _bring_up(
+    holdings: Holdings, lists: OfferedLists, names: Iterable[str] | None, *, withheld: bool = True
+) -> None:
+    """Make the lists ready to be sent, by what another gateway remembered until it left these resources (None: all) to us.
+
+    To put tens of thousands of devices together takes seconds, in which nobody would serve them: where the other one has noted
+    nothing but its own list, that comes later; what may be ``withheld`` from us because of that list waits, too.
+    """
+    await holdings.scribe.load()
+    holdings.recall(names, fresh=True)
+    known = lists.based_on == holdings.ledger.beside_lists()
+    await (lists.announce() if known and (withheld or not lists.withholds) else lists.update())
+
+
+def _is_well(resource: Resource) -> bool:
+    return any(device.health is Health.HEALTHY for device in resource.plugin.devices)

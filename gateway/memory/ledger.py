@@ -40,7 +40,7 @@ from gateway.memory.rows import (
     illness_row,
     row_of,
 )
-from gateway.memory.tables import Changes, Tables, apply, combine
+from gateway.memory.tables import Changes, Tables, apply, beside_lists, combine
 from gateway.sides.table import Side
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -198,15 +198,7 @@ class Ledger:
 
     def beside_lists(self) -> bytes:
         """Return all that the merge of a list depends on but the announced devices: where it is the same, nothing else was noted."""
-        content = self._tables.content
-        rest = [content.get(name) or {} for name in ("cordons", "claims", "sides")]
-        rows = [
-            (name, table, tables[table])
-            for name, tables in sorted(content.get("resources", {}).items())
-            for table in TABLES
-            if table != "announced" and tables.get(table)
-        ]
-        return msgspec.json.encode((rest, rows), order="sorted")
+        return beside_lists(self._tables.content)
 
     def resources(self) -> tuple[str, ...]:
         """Return the resource names with announced devices."""

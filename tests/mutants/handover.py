@@ -1217,8 +1217,8 @@ MUTANTS = (
         "S18",
         "lists are put together anew between a Register and the kubelet's call",
         "gateway/handover/peers.py",
-        "bool(self._resuming) or any(on_its_way)",
-        "bool(self._resuming)",
+        "        return busy or bool(self._resuming)",
+        "        return bool(self._resuming)",
         "tests/unit/test_boards.py::test_lists_are_not_put_together_anew_while_a_register_is_under_way",
     ),
     Mutant(
@@ -1232,17 +1232,17 @@ MUTANTS = (
     Mutant(
         "S18",
         "what another gateway gave is taken for its list",
-        "gateway/memory/ledger.py",
-        '            if table != "announced" and tables.get(table)\n',
-        '            if table == "sticky" and tables.get(table)\n',
+        "gateway/memory/tables.py",
+        '        if table != "announced" and tables.get(table)\n',
+        '        if table == "sticky" and tables.get(table)\n',
         "tests/unit/test_ledger.py::test_what_another_gateway_noted_beside_lists",
     ),
     Mutant(
         "S18",
         "who serves, and has no healthy device, leaves it to one that stands by",
         "gateway/handover/peers.py",
-        "if one is not None and (well or one.state.phase is Phase.SERVING):",
-        "if one is not None and well:",
+        "(one.state.phase is Phase.SERVING or _is_well(one))",
+        "_is_well(one)",
         "tests/unit/test_boards.py::test_who_serves_is_not_elsewhere_though_none_of_its_devices_is_well",
     ),
     Mutant(
