@@ -86,9 +86,8 @@ class Lists:
         self.inventory: Inventory | None = None
         """What the source said last."""
         self.based_on = b""
-        """What the ledger remembered beside lists when they were put together last (``Ledger.beside_lists``)."""
+        """What the ledger remembered beside lists when they were put together last, which took ``_took`` seconds."""
         self._took = 0.0
-        """How long that took, in seconds."""
         self.lock = asyncio.Lock()
         """Held while the lists, or the sockets behind them, change."""
         self._boot_id = boot_id()
@@ -258,8 +257,7 @@ class Lists:
             self._beliefs.look_within(self._rest(HOLDERS_AGAIN) if self._claimed() <= known else 0)
 
     def _rest(self, seconds: float) -> float:
-        """Return how long to wait with the next update, which is for news that may not have come: most of the time is for calls."""
-        return max(seconds, PART * self._took)
+        return max(seconds, PART * self._took)  # Most of the time is for calls.
 
     def _remember(self, name: str, merged: merging.Merged, illnesses: Mapping[str, merging.Sticky]) -> bool:
         """Write into the ledger what follows from a list; True where that should be on disk at once, not only soon."""

@@ -417,10 +417,7 @@ def _still(doubts: Mapping[Age, Doubt], peers: Container[Age], cuts: int, names:
 
 
 def _leaves_streams_open(level: Level | None) -> bool:
-    """Whether a kubelet may leave our stream open when another gateway registers: before 1.12 it is ended.
-
-    And 1.8 has nothing to give for good where a second Register follows while it still enters the first one's list.
-    """
+    """Whether another's Register may leave our stream open. Before 1.12 it ends it; 1.8 can lose all devices by a second Register."""
     return level is None or level.reaches(12) is not False
 
 

@@ -284,10 +284,8 @@ def _checkpoint(path: Path) -> tuple[checkpoint.Checkpoint | None, int]:
 def _is_missing(path: Path) -> bool:
     try:
         path.lstat()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     return False
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import msgspec
 
 from gateway.memory.file import ReadFile
-from gateway.memory.rows import TABLES, Content
+from gateway.memory.rows import Content
 
 Changes: TypeAlias = dict[tuple[str, ...], Any]
 """By place in the file: the fields that a row gets, a plain value, or None where the row goes."""
@@ -138,13 +138,11 @@ def apply(content: Content, changes: Changes) -> Content:
 def beside_lists(content: Content) -> bytes:
     """Spell all but the announced devices that the merge of a list depends on."""
     rest = [content.get(name) or {} for name in ("cordons", "claims", "sides")]
-    rows = [
-        (name, table, tables[table])
-        for name, tables in sorted(content.get("resources", {}).items())
-        for table in TABLES
-        if table != "announced" and tables.get(table)
-    ]
-    return msgspec.json.encode((rest, rows), order="sorted")
+    resources = content.get("resources", {}).items()
+    kept = {
+        name: {one: rows for one, rows in tables.items() if rows and one != "announced"} for name, tables in resources
+    }
+    return msgspec.json.encode((rest, {name: tables for name, tables in kept.items() if tables}), order="sorted")
 
 
 def combine(found: ReadFile, ours: Content, changes: Changes) -> Content:

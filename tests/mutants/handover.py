@@ -1233,8 +1233,8 @@ MUTANTS = (
         "S18",
         "what another gateway gave is taken for its list",
         "gateway/memory/tables.py",
-        '        if table != "announced" and tables.get(table)\n',
-        '        if table == "sticky" and tables.get(table)\n',
+        'if rows and one != "announced"}',
+        'if rows and one == "sticky"}',
         "tests/unit/test_ledger.py::test_what_another_gateway_noted_beside_lists",
     ),
     Mutant(
@@ -1257,8 +1257,8 @@ MUTANTS = (
         "H4",
         "a checkpoint that can't be read names nobody",
         "gateway/kubelet/view.py",
-        "    except OSError:\n        return False\n    return False\n",
-        "    except OSError:\n        return True\n    return True\n",
+        "        return isinstance(error, FileNotFoundError)\n    return False\n",
+        "        return True\n    return True\n",
         "tests/unit/test_boards.py::test_before_the_first_container_what_was_given_is_all_that_is_held",
     ),
     Mutant(
