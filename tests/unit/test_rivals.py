@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -417,9 +418,10 @@ async def test_one_that_could_not_serve_says_so() -> None:
             await newer.wait_for("no common version")
 
 
-def test_what_another_kubelet_spoke_says_nothing_of_this_one(tmp_path: Path) -> None:
-    (tmp_path / "kubelet.sock").touch()
-    presence, here = SimpleNamespace(socket=tmp_path / "kubelet.sock"), kubelet_id(tmp_path / "kubelet.sock")
+def test_what_another_kubelet_spoke_says_nothing_of_this_one(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(folder / "kubelet.sock"))
+    presence, here = SimpleNamespace(socket=folder / "kubelet.sock"), kubelet_id(folder / "kubelet.sock")
     one = Ability("v1alpha2", cast("Any", presence), {}, list, lambda _: None)
     resource = cast("Any", SimpleNamespace(entries={"a": 1}))
     for spoken, unfit in ((None, False), (KubeletId(1, 1, 1), False), (here, True)):
