@@ -22,8 +22,8 @@ from typing import Final
 
 from gateway.wires import notify
 
-LONGER: Final = 0.25
-"""Seconds for which connections outlive their gateway: another one serves after some 25 ms, on a busy node after 150. A call that is
+LONGER: Final = 1.0
+"""Seconds for which connections outlive their gateway: another one serves after some 25 ms, on a busy node after hundreds. A call that is
 still open when they have passed fails."""
 MOST: Final = 8
 """Connections of one resource that are kept. The kubelet has one; where strangers have more, none is."""
