@@ -261,7 +261,7 @@ def test_a_table_in_which_somebody_waits_for_ever_is_seen(
     rule: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, rule, broken)
-    model = Model()
+    model = Model(at_once=True)
     assert not search(model.start, model.moves, model.check).broken
     assert model.unending(is_settled)
 
