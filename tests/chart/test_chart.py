@@ -171,6 +171,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "rocm": ({"dp.resources": {"limits": {}}, "node_selector": {"a": "b"}}, "dp.resources: a value of ROCm's chart"),
     "wrong-type": ({"migStrategy": 3}, "migStrategy"),
     "wrong-backend": ({"gateway.backend": "intel"}, "backend"),
+    "wrong-dra": ({"gateway.dra": "both"}, "dra"),
 }
 
 
@@ -235,7 +236,7 @@ ROWS: dict[str, tuple[dict[str, object], dict[str, str | None]]] = {
     ),
     "standby": ({"gateway.standby": True}, {"GATEWAY_STANDBY": "true"}),
     "standby-and-dra": (
-        {"gateway.standby": True, "gateway.dra": True},
+        {"gateway.standby": True, "gateway.dra": "only"},
         {"GATEWAY_STANDBY": "true", "GATEWAY_DRA": "only"},
     ),
     "gpu-metrics": ({"gateway.gpuMetrics": True}, {"GATEWAY_GPU_METRICS": "true"}),
@@ -533,24 +534,62 @@ def test_where_it_cannot_be_kept_to_its_node_it_is_refused() -> None:
     assert "from Kubernetes 1.32 on" in done.stderr
 
 
-def test_by_dra_it_has_what_kustomize_gives_it() -> None:
-    found = [one for one in yaml.safe_load_all(helm(*TEMPLATE, *given({"gateway.dra": True})).stdout) if one]
+BY_DRA = [("only", ("dra",)), ("on", ("dra", "dra-on"))]
+"""What `gateway.dra` says, and the components of kustomize that give the same."""
+
+
+@pytest.mark.parametrize(("mode", "components"), BY_DRA)
+def test_by_dra_it_has_the_rights_and_policies_of_kustomize(mode: str, components: tuple[str, ...]) -> None:
+    text = helm(*TEMPLATE, *given({"gateway.dra": mode})).stdout
+    found = [one for one in yaml.safe_load_all(text) if one]
     for one in found:
         judge(one, "1.37")
+    files = [ROOT / "deploy/kustomize/components/api-server/account.yaml"]
+    for name in components:
+        files += [ROOT / "deploy/kustomize/components" / name / file for file in ("rights.yaml", "policy.yaml")]
+    theirs = json.dumps([_rights(one) for file in files for one in yaml.safe_load_all(file.read_text())])
+    for before, after in (
+        ("serviceaccount:device-plugin-gateway:device-plugin-gateway", "serviceaccount:gpu:gpu-device-plugin-gateway"),
+        (
+            'device-plugin-gateway", "namespace": "device-plugin-gateway"',
+            'gpu-device-plugin-gateway", "namespace": "gpu"',
+        ),
+        ('"device-plugin-gateway', '"gpu-gpu-device-plugin-gateway'),
+    ):
+        theirs = theirs.replace(before, after)
+    ours = [_rights(one) for one in found if one["kind"] not in ("DaemonSet", "ServiceAccount")]
+    wanted = [one for one in json.loads(theirs) if one["kind"] != "ServiceAccount"]
+    assert sorted(map(str, ours)) == sorted(map(str, wanted))
+
+
+def _rights(document: dict[str, Any]) -> dict[str, Any]:
+    """It without its labels, in the order that JSON has it in."""
+    named = {**document, "metadata": document["metadata"]["name"]}
+    sorted_: dict[str, Any] = json.loads(json.dumps(named, sort_keys=True))
+    return sorted_
+
+
+@pytest.mark.parametrize(
+    ("said", "mode"), [("on", "on"), ('"on"', "on"), ("true", "on"), ("only", "only"), ("off", None), ("null", None)]
+)
+def test_the_mode_is_the_one_that_a_values_file_says(tmp_path: Path, said: str, mode: str | None) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(f"gateway: {{dra: {said}}}\n")
+    assert env(values).get("GATEWAY_DRA") == mode
+    assert pod(values)["automountServiceAccountToken"] is bool(mode)
+
+
+@pytest.mark.parametrize("mode", ["only", "on"])
+def test_by_dra_the_pod_has_what_kustomize_gives_it(mode: str) -> None:
     (patch,) = yaml.safe_load_all((ROOT / "deploy/kustomize/components/dra/daemonset.yaml").read_text())
-    (daemon,) = [one for one in found if one["kind"] == "DaemonSet"]
-    theirs, ours = (one["spec"]["template"]["spec"] for one in (patch, daemon))
+    theirs, ours = patch["spec"]["template"]["spec"], pod({"gateway.dra": mode})
     assert all(one in ours["volumes"] for one in theirs["volumes"])
-    for part in ("env", "volumeMounts"):
-        assert all(one in ours["containers"][0][part] for one in theirs["containers"][0][part])
-    roles = [one["rules"] for one in found if one["kind"] == "ClusterRole"]
-    rights = yaml.safe_load_all((ROOT / "deploy/kustomize/components/dra/rights.yaml").read_text())
-    assert all(one["rules"] in roles for one in rights if one["kind"] == "ClusterRole")
-    (policy,) = [one for one in found if one["kind"] == "ValidatingAdmissionPolicy"]
-    assert "system:serviceaccount:gpu:gpu-device-plugin-gateway'" in policy["spec"]["matchConditions"][0]["expression"]
-    subjects = [one["subjects"] for one in found if one["kind"].endswith("RoleBinding")]
-    assert all(one[0]["name"] == "gpu-device-plugin-gateway" for one in subjects)
-    assert "from Kubernetes 1.34 on" in helm(*TEMPLATE, "--kube-version=1.33.0", *given({"gateway.dra": True})).stderr
+    assert all(one in ours["containers"][0]["volumeMounts"] for one in theirs["containers"][0]["volumeMounts"])
+
+
+@pytest.mark.parametrize("mode", ["only", "on"])
+def test_dra_is_refused_before_the_first_kubernetes_that_has_it_on(mode: str) -> None:
+    assert "from Kubernetes 1.34 on" in helm(*TEMPLATE, "--kube-version=1.33.0", *given({"gateway.dra": mode})).stderr
 
 
 def test_gpu_feature_discovery_runs_theirs() -> None:

@@ -229,8 +229,13 @@ readOnlyRootFilesystem: true
 {{- toJson $env -}}
 {{- end -}}
 
+{{- /* `on` or `only`, else empty. YAML reads a bare `on` as true, and `off` as false. */ -}}
+{{- define "gateway.dra" -}}
+{{- get (dict "true" "on" "on" "on" "only" "only") (toString .Values.gateway.dra) -}}
+{{- end -}}
+
 {{- define "gateway.cdi" -}}
-{{- if .Values.gateway.dra -}}true
+{{- if include "gateway.dra" . -}}true
 {{- else if eq .Values.gateway.backend "nvidia" -}}{{- include "gateway.mayHave" (dict "root" . "word" "cdi-") -}}{{- end -}}
 {{- end -}}
 
@@ -244,7 +249,7 @@ readOnlyRootFilesystem: true
 {{- define "gateway.env" -}}
 {{- $env := list (dict "name" "GATEWAY_PROBE_ADDRESS" "value" ":8081") (dict "name" "GATEWAY_METRICS_ADDRESS" "value" ":9400") (dict "name" "GATEWAY_BACKEND" "value" .Values.gateway.backend) -}}
 {{- if .Values.gateway.logLevel -}}{{- $env = append $env (dict "name" "GATEWAY_LOG_LEVEL" "value" .Values.gateway.logLevel) -}}{{- end -}}
-{{- if .Values.gateway.dra -}}{{- $env = append $env (dict "name" "GATEWAY_DRA" "value" "only") -}}{{- end -}}
+{{- with include "gateway.dra" . -}}{{- $env = append $env (dict "name" "GATEWAY_DRA" "value" .) -}}{{- end -}}
 {{- if .Values.gateway.standby -}}{{- $env = append $env (dict "name" "GATEWAY_STANDBY" "value" "true") -}}{{- end -}}
 {{- if .Values.gateway.gpuMetrics -}}{{- $env = append $env (dict "name" "GATEWAY_GPU_METRICS" "value" "true") -}}{{- end -}}
 {{- if eq .Values.gateway.backend "nvidia" -}}{{- $env = concat $env (include "gateway.nvidiaEnv" . | fromJsonArray) -}}{{- end -}}
@@ -286,7 +291,7 @@ readOnlyRootFilesystem: true
 
 {{- /* Is there a feature on that asks the API server? */ -}}
 {{- define "gateway.asksApi" -}}
-{{- if or (include "gateway.configMap" .) (include "gateway.tellsNode" .) .Values.gateway.dra -}}true{{- end -}}
+{{- if or (include "gateway.configMap" .) (include "gateway.tellsNode" .) (include "gateway.dra" .) -}}true{{- end -}}
 {{- end -}}
 
 {{- define "gateway.tellsNode" -}}
