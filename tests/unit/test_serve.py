@@ -56,7 +56,7 @@ from gateway.kubelet import drift, watch
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.beliefs import Look
 from gateway.kubelet.identity import KubeletId
-from gateway.kubelet.view import View
+from gateway.kubelet.view import Untold, View
 from gateway.memory import scribe
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger, LedgerSnapshot, Written
@@ -869,9 +869,11 @@ async def test_what_a_newer_gateway_does_not_serve_is_remembered_before_it_is_se
         pytest.param(A, frozenset({GPU}), False, False, False, id="they show it"),
         pytest.param(A, frozenset({"amd.com/gpu"}), True, False, True, id="they show others"),
         pytest.param(ILL, frozenset(), True, False, False, id="none of ours is well: perhaps none of the other's"),
-        pytest.param(A, None, False, False, True, id="nothing is known, and it has no name in the kubelet's folder"),
-        pytest.param(A, None, True, False, False, id="but it has"),
-        pytest.param(A, None, False, True, True, id="one that talks has none, and wasn't asked yet"),
+        pytest.param(
+            A, Untold.AT_ALL, False, False, True, id="nothing is known, and it has no name in the kubelet's folder"
+        ),
+        pytest.param(A, Untold.AT_ALL, True, False, False, id="but it has"),
+        pytest.param(A, Untold.AT_ALL, False, True, True, id="one that talks has none, and wasn't asked yet"),
     ],
 )
 async def test_what_is_stood_by_for_is_looked_for(
@@ -880,14 +882,14 @@ async def test_what_is_stood_by_for_is_looked_for(
     logs: asyncio.Queue[EventDict],
     monkeypatch: pytest.MonkeyPatch,
     device: Device,
-    shown: frozenset[str] | None,
+    shown: frozenset[str] | Untold,
     registered: bool,
     talks: bool,
     lacking: bool,
 ) -> None:
     looked: asyncio.Queue[None] = asyncio.Queue()
 
-    async def look(*_: object) -> frozenset[str] | None:
+    async def look(*_: object) -> frozenset[str] | Untold:
         looked.put_nowait(None)
         return shown
 
@@ -900,7 +902,7 @@ async def test_what_is_stood_by_for_is_looked_for(
     other = newer()
     if registered:
         (node.folder / "dp" / f"{other.token}-ab12-1.sock").touch()
-    for _ in range(2 if shown else 3):
+    for _ in range(2 if shown and shown is not Untold.AT_ALL else 3):
         await looked.get()
     verdict, told = probes.look(node._gateway), Commands(node._gateway).document(rows=False)
     assert (verdict.ready, "no device of it" in verdict.text) == (not lacking, lacking)
