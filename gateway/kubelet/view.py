@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import threading
+import time
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
@@ -94,14 +96,32 @@ class OpenAllocates:
 
     def __init__(self, begins: Callable[[], None]) -> None:
         self._begins = begins
+        self._none = asyncio.Event()
+        self._none.set()
         self.open = 0
+        self._ended = -math.inf
+        """When the last one was answered (monotonic seconds)."""
 
     def __enter__(self) -> None:
         self.open += 1
+        self._none.clear()
         self._begins()
 
     def __exit__(self, *_: object) -> None:
         self.open -= 1
+        if not self.open:
+            self._ended = time.monotonic()
+            self._none.set()
+
+    def lately(self, seconds: float) -> bool:
+        """Tell whether one is open, or was so many seconds ago: the kubelet may not have noted its answer yet."""
+        return self.open > 0 or time.monotonic() < self._ended + seconds
+
+    async def over(self, seconds: float) -> None:
+        """Wait until none was open for so long."""
+        while self.lately(seconds):
+            await self._none.wait()
+            await asyncio.sleep(max(self._ended + seconds - time.monotonic(), 0))
 
 
 async def look(pod_resources: Path, checkpoint_file: Path) -> View:
