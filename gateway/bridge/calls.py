@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from devices.model import ContainerAnswer, ContainerRequest, Fault, RefusedError
-from gateway.bridge import judge, shield
+from gateway.bridge import doubt, judge, shield
 from gateway.bridge.peer import PREPARE_TIME, AwayError, Peer
 from gateway.bridge.plugin import FIRST_LIST, Bridged
-from gateway.kubelet import doubt, view
+from gateway.kubelet import view
 from gateway.kubelet.drift import steer
 from gateway.kubelet.watch import listens
 

@@ -18,8 +18,8 @@ import structlog
 from adapters.registry import DIALECTS, by_name
 from devices.model import ContainerAnswer
 from gateway.bridge import judge, shield
+from gateway.bridge.doubt import Doubts
 from gateway.bridge.peer import AwayError, Peer
-from gateway.kubelet.doubt import Doubts
 from gateway.kubelet.watch import socket_id
 from gateway.tasks import Background
 from gateway.wires.log import Seldom

@@ -25,13 +25,12 @@ from devices.model import (
 )
 from devices.policy import Policy
 from devices.source import Behind, Facts, Fate, Hindrance, Inventory, unclaimed
-from gateway.bridge import judge, memory, shield
+from gateway.bridge import doubt, judge, memory, shield
 from gateway.bridge.admission import Admission
 from gateway.bridge.calls import BridgedResource, KubeletRecords
 from gateway.bridge.plugin import DEADLINE
 from gateway.bridge.recall import answers_of, recalled, remembered
 from gateway.bridge.sockets import LOOK_EVERY, REGISTRATION, Sockets
-from gateway.kubelet import doubt
 from gateway.kubelet.beliefs import CHECKPOINT
 
 SETTLE_EVERY: Final = 10.0

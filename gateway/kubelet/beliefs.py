@@ -11,19 +11,16 @@ import asyncio
 import contextlib
 import math
 import time
-from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 import structlog
 from msgspec import Struct
 
 from gateway.kubelet import view as kubelet_view
-from gateway.kubelet.doubt import QUICK, Doubts, refusal
 from gateway.kubelet.drift import WRITTEN_AFTER, Drift
-from gateway.kubelet.watch import listens
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from devices.model import Device
@@ -38,7 +35,7 @@ AFTER_DOUBLED: Final = 0.2
 WHILE_FORGOTTEN: Final = 30.0
 """Seconds between two looks whether pods that the kubelet forgot are gone."""
 WHILE_ASKED: Final = 0.5
-"""By how many seconds a look that is due is put off while an Allocate is open; the most that somebody waits for one until it begins."""
+"""By how many seconds a look that is due is put off while an Allocate is open; the most that one is put off that somebody waits for."""
 AFTER_START: Final = WRITTEN_AFTER + 1.0
 """Seconds from a kubelet's start until its records are its own work for certain."""
 
@@ -81,10 +78,6 @@ class Beliefs:
         """Whether somebody waits for the look that is under way: then it isn't dropped."""
         self.asked = kubelet_view.OpenAllocates(self._drop)
         """The Allocates that are open: looks are put off meanwhile, those that somebody waits for no longer than ``WHILE_ASKED``."""
-        self.doubts: defaultdict[str, Doubts] = defaultdict(Doubts)
-        """By resource, what the kubelet may have forgotten that it gave: a look fell into the Allocate."""
-        self._listed = -math.inf
-        """When the last look began, ended or was dropped (monotonic seconds)."""
         self._allocated_at = -AFTER_ALLOCATE
         """When the last Allocate was answered (monotonic seconds)."""
 
@@ -102,12 +95,12 @@ class Beliefs:
     async def look(self) -> None:
         """Look now, or wait for the look that is under way. Bounded, as ``view.look`` is.
 
-        While a kubelet waits for an Allocate, and until it has noted the answer, none begins for half a second.
+        While a kubelet waits for an Allocate, and until it has noted the answer, none begins for ``WHILE_ASKED`` seconds.
         """
         if self._looking is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WHILE_ASKED):
-                    await self.asked.over(QUICK)
+                    await self.asked.over()
         if self._looking is None:
             self._looking = asyncio.ensure_future(self._look())
         self._is_awaited = True
@@ -123,7 +116,7 @@ class Beliefs:
 
     def _on_time(self) -> None:
         self._timer = None
-        if self.asked.lately(QUICK):
+        if self.asked.lately():
             self.look_within(WHILE_ASKED)
         elif self._looking is None:
             self._looking, self._is_awaited = asyncio.ensure_future(self._look()), False
@@ -132,19 +125,14 @@ class Beliefs:
         """Look later: an Allocate begins."""
         if self._looking is not None and not self._is_awaited:
             self._looking.cancel()
-            self._looking, self._listed = None, time.monotonic()
+            self._looking = None
             self.look_within(WHILE_ASKED)
 
     async def _look(self) -> None:
         try:
             at, unix = time.monotonic(), time.time()
-            self._listed = at
             view = await kubelet_view.look(self._pod_resources, self._checkpoint)
-            self._listed = time.monotonic()
             self.last = Look(view, at, unix)
-            if view.held is not None and not self.asked.open:
-                for resource, doubts in self.doubts.items():
-                    doubts.seen(view.held.get(resource, ()), at)
             for drift in [*self._drifts.values()]:
                 self._become(drift.look(view, at, unix))
             self._looked(self.last)
@@ -157,25 +145,6 @@ class Beliefs:
                 self._looking = None
 
     # What is known.
-
-    @contextlib.asynccontextmanager
-    async def allocating(self, resource: str, device_ids: Sequence[str]) -> AsyncIterator[None]:
-        """Look into nothing while an Allocate of these devices is open; put them in doubt where a look may have fallen into it.
-
-        Raises:
-            RefusedError: one that was in doubt is held, or the kubelet doesn't tell.
-        """
-        came, doubts = time.monotonic(), self.doubts[resource]
-        looked = 0.0 if self._looking is not None else came - self._listed
-        with self.asked:
-            if (doubted := doubts.among(device_ids)) and listens(self._pod_resources):
-                view = await kubelet_view.look(self._pod_resources, self._checkpoint)
-                holders = (view.held or {}).get(resource, {}) if view.source == "pod-resources" else None
-                if (refused := refusal(resource, doubted, holders)) is not None:
-                    raise refused
-            yield
-            now = time.monotonic()
-            doubts.given(device_ids, now - came, now, looked)
 
     def holders(self, resource: str) -> dict[str, str] | None:
         """Return who holds, or may hold, what, by device ID; None where the records could not be read."""

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _DEADLINE = 2.0
 """Seconds for all that is asked of the kubelet in one look, and as many for its file."""
+_NOTED = 0.1
+"""Seconds from the answer to an Allocate until the kubelet has noted it, on a busy node, too."""
 _SHOWN_DEADLINE = 1.0
 """Seconds for a look on which it depends who serves."""
 _OPTIONS = (
@@ -113,15 +115,15 @@ class OpenAllocates:
             self._ended = time.monotonic()
             self._none.set()
 
-    def lately(self, seconds: float) -> bool:
-        """Tell whether one is open, or was so many seconds ago: the kubelet may not have noted its answer yet."""
-        return self.open > 0 or time.monotonic() < self._ended + seconds
+    def lately(self) -> bool:
+        """Tell whether one is open, or was a moment ago: the kubelet may not have noted its answer yet."""
+        return self.open > 0 or time.monotonic() < self._ended + _NOTED
 
-    async def over(self, seconds: float) -> None:
-        """Wait until none was open for so long."""
-        while self.lately(seconds):
+    async def over(self) -> None:
+        """Wait until the kubelet has noted the answers to all of them."""
+        while self.lately():
             await self._none.wait()
-            await asyncio.sleep(max(self._ended + seconds - time.monotonic(), 0))
+            await asyncio.sleep(max(self._ended + _NOTED - time.monotonic(), 0))
 
 
 async def look(pod_resources: Path, checkpoint_file: Path) -> View:

@@ -14,7 +14,6 @@ from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
 
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
@@ -138,19 +137,14 @@ class Memory:
 
     def __init__(self, holdings: Holdings, resource: str) -> None:
         self._holdings, self._resource = holdings, resource
+        self.asked = holdings.beliefs.asked
         # Looked up only when asked for: an Allocate of devices that are well needs neither.
         self.handed_out: Container[str] = _Asked(lambda: holdings.ledger.handed_out(resource))
         self.held: Container[str] = _Asked(lambda: holdings.held(resource) or ())
 
     def avoid(self) -> Sequence[str]:
         """Return the devices that are to be given last, the least bad ones first."""
-        beliefs = self._holdings.beliefs
-        worse = beliefs.avoid(self._resource)
-        return *(one for one in sorted(beliefs.doubts[self._resource].since) if one not in worse), *worse
-
-    def allocating(self, device_ids: Sequence[str]) -> AbstractAsyncContextManager[None]:
-        """Keep the kubelet's records from being looked into while an Allocate of these devices is open."""
-        return self._holdings.beliefs.allocating(self._resource, device_ids)
+        return self._holdings.beliefs.avoid(self._resource)
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Take note that containers were given devices: by which dialect, and which, one container after another."""

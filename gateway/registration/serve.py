@@ -29,7 +29,7 @@ from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from adapters.dialect import Dialect, Level
@@ -92,12 +92,9 @@ class DeviceMemory(Protocol):
     def avoid(self) -> Sequence[str]:
         """Return the devices that are to be given last, the least bad ones first."""
 
-    def allocating(self, device_ids: Sequence[str]) -> AbstractAsyncContextManager[None]:
-        """Keep the kubelet's records from being looked into while an Allocate of these devices is open.
-
-        Raises:
-            RefusedError: the kubelet forgot that another container holds one.
-        """
+    @property
+    def asked(self) -> AbstractContextManager[None]:
+        """Keeps the kubelet's records from being looked into while an Allocate is open."""
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Take note that containers were given devices: by which dialect, and which, one container after another."""
@@ -344,9 +341,7 @@ class DevicePlugin:
         known_level = level(dialect, self._evidence)
         answers: list[ContainerAnswer] = []
         listed = self.list.entries
-        # 1.8 asks again at each start of a container: what it holds is no reason to refuse it.
-        device_ids = [] if dialect.asks_again else [one for each in containers for one in each.device_ids]
-        async with self._memory.allocating(device_ids):
+        with self._memory.asked:
             for container in containers:
                 self._check(dialect, container)
                 answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))

@@ -12,9 +12,10 @@ from devices.life.states import State
 from devices.model import ContainerAnswer, ContainerRequest, Device, Field, Health, Sayable
 from devices.policy import Bridging, Policy
 from devices.source import Inventory, Listing
+from gateway.bridge import doubt
 from gateway.bridge.plugin import Bridged
 from gateway.bridge.source import Bridge
-from gateway.kubelet import doubt, view
+from gateway.kubelet import view
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
 from gateway.lab.plugins.played import PlayedPlugin

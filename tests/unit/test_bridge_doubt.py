@@ -14,8 +14,8 @@ import pytest
 from devices.model import Fault, PreferredRequest
 from gateway.bridge import calls, source
 from gateway.bridge.calls import BridgedResource, KubeletRecords
+from gateway.bridge.doubt import QUICK, RECORDED, Doubts, is_due, refusal
 from gateway.kubelet import view
-from gateway.kubelet.doubt import QUICK, RECORDED, Doubts, is_due, refusal
 from gateway.kubelet.view import View
 from gateway.lab.waiting import until
 from tests.unit.bridging import NIC, bridged, plugin

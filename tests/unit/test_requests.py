@@ -6,8 +6,8 @@ import asyncio
 import gc
 import math
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -48,9 +48,7 @@ class _Source:
 class _Memory:
     handed_out: Collection[str] = ()
     held: Collection[str] = ()
-
-    def allocating(self, _device_ids: Sequence[str]) -> AbstractAsyncContextManager[None]:
-        return nullcontext()
+    asked: AbstractContextManager[None] = nullcontext()
 
     def avoid(self) -> tuple[str, ...]:
         return ()
@@ -116,17 +114,17 @@ async def test_an_allocate_is_open_while_its_source_is_asked(folder: Path, monke
         events.append("asked")
         return await answer(*given)
 
-    @asynccontextmanager
-    async def allocating(_: object, device_ids: Sequence[str]) -> AsyncIterator[None]:
-        events.append(f"open {len(device_ids)}")
+    @contextmanager
+    def asked() -> Iterator[None]:
+        events.append("open")
         yield
         events.append("over")
 
     monkeypatch.setattr(_Source, "answer", noted)
-    monkeypatch.setattr(_Memory, "allocating", allocating)
+    monkeypatch.setattr(_Memory, "asked", asked())
     async with calling(folder) as channel:
         assert await allocates(channel)
-    assert events == ["open 1", "asked", "over"]
+    assert events == ["open", "asked", "over"]
 
 
 @pytest.mark.parametrize("name", ["a%41b", "a%2Fb", "a%zz", "a#b", "a?b", "a b", "a:b", "é", "a;b&c=d"])
