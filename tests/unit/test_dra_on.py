@@ -1570,6 +1570,8 @@ async def test_what_is_given_while_its_way_to_a_claim_is_written_down_is_the_pod
 ) -> None:
     """The kubelet's checkpoint names an ended pod, so Allocate takes it for held, and nobody else does."""
     asked, answers, writes, written = (asyncio.Event() for _ in range(4))
+    # The claim's look goes on, though the Allocate is open.
+    monkeypatch.setattr(view.OpenAllocates, "over", lambda _: asyncio.sleep(0))
     async with node.gateway() as one:
         await node.allocatable(2)
         await node.manager.admit("p0", {GPU: 1})
