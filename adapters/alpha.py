@@ -61,6 +61,7 @@ class Alpha(Struct, eq=False):
     """Raises MalformedError."""
     schema: FileDescriptor
     asks_again: bool = False
+    writes_late: bool = False
     names_itself: bool = True
     family: str = "v1alpha"
     registration_service: str = "deviceplugin.Registration"

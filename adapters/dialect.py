@@ -121,6 +121,8 @@ class Dialect(Protocol):
     kubelet writes its checkpoint in place, under no lock, and the next list waits for the write of the one before, too."""
     asks_again: bool
     """Whether the kubelet calls Allocate again for the same devices each time a container of theirs starts (1.8 alone)."""
+    writes_late: bool
+    """Whether the kubelet has no checkpoint before the first container with devices starts (1.8 alone): what Allocate gave is all that is held then."""
     names_itself: bool
     """Whether a kubelet that refuses another version says which one it speaks (all but 1.8)."""
     schema: FileDescriptor

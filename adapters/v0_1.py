@@ -40,4 +40,6 @@ def _read(data: bytes) -> ContainerAnswer:
     return ContainerAnswer(envs, tuple(mounted.values()), tuple(nodes.values()))
 
 
-V0_1: Dialect = Alpha(NAME, Level(8, 8), _spell, _read, pb.DESCRIPTOR, asks_again=True, names_itself=False)
+V0_1: Dialect = Alpha(
+    NAME, Level(8, 8), _spell, _read, pb.DESCRIPTOR, asks_again=True, writes_late=True, names_itself=False
+)

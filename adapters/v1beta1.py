@@ -78,7 +78,7 @@ class Beta:
 
     message_limit: int | None = 4 * 1024 * 1024
     spacing = 0.0
-    asks_again = False
+    asks_again = writes_late = False
     names_itself = True
 
     def __init__(self, name: str, kubelets: Level, messages: Any, rules: Mapping[Field, Rule]) -> None:

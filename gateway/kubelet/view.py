@@ -133,18 +133,19 @@ async def look(pod_resources: Path, checkpoint_file: Path) -> View:
     """
     written: Holders | None = None
     registered: Mapping[str, frozenset[str]] | None = None
+    missing = False
     listed: podresources.Listed | None = None
     allocatable: dict[str, frozenset[str]] | None = None
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_DEADLINE):
-            written, registered = await asyncio.to_thread(_read, checkpoint_file)
+            written, registered, missing = await asyncio.to_thread(_read, checkpoint_file)
     if listens(pod_resources):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DEADLINE), _channel(pod_resources) as channel:
                 listed = await _list(channel)
                 allocatable = await _allocatable(channel)
     if listed is None and written is None:
-        return View(allocatable=allocatable, unwritten=_is_missing(checkpoint_file))
+        return View(allocatable=allocatable, unwritten=missing)
     if listed is None:
         return View(written, {}, allocatable, "checkpoint", written=written, registered=registered)
     if written is None:
@@ -316,13 +317,13 @@ def _opener(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
-def _read(path: Path) -> tuple[dict[str, dict[str, str]] | None, Mapping[str, frozenset[str]] | None]:
-    """Read who holds what by the checkpoint, and what was registered; runs in a thread, because a disk may be slow."""
+def _read(path: Path) -> tuple[dict[str, dict[str, str]] | None, Mapping[str, frozenset[str]] | None, bool]:
+    """Read who holds what by the checkpoint, what was registered, and whether there is none; in a thread, because a disk may be slow."""
     found, _ = _checkpoint(path)
     if found is None:
-        return None, None
+        return None, None, _is_missing(path)
     holders: dict[str, dict[str, str]] = {}
     for held in found.held:
         for device_id in held.device_ids:
             holders.setdefault(held.resource, {}).setdefault(device_id, f"{held.pod_uid}/{held.container}")
-    return holders, found.registered or None
+    return holders, found.registered or None, False

@@ -6,6 +6,7 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from adapters.registry import DIALECTS
 from gateway.kubelet import beliefs
 from gateway.kubelet.drift import Earlier
 from gateway.kubelet.watch import kubelet_id
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
 
-UNWRITTEN_BY = "0.1"
-"""The dialect of kubelet 1.8, which has no checkpoint before the first container starts: what Allocate gave is all that is held then."""
 RECORDED_WITHIN = 1.5
 """Seconds that a kubelet is given to write down what Allocate answered: its records of before that don't end a hand-out."""
 
@@ -55,7 +54,7 @@ class Holdings:
         if look is None or self._is_half_known(look):
             return None
         holders = self.beliefs.holders(resource)
-        unwritten = look.view.unwritten and self.ledger.accepted == UNWRITTEN_BY
+        unwritten = look.view.unwritten and any(one.writes_late for one in DIALECTS if one.name == self.ledger.accepted)
         if holders is None and not unwritten:
             return None
         if resource in self._resources:

@@ -116,6 +116,15 @@ from gateway.cli.main import gateway; gateway()
         await self.stand(a="plugin", b="dra")
         await until(lambda: list(self.place.published) == ["gpu-1"])
 
+    async def one_waits(self, front: Kubelet) -> tuple[ClaimName, asyncio.Task[Any]]:
+        """Have a claim prepared that has the second GPU, and another one wait for it; give the first, and the call that waits."""
+        await self.parted()
+        first, waits = self.place.claim("c", "uid-c", "gpu-1"), self.place.claim("w", "uid-w", "gpu-1")
+        assert isinstance((await front.prepare(V1, first))["uid-c"], tuple)
+        waiting = asyncio.ensure_future(front.prepare(V1, waits))
+        await until(lambda: any(one.path.endswith("/w") for one in self.place.server.requests))
+        return first, waiting
+
     async def order(self, op: str, device: str) -> None:
         [path] = control.sockets(self.place.folder / "state")
         await control.ask(path, {"op": op, "id": device, "reason": "it hums"}, 10)
@@ -303,11 +312,7 @@ async def test_a_claim_that_waits_while_a_pair_makes_room_is_answered_by_the_new
         await ready(old)
         await node.manager.wait(GPU, 2)
         front, _ = await node.registered(2)
-        await node.parted()
-        first, waits = node.place.claim("c", "uid-c", "gpu-1"), node.place.claim("w", "uid-w", "gpu-1")
-        assert isinstance((await front.prepare(V1, first))["uid-c"], tuple)
-        waiting = asyncio.ensure_future(front.prepare(V1, waits))
-        await until(lambda: any(one.path.endswith("/w") for one in node.place.server.requests))
+        first, waiting = await node.one_waits(front)
         async with node.pair("on") as new:
             await old.wait_for("making room for a newer gateway")
             async with asyncio.timeout(END_TIME / 2):
@@ -323,11 +328,7 @@ async def test_who_is_told_to_end_while_a_claim_waits_in_it_keeps_nobody_from_se
         serves, _ = await ready(process)
         await node.manager.wait(GPU, 2)
         front, _ = await node.registered(2)
-        await node.parted()
-        first, waits = node.place.claim("c", "uid-c", "gpu-1"), node.place.claim("w", "uid-w", "gpu-1")
-        assert isinstance((await front.prepare(V1, first))["uid-c"], tuple)
-        waiting = asyncio.ensure_future(front.prepare(V1, waits))
-        await until(lambda: any(one.path.endswith("/w") for one in node.place.server.requests))
+        first, waiting = await node.one_waits(front)
         mark = process.seen
         os.kill(serves, signal.SIGTERM)  # By hand: the parent would have ended the other one first.
         await process.wait_for("registered", since=mark)
