@@ -46,9 +46,9 @@ def allocate_requests(device_ids: Sequence[str]) -> list[bytes]:
     ]
 
 
-def preferred_request(device_ids: Sequence[str], size: int = GPUS // 2) -> bytes:
-    """Write the GetPreferredAllocation for ``size`` of these devices."""
-    asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=device_ids, allocation_size=size)
+def preferred_request(device_ids: Sequence[str]) -> bytes:
+    """Write the GetPreferredAllocation for half of a node's GPUs, out of these devices."""
+    asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=device_ids, allocation_size=GPUS // 2)
     return pb.PreferredAllocationRequest(container_requests=[asked]).SerializeToString()
 
 

@@ -151,21 +151,21 @@ async def _right(node: Node, kubelet: Kubelet, pod: str) -> None:
 # Registrations that only seem to be one.
 
 
-async def stuck(report: Report, python: Path, runs: int, version: str = STUCK_ON) -> None:
+async def stuck(report: Report, python: Path, runs: int) -> None:
     """End the stream and register anew, ``runs`` times, and let a pod ask at once, before anything could heal by itself.
 
     The gateway registers anew when what Register says of a resource changes (here: whether PreStartContainer is wanted),
     and when another gateway takes over: both end a stream first, which is what kubelets 1.25 to 1.36 stumble over.
     """
-    name = f"stuck registrations, genuine {version}"
-    if build.built(version) is None:
-        report.bar(name, math.nan, 0, "", f"not built: python -m gateway.lab.kubelets.build {version}", exact=True)
+    name = f"stuck registrations, genuine {STUCK_ON}"
+    if build.built(STUCK_ON) is None:
+        report.bar(name, math.nan, 0, "", f"not built: python -m gateway.lab.kubelets.build {STUCK_ON}", exact=True)
         return
     failed = handed = 0
     healed, note, wanted = 0, "", False
     gaps: list[float] = []
     async with Node.make(python) as node:
-        kubelet = await node.kubelet(version, genuine=True)
+        kubelet = await node.kubelet(STUCK_ON, genuine=True)
         await kubelet.start()
         gateway = await node.gateway(plain(GPUS))
         await kubelet.wait(RESOURCE, GPUS)
@@ -190,7 +190,7 @@ async def stuck(report: Report, python: Path, runs: int, version: str = STUCK_ON
                 await kubelet.remove(f"pod-{number}")
         await asyncio.sleep(SETTLING_SECONDS)
         healed += _heals(gateway)
-    report.figures[f"registered anew, genuine {version}: profile written to records (ms)"] = spread(gaps or [math.inf])
+    report.figures[f"registered anew, genuine {STUCK_ON}: profile written to records (ms)"] = spread(gaps or [math.inf])
     report.bar(f"{name}: pods refused", failed, 0, f"of {runs}", note or f"{handed} of them handovers", exact=True)
     report.bar(f"{name}: healed by the gateway", healed, 0, f"of {runs}", exact=True)
 

@@ -135,10 +135,10 @@ class Node:
         return None if view.allocatable is None else sorted(view.allocatable.get(resource, ()))
 
 
-async def settled(kubelet: Kubelet, resource: str, count: int, seconds: float = 20) -> int:
+async def settled(kubelet: Kubelet, resource: str, count: int) -> int:
     """Wait for a count; give what is there in the end."""
     with suppress(KubeletError):
-        await kubelet.wait(resource, count, seconds)
+        await kubelet.wait(resource, count, 20)
     return (await kubelet.totals()).allocatable.get(resource, 0)
 
 

@@ -339,9 +339,7 @@ def counting() -> Iterator[list[str]]:
         sys.unraisablehook, threading.excepthook = unraisable, thread
 
 
-def perform(
-    show: Show, genuine: Mapping[str, Path] | None = None, pace: float = 0, story: Sequence[Step] = STORY
-) -> tuple[tuple[Look, ...], Verdict]:
+def perform(show: Show, genuine: Mapping[str, Path], pace: float) -> tuple[tuple[Look, ...], Verdict]:
     """Play the story and judge it. ``pace`` is in seconds between steps; ``genuine`` gives binaries by kubelet version.
 
     Raises:
@@ -351,11 +349,11 @@ def perform(
     """
     with counting() as strays:
         try:
-            scene, looks = asyncio.run(_play(show, genuine or {}, pace, story, strays))
+            scene, looks = asyncio.run(_play(show, genuine, pace, strays))
         except asyncio.CancelledError as end:
             raise KeyboardInterrupt from end
         gc.collect()  # what was never awaited or closed says so now
-    verdict = judge(story, looks, [gpu.uuid for gpu in scene.gpus], strays)
+    verdict = judge(STORY, looks, [gpu.uuid for gpu in scene.gpus], strays)
     show(replace(scene, verdict=verdict), "")
     return looks, verdict
 
@@ -366,7 +364,7 @@ def document(looks: Sequence[Look], verdict: Verdict) -> str:
 
 
 async def _play(
-    show: Show, genuine: Mapping[str, Path], pace: float, story: Sequence[Step], strays: list[str]
+    show: Show, genuine: Mapping[str, Path], pace: float, strays: list[str]
 ) -> tuple[Scene, tuple[Look, ...]]:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(
@@ -388,10 +386,10 @@ async def _play(
             gateway = await GatewayProcess.launch(gateway_command(sockets, state, root / "profile.yaml"))
             await stack.enter_async_context(gateway)
             await gateway.begun()
-            upcoming = tuple(step.version for step in story if isinstance(step, Hop))
+            upcoming = tuple(step.version for step in STORY if isinstance(step, Hop))
             node = _Node(root, gateway, genuine, show, Scene(gpus, upcoming=upcoming), gpus, stack)
             node.say(f"a node with {len(gpus)} simulated GPUs; the gateway is up and waits for a kubelet")
-            for step in story:
+            for step in STORY:
                 look = await node.take(step)
                 looks.append(look)
                 node.say("", looks=tuple(looks))

@@ -232,7 +232,6 @@ class Kubelet(Spawned):
         count: int = 0,
         *,
         container: str = "main",
-        limits: Mapping[str, int] | None = None,
         init: bool = False,
     ) -> Admission:
         """Admit a container (it gets devices) and start it (it gets the plugin's answer).
@@ -240,7 +239,7 @@ class Kubelet(Spawned):
         Raises:
             KubeletError: ``stage`` is ``allocate`` (the pod has failed for good) or ``start`` (a kubelet tries again).
         """
-        wanted = {**(limits or {}), **({resource: count} if resource else {})}
+        wanted = {resource: count} if resource else {}
         return await self._admission("admit", pod=pod, container=container, limits=wanted, init=init)
 
     async def restart_container(self, pod: str, container: str = "main") -> Admission:

@@ -194,13 +194,13 @@ class Containerd(Daemon):
         await super().start()
         await self._node.until(self._answers, 20, lambda: self.error("it doesn't answer"))
 
-    async def restart(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Stops it by the signal and starts it.
+    async def restart(self) -> None:
+        """Stops it and starts it.
 
         Raises:
             NodeError: as stop and start.
         """
-        await self.stop(number)
+        await self.stop()
         await self.start()
 
     async def _answers(self) -> bool:
@@ -424,14 +424,14 @@ class Node:
         await self.containerd.stop(signal.SIGKILL)
         await asyncio.to_thread(self._cut)
 
-    async def power_on(self, version: str | None = None) -> None:
+    async def power_on(self) -> None:
         """Boots what ``power_off`` ended: containerd, then the kubelet, which finds another boot ID.
 
         Raises:
             NodeError: containerd didn't come up.
         """
         await self.containerd.start()
-        await self.kubelet.start(version)
+        await self.kubelet.start()
 
     # --- how -------------------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ def gpu_pod(name: str, count: int = 1, resource: str = RESOURCE, looks: int = FO
     }
 
 
-def deployment(name: str, replicas: int, count: int = 1, resource: str = RESOURCE) -> Object:
+def deployment(name: str, replicas: int) -> Object:
     """A Deployment of such pods."""
     labels = {"app": name}
     return {
@@ -80,7 +80,7 @@ def deployment(name: str, replicas: int, count: int = 1, resource: str = RESOURC
         "spec": {
             "replicas": replicas,
             "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": _spec(count, resource, FOR_EVER)},
+            "template": {"metadata": {"labels": labels}, "spec": _spec(1, RESOURCE, FOR_EVER)},
         },
     }
 
@@ -101,11 +101,11 @@ def _spec(count: int, resource: str, looks: int) -> dict[str, Any]:
     }
 
 
-def write_static(folder: Path, name: str, count: int = 1) -> Path:
+def write_static(folder: Path, name: str) -> Path:
     """Have the kubelet run a static pod; give the file that is to be removed to end it."""
     path = folder / f"{name}.json"
     new = path.with_name(f".{path.name}")  # the kubelet reads no file that begins with a dot
-    new.write_text(json.dumps(gpu_pod(name, count)))
+    new.write_text(json.dumps(gpu_pod(name, 1)))
     return new.replace(path)
 
 
