@@ -197,23 +197,7 @@ class _Node:
                 case []:
                     pass
                 case ["admit", pod, resource, count]:
-                    admission = await kubelet.admit(pod, {resource: int(count)})
-                    self._pods[pod] = (resource, int(count))
-                    ids = admission.devices.get(resource, ())
-                    why = (
-                        ""
-                        if ids or count == "0"
-                        else f": no plugin has registered {resource}, `capacity` shows which are"
-                    )
-                    self.say(f"pod {pod} runs with {_ids(ids)}{why}")
-                    for name, value in admission.answer.envs.items():
-                        self.say(f"  env {name}={value}")
-                    for mount in admission.answer.mounts:
-                        self.say(f"  mount {mount.host_path} at {mount.container_path}")
-                    for node in admission.answer.device_nodes:
-                        self.say(f"  device {node.host_path} as {node.container_path} ({node.permissions})")
-                    for name in admission.answer.cdi_devices:
-                        self.say(f"  CDI device {name}")
+                    await self._admit(kubelet, pod, resource, int(count))
                 case ["start", pod]:
                     admission = await kubelet.restart_container(pod)
                     self.say(f"pod {pod} runs again with {_ids(i for ids in admission.devices.values() for i in ids)}")
@@ -222,19 +206,9 @@ class _Node:
                     self._pods.pop(pod, None)
                     self.say(f"pod {pod} has ended")
                 case ["capacity"]:
-                    totals = kubelet.totals()
-                    for resource, total in sorted(totals.capacity.items()):
-                        self.say(f"{resource}: capacity {total}, allocatable {totals.allocatable[resource]}")
-                    if not totals.capacity:
-                        self.say("no resource is registered")
+                    self._show_capacity(kubelet)
                 case ["pods"]:
-                    held = kubelet.pods()
-                    for pod, containers in sorted(held.items()):
-                        for resources in containers.values():
-                            for resource, ids in resources.items():
-                                self.say(f"pod {pod}: {resource} {_ids(ids)}")
-                    if not held:
-                        self.say("no pod holds a device")
+                    self._show_pods(kubelet)
                 case ["restart"]:
                     await self.boot(kubelet.behaviour)
                 case ["restart", version]:
@@ -249,6 +223,37 @@ class _Node:
         except (KubeletError, ValueError) as error:
             self.say(str(error))
         return True
+
+    async def _admit(self, kubelet: DeviceManager, pod: str, resource: str, count: int) -> None:
+        admission = await kubelet.admit(pod, {resource: count})
+        self._pods[pod] = (resource, count)
+        ids = admission.devices.get(resource, ())
+        why = "" if ids or count == 0 else f": no plugin has registered {resource}, `capacity` shows which are"
+        self.say(f"pod {pod} runs with {_ids(ids)}{why}")
+        for name, value in admission.answer.envs.items():
+            self.say(f"  env {name}={value}")
+        for mount in admission.answer.mounts:
+            self.say(f"  mount {mount.host_path} at {mount.container_path}")
+        for node in admission.answer.device_nodes:
+            self.say(f"  device {node.host_path} as {node.container_path} ({node.permissions})")
+        for name in admission.answer.cdi_devices:
+            self.say(f"  CDI device {name}")
+
+    def _show_capacity(self, kubelet: DeviceManager) -> None:
+        totals = kubelet.totals()
+        for resource, total in sorted(totals.capacity.items()):
+            self.say(f"{resource}: capacity {total}, allocatable {totals.allocatable[resource]}")
+        if not totals.capacity:
+            self.say("no resource is registered")
+
+    def _show_pods(self, kubelet: DeviceManager) -> None:
+        held = kubelet.pods()
+        for pod, containers in sorted(held.items()):
+            for resources in containers.values():
+                for resource, ids in resources.items():
+                    self.say(f"pod {pod}: {resource} {_ids(ids)}")
+        if not held:
+            self.say("no pod holds a device")
 
 
 def _ids(devices: Iterable[str]) -> str:

@@ -415,6 +415,36 @@ def _serve(settings: Settings) -> int:
     )  # It logs a line for each mistake of a stranger; ours says what matters.
     from gateway import compose, process
     from gateway import daemon as shell
+
+    _refuse_impossible(settings)
+    flight = None
+    if settings.standby:
+        from gateway.pair.flight import Flight
+
+        flight = Flight()
+    try:
+        source = compose.source(settings, attempts=flight)
+    except compose.NoBackendError as error:
+        raise click.ClickException(str(error)) from error
+    except ValueError as error:
+        raise _SettingError(str(error)) from error
+    process.allow_descriptors()
+    process.give_memory_back()
+    before = [int(one) for one in os.environ.pop(_BORN, "").split() if one.isdecimal()]
+    if flight is None:
+        return asyncio.run(_run(shell.Gateway(settings, source, before=before)))
+    from gateway.pair.parent import Pair
+
+    def serve(role: Role) -> int:
+        return asyncio.run(_run(shell.Gateway(settings, source, role), role))
+
+    pair = Pair(serve, flight, dra=settings.dra != "off", before=before)
+    status = pair.run()
+    return status if pair.resigned is None else _begin_anew(pair.born_ns, pair.resigned)
+
+
+def _refuse_impossible(settings: Settings) -> None:
+    """End with status 2 where these settings can't go together."""
     from gateway.handover import instance
 
     if settings.state_dir.absolute().is_relative_to(settings.socket_dir.absolute()):
@@ -446,30 +476,6 @@ def _serve(settings: Settings) -> int:
         raise click.UsageError(
             "--probe-address is --metrics-address: expected two, because only one can listen on a port"
         )
-    flight = None
-    if settings.standby:
-        from gateway.pair.flight import Flight
-
-        flight = Flight()
-    try:
-        source = compose.source(settings, attempts=flight)
-    except compose.NoBackendError as error:
-        raise click.ClickException(str(error)) from error
-    except ValueError as error:
-        raise _SettingError(str(error)) from error
-    process.allow_descriptors()
-    process.give_memory_back()
-    before = [int(one) for one in os.environ.pop(_BORN, "").split() if one.isdecimal()]
-    if flight is None:
-        return asyncio.run(_run(shell.Gateway(settings, source, before=before)))
-    from gateway.pair.parent import Pair
-
-    def serve(role: Role) -> int:
-        return asyncio.run(_run(shell.Gateway(settings, source, role), role))
-
-    pair = Pair(serve, flight, dra=settings.dra != "off", before=before)
-    status = pair.run()
-    return status if pair.resigned is None else _begin_anew(pair.born_ns, pair.resigned)
 
 
 async def _run(gateway: Gateway, role: Role | None = None) -> NoReturn:

@@ -11,7 +11,7 @@ import asyncio
 import copy
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from itertools import accumulate, product
 from typing import TYPE_CHECKING, Final, Literal
@@ -29,7 +29,7 @@ from gateway.sides.table import Side
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-    from gateway.telling.status import GatewayStatus
+    from gateway.telling.status import GatewayStatus, ResourceStatus
     from gateway.wires.http import Answer
 
 PREFIX: Final = "device_plugin_gateway_"
@@ -249,34 +249,37 @@ def _gauges(status: GatewayStatus, *, device_ids: bool) -> dict[str, dict[tuple[
         if status.configuration.accepted_s is not None:
             found["config_last_reload_success_age_seconds"] = {(): status.configuration.accepted_s}
     for resource in status.resources:
-        name = (resource.name,)
-
-        def put(family: str, labels: tuple[str, ...], value: float | None) -> None:
+        for family, labels, value in _gauges_of(resource, device_ids=device_ids):
             if value is not None:
                 found.setdefault(family, {})[labels] = value
-
-        elsewhere = resource.phase in _ELSEWHERE and resource.lacking_s is None
-        put("serving", name, None if elsewhere else resource.phase == Phase.SERVING.value)
-        for phase in Phase:
-            put("registration_phase", (*name, phase.name.lower()), resource.phase == phase.value)
-        if resource.api:
-            put("registration_info", (*name, resource.api, resource.kubelets), 1)
-        put("stream_age_seconds", name, resource.stream_s)
-        if resource.behind is not None:
-            put("bridged_plugin_up", name, resource.behind.state == _LIVE)
-        for count in resource.states:
-            put("devices", (*name, count.state, count.kind), count.devices)
-        put("healthy_devices", name, resource.healthy)
-        put("allocatable_devices", name, resource.allocatable)
-        put("held_devices", name, resource.held)
-        put("free_devices", name, resource.free)
-        found.setdefault("drift_devices", {}).update({(*name, kind.value): 0 for kind in drift.MismatchKind})
-        for finding in resource.drift:
-            put("drift_devices", (*name, finding.kind), finding.devices)
-        for device in resource.devices if device_ids else ():
-            numa = ",".join(map(str, device.numa))
-            put("device_info", (*name, device.id, device.state, device.kind, numa, device.holder or ""), 1)
     return found
+
+
+def _gauges_of(resource: ResourceStatus, *, device_ids: bool) -> Iterator[tuple[str, tuple[str, ...], float | None]]:
+    """Give one resource's gauges as family, labels and value. Of the same labels the last value counts."""
+    name = (resource.name,)
+    elsewhere = resource.phase in _ELSEWHERE and resource.lacking_s is None
+    yield "serving", name, None if elsewhere else resource.phase == Phase.SERVING.value
+    for phase in Phase:
+        yield "registration_phase", (*name, phase.name.lower()), resource.phase == phase.value
+    if resource.api:
+        yield "registration_info", (*name, resource.api, resource.kubelets), 1
+    yield "stream_age_seconds", name, resource.stream_s
+    if resource.behind is not None:
+        yield "bridged_plugin_up", name, resource.behind.state == _LIVE
+    for count in resource.states:
+        yield "devices", (*name, count.state, count.kind), count.devices
+    yield "healthy_devices", name, resource.healthy
+    yield "allocatable_devices", name, resource.allocatable
+    yield "held_devices", name, resource.held
+    yield "free_devices", name, resource.free
+    for kind in drift.MismatchKind:
+        yield "drift_devices", (*name, kind.value), 0
+    for finding in resource.drift:
+        yield "drift_devices", (*name, finding.kind), finding.devices
+    for device in resource.devices if device_ids else ():
+        numa = ",".join(map(str, device.numa))
+        yield "device_info", (*name, device.id, device.state, device.kind, numa, device.holder or ""), 1
 
 
 def _counters(status: GatewayStatus, counted: tally.Tally) -> dict[str, Mapping[tuple[str, ...], int]]:

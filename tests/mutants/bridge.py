@@ -419,8 +419,8 @@ MUTANTS = (
         "B13",
         "a plugin that is away is up",
         "gateway/telling/metrics.py",
-        "resource.behind.state == _LIVE)",
-        "True)",
+        "resource.behind.state == _LIVE",
+        "True",
         "tests/unit/test_bridge_told.py::test_metrics",
     ),
     Mutant(

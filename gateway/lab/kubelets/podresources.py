@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import grpc
@@ -84,11 +84,15 @@ class PodResources(grpc.GenericRpcHandler):
                 entry = pod.containers.add(name=container)
                 for resource, allotment in held.items():
                     for node, ids in allotment.numa.items():
-                        for some in ([one] for one in ids) if self._behaviour.minor >= _ONE_DEVICE_EACH else [ids]:
-                            devices = entry.devices.add(resource_name=resource, device_ids=some)
-                            if self._behaviour.minor >= _V1 and node != "-1":
-                                devices.topology.nodes.add(ID=int(node))
+                        self._add_devices(entry, resource, node, ids)
         return answer.SerializeToString()
+
+    def _add_devices(self, entry: pb.ContainerResources, resource: str, node: str, ids: Iterable[str]) -> None:
+        minor = self._behaviour.minor
+        for some in ([one] for one in ids) if minor >= _ONE_DEVICE_EACH else [ids]:
+            devices = entry.devices.add(resource_name=resource, device_ids=some)
+            if minor >= _V1 and node != "-1":
+                devices.topology.nodes.add(ID=int(node))
 
     async def _allocatable(self, _request: bytes, context: Context) -> bytes:
         if self._behaviour.minor < _ALLOCATABLE:

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -194,32 +194,38 @@ async def _bomb(at: Target) -> None:
 
 async def _half_requests(at: Target) -> None:
     """Messages of which the last byte never comes, as much of them as the gateway takes."""
+    await asyncio.gather(*(_half_requests_of_one(at) for _ in range(4)))
 
-    async def half() -> None:
-        async with _http2(at) as (reader, writer):
-            for stream in range(1, 33, 2):
-                writer.write(_frame(_HEADERS, _END_HEADERS, stream, _call_headers("Allocate")))
-                length = (4 * _MIB).to_bytes(4, "big")
-                writer.write(_frame(_DATA, 0, stream, b"\x00" + length + b"\x0a" * 4000))
-            windows, window = Counter(range(1, 33, 2)), 0
-            with contextlib.suppress(TimeoutError, OSError, asyncio.IncompleteReadError):
-                async with asyncio.timeout(2.0):
-                    while True:
-                        head = await reader.readexactly(9)
-                        payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
-                        if head[3] != _WINDOW_UPDATE:
-                            continue
-                        more, stream = int.from_bytes(payload, "big"), int.from_bytes(head[5:9], "big")
-                        if stream:
-                            windows[stream] += more
-                        else:
-                            window += more
-                        for one in windows:
-                            while windows[one] >= 16384 <= window:
-                                writer.write(_frame(_DATA, 0, one, b"\x0a" * 16384))
-                                windows[one], window = windows[one] - 16384, window - 16384
 
-    await asyncio.gather(*(half() for _ in range(4)))
+async def _half_requests_of_one(at: Target) -> None:
+    streams = range(1, 33, 2)
+    async with _http2(at) as (reader, writer):
+        for stream in streams:
+            writer.write(_frame(_HEADERS, _END_HEADERS, stream, _call_headers("Allocate")))
+            length = (4 * _MIB).to_bytes(4, "big")
+            writer.write(_frame(_DATA, 0, stream, b"\x00" + length + b"\x0a" * 4000))
+        with contextlib.suppress(TimeoutError, OSError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(2.0):
+                await _fill_windows(reader, writer, streams)
+
+
+async def _fill_windows(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, streams: Iterable[int]) -> None:
+    """Send on these streams whatever the other end's flow control (RFC 9113, 5.2) lets through, for ever."""
+    windows, window = Counter(streams), 0
+    while True:
+        head = await reader.readexactly(9)
+        payload = await reader.readexactly(int.from_bytes(head[:3], "big"))
+        if head[3] != _WINDOW_UPDATE:
+            continue
+        more, stream = int.from_bytes(payload, "big"), int.from_bytes(head[5:9], "big")
+        if stream:
+            windows[stream] += more
+        else:
+            window += more
+        for one in windows:
+            while windows[one] >= 16384 <= window:
+                writer.write(_frame(_DATA, 0, one, b"\x0a" * 16384))
+                windows[one], window = windows[one] - 16384, window - 16384
 
 
 _STRIKES: Final[dict[str, Callable[[Target], Awaitable[None]]]] = {
