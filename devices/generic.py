@@ -58,7 +58,7 @@ _log = structlog.get_logger()
 
 
 def rule_error(rule: Globbed, taken: Container[str] = frozenset()) -> str | None:
-    """Say why ``rule`` can't be gone by, or None; ``taken`` are resource names that have a rule already."""
+    """Say why ``rule`` can't be used, or None; ``taken`` are resource names that have a rule already."""
     if problem := resource_name_error(rule.resource):
         return problem
     if rule.resource in taken:

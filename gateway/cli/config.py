@@ -1,4 +1,4 @@
-"""``gateway config``: which settings are in force, and who said them."""
+"""``gateway config``: which settings are in force, and where each comes from."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from gateway.wires import log as observe
 _EXAMPLES = """
 \b
 Examples:
-  gateway config show                                   with the variables and the file that a daemon would have here
-  gateway --config-file config.yaml config show         with a flag: the daemon's own, before the command
-  gateway --mig-strategy mixed config show --json       for a program
+  gateway config show                                   as a daemon would have them that was started here
+  gateway --config-file config.yaml config show         with a flag of the daemon: it goes before the command
+  gateway --mig-strategy mixed config show --json       the same as JSON
 """
 
 
 @click.group()
 def config() -> None:
-    """Settings: flags, variables, the configuration file, and which of them counts."""
+    """Show the settings in force, and where each comes from."""
 
 
 @config.command(epilog=_EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.pass_context
 def show(ctx: click.Context, *, as_json: bool) -> None:
-    """Show each setting that a daemon with these flags, variables and file would go by, and what said it.
+    """Show each setting, and where it comes from.
 
-    It ends with 78 where one of them can't be gone by, as the daemon does. A running daemon logs its own once, at its start.
+    That is a flag, a variable, a line of the configuration file, or the default. Shown is what a daemon would use that was
+    started here. A running daemon logs its own settings once, at its start.
+
+    Exit status: 0; like the daemon, 78 where a setting can't be used.
     """
     root = ctx.find_root()
     options = dict(root.params)

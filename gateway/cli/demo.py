@@ -1,4 +1,4 @@
-"""``gateway demo``: the main job, seen happen, for someone with no GPU and no cluster."""
+"""``gateway demo``: the main job, shown to someone with no GPU and no cluster."""
 
 from __future__ import annotations
 

@@ -60,7 +60,9 @@ Commands on stdin, while it runs:
     help="Where kubelet.sock and the checkpoint live. Made if it isn't there. A start deletes what a kubelet's does.",
 )
 def kubelet(version: str, socket_dir: Path) -> None:
-    """Run an emulated kubelet of any version in the foreground, and show what device plugins do with it.
+    """Run an emulated kubelet of any version.
+
+    It stays in the foreground, shows what device plugins do, and takes the commands below on its standard input.
 
     It serves kubelet.sock and behaves towards plugins as that version does: the API it speaks, its errors, when it calls
     back, what it remembers over a restart. Ctrl-C ends it.

@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "compat": ("gateway.cli.compat:compat", "Run the compatibility matrix: scenarios and hops on many kubelets."),
     "completion": ("gateway.cli.completion:completion", "Print what a shell evaluates to complete this command line."),
-    "config": ("gateway.cli.config:config", "Which settings are in force, and what said them."),
+    "config": ("gateway.cli.config:config", "Show the settings in force, and where each comes from."),
     "cross": ("gateway.cli.cross:cross", "Move GPUs between the device plugin API and DRA."),
     "cordon": ("gateway.cli.cordon:cordon", "Let no new pod have a device, and say why."),
-    "demo": ("gateway.cli.demo:demo", "A rolling kubelet upgrade on a simulated node, seen happen."),
+    "demo": ("gateway.cli.demo:demo", "Show a rolling kubelet upgrade on a simulated node."),
     "dev": ("gateway.cli.dev:dev", "Tools for trying device plugins, such as an emulated kubelet."),
-    "devices": ("gateway.cli.devices:devices", "This node's devices: how they do, and who holds them."),
+    "devices": ("gateway.cli.devices:devices", "Show this node's devices: their state, and who holds them."),
     "doctor": ("gateway.cli.doctor:doctor", "Look at this node, and name what keeps its GPUs from pods."),
     "forget": ("gateway.cli.cordon:forget", "Take a device that is gone for good off the list."),
-    "plan": ("gateway.cli.plan:plan", "What a kubelet upgrade does to a GPU node, hop by hop."),
+    "plan": ("gateway.cli.plan:plan", "Say what a kubelet upgrade does to a GPU node, hop by hop."),
     "probe": ("gateway.cli.probe:probe", "Ask a kubelet which device plugin API it speaks."),
-    "status": ("gateway.cli.status:status", "What this node's gateways, their kubelet and their devices are up to."),
+    "status": ("gateway.cli.status:status", "Show the state of this node's gateways, kubelet and devices."),
     "support-bundle": ("gateway.cli.bundle:bundle", "Collect what this node knows of its gateways in one archive."),
     "uncordon": ("gateway.cli.cordon:uncordon", "Give a cordoned device back to pods."),
 }
@@ -72,12 +72,12 @@ Examples:
   gateway --backend simulated                    8 healthy simulated GPUs as nvidia.com/gpu
   gateway --backend simulated --simulate p.yaml  GPUs from a profile; edit it and the node follows
   gateway --api v1beta1                          only this API; an older kubelet is told so and left alone
-  gateway config show                            which settings count, and what said them
-  gateway status                                 what it, its kubelet and its devices are up to
+  gateway config show                            the settings in force, and where each comes from
+  gateway status                                 the state of the gateway, its kubelet and its devices
   gateway doctor                                 what keeps this node's GPUs from pods?
   gateway devices --release 3                    close GPU 3 for a reset; --acquire opens it again
   gateway probe --json                           which API does this node's kubelet speak?
-  gateway demo                                   the whole story, with no GPU and no cluster
+  gateway demo                                   a kubelet upgrade on a simulated node, with no GPU and no cluster
 
 Every option can be given as an environment variable too: --socket-dir is GATEWAY_SOCKET_DIR. Options win. A configuration
 file comes last.
@@ -223,7 +223,7 @@ class _Address(click.ParamType[tuple[str, int]]):
     type=click.FloatRange(0, 3600),
     default=0.0,
     metavar="SECONDS",
-    help="After a reboot, let containers wait so long for devices whose driver is late (by PreStartContainer), instead of "
+    help="After a reboot, let containers wait up to this long (in PreStartContainer) for devices whose driver is late, instead of "
     "calling those lost.",
 )
 @click.option(
@@ -231,7 +231,7 @@ class _Address(click.ParamType[tuple[str, int]]):
     type=_Address(),
     default=None,
     show_default="no metrics",
-    help="Tell Prometheus metrics on HOST:PORT, or on PORT of this machine alone, under /metrics.",
+    help="Serve Prometheus metrics (/metrics) on HOST:PORT, or with a port alone on this machine only.",
 )
 @click.option("--metrics-device-ids", is_flag=True, help="One metric for each device: more labels, more to store.")
 @click.option(
@@ -270,7 +270,7 @@ class _Address(click.ParamType[tuple[str, int]]):
 @click.option(
     "--standby",
     is_flag=True,
-    help="Keep a second gateway beside the one that serves: it takes over within milliseconds when that one dies of anything.",
+    help="Keep a second gateway beside the one that serves: it takes over within milliseconds when that one dies.",
 )
 @click.option(
     "--log-format", type=click.Choice(observe.FORMATS), default="auto", help="auto: JSON unless on a terminal."
@@ -298,15 +298,15 @@ def gateway(ctx: click.Context, /, log_format: str, log_level: str, **options: A
 
 
 def wrong(error: ConfigError) -> click.ClickException:
-    """End with the exit status that a setting has which can't be gone by."""
+    """End with the exit status that a setting has which can't be used."""
     return (_SettingError if error.lasting else click.ClickException)(str(error))
 
 
 def effective_settings(ctx: click.Context, options: dict[str, Any]) -> list[effective.Setting]:
-    """Say what a daemon with these options, this process's variables and its file would go by.
+    """Say what a daemon with these options, this process's variables and its file would use.
 
     Raises:
-        ConfigError: one of them can't be gone by.
+        ConfigError: one of them can't be used.
     """
     return [*_effective(ctx, *_settings(ctx, options))]
 

@@ -30,7 +30,7 @@ def take(said: MutableMapping[str, Given]) -> Choice | None:
     """Take what was said of the choice out of all that was said; None where there is no folder to choose from.
 
     Raises:
-        ConfigError: it can't be gone by.
+        ConfigError: it can't be used.
     """
     nothing = Given("", "")
     folder, label, default, fallbacks = (

@@ -83,7 +83,7 @@ def settle(said: Mapping[str, Given], backend: str) -> Policy:
     """Make the policy that these settings (by flag name) mean for a backend.
 
     Raises:
-        ConfigError: one of them can't be gone by.
+        ConfigError: one of them can't be used.
     """
     values: dict[str, Any] = {"fail_on_init_error": backend == "nvidia"}
     for flag in FLAGS:

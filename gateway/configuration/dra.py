@@ -22,7 +22,7 @@ def taken(said: MutableMapping[str, Given], node_name: str) -> tuple[str, Mappin
     adds up there, where one variable would replace another.
 
     Raises:
-        ConfigError: they can't be gone by.
+        ConfigError: they can't be used.
     """
     mode, names = said.pop("dra", None), said.pop("dra-drivers", None)
     drivers = _drivers(names) if names is not None else {}

@@ -86,7 +86,7 @@ def policy(file: File, said: Mapping[str, Given], backend: str) -> Policy:
     """Make the policy of a file and of what command line and environment ``said``, which beat it.
 
     Raises:
-        ConfigError: one of the settings that win can't be gone by.
+        ConfigError: one of the settings that win can't be used.
     """
     return replace(
         commandline.settle({**file.given, **said}, backend),

@@ -99,7 +99,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "device-id-strategy",
-        "by what a container is told its GPUs",
+        "how a GPU is named to its container",
         variables=("DEVICE_ID_STRATEGY",),
         key=(*_PLUGIN, "deviceIDStrategy"),
         field="id_strategy",
@@ -143,7 +143,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "cdi-disable-hooks",
-        "hooks that the CDI specification is to lack, by commas (an older NVIDIA Container Toolkit has fewer); all: it has none",
+        "hooks to leave out of the CDI specification, by commas (an older NVIDIA Container Toolkit has fewer); all: every one",
         variables=("CDI_DISABLE_HOOKS",),
         key=(*_PLUGIN, "cdiDisableHooks"),
         field="cdi_disabled_hooks",
@@ -307,7 +307,7 @@ FLAGS: Final[tuple[Flag, ...]] = (
     ),
     Flag(
         "bridge-withdraw",
-        "after how many seconds those that no container holds are offered no longer",
+        "after how many seconds those devices that no container holds are no longer offered",
         variables=("GATEWAY_BRIDGE_WITHDRAW",),
         key=(_OURS, "bridge", "withdraw"),
         field="bridge_withdraw",

@@ -15,11 +15,11 @@ STATE_DIR = Path("/var/lib/device-plugin-gateway")
 
 
 EX_CONFIG = 78
-"""The exit status for settings that can't be gone by (sysexits.h): starting again doesn't help."""
+"""The exit status for settings that can't be used (sysexits.h): starting again doesn't help."""
 
 
 class ConfigError(ValueError):
-    """Settings that can't be gone by. The message says where, what was expected, what came and what to do."""
+    """Settings that can't be used. The message says where, what was expected, what came and what to do."""
 
     lasting = True
     """Whether it stays wrong until somebody corrects it."""

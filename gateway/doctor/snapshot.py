@@ -133,7 +133,7 @@ class Surveyed(Struct, frozen=True, kw_only=True):
     """Tokens of the gateways that live, by their locks in the socket folder."""
     state_dir: StateDir
     settings: str = ""
-    """Why these settings can't be gone by."""
+    """Why these settings can't be used."""
     strategies: frozenset[str] = frozenset({"envvar"})
     """How containers are told their GPUs."""
     monitors_mig: bool = False

@@ -151,7 +151,7 @@ def kubeconfig(path: Path) -> Access:
     """Read the current context of a kubeconfig: a token, a token's file or a client certificate; no programs that make one.
 
     Raises:
-        AccessError: it can't be read, or isn't one that can be gone by.
+        AccessError: it can't be read, or isn't one that can be used.
     """
     import yaml  # noqa: PLC0415 - who is in a pod needn't pay for it
 

@@ -20,7 +20,7 @@ RULES = {
     "E13": "what counts at a start only doesn't change with the file",
     "E14": "a FIFO in the file's place can't stall the daemon, a folder costs no descriptor",
     "E15": "of two keys or merges the one written last counts, as with go-yaml",
-    "E17": "a setting that can't be gone by ends with 78, one that can't be read now with 1",
+    "E17": "a setting that can't be used ends with 78, one that can't be read now with 1",
     "E18": "a variable that looks like a setting and is none is said, with the nearest; what Kubernetes sets is not",
     "E19": "the devices of a time-slicing entry count only where they are honoured; each GPU is offered as its own entry says",
     "E20": "nvidia-device-plugin is the first word of its process, and its arguments are the rest",
