@@ -141,7 +141,7 @@ MUTANTS = (
         "devices/gpu/nvidia/scan.py",
         "            memory=instance.memory,\n",
         "",
-        "tests/unit/test_gpu_nvidia.py::test_mig",
+        "tests/unit/test_gpu_nvidia.py::test_what_is_seen_of_mig_instances",
     ),
     Mutant(
         "DRA4",
@@ -357,7 +357,7 @@ MUTANTS = (
         "gateway/dra/records.py",
         'one.metadata.annotations.get(_HASH, "")',
         '""',
-        f"{_DECIDED}::test_pods_that_live",
+        f"{_DECIDED}::test_a_pod_that_has_not_ended_lives_and_a_static_one_under_both_its_uids",
     ),
     Mutant(
         "DRA5",
@@ -365,7 +365,7 @@ MUTANTS = (
         "gateway/dra/records.py",
         "if one.status.phase not in _OVER]",
         "if one]",
-        f"{_DECIDED}::test_pods_that_live",
+        f"{_DECIDED}::test_a_pod_that_has_not_ended_lives_and_a_static_one_under_both_its_uids",
     ),
     Mutant(
         "DRA5",
@@ -709,7 +709,7 @@ MUTANTS = (
         "gateway/dra/sockets.py",
         "        if not listens(path):\n            with",
         "        if True:\n            with",
-        f"{_DRIVEN}::test_sockets_of_instances",
+        f"{_DRIVEN}::test_another_instance_is_one_that_listens_for_the_same_driver",
     ),
     Mutant(
         "DRA13",
@@ -717,7 +717,7 @@ MUTANTS = (
         "gateway/dra/sockets.py",
         "if path != own and listens(path)]",
         "if path != own]",
-        f"{_DRIVEN}::test_sockets_of_instances",
+        f"{_DRIVEN}::test_another_instance_is_one_that_listens_for_the_same_driver",
     ),
     Mutant(
         "DRA13",
@@ -757,7 +757,7 @@ MUTANTS = (
         "devices/gpu/nvidia/nvml.py",
         'slot = f"{has.profileId}-{has.placement.start}"',
         'slot = f"{has.profileId}-0"',
-        "tests/unit/test_gpu_nvidia.py::test_mig",
+        "tests/unit/test_gpu_nvidia.py::test_what_is_seen_of_mig_instances",
     ),
     Mutant(
         "DRA4",

@@ -194,7 +194,7 @@ MUTANTS = (
         "devices/gpu/nvidia/nvml.py",
         '_ask("nvmlEventSetFree", self._events)',
         "pass",
-        f"{_NVIDIA}::test_whole_gpus",
+        f"{_NVIDIA}::test_what_is_seen_of_whole_gpus",
     ),
     Mutant(
         "X7",
@@ -202,7 +202,7 @@ MUTANTS = (
         "devices/gpu/nvidia/nvml.py",
         '_ask("nvmlShutdown")',
         "pass",
-        f"{_NVIDIA}::test_whole_gpus",
+        f"{_NVIDIA}::test_what_is_seen_of_whole_gpus",
     ),
     Mutant(
         "X7",
@@ -250,7 +250,7 @@ MUTANTS = (
         "devices/gpu/nvidia/watch.py",
         "self._node.plugged() != session.plugged or",
         "False or",
-        f"{_NVIDIA}::test_a_new_gpu",
+        f"{_NVIDIA}::test_a_new_gpu_is_listed_and_watched",
     ),
     Mutant(
         "X9",

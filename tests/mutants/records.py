@@ -203,7 +203,7 @@ MUTANTS = (
         "gateway/kubelet/drift.py",
         "forgotten[device_id] = _and(forgotten.get(device_id, ()), earlier)",
         "forgotten[device_id] = (earlier,)",
-        f"{_DRIFT}::test_lost_twice",
+        f"{_DRIFT}::test_of_what_was_lost_twice_every_holder_is_named",
     ),
     Mutant(
         "K6",

@@ -189,7 +189,7 @@ MUTANTS = (
         "gateway/registration/machine.py",
         "    return (*ends, UnlinkSocket(state.name)) if state.name else ends",
         "    return (UnlinkSocket(state.name),) if state.name else ()",
-        f"{_REGISTRATION}::test_whatever_happens",
+        f"{_REGISTRATION}::test_whatever_happens_no_register_is_sent_beside_a_live_stream",
     ),
     Mutant(
         "S5",

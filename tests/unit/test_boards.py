@@ -460,7 +460,7 @@ async def test_a_silent_source_gives_nobody_what_a_pod_holds(folder: Path, after
         await node.close()
 
 
-async def test_back_and_forth(node: Node) -> None:
+async def test_a_configuration_that_goes_back_and_forth_gives_out_nothing_held(node: Node) -> None:
     """What was given under the new IDs is kept from the old ones, and what is held still is no reason any more."""
     await node.sees(*WHOLE)
     await node.pods(a={GPUS: ["U0"]})

@@ -223,7 +223,7 @@ def test_columns_are_aligned() -> None:
             assert {line[place - 1] for line in lines if not line.startswith(("  on", "      "))} == {" "}
 
 
-def test_ten_thousand_devices() -> None:
+def test_replicas_are_folded_into_one_line() -> None:
     one = plugin(RESOURCE, well(*(f"GPU-{number // 100}::{number % 100}" for number in range(10_000))), {})
     many = answer(document(one))
     assert len(seen(many).splitlines()) == 100 + 3
@@ -273,7 +273,7 @@ def test_what_nobody_serves_is_shown_all_the_same(folder: Path) -> None:
         assert len(json.loads(call(folder, "--json").output)["devices"]) == 8
 
 
-def test_for_a_script(folder: Path) -> None:
+def test_json_has_every_device_with_every_key(folder: Path) -> None:
     with gateways(folder, {SERVING: FULL}, *OPERATIONS):
         result = call(folder, "--json")
     found = json.loads(result.output)

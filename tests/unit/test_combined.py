@@ -285,7 +285,7 @@ async def test_who_told_of_its_devices_once_and_gives_up_keeps_them(watched: Wat
     assert await end_of(watched) is None
 
 
-async def test_all_give_up(watched: Watched) -> None:
+async def test_it_gives_up_when_all_its_sources_have(watched: Watched) -> None:
     watched.gpus.words.put_nowait(GiveUpError("no driver"))
     watched.files.words.put_nowait(GiveUpError("no files"))
     with pytest.raises(GiveUpError):

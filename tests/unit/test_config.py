@@ -299,7 +299,7 @@ gateway:
 """
 
 
-def test_the_bridge() -> None:
+def test_the_file_configures_the_bridge() -> None:
     found = policy(BRIDGE)
     assert (found.bridge, found.bridge_grace, found.bridge_withdraw) == ("/run/dp-bridge", 90.0, 7200.5)
     assert found.bridging == Bridging(

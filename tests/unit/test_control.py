@@ -452,7 +452,7 @@ async def test_the_end_ends_every_conversation(folder: Path) -> None:
 # The asking side.
 
 
-async def test_ask(folder: Path) -> None:
+async def test_an_answer_is_returned_and_a_refusal_raised(folder: Path) -> None:
     async with serving(folder) as server:
         assert await control.ask(server.path, {"op": "ping"}, 5) == PONG
         with pytest.raises(ControlError, match="no such device"):
@@ -647,7 +647,7 @@ async def a_gateway(folder: Path, source: DeviceSource) -> AsyncIterator[Path]:
         structlog.reset_defaults()
 
 
-async def test_devices(folder: Path) -> None:
+async def test_devices_are_told_as_in_the_status_with_what_is_known_of_each(folder: Path) -> None:
     """The status, and what is known of each device: of replicas once."""
     async with a_gateway(folder, Hardware()) as path:
         answer = await control.ask(path, {"op": "devices"}, 5)

@@ -83,7 +83,7 @@ def test_the_gateways_log_says_when() -> None:
     assert crossed.unix("1970-01-01T00:00:02.123456789Z") == pytest.approx(2.123456789)
 
 
-def test_figures() -> None:
+def test_what_never_came_is_in_no_figure() -> None:
     assert crossed.figures([2, NEVER, 1, 4]) == {"count": 3, "median": 2, "worst": 4}
     assert crossed.figures([NEVER]) == {"count": 0}
 

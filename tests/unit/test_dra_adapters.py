@@ -107,7 +107,7 @@ def test_a_share_is_said_by_v1_alone() -> None:
         V1BETA1.encode_prepare_answer({"u": (SHARE,)})
 
 
-def test_the_services() -> None:
+def test_services_have_the_names_that_kubelets_call() -> None:
     assert [api.service for api in APIS] == [
         "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin",
         "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin",

@@ -254,7 +254,7 @@ def pod(uid: str, phase: str = "Running") -> Pod:
     return msgspec.convert({"metadata": {"uid": uid}, "status": {"phase": phase}}, Pod)
 
 
-def test_pods_that_live() -> None:
+def test_a_pod_that_has_not_ended_lives_and_a_static_one_under_both_its_uids() -> None:
     mirror = msgspec.convert({"metadata": {"uid": "m", "annotations": {"kubernetes.io/config.hash": "s"}}}, Pod)
     assert records.living([pod("a"), pod("b", "Succeeded"), pod("c", "Failed"), pod("d", "Pending"), mirror]) == {
         "a",
@@ -306,7 +306,7 @@ def test_a_pool_is_one_slice_and_stays() -> None:
     assert slices.changes(pool(gpu(1), gpu(0)), there) == []
 
 
-def test_the_body() -> None:
+def test_a_slice_as_it_is_written_at_the_api_server() -> None:
     ill = gpu(1, ailment=Ailment.UNHEALTHY)
     one = replace(gpu(0), attributes={"a": "x", "b": 1, "c": True, "d": Version("1.2.3")})
     [change] = slices.changes(pool(one, ill, owner="uid"), {})

@@ -184,7 +184,7 @@ async def test_asked_again_it_is_the_same_answer_without_the_api_server(node: No
     assert node.reads == 1
 
 
-async def test_another_process_remembers(node: Node) -> None:
+async def test_what_was_prepared_is_known_to_the_next_process(node: Node) -> None:
     await node.of.prepare(ASKED)
     node.start()
     node.claims = {}
@@ -498,23 +498,23 @@ def listening(path: Path) -> socket.socket:
     return one
 
 
-def test_sockets_of_instances(tmp_path: Path) -> None:
+def test_another_instance_is_one_that_listens_for_the_same_driver(folder: Path) -> None:
     mine, other, dead, stranger = (
-        sockets.path_of(tmp_path, driver, token)
+        sockets.path_of(folder, driver, token)
         for driver, token in ((NAME, "0" * 8), (NAME, "1" * 8), (NAME, "2" * 8), ("gpu.nvidia.com.x", "3" * 8))
     )
     with listening(mine), listening(other), listening(stranger):
         listening(dead).close()
         for age, path in enumerate((mine, other)):
             os.utime(path, ns=(age, age))
-        assert sockets.others(tmp_path, NAME, "0" * 8) == [other]
-        assert sockets.has_newer(tmp_path, NAME, "0" * 8)
-        assert not sockets.has_newer(tmp_path, NAME, "1" * 8)
-        assert not sockets.has_newer(tmp_path, NAME, "9" * 8)
-        assert sockets.sweep(tmp_path, NAME) == [dead.name]
+        assert sockets.others(folder, NAME, "0" * 8) == [other]
+        assert sockets.has_newer(folder, NAME, "0" * 8)
+        assert not sockets.has_newer(folder, NAME, "1" * 8)
+        assert not sockets.has_newer(folder, NAME, "9" * 8)
+        assert sockets.sweep(folder, NAME) == [dead.name]
         assert stranger.exists()
-    assert sockets.others(tmp_path, NAME, "0" * 8) == []
-    assert sockets.sweep(tmp_path / "none", NAME) == []
+    assert sockets.others(folder, NAME, "0" * 8) == []
+    assert sockets.sweep(folder / "none", NAME) == []
 
 
 def test_a_long_name_fits_into_a_path() -> None:

@@ -233,7 +233,7 @@ def test_who_was_given_it_since_the_last_look_is_unknown(views: list[View]) -> N
     assert drift.restarted(11).look(seen(""), 12).forgotten["a"] == (Earlier((), 9.5),)
 
 
-def test_lost_twice() -> None:
+def test_of_what_was_lost_twice_every_holder_is_named() -> None:
     """Whoever had it before is still not known to be gone."""
     drift = FORGOT.look(seen("a", by="x"), 200).restarted(300).look(seen(""), 301).look(seen("a", by="y"), 400)
     assert [name for one in drift.forgotten["a"] for name in one.names] == ["ns/pod-a/main", "ns/pod-x/main"]

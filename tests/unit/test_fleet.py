@@ -78,7 +78,7 @@ def test_the_steps_are_in_an_order_that_works(name: str) -> None:
     assert hops(made(*nodes, to=goal)) == wanted
 
 
-def test_in_one_jump() -> None:
+def test_a_direct_plan_is_one_hop() -> None:
     assert hops(made(node("a", "v1.24.17"), to="1.28", direct=True)) == [(1, "1.24.17", "1.28", 1)]
 
 

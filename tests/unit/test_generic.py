@@ -239,7 +239,7 @@ def test_fate(root: Path, rules: list[Globbed], device_id: str, expected: Fate) 
     assert GenericSource(policy(*rules), root).fate(FPGA, device_id) is expected
 
 
-def test_facts(root: Path) -> None:
+def test_a_device_tells_its_node_and_an_unknown_one_nothing(root: Path) -> None:
     source = GenericSource(policy(replace(RULE, count=2)), root)
     assert source.facts(FPGA, "/dev/fpga0::1") == Facts(nodes=("/dev/fpga0",))
     assert source.facts(FPGA, "/dev/fpga0::2") == source.facts("a.b/c", "/dev/fpga0::1") == Facts()

@@ -545,7 +545,9 @@ async def test_what_is_seen_after_a_change_and_after_its_end(
         assert (await watched.next()).gpus == before.gpus
 
 
-async def test_other_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gpu_that_is_partitioned_is_seen_with_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree = spx(tmp_path)
     async with watching(tree, monkeypatch) as watched:
         assert {gpu.profile for gpu in (await watched.next()).gpus} == {"spx_nps1"}

@@ -150,7 +150,7 @@ def well(sight: Sight) -> bool:
     return not ill(sight)
 
 
-async def test_whole_gpus(node: Node) -> None:
+async def test_what_is_seen_of_whole_gpus(node: Node) -> None:
     async with watching(node.backend()) as watch:
         sight = await watch.until(well)
     assert sight.control_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm")
@@ -179,7 +179,7 @@ async def test_whole_gpus(node: Node) -> None:
     )
 
 
-async def test_mig(node: Node) -> None:
+async def test_what_is_seen_of_mig_instances(node: Node) -> None:
     node.world.mig(1, "1g.10gb", "2g.20gb", "1c.3g.40gb", "1g.10gb+me")
     node.write()
     async with watching(node.backend()) as watch:
@@ -525,7 +525,7 @@ async def test_a_gpu_that_is_plugged_in_again_before_its_folder_was_seen_to_go(n
         await watch.until(lambda now: len(now.gpus) == 8 and well(now))
 
 
-async def test_a_new_gpu(node: Node) -> None:
+async def test_a_new_gpu_is_listed_and_watched(node: Node) -> None:
     async with watching(node.backend()) as watch:
         await watch.until(well)
         node.world.gpus.append(gpu(8, numa_node=1))
@@ -536,7 +536,7 @@ async def test_a_new_gpu(node: Node) -> None:
     assert sight.gpus[8].numa_node == 1
 
 
-async def test_mig_is_changed(node: Node) -> None:
+async def test_new_mig_instances_are_seen_and_old_ones_go(node: Node) -> None:
     async with watching(node.backend()) as watch:
         await watch.until(well)
         node.world.mig(0, "3g.40gb", "3g.40gb")

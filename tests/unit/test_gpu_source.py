@@ -360,7 +360,7 @@ async def test_an_instance_that_lacks_its_nodes_is_listed_as_ill_and_never_answe
     assert refused.value.fault is Fault.FAILED_PRECONDITION
 
 
-async def test_facts(watched: Watched) -> None:
+async def test_what_is_known_of_a_gpu(watched: Watched) -> None:
     link = Link("GPU-1", Way.NVLINK, 4)
     await watched.sees(gpu(0, product="H100", links=(link,), spec_nodes=("/dev/nvidia0",)), gpu(1))
     assert watched.source.facts(NVIDIA, "GPU-0") == Facts(

@@ -449,7 +449,7 @@ async def test_a_resource_that_comes_later_to_the_older_one_stands_by_at_once(no
 
 
 @EVERY_CLASS
-async def test_three_gateways(node: Node) -> None:
+async def test_of_three_gateways_the_newest_that_lives_serves(node: Node) -> None:
     first = await node.gateway(1)
     second = await node.gateway(2)
     third = await node.gateway(3)
@@ -966,7 +966,7 @@ async def test_an_older_one_that_keeps_it_is_stood_by_for(node: Node) -> None:
 # Gateways that can't talk: age alone decides, as before.
 
 
-async def test_another_state_directory(node: Node) -> None:
+async def test_a_newer_gateway_with_another_state_directory_serves(node: Node) -> None:
     await node.gateway(1)
     await node.elsewhere(2)
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])

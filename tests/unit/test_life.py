@@ -748,7 +748,7 @@ def test_what_happens_to_others_does_not_matter(steps: list[tuple[Known, Listing
         assert single.entries == tuple(entry for entry in merged.entries if entry.device.id == name)
 
 
-def test_ten_thousand_devices() -> None:
+def test_half_of_ten_thousand_devices_are_lost_at_once() -> None:
     known = Known({f"g{i}": Device(f"g{i}") for i in range(10_000)})
     merged = look(known, Listing(tuple(list(known.announced.values())[5000:])))
     assert sum(entry.state is State.LOST for entry in merged.entries) == 5000

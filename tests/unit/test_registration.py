@@ -770,7 +770,7 @@ EVENTS = st.one_of(
 
 @settings(max_examples=1000)
 @given(st.lists(EVENTS, max_size=40))
-def test_whatever_happens(events: list[e.Event]) -> None:
+def test_whatever_happens_no_register_is_sent_beside_a_live_stream(events: list[e.Event]) -> None:
     """No Register while a stream of ours is live; none when held back; always a way on."""
     state, live, waiting = r.start("token", "auto", ""), set[int](), set[Timer]()
     for event in events:

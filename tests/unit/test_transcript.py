@@ -137,7 +137,7 @@ def test_what_no_dialect_knows_is_shown(strange: Call, line: str) -> None:
     assert transcript([connection("t.sock", strange)])[-1] == line
 
 
-def test_paths_and_texts() -> None:
+def test_a_transcript_names_no_path_of_its_machine() -> None:
     failed = call("/v1beta1.Registration/Register", b"", end="UNKNOWN", details="dial /tmp/node/devices/t.sock: no")
     written = transcript([register("t.sock"), connection("kubelet.sock", failed)], {"/tmp/node": "<node>"})
     assert written[-2] == "  call 1, /v1beta1.Registration/Register: UNKNOWN: dial <node>/devices/<socket 1>: no"
