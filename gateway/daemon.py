@@ -43,7 +43,7 @@ from gateway.wires.log import Seldom
 from gateway.wires.pool import GrpcThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Coroutine, Iterable, Sequence
     from typing import Any
 
     from devices.source import DeviceSource, Hindrance
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from gateway.handover.alone import Alone
     from gateway.handover.standby import Standby
     from gateway.kubelet.beliefs import Look
-    from gateway.kubelet.drift import Earlier
     from gateway.kubelet.identity import KubeletId
     from gateway.kubernetes.features import Features
     from gateway.pair.role import Role
@@ -100,7 +99,7 @@ class Gateway:
         self._resources: dict[str, Resource] = {}
         self.presence = Presence(settings.socket_dir / KUBELET_SOCKET)
         records = settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
-        self.beliefs = Beliefs(*records, self._looked, self._forgotten)
+        self.beliefs = Beliefs(*records, self._looked, lambda *lost: self.holdings.remember_forgotten(*lost))  # noqa: PLW0108 - they need each other
         self.started, self._stopped = time.monotonic(), False
         self.holdings = Holdings(self.ledger, self.scribe, self.beliefs, self.presence, self._resources, self._tasks)
         self.others = Peers(
@@ -190,6 +189,7 @@ class Gateway:
             _log.info("removed what dead gateways left", folders=removed)
         beside = self.alone is not None and await self._unless_ended(self.alone.begin())
         self._instance.create()
+        # It looks at its devices; where that takes longer than a moment, what is remembered is served.
         first = asyncio.Event()
         if self.settings.dra != "off":
             self.drivers = _drivers(self, first, decides=not beside)
@@ -205,6 +205,7 @@ class Gateway:
         if not beside:
             await self._open_control()
         self._tasks.spawn("watch", self._folder.run())
+        # It takes over from older gateways, once it could serve.
         await self._unless_ended(self.others.know_devices(first, self.source.name))
         await self._unless_ended(self.others.ability.wait())
         if self.drivers is not None:
@@ -217,6 +218,7 @@ class Gateway:
         self._instance.publish()
         if any(peer < self._instance.age and not self.others.handover.decides(peer, "") for peer in older_ones):
             await self._unless_ended(asyncio.sleep(YIELD_TIME))
+        # From here on it serves.
         self.others.begun = True
         if self.alone is not None and self.drivers is not None:
             self.alone.serves(host_service=self.settings.host_service, leave=self.drivers.leave)
@@ -313,9 +315,6 @@ class Gateway:
             self._role.stood(self.token, resource)
         self._threads.served(served=all(one.unserved_since is None for one in self.resources))
         self.others.stood(resource)
-
-    def _forgotten(self, resource: str, forgotten: Mapping[str, Sequence[Earlier]]) -> None:
-        self.holdings.remember_forgotten(resource, forgotten)
 
     def _kubelet_up(self, kubelet: KubeletId) -> None:
         first = self.presence.kubelet is None
