@@ -1,4 +1,4 @@
-"""Standing by, and watching: does the kubelet's own records show what another gateway is to serve?
+"""Standing by, and watching: do the kubelet's own records show what another gateway is to serve?
 
 Only what is stood by for is looked at, a few times a second until it is shown. After that a gateway that talks to us is
 trusted until the kubelet starts anew (it says when it can't serve), and one that doesn't is looked after every second.
