@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shlex
-import shutil
 import sys
-import tempfile
-import time
-from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from adapters.registry import DIALECTS
+from gateway.cli import runs
 from gateway.cli.main import gateway
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
 
     from gateway.lab.matrix.record import Report
     from gateway.lab.trials.scenarios import Scenario
@@ -196,16 +190,18 @@ def compat(
     source; building one takes a minute or so, once. The options of the daemon are those that its gateways are run with;
     --simulate and --config-file add a scenario with your devices.
     """
-    from gateway.lab.bugs.table import BUGS
-
     if plugin is not None:
+        from gateway.cli import examine
+
         said = {"plugin": plugin_name, "version": plugin_version, "notes": notes}
         how = {"resource": resource, "change": change, "cap_seconds": cap, "hard_wired": hard_wired}
-        _examine(plugin, kubelets, genuine, only, out, kubelet_source, said, **how)
+        examine.examine(plugin, kubelets, genuine, only, out, kubelet_source, said, **how)
     if find_spec("hpack") is None:
         raise click.ClickException(
             "expected the extra `lab`, with which calls are read off the wire: pip install 'device-plugin-gateway[lab]'"
         )
+    from gateway.lab.bugs.table import BUGS
+
     if any(name in BUGS for name in only):
         _show(only, kubelets, genuine, kubelet_source)
     from gateway.lab.kubelets import build
@@ -213,8 +209,8 @@ def compat(
     from gateway.lab.matrix import run as matrix
 
     chosen = _scenarios(only, daemon["profile"], config_file)
-    _see_that_it_can_be_written(out, page)
-    versions, binaries, why_emulated = _kubelets(kubelets, build.available, genuine, kubelet_source)
+    runs.see_that_it_can_be_written(out, page)
+    versions, binaries, why_emulated = runs.kubelets(kubelets, build.available, genuine, kubelet_source)
     pinned = daemon["kubelet_minor"]
     job = matrix.Matrix(
         versions,
@@ -228,9 +224,9 @@ def compat(
         behind=behind or "",
     )
     try:
-        found = asyncio.run(matrix.run(job, _clocked()))
+        found = asyncio.run(matrix.run(job, runs.clocked()))
     except KeyboardInterrupt:
-        _stopped()
+        runs.stopped()
     _write(found, out, page)
     click.echo(f"\n{report.summary(found)}\nreport: {out / 'index.html'}")
     sys.exit(0 if found.passed else 1)
@@ -284,183 +280,14 @@ def _show(only: tuple[str, ...], kubelets: tuple[str, ...] | None, genuine: str,
     if unshown := [name for name in only if BUGS[name].show is None]:
         raise click.BadParameter(f"{unshown[0]} can't be shown: {BUGS[unshown[0]].why_not}", param_hint="--only")
     wanted = kubelets or tuple(sorted({one for name in only for one in run.versions(name)}))
-    _, binaries, _ = _kubelets(wanted, tuple, genuine, source)
+    _, binaries, _ = runs.kubelets(wanted, tuple, genuine, source)
     try:
-        sights = asyncio.run(run.look_all(only, kubelets or (), binaries.get, _clocked()))
+        sights = asyncio.run(run.look_all(only, kubelets or (), binaries.get, runs.clocked()))
     except KubeletError as error:
         raise click.ClickException(f"the kubelet didn't run as it must: {error}") from error
     except KeyboardInterrupt:
-        _stopped()
+        runs.stopped()
     sys.exit(0 if all(sight.expected for sight in sights) else 1)
-
-
-def _examine(
-    command: str,
-    kubelets: tuple[str, ...] | None,
-    genuine: str,
-    only: tuple[str, ...],
-    out: Path,
-    source: Path | None,
-    said: dict[str, str],
-    **how: Any,
-) -> NoReturn:
-    """Examine a device plugin, tell what was found, and end.
-
-    Args:
-        command: the plugin's.
-        kubelets: the versions; one of each class by default.
-        genuine: which kubelets are genuine.
-        only: the rules; all by default.
-        out: the folder for the reports.
-        source: a checkout of Kubernetes.
-        said: what the report says of the plugin.
-        how: the further arguments of ``conformance.examine``.
-    """
-    from gateway.lab import inplace
-    from gateway.lab.conformance import report as plugin_report
-    from gateway.lab.kubelets import build
-    from gateway.lab.trials import conformance
-
-    rules = {rule.id: rule for rule in conformance.RULES}
-    if "help" in only:
-        width = max(map(len, rules))
-        click.echo("\n".join(f"{name:{width}}  {rule.promise}" for name, rule in rules.items()))
-        sys.exit(0)
-    if unknown := [name for name in only if name not in rules]:
-        raise click.BadParameter(f"expected one of {', '.join(rules)}; got {', '.join(unknown)}", param_hint="--only")
-    try:
-        conformance.parsed(command, hard_wired=how["hard_wired"])
-        if how["hard_wired"]:
-            inplace.see_that_it_works()
-    except conformance.CommandError as error:
-        raise click.BadParameter(str(error), param_hint="--plugin") from error
-    except inplace.InPlaceError as error:
-        raise click.BadParameter(str(error), param_hint="--hard-wired") from error
-    _see_that_it_can_be_written(out, None)
-    versions, binaries, _ = _kubelets(kubelets, build.default, genuine, source)
-    chosen = [rules[name] for name in only]
-    work = conformance.examine(
-        command, versions=versions, genuine=binaries.get, progress=_clocked(), rules=chosen, **how
-    )
-    try:
-        found = asyncio.run(work)
-    except KeyboardInterrupt:
-        _stopped()
-    try:
-        (out / "plugin.json").write_bytes(conformance.to_json(found))
-        told = plugin_report.report(
-            found,
-            **said | {"plugin": said["plugin"] or Path(shlex.split(command)[0]).name},
-            date=datetime.now(UTC).date().isoformat(),
-            hard_wired=how["hard_wired"],
-            change=how["change"],
-        )
-        (out / "plugin-report.yaml").write_bytes(plugin_report.to_yaml(told))
-        (out / "plugin-badge.json").write_bytes(plugin_report.badge(told))
-    except OSError as error:
-        raise click.ClickException(f"the report can't be written: {error}") from error
-    click.echo(f"\n{conformance.to_text(found)}\nreport: {out / 'plugin-report.yaml'}")
-    sys.exit(0 if found.passed else 1 if found.broken else 2)
-
-
-def _clocked() -> Callable[[str], None]:
-    """Give what prints lines of progress, with the time since now."""
-    began = time.monotonic()
-
-    def say(line: str) -> None:
-        minutes, seconds = divmod(int(time.monotonic() - began), 60)
-        click.echo(f"{minutes:2d}:{seconds:02d}  {line}")
-
-    return say
-
-
-def _stopped() -> NoReturn:
-    click.echo("stopped: all processes that were started are ended, no report is written", err=True)
-    sys.exit(130)
-
-
-def _kubelets(
-    asked: tuple[str, ...] | None, usual: Callable[[], tuple[str, ...]], genuine: str, checkout: Path | None
-) -> tuple[tuple[str, ...], dict[str, Path], dict[str, str]]:
-    """Give the versions to run, the binaries of the genuine ones, and why each of the others is emulated."""
-    from gateway.lab.kubelets import build, source
-
-    try:
-        versions = asked or (usual()[-1:] if checkout is not None else usual())
-        others = versions[:-1] if checkout is not None else versions
-        if genuine == "built" and asked:
-            _want_built(others)
-        found, why = _genuine(others, genuine)
-        if checkout is not None:
-            found[versions[-1]] = source.build_from(checkout, versions[-1], progress=click.echo)
-    except build.BuildError as error:
-        raise click.ClickException(str(error)) from error
-    for version, reason in why.items():
-        click.echo(f"kubelet {version} is emulated: {reason}")
-    return versions, found, why
-
-
-def _want_built(asked: tuple[str, ...]) -> None:
-    """See that each version that was asked for is built."""
-    from gateway.lab.kubelets import build
-
-    there = [version for version in build.available() if build.built(version)]
-    if missing := [version for version in asked if version not in there]:
-        raise click.BadParameter(
-            f"no genuine kubelet {', '.join(missing)} is built; built are {', '.join(there) or 'none'}: leave --genuine out to "
-            "have it built where there is Go, or say --genuine no to have it emulated",
-            param_hint="--kubelets",
-        )
-
-
-def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], dict[str, str]]:
-    """Find or build the genuine kubelets; give their binaries, and why there is none of each other version.
-
-    Raises:
-        gateway.lab.kubelets.build.BuildError: genuine ones were insisted on, and one can't be built.
-    """
-    from gateway.lab.kubelets import build
-
-    if genuine == "no":
-        return {}, dict.fromkeys(versions, "genuine ones were not asked for")
-    found: dict[str, Path] = {}
-    why: dict[str, str] = {}
-    possible = build.available()
-    for version in versions:
-        path = build.built(version) if version in possible else None
-        if path is None and genuine == "built":
-            why[version] = "no genuine one is built"
-            continue
-        if version not in possible and genuine == "auto":
-            why[version] = f"genuine ones can be built of {', '.join(possible)}"
-            continue
-        if path is None and genuine == "auto" and not (os.environ.get("GO") or shutil.which("go")):
-            why[version] = "there is no Go on this machine to build a genuine one with"
-            continue
-        try:
-            found[version] = path or build.build([version], progress=click.echo)[version]
-        except build.BuildError as error:
-            if genuine == "yes":
-                raise
-            click.echo(str(error), err=True)
-            why[version] = "the genuine one could not be built: " + str(error).splitlines()[0]
-    return found, why
-
-
-def _see_that_it_can_be_written(out: Path, page: Path | None) -> None:
-    """Find out before a run of minutes whether its report can be kept."""
-    from gateway.lab.matrix import report
-
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-        if page is not None:
-            report.find_place(page.read_text(encoding="utf-8"))
-            with page.open("a", encoding="utf-8"):
-                pass
-    except (OSError, UnicodeDecodeError, report.NoPlaceError) as error:
-        raise click.ClickException(f"the report could not be written, so nothing was run: {error}") from error
 
 
 def _write(found: Report, out: Path, page: Path | None) -> None:

@@ -56,7 +56,7 @@ MUTANTS = (
     Mutant(
         "Q3",
         "what isn't built is emulated",
-        "gateway/cli/compat.py",
+        "gateway/cli/runs.py",
         '        if genuine == "built" and asked:\n',
         "        if False and asked:\n",
         "tests/unit/test_matrix.py::test_a_wrong_option_is_told_what_was_expected",
@@ -65,7 +65,7 @@ MUTANTS = (
         "Q3",
         "the report's folder is looked at last",
         "gateway/cli/compat.py",
-        "    _see_that_it_can_be_written(out, page)\n",
+        "    runs.see_that_it_can_be_written(out, page)\n",
         "",
         "tests/unit/test_matrix.py::test_a_report_that_cannot_be_kept_is_told_before_the_run",
     ),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli import compat, main
+from gateway.cli import compat, main, runs
 from gateway.lab.gatewayproc import GatewayError
 from gateway.lab.kubelets import build
 from gateway.lab.matrix import run as matrix
@@ -334,7 +334,7 @@ async def test_the_cluster_has_no_node_whose_api_is_not_spoken() -> None:
 def test_a_report_that_cannot_be_kept_is_told_before_the_run(
     folder: Path, more: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat, "_kubelets", None)
+    monkeypatch.setattr(runs, "kubelets", None)
     (folder / "file").touch()
     result = _call("--kubelets", "1.37", "--genuine", "no", *more, "--out", str(folder / "file" / "out"))
     assert (result.exit_code, "so nothing was run" in result.output) == (1, True), result.output
@@ -344,7 +344,7 @@ def test_a_report_that_cannot_be_kept_is_told_before_the_run(
 def test_a_page_without_a_place_is_told_before_the_run(
     folder: Path, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compat, "_kubelets", None)
+    monkeypatch.setattr(runs, "kubelets", None)
     (page := folder / "page.md").write_text(content)
     result = _call("--kubelets", "1.37", "--genuine", "no", "--out", str(folder / "out"), "--page", str(page))
     assert (result.exit_code, "nothing was run: expected a line" in result.output) == (1, True), result.output

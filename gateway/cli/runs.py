@@ -1,0 +1,117 @@
+"""What a run of ``gateway compat`` begins with: which kubelets are genuine, progress by the clock, a report that can be kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def clocked() -> Callable[[str], None]:
+    """Give what prints lines of progress, with the time since now."""
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - began), 60)
+        click.echo(f"{minutes:2d}:{seconds:02d}  {line}")
+
+    return say
+
+
+def stopped() -> NoReturn:
+    """Say that Ctrl-C ended the run, and end."""
+    click.echo("stopped: all processes that were started are ended, no report is written", err=True)
+    sys.exit(130)
+
+
+def kubelets(
+    asked: tuple[str, ...] | None, usual: Callable[[], tuple[str, ...]], genuine: str, checkout: Path | None
+) -> tuple[tuple[str, ...], dict[str, Path], dict[str, str]]:
+    """Give the versions to run, the binaries of the genuine ones, and why each of the others is emulated."""
+    from gateway.lab.kubelets import build, source
+
+    try:
+        versions = asked or (usual()[-1:] if checkout is not None else usual())
+        others = versions[:-1] if checkout is not None else versions
+        if genuine == "built" and asked:
+            _want_built(others)
+        found, why = _genuine(others, genuine)
+        if checkout is not None:
+            found[versions[-1]] = source.build_from(checkout, versions[-1], progress=click.echo)
+    except build.BuildError as error:
+        raise click.ClickException(str(error)) from error
+    for version, reason in why.items():
+        click.echo(f"kubelet {version} is emulated: {reason}")
+    return versions, found, why
+
+
+def _want_built(asked: tuple[str, ...]) -> None:
+    """See that each version that was asked for is built."""
+    from gateway.lab.kubelets import build
+
+    there = [version for version in build.available() if build.built(version)]
+    if missing := [version for version in asked if version not in there]:
+        raise click.BadParameter(
+            f"no genuine kubelet {', '.join(missing)} is built; built are {', '.join(there) or 'none'}: leave --genuine out to "
+            "have it built where there is Go, or say --genuine no to have it emulated",
+            param_hint="--kubelets",
+        )
+
+
+def _genuine(versions: tuple[str, ...], genuine: str) -> tuple[dict[str, Path], dict[str, str]]:
+    """Find or build the genuine kubelets; give their binaries, and why there is none of each other version.
+
+    Raises:
+        gateway.lab.kubelets.build.BuildError: genuine ones were insisted on, and one can't be built.
+    """
+    from gateway.lab.kubelets import build
+
+    if genuine == "no":
+        return {}, dict.fromkeys(versions, "genuine ones were not asked for")
+    found: dict[str, Path] = {}
+    why: dict[str, str] = {}
+    possible = build.available()
+    for version in versions:
+        path = build.built(version) if version in possible else None
+        if path is None and genuine == "built":
+            why[version] = "no genuine one is built"
+            continue
+        if version not in possible and genuine == "auto":
+            why[version] = f"genuine ones can be built of {', '.join(possible)}"
+            continue
+        if path is None and genuine == "auto" and not (os.environ.get("GO") or shutil.which("go")):
+            why[version] = "there is no Go on this machine to build a genuine one with"
+            continue
+        try:
+            found[version] = path or build.build([version], progress=click.echo)[version]
+        except build.BuildError as error:
+            if genuine == "yes":
+                raise
+            click.echo(str(error), err=True)
+            why[version] = "the genuine one could not be built: " + str(error).splitlines()[0]
+    return found, why
+
+
+def see_that_it_can_be_written(out: Path, page: Path | None) -> None:
+    """Find out before a run of minutes whether its report can be kept."""
+    from gateway.lab.matrix import report
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+        if page is not None:
+            report.find_place(page.read_text(encoding="utf-8"))
+            with page.open("a", encoding="utf-8"):
+                pass
+    except (OSError, UnicodeDecodeError, report.NoPlaceError) as error:
+        raise click.ClickException(f"the report could not be written, so nothing was run: {error}") from error
