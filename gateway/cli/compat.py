@@ -15,7 +15,6 @@ from gateway.cli import runs
 from gateway.cli.main import gateway
 
 if TYPE_CHECKING:
-
     from gateway.lab.matrix.record import Report
     from gateway.lab.trials.scenarios import Scenario
 

@@ -5,28 +5,24 @@ Commands are imported only when they run, so that the daemon never pays for the 
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 import structlog
 from click.core import ParameterSource
 
+from gateway.cli.serve import SettingError, serve
 from gateway.compose import BACKENDS
 from gateway.configuration import commandline, dra, effective, flags
-from gateway.configuration.settings import EX_CONFIG, SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
+from gateway.configuration.settings import SOCKET_DIR, STATE_DIR, ConfigError, Given, Settings
 from gateway.registration.negotiate import CHOICES
 from gateway.wires import log as observe
-
-if TYPE_CHECKING:
-    from gateway.daemon import Gateway
-    from gateway.pair.role import Role
 
 _COMMANDS = {
     "compat": ("gateway.cli.compat:compat", "Run the compatibility matrix: scenarios and hops on many kubelets."),
@@ -57,11 +53,8 @@ _FLAGS = [
     for flag in flags.FLAGS
     if flag.option
 ]
-_LONGEST_SOCKET_PATH = 107
 _T = TypeVar("_T")
 _KUBELET_SOCKET = "kubelet.sock"
-_BORN = "DEVICE_PLUGIN_GATEWAY_BORN_NS"
-"""The variable by which a gateway that begins anew knows how old it is, and how often in a row it made room in vain."""
 _NVIDIA = "nvidia-device-plugin"
 _FIRST_KUBELET = 8
 
@@ -84,10 +77,6 @@ file comes last.
 """
 
 _log = structlog.get_logger()
-
-
-class _SettingError(click.ClickException):
-    exit_code = EX_CONFIG
 
 
 class _LazyGroup(click.Group):
@@ -294,12 +283,12 @@ def gateway(ctx: click.Context, /, log_format: str, log_level: str, **options: A
     except ConfigError as error:
         raise wrong(error) from error
     _log.info("effective configuration", **effective.logged(_effective(ctx, settings, said)))
-    sys.exit(_serve(settings))
+    sys.exit(serve(settings))
 
 
 def wrong(error: ConfigError) -> click.ClickException:
     """End with the exit status that a setting has which can't be used."""
-    return (_SettingError if error.lasting else click.ClickException)(str(error))
+    return (SettingError if error.lasting else click.ClickException)(str(error))
 
 
 def effective_settings(ctx: click.Context, options: dict[str, Any]) -> list[effective.Setting]:
@@ -407,99 +396,6 @@ def _socket_dir(ctx: click.Context, folder: Path, socket: Given) -> Path:
             f"{socket.source} means the folder {path.parent}, --socket-dir {folder}: leave one of them out"
         )
     return path.parent if theirs > ours else folder
-
-
-def _serve(settings: Settings) -> int:
-    os.environ.setdefault(
-        "GRPC_VERBOSITY", "NONE"
-    )  # It logs a line for each mistake of a stranger; ours says what matters.
-    from gateway import compose, process
-    from gateway import daemon as shell
-
-    _refuse_impossible(settings)
-    flight = None
-    if settings.standby:
-        from gateway.pair.flight import Flight
-
-        flight = Flight()
-    try:
-        source = compose.source(settings, attempts=flight)
-    except compose.NoBackendError as error:
-        raise click.ClickException(str(error)) from error
-    except ValueError as error:
-        raise _SettingError(str(error)) from error
-    process.allow_descriptors()
-    process.give_memory_back()
-    before = [int(one) for one in os.environ.pop(_BORN, "").split() if one.isdecimal()]
-    if flight is None:
-        return asyncio.run(_run(shell.Gateway(settings, source, before=before)))
-    from gateway.pair.parent import Pair
-
-    def serve(role: Role) -> int:
-        return asyncio.run(_run(shell.Gateway(settings, source, role), role))
-
-    pair = Pair(serve, flight, dra=settings.dra != "off", before=before)
-    status = pair.run()
-    return status if pair.resigned is None else _begin_anew(pair.born_ns, pair.resigned)
-
-
-def _refuse_impossible(settings: Settings) -> None:
-    """End with status 2 where these settings can't go together."""
-    from gateway.handover import instance
-
-    if settings.state_dir.absolute().is_relative_to(settings.socket_dir.absolute()):
-        raise click.UsageError(
-            f"--state-dir {settings.state_dir} is inside --socket-dir {settings.socket_dir}, which kubelets clean at "
-            "each start: expected a folder of its own, such as " + str(STATE_DIR)
-        )
-    deepest = instance.Instance(settings.socket_dir).folder / instance.socket_name("")
-    if len(os.fsencode(deepest.absolute())) > _LONGEST_SOCKET_PATH:
-        raise click.UsageError(
-            f"--socket-dir {settings.socket_dir} is too long: expected a path that leaves sockets in it, such as {deepest}, "
-            f"at most {_LONGEST_SOCKET_PATH} bytes (Linux has no longer ones): use a shorter path, or a link to it"
-        )
-    if settings.profile is not None and settings.backend != "simulated":
-        raise click.UsageError("--simulate needs --backend simulated: a simulation is never taken for real hardware")
-    if settings.dra == "only" and (settings.node_condition or settings.startup_taint):
-        raise click.UsageError(
-            "--node-condition and --startup-taint go by the device plugin's resources, which --dra only doesn't offer: leave them out"
-        )
-    if settings.writes_node and not settings.node_name:
-        raise click.UsageError(
-            "--startup-taint, --node-condition and --node-events need the node's name: expected NODE_NAME (spec.nodeName), got none"
-        )
-    if settings.standby and settings.policy.bridge:
-        raise click.UsageError(
-            "--standby keeps two gateways, and plugins behind the bridge want one: leave --standby out, or those"
-        )
-    if (address := settings.probe_address) is not None and address[1] and address == settings.metrics_address:
-        raise click.UsageError(
-            "--probe-address is --metrics-address: expected two, because only one can listen on a port"
-        )
-
-
-async def _run(gateway: Gateway, role: Role | None = None) -> NoReturn:
-    """Serve, and end the process: a thread that waits for a disk that hangs would hold it for as long."""
-    from gateway import daemon, process
-
-    trimming = asyncio.ensure_future(process.trim() if role is None else role.once_active(process.trim))
-    status = await gateway.run()
-    trimming.cancel()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if status == daemon.RESIGNED:  # Anew, with nothing of before but its age: it is to stay the older one.
-        status = _begin_anew(gateway.age.born_ns, gateway.alone.in_vain if gateway.alone is not None else 0)
-    os._exit(status)
-
-
-def _begin_anew(born_ns: int, in_vain: int) -> int:
-    """Run this program once more in this process; return the exit status where that can't be."""
-    before = {_BORN: f"{born_ns} {in_vain}"}
-    try:
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | before)  # noqa: S606 - itself
-    except OSError as error:
-        _log.error("giving up: can't begin anew", reason=str(error))
-    return 1
 
 
 def main() -> None:

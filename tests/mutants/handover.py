@@ -1344,7 +1344,7 @@ MUTANTS = (
     Mutant(
         "S16",
         "the end waits for the threads",
-        "gateway/cli/main.py",
+        "gateway/cli/serve.py",
         "    os._exit(status)\n",
         "    sys.exit(status)\n",
         f"{_RIVALS}::test_the_end_does_not_wait_for_a_disk_that_hangs",

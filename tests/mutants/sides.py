@@ -241,7 +241,7 @@ MUTANTS = (
     Mutant(
         "OWN8",
         "who made room is gone",
-        "gateway/cli/main.py",
+        "gateway/cli/serve.py",
         "    if status == daemon.RESIGNED:",
         "    if False:",
         _AGAIN,
@@ -249,7 +249,7 @@ MUTANTS = (
     Mutant(
         "OWN8",
         "who made room is the newer one then",
-        "gateway/cli/main.py",
+        "gateway/cli/serve.py",
         "settings, source, before=before",
         "settings, source, before=()",
         _AGAIN,
@@ -265,7 +265,7 @@ MUTANTS = (
     Mutant(
         "OWN8",
         "who can't begin anew goes on with threads and no loop",
-        "gateway/cli/main.py",
+        "gateway/cli/serve.py",
         "    except OSError as error:\n        _log.error(\"giving up: can't",
         "    except ZeroDivisionError as error:\n        _log.error(\"giving up: can't",
         f"{_ON}::test_one_whose_program_is_gone_ends_when_it_made_room",

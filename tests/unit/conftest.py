@@ -18,7 +18,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
         runs.append(settings)
         return 0
 
-    monkeypatch.setattr(main, "_serve", serve)
+    monkeypatch.setattr(main, "serve", serve)
     return runs
 
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from gateway import compose
 from gateway import daemon as shell
-from gateway.cli import main
+from gateway.cli import main, serve
 from gateway.cli.argv import first_word
 from gateway.configuration.settings import EX_CONFIG, Settings
 from gateway.folder import EXIT_PINNED
@@ -118,7 +118,7 @@ def test_two_ports_that_anybody_may_choose_are_two(monkeypatch: pytest.MonkeyPat
         return 0
 
     monkeypatch.setattr(shell, "Gateway", lambda settings, _source, **_: settings)
-    monkeypatch.setattr(main, "_run", run)
+    monkeypatch.setattr(serve, "_run", run)
     result = call("--backend", "simulated", "--probe-address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0")
     assert (result.exit_code, len(ran)) == (0, 1), result.output
 

@@ -27,7 +27,7 @@ from devices.claims import ClaimName, Refused
 from devices.life.states import State
 from devices.model import ContainerAnswer
 from gateway.age import Age
-from gateway.cli import main
+from gateway.cli import serve
 from gateway.daemon import RESIGNED, Gateway
 from gateway.dra import cdi, crossing, desk, driver, publisher, service
 from gateway.dra.crossing import Crossing
@@ -1305,7 +1305,7 @@ async def test_one_whose_program_is_gone_ends_when_it_made_room(monkeypatch: pyt
     monkeypatch.setattr(sys, "executable", "/no/such/program")
     monkeypatch.setattr(os, "_exit", ended)
     with pytest.raises(SystemExit, match=r"^1$"):
-        await main._run(Made())  # type: ignore[arg-type]
+        await serve._run(Made())  # type: ignore[arg-type]
 
 
 async def resigns(path: Path, born_ns: int, *, ready: bool = False) -> dict[str, Any]:

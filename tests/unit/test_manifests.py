@@ -81,7 +81,7 @@ def settings(name: str, monkeypatch: pytest.MonkeyPatch) -> Settings:
         runs.append(found)
         return 0
 
-    monkeypatch.setattr(main, "_serve", serve)
+    monkeypatch.setattr(main, "serve", serve)
     monkeypatch.setattr(observe, "configure", lambda *_: None)
     done = CliRunner().invoke(main.gateway, container(name).get("args", []), env=variables(name))
     assert done.exit_code == 0, done.output
