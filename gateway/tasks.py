@@ -16,6 +16,16 @@ _T = TypeVar("_T")
 _log = structlog.get_logger()
 
 
+async def after(event: Callable[[], Awaitable[object]], work: Coroutine[object, object, None]) -> None:
+    """Do ``work`` after ``event``. Work that is ended before it began is closed, or Python would complain of it."""
+    try:
+        await event()
+    except asyncio.CancelledError:
+        work.close()
+        raise
+    await work
+
+
 class Background:
     """Tasks that nobody waits for: kept, as an event loop alone may lose them, and ended together.
 
@@ -78,17 +88,12 @@ class Tasks(Background):
 
     def spawn_once_active(self, name: str, work: Coroutine[object, object, None]) -> None:
         """Run such a task for what only one of a pair may do: listen on a port, write at the API server."""
-        self.spawn(name, self._once_active(work))
+        self.spawn(name, after(self._once_active, work))
 
-    async def _once_active(self, work: Coroutine[object, object, None]) -> None:
-        try:
-            if self._active is not None:
-                await self._active()
-                await asyncio.sleep(REGISTERS_FIRST)
-        except asyncio.CancelledError:
-            work.close()
-            raise
-        await work
+    async def _once_active(self) -> None:
+        if self._active is not None:
+            await self._active()
+            await asyncio.sleep(REGISTERS_FIRST)
 
     async def settle(self) -> None:
         """Wait until none of those runs that there are now; not for those that never end."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -34,7 +34,7 @@ from gateway.kubernetes.allocatable import Allocatable
 from gateway.kubernetes.client import Client, KubernetesError
 from gateway.kubernetes.node import NodeObject, OwnNode, path
 from gateway.kubernetes.watch import pause
-from gateway.tasks import Background
+from gateway.tasks import Background, after
 from gateway.telling.sides import ByNameStatus, DriverStatus
 
 if TYPE_CHECKING:
@@ -268,8 +268,8 @@ class Drivers:
         # None of them ends by itself: that is a defect, and the gateway's end.
         async with asyncio.TaskGroup() as group:
             group.create_task(self._records.mind(pods_of(self._api, self._settings.node_name), self._pods_ended))
-            _ = [group.create_task(_after(self.decides.wait, one)) for one in work]
-            _ = [group.create_task(_after(listed, one)) for one in later]
+            _ = [group.create_task(after(self.decides.wait, one)) for one in work]
+            _ = [group.create_task(after(listed, one)) for one in later]
             server, owner = await self._learn()
             await self._until_kubelet_knows()
             await listed()
@@ -372,7 +372,7 @@ class Drivers:
         if self.decides.is_set():
             await claims.restore()
         else:  # Another one writes and removes specifications now.
-            self._tasks.background(_after(self.decides.wait, claims.restore()))
+            self._tasks.background(after(self.decides.wait, claims.restore()))
         others = partial(sockets.others, self._registry, driver, inside.age.token)
         await sockets.until_alone(
             driver, others, lambda: self._kubelet, lambda: self.lacking, self._learned, self.decides
@@ -388,15 +388,6 @@ class Drivers:
         return await self._api.get(
             f"{self._server.path}/namespaces/{claim.namespace}/resourceclaims/{claim.name}", ResourceClaim
         )
-
-
-async def _after(event: Callable[[], Awaitable[object]], work: Coroutine[object, object, None]) -> None:
-    try:
-        await event()
-    except asyncio.CancelledError:
-        work.close()
-        raise
-    await work
 
 
 def is_known(crossing: Crossing | None) -> bool:
