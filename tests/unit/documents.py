@@ -23,7 +23,7 @@ from gateway.telling.status import Build, Configuration, GatewayStatus, KubeletS
 
 NOW = 1_000_000.0
 RESOURCE = "nvidia.com/gpu"
-BUILD = Build(gateway="0.5.0", python="3.11.7", grpcio="1.85.1", protobuf="7.36.2")
+BUILD = Build(gateway="0.1.0", python="3.11.7", grpcio="1.85.1", protobuf="7.36.2")
 SERVING, WAITING = "3f9a2c1d", "8c2e11aa"
 """Tokens."""
 IDS = [f"GPU-{number}f3a{number}c6e-77b0-4b1e-9d4a-0c5b8e21d9f{number}" for number in range(8)]

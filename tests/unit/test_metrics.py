@@ -76,7 +76,7 @@ def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
 @pytest.mark.parametrize(
     ("name", "labels", "value"),
     [
-        ("build_info", {"version": "0.5.0", "python": "3.11.7", "grpcio": "1.85.1", "protobuf": "7.36.2"}, 1),
+        ("build_info", {"version": "0.1.0", "python": "3.11.7", "grpcio": "1.85.1", "protobuf": "7.36.2"}, 1),
         ("kubelet_present", {}, 1),
         ("serving", {"resource": RESOURCE}, 1),
         ("serving", {"resource": REFUSED.name}, 0),
