@@ -18,7 +18,7 @@ from gateway.handover.leases import Leases
 from gateway.handover.standby import Standby
 from gateway.handover.talk import Handover
 from gateway.kubelet.beliefs import CHECKPOINT
-from gateway.kubelet.watch import listens
+from gateway.kubelet.watch import kubelet_id, listens
 from gateway.registration import events
 from gateway.registration.events import Phase
 from gateway.registration.registrar import warm_up
@@ -289,7 +289,7 @@ class Peers:
 
     def over(self, token: str, kubelet: str) -> None:
         """Take over from a gateway that is dying, if the kubelet is the one that takes a Register while an earlier stream lives."""
-        if kubelet == str(self._presence.kubelet):
+        if kubelet == str(kubelet_id(self._presence.socket)):  # Nobody has told us yet of one that came a moment ago.
             self._instance.over.add(token)
             self.handover.part(token)
 

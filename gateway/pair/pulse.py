@@ -41,7 +41,7 @@ class Pulse:
     def begin(self, lane: int) -> None:
         """Hold this gateway's mutex from now on: call it in its main thread, which lives as long as it does."""
         self._lane = lane
-        self._libc.pthread_mutex_trylock(self._held[lane])  # Its owner died, perhaps: then it is held all the same.
+        self._take(self._held[lane])
         self.say(b"")
 
     def say(self, word: bytes) -> None:
@@ -61,10 +61,15 @@ class Pulse:
         Thread(target=self._wait, args=(self._held[1 - self._lane], call), daemon=True).start()
 
     def _wait(self, mutex: ctypes.Array[ctypes.c_char], call: Callable[[bytes], object]) -> None:
-        how = self._libc.pthread_mutex_lock(mutex)
-        if how == errno.EOWNERDEAD:
-            self._libc.pthread_mutex_consistent(mutex)
+        died = self._take(mutex)
         word = self._words[1 - self._lane].value
         self._libc.pthread_mutex_unlock(mutex)  # The next one is to hold it.
-        if how == errno.EOWNERDEAD or word == _OVER:
+        if died or word == _OVER:
             call(word)
+
+    def _take(self, mutex: ctypes.Array[ctypes.c_char]) -> bool:
+        """Wait until a mutex is free and hold it; tell whether its owner died: then it is made good, or nobody could hold it once it is let go of."""
+        died: bool = self._libc.pthread_mutex_lock(mutex) == errno.EOWNERDEAD
+        if died:
+            self._libc.pthread_mutex_consistent(mutex)
+        return died
