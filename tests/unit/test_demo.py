@@ -128,6 +128,11 @@ def test_the_verdict_names_what_is_not_as_promised(looks: list[Look], problems: 
     assert verdict.passed is not bool(problems)
 
 
+def test_the_verdict_counts_the_pods_that_came_after_a_drain_too() -> None:
+    looks = after(held("p-2", "c", "d"), free=("a", "b"), drained=("p-1",))
+    assert "each of 2 pods" in judge(STORY, looks, GPUS).sentence
+
+
 def test_what_went_wrong_once_is_said_once() -> None:
     looks = [BEFORE, replace(RUNNING, free=("c",)), replace(after(held("p-1", "a", "b"), free=("c",))[2])]
     assert judge(STORY, looks, GPUS).problems == (
@@ -236,7 +241,7 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out.splitlines() == [
         "  pod training-1 gets GPU 0",
         "",
-        "kubelet            API       gap",
+        "kubelet            API       GPUs are back after",
         "1.28   emulated    v1beta1   4.2 ms",
         "",
         "PASSED: all",

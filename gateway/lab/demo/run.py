@@ -149,8 +149,9 @@ class _Node(msgspec.Struct):
                 self.say(f"GPU {free.index} becomes unhealthy: {step.reason}", gpus=self.gpus)
                 await self.settle()
             case Recover():
+                ill = [gpu.index for gpu in self.gpus if gpu.health is not Health.HEALTHY]
                 self.edit({})
-                self.say("the GPU is healthy again", gpus=self.gpus)
+                self.say(f"GPU {', '.join(map(str, ill))} is healthy again", gpus=self.gpus)
                 await self.settle()
 
     async def hop(self, step: Hop) -> None:
@@ -160,7 +161,7 @@ class _Node(msgspec.Struct):
         self.seen.drained = tuple(pod.pod for pod in drained)
         if self.kubelet is not None:
             if drained:
-                self.say(f"draining the node before {step.version}: {step.drain}")
+                self.say(f"draining the node before kubelet {step.version}: {step.drain}")
                 for pod in drained:
                     await self.kubelet.remove(pod.pod)
                 self.pods = []
@@ -191,8 +192,8 @@ class _Node(msgspec.Struct):
         line = await self.gateway.wait_for("registered", since=mark, resource=RESOURCE, seconds=PATIENCE)
         api = self.seen.api = str(line["api"])
         self.say(
-            f"kubelet {step.version} ({self.kubelet.kind}) speaks {api}: {self.expected} of {len(self.gpus)} GPUs "
-            f"allocatable after {gap.gap_ms:.1f} ms",
+            f"kubelet {step.version} ({self.kubelet.kind}) speaks API {api}: {self.expected} of {len(self.gpus)} GPUs "
+            f"allocatable {gap.gap_ms:.1f} ms after it takes connections",
             api=api,
             allocatable=self.expected,
         )

@@ -130,7 +130,7 @@ def judge(story: Sequence[Step], looks: Sequence[Look], gpus: Sequence[str], str
         count = "1 thing is" if len(problems) == 1 else f"{len(problems)} things are"
         return Verdict(passed=False, sentence=f"FAILED: {count} not as promised", problems=tuple(problems))
     hops = sum(isinstance(step, Hop) for step in story)
-    pods = sum(isinstance(step, Run) for step in story)
+    pods = len({holding.pod for look in looks for holding in look.held})
     return Verdict(
         passed=True,
         sentence=f"PASSED: through {hops} kubelets, each of {pods} pods kept its GPUs until it was drained; no GPU was "

@@ -83,7 +83,7 @@ def _ending(scene: Scene) -> Iterator[str]:
     hops = [(look, look.gap.gap_ms) for look in scene.looks if look.gap is not None]
     if hops:
         yield ""
-        yield f"{'kubelet':<18} {'API':<9} gap"
+        yield f"{'kubelet':<18} {'API':<9} GPUs are back after"
         for look, gap_ms in hops:
             yield f"{look.kubelet:<6} {look.kind:<11} {look.api:<9} {gap_ms:.1f} ms"
     yield ""
