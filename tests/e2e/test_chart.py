@@ -20,7 +20,8 @@ import yaml
 from gateway.lab.node.api import Access, Api, ApiError, Object
 from gateway.lab.node.chart import ACCOUNT, PROFILE, Chart, helm
 from gateway.lab.node.continuity import IMAGE, SCENARIOS, judge, run
-from gateway.lab.node.installed import CDI_RESOURCE, IDS, NAMESPACE, DaemonSet
+from gateway.lab.node.dra import DRIVER, SLICES, DraNode, slice_of
+from gateway.lab.node.installed import CDI_RESOURCE, DEVICES, IDS, NAMESPACE, DaemonSet
 from gateway.lab.node.stage import Stage
 from gateway.lab.node.watch import PodSeen
 from gateway.lab.trials.scenarios import RESOURCE
@@ -246,16 +247,21 @@ async def status(done: Awaitable[object]) -> int:
     return 200
 
 
-@pytest.mark.usefixtures("node")
-async def test_its_token_is_good_for_no_more_than_that(stage: Stage) -> None:
+async def with_its_token(stage: Stage) -> Api:
+    """Give the API server to those who have a token as the gateway's pod has."""
     (pod,) = gateways(stage)
     bound = {"kind": "Pod", "apiVersion": "v1", "name": pod.name, "uid": pod.uid}
     asked = {"spec": {"boundObjectRef": bound, "expirationSeconds": 3600}}
     token = (await stage.api.create(f"{ACCOUNT}/token", asked))["status"]["token"]
-    trust = ssl.create_default_context(cafile=str(stage.node.ca))
+    return Api(Access(stage.node.server, token, ssl.create_default_context(cafile=str(stage.node.ca))))
+
+
+@pytest.mark.usefixtures("node")
+async def test_its_token_is_good_for_no_more_than_that(stage: Stage) -> None:
+    (pod,) = gateways(stage)
+    api = await with_its_token(stage)
     own = f"/api/v1/nodes/{stage.node.name}"
     other = "/api/v1/nodes/node-2"
-    api = Api(Access(stage.node.server, token, trust))
     await stage.api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}})
     said = {"type": CONDITION, "status": "True", "reason": "Ready", "message": "by a test"}
     event = {"metadata": {"generateName": "a."}, "reason": "GPULost", "message": "by a test", "type": "Normal"}
@@ -285,6 +291,65 @@ async def test_its_token_is_good_for_no_more_than_that(stage: Stage) -> None:
     finally:
         await stage.api.delete(other)
     assert statuses.pop("own condition") == 200
+    assert {what: one for what, one in statuses.items() if one not in {403, 422}} == {}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def both(stage: Stage, chart: Chart) -> AsyncIterator[DraNode]:
+    """The node when the chart has turned both APIs on, beside all that tells of the node."""
+    await stage.prepare(VERSION)
+    await chart.reconfigure({**FEATURES, "gateway": {"dra": "on"}})
+    await stage.served()
+    one = DraNode(stage.node)
+    await one.claimable()
+    yield one
+    await one.delete("claims", "asks-by-name")  # Nobody unprepares a claim when the gateway has gone.
+
+
+async def test_each_api_gives_its_own_gpus(stage: Stage, both: DraNode) -> None:
+    uuid = free(stage)
+    await gateway(stage, "cross", "--to", "dra", uuid)
+    assert await both.claim_pod("claims") == uuid
+    assert both.account("claims").nodes == {DEVICES[uuid]}
+    held = {path for one in stage.standing().values() for path in one.account.nodes}
+    assert await both.named_pod("asks-by-name") in {*DEVICES.values()} - held - {DEVICES[uuid]}
+    await both.delete("claims", "asks-by-name")
+    await both.unprepared()
+    await gateway(stage, "cross", "--to", "plugin", uuid)
+    await both.allocatable()
+    assert {kind: one.account.lost for kind, one in stage.standing().items() if one.account.lost} == {}
+
+
+@pytest.mark.usefixtures("both")
+async def test_its_token_is_good_for_its_own_nodes_slices_and_allocatable(stage: Stage) -> None:
+    api, name, other = await with_its_token(stage), stage.node.name, "node-2"
+    tried = "?dryRun=All&fieldManager=e2e"
+    none: Object = {"example.com/none": "0"}
+    anywhere = {**slice_of("anywhere"), "spec": {**slice_of("anywhere")["spec"], "allNodes": True}}
+    del anywhere["spec"]["nodeName"]
+    await stage.api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": other}})
+    await stage.api.create(SLICES, slice_of(other))
+    try:
+        statuses = {
+            what: await status(done)
+            for what, done in {
+                "own slice": api.create(f"{SLICES}{tried}", slice_of(name)),
+                "own allocatable": api.merge(f"/api/v1/nodes/{name}/status{tried}", {"status": {"allocatable": none}}),
+                "a new slice of another's": api.create(
+                    SLICES, {**slice_of(other), "metadata": {"name": "node-2-more"}}
+                ),
+                "another's slice": api.merge(f"{SLICES}/{other}", {"spec": {"pool": {"generation": 2}}}),
+                "another's slice removed": api.delete(f"{SLICES}/{other}"),
+                "a slice of all nodes": api.create(SLICES, anywhere),
+                "another's allocatable": api.merge(f"/api/v1/nodes/{other}/status", {"status": {"allocatable": none}}),
+                "own capacity": api.merge(f"/api/v1/nodes/{name}/status", {"status": {"capacity": none}}),
+                "a class": api.delete(f"/apis/resource.k8s.io/v1/deviceclasses/{DRIVER}"),
+            }.items()
+        }
+    finally:
+        await stage.api.delete(f"{SLICES}/{other}")
+        await stage.api.delete(f"/api/v1/nodes/{other}")
+    assert (statuses.pop("own slice"), statuses.pop("own allocatable")) == (200, 200)
     assert {what: one for what, one in statuses.items() if one not in {403, 422}} == {}
 
 

@@ -86,9 +86,10 @@ class Chart(DaemonSet):
             "backend": "simulated",
             "image": self._image,
             "profile": write_profile(self._node, cdi=True).read_text(),
+            **self._values.get("gateway", {}),
         }
         path = self._node.folder / "run" / "values.yaml"
-        path.write_text(yaml.safe_dump({"fullnameOverride": RELEASE, "gateway": own, **self._values}))
+        path.write_text(yaml.safe_dump({"fullnameOverride": RELEASE, **self._values, "gateway": own}))
         return (str(CHART), f"--values={path}")
 
     async def _helm(self, verb: str, *more: str) -> None:

@@ -79,7 +79,7 @@ class DraNode:
             await one.close()
 
     async def prepare(self) -> None:
-        """Give the gateway its rights, and pods a class and a template of claims."""
+        """Give the gateway its rights, and pods what they claim by."""
         await self.api.apply(f"/api/v1/namespaces/{NAMESPACE}", _object("v1", "Namespace", NAMESPACE))
         for file in _RIGHTS:
             for wanted in yaml.safe_load_all((_COMPONENTS / file).read_text()):
@@ -88,6 +88,10 @@ class DraNode:
         bound = {"kind": "Node", "apiVersion": "v1", "name": self.node.name, "uid": about["metadata"]["uid"]}
         asked = {"spec": {"boundObjectRef": bound, "expirationSeconds": 3600}}
         self.token = (await self.api.create(f"{_PLACES['ServiceAccount']}/{ACCOUNT}/token", asked))["status"]["token"]
+        await self.claimable()
+
+    async def claimable(self) -> None:
+        """Give pods a class and a template of claims."""
         expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'gpu'"
         spec = {"selectors": [{"cel": {"expression": expression}}]}
         version = RESOURCES.removeprefix("/apis/")
@@ -249,12 +253,7 @@ class DraNode:
 
     async def write_elsewhere(self) -> int:
         """Write a slice of another node with the gateway's rights; return the status of the answer."""
-        pool = {"name": "elsewhere", "generation": 1, "resourceSliceCount": 1}
-        body = {
-            **_object(RESOURCES.removeprefix("/apis/"), "ResourceSlice", "elsewhere"),
-            "spec": {"driver": DRIVER, "nodeName": "elsewhere", "pool": pool, "devices": []},
-        }
-        return await self.write(f"{SLICES}/elsewhere", body, apply=True)
+        return await self.write(f"{SLICES}/elsewhere", slice_of("elsewhere"), apply=True)
 
     @contextlib.asynccontextmanager
     async def ready_too(self) -> AsyncIterator[None]:
@@ -395,6 +394,15 @@ class DraNode:
                 return True
             raise
         return False
+
+
+def slice_of(node: str) -> Object:
+    """A slice of a node, without a device, of its name."""
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    return {
+        **_object(RESOURCES.removeprefix("/apis/"), "ResourceSlice", node),
+        "spec": {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": []},
+    }
 
 
 def _object(version: str, kind: str, name: str) -> dict[str, Any]:
