@@ -199,8 +199,8 @@ mutants: $(VENV) ## break each rule on purpose; a test must notice
 bench: $(VENV) ## measure the promises that have a figure
 	$(RUN)python -m gateway.lab.bench
 
-# GAUNTLET: more options. "--minutes 60 --seeds 20" for a long soak, "--seed 7", "--replay FILE", "--every".
-GAUNTLET ?=
+# RIVALS: more options, as "--rivals stopped" or "--kubelets 1.28 --no-genuine".
+RIVALS ?=
 .PHONY: rivals
 rivals: $(VENV) ## what other gateways that don't serve cost the kubelet's records, on emulated and built genuine kubelets
 	@$(RUN)python -m gateway.lab.trials.rivals $(RIVALS)
@@ -211,6 +211,8 @@ SIMULATION ?=
 simulation: $(VENV) ## a million schedules of kubelets, gateways, pods and disks under simulated time
 	@$(RUN)python -m gateway.lab.simulation.run $(SIMULATION)
 
+# GAUNTLET: more options. "--minutes 60 --seeds 20" for a long soak, "--seed 7", "--replay FILE", "--every".
+GAUNTLET ?=
 .PHONY: gauntlet
 gauntlet: $(VENV) ## every fault, alone and mixed by chance, on emulated kubelets and the genuine ones that are built
 	@$(RUN)python -m gateway.lab.trials.gauntlet $(GAUNTLET)

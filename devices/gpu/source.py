@@ -204,7 +204,7 @@ class GPUSource(DeviceSource):
             found.append(Hindrance(self.name, f"{_UNNAMED}: {self._unnamed}", held_up=self._inventory is None))
         if self._backend.rejected:
             kept = (
-                "until it is mended the one before stays in force"
+                "until it is corrected the one before stays in force"
                 if self._sight is not None
                 else "there are no devices"
             )

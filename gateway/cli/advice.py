@@ -141,14 +141,14 @@ class Bug(Hazard, frozen=True, kw_only=True):
         """Whether this kubelet has it."""
         return any(kubelet in interval for interval in self.affected)
 
-    def mended(self, kubelet: Kubelet) -> tuple[str, ...]:
+    def fixed(self, kubelet: Kubelet) -> tuple[str, ...]:
         """The first releases without it: of this minor version, and after it. One that gets it again doesn't count."""
         until = next((interval.until for interval in self.affected if kubelet in interval), None)
         if until is None:
             return ()
         minor = _release(until)[0]
         if self.hits(Kubelet(minor)):
-            return self.mended(Kubelet(minor))
+            return self.fixed(Kubelet(minor))
         later = Kubelet(minor + 1, 0)
         return (until, str(later)) if minor == kubelet.minor and not self.hits(later) else (until,)
 
@@ -226,7 +226,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
     old: str
     new: str
     at_least: str | None
-    """The first patch release of ``new`` that is free of what a later one mended; None where all are alike."""
+    """The first patch release of ``new`` that is free of what a later one fixed; None where all are alike."""
     api_before: str
     api_after: str
     checkpoint_kept: bool
@@ -301,7 +301,7 @@ def plan(facts: Advice, start: Kubelet, goal: Kubelet, *, direct: bool = False) 
     path = (start, goal) if direct else route(start, goal)
     hops = tuple(_hop(facts, old, new) for old, new in itertools.pairwise(path))
     every: tuple[Crossing | Bug | CheckpointFormat, ...] = (*facts.checkpoints, *facts.crossings, *facts.bugs)
-    now = {bug.id: bug.mended(start) for bug in facts.bugs if bug.hits(start)}
+    now = {bug.id: bug.fixed(start) for bug in facts.bugs if bug.hits(start)}
     named = {*now}.union(
         *([hop.checkpoint, *hop.crossings, *hop.new_bugs, *hop.still, *hop.gone, *hop.avoided] for hop in hops)
     )

@@ -120,7 +120,7 @@ def _first(takes: Sequence[ClaimSupport]) -> Iterator[str]:
     yield "Switch CDI on in the container runtime of each node (containerd 1.7: enable_cdi), because claims give GPUs by CDI only."
     yield (
         "Give each node the gateway with --dra on and the components api-server, dra and dra-on, and no other plugin or DRA driver of these "
-        "GPUs. By that alone nothing changes: all GPUs stay with the device plugin API."
+        "GPUs. This alone changes nothing: all GPUs stay with the device plugin API."
     )
     yield "Make the DeviceClass of the driver" + (
         ", without extendedResourceName: a kubelet here would run a pod that asks by name without its GPU, or fail it."
@@ -132,11 +132,11 @@ def _first(takes: Sequence[ClaimSupport]) -> Iterator[str]:
 
 _EACH: Final = (
     f"kubectl annotate node NODE --overwrite {ANNOTATION}=dra",
-    "No drain: running pods keep their GPUs, and each GPU crosses when its pod ends. Who can't wait for that ends the pods.",
+    "No drain: running pods keep their GPUs, and each GPU crosses when its pod ends. If you can't wait for that, end the pods.",
     "Wait until gateway status shows none on its way, and run a pod with a claim there, before the next node.",
 )
 _BACK: Final = (
     f"kubectl annotate node NODE --overwrite {ANNOTATION}=plugin: GPUs come back one by one, when no claim has them.",
-    "Before a kubelet goes back below 1.36: bring its GPUs back, and have pods end that got theirs by a resource name; it ends them itself.",
+    "Before a kubelet goes back below 1.36: bring its GPUs back, and end the pods that got theirs by a resource name, or that kubelet ends them.",
     "Before a kubelet goes back below 1.32, or the gateway to --dra off: bring its GPUs back and end its pods with claims.",
 )

@@ -107,14 +107,14 @@ def release(version: str) -> Release | None:
     after = advice.Kubelet(found.minor + 1)
     if after.minor <= minor_version(facts.last) and not facts.keeps(found, after):
         unkept = f"kubelet {found} has written it, and {after} can't read it"
-    mended = tuple(
-        f"kubelet {found}: {bug.title} ({bug.id}); mended in {later}"
+    fixed = tuple(
+        f"kubelet {found}: {bug.title} ({bug.id}); fixed in {later}"
         for bug in facts.bugs
         if found.patch is not None and bug.hits(found)
-        for later in bug.mended(found)
+        for later in bug.fixed(found)
         if later.startswith(f"1.{found.minor}.")
     )
-    return Release(found.minor, unkept=unkept, mended=mended)
+    return Release(found.minor, unkept=unkept, fixed=fixed)
 
 
 def seen(root: click.Context, state_dir: Path, host_root: Path) -> Surveyed:

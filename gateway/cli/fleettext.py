@@ -76,18 +76,18 @@ def _reasons(steps: Sequence[Step]) -> Iterator[str]:
 
 
 def _bugs(groups: Iterable[Group]) -> Iterator[str]:
-    """Name the bugs of today's kubelets that a patch release of the same minor version mends."""
-    heading = "Today's kubelets, mended by a patch release"
+    """Name the bugs of today's kubelets that a patch release of the same minor version fixes."""
+    heading = "Today's kubelets, fixed by a patch release"
     for group in groups:
         made = group.plan
         minor = group.version.rsplit(".", 1)[0] if group.version.count(".") == 2 else group.version
-        for name, mended in (made.now if made else {}).items():
-            if made and (patch := next((one for one in mended if one.startswith(f"{minor}.")), None)):
+        for name, fixed in (made.now if made else {}).items():
+            if made and (patch := next((one for one in fixed if one.startswith(f"{minor}.")), None)):
                 if heading:
                     yield from ("", heading)
                     heading = ""
                 title = getattr(made.rows[name], "title", name)
-                yield f"  - {group.version} ({count(len(group.nodes), 'node')}): {title}; mended in {patch}"
+                yield f"  - {group.version} ({count(len(group.nodes), 'node')}): {title}; fixed in {patch}"
 
 
 def _names(group: Group) -> tuple[str, ...]:

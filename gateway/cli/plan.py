@@ -144,8 +144,8 @@ def render(plan: Plan, width: int) -> Iterator[str]:
             yield from page.item(step)
     if plan.now:
         yield from ("", f"Now, on {plan.start}")
-    for name, mended in plan.now.items():
-        end = f"Mended in {' and '.join(mended)}." if mended else "Not mended yet."
+    for name, fixed in plan.now.items():
+        end = f"Fixed in {' and '.join(fixed)}." if fixed else "Not fixed yet."
         yield from page.item(f"{name}: {_headline(plan.rows[name])} {end}")
     explained = {*plan.now}
     for hop in plan.hops:
@@ -163,13 +163,13 @@ def _summary(page: Page, plan: Plan) -> Iterator[str]:
     """Say in a few lines what a change board asks: where to drain, what is lost, how far to go at least."""
     for words, hops in (
         ("Drain before the hop to", [hop for hop in plan.hops if hop.drain == "required"]),
-        ("Better drain before the hop to", [hop for hop in plan.hops if hop.drain == "advised"]),
+        ("A drain is advised before the hop to", [hop for hop in plan.hops if hop.drain == "advised"]),
         ("The checkpoint is lost at the hop to", [hop for hop in plan.hops if not hop.checkpoint_kept]),
     ):
         if hops:
             yield from page.line(f"{words} {', '.join(_target(hop) for hop in hops)}.")
     if early := [hop.at_least for hop in plan.hops if hop.at_least]:
-        yield from page.line(f"Not to be gone below: {', '.join(early)}.")
+        yield from page.line(f"Don't go below {', '.join(early)}.")
 
 
 def _hop(page: Page, plan: Plan, hop: Hop, explained: set[str]) -> Iterator[str]:

@@ -73,7 +73,7 @@ def _next(seen: Surveyed) -> str:
 
 
 def _bugs(seen: Surveyed) -> str:
-    return "; ".join(seen.release.mended) if seen.release else ""
+    return "; ".join(seen.release.fixed) if seen.release else ""
 
 
 def _unknown(seen: Surveyed) -> str:

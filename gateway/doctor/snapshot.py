@@ -40,8 +40,8 @@ class Release(Struct, frozen=True):
     """Why nothing is known of it."""
     unkept: str = ""
     """Why the next minor version can't read its checkpoint."""
-    mended: tuple[str, ...] = ()
-    """Bugs that a later patch release mends."""
+    fixed: tuple[str, ...] = ()
+    """Bugs that a later patch release fixes."""
 
 
 class StateDir(Struct, frozen=True):

@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "FL4",
-        "1.35 is taken for mended",
+        "1.35 is taken for fixed",
         "gateway/cli/advice.yaml",
         "    affected:\n      - {since: 1.32.0, until: 1.36.0}\n",
         "    affected:\n      - {since: 1.32.0, until: 1.35.0}\n",

@@ -29,7 +29,6 @@ from tests.unit.bridging import GUARD_S, NIC, Watched, bridged, health, plugin
 V1BETA1 = by_name("v1beta1")
 OTHER = "other.example/fpga"
 MANY = [Device(str(number)) for number in range(judge.MOST_DEVICES + 1)]
-TOO_LARGE = Device("x" * 200)
 
 
 @asynccontextmanager

@@ -137,7 +137,7 @@ def test_a_change_board_reads_a_table() -> None:
     rows = [line.split() for line in text.splitlines()]
     assert ["STEP", "FROM", "TO", "AT", "LEAST", "NODES", "DEVICES", "DRAIN", "CHECKPOINT"] in rows
     assert any(row[:3] == ["1", "1.10.13", "1.11"] and "DRAIN" in row and "LOST" in " ".join(row) for row in rows)
-    assert "1.27.3 (1 node): A kubelet restart kills running GPU pods; mended in 1.27.6" in text
+    assert "1.27.3 (1 node): A kubelet restart kills running GPU pods; fixed in 1.27.6" in text
     assert "n3: expected a kubelet version" in text
 
 

@@ -274,7 +274,8 @@ async def test_a_wrong_edit_is_logged_and_changes_nothing(
     [hindrance] = source.hindrances()
     assert hindrance.source == "simulated"
     assert (
-        hindrance.reason == f"profile rejected, until it is mended the one before stays in force: {rejected['reason']}"
+        hindrance.reason
+        == f"profile rejected, until it is corrected the one before stays in force: {rejected['reason']}"
     )
     assert not hindrance.held_up
     in_place(path, text(1))

@@ -33,7 +33,7 @@ BUG = Bug("phantoms", "kubernetes #1", "two-gateways", 8, 11, "they stay")
         ("pod a lost G1", None, "failed", "pod a lost G1"),
         ("4 devices, they stay", BUG, "known kubelet bug", "4 devices, they stay"),
         ("pod a lost G1", BUG, "failed", "pod a lost G1"),
-        ("", BUG, "failed", "phantoms (kubernetes #1) was expected to show and did not: is this kubelet mended?"),
+        ("", BUG, "failed", "phantoms (kubernetes #1) was expected to show and did not: is this kubelet fixed?"),
     ],
 )
 def test_verdict(error: str, bug: Bug | None, status: str, reason: str) -> None:

@@ -303,8 +303,8 @@ def test_the_bugs_of_a_hop(start: str, goal: str, new: set[str], gone: set[str],
         ("reboot-rejects", "1.37.1", ()),
     ],
 )
-def test_where_a_bug_is_mended(bug: str, version: str, releases: tuple[str, ...]) -> None:
-    assert BUGS[bug].mended(kubelet(version, FACTS)) == releases
+def test_where_a_bug_is_fixed(bug: str, version: str, releases: tuple[str, ...]) -> None:
+    assert BUGS[bug].fixed(kubelet(version, FACTS)) == releases
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_every_plan_holds_together(start: str, goal: str) -> None:
         ),
         (
             ["--from", "1.27.3", "--to", "1.28"],
-            ["Now, on 1.27.3", "killed-on-restart: ", "Mended in 1.27.6 and 1.28.0.", "no drain for the GPUs' sake"],
+            ["Now, on 1.27.3", "killed-on-restart: ", "Fixed in 1.27.6 and 1.28.0.", "no drain for the GPUs' sake"],
         ),
         (
             ["--from", "1.26", "--to", "1.27.3"],

@@ -90,7 +90,7 @@ def verdict(error: str, bug: Bug | None) -> tuple[Status, str]:
         return ("failed", error) if error else ("passed", "")
     if bug.says in error:
         return "known kubelet bug", error
-    return "failed", error or f"{bug.name} ({bug.reference}) was expected to show and did not: is this kubelet mended?"
+    return "failed", error or f"{bug.name} ({bug.reference}) was expected to show and did not: is this kubelet fixed?"
 
 
 @dataclass(frozen=True, slots=True)
