@@ -15,8 +15,8 @@ from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.log import escaped
 
-ANSWER_TIME = 10.0
-"""Seconds within which the gateway must answer: it tells the API server first."""
+ANSWER_TIME = 15.0
+"""Seconds within which the gateway must answer: it tells the API server first (``gateway.dra.desk.WITHIN``)."""
 
 _EXAMPLES = """\
 \b
@@ -53,7 +53,8 @@ def cross(*, to: str, dry_run: bool, as_json: bool, state_dir: Path, ids: tuple[
         raise click.ClickException(nobody(state_dir))
     if len(paths) > 1:
         raise click.ClickException(
-            f"expected one gateway on {state_dir}, found {len(paths)}: GPUs cross where one decides for the node, with --dra on"
+            f"expected one gateway on {state_dir}, found {len(paths)}: while one takes over from another, try again in a minute; two that "
+            "stay can't both run with --dra on"
         )
     try:
         wanted = exact(ids, asyncio.run(look(state_dir))[0]) if ids else []

@@ -19,7 +19,7 @@ from devices.life.states import AWAY, COUNTED, Entry, State
 from devices.model import Health
 from gateway.dra.claims import Allocated, allocated_to, by_board
 from gateway.dra.publisher import LINGERS
-from gateway.dra.records import holder, starts
+from gateway.dra.records import first_holder, starts
 from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Backoff
 from gateway.registration.events import Phase
@@ -30,7 +30,7 @@ from gateway.sides.table import Offered, Seen, Side, Stand
 if TYPE_CHECKING:
     from devices.claims import ClaimName
     from devices.model import Device
-    from gateway.dra.records import Records
+    from gateway.dra.records import AskedClaims, Records
     from gateway.kubelet.beliefs import Beliefs, Look
     from gateway.kubelet.presence import Presence
     from gateway.kubernetes.allocatable import Allocatable
@@ -111,7 +111,7 @@ class Crossing:
         held: what containers hold of a resource by them, and were given since; None: nobody knows.
         resources: gives the lists of all devices.
         records: what of the records counts here.
-        allocated: asks the API server which claims have which boards; None: it can't be known yet.
+        allocated: asks the API server which claims have which boards.
         update: brings the lists up to date.
         allocatable: tells the scheduler of what came back.
         presence: whether a kubelet is there, and since when.
@@ -126,7 +126,7 @@ class Crossing:
         held: Callable[[str], frozenset[str] | None],
         resources: Callable[[], Sequence[Resource]],
         records: Records,
-        allocated: Callable[[], Awaitable[Allocated | None]],
+        allocated: AskedClaims,
         update: Callable[[], Awaitable[None]],
         allocatable: Allocatable,
         presence: Presence,
@@ -216,8 +216,8 @@ class Crossing:
     def _words(self, board: str, side: Side) -> str:
         if not self.is_known:
             return "nothing is known of it yet, because the API server hasn't said which claims there are"
-        foreign = self.strangers.of(board)
-        return table.words(side, Seen(claim=self._claim(board), allocated=self._allocated.get(board), foreign=foreign))
+        seen = Seen(None, self._claim(board), self._allocated.get(board), self.strangers.of(board), self._ask.unsaid)
+        return table.words(side, seen)
 
     def _claim(self, board: str) -> str:
         """Say which claim a board is prepared for; '' for none. Asked for each device with each list."""
@@ -288,7 +288,9 @@ class Crossing:
         """Move what can be; say after how many seconds to look again (0: when something happens)."""
         if not self.is_known:
             there = self.boards() if self._first.is_set() else {}
-            if not there or (found := await self._ask()) is None or self.strangers.offered is None:
+            if not there or self.strangers.offered is None or not self._backoff.due(REST, time.monotonic()):
+                return WAIT
+            if (found := await self._ask()) is None:
                 return WAIT
             await self._put(_anew(there, found, self.strangers.offered))
         await self.strangers.let_go()
@@ -319,7 +321,7 @@ class Crossing:
         after = {one: table.looked_at(side, seen[one], misses=one in missed) for one, side in sides.items()}
         news = {board: side for board, side in after.items() if side is not sides[board]}
         await self._put(news, of=sides)
-        held = self.allocatable.came is None and all(one.pod or one.claim or one.allocated for one in seen.values())
+        held = self.allocatable.came is None and all(one.is_held_up for one in seen.values())
         return WAIT if held and not news else LOOK_AGAIN
 
     async def _admit(self) -> None:
@@ -344,7 +346,8 @@ class Crossing:
         return _healthy(self.boards(), here)
 
     def _seen(self, board: str, devices: Sequence[tuple[str, Entry]]) -> Seen:
-        return Seen(self._pod(board, devices), self._claim(board), self._allocated.get(board), self.strangers.of(board))
+        foreign, allocated = self.strangers.of(board), self._allocated.get(board)
+        return Seen(self._pod(board, devices), self._claim(board), allocated, foreign, self._ask.unsaid)
 
     def _pod(self, board: str, devices: Sequence[tuple[str, Entry]]) -> str | None:
         """Say which container holds what is on a board; None where it can't be known since the kubelet was told."""
@@ -353,10 +356,7 @@ class Crossing:
             return None
         if side is not Side.PLUGIN and (board not in self._told or last.at <= self._told[board]):
             return None
-        records, moves = self._records, side is not Side.PLUGIN
-        known = {name: (self._held(name), records.taken(name)) for name in {name for name, _ in devices}}
-        said = (holder(name, one.device.id, known[name], last, self._beliefs, moves=moves) for name, one in devices)
-        return next((one for one in said if one != ""), "")
+        return first_holder(devices, self._held, self._records, last, self._beliefs, moves=side is not Side.PLUGIN)
 
     async def _put(self, news: Mapping[str, Side], of: Mapping[str, Side] | None = None) -> None:
         """Write it down, then let it count, then tell the kubelet. ``of``: only what is still on these sides."""

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 LOOK_FOR: Final = 2.0
 """Seconds between two looks for boards that aren't where the node's annotation wants them."""
+SELDOM: Final = 30.0
+"""The same at most, where the annotation can't be followed: a whole fleet asks the API server so."""
+WITHIN: Final = 12.0
+"""Seconds within which an order is carried out, or given up: whoever gave it is told, and waits no longer."""
 FIRST: Final = 32
 """The first kubelet, 1.N, whose API for claims is spoken (v1beta1)."""
 LOOK_AT_CLASSES: Final = 120.0
@@ -208,14 +212,17 @@ class Desk:
 
     async def follow(self) -> None:
         """Keep all boards where the annotation wants them, for ever."""
+        wait = LOOK_FOR
         while True:
             before, self.trouble = self.trouble, await self._wish()
+            wait = min(2 * wait, SELDOM) if self.trouble else LOOK_FOR
             if self.trouble != before:
                 tell = _log.warning if self.trouble else _log.info
                 tell("the node's annotation", key=ANNOTATION, value=f"{self._wished:.80}", reason=self.trouble)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_FOR if self._wished else None):
+                async with asyncio.timeout(wait if self._wished else None):
                     await self._news.wait()
+                    wait = LOOK_FOR
             self._news.clear()
 
     async def _wish(self) -> str:
@@ -271,18 +278,21 @@ class Desk:
         return (self._why_not() or await self.names.ordered(resources)) if to is Side.DRA else ""
 
     async def _move(self, to: Side, wanted: Sequence[str]) -> None:
-        if reason := await self._refused(to, wanted):
-            raise ControlError(reason)
-        async with self._crossing.allocatable.turn:
-            if to is Side.DRA:
-                try:
-                    await self._crossing.allocatable.lower(self._crossing.stays(wanted))
-                except KubernetesError as error:
-                    raise ControlError(
-                        f"nothing was done: the node's allocatable devices can't be lowered: {error}"
-                    ) from error
-            try:
-                await self._crossing.order(to, wanted)
-            except NotWrittenError as error:
-                raise ControlError(f"nothing was done, because the state file can't be written: {error}") from error
+        try:
+            async with asyncio.timeout(WITHIN) as limit:
+                if reason := await self._refused(to, wanted):
+                    raise ControlError(reason)
+                async with self._crossing.allocatable.turn:
+                    if to is Side.DRA:
+                        await self._crossing.allocatable.lower(self._crossing.stays(wanted))
+                    limit.reschedule(None)  # What is being written down is carried out.
+                    await self._crossing.order(to, wanted)
+        except TimeoutError:
+            raise ControlError(
+                f"nothing was done within {WITHIN:g} s: the API server is slow, or another order is under way: try again"
+            ) from None
+        except KubernetesError as error:
+            raise ControlError(f"nothing was done: the node's allocatable devices can't be lowered: {error}") from error
+        except NotWrittenError as error:
+            raise ControlError(f"nothing was done, because the state file can't be written: {error}") from error
         _log.info("order", op="cross", to=to.value, boards=wanted)

@@ -26,7 +26,7 @@ from gateway.dra.desk import FIRST, Desk, Names, leave, not_taken, too_old
 from gateway.dra.driver import ClaimsOf, mind_over
 from gateway.dra.offer import first_said
 from gateway.dra.publisher import Publisher
-from gateway.dra.records import Records, arriving_at, pods_of, until_listed
+from gateway.dra.records import AskedClaims, Records, arriving_at, pods_of, until_listed
 from gateway.dra.service import Service, serve
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.kubernetes import access
@@ -114,7 +114,8 @@ class Drivers:
         if settings.dra == "on":
             known = inside.ledger, inside.scribe, inside.beliefs, inside.held, inside.resources, self._records
             allocatable = Allocatable(self._api, path(settings), arriving_at(self._api, settings.node_name))
-            self.crossing = Crossing(*known, self._allocated, inside.update, allocatable, inside.presence, inside.first)
+            ask = AskedClaims(self._allocated)
+            self.crossing = Crossing(*known, ask, inside.update, allocatable, inside.presence, inside.first)
             names = Names(self._api, path(settings), self.crossing, inside.ledger, self.update)
             self._desk = Desk(self.crossing, lambda: self.not_ready, names)
         self.leave = partial(leave, self.crossing, inside.ledger)
@@ -344,16 +345,16 @@ class Drivers:
             await asyncio.sleep(KUBELET_AGAIN)
             await self._learn()
 
-    async def _allocated(self) -> Allocated | None:
-        """Say which claims have which boards of this node by the API server, or may get them; None where it doesn't say."""
+    async def _allocated(self) -> Allocated:
+        """Say which claims have which boards of this node by the API server, or may get them; raise where it doesn't say."""
         try:
             self._server = self._server or await publisher.ask(self._api)
             found, _ = await self._api.list(f"{self._server.path}/resourceclaims", ResourceClaim)
         except KubernetesError as error:
-            # A server without the API has no claims.
-            return Allocated() if self._server is None and error.status == 404 and not error.away else None
-        published = _published(self._publisher)
-        return allocations(found, self._settings.node_name, self._boards, published, self._offers)
+            if self._server is not None or error.status != 404 or error.away:
+                raise
+            return Allocated()  # A server without the API has no claims.
+        return allocations(found, self._settings.node_name, self._boards, _published(self._publisher), self._offers)
 
     async def _keep_serving(self, driver: str) -> None:
         while True:

@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import structlog
 from msgspec import Struct, field
 
 from gateway.dra.offer import Taken
@@ -26,6 +27,8 @@ from gateway.memory.holdings import given_since
 from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
+    from devices.life.states import Entry
+    from gateway.dra.claims import Allocated
     from gateway.kubelet.beliefs import Beliefs, Look
     from gateway.kubelet.presence import Presence
     from gateway.kubelet.view import View
@@ -40,6 +43,7 @@ ASK_AGAIN: Final = 10.0
 """The same, where the same pods go on not to end."""
 LIST_FIRST: Final = 0.5
 """Seconds that a kubelet has to take the lists of a gateway that begins to decide, before that speaks to the API server."""
+_log = structlog.get_logger()
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 _HASH: Final = "kubernetes.io/config.hash"
 """The annotation of a mirror pod by which the kubelet knows its static pod."""
@@ -216,6 +220,45 @@ def holder(
         return (beliefs.holders(name) or {}).get(device_id) or "a container"
     # Else the kubelet hasn't heard yet.
     return None if moves and device_id in (last.view.allocatable or {}).get(name, ()) else ""
+
+
+def first_holder(
+    devices: Sequence[tuple[str, Entry]],
+    held: Callable[[str], frozenset[str] | None],
+    records: Records,
+    last: Look,
+    beliefs: Beliefs,
+    *,
+    moves: bool,
+) -> str | None:
+    """Say which container holds one of some devices, each with its resource; '' for none, None where it can't be known."""
+    of = {name: (held(name), records.taken(name)) for name in {name for name, _ in devices}}
+    said = (holder(name, one.device.id, of[name], last, beliefs, moves=moves) for name, one in devices)
+    return next((one for one in said if one != ""), "")
+
+
+class AskedClaims:
+    """Asks the API server which claims have which boards.
+
+    Args:
+        ask: does, and raises a ``KubernetesError`` where it doesn't say.
+    """
+
+    def __init__(self, ask: Callable[[], Awaitable[Allocated]]) -> None:
+        self._ask = ask
+        self.unsaid = ""
+        """Why it didn't say so when it was asked last; empty where it did."""
+
+    async def __call__(self) -> Allocated | None:
+        """Ask; None where it doesn't say."""
+        before, self.unsaid, found = self.unsaid, "", None
+        try:
+            found = await self._ask()
+        except KubernetesError as error:
+            self.unsaid = str(error)
+        if self.unsaid and not before:
+            _log.warning("the API server doesn't say which claims there are: trying again", reason=self.unsaid)
+        return found
 
 
 def pods_of(api: Client, node: str) -> Callable[[], Awaitable[list[Pod]]]:

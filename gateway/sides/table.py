@@ -38,13 +38,20 @@ class Seen(Struct, frozen=True):
     ``pod`` says in words which container has it by the device plugin API: '' for none, None where that isn't known since the
     kubelet was told to give it to nobody. ``claim`` says to which claim it is prepared ('' for none), ``allocated`` to which one
     it is allocated at the API server: None where that isn't known since the ResourceSlice offers it to nobody new; '' also where a pod by name
-    had it and ended, because such a claim is nobody else's. ``foreign`` says in words which other DRA driver has it.
+    had it and ended, because such a claim is nobody else's. ``foreign`` says in words which other DRA driver has it, ``unsaid`` why the
+    API server doesn't say which claims there are.
     """
 
     pod: str | None = None
     claim: str = ""
     allocated: str | None = None
     foreign: str = ""
+    unsaid: str = ""
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether somebody holds it, or nobody says who: then there is no hurry to look again."""
+        return bool(self.pod or self.claim or self.allocated or self.unsaid)
 
 
 class Stand(Struct, frozen=True):
@@ -198,6 +205,8 @@ def words(side: Side, seen: Seen) -> str:
             return f"offered by DRA{_has(seen.claim)}"
         case Side.FOREIGN:
             return f"offered by nobody here: {seen.foreign}{_by(seen.pod)}"
+        case Side.TO_PLUGIN if seen.unsaid and not (seen.claim or seen.allocated):
+            return f"it comes back from DRA as soon as no claim has it, and the API server doesn't say which do: {seen.unsaid:.200}"
         case Side.TO_PLUGIN:
             return f"it comes back from DRA as soon as no claim has it{_has(seen.claim or seen.allocated or '')}"
 

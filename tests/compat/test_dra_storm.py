@@ -1,7 +1,8 @@
 """Whatever happens at once to a node whose gateway serves both APIs (--dra on): no GPU is ever with two, and in the end none is lost.
 
 The gateway is a process that is killed and started, or a pair, either of which is killed; the kubelet is an emulated 1.37 that restarts, the API server a stand-in that
-goes away. Pods, claims, orders to cross and faults come when a seed says so. For more of it:
+goes away, refuses, or answers late and wrong. GPUs become time-sliced and whole again. Pods, claims, orders to cross, the node's annotation, cordons and
+faults come when a seed says so. For more of it:
 
     STORMS=20 STORM_SECONDS=40 .venv/bin/python -m pytest tests/compat/test_dra_storm.py
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -31,9 +33,10 @@ from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
 from gateway.lab.kubelets.kubelet import Demand, KubeletError
 from gateway.lab.waiting import until
+from gateway.sides.table import ANNOTATION
 from gateway.wires import control
 from gateway.wires.control import ControlError
-from tests.fakes.apiserver import ApiServer
+from tests.fakes.apiserver import Answer, ApiServer, Fault, Request
 from tests.unit.kubernetes import authority, server
 from tests.unit.test_dra_daemon import API, GPU, SLICE
 from tests.unit.test_dra_driver import Kubelet
@@ -42,12 +45,29 @@ __all__ = ["authority", "server"]
 STORMS = int(os.environ.get("STORMS", "1"))
 SECONDS = float(os.environ.get("STORM_SECONDS", "12"))
 IDS = tuple(f"GPU-{number}" for number in range(4))
+SHARING = (
+    "version: v1\nsharing: {timeSlicing: {renameByDefault: %s, resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"
+)
+CONFIGS = {GPU: ("version: v1\n", SHARING % "false"), f"{GPU}.shared": (SHARING % "true",)}
+"""Configuration files, by the name under which there are GPUs then."""
+NODE = "/api/v1/nodes/n1"
 ROLLS = 4.0
 """Seconds within which one of two gateways ends, when the second was started."""
 LASTS = (0.2, 1.0, 4.0)
 """Seconds that a pod may run."""
 CLAIMS = f"{API}/namespaces/ns/resourceclaims"
+FAULTS = (
+    "killed",
+    "ended",
+    *("rolled", "kubelet", "trouble", "annotated") * 2,
+    "away",
+    "unhealthy",
+    "cordoned",
+    "configured",
+)
 RAN = {"a pod ran", "a claim ran"}
+GIVES_UP = 45.0
+"""Seconds after which a kubelet gives up a call."""
 ENDS = 90.0
 """Seconds for all that is under way to end, and for all GPUs to get to one side."""
 # CDI specifications go where any user may write.
@@ -58,11 +78,30 @@ _RUN = (
 )
 
 
+async def _refuse(answer: Answer, status: int) -> None:
+    await answer.no(status, "Refused", {"Retry-After": "1"} if status == 429 else {})
+
+
+async def _break_off(answer: Answer, _: Request) -> None:
+    await answer.raw(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")
+    answer.writer.transport.abort()
+
+
+async def _stand_still(_answer: Answer, _: Request) -> None:
+    await asyncio.sleep(3600)
+
+
+TROUBLES: tuple[Fault, ...] = (
+    *(lambda answer, _, status=status: _refuse(answer, status) for status in (401, 403, 409, 410, 429, 500, 503)),
+    *(_break_off, _stand_still),
+)
+
+
 class Storm:
     """A node, and all that happens on it at once."""
 
     def __init__(self, seed: int, folder: Path, server: ApiServer, *, standby: bool = False) -> None:
-        self.standby = standby
+        self.standby, self.resource = standby, GPU
         self.random, self.folder, self.server = random.Random(seed), folder, server  # noqa: S311 - no secret
         self.plugins, self.registry = folder / "dp", folder / "plugins_registry"
         for one in (self.plugins, self.registry, folder / "state"):
@@ -70,7 +109,8 @@ class Storm:
         self.profile = folder / "profile.yaml"
         self.unhealthy()
         server.put("/apis/resource.k8s.io", versions=[{"version": "v1"}])
-        server.put("/api/v1/nodes/n1", metadata={"uid": "node"}, status={"nodeInfo": {"kubeletVersion": "v1.37.1"}})
+        self.configure(GPU, CONFIGS[GPU][0])
+        server.put(NODE, metadata={"uid": "node"}, status={"nodeInfo": {"kubeletVersion": "v1.37.1"}})
         server.put(f"{API}/resourceslices/other", spec={"driver": "x", "nodeName": "n2"})
         server.put(f"{API}/namespaces/x/resourceclaims/other")
         self.manager = DeviceManager(behaviour("1.37"), self.plugins)
@@ -87,8 +127,12 @@ class Storm:
     # Who has what.
 
     def has(self, holder: str, ids: tuple[str, ...]) -> None:
-        others = {one: other for other, found in self.holders.items() for one in found}
-        self.twice += [f"{one} with {others[one]} and {holder}" for one in ids if one in others]
+        """Take note of who has what. Two may share a GPU by replicas of one API."""
+        for other, found in self.holders.items():
+            for one, had in itertools.product(ids, found):
+                shares = "::" in one and "::" in had and one != had and other[0] == holder[0]
+                if one.partition("::")[0] == had.partition("::")[0] and not shares:
+                    self.twice.append(f"{one} with {holder}, and {had} with {other}")
         self.holders[holder] = ids
 
     async def runs(self, holder: str) -> None:
@@ -100,15 +144,15 @@ class Storm:
     # By name.
 
     async def pod(self, name: str) -> None:
-        manager = self.manager
+        manager, resource = self.manager, self.resource
         try:
-            admitted = await manager.admit(name, {GPU: self.random.choice((1, 1, 2))})
+            admitted = await manager.admit(name, {resource: self.random.choice((1, 1, 2))})
         except KubeletError as error:
             self.saw[f"a pod was refused: {error.message:.100}"] += 1
             return
         if manager is self.manager:  # Else the kubelet died before the pod began.
             self.saw["a pod ran"] += 1
-            self.has(name, admitted.devices[GPU])
+            self.has(name, admitted.devices.get(resource, ()))  # A kubelet that never heard of it gives nothing.
             await self.runs(name)
         self.manager.remove(name)
 
@@ -117,24 +161,31 @@ class Storm:
     async def call(self, ask: Callable[[Kubelet], Coroutine[Any, Any, Any]]) -> Any:
         """Ask the driver until it answers, as a kubelet does again and again."""
         while True:
-            with contextlib.suppress(
-                grpc.aio.AioRpcError, asyncio.CancelledError
-            ):  # Cancelled: its channel was closed.
+            try:
                 if self.drivers:
                     return await ask([*self.drivers.values()][-1])
+            except grpc.aio.AioRpcError:
+                pass
+            except asyncio.CancelledError:  # So ends a call whose channel was closed, too.
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
             self.saw["a driver was away"] += 1
             await asyncio.sleep(0.2)
 
     async def claim(self, name: str, device: str, uuid: str) -> None:
         asked = ClaimName("ns", name, f"uid-{name}")
+        by_name = self.told == "0" and self.random.random() < 0.5
+        said = {"resource.kubernetes.io/extended-resource-claim": "true"} if by_name else {}
         result = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "n1", "device": device}
         status = {"allocation": {"devices": {"results": [result]}}}
-        self.server.put(f"{CLAIMS}/{name}", metadata={"uid": asked.uid, "namespace": "ns"}, status=status)
+        about = {"uid": asked.uid, "namespace": "ns", "annotations": said}
+        self.server.put(f"{CLAIMS}/{name}", metadata=about, status=status)
         answer = (await self.call(lambda driver: driver.prepare(V1, asked)))[asked.uid]
         if isinstance(answer, Refused):
             self.saw[f"a claim was refused: {answer.reason:.100}"] += 1
         else:
             self.saw["a claim ran"] += 1
+            self.saw["a claim ran, by name"] += by_name
             self.has(name, (uuid,))
             await self.runs(name)
         assert (await self.call(lambda driver: driver.unprepare(V1, asked)))[asked.uid] is None
@@ -151,6 +202,12 @@ class Storm:
         }
         return {name: uuid for name, uuid in slices.items() if name not in gone}
 
+    @property
+    def told(self) -> str:
+        """What the API server shows as allocatable; only the gateway writes that here."""
+        found: str = self.server.objects[NODE]["status"].get("allocatable", {}).get(GPU, "")
+        return found
+
     # What goes wrong.
 
     def unhealthy(self, *ids: str) -> None:
@@ -161,9 +218,14 @@ class Storm:
         self.profile.with_suffix(".new").write_text(f"resources:\n  {GPU}:\n    gpus:\n{rows}")
         self.profile.with_suffix(".new").replace(self.profile)
 
+    def configure(self, resource: str, config: str) -> None:
+        self.resource, path = resource, self.folder / "config.yaml"
+        path.with_suffix(".new").write_text(config)
+        path.with_suffix(".new").replace(path)
+
     async def start_gateway(self) -> None:
         options = ["--dra", "on", "--node-name", "n1", "--kubeconfig", str(self.folder / "kubeconfig")]
-        options += ["--standby"] if self.standby else []
+        options += ["--config-file", str(self.folder / "config.yaml"), *(["--standby"] if self.standby else [])]
         command = gateway_command(self.plugins, self.folder / "state", self.profile, options=options)
         command = [sys.executable, "-c", _RUN, str(self.folder / "cdi"), *command[3:]]
         self.gateway = await GatewayProcess.launch(command, self.folder / "log")
@@ -178,7 +240,7 @@ class Storm:
             self.server.remove(SLICE)
 
     async def fault(self) -> None:
-        what = self.random.choice(("killed", "ended", "rolled", "rolled", "kubelet", "kubelet", "away", "unhealthy"))
+        what = self.random.choice(FAULTS)
         self.saw[what] += 1
         if what == "killed" and self.standby and (pair := children(self.gateway.pid)):
             os.kill(self.random.choice(pair), signal.SIGKILL)
@@ -198,6 +260,16 @@ class Storm:
             await self.server.stop()
             await asyncio.sleep(self.random.choice(LASTS))
             await self.server.start()
+        elif what == "trouble":
+            self.server.faults.extend(self.random.choices(TROUBLES, k=self.random.choice((1, 3, 10))))
+        elif what == "annotated":
+            self.annotate(self.random.choice(("dra", "plugin", "nonsense", None)))
+        elif what == "cordoned":
+            one = self.random.choice((*IDS, *(f"{one}::1" for one in IDS)))
+            await self.ask({"op": "cordon", "id": one, "reason": "storm"})
+        elif what == "configured":
+            resource = self.random.choice((*CONFIGS,))
+            self.configure(resource, self.random.choice(CONFIGS[resource]))
         else:
             self.unhealthy(*self.random.sample(IDS, self.random.choice((0, 1))))
 
@@ -210,15 +282,24 @@ class Storm:
         await (goes.kill() if self.random.random() < 0.5 else goes.terminate())
         self.saw["made room"] += bool(older.lines("making room for a newer gateway"))
 
-    async def cross(self, to: str, *ids: str) -> list[str]:
-        """Order GPUs to a side; say where all of them are."""
+    def annotate(self, to: str | None) -> None:
+        """Have the node's annotation want all GPUs at a side; None: it wants nothing."""
+        about = {ANNOTATION: to} if to else {}
+        self.server.change(NODE, lambda one: one["metadata"].update(annotations=about))
+
+    async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Ask the gateway; {} where it refuses, or there is none."""
         try:
             [path] = control.sockets(self.folder / "state")
-            answer = await control.ask(path, {"op": "cross", "to": to, "ids": list(ids)}, 5)
-        except (ControlError, OSError, ValueError):  # No gateway, or one that is too young.
-            self.saw["an order was refused"] += 1
-            return []
-        return [row["side"] for row in answer["boards"]]
+            return await control.ask(path, request, 5)
+        except (ControlError, OSError, ValueError) as error:  # No gateway, or one that is too young.
+            self.saw[f"refused: {request['op']}: {error!s:.80}"] += 1
+            return {}
+
+    async def cross(self, to: str, *ids: str) -> list[str]:
+        """Order GPUs to a side; say where all of them are."""
+        answer = await self.ask({"op": "cross", "to": to, "ids": list(ids)})
+        return [row["side"] for row in answer.get("boards", ())]
 
     # All at once.
 
@@ -229,7 +310,7 @@ class Storm:
             for path in self.drivers.keys() - there:
                 await self.drivers.pop(path).channel.close()
             for path in there - self.drivers.keys():
-                driver = Kubelet(path)
+                driver = Kubelet(path, GIVES_UP)
                 try:
                     await driver.call(pluginregistration.GET_INFO)
                     await driver.call(pluginregistration.NOTIFY, pluginregistration.encode_status(""))
@@ -238,14 +319,15 @@ class Storm:
                 else:
                     self.drivers[path] = driver
             devices = self.server.objects.get(SLICE, {}).get("spec", {}).get("devices", ())
-            free = {one["name"]: one["attributes"]["uuid"]["string"] for one in devices if not one.get("taints")}
+            free = {one["name"]: _device_id(one) for one in devices if not one.get("taints")}
             self.slices.append(free)
             await asyncio.sleep(0.05)
 
     async def often(self, rate: float, do: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        await asyncio.sleep(self.random.expovariate(rate))
         while not self.over.is_set():
-            await asyncio.sleep(self.random.expovariate(rate))
             await do()
+            await asyncio.sleep(self.random.expovariate(rate))
 
     async def rage(self, seconds: float) -> None:
         async with asyncio.TaskGroup() as group:
@@ -267,6 +349,7 @@ class Storm:
             with contextlib.suppress(TimeoutError):  # A disk that stands still lets neither run for a while.
                 await until(lambda: self.saw.keys() >= RAN, ENDS / 2)
             self.over.set()
+            await self.calm()  # From here on all that waits must end.
 
     async def has_begun(self) -> bool:
         """Whether there is a GPU for a first claim."""
@@ -278,6 +361,17 @@ class Storm:
         if [*await self.cross(to)] != [to] * len(IDS):
             return False
         return len(self.slices[-1]) == (len(IDS) if to == "dra" else 0)
+
+    async def calm(self) -> None:
+        """Have nothing wrong any more, and nothing wanted."""
+        self.unhealthy()
+        self.server.faults.clear()
+        self.annotate(None)
+        self.configure(GPU, CONFIGS[GPU][0])
+        async with asyncio.timeout(ENDS):
+            for one in IDS:
+                while not await self.ask({"op": "uncordon", "id": one}):  # noqa: ASYNC110 - it is a question to another
+                    await asyncio.sleep(0.2)
 
     @contextlib.asynccontextmanager
     async def node(self) -> AsyncIterator[None]:
@@ -297,6 +391,13 @@ class Storm:
                 await driver.channel.close()
 
 
+def _device_id(shown: dict[str, Any]) -> str:
+    """Give the ID of a device that a slice shows: a replica's name ends with its number."""
+    uuid: str = shown["attributes"]["uuid"]["string"]
+    _, is_shared, number = shown["name"].partition("-shared-")
+    return f"{uuid}::{number}" if is_shared else uuid
+
+
 @pytest.mark.parametrize("standby", [False, True], ids=["alone", "a pair"])
 @pytest.mark.parametrize("seed", range(STORMS))
 async def test_no_gpu_is_with_two_and_none_is_lost(seed: int, folder: Path, server: ApiServer, standby: bool) -> None:
@@ -305,7 +406,6 @@ async def test_no_gpu_is_with_two_and_none_is_lost(seed: int, folder: Path, serv
         await until(storm.has_begun, ENDS, every=0.2)
         async with asyncio.timeout(SECONDS + ENDS):
             await storm.rage(SECONDS)
-        storm.unhealthy()
         assert storm.twice == []
         for to in storm.random.sample(("dra", "plugin"), 2):
             await until(lambda to=to: storm.all_at(to), ENDS, every=0.2)  # type: ignore[misc]

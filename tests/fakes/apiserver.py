@@ -90,6 +90,8 @@ class ApiServer:
     tokens: set[str] = field(default_factory=lambda: {TOKEN.decode()})
     forbidden: str = ""
     """What no path that is written may contain."""
+    hidden: str = ""
+    """What no path that is read may contain."""
     denied: frozenset[str] = frozenset()
     """What an access review says no to, such as ``list pods``."""
     version: int = 100
@@ -210,7 +212,7 @@ class ApiServer:
     async def _answer(self, answer: Answer, request: Request) -> None:
         if request.headers.get("authorization", "").removeprefix("Bearer ") not in self.tokens:
             await answer.no(401, "Unauthorized")
-        elif self.forbidden and self.forbidden in request.path and request.method != "GET":
+        elif (no := self.hidden if request.method == "GET" else self.forbidden) and no in request.path:
             await answer.no(403, "Forbidden")
         elif request.watches:
             await self._watch(answer, request)

@@ -788,9 +788,9 @@ MUTANTS = (
         "DRA15",
         "the desk goes on where news come as it ends",
         "gateway/dra/desk.py",
-        """                async with asyncio.timeout(LOOK_FOR if self._wished else None):
+        """                async with asyncio.timeout(wait if self._wished else None):
                     await self._news.wait()""",
-        "                await asyncio.wait_for(self._news.wait(), LOOK_FOR if self._wished else None)",
+        "                await asyncio.wait_for(self._news.wait(), wait if self._wished else None)",
         "tests/unit/test_dra_on.py::test_a_part_ends_though_news_come_at_that_moment",
     ),
 )

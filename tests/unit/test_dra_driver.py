@@ -359,12 +359,12 @@ async def test_health_is_of_all_devices(node: Node) -> None:
 class Kubelet:
     """Calls a driver as a kubelet does."""
 
-    def __init__(self, path: Path) -> None:
-        self.channel = grpc.aio.insecure_channel(target(path))
+    def __init__(self, path: Path, patience: float = 10.0) -> None:
+        self.channel, self._patience = grpc.aio.insecure_channel(target(path)), patience
 
     async def call(self, where: str, data: bytes = b"") -> bytes:
         ask: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self.channel.unary_unary(where)
-        return await ask(data, timeout=10)
+        return await ask(data, timeout=self._patience)
 
     def watch(self, version: str) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
         where = f"/{health.service(version)}/{health.WATCH}"

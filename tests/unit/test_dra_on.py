@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import re
 import shutil
@@ -52,7 +53,7 @@ from gateway.telling import probes
 from gateway.telling.commands import Commands
 from gateway.wires import control
 from gateway.wires.control import ControlError
-from tests.fakes.apiserver import ApiServer
+from tests.fakes.apiserver import Answer, ApiServer, Request
 from tests.unit.kubernetes import authority, server, until
 from tests.unit.test_dra_daemon import API, GPU, PROFILE, SLICE, Place, states
 from tests.unit.test_dra_driver import Kubelet
@@ -779,6 +780,102 @@ async def test_gpus_go_where_the_nodes_annotation_wants_them(node: Node, monkeyp
         await until(lambda: drivers(one)._desk._wished == "")  # type: ignore[union-attr]
         await node.cross("dra", B)
         await node.stand(a="plugin", b="dra")
+
+
+async def stands_still(_answer: Answer, _: Request) -> None:
+    """Be an API server that takes a request and says nothing."""
+    await asyncio.Event().wait()
+
+
+async def test_an_order_that_the_api_server_does_not_answer_is_given_up_and_not_carried_out_later(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway() as one:
+        await node.allocatable(2)
+        await until(lambda: owners(one).allocatable.came is None)  # Nothing else is told to the API server now.
+        monkeypatch.setattr(desk, "WITHIN", 0.3)
+        node.place.server.faults.append(stands_still)
+        with pytest.raises(ControlError, match=r"nothing was done within 0\.3 s: .*try again"):
+            await node.cross("dra")
+        monkeypatch.setattr(desk, "WITHIN", 10.0)
+        assert await node.cross("dra", dry_run=True) == {A: "plugin", B: "plugin"}
+        await node.cross("dra")
+        await node.stand(a="dra", b="dra")
+
+
+async def test_an_order_that_is_being_written_down_is_not_given_up(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    order = crossing.Crossing.order
+
+    async def slowly(one: Crossing, to: Side, wanted: Collection[str]) -> None:
+        await asyncio.sleep(0.6)  # So slow is the disk.
+        await order(one, to, wanted)
+
+    async with node.gateway() as one:
+        await until(lambda: owners(one).allocatable.came is None)
+        monkeypatch.setattr(crossing.Crossing, "order", slowly)
+        monkeypatch.setattr(desk, "WITHIN", 0.5)
+        assert await node.cross("plugin") == {A: "plugin", B: "plugin"}
+
+
+async def test_without_its_state_file_the_claims_of_the_cluster_are_listed_ever_more_seldom(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "OFTEN", 3600.0)
+    node.place.server.hidden = "resourceclaims"
+    looks: list[int] = []
+    look = Crossing._look
+
+    async def counted(one: Crossing) -> float:
+        looks.append(len([row for row in node.place.server.asked("GET") if row.path.endswith("/resourceclaims")]))
+        return await look(one)
+
+    monkeypatch.setattr(Crossing, "_look", counted)
+    async with node.gateway(known=False):
+        await until(lambda: looks[-5:].count(1) == 5)
+
+
+async def test_an_annotation_that_cannot_be_followed_is_tried_ever_more_seldom(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "LOOK_FOR", 0.01)
+    monkeypatch.setattr(desk, "SELDOM", 60.0)
+    tried: list[float] = []
+
+    async def refused(_one: desk.Names, _resources: Collection[str]) -> str:
+        tried.append(time.monotonic())
+        return "a kubelet that is too old"
+
+    monkeypatch.setattr(desk.Names, "ordered", refused)
+    async with node.gateway():
+        await node.allocatable(2)
+        found = {ANNOTATION: "dra"}
+        node.place.server.change("/api/v1/nodes/n1", lambda one: one["metadata"].update(annotations=found))
+        await until(lambda: len(tried) == 6)
+    waits = [after - before for before, after in itertools.pairwise(tried)]
+    assert waits[4] > 5 * waits[0]
+    assert waits[4] > 0.1
+
+
+async def test_the_claims_of_the_whole_cluster_are_not_listed_while_nobody_says_which_slices_there_are(
+    node: Node,
+) -> None:
+    node.place.server.hidden = "resourceslices"
+    async with node.gateway(known=False) as one:
+        await until(lambda: len([row for row in node.place.server.asked("GET") if "slices" in row.path]) > 2)
+        assert not owners(one).is_known
+        assert not [row for row in node.place.server.asked("GET") if row.path.endswith("/resourceclaims")]
+
+
+async def test_people_are_told_why_nobody_knows_which_claims_there_are(node: Node) -> None:
+    async with node.gateway() as one:
+        await node.at_dra()
+        node.place.server.hidden = "resourceclaims"
+        await node.cross("plugin")
+        await until(lambda: "doesn't say which do: GET /apis/resource.k8s.io/v1/resourceclaims" in words(one))
+        assert "403 Forbidden" in words(one)
+        node.place.server.hidden = ""
+        await node.stand(a="plugin", b="plugin")
+        assert "doesn't say" not in words(one)
 
 
 async def test_an_annotation_waits_for_a_kubelet_that_takes_the_driver(

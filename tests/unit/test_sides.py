@@ -157,12 +157,20 @@ def test_a_kubelet_that_admits_its_pods_has_what_goes_to_dra_and_nothing_of_dras
         (Side.DRA, Seen(claim="claim ns/c"), "offered by DRA: claim ns/c has it"),
         (Side.TO_PLUGIN, Seen(claim="claim ns/c"), "it comes back from DRA as soon as no claim has it: claim ns/c has it"),
         (Side.TO_PLUGIN, Seen(allocated="claim ns/d"), "it comes back from DRA as soon as no claim has it: claim ns/d has it"),
+        (Side.TO_PLUGIN, Seen(unsaid="403"), "it comes back from DRA as soon as no claim has it, and the API server doesn't say which do: 403"),
+        (Side.TO_PLUGIN, Seen(claim="claim ns/c", unsaid="403"), "it comes back from DRA as soon as no claim has it: claim ns/c has it"),
         (Side.PLUGIN, FREE, "offered by the device plugin API; `gateway cross --to dra` moves it"),
         (Side.RECLAIMED, FREE, "called back by DRA for a claim that was allocated it"),
     ],
 )  # fmt: skip
 def test_people_are_told_who_has_it(side: Side, seen: Seen, words: str) -> None:
     assert table.words(side, seen) == words
+
+
+@pytest.mark.parametrize("seen", [Seen(pod="ns/p"), Seen(claim="c"), Seen(allocated="c"), Seen(unsaid="403")])
+def test_what_somebody_holds_or_nobody_says_is_no_hurry(seen: Seen) -> None:
+    assert seen.is_held_up
+    assert not Seen(pod="", allocated="").is_held_up
 
 
 # Explored.
