@@ -28,7 +28,7 @@ CODE = sorted(
 )
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
 PRIVATE = re.compile(
-    r"(?<![`\w-])(ledgers?|books|elders?|heirs?|younger|ill|well|(?:lets?|letting) go of|illness|illnesses|drifts?)\b(?![`-]|\.json|\.py)"
+    r"(?<![`\w-])(ledgers?|books|mend(?:s|ed)?|elders?|heirs?|younger|ill|well|(?:lets?|letting) go of|illness|illnesses|drifts?)\b(?![`-]|\.json|\.py)"
 )
 """In backticks, in a file's name and as a part of a scenario's name they are names that were shipped."""
 PLAIN = {"*stream ended* and *books*"}
