@@ -39,14 +39,14 @@ class TroubleKind(Enum):
         return next((kind for kind in cls if kind.value == word), cls.UNKNOWN)
 
 
-class Trouble(Struct, frozen=True):
+class Trouble(Struct, frozen=True, gc=False):
     """What is wrong with a device: in words for a person, and what it takes to end it."""
 
     reason: str
     kind: TroubleKind = TroubleKind.RESTART_APP
 
 
-class Device(Struct, frozen=True):
+class Device(Struct, frozen=True, gc=False):
     """One allocatable device as the kubelet sees it.
 
     ``numa_nodes`` are the NUMA nodes it sits on; empty means that it has no known place (never "node 0"). ``part_of`` is the

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from enum import Enum
+from functools import cached_property
 from typing import Final, Protocol
 
 import structlog
@@ -33,7 +34,7 @@ RETRY_S: Final = 5.0
 _log = structlog.get_logger()
 
 
-class Listing(Struct, frozen=True):
+class Listing(Struct, frozen=True, dict=True):
     """All devices of one resource name, and what the kubelet must do for them."""
 
     devices: tuple[Device, ...]
@@ -45,6 +46,11 @@ class Listing(Struct, frozen=True):
     released: frozenset[str] = frozenset()
     """IDs that can't be looked at now, because an operator or a reset in progress wants nobody to use them: no new container
     gets one, and what was seen of it last stays. They needn't be in ``devices``."""
+
+    @cached_property
+    def by_id(self) -> Mapping[str, Device]:
+        """The devices by ID, in their order."""
+        return {device.id: device for device in self.devices}
 
 
 Inventory = Mapping[str, Listing]

@@ -140,6 +140,7 @@ class Gateway:
             self._tasks,
             self.started,
         )
+        self.lock = self.lists.lock
         self._follower = Follower(source, self.lists.take, self._end)
         self._listeners = Listeners(settings, self.token, self._tasks)
         self._folder = Folder(

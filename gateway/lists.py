@@ -22,10 +22,12 @@ from gateway.memory.claimed import on_hardware
 from gateway.memory.ledger import boot_id
 from gateway.memory.owners import Owners
 from gateway.registration import events
+from gateway.registration.devicelist import AT_ONCE
 from gateway.telling import changes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from devices.boards import Claim
     from devices.model import Device
@@ -33,8 +35,11 @@ if TYPE_CHECKING:
     from gateway.configuration.settings import Settings
     from gateway.handover.peers import Peers
     from gateway.memory.holdings import Holdings
+    from gateway.memory.ledger import Ledger
     from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
+
+    Asked = Mapping[str, tuple[merging.Known, Listing | None, Mapping[str, states.Entry], merging.Clock, float]]
 
 BIND_AGAIN = 5.0
 """Seconds until a resource whose socket can't be bound is tried again."""
@@ -119,12 +124,13 @@ class Lists:
                 if self._beliefs.last is None and self._has_unheard_of(inventory):
                     await self._beliefs.look()  # Somebody may hold them under other IDs.
             illnesses = {name: self._ledger.sticky(name) for name in listings}
-            merged, given = self._merge(listings, clock), self._given()
+            given, asked = self._given(), self._asked(listings, clock)
+            merged = await _merged_apart(asked)
             # What isn't sent isn't remembered: what counts is what the gateway that serves it remembers.
             sent = self._others.to_be_sent(merged)
             if any(merged[name].new for name in sent):
                 for name in sent:
-                    self._ledger.announce(name, tuple(entry.device for entry in merged[name].entries))
+                    await _announce(self._ledger, name, [entry.device for entry in merged[name].entries])
                 await self._scribe.durable()
             before = frozenset(self._resources)
             again = []
@@ -144,7 +150,7 @@ class Lists:
                 else:
                     self._resources[name] = resource
             if self._given() != given:  # Somebody got a device meanwhile, by the lists of before.
-                merged = self._merge({name: listings[name] for name in merged}, clock)
+                merged = _merged(self._asked({name: listings[name] for name in merged}, clock))
             shown = {name: self._resources[name].entries for name in merged}
             for name, one in merged.items():
                 self._resources[name].publish(listings[name], one.entries)
@@ -155,21 +161,22 @@ class Lists:
                 news = [self._remember(name, merged[name], illnesses[name]) for name in sent]
                 if any(news):
                     self._tasks.background(self._scribe.durable())
-                for name in sent:
-                    changes.tell(name, shown[name], self._resources[name].entries)
-                # With --dra on, an older gateway's list may be what the kubelet has: nothing differs from ours yet.
-                for name in {"off": merged, "on": sent, "only": ()}[self._settings.dra]:
-                    self._beliefs.listed(name, self._resources[name].plugin.devices)
+            await asyncio.sleep(0)
+            for name in sent:
+                changes.tell(name, shown[name], self._resources[name].entries)
+            # With --dra on, an older gateway's list may be what the kubelet has: nothing differs from ours yet.
+            for name in {"off": merged, "on": sent, "only": ()}[self._settings.dra]:
+                self._beliefs.listed(name, self._resources[name].plugin.devices)
             self._took = time.monotonic() - began
             self.update_again([*again, *(one.again_at for one in merged.values() if one.again_at is not None)])
             self._look_for(claimed)
             await self._sent(any(name not in before for name in self._resources))
 
-    def _merge(self, listings: Mapping[str, Listing | None], clock: merging.Clock) -> dict[str, merging.Merged]:
-        """Put what is remembered together with what is there, resource by resource; hardware that is held is given once."""
+    def _asked(self, listings: Mapping[str, Listing | None], clock: merging.Clock) -> Asked:
+        """Say what is to be merged: what is remembered and what is there, by resource; hardware that is held is given once."""
         known = {name: self._known(name, listing) for name, listing in listings.items()}
         before = {name: self._resources[name].entries if name in self._resources else {} for name in listings}
-        grace, merged = self._settings.startup_grace, {}
+        grace, asked = self._settings.startup_grace, {}
         if self.inventory is None:
             self._claims = list(self._prepared())
         else:
@@ -188,8 +195,8 @@ class Lists:
                 withheld=boards.withheld(self._claims, offered, held),
                 away=self._away(chain(known[name].announced.values(), offered)),
             )
-            merged[name] = merging.merge(one, listing, before[name], clock, grace)
-        return merged
+            asked[name] = one, listing, before[name], clock, grace
+        return asked
 
     def _prepared(self) -> Iterable[Claim]:
         """Claim what is prepared for ResourceClaims from before, when DRA was on; with it on, that is not offered otherwise."""
@@ -230,14 +237,14 @@ class Lists:
 
     def _known(self, name: str, listing: Listing | None) -> merging.Known:
         announced = self._ledger.announced(name)
-        listed = {device.id for device in listing.devices} if listing is not None else announced.keys()
+        gone = frozenset() if listing is None else announced.keys() - listing.by_id.keys()
         return merging.Known(
             announced,
             boot_id=self._boot_id,
             cordons={device_id: cordon.reason for device_id, cordon in self._ledger.cordons.items()},
             sticky=self._ledger.sticky(name),
             held=self._owners.held(name),
-            fates={device_id: self._source.fate(name, device_id) for device_id in announced.keys() - listed},
+            fates={device_id: self._source.fate(name, device_id) for device_id in gone},
             lost_since=self._ledger.lost_since(name),
         )
 
@@ -286,7 +293,7 @@ class Lists:
         async with self.lock:
             if self.unremembered():
                 for name in self._others.to_be_sent(self._resources):
-                    self._ledger.announce(name, self._resources[name].plugin.devices)
+                    await _announce(self._ledger, name, self._resources[name].plugin.devices)
                 await self._scribe.durable()
         if self._claims:
             self._beliefs.look_within(HANDED_OVER_LOOK)
@@ -346,10 +353,24 @@ class Lists:
             self._again.cancel()
 
 
-def _offered(listings: Mapping[str, Listing | None]) -> dict[str, frozenset[str]]:
+def _merged(asked: Asked) -> dict[str, merging.Merged]:
+    return {name: merging.merge(*one) for name, one in asked.items()}
+
+
+async def _merged_apart(asked: Asked) -> dict[str, merging.Merged]:
+    """Merge, in a thread where there are many devices: calls are answered meanwhile."""
+    many = sum(len(listing.devices) for _, listing, *_ in asked.values() if listing is not None) > AT_ONCE
+    return await asyncio.to_thread(_merged, asked) if many else _merged(asked)
+
+
+async def _announce(ledger: Ledger, name: str, devices: Sequence[Device]) -> None:
+    """Note what is about to be sent, of many devices some at a time: calls are answered in between."""
+    for start in range(0, len(devices), AT_ONCE):
+        if start:
+            await asyncio.sleep(0)
+        ledger.announce(name, tuple(devices[start : start + AT_ONCE]))
+
+
+def _offered(listings: Mapping[str, Listing | None]) -> dict[str, AbstractSet[str]]:
     """Give the IDs that sources offer, by resource; of one that hasn't told yet there are none."""
-    return {
-        name: frozenset(device.id for device in listing.devices)
-        for name, listing in listings.items()
-        if listing is not None
-    }
+    return {name: listing.by_id.keys() for name, listing in listings.items() if listing is not None}

@@ -29,7 +29,7 @@ LOST_FORGOTTEN_S: Final = 30 * 86_400.0
 _STICKY: Final = (TroubleKind.RESET_REQUIRED, TroubleKind.UNKNOWN)
 
 
-class Sticky(Struct, frozen=True):
+class Sticky(Struct, frozen=True, gc=False):
     """A trouble that must be remembered, since when (unix seconds), and in which boot of the node."""
 
     trouble: Trouble
@@ -86,7 +86,7 @@ class Merged(Struct, frozen=True):
     again_at: float | None
 
 
-class _Found(Struct, frozen=True):
+class _Found(Struct, frozen=True, gc=False):
     """A state and what led to it; ``free``: nobody holds the device."""
 
     state: State
@@ -110,18 +110,21 @@ def merge(
         grace: how long after the start a device may still turn up, in seconds; 0: no such grace, the first discovery
             decides, and may take ``FIRST_DISCOVERY_S``.
     """
-    seen = {} if listing is None else {device.id: device for device in listing.devices}
+    there = Listing(()) if listing is None else listing
+    seen, troubles = there.by_id, there.troubles
     sticky = _remembered(known, listing, seen, clock.unix)
-    same = seen.keys() - _in_question(known, listing, sticky)
+    question = known.cordons.keys() | known.away.keys() | there.recovered | there.released
     entries: list[Entry] = []
     dropped: set[str] = set()
     lost_since: dict[str, float] = {}
     again: list[float] = []
     for device_id in (*seen, *sorted(known.announced.keys() - seen.keys())):
         shown = previous.get(device_id)
-        if shown is not None and device_id in same and _is_settled(shown, seen[device_id], sticky.get(device_id)):
-            entries.append(shown)
-            continue
+        if shown is not None and (device := seen.get(device_id)) is not None and device_id not in question:
+            lasting, trouble, claim = sticky.get(device_id), troubles.get(device_id), known.withheld.get(device_id)
+            if _is_settled(shown, device, lasting, trouble, claim):
+                entries.append(shown)
+                continue
         told = known.announced.get(device_id)
         last = _bare(shown)
         covered = None
@@ -164,7 +167,7 @@ def remaining(
 ) -> tuple[Device, ...]:
     """Give the devices that the backend doesn't offer any more, and that a container holds or may hold; see ``merge``."""
     found = []
-    for device_id in sorted(known.announced.keys() - {device.id for device in listing.devices} - listing.released):
+    for device_id in sorted(known.announced.keys() - listing.by_id.keys() - listing.released):
         last = _bare(previous.get(device_id))
         miss = _miss(device_id, known, listing, None, last, clock, grace)
         sure = known.held is not None and device_id in known.held
@@ -206,29 +209,22 @@ def _remembered(known: Known, listing: Listing | None, seen: Mapping[str, Device
     return rows
 
 
-def _in_question(known: Known, listing: Listing | None, sticky: Mapping[str, Sticky]) -> AbstractSet[str]:
-    """The devices about which more is known than that they are listed, or that a trouble of theirs lasts."""
-    if listing is None:
-        return frozenset()
-    return (
-        known.cordons.keys()
-        | known.withheld.keys()
-        | known.away.keys()
-        | listing.recovered
-        | listing.released
-        | (listing.troubles.keys() - sticky.keys())
-    )
-
-
-def _is_settled(shown: Entry, device: Device, row: Sticky | None) -> bool:
-    """Whether a device that isn't in question is listed as it was, and no clock can change that.
+def _is_settled(shown: Entry, device: Device, row: Sticky | None, trouble: Trouble | None, claim: str | None) -> bool:
+    """Whether a device of which nothing else is known is listed as it was, and no clock can change that.
 
     Nearly all are, each time; so what is to be told of the others needn't wait until thousands were judged.
     """
+    if claim is not None:
+        covered = shown.beneath
+        if shown.state is not State.WITHHELD or covered is None or shown.reason != _over(claim, "that", covered):
+            return False
+        shown = covered
     if shown.device is not device and shown.device != device:
         return False
     if row is not None:
         return shown.kind is row.trouble.kind and shown.reason == _lasting(row)
+    if trouble is not None:
+        return shown.state is State.UNHEALTHY and shown.kind is trouble.kind and shown.reason == trouble.reason
     return shown.state is State.PRESENT and not shown.reason
 
 

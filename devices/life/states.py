@@ -162,7 +162,7 @@ HOLD_MAX_S: Final = 3600.0
 """The most of it: a device that is well for an hour deserves another try."""
 
 
-class Spells(Struct, frozen=True):
+class Spells(Struct, frozen=True, gc=False):
     """How often in a row a device fell ill, and when the last time ended.
 
     ``count`` is the number of spells between which it was never well for long; ``ended`` the moment from which it has been
@@ -187,7 +187,7 @@ class Spells(Struct, frozen=True):
         return min(HOLD_MAX_S, HOLD_S * 2 ** min(self.count - SPELLS, 16)) if self.count >= SPELLS else 0.0
 
 
-class Entry(Struct, frozen=True):
+class Entry(Struct, frozen=True, gc=False):
     """A device as the list shows it, with its state and the reason for it in words.
 
     ``since`` is when its health in the list became what it is (monotonic seconds); None: before this process looked.

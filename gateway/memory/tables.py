@@ -110,24 +110,28 @@ class Tables:
         self.changes |= changes
         self.revision += len(changes)
         apply(self.content, changes)
-        for at in changes:
-            self._values.pop(at[:-1], None)
-            self._spelled.pop(at[:-1], None)
+        for place in {at[:-1] for at in changes}:
+            self._values.pop(place, None)
+            self._spelled.pop(place, None)
         return bool(changes)
 
 
 def apply(content: Content, changes: Changes) -> Content:
     """Carry changes out in ``content``. Fields that they don't name stay; what is empty then goes."""
-    for (*parents, leaf), row in changes.items():
+    by_table: dict[tuple[str, ...], Content] = {}
+    for at, row in changes.items():
+        by_table.setdefault(at[:-1], {})[at[-1]] = row
+    for parents, rows in by_table.items():
         trail = [content]
         for key in parents:
             trail.append(trail[-1].setdefault(key, {}))
-        if row is None:
-            trail[-1].pop(leaf, None)
-        elif isinstance(row, dict):
-            trail[-1].setdefault(leaf, {}).update(row)
-        else:
-            trail[-1][leaf] = row
+        table = trail[-1]
+        for leaf, row in rows.items():
+            if row is None:
+                table.pop(leaf, None)
+            else:  # Never in place: the changes have the same rows.
+                known = table.get(leaf)
+                table[leaf] = known | row if isinstance(known, dict) and isinstance(row, dict) else row
         for key in reversed(parents):
             child, holder = trail.pop(), trail[-1]
             if not child:

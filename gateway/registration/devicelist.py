@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import structlog
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from gateway.registration.spelled import Parts
     from gateway.tally import Tally
 
+AT_ONCE = 10_000
+"""So many devices are put together, noted or spelled in milliseconds; 65 000 would keep the event loop from its calls for 0.1 s each."""
 _log = structlog.get_logger()
 
 
@@ -34,6 +37,8 @@ class DeviceList:
         self._log = _log.bind(resource=name)
         self.entries: dict[str, states.Entry] = {}
         """What is on the list, with each device's state, by device ID."""
+        self.devices: tuple[Device, ...] = ()
+        """The list as the kubelet is to see it."""
         self._counted: tuple[str, ...] = ()
         """What another API is about to give back, the soonest first."""
         self._listing: Listing | None = None
@@ -41,22 +46,17 @@ class DeviceList:
         self._parts: dict[str, Parts] = {}
         self._lost_fields: set[tuple[str, Field]] = set()
 
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        """The list as the kubelet is to see it."""
-        return tuple(entry.device for entry in self.entries.values())
-
     def becomes(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> bool:
         """Take a new list; say whether it tells the kubelet anything new."""
-        before = self.devices
         if listing is not None and not listing.devices and self._listing is not None:
             # Nothing is offered any more: what containers hold still asks what it asked.
             listing = replace(listing, options=self._listing.options)
         self._listing = listing
         self.entries = {entry.device.id: entry for entry in entries}
         self._counted = admission.counted(entries)
-        if self.devices == before:
+        if (devices := tuple(entry.device for entry in entries)) == self.devices:
             return False
+        self.devices = devices
         self._wires.clear()
         return True
 
@@ -90,6 +90,12 @@ class DeviceList:
             self._wires[dialect.name] = wire
             self.note_lost(dialect, wire)
         return wire
+
+    async def spell(self, dialect: Dialect) -> None:
+        """Spell the parts of a long list in a thread: ``wire`` spells only what has changed since."""
+        if dialect.name not in self._wires and len(self.devices) > AT_ONCE:
+            known = self._parts.get(dialect.name, ())
+            _, self._parts[dialect.name] = await asyncio.to_thread(spell, dialect, self.devices, known)
 
     @property
     def options(self) -> Options:

@@ -299,6 +299,7 @@ class Resource:
 
     async def _register(self, offer: events.SendRegister) -> tuple[str, str]:
         dialect = by_name(offer.dialect)
+        await self.plugin.list.spell(dialect)
         if reason := self.plugin.list.too_large(dialect):
             return UNFIT, reason
         if (wait := self._node.register_at() - time.monotonic()) > 0:

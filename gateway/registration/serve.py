@@ -309,6 +309,7 @@ class DevicePlugin:
                     if in_turn:  # It ended while it waited: the kubelet will write nothing.
                         self._turns.unused()
                     break
+                await self.list.spell(dialect)
                 if reason := self.list.too_large(dialect):
                     if number == self._heeded:
                         self._emit(Withhold(reason))

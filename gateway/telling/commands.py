@@ -211,7 +211,8 @@ class Commands:
             ]
         if not resources and not (cordoned and order.op == "uncordon") and not self._gateway.waits_for:
             raise ControlError(f"no device here is called {order.device_id!r}: `gateway devices` lists them")
-        changed = self._carry_out(order, resources)
+        async with self._gateway.lock:  # What is put together now would bring back what is to be forgotten.
+            changed = self._carry_out(order, resources)
         _log.info(
             "order", op=order.op, device=order.device_id, resources=resources, reason=order.reason, changed=changed
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
 
     from devices.source import DeviceSource, Facts, Hindrance
@@ -122,6 +123,10 @@ class Subject(Protocol):
 
     def left(self) -> list[str]:
         """Name the resources that are left to another gateway for now."""
+
+    @property
+    def lock(self) -> asyncio.Lock:
+        """Held while its lists are put together."""
 
     async def update(self) -> None:
         """Bring every resource's list up to date."""

@@ -158,8 +158,8 @@ MUTANTS = (
         "U6",
         "every inventory is a new list",
         "gateway/registration/devicelist.py",
-        "        if self.devices == before:\n            return False\n",
-        "",
+        " == self.devices:\n            return False\n",
+        " is None:\n            return False\n",
         f"{_SERVE}::test_a_list_that_says_nothing_new_is_not_sent",
     ),
     Mutant(

@@ -1193,7 +1193,7 @@ MUTANTS = (
         "S18",
         "what is handed over is sent before it is remembered",
         "gateway/lists.py",
-        "                    self._ledger.announce(name, self._resources[name].plugin.devices)\n",
+        "                    await _announce(self._ledger, name, self._resources[name].plugin.devices)\n",
         "                    pass\n",
         "tests/unit/test_serve.py::test_between_an_older_ones_word_and_the_register_is_only_what_must_be",
     ),

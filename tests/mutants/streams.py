@@ -10,7 +10,7 @@ RULES = {
     "J3": "kubelet 1.9 writes its checkpoint in place, under no lock: of several resources, news goes out one at a time",
     "J4": "a kubelet.sock of which only the mode, owner, label, links or times change is no new kubelet",
     "J5": "records that lack a resource later begin the looks again, and those never follow each other at once",
-    "J6": "a list that changes while one is sent is sent, too",
+    "J6": "a list that changes while one is sent is sent, too, and a long one keeps no call waiting",
 }
 
 _REGISTRATION = "tests/unit/test_registration.py"
@@ -19,6 +19,14 @@ _TURNS = "tests/unit/test_turns.py"
 _EXPLORED = "tests/unit/test_explored.py::test_every_promise_holds_in_every_state"
 
 MUTANTS = (
+    Mutant(
+        "J6",
+        "a long list is spelled on the event loop",
+        "gateway/registration/devicelist.py",
+        "await asyncio.to_thread(spell, dialect, self.devices, known)",
+        "spell(dialect, self.devices, known)",
+        f"{_SERVE}::test_a_long_list_is_spelled_in_a_thread",
+    ),
     Mutant(
         "J1",
         "anybody is taken for the kubelet",

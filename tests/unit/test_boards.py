@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -21,10 +22,12 @@ from devices.gpu.backend import Sight
 from devices.gpu.model import GPU
 from devices.gpu.simulated.backend import VENDORS
 from devices.gpu.source import GPUSource
+from devices.life import merging
 from devices.life.states import State
 from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, Health, RefusedError, Sayable, Trouble
 from devices.policy import MigStrategy, Naming, Policy, Slices
 from devices.source import Inventory, Listing, Partial
+from gateway import lists
 from gateway.age import Age
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
@@ -532,6 +535,62 @@ async def test_an_allocate_while_the_new_ids_are_written_counts(node: Node, monk
     await node.edit(TWICE)
     assert node.free() == {GPUS: ["U1::0", "U1::1"]}
     assert node.gateway.ledger.announced(GPUS)["U0::0"].health is Health.UNHEALTHY
+
+
+async def test_many_devices_are_put_together_while_calls_are_answered(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """65,000 take a tenth of a second."""
+    monkeypatch.setattr(lists, "AT_ONCE", 3)
+    await node.sees(*WHOLE)
+    await node.pods()
+    begun, go_on, merge = threading.Event(), threading.Event(), merging.merge
+
+    def slow(*about: Any) -> merging.Merged:
+        assert threading.current_thread() is not threading.main_thread()
+        begun.set()
+        assert go_on.wait(GUARD)
+        return merge(*about)
+
+    monkeypatch.setattr(merging, "merge", slow)
+    edited = asyncio.ensure_future(node.edit(TWICE))
+    assert await asyncio.to_thread(begun.wait, GUARD)
+    monkeypatch.setattr(merging, "merge", merge)
+    noted, durable = list[set[str]](), node.gateway.scribe.durable
+
+    async def noting() -> bool:
+        noted.append({*node.gateway.ledger.announced(GPUS)})
+        return await durable()
+
+    monkeypatch.setattr(node.gateway.scribe, "durable", noting)
+    await node.allocate(GPUS, "U0")
+    go_on.set()
+    await edited
+    assert noted[0] >= {"U0::0", "U0::1", "U1::0", "U1::1"}
+    assert node.free() == {GPUS: ["U1::0", "U1::1"]}, "what was given meanwhile counts"
+    assert sorted(node.gateway.ledger.announced(GPUS)) == ["U0", "U0::0", "U0::1", "U1::0", "U1::1"]
+
+
+async def test_what_is_forgotten_while_lists_are_put_together_stays_forgotten(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.sees(*WHOLE)
+    await node.pods()
+    await node.sees(WHOLE[0])
+    assert node.states(GPUS)["U1"] is State.LOST
+    forgotten, durable = list[asyncio.Future[None]](), node.gateway.scribe.durable
+
+    async def slow() -> bool:
+        monkeypatch.undo()
+        forgotten.append(asyncio.ensure_future(node.forgets("U1")))
+        await asyncio.sleep(0)
+        return await durable()
+
+    monkeypatch.setattr(node.gateway.scribe, "durable", slow)
+    await node.sees(WHOLE[0], gpu(2))
+    await forgotten[0]
+    assert node.states(GPUS).keys() == {"U0", "U2"}
+    assert "U1" not in node.gateway.ledger.announced(GPUS)
 
 
 async def test_an_edit_while_the_source_is_asked_refuses_what_is_offered_no_longer(

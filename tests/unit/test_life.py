@@ -701,13 +701,19 @@ def test_what_stayed_is_what_judging_it_again_would_give(
 
 
 @pytest.mark.parametrize(
-    ("health", "trouble"),
-    [pytest.param(WELL, None, id="well"), pytest.param(ILL, RESET, id="a trouble that lasts")],
+    ("health", "trouble", "withheld"),
+    [
+        pytest.param(WELL, None, {}, id="well"),
+        pytest.param(ILL, RESET, {}, id="a trouble that lasts"),
+        pytest.param(ILL, RESTART, {}, id="another trouble"),
+        pytest.param(WELL, None, {"g": "held"}, id="withheld"),
+        pytest.param(ILL, RESTART, {"g": "held"}, id="withheld, and in trouble"),
+    ],
 )
-def test_what_stayed_is_not_judged_again(health: Health, trouble: Trouble | None) -> None:
+def test_what_stayed_is_not_judged_again(health: Health, trouble: Trouble | None, withheld: dict[str, str]) -> None:
     listing = listed(replace(G, health=health), trouble=trouble)
     once = merge(Known({}), listing, {}, at(0.0))
-    known = Known({"g": G}, sticky=once.sticky)
+    known = Known({"g": G}, sticky=once.sticky, withheld=withheld)
     then = merge(known, listing, by_id(*once.entries), at(1.0))
     again = merge(known, listing, by_id(*then.entries), at(2.0))
     assert again.entries[0] is then.entries[0]
@@ -719,6 +725,7 @@ def test_what_stayed_is_not_judged_again(health: Health, trouble: Trouble | None
     [
         pytest.param(WELL, Trouble("a NaN", TroubleKind.APPLICATION), None, "", id="an application's trouble is over"),
         pytest.param(ILL, RESET, replace(RESET, reason="worse"), "worse; until", id="another one that lasts"),
+        pytest.param(ILL, RESTART, replace(RESTART, reason="worse"), "worse", id="another one"),
     ],
 )
 def test_what_is_listed_alike_but_is_not_alike_is_judged(
@@ -730,6 +737,23 @@ def test_what_is_listed_alike_but_is_not_alike_is_judged(
     again = merge(known, listed(device, trouble=after), by_id(*once.entries), at(1.0))
     assert again.entries[0].reason.startswith(reason)
     assert bool(again.entries[0].reason) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "state", "reason"),
+    [
+        pytest.param("held by a", "held by b", State.WITHHELD, "held by b", id="in other words"),
+        pytest.param("held by a", None, State.PRESENT, "", id="no longer"),
+        pytest.param(None, "held by a", State.WITHHELD, "held by a", id="only now"),
+    ],
+)
+def test_what_is_withheld_in_another_way_is_judged(
+    before: str | None, after: str | None, state: State, reason: str
+) -> None:
+    known = Known({"g": G}, withheld={"g": before} if before else {})
+    once = merge(known, listed(G), {}, at(0.0))
+    again = merge(replace(known, withheld={"g": after} if after else {}), listed(G), by_id(*once.entries), at(1.0))
+    assert [(one.state, one.reason) for one in again.entries] == [(state, reason)]
 
 
 def test_what_no_kubelet_was_told_of_is_new() -> None:

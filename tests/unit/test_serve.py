@@ -21,7 +21,7 @@ import structlog
 from msgspec.structs import replace
 from structlog.typing import EventDict
 
-from adapters.dialect import Dialect, Level
+from adapters.dialect import Dialect, Level, Wire
 from adapters.registry import by_name
 from devices.life.merging import Merged, Sticky
 from devices.life.states import Entry, State
@@ -60,11 +60,13 @@ from gateway.kubelet.view import Untold, View
 from gateway.memory import scribe
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger, LedgerSnapshot, Written
-from gateway.registration import registrar, serve
+from gateway.registration import devicelist, registrar, serve, spelled
+from gateway.registration.devicelist import DeviceList
 from gateway.registration.events import Event, KubeletUp, Lacking, Phase, Renew, StandBy, Timer
 from gateway.registration.serve import DevicePlugin
+from gateway.registration.spelled import Parts
 from gateway.registration.turns import Turns
-from gateway.tally import Confirmation
+from gateway.tally import Confirmation, Tally
 from gateway.telling import probes, readiness
 from gateway.telling.commands import Commands
 from gateway.wires import control
@@ -992,7 +994,7 @@ async def test_between_an_older_ones_word_and_the_register_is_only_what_must_be(
     gateway = node._gateway
     await node.kubelet.registered()
     merged, looked, again = list[object](), list[float](), list[object]()
-    merge = gateway.lists._merge
+    merge = gateway.lists._asked
 
     async def handed_over(_older_ones: object) -> bool:
         assert node.ledger().keys() == {"a"}, "it is on disk before the older one ends anything"
@@ -1013,7 +1015,7 @@ async def test_between_an_older_ones_word_and_the_register_is_only_what_must_be(
         return merge(*of)
 
     monkeypatch.setattr(gateway.others.handover, "take_over", handed_over)
-    monkeypatch.setattr(gateway.lists, "_merge", noted)
+    monkeypatch.setattr(gateway.lists, "_asked", noted)
     monkeypatch.setattr(gateway.lists, "_claims", [object()] if claimed else [])
     monkeypatch.setattr(gateway.beliefs, "look_within", looked.append)
     monkeypatch.setattr(gateway.lists, "update_again", again.append)
@@ -1591,6 +1593,27 @@ async def test_a_list_that_changes_while_one_is_sent_is_sent_too(make: Make, log
     stream.cancel()
     await asyncio.gather(stream, return_exceptions=True)
     assert sent == [(A,), (A, B)]
+
+
+async def test_a_long_list_is_spelled_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What changes meanwhile is spelled when it is sent."""
+    dialect, shown, threads = by_name("v1beta1"), DeviceList(GPU, Tally(), grace=False), list[threading.Thread]()
+
+    def become(*devices: Device) -> None:
+        shown.becomes(Listing(devices), tuple(Entry(device, State.PRESENT) for device in devices))
+
+    def slow(dialect: Dialect, devices: Sequence[Device], before: Parts) -> tuple[Wire, Parts]:
+        threads.append(threading.current_thread())
+        if len(threads) == 1:
+            become(A, B)
+        return spelled.spell(dialect, devices, before)
+
+    monkeypatch.setattr(devicelist, "AT_ONCE", 0)
+    monkeypatch.setattr(devicelist, "spell", slow)
+    become(A)
+    await shown.spell(dialect)
+    assert threads[0] is not threading.main_thread()
+    assert dialect.decode_list(shown.wire(dialect).data) == (A, B)
 
 
 @pytest.mark.parametrize(("devices", "room", "fits"), [((A, B), 0, True), ((A, B), -1, False), ((A,), 0, False)])
