@@ -119,30 +119,7 @@ class Scanner:
         """
         at = time.monotonic()
         seats = self.seats(let)
-        found: dict[str, tuple[int, NvmlError | None]] = {
-            uuid: (index, None) for index, uuid in seats.items() if not isinstance(uuid, NvmlError)
-        }
-        for index, error in seats.items():
-            if isinstance(error, NvmlError) and (uuid := self._whose(index, found, let)):
-                found[uuid] = (index, error)
-            elif isinstance(error, NvmlError):
-                self.tell_once(f"index {index}", _UNSEEN, error)
-        known: dict[str, tuple[GPU, ...]] = {}
-        looks: dict[str, Looked] = {}
-        for uuid, (index, unseen) in sorted(found.items(), key=lambda item: item[1][0]):
-            try:
-                self._busy.on(uuid)
-                if unseen is not None:
-                    raise unseen
-                known[uuid], looks[uuid] = self._look_at(session, uuid, index, at)
-                self._told.pop((uuid, _UNSEEN), None)
-            except SessionError:
-                raise
-            except NvmlError as failure:
-                self.tell_once(uuid, _UNSEEN, failure)
-                if uuid in self._known:  # else there is nothing to show
-                    known[uuid] = self._known[uuid]
-                    looks[uuid] = Looked(at, *_failed(failure))
+        known, looks = self._look_at_all(session, self._by_uuid(seats, let), at)
         self._link(session)
         known = {u: (replace(g, links=self._links(session, g, known)), *rest) for u, (g, *rest) in known.items()}
         self._known = {uuid: gpus for uuid, gpus in self._known.items() if uuid in let.uuids} | known
@@ -159,6 +136,40 @@ class Scanner:
             control_nodes=self._node.control_nodes(),
             reloaded=reloaded,
         )
+
+    def _by_uuid(self, seats: Mapping[int, str | NvmlError], let: Let) -> dict[str, tuple[int, NvmlError | None]]:
+        """The index of each GPU by UUID, also of one that no longer tells it, with the reason."""
+        found: dict[str, tuple[int, NvmlError | None]] = {
+            uuid: (index, None) for index, uuid in seats.items() if not isinstance(uuid, NvmlError)
+        }
+        for index, error in seats.items():
+            if isinstance(error, NvmlError) and (uuid := self._whose(index, found, let)):
+                found[uuid] = (index, error)
+            elif isinstance(error, NvmlError):
+                self.tell_once(f"index {index}", _UNSEEN, error)
+        return found
+
+    def _look_at_all(
+        self, session: Session, found: Mapping[str, tuple[int, NvmlError | None]], at: float
+    ) -> tuple[dict[str, tuple[GPU, ...]], dict[str, Looked]]:
+        """Look at each GPU; return what is known of it and its partitions, and the look. One that fails keeps what was known."""
+        known: dict[str, tuple[GPU, ...]] = {}
+        looks: dict[str, Looked] = {}
+        for uuid, (index, unseen) in sorted(found.items(), key=lambda item: item[1][0]):
+            try:
+                self._busy.on(uuid)
+                if unseen is not None:
+                    raise unseen
+                known[uuid], looks[uuid] = self._look_at(session, uuid, index, at)
+                self._told.pop((uuid, _UNSEEN), None)
+            except SessionError:
+                raise
+            except NvmlError as failure:
+                self.tell_once(uuid, _UNSEEN, failure)
+                if uuid in self._known:  # else there is nothing to show
+                    known[uuid] = self._known[uuid]
+                    looks[uuid] = Looked(at, *_failed(failure))
+        return known, looks
 
     def seats(self, let: Let) -> dict[int, str | NvmlError]:
         """The UUIDs of all GPUs but displays by index, or why one can't be told; where some mustn't be touched, of known ones."""

@@ -301,6 +301,16 @@ class Looker:
         if self._unloaded or (None not in {load, self._load} and load != self._load):
             self._reloaded = self._closed
         self._load, self._unloaded = load if load is not None else self._load, False
+        session.heard, told = self._hear_all()
+        if told:
+            session.listener = threading.Thread(
+                target=self._listen, args=(session.stop,), name="nvml-wait", daemon=True
+            )
+            session.listener.start()
+        return session
+
+    def _hear_all(self) -> tuple[frozenset[str], bool]:
+        """Listen to every GPU that may be touched; return those that need no other try, and whether any tells of errors."""
         heard, told = set(), False
         for uuid in self._scanner.seats(self._let).values():
             if isinstance(uuid, NvmlError):
@@ -319,13 +329,7 @@ class Looker:
                 raise
             except NvmlError:
                 continue
-        session.heard = frozenset(heard)
-        if told:
-            session.listener = threading.Thread(
-                target=self._listen, args=(session.stop,), name="nvml-wait", daemon=True
-            )
-            session.listener.start()
-        return session
+        return frozenset(heard), told
 
     def _listen(self, stop: threading.Event) -> None:
         """Hand on errors, until told to stop, and then those that have come by that time (the listening thread)."""
