@@ -124,8 +124,9 @@ def _registration_events(state: registration.State) -> Mapping[str, Any]:
 def _handover(stages: list[Enum]) -> Iterator[tuple[str, ...]]:
     beginnings = [handover.older(own) for own in Standing] + [handover.newer(own)[0] for own in Standing]
     events: dict[str, Any] = {
-        "it asks for the resource": Wanted(first=False),
-        "it asks, and registers first": Wanted(first=True),
+        "it asks for the resource": Wanted(first=False, could_serve=True),
+        "it asks, and we couldn't serve": Wanted(first=False, could_serve=False),
+        "it asks, and registers first": Wanted(first=True, could_serve=True),
         **{f'it says "{say.value}"': Heard(say) for say in Say if say is not Say.ASK},
         **{f"our registration is {own.value}": Stood(own) for own in Standing},
         "the wait is over, and we could serve": WaitOver(could_serve=True),

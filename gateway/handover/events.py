@@ -72,9 +72,13 @@ class Say(Enum):
 
 
 class Wanted(Struct, frozen=True):
-    """The newer one wants the resource. ``first``: it may register, or does, before our streams have ended."""
+    """The newer one wants the resource. ``first``: it may register, or does, before our streams have ended.
+
+    ``could_serve``: as in ``WaitOver``.
+    """
 
     first: bool
+    could_serve: bool
 
 
 class Heard(Struct, frozen=True):

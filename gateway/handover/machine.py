@@ -16,7 +16,7 @@ talk, the *older* one hands each resource over to the *newer* one:
 - The newer one reports the kubelet's ListAndWatch. One that doesn't in time is asked to give the resource back, and later,
   now and then, whether it still serves. It answers for itself, so that the two never register against each other; only
   silence is overruled.
-- A newer one that failed asks again, ever more seldom, and an older one that took back is left in peace as long.
+- A newer one that failed asks again, ever more seldom, and an older one that took back is left in peace as long, if it can serve.
 - A connection that ends, ends its leases: of the dead one the other takes over, among the living age decides.
 - Nobody yields for ever to one that doesn't serve. A gateway that this kubelet refuses, or whose list fits no message, doesn't
   ask; whoever stands by looks into the kubelet's own records, and takes back what they lack (``Unserved``, ``Doubt``).
@@ -184,6 +184,8 @@ def step(state: State, event: Event) -> Step:
     """Take one event. Total: every event is meaningful, or ignored, in every state."""
     if isinstance(event, Stood):
         state = replace(state, standing=event.standing)
+    if isinstance(event, Unserved) and state.standing in _UNABLE:
+        return state, ()
     if isinstance(state.stage, Newer):
         return _newer(state, event)
     state, actions = _older(state, event)
@@ -231,6 +233,8 @@ def _patience(state: State) -> float | None:
 
 def _older(state: State, event: Event) -> Step:
     match event:
+        case Wanted(could_serve=True) if state.stage in {Older.TAKEN, Older.RESTING}:
+            return state, (Tell(Say.MINE),)
         case Wanted(first):
             return _asked(state, first=first)
         case Heard(Say.GOING):
@@ -271,8 +275,6 @@ def _older(state: State, event: Event) -> Step:
 
 
 def _asked(state: State, *, first: bool) -> Step:
-    if state.stage in {Older.TAKEN, Older.RESTING}:
-        return state, (Tell(Say.MINE),)
     live = state.standing in {Standing.SERVING, Standing.BUSY}
     if first and live and state.stage in {Older.APART, Older.PROMISED}:
         return _to(state, Older.PROMISED, Say.FIRST)

@@ -260,22 +260,21 @@ class Peers:
             self.doubts[resource] = _still(self.doubts[resource], peers, cuts, names)
         return older_should_wait(self._instance.age, offering, self.doubts.get(resource, {}))
 
-    def unserved(self, resource: Resource, other: Age) -> None:
-        """Take a resource back that another gateway is to serve, and that the kubelet's records lack."""
+    def unserved(self, resource: Resource) -> None:
+        """Take a resource back from those who talk, and the newest who doesn't: the kubelet's records lack it."""
         name = resource.name
-        if self.handover.defers_to(name) is not None:
-            self.handover.unserved(name)
-            return
-        doubt = Doubt(resource.cuts, standby.names_of(other, standby.names_in(self._settings.socket_dir)))
-        self.doubts.setdefault(name, {})[other] = doubt
-        self._tally.handovers.add("older", HandoverOutcome.BACK.value)
-        _log.warning(
-            "taking a resource back: another gateway is to serve it, and the kubelet's records show no device of it",
-            resource=name,
-            peer=other.token,
-            advice="the newer gateway has a socket for it and doesn't serve it: look at its log, or end it",
-        )
-        self.look()
+        self.handover.unserved(name)
+        if (other := self._newer(name, self.living() or {})) is not None:
+            doubt = Doubt(resource.cuts, standby.names_of(other, standby.names_in(self._settings.socket_dir)))
+            self.doubts.setdefault(name, {})[other] = doubt
+            self._tally.handovers.add("older", HandoverOutcome.BACK.value)
+            _log.warning(
+                "taking a resource back: another gateway is to serve it, and the kubelet's records show no device of it",
+                resource=name,
+                peer=other.token,
+                advice="the newer gateway has a socket for it and doesn't serve it: look at its log, or end it",
+            )
+        self.look()  # Also where it talks by now, and says nothing.
 
     @property
     def registering(self) -> bool:

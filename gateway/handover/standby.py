@@ -54,7 +54,7 @@ class Own(Protocol):
     def look(self) -> None:
         """Let each resource stand by or resume."""
 
-    def unserved(self, resource: Resource, other: Age) -> None:
+    def unserved(self, resource: Resource) -> None:
         """Take a resource back that another gateway is to serve, and that the kubelet's records lack."""
 
 
@@ -145,7 +145,7 @@ class Standby:
                     if len(self._taken) > _MOST_NAMES:
                         self._taken.clear()
                     self._taken[name, other] += 1
-                own.unserved(resource, other)
+                own.unserved(resource)
 
     def _shown(self, resource: Resource, other: Age, shown: frozenset[str] | Untold, names: set[str]) -> bool | None:
         if not any(device.health is Health.HEALTHY for device in resource.plugin.devices):

@@ -44,7 +44,6 @@ from gateway.wires.control import ControlError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
-    from types import UnionType
 
     from adapters.dialect import Level
     from gateway.wires.control import ControlConnection
@@ -186,9 +185,7 @@ class Handover:
     def unserved(self, resource: str) -> None:
         """Take notice that the kubelet's records lack what a partner is to serve."""
         for partner in list(self._partners.values()):
-            state = partner.states.get(resource)
-            # Whatever the other newer ones say: none of them serves.
-            if state is not None and state.stage in DEFERRING and self._could_serve(partner, resource, Newer):
+            if resource in partner.states:  # All at once: whatever one of them says, none of them serves.
                 self._feed(partner, resource, Unserved())
 
     def defers_to(self, resource: str) -> Age | None:
@@ -299,14 +296,15 @@ class Handover:
                 if partner.age < self._age:  # An older one answers; it doesn't begin.
                     continue
                 partner.states[resource] = machine.older(self._standing(resource))
-            self._feed(partner, resource, self._event(resource, say, late=late))
+            self._feed(partner, resource, self._event(partner, resource, say, late=late))
         return True
 
-    def _event(self, resource: str, say: Say, *, late: bool) -> Event:
+    def _event(self, partner: Partner, resource: str, say: Say, *, late: bool) -> Event:
         if say is not Say.ASK:
             return Heard(say)
         level = self._holder.level(resource) if self._standing(resource) is Standing.SERVING else None
-        return Wanted(first=machine.register_first(level, late=late))
+        first = machine.register_first(level, late=late)
+        return Wanted(first, self._could_serve(partner, resource))
 
     def _part(self, partner: Partner) -> None:
         """End the leases that hang on this connection. What serves now, and who, ``Holder.look`` says anew."""
@@ -401,14 +399,12 @@ class Handover:
         leaves = partner.states[resource].stage is Newer.RESTING and self._holder.leaves(resource)
         self._feed(partner, resource, WaitOver(not leaves and self._could_serve(partner, resource)))
 
-    def _could_serve(
-        self, partner: Partner, resource: str, roles: type[Older | Newer] | UnionType = Older | Newer
-    ) -> bool:
-        """Whether only this partner keeps us from serving; of the others those count to which we are one of ``roles``."""
+    def _could_serve(self, partner: Partner, resource: str) -> bool:
+        """Whether only this partner keeps us from serving."""
         others = [
             other.states[resource]
             for other in self._partners.values()
-            if other is not partner and resource in other.states and isinstance(other.states[resource].stage, roles)
+            if other is not partner and resource in other.states
         ]
         kubelet = resource in self._holder.names() and self._holder.kubelet_listens()
         return machine.could_serve(partner.states[resource], others, kubelet=kubelet)

@@ -20,6 +20,7 @@ from gateway.handover import message as talked
 from gateway.handover import partner as partners
 from gateway.handover import talk as handover
 from gateway.handover.events import Say, Standing, standing
+from gateway.handover.machine import Newer, Older
 from gateway.handover.talk import Handover, Waits
 from gateway.kubelet import identity
 from gateway.registration import events
@@ -704,6 +705,36 @@ async def test_two_newer_ones_that_say_what_isnt_so_lose_it(node: Node, hasty: N
                     await one.say("serving")
             await asyncio.sleep(0.01)
         await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
+
+
+async def test_of_several_that_dont_serve_all_are_asked_at_once(node: Node) -> None:
+    """The middle one of three stands by for the older one, too, which took it back once: it asks both."""
+    oldest = await node.gateway(1)
+    middle = await node.gateway(2)
+    [asked] = middle.handover._partners.values()
+    async with by_hand(oldest, YOUNGEST) as newest, by_hand(middle, YOUNGEST) as newer:
+        for one in (newest, newer):
+            await one.say("serving")
+        await node.kubelet.until(lambda: node.kubelet.serving() == [] and len(middle.handover._partners) == 2)
+        asked.states[GPU] = machine.State(Newer.RESTING, Standing.IDLE)
+        assert await newer.hears() == "anew"
+        middle.handover.unserved(GPU)
+        stages = [partner.states[GPU].stage for partner in middle.handover._partners.values()]
+        assert stages == [Newer.ASKING, Older.CHECKING]
+        assert [await newer.hears() for _ in range(2)] == ["revoke", "mine"]
+        await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
+
+
+async def test_who_took_it_back_and_cannot_serve_it_keeps_it_from_nobody(node: Node) -> None:
+    older = await node.gateway(1)
+    async with by_hand(older) as newer:
+        await newer.say("ask")
+        assert await newer.hears() == "yours"
+        await newer.say("released")
+        await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
+        older.feed(GPU, events.Withhold("its list fits no message"))
+        await newer.say("ask")
+        assert await newer.hears() == "yours"
 
 
 async def test_a_newer_one_that_is_registering_is_waited_for(node: Node, hasty: None) -> None:

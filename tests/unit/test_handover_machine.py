@@ -194,7 +194,8 @@ SERVING, BUSY, IDLE, OUT, LEAVING, REFUSED = (
     Standing.REFUSED,
 )
 UNSERVED = Unserved()
-ASKED, ASKED_LATE = Wanted(first=False), Wanted(first=True)
+ASKED, ASKED_LATE = Wanted(first=False, could_serve=True), Wanted(first=True, could_serve=True)
+ASKED_IN_VAIN = Wanted(first=False, could_serve=False)
 OVER, OVER_IN_VAIN = WaitOver(could_serve=True), WaitOver(could_serve=False)
 
 
@@ -319,6 +320,14 @@ TAKEN: list[Event] = [*ASKED_BACK, OVER]
         pytest.param(
             SERVING, [*TAKEN, heard(Say.RELEASED), OVER, stood(SERVING), ASKED], Older.ENDING, [], id="later: gladly"
         ),
+        pytest.param(SERVING, [*TAKEN, ASKED_IN_VAIN], Older.LENT, [Say.YOURS], id="taken back, and we can't serve it"),
+        pytest.param(
+            SERVING,
+            [*TAKEN, heard(Say.RELEASED), ASKED_IN_VAIN],
+            Older.LENT,
+            [Say.YOURS],
+            id="it stands by, and we can't serve it: it may at once",
+        ),
         pytest.param(SERVING, [*LENT, heard(Say.RELEASED)], Older.RESTING, [], id="the newer one can't: take over"),
         pytest.param(SERVING, [*DONE, heard(Say.RELEASED)], Older.RESTING, [], id="the newer one ends: take over"),
         pytest.param(SERVING, [*DONE, OVER], Older.CHECKING, [Say.REVOKE], id="now and then: does it still serve?"),
@@ -354,6 +363,7 @@ TAKEN: list[Event] = [*ASKED_BACK, OVER]
         ),
         pytest.param(SERVING, [*LENT, UNSERVED], Older.LENT, [], id="lent: the report is waited for"),
         pytest.param(SERVING, [UNSERVED], Older.APART, [], id="nothing was asked"),
+        pytest.param(OUT, [*DONE, stood(OUT), UNSERVED], Older.CONFIRMED, [], id="records lack it, and we have none"),
     ],
 )
 def test_older(own: Standing, events: list[Event], stage: Older, says: list[Say]) -> None:
@@ -559,7 +569,7 @@ def test_outcomes(state: s.State, events: list[Event], outcomes: list[HandoverOu
 
 
 EVENTS = st.one_of(
-    st.builds(Wanted, first=st.booleans()),
+    st.builds(Wanted, first=st.booleans(), could_serve=st.booleans()),
     st.builds(Heard, st.sampled_from(Say)),
     st.builds(Stood, st.sampled_from(Standing)),
     st.builds(WaitOver, could_serve=st.booleans()),
@@ -686,7 +696,7 @@ def ask(world: World, *, first: bool) -> World:
     late = newer is None or newer.stage is not Newer.ASKING
     at_once = first and world.sides[OLDER].standing is SERVING
     world = replace(world, inbox=(world.inbox[OLDER][1:], world.inbox[NEWER]), unmet=False)
-    return feed(world, OLDER, Wanted(first=at_once or late))
+    return feed(world, OLDER, Wanted(first=at_once or late, could_serve=True))
 
 
 def part(world: World) -> World:

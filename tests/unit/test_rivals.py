@@ -286,7 +286,7 @@ async def _gone_later(folder: Path, monkeypatch: pytest.MonkeyPatch, *, ends: bo
         gateway.others.look_at_peers()
         assert plugin.state.phase is Phase.STANDBY
         if not ends:
-            gateway.others.unserved(plugin, newer)
+            gateway.others.unserved(plugin)
             gateway.others.look_at_peers()
             await until(lambda: plugin.standing_by_for is None, 20)
     gateway.others.look_at_peers()
@@ -298,6 +298,36 @@ async def _gone_later(folder: Path, monkeypatch: pytest.MonkeyPatch, *, ends: bo
     await plugin.close()
     await gateway._tasks.close()
     return anew
+
+
+async def test_who_stands_by_for_one_that_talks_and_one_that_does_not_takes_it_back_from_both_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
+    plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
+    silent, asked = Age(1 << 61, "0badcafe"), list[str]()
+    monkeypatch.setattr(gateway.others, "living", lambda: {silent: folder})
+    monkeypatch.setattr(gateway.others.handover, "defers_to", lambda _: Age(1 << 60, "cafecafe"))
+    monkeypatch.setattr(gateway.others.handover, "unserved", asked.append)
+    with listening(folder / instance.socket_name(RESOURCE)):
+        gateway.others.unserved(plugin)
+    assert (asked, [*gateway.others.doubts[RESOURCE]]) == ([RESOURCE], [silent])
+    await plugin.close()
+    await gateway._tasks.close()
+
+
+async def test_who_was_stood_by_for_by_age_and_talks_by_now_is_looked_at_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It met us, and asks for nothing because this kubelet refuses it."""
+    gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
+    plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
+    looks = list[str]()
+    monkeypatch.setattr(gateway.others, "look", lambda: looks.append("look"))
+    gateway.others.unserved(plugin)
+    assert looks == ["look"]
+    await plugin.close()
+    await gateway._tasks.close()
 
 
 async def test_one_that_ended_its_stream_before_our_register_and_goes_later_costs_no_other_one(

@@ -920,7 +920,7 @@ async def test_one_that_was_stood_by_for_in_vain_counts_again_once_it_registers(
     gateway, one = node._gateway, node._gateway.resources[0]
     other = newer()
     await until(lambda: one.state.phase is Phase.STANDBY)
-    gateway.others.unserved(one, other.age)
+    gateway.others.unserved(one)
     lists = await served(node, logs)
     gateway.others.look()
     assert one.state.phase is Phase.SERVING

@@ -388,6 +388,14 @@ class Gateway(Process):
             }
         return older_should_wait(self.age, offering, self.doubts)
 
+    def unserved(self) -> None:
+        """Take the resource back that another gateway is to serve, and that the kubelet's records lack."""
+        self.handover.unserved()
+        if (other := self._newer(self.node.peers(self))) is not None:
+            self.doubts[other] = Doubt(self.plugin.cuts, self.node.names_of(other))
+            self.count(HandoverOutcome.BACK)
+        self.look()
+
     @property
     def leaves(self) -> bool:
         """Whether the resource would be left to a newer gateway that can't talk, were it not for those that can."""

@@ -24,13 +24,11 @@ from gateway.handover.events import (
     WaitOver,
     Wanted,
 )
-from gateway.handover.machine import DEFERRING, Newer, Older, State
+from gateway.handover.machine import DEFERRING, Newer, State
 from gateway.lab.simulation.clock import Timer, stop
 from gateway.registration import events
 
 if TYPE_CHECKING:
-    from types import UnionType
-
     from gateway.lab.simulation.gateway import Gateway
 
 ASK_TIME, GRACE, AGAIN, AGAIN_MOST, FAREWELL = 0.15, 0.25, 5.0, 320.0, 0.2
@@ -111,7 +109,7 @@ class Handover:
     def unserved(self) -> None:
         """Take notice that the kubelet's records lack what a partner is to serve."""
         for partner in [*self.partners.values()]:
-            if partner.state is not None and partner.state.stage in DEFERRING and self._could_serve(partner, Newer):
+            if partner.state is not None:
                 self._feed(partner, Unserved())
 
     def defers_to(self) -> Age | None:
@@ -198,7 +196,7 @@ class Handover:
             if late:
                 self._clock.met["an ask is read too late"] += 1
             level = self._gateway.plugin.level if self._gateway.plugin.standing is Standing.SERVING else None
-            event = Wanted(first=machine.register_first(level, late=late))
+            event = Wanted(machine.register_first(level, late=late), self._could_serve(partner))
         self._feed(partner, event)
 
     def _hang_up(self, partner: Partner) -> None:
@@ -295,12 +293,8 @@ class Handover:
                 could = not self._gateway.leaves
             self._feed(partner, WaitOver(could))
 
-    def _could_serve(self, partner: Partner, roles: type[Older | Newer] | UnionType = Older | Newer) -> bool:
-        others = [
-            one.state
-            for one in self.partners.values()
-            if one is not partner and one.state is not None and isinstance(one.state.stage, roles)
-        ]
+    def _could_serve(self, partner: Partner) -> bool:
+        others = [one.state for one in self.partners.values() if one is not partner and one.state is not None]
         kubelet = self._gateway.bound and self._gateway.kubelet_listens
         assert partner.state is not None
         return machine.could_serve(partner.state, others, kubelet=kubelet)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from devices.model import Health
-from gateway.age import Age, Doubt
-from gateway.handover.events import HandoverOutcome
+from gateway.age import Age
 from gateway.handover.records import LOOK, RecordsSeen
 from gateway.lab.simulation.clock import Timer, stop
 from gateway.lab.simulation.kubelet import SHOWS
@@ -72,13 +71,5 @@ class Standby:
             self._records = replace(self._records, told=self._clock.now)
             self._taken[other] = self._taken.get(other, 0) + self._gateway.plugin.unchecked
             self._clock.met["what another gateway is to serve is lacking in the kubelet's records"] += 1
-            self._unserved(self._gateway.standing_by_for)
+            self._gateway.unserved()
         self.look_again()
-
-    def _unserved(self, other: Age) -> None:
-        if self._gateway.handover.defers_to() is not None:
-            self._gateway.handover.unserved()
-            return
-        self._gateway.doubts[other] = Doubt(self._gateway.plugin.cuts, self._node.names_of(other))
-        self._gateway.count(HandoverOutcome.BACK)
-        self._gateway.look()
