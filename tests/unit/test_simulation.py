@@ -190,6 +190,9 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
         pytest.param("570738", id="the last one of several is picked by the highest share"),
         pytest.param("795990", id="of four the newest stands still, and the oldest can't serve"),
         pytest.param("1730", id="a newer one that was stood by for by age meets the older one, and asks for nothing"),
+        pytest.param(
+            "30043381", id="a Register that the kubelet before never called for is waited for as the next one starts"
+        ),
         pytest.param("813292", id="of four one stands still, and the oldest took it back and can't serve"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from devices.model import Device, Health
 from gateway.age import Age
+from gateway.handover.events import Standing
 from gateway.lab.kubelets.behaviour import Behaviour
 from gateway.lab.kubelets.checkpoint import Memory
 from gateway.lab.simulation.clock import Clock
@@ -136,12 +137,18 @@ class Node:
 
     @property
     def settled(self) -> bool:
-        """Whether all gateways are done with their start, those that are several can talk, and no end is unheard of."""
+        """Whether all gateways are done with their start, those that are several can talk, and no end is unheard of.
+
+        A Register that the kubelet before accepted, and never called for, is still waited for as the next one starts.
+        """
         if self.clock.now < self._heard_by:
             return False
         alive = self.alive()
         at_rest = all(one.begun and not one.stopping and not one.frozen and one.handover.settled for one in alive)
-        return at_rest and (len(alive) < 2 or all(one.talks and one.api == "auto" for one in alive))
+        return at_rest and (
+            len(alive) < 2
+            or all(one.talks and one.api == "auto" and one.plugin.standing is not Standing.BUSY for one in alive)
+        )
 
     def start_gateway(self, **how: Any) -> Gateway:
         """Start one more gateway."""
