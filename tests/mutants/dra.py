@@ -789,8 +789,10 @@ MUTANTS = (
         "the desk goes on where news come as it ends",
         "gateway/dra/desk.py",
         """                async with asyncio.timeout(wait if self._wished else None):
-                    await self._news.wait()""",
-        "                await asyncio.wait_for(self._news.wait(), wait if self._wished else None)",
+                    await self._news.wait()
+                    wait = LOOK_FOR
+""",
+        "                await asyncio.wait_for(self._news.wait(), wait if self._wished else None)\n",
         "tests/unit/test_dra_on.py::test_a_part_ends_though_news_come_at_that_moment",
     ),
 )
