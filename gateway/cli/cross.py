@@ -47,6 +47,8 @@ def cross(*, to: str, dry_run: bool, as_json: bool, state_dir: Path, ids: tuple[
     ID is a GPU's ID, as much of it as no other begins with, or its index (`gateway devices` shows both).
 
     A GPU goes when nobody holds it; pods keep theirs, and nobody new gets it meanwhile. An order in the other direction takes it back.
+
+    The order is on disk when the command returns, and needs nobody to wait for it: `gateway status` says what each GPU on its way waits for.
     """
     paths = control.sockets(state_dir)
     if not paths:

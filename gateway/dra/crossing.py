@@ -64,12 +64,17 @@ class Strangers:
         changed: is called when another driver has more, or less.
     """
 
-    def __init__(self, ask: Callable[[], Awaitable[Allocated | None]], changed: Callable[[], None]) -> None:
+    def __init__(self, ask: AskedClaims, changed: Callable[[], None]) -> None:
         self._ask, self._changed, self._ask_at = ask, changed, time.monotonic() + LINGERS
         self.offered: Mapping[str, str] | None = None
         """Those that they offer, and in words who; None: that isn't known yet."""
         self.went: dict[str, str] = {}
         """Which they offered, where claims may still have them."""
+
+    @property
+    def unknown(self) -> str:
+        """Why it isn't known who has what."""
+        return self._ask.unknown(looked=self.offered is not None)
 
     def begin(self, boards: Iterable[str]) -> None:
         """Take note of what they had before this gateway."""
@@ -146,10 +151,9 @@ class Crossing:
         self._allocated: dict[str, str] = {}
         """Which claim has a board by the API server ('' for none), asked since the slice shows it to nobody new."""
         self.strangers = Strangers(allocated, self.claimed)
-        self._missed: set[str] = set()
         self._prepared: tuple[Mapping[str, Claimed], Mapping[str, str], frozenset[str]] = {}, {}, frozenset()
         """What is prepared for claims; by board for which; and the devices of pods that asked by name."""
-        self._lent = Lent()
+        self._missed, self._lent = set[str](), Lent()
         self._counted: Mapping[str, State] = {}
         """The devices that the list counts ahead of time, by ID."""
         self._stale = False
@@ -215,7 +219,7 @@ class Crossing:
 
     def _words(self, board: str, side: Side) -> str:
         if not self.is_known:
-            return "nothing is known of it yet, because the API server hasn't said which claims there are"
+            return f"nothing is known of it yet, because {self.strangers.unknown}"
         seen = Seen(None, self._claim(board), self._allocated.get(board), self.strangers.of(board), self._ask.unsaid)
         return table.words(side, seen)
 

@@ -272,7 +272,7 @@ class Desk:
         if self._wished in _ENDS - {to.value}:
             return f"the node's annotation {ANNOTATION} wants all at {self._wished}: change it or remove it first"
         if not self._crossing.is_known:
-            return "the API server hasn't said yet which claims there are: try again when it does"
+            return f"{self._crossing.strangers.unknown}; `gateway doctor` says what to do"
         there = self._crossing.boards()
         resources = {name for board in wanted for name, _ in there.get(board, ())}
         return (self._why_not() or await self.names.ordered(resources)) if to is Side.DRA else ""
@@ -292,7 +292,10 @@ class Desk:
                 f"nothing was done within {WITHIN:g} s: the API server is slow, or another order is under way: try again"
             ) from None
         except KubernetesError as error:
-            raise ControlError(f"nothing was done: the node's allocatable devices can't be lowered: {error}") from error
+            advice = "; `gateway doctor` says which right is missing" if error.status in {401, 403} else ""
+            raise ControlError(
+                f"nothing was done: the node's allocatable devices can't be lowered: {error}{advice}"
+            ) from error
         except NotWrittenError as error:
             raise ControlError(f"nothing was done, because the state file can't be written: {error}") from error
         _log.info("order", op="cross", to=to.value, boards=wanted)

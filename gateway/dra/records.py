@@ -249,6 +249,13 @@ class AskedClaims:
         self.unsaid = ""
         """Why it didn't say so when it was asked last; empty where it did."""
 
+    def unknown(self, *, looked: bool) -> str:
+        """Say what isn't known, and why; ``looked``: which ResourceSlices there are is."""
+        what = "claims there are" if looked else "ResourceSlices the node has"
+        return f"the API server hasn't said yet which {what}" + (
+            f": {self.unsaid:.200}" if looked and self.unsaid else ""
+        )
+
     async def __call__(self) -> Allocated | None:
         """Ask; None where it doesn't say."""
         before, self.unsaid, found = self.unsaid, "", None

@@ -118,6 +118,8 @@ class Storm:
         self.gateway: GatewayProcess
         self.holders: dict[str, tuple[str, ...]] = {}
         """What runs, and the GPUs that it has."""
+        self.asked: dict[str, str] = {}
+        """Which resource a pod asked for."""
         self.twice: list[str] = []
         self.saw: Counter[str] = Counter()
         self.number, self.over = 0, asyncio.Event()
@@ -145,6 +147,7 @@ class Storm:
 
     async def pod(self, name: str) -> None:
         manager, resource = self.manager, self.resource
+        self.asked[name] = resource
         try:
             admitted = await manager.admit(name, {resource: self.random.choice((1, 1, 2))})
         except KubeletError as error:
@@ -235,7 +238,9 @@ class Storm:
         self.manager = DeviceManager(
             behaviour("1.37"), self.plugins
         )  # Who is admitted by the one before from now on never runs.
-        await self.manager.start([Demand(name, GPU, len(ids)) for name, ids in self.holders.items() if name[0] == "p"])
+        await self.manager.start(
+            [Demand(name, self.asked[name], len(ids)) for name, ids in self.holders.items() if name[0] == "p"]
+        )
         if SLICE in self.server.objects:
             self.server.remove(SLICE)
 

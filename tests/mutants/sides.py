@@ -159,6 +159,14 @@ MUTANTS = (
     ),
     Mutant(
         "OWN5",
+        "nobody says why the API server hasn't said which claims there are",
+        "gateway/dra/records.py",
+        'if looked and self.unsaid else ""',
+        'if not looked and self.unsaid else ""',
+        f"{_ON}::test_without_its_state_file_it_gives_nothing_before_it_knows_the_claims",
+    ),
+    Mutant(
+        "OWN5",
         "it looks for holders without a pause while the API server doesn't say which claims there are",
         _TABLE,
         "self.allocated or self.unsaid)",

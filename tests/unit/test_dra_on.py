@@ -933,9 +933,14 @@ async def test_without_its_state_file_it_gives_nothing_before_it_knows_the_claim
     async with node.gateway(known=False) as one:
         await asyncio.sleep(0.1)
         assert set(states(one).values()) == {State.LEAVING}
-        with pytest.raises(ControlError, match="hasn't said yet which claims there are"):
+        with pytest.raises(ControlError, match="hasn't said yet which ResourceSlices the node has; `gateway doctor`"):
             await node.cross("plugin")
+        node.place.server.hidden = "resourceclaims"
         await node.place.server.start()
+        why = "nothing is known of it yet, because the API server hasn't said yet which claims there are: GET "
+        await until(lambda: words(one).startswith(why))
+        assert "403 Forbidden" in words(one)
+        node.place.server.hidden = ""
         await node.stand(a="to-plugin", b="plugin")
         await node.allocatable(1)
         assert one.ledger.sides[crossing.REST] is Side.PLUGIN
