@@ -64,7 +64,7 @@ def _summary(page: Page, plan: CrossingPlan) -> Iterator[str]:
         if told := sum(len(group.told) for group in plan.groups):
             yield f"  {count(told, 'node')} crossing, or over already, by annotation."
     if plan.without:
-        yield f"  {count(plan.without, 'node')} without devices left out."
+        yield f"  {count(plan.without, 'node')} without devices: left out."
     if plan.unknown:
         yield f"  {count(len(plan.unknown), 'node')} can't be judged: see the end."
     if can and plan.names != "yes":

@@ -18,16 +18,16 @@ def render(fleet: Fleet) -> Iterator[str]:
     """Write it, a table in as many columns as it takes."""
     yield f"{count(fleet.nodes, 'node')} with {count(fleet.devices, 'device')}, to kubelet {fleet.goal}."
     for level, words in (
-        ("required", "must be drained at one step at least"),
-        ("advised", "are better drained at one step at least"),
-        ("not needed", "need no drain for their GPUs' sake"),
+        ("required", "must be drained at one step or more"),
+        ("advised", "should be drained at one step or more"),
+        ("not needed", "can go without a drain"),
     ):
         if fleet.drained[level]:
             yield f"  {count(fleet.drained[level], 'node')} {words}."
     if there := sum(len(group.nodes) for group in fleet.groups if group.plan is None):
-        yield f"  {count(there, 'node')} need no change."
+        yield f"  {count(there, 'node')} already there: nothing to do."
     if fleet.without:
-        yield f"  {count(fleet.without, 'node')} without devices left out."
+        yield f"  {count(fleet.without, 'node')} without devices: left out."
     if fleet.unknown:
         yield f"  {count(len(fleet.unknown), 'node')} can't be judged: see the end."
     if fleet.first:

@@ -141,6 +141,20 @@ def test_a_change_board_reads_a_table() -> None:
     assert "n3: expected a kubelet version" in text
 
 
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("v1.10.13", "must be drained at one step or more"),
+        ("v1.27.3", "can go without a drain"),
+        ("v1.28.15", "already there: nothing to do"),
+    ],
+)
+def test_a_sentence_fits_one_node_and_several(version: str, words: str) -> None:
+    for count, nodes in ((1, "1 node"), (2, "2 nodes")):
+        names = [item(f"n{number}", version) for number in range(count)]
+        assert f"  {nodes} {words}." in call(listed(*names), "--to", "1.28").output
+
+
 def test_a_program_reads_json() -> None:
     found = json.loads(call(listed(item("n1", "v1.27.9")), "--to", "1.28", "--json").output)
     assert found["goal"] == "1.28"
