@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from gateway.cli.crossover import CrossingPlan, Group
-from gateway.cli.fleettext import count, names, table, unknown
-from gateway.cli.page import Page
+from gateway.cli.fleettext import names, unknown
+from gateway.cli.page import Page, count, table
 
 _CLAIMS: Final = {"yes": "yes", "gate": "with a gate", "no": "no"}
 _NAMES: Final = {"yes": "yes", "gate": "NO without a gate", "no": "NO"}

@@ -19,6 +19,7 @@ import msgspec
 
 from adapters.levels import minor_version
 from gateway.cli import advice, main, places
+from gateway.cli.page import count
 from gateway.cli.status import look as ask
 from gateway.configuration.settings import ConfigError
 from gateway.doctor import checks, collect
@@ -90,10 +91,8 @@ def render(results: Sequence[checks.CheckResult], width: int) -> Iterator[str]:
                     )
         yield ""
     outcomes = Counter(result.outcome for result in results)
-    found = ", ".join(
-        f"{count} {word}{'s' if count > 1 else ''}" for word in ("error", "warning") if (count := outcomes[word])
-    )
-    yield f"{found or 'Nothing found'}; {outcomes['ok']} checks passed, {outcomes['unseen']} can't be judged from here (-)."
+    found = ", ".join(count(outcomes[word], word) for word in ("error", "warning") if outcomes[word])
+    yield f"{found or 'Nothing found'}; {count(outcomes['ok'], 'check')} passed, {outcomes['unseen']} can't be judged from here (-)."
 
 
 def release(version: str) -> Release | None:

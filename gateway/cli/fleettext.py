@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from gateway.cli.fleet import Fleet, Group, Step, Unknown
+from gateway.cli.page import count, table
 from gateway.wires.log import printable
 
 _MOST_NAMES: Final = 8
@@ -107,16 +108,3 @@ def unknown(nodes: Sequence[Unknown]) -> Iterator[str]:
         yield from (f"  - {printable(one.node)}: {one.why}" for one in nodes[:_MOST_UNKNOWN])
         if len(nodes) > _MOST_UNKNOWN:
             yield f"  - and {len(nodes) - _MOST_UNKNOWN} more: --json has all"
-
-
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    """Write a table, each column as wide as it must be."""
-    cells = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        yield ("  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True))).rstrip()
-
-
-def count(number: int, word: str) -> str:
-    """Say how many there are of something."""
-    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -1,8 +1,9 @@
-"""Plain text for a person, in paragraphs and lists."""
+"""Plain text for a person, in paragraphs, lists and tables."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable, Iterator
 
 
 class Page:
@@ -36,3 +37,16 @@ class Page:
             break_long_words=False,
             break_on_hyphens=False,
         )
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Write a table, each column as wide as it must be."""
+    cells = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        yield ("  " + "  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True))).rstrip()
+
+
+def count(number: int, word: str) -> str:
+    """Say how many there are of something."""
+    return f"{number} {word}{'' if number == 1 else 's'}"

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 import click
 
-from gateway.cli.page import Page
+from gateway.cli.page import Page, count
 
 if TYPE_CHECKING:
     from gateway.cli.advice import Advice, Bug, CheckpointFormat, Crossing, Hop, Kubelet, Plan
@@ -135,7 +135,7 @@ def render(plan: Plan, width: int) -> Iterator[str]:
         f"{sum(hop.drain == level for hop in plan.hops)} with a drain {level}" for level in ("required", "advised")
     ]
     said = [phrase for phrase in drains if not phrase.startswith("0 ")] or ["no drain for the GPUs' sake"]
-    hops = f"{len(plan.hops)} hop{'s' if len(plan.hops) > 1 else ''}"
+    hops = count(len(plan.hops), "hop")
     yield from page.text(f"Kubelet {plan.start} to {plan.goal} on a GPU node: {hops}, {', '.join(said)}.")
     yield from _summary(page, plan)
     for heading, steps in (("Before the first hop", plan.first), ("At each hop", plan.each)):

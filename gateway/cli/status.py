@@ -18,6 +18,7 @@ import click
 import msgspec
 
 from gateway.cli import places
+from gateway.cli.page import count
 from gateway.tally import Confirmation
 from gateway.telling.status import DeviceStatus, GatewayStatus, ResourceStatus
 from gateway.telling.unserved import unserved
@@ -241,8 +242,8 @@ class _Page:
         """Write how each DRA driver stands with the kubelet, and what keeps its ResourceSlices from being right."""
         for each in one.drivers:
             stands = "registered" if each.registered else "not registered"
-            text = f"{each.name}: {stands}, {each.devices} device{'' if each.devices == 1 else 's'}"
-            text += f", {each.claims} claim{'' if each.claims == 1 else 's'} prepared" if each.claims else ""
+            text = f"{each.name}: {stands}, {count(each.devices, 'device')}"
+            text += f", {count(each.claims, 'claim')} prepared" if each.claims else ""
             yield from self.text("  driver   ", text, None if each.registered else "red")
             yield from self.text("           ", each.trouble, "red")
             yield from self.text("           ", each.unpublished and f"not published: {each.unpublished}", "red")
@@ -250,7 +251,7 @@ class _Page:
     def _sides(self, one: GatewayStatus) -> Iterator[str]:
         """Write how many GPUs each API has, and of those on their way what they wait for."""
         counts = Counter(each.side for each in one.sides)
-        yield from self.text("  sides    ", ", ".join(f"{count} {side}" for side, count in sorted(counts.items())))
+        yield from self.text("  sides    ", ", ".join(f"{number} {side}" for side, number in sorted(counts.items())))
         ignored = one.crossing and f"the node's annotation isn't followed: {one.crossing}"
         yield from self.text("           ", ignored, "red")
         overlooked = one.by_name.overlooked and f"DRA offers its GPUs to nobody new: {one.by_name.overlooked}"
@@ -337,13 +338,13 @@ def _bar(one: ResourceStatus) -> str:
 def _registered(one: ResourceStatus) -> str:
     """Say how often it was registered, and why; nothing where it never was."""
     times = sum(one.registrations.values())
-    causes = ", ".join(f"{count} {why}" for why, count in one.registrations.items())
+    causes = ", ".join(f"{number} {why}" for why, number in one.registrations.items())
     gap = "" if one.last_gap_s is None else f"; last gap {age(one.last_gap_s)}"
-    return f"registered {times} time{'s' if times > 1 else ''} ({causes}){gap}" if times else ""
+    return f"registered {count(times, 'time')} ({causes}){gap}" if times else ""
 
 
 def _answered(call: str, codes: dict[str, int]) -> str:
-    failed = ", ".join(f"{count} {code}" for code, count in codes.items() if code != "OK")
+    failed = ", ".join(f"{number} {code}" for code, number in codes.items() if code != "OK")
     return f"{call} {sum(codes.values())}" + (f" ({failed})" if failed else "")
 
 
