@@ -175,10 +175,11 @@ class Commands:
                 "the gateway"
             ) from error
         await self._gateway.beliefs.look()  # Who was given one a moment ago holds it.
-        known = [self._gateway.beliefs.holders(resource.name) for resource in self._gateway.resources]
-        concerned = dict.fromkeys(handled)
+        names = [resource.name for resource in self._gateway.resources]
+        concerned, known = dict.fromkeys(handled), [self._gateway.beliefs.holders(name) for name in names]
         _log.info("order", op=request["op"], devices=[*concerned][:_MOST_TOLD], count=len(concerned))
-        holders = {device_id: who for one in known for device_id, who in (one or {}).items() if device_id in concerned}
+        told = (one for name in names for one in (self._holders(name) or {}).items())
+        holders = {device_id: who for device_id, who in told if device_id in concerned}
         answer = Handled(tuple(concerned), None if None in known else holders)
         await connection.send(msgspec.to_builtins(answer))
 
@@ -230,7 +231,7 @@ class Commands:
                     name,
                     entry.state.value,
                     one.state.value if (one := now.get(name)) is not None else "forgotten",
-                    (self._gateway.beliefs.holders(name) or {}).get(order.device_id),
+                    (self._holders(name) or {}).get(order.device_id),
                 )
                 for name, entry in found
             ),
@@ -267,7 +268,7 @@ class Commands:
             raise ControlError(f"{device_id} of {resource} is {state.value}: there is nothing to forget of it")
         sticky = dict(gateway.ledger.sticky(resource))
         ill, forgotten = sticky.pop(device_id, None) is not None, self._is_forgotten(device_id, resource)
-        holder = (gateway.beliefs.holders(resource) or {}).get(device_id)
+        holder = (self._holders(resource) or {}).get(device_id)
         gone = state in {State.LOST, State.WITHDRAWN, State.NOT_LOOKED_YET}
         if gone and holder is not None:
             if forgotten:  # Somebody had it before, and is gone: whoever has it now stays.

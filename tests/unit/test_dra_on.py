@@ -911,6 +911,25 @@ async def test_a_gpu_of_dra_that_is_lost_can_be_forgotten(node: Node, *, cordone
         assert A not in resource.entries
 
 
+async def test_whoever_takes_hardware_away_is_told_which_claim_has_it(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway() as one:
+        await node.at_dra()
+        asked = node.place.claim("c", "uid-c", "gpu-0")
+        assert isinstance((await node.claims.prepare(V1, asked))["uid-c"], tuple)
+        [path] = control.sockets(node.place.folder / "state")
+        monkeypatch.setattr(one.source, "release", AsyncMock(return_value=[A, B]))
+        released = await control.ask(path, {"op": "release", "ids": []}, 10)
+        assert released["holders"] == {A: "claim ns/c (pod p)"}
+        cordoned = await control.ask(path, {"op": "cordon", "id": A, "reason": "ECC"}, 10)
+        assert [row["holder"] for row in cordoned["found"]] == ["claim ns/c (pod p)"]
+        node.place.profile.write_text(PROFILE.replace("    - {uuid: GPU-a, device_nodes: [/dev/nvidia0]}\n", ""))
+        await until(lambda: any(layer.state is State.LOST for layer in one.resources[0].entries[A].layers))
+        with pytest.raises(ControlError, match=r"held by claim ns/c \(pod p\): end that pod first"):
+            await control.ask(path, {"op": "forget", "id": A}, 10)
+
+
 async def test_a_late_claim_calls_back_what_nobody_holds(node: Node) -> None:
     async with node.gateway():
         await node.allocatable(2)
