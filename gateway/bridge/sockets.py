@@ -164,7 +164,7 @@ class Sockets:
             OSError: the folder can't be used now.
             RuntimeError: the socket can't be bound.
         """
-        if self._server is not None and self._bound is not None and socket_id(self.socket) == self._bound:
+        if self._bound is not None and socket_id(self.socket) == self._bound:
             return
         await self._stop()
         self.sweep()

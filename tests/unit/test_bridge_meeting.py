@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from devices.model import Device
 from devices.policy import Bridging, Policy
@@ -188,6 +189,51 @@ async def test_a_disk_that_hangs_keeps_nobody_from_registering(folder: Path, mon
                 await bridge.lists("a", "b")
         finally:
             over.set()
+
+
+async def test_a_disk_that_fails_is_told_of_once_until_it_works_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = iter([OSError("full"), OSError("full"), OSError("read-only"), None, OSError("read-only")])
+
+    def save(*_: object) -> None:
+        if (error := next(written)) is not None:
+            raise error
+
+    monkeypatch.setattr(memory, "save", save)
+    monkeypatch.setattr(memory, "SAVE_SOON", 0.0)
+    one = memory.PluginsFile(folder, lambda: True, lambda: ())
+    running = asyncio.ensure_future(one.run())
+    with capture_logs() as told:
+        for _ in range(5):
+            await one.durable()
+    running.cancel()
+    assert [line["reason"] for line in told] == ["full", "read-only", "read-only"]
+
+
+async def test_what_is_under_way_ends_before_the_sockets_are_closed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = list[str]()
+
+    async def under_way() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append("task")
+
+    async with bridged(folder, opens=False) as bridge:
+        close = bridge.bridge._sockets.close
+
+        async def closed() -> None:
+            ended.append("sockets")
+            await close()
+
+        monkeypatch.setattr(bridge.bridge, "_settle_doubts", under_way)
+        monkeypatch.setattr(bridge.bridge._sockets, "close", closed)
+        await bridge.open()
+    assert ended == ["task", "sockets"]
 
 
 async def test_who_takes_over_knows_what_came_last(folder: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from devices.life.states import Entry, State
 from devices.model import Device, Health
 from devices.source import Hindrance
 from gateway.configuration.settings import Settings
-from gateway.kubernetes import keeper, ready
+from gateway.kubernetes import keeper, ready, watch
 from gateway.kubernetes import node as nodes
 from gateway.kubernetes.client import Client
 from gateway.kubernetes.keeper import Keeper
@@ -166,6 +166,31 @@ class FakeTime:
 
     def monotonic(self) -> float:
         return self._now
+
+
+async def test_only_what_follows_a_write_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept, told, rounds, sleep = list[float](), list[Callable[[object], None]](), asyncio.Queue[int](), asyncio.sleep
+    one = keeper.Keeper.__new__(keeper.Keeper)
+    one._own = cast("Any", SimpleNamespace(told=told))
+
+    def steps() -> Sequence[Any]:
+        one._wrote = one._wrote or not slept
+        rounds.put_nowait(len(slept))
+        return ()
+
+    async def at_once(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(one, "_steps", steps)
+    monkeypatch.setattr(keeper, "LOOK", look := 1000.0)
+    monkeypatch.setattr(asyncio, "sleep", at_once)
+    running = asyncio.ensure_future(one.run())
+    for _ in range(3):
+        await rounds.get()
+        told[0](None)
+    running.cancel()
+    assert slept == [look, watch.FIRST, watch.FIRST]
 
 
 # One look, with a gateway that isn't there.

@@ -39,6 +39,7 @@ from gateway.lab.kubelets.kubelet import Faults, KubeletError, Seen, Totals
 from gateway.lab.trials import rivals
 from gateway.lab.trials.scenarios import RESOURCE, BrokenPromiseError, Node, node
 from gateway.lab.waiting import until
+from gateway.registration.api import Probed
 from gateway.registration.events import Phase, Renew
 from gateway.registration.machine import FIRST_LOOKS
 from gateway.registration.registrar import Resource
@@ -457,6 +458,26 @@ def test_what_another_kubelet_spoke_says_nothing_of_this_one(folder: Path) -> No
     for spoken, unfit in ((None, False), (KubeletId(1, 1, 1), False), (here, True)):
         one._speaks = None if spoken is None else (spoken, None)
         assert (one.unfit(resource) is not None) is unfit
+
+
+async def test_each_kubelet_is_asked_once_what_it_speaks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[Path]()
+
+    async def ask(path: Path, _seconds: float) -> Probed:
+        asked.append(path)
+        return Probed("v1beta1", "", "")
+
+    monkeypatch.setattr("gateway.registration.api.ask", ask)
+    presence = SimpleNamespace(socket=folder / "kubelet.sock")
+    one, counts = Ability("auto", cast("Any", presence), {}, list, lambda _: None), list[int]()
+    for comes in (False, True, False, True):
+        if comes:
+            presence.socket.unlink(missing_ok=True)
+            with socket.socket(socket.AF_UNIX) as kubelet:
+                kubelet.bind(str(presence.socket))
+        assert await one.probe() == ""
+        counts.append(len(asked))
+    assert counts == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("version", [pytest.param("1.8", id="a kubelet that tells nothing"), "1.37"])
