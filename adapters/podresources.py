@@ -18,6 +18,8 @@ from adapters.spelling import parse
 GET_ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 """Kubelet 1.21 (behind a gate), 1.23 and later by default."""
 LIST = "/v1.PodResourcesLister/List"
+GET = "/v1.PodResourcesLister/Get"
+"""Kubelet 1.27 (behind a gate), 1.34 and later by default."""
 LIST_V1ALPHA1 = "/v1alpha1.PodResourcesLister/List"
 _API = "pod-resources"
 
@@ -47,6 +49,17 @@ def decode_allocatable(data: bytes) -> dict[str, frozenset[str]]:
     for devices in message.devices:
         found[devices.resource_name].update(devices.device_ids)
     return {resource: frozenset(ids) for resource, ids in found.items()}
+
+
+def encode_get(pod: str) -> bytes:
+    """Ask Get for one pod (``namespace/pod``). Its answer is a List of that pod on the wire."""
+    namespace, _, name = pod.partition("/")
+    return pb.GetPodResourcesRequest(pod_name=name, pod_namespace=namespace).SerializeToString()
+
+
+def is_not_found(details: str) -> bool:
+    """Tell by the text of an error whether Get knows no such pod: the code is UNKNOWN, as of any other error of a kubelet."""
+    return details.startswith("pod ") and details.endswith(" not found")
 
 
 class Listed(Struct, frozen=True):

@@ -51,7 +51,6 @@ def source(settings: Settings, sys: Path = _SYS, attempts: Attempts | None = Non
                 settings.state_dir,
                 settings.policy,
                 taken=lambda name: any(one.claims(name) for one in ours),
-                records=(settings.pod_resources_socket, settings.socket_dir),
             )
         )
     if not sources:

@@ -3,70 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from devices.model import ContainerAnswer, ContainerRequest, Fault, RefusedError
-from gateway.bridge import doubt, judge, shield
+from gateway.bridge import judge, shield
 from gateway.bridge.peer import PREPARE_TIME, AwayError, Peer
 from gateway.bridge.plugin import FIRST_LIST, Bridged
-from gateway.kubelet import view
-from gateway.kubelet.drift import steer
-from gateway.kubelet.watch import listens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from pathlib import Path
+    from collections.abc import Collection
 
     from devices.model import Device, PreferredRequest
-    from gateway.kubelet.view import Holders
 
 MOST_ANSWERS: Final = 256
 """Answers of a resource that are remembered, where an operator wants them repeated."""
-
-
-class KubeletRecords:
-    """The kubelet's records of who holds what: read so that the look isn't what makes the kubelet forget (``doubt``).
-
-    Args:
-        pod_resources: the socket of its pod-resources API.
-        checkpoint: its checkpoint.
-    """
-
-    def __init__(self, pod_resources: Path, checkpoint: Path) -> None:
-        self._pod_resources, self._checkpoint = pod_resources, checkpoint
-        self.asked = view.OpenAllocates(self._drop)
-        """The Allocates of the bridge's resources that are open: nobody looks meanwhile, but for the sake of one of them."""
-        self._between: asyncio.Future[Holders | None] | None = None
-        self.looked = -math.inf
-        """When the last look between Allocates ended, or was dropped (monotonic seconds)."""
-
-    def _drop(self) -> None:
-        if self._between is not None:
-            self._between.cancel()
-            self.looked = time.monotonic()
-
-    async def look(self) -> Holders | None:
-        """Say who holds what, by resource; nobody anything where the kubelet has no such records, None where they can't be read."""
-        if not listens(self._pod_resources):
-            return {}
-        seen = await view.look(self._pod_resources, self._checkpoint)
-        return seen.held if seen.source == "pod-resources" else None
-
-    async def look_between(self) -> Holders | None:
-        """Say the same while no Allocate is open; None also where one is, or begins meanwhile."""
-        if self.asked.open:
-            return None
-        look = self._between = asyncio.ensure_future(self.look())
-        try:
-            await asyncio.wait({look})
-        finally:
-            look.cancel()
-            self._between, self.looked = None, time.monotonic()
-        return None if look.cancelled() else look.result()
 
 
 class BridgedResource(Bridged):
@@ -76,30 +29,14 @@ class BridgedResource(Bridged):
     _listed: Collection[str] = frozenset()
     """The IDs of these devices: made once for each list."""
 
-    records: KubeletRecords
-    shown: Callable[[], str]
-    """Says by which name the kubelet knows it."""
-
     async def allocate(self, request: ContainerRequest) -> ContainerAnswer:
         """Let the plugin answer, in the order of the calls and one at a time: some look for *the* pod that is waiting.
 
         Raises:
-            RefusedError: in the plugin's words; UNAVAILABLE where it is away for too long, DEADLINE_EXCEEDED where it hangs,
-                FAILED_PRECONDITION where another container holds a device.
+            RefusedError: in the plugin's words; UNAVAILABLE where it is away for too long, DEADLINE_EXCEEDED where it hangs.
         """
-        came = time.monotonic()
-        with self.records.asked:
-            async with self._turn:
-                if doubted := self.doubts.among(request.device_ids):
-                    held = await self.records.look()
-                    holders = None if held is None else held.get(self.shown(), {})
-                    if (refused := doubt.refusal(self.resource, doubted, holders)) is not None:
-                        raise refused
-                answer = await self._answered(request)
-                now = time.monotonic()
-                if self.doubts.given(request.device_ids, now - came, now, looked=came - self.records.looked):
-                    self._changed()
-                return answer
+        async with self._turn:
+            return await self._answered(request)
 
     async def _answered(self, request: ContainerRequest) -> ContainerAnswer:
         while True:
@@ -127,12 +64,9 @@ class BridgedResource(Bridged):
     async def prefer(self, request: PreferredRequest) -> tuple[str, ...]:
         """Let the plugin choose; where it is away, or lacks some of them, the first ones that are available are as good as any.
 
-        What is in doubt comes last: it would be refused if somebody holds it.
-
         Raises:
             RefusedError: in the plugin's words.
         """
-        request = steer(request, sorted(self.doubts.since))
         if self.peer is not None and self._heard.is_set() and not self._unlisted(request.available):
             try:
                 return await self.peer.prefer(request)

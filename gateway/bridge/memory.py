@@ -60,7 +60,7 @@ class Plugin(Struct, frozen=True, rename={"folder": "door"}):
     """One resource: where its plugin was served, what it spoke, asked and said.
 
     ``away_since`` is in unix seconds, None where it was there. ``socket`` is the one that it registered. ``listed`` is whether it
-    has said yet which devices it has. ``doubted`` are devices that a kubelet may have forgotten that it gave them away (``doubt``).
+    has said yet which devices it has.
     """
 
     resource: _Name
@@ -75,7 +75,6 @@ class Plugin(Struct, frozen=True, rename={"folder": "door"}):
     answers: tuple[EarlierAnswer, ...] = ()
     socket: SocketId | None = None
     listed: bool = True
-    doubted: Annotated[tuple[str, ...], Meta(max_length=MOST_DEVICES)] = ()
 
 
 class SavedPlugins(Struct, frozen=True):

@@ -18,7 +18,6 @@ import structlog
 from adapters.registry import DIALECTS, by_name
 from devices.model import ContainerAnswer
 from gateway.bridge import judge, shield
-from gateway.bridge.doubt import Doubts
 from gateway.bridge.peer import AwayError, Peer
 from gateway.kubelet.watch import socket_id
 from gateway.tasks import Background
@@ -89,7 +88,6 @@ class Bridged:
         """When it came or went last (monotonic seconds)."""
         self.is_lent = False
         """Whether its registration is another gateway's, so that only calls are made from here."""
-        self.doubts = Doubts()
         self._turn = asyncio.Lock()
         """One Allocate at a time."""
         self._back = asyncio.Event()
@@ -216,7 +214,6 @@ class Bridged:
     def recall(self, word: Word, path: Path, row: memory.Plugin) -> None:
         """Take over what was remembered of it, before it was heard of."""
         self.word, self.path, self.folder, self.api, self.registered_on = word, path, row.folder, row.api, row.socket
-        self.doubts.since = dict.fromkeys(row.doubted, time.monotonic()) | self.doubts.since
 
     @property
     def endpoint(self) -> str:

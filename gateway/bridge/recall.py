@@ -38,7 +38,6 @@ def remembered(one: Bridged) -> memory.Plugin | None:
         answers=tuple(memory.EarlierAnswer(tuple(sorted(asked)), given) for asked, given in one.answers.items()),
         socket=one.registered_on,
         listed=word.devices is not None,
-        doubted=tuple(one.doubts.since),
     )
 
 

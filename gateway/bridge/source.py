@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from fnmatch import fnmatchcase
@@ -25,16 +24,13 @@ from devices.model import (
 )
 from devices.policy import Policy
 from devices.source import Behind, Facts, Fate, Hindrance, Inventory, unclaimed
-from gateway.bridge import doubt, judge, memory, shield
+from gateway.bridge import judge, memory, shield
 from gateway.bridge.admission import Admission
-from gateway.bridge.calls import BridgedResource, KubeletRecords
+from gateway.bridge.calls import BridgedResource
 from gateway.bridge.plugin import DEADLINE
 from gateway.bridge.recall import answers_of, recalled, remembered
 from gateway.bridge.sockets import LOOK_EVERY, REGISTRATION, Sockets
-from gateway.kubelet.beliefs import CHECKPOINT
 
-SETTLE_EVERY: Final = 10.0
-"""Seconds until a device that a kubelet may have forgotten is looked up, at first."""
 FIRST_CALLS: Final = 2.0
 """Seconds that remembered plugins get to answer before the socket is opened, which makes every plugin register anew."""
 
@@ -49,7 +45,6 @@ class Bridge:
         state_dir: where it remembers them.
         policy: what the operator decided.
         taken: whether another source of this gateway has a resource.
-        records: the socket of the kubelet's pod-resources API, and the folder of its checkpoint.
     """
 
     name = "bridge"
@@ -60,11 +55,8 @@ class Bridge:
         state_dir: Path,
         policy: Policy,
         taken: Callable[[str], bool] = lambda _: False,
-        *,
-        records: tuple[Path, Path],
     ) -> None:
         self._state_dir = state_dir
-        self._records = KubeletRecords(records[0], records[1] / CHECKPOINT)
         self.plugins: dict[str, BridgedResource] = {}
         """By the name that the plugin registered."""
         self._taken = taken
@@ -96,10 +88,7 @@ class Bridge:
             with contextlib.suppress(OSError):
                 self._sockets.hinders()  # From now on nobody else writes of plugins, or what they wrote is read again.
             await self._recall()
-            tasks += map(
-                asyncio.ensure_future,
-                (self._keep_sockets(), self._keeper.run(), self._settle_doubts()),
-            )
+            tasks += map(asyncio.ensure_future, (self._keep_sockets(), self._keeper.run()))
             while True:
                 self._news.clear()
                 yield self._inventory()
@@ -231,7 +220,6 @@ class Bridge:
 
     def _bridged(self, resource: str) -> BridgedResource:
         one = BridgedResource(resource, self._changed, self._limits, self.plugins.values)
-        one.records, one.shown = self._records, lambda: self._shown(resource)
         self._settle(one)
         return one
 
@@ -241,20 +229,6 @@ class Bridge:
         one.repeats = any(fnmatchcase(one.resource, pattern) for pattern in bridging.repeat)
         found = (seconds for pattern, seconds in bridging.deadlines if fnmatchcase(one.resource, pattern))
         one.deadline = next(found, DEADLINE)
-
-    async def _settle_doubts(self) -> None:
-        """Look, ever more rarely, whether what a kubelet may have forgotten is held by nobody any more: then no Allocate need look."""
-        looked = -math.inf
-        while True:
-            await asyncio.sleep(SETTLE_EVERY)
-            now = time.monotonic()
-            if not doubt.is_due((one.doubts for one in self.plugins.values()), looked, now):
-                continue
-            if (held := await self._records.look_between()) is not None:
-                looked = now
-                for one in self.plugins.values():
-                    if one.doubts.seen(held.get(one.shown(), ()), now):
-                        self._changed()
 
     # The calls.
 

@@ -67,7 +67,7 @@ class Beliefs:
         looked: Callable[[Look], None],
         remember: Callable[[str, Mapping[str, Sequence[Earlier]]], None] = lambda *_: None,
     ) -> None:
-        self._pod_resources, self._checkpoint, self._looked = pod_resources, checkpoint, looked
+        self.pod_resources, self._checkpoint, self._looked = pod_resources, checkpoint, looked
         self._remember = remember
         self.last: Look | None = None
         self._drifts: dict[str, Drift] = {}
@@ -131,7 +131,7 @@ class Beliefs:
     async def _look(self) -> None:
         try:
             at, unix = time.monotonic(), time.time()
-            view = await kubelet_view.look(self._pod_resources, self._checkpoint)
+            view = await kubelet_view.look(self.pod_resources, self._checkpoint)
             self.last = Look(view, at, unix)
             for drift in [*self._drifts.values()]:
                 self._become(drift.look(view, at, unix))

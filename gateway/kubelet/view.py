@@ -29,7 +29,7 @@ from devices.model import Health
 from gateway.kubelet.watch import listens, target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from devices.model import Device
@@ -92,8 +92,8 @@ class View(Struct, frozen=True):
 class OpenAllocates:
     """The Allocates that are open: enter it for each. ``begins`` is called first, and drops a look that goes on.
 
-    While a kubelet waits for an answer, List could make it forget what it is about to give, after another pod has ended
-    (UpdateAllocatedDevices; 1.15 and later).
+    So it is with GetPreferredAllocation, after whose answer a kubelet sets aside what it is about to give. Until it has noted the answer
+    to Allocate, List could make it forget that, after another pod has ended (UpdateAllocatedDevices; 1.15 and later).
     """
 
     def __init__(self, begins: Callable[[], None]) -> None:
@@ -157,6 +157,27 @@ async def look(pod_resources: Path, checkpoint_file: Path) -> View:
         for resource, holders in written.items()
     }
     return View(listed.held, only_written, allocatable, "pod-resources", listed.pods, written, registered)
+
+
+async def held_by(pod_resources: Path, pods: Iterable[str]) -> Holders | None:
+    """Say what some pods (``namespace/pod``) hold now, by Get, which changes nothing in a kubelet; None where it doesn't say it."""
+    found: dict[str, dict[str, str]] = {}
+    with contextlib.suppress(TimeoutError, MalformedError, grpc.aio.AioRpcError):
+        async with asyncio.timeout(_SHOWN_DEADLINE), _channel(pod_resources) as channel:
+            for pod in pods:
+                for resource, holders in (await _get(channel, pod)).items():
+                    found.setdefault(resource, {}).update(holders)
+            return found
+    return None
+
+
+async def held(pod_resources: Path) -> Holders | None:
+    """Say who holds what now, by List, which makes a kubelet free what ended pods held; None where it doesn't answer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DEADLINE), _channel(pod_resources) as channel:
+            listed = await _list(channel)
+            return None if listed is None else listed.held
+    return None
 
 
 class Untold(Enum):
@@ -239,6 +260,15 @@ async def _list(channel: grpc.aio.Channel) -> podresources.Listed | None:
     return None
 
 
+async def _get(channel: grpc.aio.Channel, pod: str) -> Holders:
+    try:
+        return (await _ask(channel, podresources.GET, podresources.decode_list, podresources.encode_get(pod))).held
+    except grpc.aio.AioRpcError as error:
+        if podresources.is_not_found(error.details() or ""):
+            return {}
+        raise
+
+
 async def _allocatable(channel: grpc.aio.Channel) -> dict[str, frozenset[str]] | None:
     with contextlib.suppress(grpc.aio.AioRpcError, MalformedError):
         return await _ask(channel, podresources.GET_ALLOCATABLE, podresources.decode_allocatable)
@@ -250,11 +280,13 @@ def _too_often(error: BaseException) -> bool:
     return isinstance(error, grpc.aio.AioRpcError) and "rate limit" in (error.details() or "")
 
 
-async def _ask(channel: grpc.aio.Channel, method: str, decode: Callable[[bytes], _Found]) -> _Found:
+async def _ask(
+    channel: grpc.aio.Channel, method: str, decode: Callable[[bytes], _Found], request: bytes = b""
+) -> _Found:
     call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
 
     async def ask() -> bytes:
-        return await call(b"", timeout=_DEADLINE)
+        return await call(request, timeout=_DEADLINE)
 
     try:
         answer = await ask()
@@ -266,7 +298,7 @@ async def _ask(channel: grpc.aio.Channel, method: str, decode: Callable[[bytes],
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(_too_often),
             wait=tenacity.wait_random_exponential(multiplier=0.02, max=0.2),
-            stop=tenacity.stop_after_attempt(4),
+            stop=tenacity.stop_after_delay(_SHOWN_DEADLINE),
             reraise=True,
         )
         answer = await retrying(ask)

@@ -7,15 +7,18 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from adapters.registry import DIALECTS
-from gateway.kubelet import beliefs
+from gateway.kubelet import beliefs, view
 from gateway.kubelet.drift import Earlier
-from gateway.kubelet.watch import kubelet_id
+from gateway.kubelet.watch import kubelet_id, listens
+from gateway.memory import again
+from gateway.memory.again import RECORDED_WITHIN
 from gateway.memory.ledger import boot_id
 from gateway.registration.events import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 
+    from devices.model import PreferredRequest
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
     from gateway.memory.ledger import Ledger
@@ -23,8 +26,8 @@ if TYPE_CHECKING:
     from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
 
-RECORDED_WITHIN = 1.5
-"""Seconds that a kubelet is given to write down what Allocate answered: its records of before that don't end a hand-out."""
+MOST_CHOICES = 4
+"""How often devices are chosen anew, where some that were are held."""
 
 
 def given_since(ledger: Ledger, resource: str, look: beliefs.Look) -> set[str]:
@@ -57,11 +60,15 @@ class Holdings:
         unwritten = look.view.unwritten and any(one.writes_late for one in DIALECTS if one.name == self.ledger.accepted)
         if holders is None and not unwritten:
             return None
-        if resource in self._resources:
-            self._resources[resource].plugin.note_handed_out()
+        self.note(resource)
         if holders is None:
             return frozenset(self.ledger.handed_out(resource))
         return frozenset((*holders, *given_since(self.ledger, resource, look)))
+
+    def note(self, resource: str) -> None:
+        """Take note of what was handed out of a resource until now."""
+        if resource in self._resources:
+            self._resources[resource].plugin.note_handed_out()
 
     def _is_half_known(self, look: beliefs.Look) -> bool:
         """Whether a kubelet that may not have heard of its pods yet was asked, and its checkpoint couldn't be read."""
@@ -136,14 +143,57 @@ class Memory:
 
     def __init__(self, holdings: Holdings, resource: str) -> None:
         self._holdings, self._resource = holdings, resource
-        self.asked = holdings.beliefs.asked
+        self.asked, self._pod_resources = holdings.beliefs.asked, holdings.beliefs.pod_resources
+        self._free: dict[str, float] = {}
+        """What was found free again, by when it was given: it isn't asked about once more."""
         # Looked up only when asked for: an Allocate of devices that are well needs neither.
         self.handed_out: Container[str] = _Asked(lambda: holdings.ledger.handed_out(resource))
         self.held: Container[str] = _Asked(lambda: holdings.held(resource) or ())
 
-    def avoid(self) -> Sequence[str]:
-        """Return the devices that are to be given last, the least bad ones first."""
-        return self._holdings.beliefs.avoid(self._resource)
+    async def chosen(self, request: PreferredRequest, choose: Callable[..., Awaitable[Sequence[str]]]) -> Sequence[str]:
+        """Have devices chosen by which of them are to be given last, the least bad ones first.
+
+        The worst are those that a container holds, though the kubelet takes them for free. Now is the time to ask it: it sets nothing aside
+        before it has the answer, so that List makes it forget nothing.
+        """
+        avoid, held = self._holdings.beliefs.avoid(self._resource), frozenset(request.must_include)
+        chosen = await choose(avoid)
+        for _ in range(MOST_CHOICES):
+            if not (more := await self._held_still(one for one in chosen if one not in held)):
+                break
+            held |= more.keys()
+            chosen = await choose((*(one for one in avoid if one not in held), *sorted(held)))
+        return chosen
+
+    async def require_free(self, device_ids: Iterable[str]) -> None:
+        """Ask the kubelet whether those of them that were given are free again.
+
+        Raises:
+            RefusedError: a container holds one, or the kubelet doesn't answer.
+        """
+        if (refused := again.refusal(self._resource, await self._held_still(device_ids))) is not None:
+            raise refused
+
+    async def _held_still(self, device_ids: Iterable[str]) -> Mapping[str, str] | None:
+        """Say which of these are held, and by whom, as the kubelet says now; None where it doesn't answer.
+
+        It is asked about those that were given and aren't known to be free since. Where it has no such API nobody knows.
+        """
+        self._holdings.note(self._resource)
+        rows = self._holdings.ledger.handed_out(self._resource, device_ids)
+        rows = {one: row for one, row in rows.items() if self._free.get(one) != row.at}
+        given = again.holders(self._resource, rows, self._holdings.beliefs.last)
+        if not given or not listens(self._pod_resources):
+            return {}
+        pods = again.pods(given.values())
+        found = await view.held_by(self._pod_resources, pods) if pods else None
+        if found is None:
+            found = await view.held(self._pod_resources)
+        if found is None:
+            return None
+        held = {one: holder for one, holder in found.get(self._resource, {}).items() if one in given}
+        self._free |= {one: rows[one].at for one in given.keys() - held.keys()}
+        return held
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Take note that containers were given devices: by which dialect, and which, one container after another."""

@@ -307,9 +307,9 @@ class Ledger:
         """Note all of a resource's lost devices, in place of those before; True where that is news."""
         return self._tables.set(resource, "lost", {device_id: {"since": at} for device_id, at in since.items()})
 
-    def handed_out(self, resource: str) -> Mapping[str, HandedOut]:
+    def handed_out(self, resource: str, among: Iterable[str] | None = None) -> Mapping[str, HandedOut]:
         """Return what Allocate gave away, by device ID. Not proof: records may be lost in a crash, and none says "returned"."""
-        return msgspec.convert(self._tables.rows(resource, "handed_out"), dict[str, HandedOut])
+        return msgspec.convert(self._tables.rows(resource, "handed_out", among), dict[str, HandedOut])
 
     def hand_out(self, resource: str, device_ids: Iterable[str], dialect: str, at: float) -> None:
         """Note an Allocate that was answered, at ``at`` in unix seconds."""

@@ -48,10 +48,10 @@ class Tables:
                 self._spelled[place] = msgspec.Raw(msgspec.json.encode(tables[table]))
         return {table: self._spelled["resources", resource, table] for table in tables}
 
-    def rows(self, resource: str, table: str) -> dict[str, Content]:
-        """Return a table as it is in the file."""
+    def rows(self, resource: str, table: str, among: Iterable[str] | None = None) -> dict[str, Content]:
+        """Return a table as it is in the file; of some devices alone where ``among`` names them."""
         rows: dict[str, Content] = self.content.get("resources", {}).get(resource, {}).get(table, {})
-        return rows
+        return rows if among is None else {one: rows[one] for one in among if one in rows}
 
     def whole(self, name: str, kind: type[_V]) -> _V:
         """Return what stands under a name of its own, such as ``claims``, as a value of ``kind``."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.dialect import Dialect, Level
-    from devices.model import ContainerAnswer, ContainerRequest, Device
+    from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest
     from devices.source import DeviceSource, Listing
     from gateway.registration.events import Event
     from gateway.registration.turns import Turns
@@ -45,10 +46,9 @@ if TYPE_CHECKING:
 REQUEST_LIMIT = 4 * 1024 * 1024
 """The most bytes of a request, as gRPC has it by default, and so NVIDIA's plugin.
 
-The largest is GetPreferredAllocation: it names every free device, and those that the pod's init containers had once more. A
-name takes 2 bytes more than its ID, so 10 000 devices fit twice with IDs of 207 bytes, and 43 000 with those of MIG devices
-that are shared (46 bytes). Once, everything fits that does on a list (also 4 MiB), where a device takes 13 bytes more than its
-ID."""
+The largest is GetPreferredAllocation: it names every free device, and those that the pod's init containers had once more. A name takes 2
+bytes more than its ID, so 10 000 devices fit twice with IDs of 207 bytes, and 43 000 with those of MIG devices that are shared (46 bytes).
+Once, everything fits that does on a list (also 4 MiB), where a device takes 13 bytes more than its ID."""
 MAX_CALLS = 1024
 """How many calls a server has at once, streams included; more are refused by gRPC."""
 REFUSALS_TOLD = 20
@@ -89,12 +89,15 @@ class DeviceMemory(Protocol):
     def held(self) -> Container[str]:
         """The devices that containers hold by the kubelet's own records, as far as they are known."""
 
-    def avoid(self) -> Sequence[str]:
-        """Return the devices that are to be given last, the least bad ones first."""
-
     @property
     def asked(self) -> AbstractContextManager[None]:
-        """Keeps the kubelet's records from being looked into while an Allocate is open."""
+        """Keeps the kubelet's records from being looked into while an Allocate, or a GetPreferredAllocation, is open."""
+
+    async def chosen(self, request: PreferredRequest, choose: Callable[..., Awaitable[Sequence[str]]]) -> Sequence[str]:
+        """Have devices chosen by which of them are to be given last, the least bad ones first."""
+
+    async def require_free(self, device_ids: Iterable[str]) -> None:
+        """Raise RefusedError where a container holds one of these, though the kubelet takes it for free."""
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Take note that containers were given devices: by which dialect, and which, one container after another."""
@@ -343,6 +346,7 @@ class DevicePlugin:
         answers: list[ContainerAnswer] = []
         listed = self.list.entries
         with self._memory.asked:
+            await self._memory.require_free(one for container in containers for one in container.device_ids)
             for container in containers:
                 self._check(dialect, container)
                 answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
@@ -387,10 +391,13 @@ class DevicePlugin:
             self._log.warning("allocated a device that is not healthy", reason=warning)
 
     async def _prefer(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
-        avoid = self.list.given_last(self._memory.avoid())
-        asked = [drift.steer(container, avoid) for container in dialect.decode_preferred_request(request)]
-        chosen = [await self._source.prefer(self.name, container) for container in asked]
+        with self._memory.asked:
+            asked = dialect.decode_preferred_request(request)
+            chosen = [await self._memory.chosen(one, partial(self._choose, one)) for one in asked]
         return dialect.encode_preferred_answer(chosen).data
+
+    async def _choose(self, request: PreferredRequest, avoid: Sequence[str]) -> tuple[str, ...]:
+        return await self._source.prefer(self.name, drift.steer(request, self.list.given_last(avoid)))
 
     async def _pre_start(self, dialect: Dialect, request: bytes, _context: _Context) -> bytes:
         device_ids = dialect.decode_pre_start_request(request)

@@ -50,5 +50,5 @@ async def test_a_device_that_the_kubelet_forgot_while_it_waited_goes_to_no_secon
     binary = built(version)
     assert binary is not None, f"kubelet {version} is not built: make kubelets"
     held, came = await play_forgotten_in_flight(folder, version, binary)
-    assert sorted(held) == ["a", "b"]
-    assert came == 1
+    assert held == ["a", "b"]
+    assert len(came) == 1

@@ -20,7 +20,6 @@ RULES = {
     "B12": "an ID is its plugin's own, unless it is the hardware's",
     "B14": "a name is one source's: the gateway's own, then the plugin's that has it, at a start and after an edit, too",
     "B15": "a second gateway goes by what the first one wrote last, and by what it can reach",
-    "B17": "a device that a kubelet forgot while it waited for an Allocate goes to no second pod",
     "B16": "who was told that it is registered is known after a crash, too",
 }
 
@@ -32,7 +31,6 @@ _SOURCE = "gateway/bridge/source.py"
 _ADMISSION = "gateway/bridge/admission.py"
 _CALLS = "gateway/bridge/calls.py"
 _SOCKETS = "gateway/bridge/sockets.py"
-_DOUBT = "gateway/bridge/doubt.py"
 _T = "tests/unit/test_bridge.py"
 _R = "tests/unit/test_bridge_refusals.py"
 _S = "tests/unit/test_bridge_shield.py"
@@ -195,8 +193,8 @@ MUTANTS = (
         "B6",
         "Allocates overtake each other",
         _CALLS,
-        "            async with self._turn:\n",
-        "            if True:\n",
+        "        async with self._turn:\n",
+        "        if True:\n",
         f"{_T}::test_allocates_reach_a_plugin_one_at_a_time_and_in_order",
     ),
     Mutant(
@@ -646,93 +644,5 @@ MUTANTS = (
         "            async with asyncio.timeout(SAVE_TIME):\n",
         "            async with asyncio.timeout(None):\n",
         f"{_M}::test_a_disk_that_hangs_keeps_nobody_from_registering",
-    ),
-    Mutant(
-        "B17",
-        "what is in doubt is given again",
-        _CALLS,
-        "                raise refused\n",
-        "                pass\n",
-        "tests/unit/test_bridge_daemon.py::test_a_device_that_the_kubelet_forgot_while_it_waited_goes_to_no_second_pod",
-    ),
-    Mutant(
-        "B17",
-        "a long Allocate leaves no doubt",
-        _DOUBT,
-        "took >= QUICK or looked",
-        "looked",
-        "tests/unit/test_bridge_doubt.py",
-    ),
-    Mutant(
-        "B17",
-        "what was looked up is in doubt no more",
-        _DOUBT,
-        " or not self.since.keys().isdisjoint(device_ids)",
-        "",
-        "tests/unit/test_bridge_doubt.py",
-    ),
-    Mutant(
-        "B17",
-        "records of before the answer end a doubt",
-        _DOUBT,
-        "since + RECORDED <= at",
-        "since <= at",
-        "tests/unit/test_bridge_doubt.py",
-    ),
-    Mutant(
-        "B17",
-        "where the records can't be read nothing is in doubt",
-        _DOUBT,
-        "    if holders is None:\n",
-        "    if holders is None:\n        return None\n",
-        "tests/unit/test_bridge_doubt.py",
-    ),
-    Mutant(
-        "B17",
-        "a look of the gateway's own leaves no doubt",
-        _DOUBT,
-        " or looked < QUICK",
-        "",
-        "tests/unit/test_bridge_doubt.py",
-    ),
-    Mutant(
-        "B17",
-        "the gateway itself looks while an Allocate is open",
-        _CALLS,
-        "        if self.asked.open:\n            return None\n",
-        "",
-        "tests/unit/test_bridge_doubt.py",
-    ),
-    Mutant(
-        "B17",
-        "a look goes on when an Allocate begins",
-        _CALLS,
-        "            self._between.cancel()\n",
-        "",
-        "tests/unit/test_bridge_doubt.py",
-    ),
-    Mutant(
-        "B17",
-        "an Allocate isn't seen to be open",
-        _CALLS,
-        "        with self.records.asked:\n",
-        "        if True:\n",
-        "tests/unit/test_bridge_doubt.py",
-    ),
-    Mutant(
-        "B17",
-        "what a container holds is looked up for ever",
-        _DOUBT,
-        " and now - newest >= 2 * (looked - newest)",
-        "",
-        "tests/unit/test_bridge_doubt.py",
-    ),
-    Mutant(
-        "B17",
-        "what is in doubt is chosen like any other",
-        _CALLS,
-        "        request = steer(request, sorted(self.doubts.since))\n",
-        "",
-        "tests/unit/test_bridge_doubt.py",
     ),
 )

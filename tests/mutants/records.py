@@ -13,12 +13,15 @@ RULES = {
     "K6": "whom a kubelet forgot stays forgotten until the pod has the device again or is known to be gone, or an operator says so",
     "K7": "drifted and ill devices are given last, and no request fails of that",
     "K8": "only healthy devices are allocatable in pod-resources (1.23 and later, kubernetes #104123)",
+    "K9": "a device that a kubelet forgot while it waited for an Allocate goes to no second pod",
 }
 
 _VIEW = "tests/unit/test_kubelet_view.py"
 _DRIFT = "tests/unit/test_drift.py"
 _CHECKPOINT = "tests/unit/test_checkpoint_reader.py"
 _LOOK = "tests/unit/test_podresources.py"
+_AGAIN = "tests/unit/test_again.py"
+_FORGETS = "tests/unit/test_bridge_daemon.py"
 
 MUTANTS = (
     Mutant(
@@ -257,9 +260,9 @@ MUTANTS = (
         "K6",
         "nobody says that an Allocate is open",
         "gateway/registration/serve.py",
-        "        with self._memory.asked:\n",
-        "        if True:\n",
-        "tests/unit/test_requests.py::test_an_allocate_is_open_while_its_source_is_asked",
+        "        with self._memory.asked:\n            await",
+        "        if True:\n            await",
+        "tests/unit/test_requests.py::test_a_call_is_open_while_its_source_is_asked",
     ),
     Mutant(
         "K6",
@@ -348,5 +351,125 @@ MUTANTS = (
         "[device for name, device in self._devices[resource].items() if name in healthy]",
         "[device for name, device in self._devices[resource].items() if name in healthy or device]",
         f"{_LOOK}::test_a_look_at_each_kubelet",
+    ),
+    Mutant(
+        "K9",
+        "what the kubelet forgot is given again",
+        "gateway/registration/serve.py",
+        "            await self._memory.require_free(one for container in containers for one in container.device_ids)\n",
+        "",
+        f"{_FORGETS}::test_a_device_that_the_kubelet_forgot_while_it_waited_goes_to_no_second_pod",
+    ),
+    Mutant(
+        "K9",
+        "what the kubelet forgot is chosen like any other",
+        "gateway/memory/holdings.py",
+        "            held |= more.keys()\n",
+        "            break\n",
+        f"{_FORGETS}::test_no_pod_is_refused_for_that_while_another_device_is_free",
+    ),
+    Mutant(
+        "K9",
+        "a look may begin between GetPreferredAllocation and Allocate",
+        "gateway/registration/serve.py",
+        "        with self._memory.asked:\n            asked = dialect",
+        "        if True:\n            asked = dialect",
+        "tests/unit/test_requests.py",
+    ),
+    Mutant(
+        "K9",
+        "where the kubelet does not answer anything is given",
+        "gateway/memory/again.py",
+        "    if held is None:\n",
+        "    if held is None:\n        return None\n",
+        _AGAIN,
+    ),
+    Mutant(
+        "K9",
+        "List is asked where Get would do",
+        "gateway/memory/holdings.py",
+        "        pods = again.pods(given.values())\n",
+        "        pods = None\n",
+        _AGAIN,
+    ),
+    Mutant(
+        "K9",
+        "a kubelet without Get is not asked",
+        "gateway/memory/holdings.py",
+        "            found = await view.held(self._pod_resources)\n        if",
+        "            return {}\n        if",
+        _AGAIN,
+    ),
+    Mutant(
+        "K9",
+        "what is free is asked about again and again",
+        "gateway/memory/holdings.py",
+        " if self._free.get(one) != row.at}",
+        "}",
+        _AGAIN,
+    ),
+    Mutant(
+        "K9",
+        "a look of before names the holder of today",
+        "gateway/memory/again.py",
+        "        if listed is None or listed.unix < row.at:\n",
+        "        if listed is None:\n",
+        _AGAIN,
+    ),
+    Mutant(
+        "K9",
+        "a look that came too early says that nobody holds it",
+        "gateway/memory/again.py",
+        " or listed.unix < row.at + RECORDED_WITHIN:",
+        ":",
+        _AGAIN,
+    ),
+    Mutant(
+        "K9",
+        "a checkpoint that is out of date says that nobody holds it",
+        "gateway/memory/again.py",
+        ' and look.view.source == "pod-resources"',
+        "",
+        _AGAIN,
+    ),
+    Mutant(
+        "K9",
+        "a pod is asked for by its UID",
+        "gateway/memory/again.py",
+        '    return pod if "/" in pod else ""\n',
+        "    return pod\n",
+        _AGAIN,
+    ),
+    Mutant(
+        "K9",
+        "one that has no name is left out",
+        "gateway/memory/again.py",
+        '"" not in names and ',
+        "",
+        _AGAIN,
+    ),
+    Mutant(
+        "K9",
+        "a kubelet is asked more often than it answers",
+        "gateway/memory/again.py",
+        " and len(names) <= MOST_PODS",
+        "",
+        _AGAIN,
+    ),
+    Mutant(
+        "K9",
+        "a pod that is gone is no answer",
+        "gateway/kubelet/view.py",
+        '        if podresources.is_not_found(error.details() or ""):\n',
+        "        if False:\n",
+        _VIEW,
+    ),
+    Mutant(
+        "K9",
+        "an error is an answer: the pod is gone",
+        "adapters/podresources.py",
+        'details.startswith("pod ") and details.endswith(" not found")',
+        "True",
+        _VIEW,
     ),
 )

@@ -530,8 +530,8 @@ MUTANTS = (
         "D4",
         "the preference of the kubelet's choice is not looked at",
         "gateway/registration/serve.py",
-        "chosen = [await self._source.prefer(self.name, container) for container in asked]",
-        "chosen = [container.available[: container.size] for container in asked]",
+        "        return await self._source.prefer(self.name, drift.steer(request, self.list.given_last(avoid)))\n",
+        "        return request.available[: request.size]\n",
         f"{_SCENARIO}[preferred-allocation-emulated-1.37]",
     ),
     Mutant(

@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from devices.life.states import State
 from devices.model import ContainerAnswer, ContainerRequest, Device, Field, Health, Sayable
 from devices.policy import Bridging, Policy
 from devices.source import Inventory, Listing
-from gateway.bridge import doubt
 from gateway.bridge.plugin import Bridged
 from gateway.bridge.source import Bridge
 from gateway.kubelet import view
@@ -100,7 +100,7 @@ async def bridged(
     policy = Policy(bridge=str(folder), bridge_grace=grace, bridge_withdraw=withdraw, bridging=bridging)
     state = folder / "state"
     state.mkdir(exist_ok=True, mode=0o700)
-    watched = Watched(Bridge(folder, state, policy, taken, records=(folder / "none", folder / "none")), folder)
+    watched = Watched(Bridge(folder, state, policy, taken), folder)
     watched.begin()
     try:
         if opens:
@@ -110,8 +110,10 @@ async def bridged(
         await watched.close()
 
 
-async def play_forgotten_in_flight(folder: Path, version: str, genuine: Path | None = None) -> tuple[list[str], int]:
-    """Have a kubelet forget the device of an Allocate that takes long; name the devices of all pods, and count those that came after."""
+async def play_forgotten_in_flight(
+    folder: Path, version: str, genuine: Path | None = None, **kind: Any
+) -> tuple[list[str], list[str]]:
+    """Have a kubelet forget the device of an Allocate that is open; name the devices of all pods, and the pods that came after it."""
     sockets, state = folder / "k" / "device-plugins", folder / "state"
     sockets.mkdir(parents=True)
     command = gateway_command(sockets, state, options=("--backend", "none", "--bridge", str(folder)))
@@ -121,24 +123,23 @@ async def play_forgotten_in_flight(folder: Path, version: str, genuine: Path | N
     ):
         await kubelet.start()
         await gateway.wait_for("plugins can register here")
-        async with plugin(folder) as played:
-            await kubelet.wait(NIC, 2)
+        async with plugin(folder, **kind) as played:
+            await kubelet.wait(NIC, len(played.devices))
             await kubelet.admit("pod-a", NIC, 1)
             played.free.clear()
             waiting = asyncio.create_task(kubelet.admit("pod-b", NIC, 1))
             await until(lambda: len(played.allocated) == 2, GUARD_S)
-            await asyncio.sleep(doubt.QUICK)  # So long it takes.
             await kubelet.remove("pod-a")
-            await view.look(folder / "k" / "pod-resources" / "kubelet.sock", folder / "none")
+            await view.held(folder / "k" / "pod-resources" / "kubelet.sock")
             played.free.set()
             await waiting
-            came = 0
+            came = []
             for pod in ("pod-c", "pod-d", "pod-e"):
                 with contextlib.suppress(KubeletError):
                     await kubelet.admit(pod, NIC, 1)
-                    came += 1
+                    came.append(pod)
             held = [one for pod in (await kubelet.pods()).values() for ids in pod.values() for one in ids[NIC]]
-    return held, came
+    return sorted(held), came
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from adapters.dialect import Dialect, Level
 from adapters.pb.podresources import v1_pb2 as podresources
 from adapters.pb.v1alpha import v0_1_pb2, v1alpha2_pb2
 from adapters.pb.v1beta1 import v1beta1_pb2
+from adapters.podresources import encode_get
 from adapters.registry import by_name
 from devices.model import (
     ContainerAnswer,
@@ -149,11 +150,14 @@ def test_each_message_is_these_bytes(dialect: str, method: str, value: Any, data
 POD_RESOURCES: list[tuple[str, bytes]] = [
     ("AllocatableResourcesResponse", f(1, f(1, "r") + f(2, "a") + f(2, "b") + f(3, f(1, f(1, 1))))),
     ("ListPodResourcesResponse", f(1, f(1, "n") + f(2, "s") + f(3, f(1, "c") + f(2, f(1, "r") + f(2, "a"))))),
+    ("GetPodResourcesRequest", f(1, "n") + f(2, "s")),
+    ("GetPodResourcesResponse", f(1, f(1, "n") + f(2, "s") + f(3, f(1, "c") + f(2, f(1, "r") + f(2, "a"))))),
 ]
 
 
 def test_pod_resources_are_these_bytes() -> None:
-    allocatable, listed = (data for _, data in POD_RESOURCES)
+    allocatable, listed, asked, got = (data for _, data in POD_RESOURCES)
+    assert (encode_get("s/n"), got) == (asked, listed)
     [devices] = podresources.AllocatableResourcesResponse.FromString(allocatable).devices
     assert (devices.resource_name, [*devices.device_ids], [node.ID for node in devices.topology.nodes]) == (
         "r",

@@ -38,7 +38,7 @@ from gateway.kubelet.beliefs import CHECKPOINT, Look
 from gateway.kubelet.watch import KUBELET_SOCKET
 from gateway.lab.waiting import until
 from gateway.lists import HANDED_OVER_LOOK, HOLDERS_AGAIN, PART
-from gateway.memory.holdings import RECORDED_WITHIN
+from gateway.memory.again import RECORDED_WITHIN
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import Cordon
 from gateway.registration.events import Phase

@@ -44,6 +44,7 @@ from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
 from gateway.lab.kubelets.kubelet import KubeletError
 from gateway.lab.kubelets.pluginclient import CallError
+from gateway.lab.kubelets.records import Container
 from gateway.memory import holdings
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
@@ -1681,6 +1682,7 @@ async def test_an_order_that_is_written_while_a_gpu_is_looked_at_counts(
 async def test_on_the_way_to_dra_the_other_containers_of_a_pod_get_what_its_init_container_has(node: Node) -> None:
     async with node.gateway():
         await node.half_way()
+        node.manager._records._active["p1"]["main"] = Container({GPU: 1}, init=True)
         [_] = await node.manager._endpoints[GPU].allocate((A,))
         with pytest.raises(CallError, match="offered by DRA"):
             await node.manager._endpoints[GPU].allocate((A, B))

@@ -24,6 +24,7 @@ GPU = "nvidia.com/gpu"
 DEVICES = [Device("a"), Device("b"), Device("ill", Health.UNHEALTHY)]
 NOT_THERE = grpc.StatusCode.UNIMPLEMENTED, "unknown service"
 OFF = grpc.StatusCode.UNKNOWN, "the API is off"
+NO_SUCH_POD = grpc.StatusCode.UNKNOWN, "pod p in namespace ns not found"
 TOO_OFTEN = grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"
 
 Answer = bytes | tuple[grpc.StatusCode, str]
@@ -188,6 +189,28 @@ async def test_a_look(folder: Path, kubelet: Kubelet, answers: Mapping[str, Answ
     found = await kubelet_view.look(folder / "k.sock", folder / "checkpoint")
     assert replace(found, pods=None, written=None) == view
     assert found.pods == (None if found.source != "pod-resources" else frozenset({"ns/p"} if view.held else ()))
+
+
+@pytest.mark.parametrize(
+    ("answers", "held"),
+    [
+        pytest.param([listed(p="a")], {GPU: BY_NAME}, id="one pod"),
+        pytest.param([listed(p="a"), listed(q="b")], {GPU: {"a": "ns/p/c", "b": "ns/q/c"}}, id="two"),
+        pytest.param([NO_SUCH_POD, listed(q="b")], {GPU: {"b": "ns/q/c"}}, id="one is gone"),
+        pytest.param([NO_SUCH_POD], {}, id="both are"),
+        pytest.param([TOO_OFTEN, listed(p="a"), NO_SUCH_POD], {GPU: BY_NAME}, id="too often"),
+        pytest.param([listed(p="a"), OFF], None, id="of one it isn't said"),
+        pytest.param([OFF], None, id="1.27 to 1.33: behind a gate"),
+        pytest.param([NOT_THERE], None, id="before 1.27"),
+        pytest.param([b"\xff\xff"], None, id="no such message"),
+    ],
+)
+async def test_what_some_pods_hold_now(
+    folder: Path, kubelet: Kubelet, answers: list[Answer], held: Mapping[str, Mapping[str, str]] | None
+) -> None:
+    kubelet.answers = {podresources.GET: answers}
+    assert await kubelet_view.held_by(folder / "k.sock", ["ns/p", "ns/q"]) == held
+    assert await kubelet_view.held(folder / "k.sock") is None
 
 
 @pytest.mark.parametrize(

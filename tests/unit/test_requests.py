@@ -6,7 +6,7 @@ import asyncio
 import gc
 import math
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
@@ -18,12 +18,12 @@ import pytest
 import structlog.testing
 
 from adapters import spelling
-from adapters.dialect import MalformedError
+from adapters.dialect import MalformedError, Wire
 from adapters.registry import by_name
 from adapters.v1beta1 import V1BETA1
 from devices.life.states import Entry
 from devices.life.states import State as Life
-from devices.model import ContainerAnswer, ContainerRequest, Device, PreferredRequest, Sayable
+from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, PreferredRequest, RefusedError, Sayable
 from devices.source import Listing
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import target
@@ -50,8 +50,11 @@ class _Memory:
     held: Collection[str] = ()
     asked: AbstractContextManager[None] = nullcontext()
 
-    def avoid(self) -> tuple[str, ...]:
-        return ()
+    async def chosen(self, _: PreferredRequest, choose: Callable[..., Awaitable[Sequence[str]]]) -> Sequence[str]:
+        return await choose(())
+
+    async def require_free(self, device_ids: object) -> None:
+        pass
 
     def hand_out(self, given: object) -> None:
         pass
@@ -106,11 +109,21 @@ async def allocates(channel: grpc.aio.Channel) -> bool:
     return V1BETA1.decode_allocate_answer(await call(channel, "Allocate", request))[0].envs == {"IDS": IDS[0]}
 
 
-async def test_an_allocate_is_open_while_its_source_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "asks", "request_"),
+    [
+        ("Allocate", "answer", V1BETA1.encode_allocate_request([ContainerRequest((IDS[0],))])),
+        # A kubelet sets devices aside as soon as this is answered, before it calls Allocate.
+        ("GetPreferredAllocation", "prefer", V1BETA1.encode_preferred_request([PreferredRequest((IDS[0],), (), 1)])),
+    ],
+)
+async def test_a_call_is_open_while_its_source_is_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, asks: str, request_: Wire
+) -> None:
     events: list[str] = []
-    answer = _Source.answer
+    answer = getattr(_Source, asks)
 
-    async def noted(*given: Any) -> ContainerAnswer:
+    async def noted(*given: Any) -> Any:
         events.append("asked")
         return await answer(*given)
 
@@ -120,11 +133,24 @@ async def test_an_allocate_is_open_while_its_source_is_asked(folder: Path, monke
         yield
         events.append("over")
 
-    monkeypatch.setattr(_Source, "answer", noted)
+    monkeypatch.setattr(_Source, asks, noted)
     monkeypatch.setattr(_Memory, "asked", asked())
     async with calling(folder) as channel:
-        assert await allocates(channel)
+        await call(channel, name, request_.data)
     assert events == ["open", "asked", "over"]
+
+
+async def test_what_is_held_is_refused_before_its_source_is_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_memory: _Memory, device_ids: Iterable[str]) -> None:
+        raise RefusedError(Fault.FAILED_PRECONDITION, f"{[*device_ids]} are held")
+
+    monkeypatch.setattr(_Memory, "require_free", refuse)
+    monkeypatch.delattr(_Source, "answer")
+    request = V1BETA1.encode_allocate_request([ContainerRequest((IDS[0],)), ContainerRequest((IDS[1],))]).data
+    async with calling(folder) as channel:
+        assert await code(channel, "Allocate", request) is grpc.StatusCode.FAILED_PRECONDITION
 
 
 @pytest.mark.parametrize("name", ["a%41b", "a%2Fb", "a%zz", "a#b", "a?b", "a b", "a:b", "é", "a;b&c=d"])

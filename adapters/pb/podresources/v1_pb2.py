@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!adapters/pb/podresources/v1.proto\x12\x0fpodresources.v1\"\x1d\n\x1b\x41llocatableResourcesRequest\"R\n\x1c\x41llocatableResourcesResponse\x12\x32\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32!.podresources.v1.ContainerDevices\"\x19\n\x17ListPodResourcesRequest\"P\n\x18ListPodResourcesResponse\x12\x34\n\rpod_resources\x18\x01 \x03(\x0b\x32\x1d.podresources.v1.PodResources\"h\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x37\n\ncontainers\x18\x03 \x03(\x0b\x32#.podresources.v1.ContainerResources\"V\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x32\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32!.podresources.v1.ContainerDevices\"n\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\x12/\n\x08topology\x18\x03 \x01(\x0b\x32\x1d.podresources.v1.TopologyInfo\"8\n\x0cTopologyInfo\x12(\n\x05nodes\x18\x01 \x03(\x0b\x32\x19.podresources.v1.NUMANode\"\x16\n\x08NUMANode\x12\n\n\x02ID\x18\x01 \x01(\x03\x32\xe9\x01\n\x12PodResourcesLister\x12[\n\x04List\x12(.podresources.v1.ListPodResourcesRequest\x1a).podresources.v1.ListPodResourcesResponse\x12v\n\x17GetAllocatableResources\x12,.podresources.v1.AllocatableResourcesRequest\x1a-.podresources.v1.AllocatableResourcesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!adapters/pb/podresources/v1.proto\x12\x0fpodresources.v1\"\x1d\n\x1b\x41llocatableResourcesRequest\"R\n\x1c\x41llocatableResourcesResponse\x12\x32\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32!.podresources.v1.ContainerDevices\"\x19\n\x17ListPodResourcesRequest\"P\n\x18ListPodResourcesResponse\x12\x34\n\rpod_resources\x18\x01 \x03(\x0b\x32\x1d.podresources.v1.PodResources\"A\n\x16GetPodResourcesRequest\x12\x10\n\x08pod_name\x18\x01 \x01(\t\x12\x15\n\rpod_namespace\x18\x02 \x01(\t\"O\n\x17GetPodResourcesResponse\x12\x34\n\rpod_resources\x18\x01 \x01(\x0b\x32\x1d.podresources.v1.PodResources\"h\n\x0cPodResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x37\n\ncontainers\x18\x03 \x03(\x0b\x32#.podresources.v1.ContainerResources\"V\n\x12\x43ontainerResources\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x32\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32!.podresources.v1.ContainerDevices\"n\n\x10\x43ontainerDevices\x12\x15\n\rresource_name\x18\x01 \x01(\t\x12\x12\n\ndevice_ids\x18\x02 \x03(\t\x12/\n\x08topology\x18\x03 \x01(\x0b\x32\x1d.podresources.v1.TopologyInfo\"8\n\x0cTopologyInfo\x12(\n\x05nodes\x18\x01 \x03(\x0b\x32\x19.podresources.v1.NUMANode\"\x16\n\x08NUMANode\x12\n\n\x02ID\x18\x01 \x01(\x03\x32\xc3\x02\n\x12PodResourcesLister\x12[\n\x04List\x12(.podresources.v1.ListPodResourcesRequest\x1a).podresources.v1.ListPodResourcesResponse\x12v\n\x17GetAllocatableResources\x12,.podresources.v1.AllocatableResourcesRequest\x1a-.podresources.v1.AllocatableResourcesResponse\x12X\n\x03Get\x12\'.podresources.v1.GetPodResourcesRequest\x1a(.podresources.v1.GetPodResourcesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,16 +39,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTPODRESOURCESREQUEST']._serialized_end=194
   _globals['_LISTPODRESOURCESRESPONSE']._serialized_start=196
   _globals['_LISTPODRESOURCESRESPONSE']._serialized_end=276
-  _globals['_PODRESOURCES']._serialized_start=278
-  _globals['_PODRESOURCES']._serialized_end=382
-  _globals['_CONTAINERRESOURCES']._serialized_start=384
-  _globals['_CONTAINERRESOURCES']._serialized_end=470
-  _globals['_CONTAINERDEVICES']._serialized_start=472
-  _globals['_CONTAINERDEVICES']._serialized_end=582
-  _globals['_TOPOLOGYINFO']._serialized_start=584
-  _globals['_TOPOLOGYINFO']._serialized_end=640
-  _globals['_NUMANODE']._serialized_start=642
-  _globals['_NUMANODE']._serialized_end=664
-  _globals['_PODRESOURCESLISTER']._serialized_start=667
-  _globals['_PODRESOURCESLISTER']._serialized_end=900
+  _globals['_GETPODRESOURCESREQUEST']._serialized_start=278
+  _globals['_GETPODRESOURCESREQUEST']._serialized_end=343
+  _globals['_GETPODRESOURCESRESPONSE']._serialized_start=345
+  _globals['_GETPODRESOURCESRESPONSE']._serialized_end=424
+  _globals['_PODRESOURCES']._serialized_start=426
+  _globals['_PODRESOURCES']._serialized_end=530
+  _globals['_CONTAINERRESOURCES']._serialized_start=532
+  _globals['_CONTAINERRESOURCES']._serialized_end=618
+  _globals['_CONTAINERDEVICES']._serialized_start=620
+  _globals['_CONTAINERDEVICES']._serialized_end=730
+  _globals['_TOPOLOGYINFO']._serialized_start=732
+  _globals['_TOPOLOGYINFO']._serialized_end=788
+  _globals['_NUMANODE']._serialized_start=790
+  _globals['_NUMANODE']._serialized_end=812
+  _globals['_PODRESOURCESLISTER']._serialized_start=815
+  _globals['_PODRESOURCESLISTER']._serialized_end=1138
 # @@protoc_insertion_point(module_scope)

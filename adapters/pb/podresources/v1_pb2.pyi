@@ -3,7 +3,7 @@
 isort:skip_file
 The kubelet's account of who holds what: the pod-resources API v1, as much of it as tells about device plugins.
 
-List is there from kubelet 1.20, GetAllocatableResources from 1.21 (by default from 1.23). Field numbers and types
+List is there from kubelet 1.20, GetAllocatableResources from 1.21 (by default from 1.23), Get from 1.27 (by default from 1.34). Field numbers and types
 are those of the kubelet (read: 1.20, 1.28, 1.37). The package is ours, so that a device plugin API v1 can come beside it: what
 counts on the wire is the service's path, /v1.PodResourcesLister. Fields that nobody here reads (CPUs, dynamic resources) are left out: protobuf skips what it
 doesn't know. v1alpha1 (kubelet 1.13; by default from 1.15) is List alone, with a part of these fields under the same
@@ -72,6 +72,43 @@ class ListPodResourcesResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["pod_resources", b"pod_resources"]) -> None: ...
 
 global___ListPodResourcesResponse = ListPodResourcesResponse
+
+@typing.final
+class GetPodResourcesRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POD_NAME_FIELD_NUMBER: builtins.int
+    POD_NAMESPACE_FIELD_NUMBER: builtins.int
+    pod_name: builtins.str
+    pod_namespace: builtins.str
+    def __init__(
+        self,
+        *,
+        pod_name: builtins.str = ...,
+        pod_namespace: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pod_name", b"pod_name", "pod_namespace", b"pod_namespace"]) -> None: ...
+
+global___GetPodResourcesRequest = GetPodResourcesRequest
+
+@typing.final
+class GetPodResourcesResponse(google.protobuf.message.Message):
+    """On the wire it is a List of one pod."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POD_RESOURCES_FIELD_NUMBER: builtins.int
+    @property
+    def pod_resources(self) -> global___PodResources: ...
+    def __init__(
+        self,
+        *,
+        pod_resources: global___PodResources | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["pod_resources", b"pod_resources"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["pod_resources", b"pod_resources"]) -> None: ...
+
+global___GetPodResourcesResponse = GetPodResourcesResponse
 
 @typing.final
 class PodResources(google.protobuf.message.Message):

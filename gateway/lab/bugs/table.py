@@ -227,7 +227,7 @@ BUGS: Final[Mapping[str, Bug]] = {
         None,
         "not fixed: UpdateAllocatedDevices counts anew what pods hold, and who waits for Allocate holds nothing yet",
         "a whole genuine node, where Allocate waited for DRA's GPUs",
-        "puts off looks while an Allocate is open; behind the bridge a device whose Allocate took long is given again only when nobody holds it by the records",
+        "gives a device again only when the kubelet says that no pod holds it; puts off its own looks while an Allocate is open",
         shows.in_flight_is_forgotten,
         "1.37",
         "1.12",

@@ -4,14 +4,14 @@ A kubelet has it at ``/var/lib/kubelet/pod-resources/kubelet.sock``, next to ``d
 here. Not in a folder that everyone shares (``/tmp``): kubelets in ``/tmp/a`` and ``/tmp/b`` would answer for each other.
 
 v1alpha1 is there from kubelet 1.15, v1 from 1.20. GetAllocatableResources is there from 1.23 on, where it has the healthy
-devices only (kubernetes #104123); 1.21 and 1.22 have it behind a gate.
+devices only (kubernetes #104123); 1.21 and 1.22 have it behind a gate. Get is there from 1.34 on, behind a gate from 1.27 on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import grpc
@@ -20,6 +20,7 @@ from adapters import podresources
 from adapters.pb.podresources import v1_pb2 as pb
 from gateway.kubelet.watch import target
 from gateway.lab.kubelets.behaviour import Behaviour
+from gateway.lab.kubelets.checkpoint import Allotment
 from gateway.lab.kubelets.records import DeviceRecords
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -29,7 +30,9 @@ _V1 = 20
 _ALLOCATABLE_GATE = 21
 _ALLOCATABLE = 23
 _ONE_DEVICE_EACH = 23
-_DISABLED = "PodResources API GetAllocatableResources disabled"
+_GET_GATE = 27
+_GET = 34
+_DISABLED = "PodResources API {} disabled"
 
 
 class PodResources(grpc.GenericRpcHandler):
@@ -73,19 +76,23 @@ class PodResources(grpc.GenericRpcHandler):
             return grpc.unary_unary_rpc_method_handler(self._list)
         if method == podresources.GET_ALLOCATABLE and minor >= _ALLOCATABLE_GATE:
             return grpc.unary_unary_rpc_method_handler(self._allocatable)
+        if method == podresources.GET and minor >= _GET_GATE:
+            return grpc.unary_unary_rpc_method_handler(self._get)
         return None
 
     async def _list(self, _request: bytes, _context: Context) -> bytes:
         self._records.free_inactive()
         answer = pb.ListPodResourcesResponse()
         for name, containers in self._records.app_containers().items():
-            pod = answer.pod_resources.add(name=name, namespace="default")
-            for container, held in containers.items():
-                entry = pod.containers.add(name=container)
-                for resource, allotment in held.items():
-                    for node, ids in allotment.numa.items():
-                        self._add_devices(entry, resource, node, ids)
+            self._describe(answer.pod_resources.add(name=name, namespace="default"), containers)
         return answer.SerializeToString()
+
+    def _describe(self, pod: pb.PodResources, containers: Mapping[str, Mapping[str, Allotment]]) -> None:
+        for container, held in containers.items():
+            entry = pod.containers.add(name=container)
+            for resource, allotment in held.items():
+                for node, ids in allotment.numa.items():
+                    self._add_devices(entry, resource, node, ids)
 
     def _add_devices(self, entry: pb.ContainerResources, resource: str, node: str, ids: Iterable[str]) -> None:
         minor = self._behaviour.minor
@@ -94,9 +101,22 @@ class PodResources(grpc.GenericRpcHandler):
             if minor >= _V1 and node != "-1":
                 devices.topology.nodes.add(ID=int(node))
 
+    async def _get(self, request: bytes, context: Context) -> bytes:
+        if self._behaviour.minor < _GET:
+            await context.abort(grpc.StatusCode.UNKNOWN, _DISABLED.format("Get method"))
+        asked = pb.GetPodResourcesRequest.FromString(request)
+        containers = self._records.app_containers().get(asked.pod_name)
+        if containers is None or asked.pod_namespace != "default":
+            text = f"pod {asked.pod_name} in namespace {asked.pod_namespace} not found"
+            await context.abort(grpc.StatusCode.UNKNOWN, text)
+        answer = pb.GetPodResourcesResponse()
+        self._describe(answer.pod_resources, containers or {})
+        answer.pod_resources.name, answer.pod_resources.namespace = asked.pod_name, asked.pod_namespace
+        return answer.SerializeToString()
+
     async def _allocatable(self, _request: bytes, context: Context) -> bytes:
         if self._behaviour.minor < _ALLOCATABLE:
-            await context.abort(grpc.StatusCode.UNKNOWN, _DISABLED)
+            await context.abort(grpc.StatusCode.UNKNOWN, _DISABLED.format("GetAllocatableResources"))
         answer = pb.AllocatableResourcesResponse()
         for resource, listed in self._records.allocatable().items():
             for device in listed:
