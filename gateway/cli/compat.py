@@ -113,18 +113,32 @@ class _Versions(click.ParamType[tuple[str, ...]]):
     show_default="its program's name",
     help="With --plugin: what the report calls it.",
 )
-@click.option("--plugin-version", metavar="VERSION", default="", help="With --plugin: its version, for the report.")
+@click.option(
+    "--plugin-version",
+    metavar="VERSION",
+    default="",
+    show_default="none",
+    help="With --plugin: its version, for the report.",
+)
 @click.option(
     "--notes",
     metavar="TEXT",
     default="",
+    show_default="none",
     help="With --plugin: what a reader of the report must know, such as simulated hardware.",
 )
-@click.option("--resource", metavar="NAME", default="", help="With --plugin: look at this one of its resources only.")
+@click.option(
+    "--resource",
+    metavar="NAME",
+    default="",
+    show_default="all",
+    help="With --plugin: look at this one of its resources only.",
+)
 @click.option(
     "--change",
     metavar="COMMAND",
     default="",
+    show_default="none",
     help="With --plugin: what makes one of its devices unhealthy, for the rule updates-after-reconnect; {socket_dir} and "
     "{state_dir} stand for the same folders.",
 )

@@ -238,6 +238,7 @@ class _Address(click.ParamType[tuple[str, int]]):
 @click.option(
     "--startup-taint",
     default="",
+    show_default="none",
     metavar="KEY",
     help="Take taints of this key off the node when its GPUs are allocatable at the API server; needs NODE_NAME.",
 )
