@@ -126,8 +126,7 @@ class Flight:
             f"a gateway of this pair crashed at {what}, so it is left out from now on: restart the container to have it tried "
             "again, and report it"
         )
-        if len(self._left_out) < SUSPECTS:
-            self._left_out[what] = reason
+        self._left_out[what] = reason
         return reason
 
     def end(self, what: str, about: bytes = b"") -> None:

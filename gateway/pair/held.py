@@ -82,7 +82,7 @@ def received(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
     found = array.array("i")
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            found.frombytes(data[: len(data) - len(data) % _ITEM])
+            found.frombytes(data)
     return found.tolist()
 
 

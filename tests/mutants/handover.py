@@ -632,8 +632,8 @@ MUTANTS = (
         "S21",
         "nobody is told what is left out",
         "gateway/pair/flight.py",
-        "            self._left_out[what] = reason",
-        "            pass",
+        "        self._left_out[what] = reason\n",
+        "",
         f"{_CRASHES}::test_what_a_gateway_crashed_at_is_left_out_by_the_other",
     ),
     Mutant(

@@ -615,6 +615,32 @@ async def test_a_pod_that_the_checkpoint_alone_names_counts_while_it_is_there(mo
     await asyncio.gather(minding, return_exceptions=True)
 
 
+async def test_a_pods_end_is_asked_for_again_where_the_api_server_fails_and_not_once_it_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(records, "ASK_FIRST", 0.0)
+    monkeypatch.setattr(records, "pause", lambda *_: 0.0)
+    beliefs, asked, news = KubeletRecords(a="u/c"), list[bool](), asyncio.Event()
+    of = Records(cast("Beliefs", beliefs), beliefs.held, Ledger(Path("/none")), Path("/none"))
+
+    async def ask() -> list[Pod]:
+        asked.append(True)
+        if len(asked) == 1:
+            raise KubernetesError("GET /api/v1/pods", 500, "no")
+        return []
+
+    minding = asyncio.ensure_future(of.mind(ask, news.set))
+    assert of.taken(GPU) == Taken(frozenset("a"))
+    async with asyncio.timeout(5):
+        await news.wait()
+    assert of.taken(GPU) == Taken(frozenset())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(asked) == 2
+    minding.cancel()
+    await asyncio.gather(minding, return_exceptions=True)
+
+
 @pytest.mark.parametrize(("first", "comes"), [(0.01, {}), (60.0, {"b": "v/c"})])
 async def test_a_pods_end_is_asked_for_until_it_is_known_and_at_once_for_another(
     monkeypatch: pytest.MonkeyPatch, first: float, comes: dict[str, str]

@@ -92,6 +92,32 @@ def test_of_two_one_tries_first(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "crashed at the profile" in told[0]
 
 
+def test_of_two_that_begin_at_once_the_first_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 60.0)
+    first, second = lanes()
+    first.begin("the profile")
+    waiting = threading.Thread(target=second.begin, args=("the profile",), daemon=True)
+    waiting.start()
+    again = threading.Thread(target=first.begin, args=("the profile",), daemon=True)  # As if it had only begun now.
+    again.start()
+    again.join(10)
+    assert (again.is_alive(), waiting.is_alive()) == (False, True)
+    first.landed(0, -signal.SIGKILL)
+    waiting.join(10)
+
+
+def test_of_many_suspects_the_oldest_is_forgotten() -> None:
+    first, second = lanes()
+    for number in range(module.SUSPECTS + 1):
+        first.begin(f"the look at GPU-{number}")
+        first.landed(0, -signal.SIGSEGV)
+    assert [bool(second.begin(f"the look at GPU-{number}")) for number in (0, 1, module.SUSPECTS)] == [
+        False,
+        True,
+        True,
+    ]
+
+
 def test_what_the_other_hangs_at_is_tried_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE", 0.01)
     for one, other in (lanes(), lanes()[::-1]):

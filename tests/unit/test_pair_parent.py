@@ -114,6 +114,20 @@ def test_what_the_next_one_would_end_with_too_ends_the_pair(made: Made, status: 
     assert made.pair._status == ends
 
 
+def test_the_death_of_another_process_is_no_gateways(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent may be the container's first process, and then it is told of everybody's."""
+    one, deaths = made.child(active=True), iter([(4711, 0), (0, 0)])
+    monkeypatch.setattr(os, "waitpid", lambda *_: next(deaths))
+    made.pair._bury()
+    assert (made.pair._children, made.pair._status) == ([one], None)
+
+
+def test_one_that_says_that_it_ends_may_say_more(made: Made) -> None:
+    one = made.child(active=True)
+    made.says(one, notify.STOPPING, notify.ALIVE)
+    assert one.ends
+
+
 async def test_the_end_of_the_parent_is_no_order_to_serve() -> None:
     ours, its = socket.socketpair()
     with its:
@@ -136,7 +150,7 @@ async def test_the_connection_of_a_kubelet_that_is_served_is_lent_once_for_sever
     monkeypatch.setattr("gateway.pair.role.LENT_AFTER", 0)
     plugin, bound = SimpleNamespace(level=Level(37)), SimpleNamespace(address="at")
     role = Role(Flight(), Pulse(), -1, 1)
-    for phase, count in ((Phase.ACCEPTED, 0), (Phase.SERVING, 1)):
+    for phase, count in ((Phase.ACCEPTED, 0), (Phase.SERVING, 1), (Phase.SERVING, 2)):
         state = SimpleNamespace(phase=phase, told="k")
         one = SimpleNamespace(name="a/b", plugin=plugin, bound=bound, state=state, endpoint=Path("1.sock"))
         role.stood("00000001", cast("Any", one))
