@@ -356,7 +356,6 @@ def test_one_run_is_no_runs(count: int, words: str) -> None:
     assert counted(count, "run") == words
 
 
-@pytest.mark.usefixtures("broken")
 def test_what_a_plugin_breaks_is_named_and_ends_the_run_with_1(folder: Path) -> None:
     command = f"{sys.executable} -m tests.compat.plugins.allocates_anything {{socket_dir}}"
     options = ("--kubelets", "1.37", "--genuine", "no", "--only", "unknown-device", "--out", str(folder / "out"))
