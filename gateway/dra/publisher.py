@@ -249,7 +249,7 @@ class Publisher:
             # Noted before it is sent: the watch may tell of it before the answer comes.
             one = msgspec.convert(change.body, Slice)
             self._written[change.name] = one
-            self._last[driver] = max(self._last.get(driver, 0), one.generation)
+            self._last[driver] = one.generation
             await self._api.patch(path, change.body, Patch.APPLY)
             if self._there is not None:
                 self._there.setdefault(change.name, one)

@@ -127,6 +127,22 @@ async def test_what_is_followed_by_a_look(
     await until_looked(records)
 
 
+async def test_the_end_of_a_look_that_was_dropped_is_not_that_of_the_next(records: KubeletRecords) -> None:
+    records.views = [A]
+    records.free.clear()
+    records.beliefs._on_time()
+    await records.began.wait()
+    records.beliefs._drop()
+    records.beliefs._on_time()
+    following = records.beliefs._looking
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert following is not None
+    assert records.beliefs._looking is following
+    records.free.set()
+    assert await until_looked(records) is A
+
+
 async def test_an_allocate_of_a_forgotten_device_is_looked_after_in_haste(
     records: KubeletRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -637,6 +637,8 @@ async def test_a_pods_end_is_asked_for_again_where_the_api_server_fails_and_not_
     for _ in range(10):
         await asyncio.sleep(0)
     assert len(asked) == 2
+    of._ledger.hand_out(GPU, ["a"], "v1beta1", 10.0)
+    assert of.taken(GPU) == Taken(frozenset("a")), "the records still name who had it before"
     minding.cancel()
     await asyncio.gather(minding, return_exceptions=True)
 

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.dra import publisher
+from gateway.dra import publisher, slices
 from gateway.dra.offer import Ailment, Offer
 from gateway.dra.publisher import Publisher, Server
+from gateway.dra.slices import Pool
 from gateway.kubernetes.client import Client, KubernetesError
 from tests.fakes.apiserver import ApiServer, Request
 from tests.unit.kubernetes import api, authority, server, until
@@ -145,6 +147,33 @@ async def test_two_that_write_one_pool_do_so_seldom(published: Published, server
         await asyncio.sleep(0.005)
     assert len(published.writes()) <= publisher._AT_ONCE + 3
     await until(lambda: published.names == ["gpu-0", "gpu-1"])
+
+
+async def test_what_changes_here_is_written_however_often(published: Published) -> None:
+    pools = [Pool("gpu.nvidia.com", "n1", (gpu(number),)) for number in range(publisher._AT_ONCE + 2)]
+    assert not any(published.publisher._too_often("gpu.nvidia.com", one) for one in pools)
+    again = [published.publisher._too_often("gpu.nvidia.com", pools[-1]) for _ in pools]
+    assert again[-1]
+    assert not again[0]
+
+
+async def test_what_the_watch_told_meanwhile_is_newer_than_what_was_written(
+    published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await until(lambda: published.names == ["gpu-0", "gpu-1"])
+    one = published.publisher
+    pool = Pool("gpu.nvidia.com", "n1", (gpu(0),))
+    [written] = slices.changes(pool, {}, 7)
+    [newer] = slices.changes(pool, {}, 9)
+
+    async def patch(*_: object) -> None:
+        assert one._there is not None
+        one._there[newer.name] = msgspec.convert(newer.body, slices.Slice)
+
+    monkeypatch.setattr(one._api, "patch", patch)
+    await one._carry_out("gpu.nvidia.com", [written])
+    assert one._there is not None
+    assert one._there[newer.name].generation == 10
 
 
 async def test_what_another_driver_offers_is_not_offered(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +83,33 @@ def test_a_manager_hears_that_the_next_one_is_ready_where_the_first_one_never_wa
     made.dies(serves, -signal.SIGKILL)
     assert stands_by.active
     assert told == [notify.READY]
+
+
+def test_a_manager_is_not_told_that_one_is_ready_that_is_not(made: Made, told: list[str]) -> None:
+    serves, stands_by = made.child(active=True, ready=True), made.child()
+    made.dies(serves, -signal.SIGKILL)
+    assert (stands_by.active, told) == (True, [])
+
+
+def test_once_the_pair_is_told_to_end_it_makes_room_for_nobody(made: Made) -> None:
+    one = made.child(active=True)
+    made.pair._on_signal(signal.SIGTERM, None)
+    made.says(one, f"{RESIGNS}3")
+    assert (made.pair._status, made.pair.resigned) == (0, None)
+
+
+def test_the_next_one_is_started_at_once_only_where_nobody_takes_over(made: Made) -> None:
+    serves, stands_by = made.child(active=True), made.child()
+    serves.since = stands_by.since = time.monotonic() - 1e6
+    made.dies(serves, -signal.SIGKILL)
+    assert made.pair._not_before > time.monotonic()
+    made.dies(stands_by, -signal.SIGKILL)
+    assert made.pair._not_before <= time.monotonic()
+
+
+def test_a_manager_hears_of_the_end(made: Made, told: list[str]) -> None:
+    assert made.pair._end(0) == 0
+    assert told == [notify.STOPPING]
 
 
 def test_a_crash_loop_by_signals_ends_with_a_status(made: Made) -> None:
