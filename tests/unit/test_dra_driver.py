@@ -16,6 +16,7 @@ import grpc.aio
 import msgspec
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from adapters import pluginregistration
 from adapters.dra import health, plugin
@@ -613,6 +614,19 @@ async def test_a_pod_that_the_checkpoint_alone_names_counts_while_it_is_there(mo
     assert "a" not in found.held
     minding.cancel()
     await asyncio.gather(minding, return_exceptions=True)
+
+
+async def test_that_the_api_server_does_not_say_which_claims_there_are_is_told_once() -> None:
+    said = iter([False, False, True, False])
+
+    async def ask() -> Any:
+        if not next(said):
+            raise KubernetesError("GET claims", 500, "no")
+
+    asked = records.AskedClaims(ask)
+    with capture_logs() as told:
+        unsaid = [(await asked(), bool(asked.unsaid))[1] for _ in range(4)]
+    assert (unsaid, len(told)) == ([True, True, False, True], 2)
 
 
 async def test_a_pods_end_is_asked_for_again_where_the_api_server_fails_and_not_once_it_is_known(

@@ -23,6 +23,7 @@ from gateway.kubelet.view import Untold, View
 GPU = "nvidia.com/gpu"
 DEVICES = [Device("a"), Device("b"), Device("ill", Health.UNHEALTHY)]
 NOT_THERE = grpc.StatusCode.UNIMPLEMENTED, "unknown service"
+DISABLED = grpc.StatusCode.UNKNOWN, "PodResources API GetAllocatableResources disabled"
 OFF = grpc.StatusCode.UNKNOWN, "the API is off"
 NO_SUCH_POD = grpc.StatusCode.UNKNOWN, "pod p in namespace ns not found"
 TOO_OFTEN = grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"
@@ -108,6 +109,7 @@ WRITTEN = b'{"PodDeviceEntries":null,"RegisteredDevices":{"nvidia.com/gpu":["a"]
         ),
         pytest.param([recorded(GPU)], b"", 0, set(), id="it gives no device"),
         pytest.param([NOT_THERE], WRITTEN, NEW_NS, {GPU}, id="too old to say it: its file"),
+        pytest.param([DISABLED], WRITTEN, NEW_NS, {GPU}, id="its gate is off: its file"),
         pytest.param([NOT_THERE], WRITTEN, OLD_NS, set(), id="a file of before: nobody sent a list since"),
         pytest.param([NOT_THERE], b"{", NEW_NS, AT_ALL, id="a file that is half written"),
         pytest.param([NOT_THERE], b'{"Entries":[]}', NEW_NS, AT_ALL, id="1.8 doesn't write what is registered"),
