@@ -27,6 +27,7 @@ import pytest
 from adapters import pluginregistration
 from adapters.dra.plugin import V1
 from devices.claims import ClaimName, Refused
+from gateway.kubelet.watch import listens
 from gateway.lab.bench.standby import children
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.behaviour import behaviour
@@ -165,8 +166,9 @@ class Storm:
         """Ask the driver until it answers, as a kubelet does again and again."""
         while True:
             try:
-                if self.drivers:
-                    return await ask([*self.drivers.values()][-1])
+                # A kubelet prefers the newest to which it is connected (read in 1.37).
+                if there := [driver for path, driver in self.drivers.items() if listens(path)]:
+                    return await ask(there[-1])
             except grpc.aio.AioRpcError:
                 pass
             except asyncio.CancelledError:  # So ends a call whose channel was closed, too.
