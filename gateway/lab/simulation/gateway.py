@@ -46,6 +46,8 @@ class Process:
         self.clock = clock
         self.alive, self.frozen = True, False
         self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.thawed: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        """What came while it was stopped last: it may die before it has gone through that."""
 
     def later(self, seconds: float, call: Callable[..., None], *args: Any) -> Timer:
         """Have ``call`` called by this process: not after its death, and not while it is stopped."""
@@ -62,8 +64,8 @@ class Process:
     def thaw(self) -> None:
         """Go on with all that came meanwhile."""
         self.frozen = False
-        backlog, self.backlog = self.backlog, []
-        for call, args in backlog:
+        self.thawed, self.backlog = self.backlog, []
+        for call, args in self.thawed:
             self.clock.by(self, 0.0, call, args)
 
 
@@ -129,7 +131,7 @@ class Gateway(Process):
         for client, kubelet, _ in self.plugin.streams.values():
             if client is not None and kubelet is not None:
                 self.clock.after(self.clock.latency(), kubelet.hear_end, client)
-        for call, args in self.backlog:
+        for call, args in (*self.thawed, *self.backlog):
             if call == self.plugin.called and args[1] is not None:  # Nobody read it: it ends with its connection.
                 self.clock.after(self.clock.latency(), args[2].hear_end, args[1])
         self.plugin.streams.clear()
