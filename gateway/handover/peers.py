@@ -263,8 +263,9 @@ class Peers:
     def unserved(self, resource: Resource) -> None:
         """Take a resource back from those who talk, and the newest who doesn't: the kubelet's records lack it."""
         name = resource.name
+        deferred, other = self.handover.defers_to(name), self._newer(name, self.living() or {})
         self.handover.unserved(name)
-        if (other := self._newer(name, self.living() or {})) is not None:
+        if other is not None and (deferred is None or other > deferred):  # One in between takes it back itself.
             doubt = Doubt(resource.cuts, standby.names_of(other, standby.names_in(self._settings.socket_dir)))
             self.doubts.setdefault(name, {})[other] = doubt
             self._tally.handovers.add("older", HandoverOutcome.BACK.value)

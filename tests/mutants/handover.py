@@ -1177,8 +1177,8 @@ MUTANTS = (
         "S15",
         "of one that talks and one that doesn't only the first is asked",
         "gateway/handover/peers.py",
-        "        self.handover.unserved(name)\n        if (other :=",
-        "        self.handover.unserved(name)\n        if self.handover.defers_to(name) or (other :=",
+        "        if other is not None and (deferred is None or other > deferred):",
+        "        if other is not None and deferred is None:",
         f"{_RIVALS}::test_who_stands_by_for_one_that_talks_and_one_that_does_not_takes_it_back_from_both_at_once",
     ),
     Mutant(

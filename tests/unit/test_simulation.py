@@ -188,6 +188,9 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
         ),
         pytest.param("105393", id="one that a kubelet without a checkpoint refuses is newer, and can't talk"),
         pytest.param("570738", id="the last one of several is picked by the highest share"),
+        pytest.param(
+            "20744608", id="of three the newest stands still, and the middle one can't talk: it alone takes over"
+        ),
         pytest.param("20437542", id="one that stands still is called, and ends before it has read that"),
         pytest.param("795990", id="of four the newest stands still, and the oldest can't serve"),
         pytest.param("1730", id="a newer one that was stood by for by age meets the older one, and asks for nothing"),

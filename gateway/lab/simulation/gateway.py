@@ -392,8 +392,10 @@ class Gateway(Process):
 
     def unserved(self) -> None:
         """Take the resource back that another gateway is to serve, and that the kubelet's records lack."""
+        deferred = self.handover.defers_to()
         self.handover.unserved()
-        if (other := self._newer(self.node.peers(self))) is not None:
+        other = self._newer(self.node.peers(self))
+        if other is not None and (deferred is None or other > deferred):
             self.doubts[other] = Doubt(self.plugin.cuts, self.node.names_of(other))
             self.count(HandoverOutcome.BACK)
         self.look()
