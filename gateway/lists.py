@@ -18,6 +18,7 @@ from devices.life import merging, states
 from devices.model import Health
 from devices.source import Listing, Partial, listed
 from gateway.kubelet import beliefs
+from gateway.kubelet.outdated import Outdated
 from gateway.memory.claimed import on_hardware
 from gateway.memory.ledger import boot_id
 from gateway.memory.owners import Owners
@@ -95,7 +96,7 @@ class Lists:
         self._took = 0.0
         self.lock = asyncio.Lock()
         """Held while the lists, or the sockets behind them, change."""
-        self._boot_id = boot_id()
+        self._boot_id, self._outdated = boot_id(), Outdated()
         self._again: asyncio.TimerHandle | None = None
 
     @property
@@ -333,6 +334,10 @@ class Lists:
                 return
             self._tasks.background(self._refresh_remembered())
             self._beliefs.look_within(self._rest(HOLDERS_AGAIN if self._claims else LOOK_AGAIN))
+            if (last := self._beliefs.last) is not None and self._outdated.is_due(last.view, last.at):
+                served = [one.plugin for one in self._resources.values() if one.plugin.streaming]
+                for plugin in sorted(served, key=lambda one: len(one.devices))[:1]:
+                    plugin.send_again()
         elif self._settings.metrics_address is not None:
             self._beliefs.look_within(LOOK_FOR_METRICS)
 

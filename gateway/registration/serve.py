@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import time
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import grpc
 import grpc.aio
@@ -25,7 +25,7 @@ from gateway.kubelet import drift
 from gateway.kubelet.watch import target
 from gateway.registration.devicelist import DeviceList
 from gateway.registration.events import StreamEnded, StreamOpened, Withhold
-from gateway.registration.requests import Requests, whole
+from gateway.registration.requests import Requests, let_go, whole
 from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 
-_T = TypeVar("_T")
 _streams = itertools.count(1)
 _log = structlog.get_logger()
 
@@ -169,8 +168,12 @@ class DevicePlugin:
     def publish(self, listing: Listing | None, entries: tuple[states.Entry, ...]) -> None:
         """Put a new list before every open stream, if it says anything new. The caller has made its device IDs durable."""
         if self.list.becomes(listing, entries):
-            for stream in self._streams.values():
-                stream.changed.set()
+            self.send_again()
+
+    def send_again(self) -> None:
+        """Put the list before every open stream as it is: a kubelet writes its checkpoint with each list."""
+        for stream in self._streams.values():
+            stream.changed.set()
 
     # Being served.
 
@@ -246,10 +249,10 @@ class DevicePlugin:
             await self._list_and_watch(dialect, context)
 
         calls: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
-            call: grpc.stream_unary_rpc_method_handler(_let_go(self._answered(call, answer, dialect)))
+            call: grpc.stream_unary_rpc_method_handler(let_go(self._answered(call, answer, dialect)))
             for call, answer in self._guarded(unary).items()
         }
-        calls["ListAndWatch"] = grpc.stream_stream_rpc_method_handler(_let_go(watch))
+        calls["ListAndWatch"] = grpc.stream_stream_rpc_method_handler(let_go(watch))
         return {f"/{dialect.plugin_service}/{call}": handler for call, handler in calls.items()}
 
     def _guarded(self, answers: dict[str, _Answer]) -> dict[str, _Answer]:
@@ -419,23 +422,6 @@ class _Calls(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         return self._find(handler_call_details.method)
-
-
-def _let_go(handler: Callable[[_Context], Awaitable[_T]]) -> Callable[[object, _Context], Awaitable[_T]]:
-    """Let a call be freed as soon as it was refused.
-
-    gRPC keeps the error with the call, and the error's traceback would keep the functions that hold the call: until the
-    garbage collector comes, which knows nothing of the up to 4 MiB of a request that gRPC holds for each.
-    """
-
-    async def handled(_requests: object, context: _Context) -> _T:
-        try:
-            return await handler(context)
-        except grpc.aio.AbortError as error:
-            error.__traceback__ = None
-            raise
-
-    return handled
 
 
 async def _abort(context: _Context, status: grpc.StatusCode, text: str) -> NoReturn:

@@ -100,7 +100,7 @@ MUTANTS = (
     Mutant(
         "Z2",
         "a call that was refused waits for the garbage collector",
-        "gateway/registration/serve.py",
+        "gateway/registration/requests.py",
         "            error.__traceback__ = None\n",
         "            del error\n",
         f"{_REQUESTS}::test_a_call_that_was_refused_is_freed_at_once",

@@ -14,6 +14,7 @@ RULES = {
     "K7": "drifted and ill devices are given last, and no request fails of that",
     "K8": "only healthy devices are allocatable in pod-resources (1.23 and later, kubernetes #104123)",
     "K9": "a device that a kubelet forgot while it waited for an Allocate goes to no second pod",
+    "K10": "a checkpoint that names pods which ended is written anew, so that no GPU waits for them for ever",
 }
 
 _VIEW = "tests/unit/test_kubelet_view.py"
@@ -22,6 +23,8 @@ _CHECKPOINT = "tests/unit/test_checkpoint_reader.py"
 _LOOK = "tests/unit/test_podresources.py"
 _AGAIN = "tests/unit/test_again.py"
 _FORGETS = "tests/unit/test_bridge_daemon.py"
+_OUTDATED = "tests/unit/test_outdated.py"
+_EDITED = "tests/compat/test_scenarios.py"
 
 MUTANTS = (
     Mutant(
@@ -471,5 +474,37 @@ MUTANTS = (
         'details.startswith("pod ") and details.endswith(" not found")',
         "True",
         _VIEW,
+    ),
+    Mutant(
+        "K10",
+        "a list is sent again with each look",
+        "gateway/kubelet/outdated.py",
+        "if seen == self._seen and now < self._at + AGAIN:",
+        "if False:",
+        _OUTDATED,
+    ),
+    Mutant(
+        "K10",
+        "a list is sent again once",
+        "gateway/kubelet/outdated.py",
+        "if seen == self._seen and now < self._at + AGAIN:",
+        "if seen == self._seen:",
+        _OUTDATED,
+    ),
+    Mutant(
+        "K10",
+        "a pod that went isn't noticed",
+        "gateway/kubelet/outdated.py",
+        "seen = view.remembered, view.pods",
+        "seen = view.remembered",
+        _OUTDATED,
+    ),
+    Mutant(
+        "K10",
+        "no list is sent again",
+        "gateway/lists.py",
+        "                    plugin.send_again()",
+        "                    pass",
+        f"{_EDITED}::test_scenario[config-edited-emulated-1.37]",
     ),
 )

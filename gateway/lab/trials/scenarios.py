@@ -1027,7 +1027,24 @@ async def _edited(node: Node, version: str) -> None:
             old = await _given_once(node, name, old)
         except (BrokenPromiseError, KubeletError) as error:
             raise BrokenPromiseError(f"after the edit {name!r}: {error}") from error
+    for pod in old:
+        await _end(node, pod)
+    if (
+        minor_version(version) >= 15
+    ):  # Before, a kubelet notes that a pod has ended only when it gives a device to another one.
+        await _all_held(node, path)
     await node.end_gateway()
+
+
+async def _all_held(node: Node, path: Path) -> None:
+    """One pod holds all there is when the configuration is edited: all of it is there when it has ended, with no pod that asks."""
+    [(resource, ids)] = node.announced().items()
+    await node.the_kubelet.wait(resource, len(ids), node.patience)
+    await node.the_kubelet.admit("all", resource, len(ids))
+    _configure(node, path, _EDITS["shared"])
+    await node.the_kubelet.wait(resource, 0, node.patience)
+    await node.the_kubelet.remove("all")
+    await node.the_kubelet.wait(resource, len(node.announced()[resource]), node.patience)
 
 
 def _configure(node: Node, path: Path, text: str) -> None:

@@ -1,0 +1,45 @@
+"""When a list is sent once more so that the kubelet writes its checkpoint anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gateway.kubelet.outdated import AGAIN, Outdated
+from gateway.kubelet.view import View
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GPU = "nvidia.com/gpu"
+A, B = ("default/a",), ("default/b",)
+
+
+def seen(written: dict[str, str], pods: Sequence[str], source: str = "pod-resources") -> View:
+    return View(held={}, remembered={GPU: written}, source=source, pods=frozenset(pods))  # type: ignore[arg-type]
+
+
+ENDED = seen({"U0": "uid-a/main"}, ())
+
+
+@pytest.mark.parametrize(
+    ("looks", "due"),
+    [
+        pytest.param([(0, ENDED)], [True], id="a pod that only the checkpoint names"),
+        pytest.param([(0, seen({}, A))], [False], id="the checkpoint names nobody else"),
+        pytest.param([(0, View(held={}, source="pod-resources"))], [False], id="there is no checkpoint"),
+        pytest.param([(0, seen({"U0": "uid-a/main"}, (), "checkpoint"))], [False], id="a kubelet without List"),
+        pytest.param([(0, ENDED), (2, ENDED)], [True, False], id="it was just sent"),
+        pytest.param([(0, ENDED), (AGAIN, ENDED)], [True, True], id="it names them still"),
+        pytest.param([(0, seen({"U0": "uid-a/main"}, A)), (2, ENDED)], [True, True], id="a pod went meanwhile"),
+        pytest.param(
+            [(0, seen({"U0": "uid-a/main"}, B)), (2, seen({"U1": "uid-c/main"}, B))],
+            [True, True],
+            id="it names another",
+        ),
+    ],
+)
+def test_when_a_list_is_sent_once_more(looks: Sequence[tuple[float, View]], due: Sequence[bool]) -> None:
+    outdated = Outdated()
+    assert [outdated.is_due(view, now) for now, view in looks] == [*due]
