@@ -230,7 +230,7 @@ async def test_what_is_under_way_ends_before_the_sockets_are_closed(
             ended.append("sockets")
             await close()
 
-        monkeypatch.setattr(bridge.bridge, "_settle_doubts", under_way)
+        monkeypatch.setattr(bridge.bridge._keeper, "run", under_way)
         monkeypatch.setattr(bridge.bridge._sockets, "close", closed)
         await bridge.open()
     assert ended == ["task", "sockets"]

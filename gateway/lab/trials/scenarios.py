@@ -1032,11 +1032,11 @@ async def _edited(node: Node, version: str) -> None:
     if (
         minor_version(version) >= 15
     ):  # Before, a kubelet notes that a pod has ended only when it gives a device to another one.
-        await _all_held(node, path)
+        await _all_held(node, path, version)
     await node.end_gateway()
 
 
-async def _all_held(node: Node, path: Path) -> None:
+async def _all_held(node: Node, path: Path, version: str) -> None:
     """One pod holds all there is when the configuration is edited: all of it is there when it has ended, with no pod that asks."""
     [(resource, ids)] = node.announced().items()
     await node.the_kubelet.wait(resource, len(ids), node.patience)
@@ -1044,6 +1044,8 @@ async def _all_held(node: Node, path: Path) -> None:
     _configure(node, path, _EDITS["shared"])
     await node.the_kubelet.wait(resource, 0, node.patience)
     await node.the_kubelet.remove("all")
+    if 21 <= minor_version(version) <= 31:  # Theirs take the pod that was admitted last for a living one (read in 1.24 to 1.28).
+        await node.the_kubelet.admit("without any", "cpu", 0)
     await node.the_kubelet.wait(resource, len(node.announced()[resource]), node.patience)
 
 
