@@ -1044,7 +1044,9 @@ async def _all_held(node: Node, path: Path, version: str) -> None:
     _configure(node, path, _EDITS["shared"])
     await node.the_kubelet.wait(resource, 0, node.patience)
     await node.the_kubelet.remove("all")
-    if 21 <= minor_version(version) <= 31:  # Theirs take the pod that was admitted last for a living one (read in 1.24 to 1.28).
+    if (
+        21 <= minor_version(version) <= 31
+    ):  # Theirs take the pod that was admitted last for a living one (read in 1.24 to 1.28).
         await node.the_kubelet.admit("without any", "cpu", 0)
     await node.the_kubelet.wait(resource, len(node.announced()[resource]), node.patience)
 
