@@ -51,7 +51,9 @@ KEEPS: Final = 10.0
 SERVED: Final = 600.0
 """Seconds from which on a newer one that ended did serve: after as many a kubelet forgets that a container ended, too."""
 _ANOTHER: Final = "the other gateway on this node to end: with --dra on one decides"
-_ADVICE: Final = "it makes room for a newer one where the kubelet is 1.33 or later; else update with maxSurge 0"
+_ADVICE: Final = (
+    "one with --dra on makes room for a newer one, where the kubelet is 1.33 or later; else update with maxSurge 0"
+)
 STANDS_BY: Final = "the death of the other gateway of the pair, which serves"
 """What one waits for that stands by."""
 _WRITABLE: Final = "make --state-dir a folder that this gateway can write"

@@ -48,8 +48,12 @@ class News(Struct, frozen=True):
 def of_devices(resource: str, before: Mapping[str, Entry], after: Mapping[str, Entry], now: float) -> Iterator[News]:
     """Tell what became of a resource's devices between two lists, once for each GPU."""
     told: set[tuple[str, str]] = set()
+    gpus: Mapping[str, Entry] = {}
     for device_id, entry in after.items():
         was, subject = before.get(device_id), unshared(device_id)
+        if was is None:  # An edit of the configuration may have given its GPU another ID meanwhile.
+            gpus = gpus or {unshared(one): earlier for one, earlier in before.items()}
+            was = gpus.get(subject)
         state, old = entry.state, None if was is None else was.state
         if was is entry or state is old:
             continue

@@ -355,6 +355,14 @@ MUTANTS = (
     ),
     Mutant(
         "KA10",
+        "a GPU that was shared meanwhile is another one",
+        _EVENTS,
+        "            was = gpus.get(subject)",
+        "            pass",
+        f"{_TEST_READY}::test_a_gpu_that_is_shared_meanwhile_is_the_same_one",
+    ),
+    Mutant(
+        "KA10",
         "each replica is an event",
         _EVENTS,
         "was, subject = before.get(device_id), unshared(device_id)",

@@ -151,6 +151,17 @@ def test_what_becomes_of_a_gpu_is_an_event(before: State | None, after: State, t
     assert [(one.subject, one.at) for one in found] == ([("GPU-0", 7)] if told else [])
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [pytest.param("GPU-0::0", "GPU-0", id="shared before"), pytest.param("GPU-0", "GPU-0::1", id="now")],
+)
+def test_a_gpu_that_is_shared_meanwhile_is_the_same_one(before: str, after: str) -> None:
+    cordoned, present = entry(State.CORDONED, device_id=before), entry(State.PRESENT, device_id=after)
+    assert [one.reason for one in events.of_devices(GPU, {before: cordoned}, {after: present}, 0)] == ["GPUUncordoned"]
+    still = entry(State.CORDONED, device_id=after)
+    assert not [*events.of_devices(GPU, {before: cordoned}, {after: still}, 0)]
+
+
 def test_the_replicas_of_a_gpu_are_one_event() -> None:
     ids = [f"GPU-0::{number}" for number in range(10)]
     was = {one: entry(State.PRESENT, device_id=one) for one in ids}
