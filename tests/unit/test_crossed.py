@@ -67,6 +67,7 @@ def test_who_had_it_last_and_who_is_next() -> None:
     lives = [life("x", ended=4), life("y", created=3, scheduled=6), life("z", created=8, scheduled=9)]
     assert crossed.last_end(A, 2, 5, lives) == 4
     assert crossed.last_end(A, 4.5, 5, lives) == NEVER
+    assert crossed.last_end(A, 2, 3.5, lives) == 3.5  # It is told to be over only after its GPU is back.
     first = crossed.first_after(A, 5, lives, claim=False)
     assert first is not None
     assert first.name == "y"

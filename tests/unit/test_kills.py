@@ -100,6 +100,22 @@ def test_pods_that_failed_are_counted_by_their_moment() -> None:
     assert report.figures["why pods failed"] == {"Refused: by the kubelet": 3}
 
 
+@pytest.mark.parametrize(
+    ("kubelet", "failed", "passed"),
+    [
+        ("1.36", (0.0,), True),  # The kubelet refuses what comes while it still asks the dead gateway.
+        ("1.36", (0.25,), False),
+        ("1.37", (0.0,), False),
+        ("1.37", (), True),
+    ],
+)
+def test_a_pod_that_comes_with_the_kill_runs_from_kubelet_1_37_on(
+    kubelet: str, failed: tuple[float, ...], passed: bool
+) -> None:
+    report = kills.judge(1, [kill(10, 50, *failed)], RECORDS, WHOLE, kills.moments(kubelet))
+    assert next(bar.passed for bar in report.bars if bar.name == "pods of that second that ran") is passed
+
+
 def test_who_is_ready_is_told_by_the_parents_log() -> None:
     said = (
         '2026-11-23T20:07:01.1Z stdout F {"event": "ready", "gateway": 8, "serves": true}\n'

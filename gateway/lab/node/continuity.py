@@ -43,6 +43,7 @@ NEVER = 0.0
 ROLLED = "device-plugin-gateway:0.1.0-b"
 IMAGE = "device-plugin-gateway:0.1.0"
 INF = float("inf")
+_NAMESAKES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +227,16 @@ async def _create_meanwhile(stage: Stage, count: int) -> str:
     return "runs" if pod.runs else f"{pod.phase}: {pod.reason}: {pod.message}"
 
 
+async def _named_again(stage: Stage) -> Facts:
+    """End a pod that has all the GPUs that are free, and create it anew under its name at once, as a StatefulSet does."""
+    for _ in range(_NAMESAKES):
+        await stage.api.create(POD, pods.gpu_pod("again", FREE))
+        pod = await _decided(stage, "again")
+        must([] if pod.runs else [f"the pod that came again: {pod.phase}: {pod.reason}: {pod.message}"])
+        await stage.remove("again")
+    return {"pods of that name": _NAMESAKES}
+
+
 async def _decided(stage: Stage, name: str) -> PodSeen:
     """Wait until a pod runs or has failed."""
 
@@ -293,6 +304,12 @@ SCENARIOS: Mapping[str, Scenario] = {
             "a pod is created in the second of a kubelet's restart, on the GPU of one that has just ended",
             _reused_meanwhile,
             _BOTH_REFUSE,
+        ),
+        Scenario(
+            "named-again",
+            "a pod ends, and another one of its name wants the same GPUs at once",
+            _named_again,
+            _BOTH,
         ),
         Scenario("rolled", "the gateway is replaced by another release", _roll, _BOTH),
         Scenario("rolled-back", "and back", _roll_back, _BOTH),

@@ -235,9 +235,12 @@ def _side(said: Sequence[tuple[float, str]], moment: float) -> str:
 
 
 def last_end(gpu: str, begin: float, end: float, lives: Iterable[Life]) -> float:
-    """When the last pod was over that had a GPU between two moments; ``NEVER`` where none had."""
-    users = [one for one in lives if gpu in one.gpus and one.scheduled < end and one.ended > begin]
-    return max((one.ended for one in users if one.ended <= end), default=NEVER)
+    """When the last pod was over that had a GPU between two moments; ``NEVER`` where none had.
+
+    The API server may tell that a pod is over after its GPU is back; that pod was over at ``end``.
+    """
+    users = [one for one in lives if gpu in one.gpus and one.began < end and one.ended > begin]
+    return max((min(one.ended, end) for one in users), default=NEVER)
 
 
 def arrival(gpu: str, to: str, ordered: float, moves: Mapping[str, Sequence[tuple[float, str]]], shown: Shown) -> float:
