@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from gateway.configuration.settings import STATE_DIR
 
+
+def given_before(name: str, otherwise: Path) -> Callable[[], Path]:
+    """Take for a command's option what the daemon's own one of that name says: ``gateway --state-dir DIR status``."""
+    return lambda: Path(click.get_current_context().find_root().params.get(name, otherwise))
+
+
 state_dir = click.option(
     "--state-dir",
     envvar="GATEWAY_STATE_DIR",
     type=click.Path(path_type=Path),
-    default=STATE_DIR,
-    show_default=True,
+    default=given_before("state_dir", STATE_DIR),
+    show_default=str(STATE_DIR),
     help="The gateways' state directory, with their control sockets in it.",
 )
 host_root = click.option(

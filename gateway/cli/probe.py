@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 from msgspec.structs import asdict
 
+from gateway.cli import places
 from gateway.configuration.settings import SOCKET_DIR
 
 _EXAMPLES = """
@@ -31,8 +32,8 @@ Exit status: 0 where the API is one of ours, 1 where it is not or nobody answere
     "--socket-dir",
     envvar="GATEWAY_SOCKET_DIR",
     type=click.Path(path_type=Path),
-    default=SOCKET_DIR,
-    show_default=True,
+    default=places.given_before("socket_dir", SOCKET_DIR),
+    show_default=str(SOCKET_DIR),
     help="The kubelet's device plugin directory, with kubelet.sock in it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: api, kubelets, says, socket.")

@@ -9,7 +9,7 @@ from devices.life.states import State
 from devices.model import TroubleKind
 from gateway.doctor.snapshot import Surveyed, joined
 from gateway.kubelet import drift
-from gateway.telling.status import ResourceStatus
+from gateway.telling.status import DeviceStatus, ResourceStatus
 from gateway.telling.unserved import unserved
 
 _LEAST_BYTES: Final = 16 * 1024 * 1024
@@ -23,6 +23,10 @@ _OLDEST: Final = 1_735_689_600.0
 """2025: no clock that is right was ever before this program."""
 _AHEAD: Final = 86_400.0
 _HANDS: Final = (TroubleKind.RESET_REQUIRED.value, TroubleKind.UNKNOWN.value)
+_CLOSED: Final = frozenset(
+    state.value for state in (State.NOT_LOOKED_YET, State.UNHEALTHY, State.CORDONED, State.RELEASED, State.WITHHELD)
+)
+"""States in which nobody new gets a device, though it is this resource's to give."""
 
 
 def _none(seen: Surveyed) -> str:
@@ -98,7 +102,25 @@ def _ill(seen: Surveyed) -> str:
         f"{device.id} ({one.name}) is {device.state}: {device.reason}"
         for one in _resources(seen)
         for device in one.devices
-        if device.state == State.LOST.value or (device.state == State.UNHEALTHY.value and device.kind in _HANDS)
+        if _waits_for_hands(device)
+    )
+
+
+def _waits_for_hands(device: DeviceStatus) -> bool:
+    return device.state == State.LOST.value or (device.state == State.UNHEALTHY.value and device.kind in _HANDS)
+
+
+def _ungivable(seen: Surveyed) -> str:
+    """What is offered, and none of it well; but for what has a check of its own."""
+    closed = {
+        one.name: [each for each in one.devices if each.state in _CLOSED and not _waits_for_hands(each)]
+        for one in _resources(seen)
+        if not one.healthy
+    }
+    return joined(
+        f"{name}: {device.id} is {device.state}" + (f": {device.reason}" if device.reason else "")
+        for name, devices in closed.items()
+        for device in devices
     )
 
 
@@ -170,4 +192,5 @@ CHECKS: Final[Mapping[str, Callable[[Surveyed], str]]] = {
     "DPG0218": _clock,
     "DPG0219": _hindered,
     "DPG0220": _late,
+    "DPG0221": _ungivable,
 }

@@ -55,7 +55,7 @@ def _other(seen: Surveyed) -> str:
 
 
 def _pod_resources(seen: Surveyed) -> str:
-    if seen.pod_resources is not False or _elsewhere(seen) or seen.socket_dir.state != "there":
+    if seen.pod_resources is not False or _elsewhere(seen) or seen.sockets is None or _silent(seen):
         return ""
     return (
         ""

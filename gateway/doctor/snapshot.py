@@ -159,6 +159,16 @@ class Surveyed(Struct, frozen=True, kw_only=True):
     rights: Mapping[str, bool] | None = None
     """What --dra needs of the API server, in words, and whether it is allowed; None where no gateway needs it, or it can't be asked."""
 
+    @property
+    def sockets(self) -> SocketDir | None:
+        """The kubelet's folder, where there is one to look into."""
+        return self.socket_dir if self.socket_dir.state == "there" else None
+
+    @property
+    def state(self) -> StateDir | None:
+        """The gateways' state directory, where there is one to look into."""
+        return self.state_dir if self.state_dir.there else None
+
 
 def joined(found: Iterable[str]) -> str:
     """Make one line of what a check found, each thing once; '' where it found nothing."""

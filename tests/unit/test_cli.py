@@ -170,6 +170,15 @@ def test_a_name_without_room_changes_nothing() -> None:
     assert Path("/proc/self/cmdline").read_bytes() == before
 
 
+@pytest.mark.parametrize(("option", "command"), [("--state-dir", "status"), ("--socket-dir", "probe")])
+def test_where_it_looks_can_be_said_before_the_command_or_after_it(option: str, command: str, folder: Path) -> None:
+    before, after = str(folder / "before"), str(folder / "after")
+    assert before in CliRunner().invoke(main.gateway, [option, before, command]).output.replace("\n", "")
+    both = CliRunner().invoke(main.gateway, [option, before, command, option, after]).output.replace("\n", "")
+    assert after in both
+    assert before not in both
+
+
 def test_a_probe_of_nothing_says_so_in_json(folder: Path) -> None:
     result = call("probe", "--socket-dir", str(folder), "--json")
     assert (result.exit_code, json.loads(result.output)["api"]) == (1, None)
