@@ -90,7 +90,7 @@ class Gateway:
         born_ns = next(iter(before), None) if role is None else role.born_ns
         age = instance.begin(host_service=settings.host_service, born_ns=born_ns)
         self._instance = instance.Instance(settings.socket_dir, age)
-        self.ledger = Ledger(settings.state_dir, mend.decode if role is None else role.decode)
+        self.ledger = Ledger(settings.state_dir, mend.decode if role is None else role.decode, settings.socket_dir)
         self.scribe = Scribe(self.ledger)
         self.alone = _alone(self, self._instance, role, sum(before[1:]))
         self.tally, self.config, self._threads = Tally(), reload.FileFate(), GrpcThreads()

@@ -55,9 +55,9 @@ class ReadFile(msgspec.Struct, frozen=True):
 
 
 def encode(content: rows.Content) -> bytes:
-    """Spell the file. Cordons, claims and owners stand first: what of a file is damaged is mostly its end."""
+    """Spell the file. Cordons, claims, owners and their number stand first: what of a file is damaged is mostly its end."""
     first = {"format": rows.FORMAT, "cordons": content.get("cordons", {}), "claims": content.get("claims", {})}
-    first |= {"sides": content["sides"]} if "sides" in content else {}
+    first |= {key: content[key] for key in ("sides", "generation") if key in content}
     return msgspec.json.encode(first | {key: value for key, value in content.items() if key not in first})
 
 

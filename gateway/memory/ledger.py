@@ -5,7 +5,8 @@ how it was announced last, which of them are lost, the illnesses that stick, wha
 forgot; besides them the operator's cordons, what was prepared for ResourceClaims, to which API each board belongs where both are
 served, the dialect that the kubelet accepted last, and which kubelet was looked at last. Two gateways share it while one replaces the other. So what a gateway keeps is the file and its own *changes* since its last write, and a write never undoes what the other wrote: it takes the lock, reads
 the file anew where somebody else wrote it, applies the changes, and replaces it as a whole (write, fsync, rename, fsync
-of the folder). A crash at any moment leaves the old file or the new one. Fields that this release doesn't know are kept.
+of the folder). A crash at any moment leaves the old file or the new one. Fields that this release doesn't know are kept. One that is older
+than what was written last in this boot is known by a number (``witness``).
 A file that can't be read in full is put aside, never deleted; what is sound in it is kept, cordons even from a newer
 format; and nothing about it stops the gateway: the kubelet's devices come first.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -41,6 +43,7 @@ from gateway.memory.rows import (
     row_of,
 )
 from gateway.memory.tables import Changes, Tables, apply, beside_lists, combine
+from gateway.memory.witness import Witness, generation_of
 from gateway.sides.table import Side
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -53,12 +56,15 @@ class LedgerSnapshot(msgspec.Struct, frozen=True):
     changes: Changes
     base: file.Identity | None
     revision: int
+    generation: int
+    claims: Content
 
 
 class Written(msgspec.Struct, frozen=True):
     """What a write did, for ``Ledger.settle``. ``content`` is set where the file held more than the snapshot."""
 
     identity: file.Identity
+    generation: int
     content: Content | None = None
     aside: str = ""
     complaint: str = ""
@@ -75,8 +81,8 @@ def boot_id() -> str:
 class Ledger:
     """The ledger in memory, over one file. Belongs to one thread, but for ``save``, which may run in any."""
 
-    def __init__(self, state_dir: Path, decode: file.Decode = mend.decode) -> None:
-        self.path, self._decode = state_dir / "ledger.json", decode
+    def __init__(self, state_dir: Path, decode: file.Decode = mend.decode, socket_dir: Path | None = None) -> None:
+        self.path, self._decode, self._witness = state_dir / "ledger.json", decode, Witness(socket_dir, boot_id())
         self.aside = ""
         """The file that was put aside last, by name."""
         self.exposure = ""
@@ -103,7 +109,7 @@ class Ledger:
         self.exposure = file.close_to_others(self.path.parent)
         files.sweep(self.path.parent)
         try:
-            return None if self.current else file.read(self.path, self._decode)
+            return None if self.current else self._witness.held_against(partial(file.read, self.path, self._decode))
         except OSError as error:
             return error
 
@@ -133,8 +139,12 @@ class Ledger:
 
     def snapshot(self) -> LedgerSnapshot:
         """Return what ``save`` needs. The only part of a write that must run on the event loop."""
+        tables, content = self._tables, self._tables.spelled()
+        if generation := generation_of(content, tables.changes):
+            content = content | {"generation": generation}
+        claims = dict(content.get("claims", {}))
         return LedgerSnapshot(
-            file.encode(self._tables.spelled()), dict(self._tables.changes), self._base, self._tables.revision
+            file.encode(content), dict(tables.changes), self._base, tables.revision, generation, claims
         )
 
     def save(self, snapshot: LedgerSnapshot) -> Written:
@@ -150,7 +160,7 @@ class Ledger:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with file.locked(lock, file.LOCK_WAIT) as unlocked:
-                written = self._write(snapshot)
+                written = _write(self.path, self._decode, self._witness, snapshot)
         except OSError as error:
             raise LedgerError(
                 f"could not write {self.path}: {error.strerror}. Devices are served all the same, but a device that "
@@ -171,6 +181,8 @@ class Ledger:
         }
         if written.content is not None:
             self._tables.replace(apply(written.content, self._tables.changes))
+        if written.generation:
+            self._tables.content["generation"] = written.generation
         self._base = written.identity
         self._saved = snapshot.revision
         self.aside = written.aside or self.aside
@@ -347,27 +359,33 @@ class Ledger:
         }
         return self._tables.set(resource, "forgotten", rows)
 
-    # The file.
-
-    def _write(self, snapshot: LedgerSnapshot) -> Written:
-        """Write the snapshot, or, where the file isn't the one it is built on, what the file holds and its changes."""
-        data, content, aside, complaint = snapshot.data, None, "", ""
-        if (
-            file.identity_of(self.path) not in {None, snapshot.base}
-            and (found := file.read(self.path, self._decode)) is not None
-        ):
-            ours = msgspec.json.decode(data) if found.complaint else {}
-            content = combine(found, ours, snapshot.changes)
-            data = file.encode(content)
-            if complaint := found.complaint:
-                aside = file.put_aside(self.path)
-        if len(data) > mend.MAX_BYTES:
-            raise OSError(errno.EFBIG, f"expected at most {mend.MAX_BYTES} bytes to write, and there are {len(data)}")
-        return Written(file.identity(files.replace(self.path, data)), content, aside, complaint)
-
     def _put_aside_in_words(self) -> str:
         try:
             self.aside = file.put_aside(self.path)
+        except FileNotFoundError:
+            return "what else is known of it is used"
         except OSError as error:
             return f"it could not be put aside ({error.strerror}); what is sound of it is used"
         return f"it was put aside as {self.aside}, and what is sound of it is used"
+
+
+def _write(path: Path, decode: file.Decode, witness: Witness, snapshot: LedgerSnapshot) -> Written:
+    """Write the snapshot, or, where the file isn't the one it is built on, what the file holds and its changes."""
+    data, content, aside, complaint = snapshot.data, None, "", ""
+    generation, claims = snapshot.generation, snapshot.claims
+    if (
+        file.identity_of(path) not in {None, snapshot.base}
+        and (found := witness.held_against(partial(file.read, path, decode))) is not None
+    ):
+        ours = msgspec.json.decode(data) if found.complaint else {}
+        content = combine(found, ours, snapshot.changes)
+        if generation := max(generation, generation_of(content, snapshot.changes)):
+            content["generation"] = generation
+        claims, data = content.get("claims", {}), file.encode(content)
+        if complaint := found.complaint:
+            aside = file.put_aside(path)
+    if len(data) > mend.MAX_BYTES:
+        raise OSError(errno.EFBIG, f"expected at most {mend.MAX_BYTES} bytes to write, and there are {len(data)}")
+    written = Written(file.identity(files.replace(path, data)), generation, content, aside, complaint)
+    witness.write(generation, claims)
+    return written

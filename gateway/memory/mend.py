@@ -122,6 +122,9 @@ def _prune(content: rows.Content) -> list[str]:
         if not isinstance(content.get(key, ""), str):
             wrong.append(f"{key}: expected a text")
             del content[key]
+    if type(number := content.get("generation", 0)) is not int or not 0 <= number < 2**62:
+        wrong.append("generation: expected a number")
+        del content["generation"]
     for key, kind in {"cordons": Cordon, "claims": Claimed, "sides": Side, "resources": dict}.items():
         if key in content:
             content[key] = _sound_rows(content[key], kind, key, wrong)

@@ -13,14 +13,56 @@ RULES = {
     "M6": "the state directory is private, and no planted link is followed",
     "M7": "what is durable is on disk, and no disk holds the gateway up",
     "M8": "what was read once is what is known: after each change, each write and each other gateway's",
+    "M9": "a state file that is older than the one written last in this boot takes no claim's GPU away, and no gateway's file looks so",
 }
 
 _LEDGER = "tests/unit/test_ledger.py"
 _FILES = "tests/unit/test_files.py"
 _SCRIBE = "tests/unit/test_scribe.py"
 _CRASH = "tests/unit/test_ledger_crash.py"
+_WITNESS = "tests/unit/test_witness.py"
 
 MUTANTS = (
+    Mutant(
+        "M9",
+        "an older state file is believed",
+        "gateway/memory/witness.py",
+        "    if content.get(_GENERATION, 0) >= last.generation:\n",
+        "    if found is not None:\n",
+        "tests/unit/test_dra_on.py::test_an_older_state_file_that_is_put_back_gives_no_gpu_twice",
+    ),
+    Mutant(
+        "M9",
+        "an older state file says which GPUs are whose",
+        "gateway/memory/witness.py",
+        ' if key != "sides"}',
+        "}",
+        f"{_WITNESS}::test_what_an_older_file_says_of_owners_is_lost_but_no_claim_is",
+    ),
+    Mutant(
+        "M9",
+        "the second file is read after the state file",
+        "gateway/memory/witness.py",
+        "        last = self._read()\n        return judged(read(), last)\n",
+        "        return judged(read(), self._read())\n",
+        f"{_WITNESS}::test_a_write_while_it_is_read_is_none_that_was_put_back",
+    ),
+    Mutant(
+        "M9",
+        "a gateway numbers by what it knows, not by what another one wrote",
+        "gateway/memory/ledger.py",
+        "        if generation := max(generation, generation_of(content, snapshot.changes)):\n",
+        "        if generation:\n",
+        f"{_WITNESS}::test_two_gateways_never_take_the_others_file_for_an_older_one",
+    ),
+    Mutant(
+        "M9",
+        "a claim of a boot before counts",
+        "gateway/memory/witness.py",
+        "        return last if last.boot_id == self._boot_id else Last()\n",
+        "        return last\n",
+        f"{_WITNESS}::test_after_a_boot_any_write_has_the_file_known_again",
+    ),
     Mutant(
         "M6",
         "a lock may be a link",
@@ -49,8 +91,8 @@ MUTANTS = (
         "M2",
         "the file is replaced by what this gateway knows",
         "gateway/memory/ledger.py",
-        "            file.identity_of(self.path) not in {None, snapshot.base}\n",
-        "            file.identity_of(self.path) is None\n",
+        "        file.identity_of(path) not in {None, snapshot.base}\n",
+        "        file.identity_of(path) is None\n",
         f"{_LEDGER}::test_neither_gateway_undoes_what_the_other_wrote",
     ),
     Mutant(
@@ -105,8 +147,8 @@ MUTANTS = (
         "M4",
         "a file that was damaged during service is overwritten",
         "gateway/memory/ledger.py",
-        "                aside = file.put_aside(self.path)\n",
-        "                aside = self.path.name\n",
+        "            aside = file.put_aside(path)\n",
+        "            aside = path.name\n",
         f"{_LEDGER}::test_a_file_that_others_damage_is_put_aside_before_it_is_replaced",
     ),
     Mutant(

@@ -262,6 +262,23 @@ async def test_without_dra_a_claims_gpu_is_given_to_nobody_before_the_first_look
         assert states(one) == {"GPU-a": State.WITHHELD, "GPU-b": State.NOT_LOOKED_YET}
 
 
+@pytest.mark.parametrize("dra", ["off", "only"])
+async def test_a_claim_that_an_older_state_file_lacks_keeps_its_gpu(place: Place, dra: str) -> None:
+    path = place.folder / "state" / "ledger.json"
+    async with place.gateway("only"):
+        kubelet = await place.kubelet()
+        await kubelet.prepare(V1, place.claim("b", "uid-b", "gpu-1"))
+        older = path.read_bytes()
+        await kubelet.prepare(V1, place.claim("c", "uid-c", "gpu-0"))
+        await kubelet.channel.close()
+    path.write_bytes(older)
+    async with place.gateway(dra) as one:
+        assert {row.name for row in one.ledger.claims.values()} == {"b", "c"}
+        assert Commands(one).document(rows=True).ledger.put_aside
+        if dra == "off":
+            await until(lambda: states(one) == {"GPU-a": State.WITHHELD, "GPU-b": State.WITHHELD})
+
+
 def _is_idle(gateway: Gateway) -> bool:
     """Whether its publisher knows what there is, and waits for news."""
     found = None if gateway.drivers is None else gateway.drivers._publisher

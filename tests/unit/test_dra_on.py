@@ -751,6 +751,42 @@ async def test_a_restart_forgets_no_owner(node: Node, monkeypatch: pytest.Monkey
         await until(lambda: node.place.published == {"gpu-0": []})
 
 
+async def prepare(node: Node, name: str, device: str) -> None:
+    asked = node.place.claim(name, f"uid-{name}", device)
+    assert isinstance((await node.claims.prepare(V1, asked))[asked.uid], tuple)
+
+
+async def test_an_older_state_file_that_is_put_back_gives_no_gpu_twice(node: Node) -> None:
+    path = node.place.folder / "state" / "ledger.json"
+    async with node.gateway() as one:
+        await until(lambda: path.exists() and not one.ledger.pending)
+        older = path.read_bytes()
+        await node.at_dra()
+        await prepare(node, "c", "gpu-0")
+    path.write_bytes(older)
+    async with node.gateway() as one:
+        await node.stand(a="to-plugin", b="plugin")  # The API server was asked.
+        assert [row.name for row in one.ledger.claims.values()] == ["c"]
+        await node.allocatable(1)
+        await node.manager.admit("p1", {GPU: 1})
+        with pytest.raises(KubeletError):
+            await node.manager.admit("p2", {GPU: 1})
+
+
+async def test_an_older_state_file_that_is_put_back_under_a_gateway_changes_nothing(node: Node) -> None:
+    path = node.place.folder / "state" / "ledger.json"
+    async with node.gateway() as one:
+        await until(lambda: path.exists() and not one.ledger.pending)
+        older = path.read_bytes()
+        await node.at_dra()
+        await prepare(node, "c", "gpu-0")
+        path.write_bytes(older)
+        await prepare(node, "d", "gpu-1")
+    async with node.gateway() as one:
+        assert await node.cross("dra", dry_run=True) == {A: "dra", B: "dra"}
+        assert {row.name for row in one.ledger.claims.values()} == {"c", "d"}
+
+
 async def test_gpus_go_where_the_nodes_annotation_wants_them(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk, "LOOK_FOR", 0.05)
 
