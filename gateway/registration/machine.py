@@ -249,7 +249,7 @@ def _offer(state: State) -> Step:
 
 def _drop(state: State) -> tuple[Action, ...]:
     """Let go of a stream (the kubelet's before, or of one that called and refused us: nobody's, either way) and a name."""
-    ends: tuple[Action, ...] = (EndStreams(),) if state.stream is not None or state.others else ()
+    ends: tuple[Action, ...] = (EndStreams(),) if state.stream is not None else ()
     return (*ends, UnlinkSocket(state.name)) if state.name else ends
 
 

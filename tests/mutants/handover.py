@@ -1437,4 +1437,20 @@ MUTANTS = (
         "        signal.signal(signal.SIGHUP, signal.SIG_DFL)",
         "tests/unit/test_reload.py",
     ),
+    Mutant(
+        "S12",
+        "without a descriptor nobody lives",
+        "gateway/handover/instance.py",
+        "        if error.errno in {errno.EMFILE, errno.ENFILE}:\n            raise\n",
+        "",
+        "tests/unit/test_instance.py::test_without_a_descriptor_it_is_not_known_who_lives",
+    ),
+    Mutant(
+        "S12",
+        "who ends a connection and listens is gone",
+        "gateway/handover/leases.py",
+        "            for seconds in LEASE_AGAIN:",
+        "            for seconds in ():",
+        "tests/unit/test_parts.py::test_a_holder_that_ends_the_connection_is_gone_once_nobody_listens",
+    ),
 )

@@ -507,4 +507,20 @@ MUTANTS = (
         "                    pass",
         f"{_EDITED}::test_scenario[config-edited-emulated-1.37]",
     ),
+    Mutant(
+        "K6",
+        "a pod that List never names by its UID is gone",
+        "gateway/kubelet/drift.py",
+        'for pod in question - view.pods if "/" in pod and (heard or pod in named)',
+        "for pod in question - view.pods if (heard or pod in named)",
+        f"{_DRIFT}::test_a_pod_is_gone_when_list_shows_it",
+    ),
+    Mutant(
+        "K6",
+        "an operator's word before the first look counts for nothing",
+        "gateway/kubelet/drift.py",
+        "            _before={held: holder for held, holder in self._before.items() if held != device_id},\n",
+        "",
+        f"{_DRIFT}::test_what_happens_right_after_a_start",
+    ),
 )

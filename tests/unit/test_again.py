@@ -18,11 +18,13 @@ from gateway.kubelet.view import View
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.podresources import PodResources
 from gateway.lab.kubelets.records import DeviceRecords
+from gateway.lab.waiting import until
 from gateway.memory import again
 from gateway.memory.again import MOST_PODS, RECORDED_WITHIN
 from gateway.memory.holdings import Holdings, Memory
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import HandedOut
+from gateway.memory.scribe import Scribe
 
 GPU = "example.com/gpu"
 AT = 1000.0
@@ -81,7 +83,7 @@ def test_what_is_refused(held: Mapping[str, str] | None, fault: Fault | None) ->
 
 
 class Kubelet(PodResources):
-    """A kubelet whose pod p holds a, and nobody b. It notes what it is asked."""
+    """A kubelet whose pod p holds a and d, and nobody b. It notes what it is asked."""
 
     asked: Sequence[str] = ()
     silent = False
@@ -94,9 +96,9 @@ class Kubelet(PodResources):
 @asynccontextmanager
 async def kubelet(folder: Path, version: str = "1.37") -> AsyncIterator[Kubelet]:
     records = DeviceRecords(behaviour(version))
-    records.enter_list(GPU, {}, [Device(one) for one in "abc"])
-    records.activate("p", "main", {GPU: 1}, init=False)
-    records.allot("p", "main", GPU, "a", ContainerAnswer())
+    records.enter_list(GPU, {}, [Device(one) for one in "abcd"])
+    records.activate("p", "main", {GPU: 2}, init=False)
+    records.allot("p", "main", GPU, "ad", ContainerAnswer())
     (folder / "device-plugins").mkdir()
     server = Kubelet(behaviour(version), folder / "device-plugins", records, lambda _line: None)
     await server.start()
@@ -110,8 +112,12 @@ async def remembering(folder: Path, server: PodResources, **holders: str) -> Asy
     ledger = Ledger(folder)
     ledger.hand_out(GPU, holders, "v1beta1", AT)
     ledger.rebuild_handed_out(GPU, holders, AT + 1)
-    beliefs = SimpleNamespace(asked=None, pod_resources=server.socket_path, last=None, avoid=lambda _: ())
-    holdings = cast("Holdings", SimpleNamespace(ledger=ledger, beliefs=beliefs, note=lambda _: None))
+    beliefs = SimpleNamespace(
+        asked=None, pod_resources=server.socket_path, last=None, avoid=lambda _: (), allocated=lambda *_: None
+    )
+    holdings = cast(
+        "Holdings", SimpleNamespace(ledger=ledger, beliefs=beliefs, scribe=Scribe(ledger), note=lambda _: None)
+    )
     yield Memory(holdings, GPU), ledger
 
 
@@ -165,6 +171,15 @@ async def test_what_is_free_is_asked_about_once(folder: Path) -> None:
         assert len(server.asked) == 2
 
 
+async def test_what_is_handed_out_is_written_soon(folder: Path) -> None:
+    async with kubelet(folder) as server, remembering(folder, server) as (memory, ledger):
+        memory.hand_out([("v1beta1", ("a",)), ("v1beta1", ("b",))])
+        await until(lambda: not ledger.pending, 10)
+        written = Ledger(folder)
+        written.load()
+        assert sorted(written.handed_out(GPU)) == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("request_", "chosen", "asked"),
     [
@@ -172,6 +187,7 @@ async def test_what_is_free_is_asked_about_once(folder: Path) -> None:
         pytest.param(PreferredRequest(("a", "b", "c"), (), 1), "c", 0, id="what is asked about is what would be given"),
         pytest.param(PreferredRequest(("a", "b"), (), 1), "b", 1, id="free again"),
         pytest.param(PreferredRequest(("b", "a"), (), 1), "b", 2, id="held"),
+        pytest.param(PreferredRequest(("c", "d", "a"), (), 1), "c", 2, id="and the next one, too"),
         pytest.param(PreferredRequest(("a",), (), 1), "a", 1, id="there is no other one"),
         pytest.param(PreferredRequest(("b", "a"), (), 2), "ab", 2, id="it takes all of them"),
         pytest.param(PreferredRequest(("b", "a"), ("a",), 1), "a", 0, id="its own pod's"),
@@ -184,6 +200,6 @@ async def test_what_is_held_though_the_kubelet_takes_it_for_free_is_given_last(
         steered = steer(request_, avoid)
         return (*steered.must_include, *steered.available)[-request_.size :]
 
-    async with kubelet(folder) as server, remembering(folder, server, a=P, b=GONE) as (memory, _):
+    async with kubelet(folder) as server, remembering(folder, server, a=P, b=GONE, d=P) as (memory, _):
         assert sorted(await memory.chosen(request_, last)) == sorted(chosen)
         assert len(server.asked) == asked

@@ -17,7 +17,7 @@ from gateway.kubelet.beliefs import Beliefs
 from gateway.kubelet.drift import Earlier, MismatchKind
 from gateway.kubelet.view import View
 
-R = "example.com/gpu"
+R, OTHER = "example.com/gpu", "example.com/other"
 A, B = View({R: {"g": "ns/a/main"}}, {}), View({R: {"g": "ns/b/main"}}, {})
 NOBODY = View({R: {}}, {})
 
@@ -38,6 +38,7 @@ class KubeletRecords:
             lambda look: self.looks.put_nowait(look.view),
             lambda _, forgotten: self.remembered.append(forgotten),
         )
+        self.beliefs.listed(OTHER, [Device("o")])
         self.beliefs.listed(R, [Device("g"), Device("h")])
 
     async def _look(self, *_: Path) -> View:
@@ -253,6 +254,26 @@ async def test_who_comes_right_after_a_look_was_dropped_gets_another(records: Ku
 async def test_who_asks_at_once_shares_a_look(records: KubeletRecords) -> None:
     await asyncio.gather(records.beliefs.look(), records.beliefs.look())
     assert records.looks.qsize() == 1
+
+
+async def test_who_gives_up_a_look_leaves_it_to_the_others(records: KubeletRecords) -> None:
+    records.free.clear()
+    first, second = (asyncio.create_task(records.beliefs.look()) for _ in range(2))
+    await records.began.wait()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    records.free.set()
+    await second
+    assert records.looks.qsize() == 1
+
+
+@pytest.mark.parametrize(("view", "holders"), [(A, {"g": "ns/a/main"}), (NOBODY, {}), (View(), None)])
+async def test_who_holds_what_is_unknown_where_the_records_can_not_be_read(
+    records: KubeletRecords, view: View, holders: dict[str, str] | None
+) -> None:
+    assert records.beliefs.holders(R) is None
+    await records.looked(view)
+    assert records.beliefs.holders(R) == holders
 
 
 async def test_who_waits_for_a_look_gets_it_once_no_allocate_is_open(records: KubeletRecords) -> None:

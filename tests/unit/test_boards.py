@@ -1068,14 +1068,15 @@ async def test_an_edit_gives_nobody_what_the_kubelet_forgot(
 
 
 @pytest.mark.parametrize(
-    ("same", "free"),
+    ("boot", "same", "free"),
     [
-        pytest.param(False, ["U1::0", "U1::1"], id="another kubelet: it forgot"),
-        pytest.param(True, ["U0::0", "U0::1", "U1::0", "U1::1"], id="the same one: the pod has ended"),
+        pytest.param("", False, ["U1::0", "U1::1"], id="another kubelet: it forgot"),
+        pytest.param("", True, ["U0::0", "U0::1", "U1::0", "U1::1"], id="the same one: the pod has ended"),
+        pytest.param("before ", False, ["U0::0", "U0::1", "U1::0", "U1::1"], id="the node was booted anew: so it has"),
     ],
 )
 async def test_the_kubelet_forgot_while_no_gateway_ran_and_the_next_one_comes_with_an_edit(
-    folder: Path, same: bool, free: Sequence[str]
+    folder: Path, boot: str, same: bool, free: Sequence[str]
 ) -> None:
     """The first list must not give away what the ledger says a pod held, though nobody has noticed the kubelet yet."""
     node, kubelet = Node(folder), folder / "dp" / KUBELET_SOCKET
@@ -1084,7 +1085,7 @@ async def test_the_kubelet_forgot_while_no_gateway_ran_and_the_next_one_comes_wi
         first.bind(str(kubelet))
         await node.sees(*WHOLE)
         node.gateway.ledger.rebuild_handed_out(GPUS, {"U0": "ns/a/main"}, time.time() - 60)
-        node.gateway.ledger.compared_with(node.gateway.holdings.kubelet_named())
+        node.gateway.ledger.compared_with(boot + node.gateway.holdings.kubelet_named())
         if not same:
             kubelet.unlink()
             second.bind(str(kubelet))

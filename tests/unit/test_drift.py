@@ -150,6 +150,7 @@ def looks(*pods: str | None, every: float = GONE_AFTER, held: str = "") -> Drift
         pytest.param(looks("bxy").restarted(200).look(seen("", pods="bxy"), 201), "ab", id="a new kubelet has to hear of its pods first"),
         pytest.param(looks("ab").restarted(200).look(seen("", pods=""), 201).look(seen("", pods=""), 300), "ab", id="what another kubelet had named"),
         pytest.param(looks("abxy", "abxy", held="cd"), "ab", id="the pods are there"),
+        pytest.param(Drift(R).recalled({"a": (Earlier(("ns/pod-a/main", "uid-a/main"), 0),)}, {}).look(seen("", pods="axy"), 200).look(seen("", pods="axy"), 300), "a", id="the pod is there, and List never names its UID"),
     ],
 )  # fmt: skip
 def test_a_pod_is_gone_when_list_shows_it(drift: Drift, left: str) -> None:
@@ -209,6 +210,7 @@ START = Drift(R).listed(devices("abcd"), 0).look(seen("ab"), 99).restarted(100)
         pytest.param(START.look(seen("", pods="xy"), 101).restarted(102).look(seen("", pods=""), 103), {MismatchKind.FORGOTTEN: "ab"}, id="one more kubelet, before that was known"),
         pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 110), {}, id="drained before: no word of it"),
         pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="xy"), 200).look(seen("", pods="abxy"), 300), {}, id="nor later"),
+        pytest.param(START.forget("a").look(seen(""), 101), {MismatchKind.FORGOTTEN: "b"}, id="an operator says so before the first look"),
         pytest.param(START.look(seen("", pods="xy"), 101).look(seen("", pods="abxy"), 110), {MismatchKind.FORGOTTEN: "ab"}, id="not drained: the kubelet hears of it late"),
         pytest.param(Drift(R).listed(devices("ab"), 0).allocated("a", 99, 0).restarted(100).look(seen(""), 101), {MismatchKind.FORGOTTEN: "a"}, id="given just before the start"),
         pytest.param(Drift(R).listed(devices("ab"), 0).allocated("a", 99, 0).restarted(100).look(seen("a"), 101).look(seen("a"), 110).look(seen(""), 111), {}, id="given just before, and remembered"),

@@ -785,6 +785,16 @@ async def test_what_is_not_understood_is_ignored(node: Node, message: dict[str, 
         assert await newer.hears() == "yours"
 
 
+def test_a_message_has_room_for_as_many_names_as_one_says() -> None:
+    names = [f"a.b/{n}" for n in range(talked.IN_ONE_MESSAGE)]
+    assert talked.read(talked.written(NEWER, Say.ASK, names) | {"v": control.VERSION}) == (Say.ASK, names)
+
+
+def test_a_refusal_is_no_word_of_a_later_release() -> None:
+    with pytest.raises(talked.NonsenseError, match="refused"):
+        talked.read({"v": control.VERSION, "error": "this one ends"})
+
+
 @pytest.mark.parametrize(
     "message",
     [

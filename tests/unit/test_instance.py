@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import socket
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.age import HOST_SERVICE_NS
+from gateway.handover import instance as instances
 from gateway.handover.instance import FOLDER, Instance, begin, make_folder, socket_name, sweep
 
 
@@ -70,6 +73,35 @@ def test_living_gateways_see_each_other(tmp_path: Path, made: list[Instance]) ->
     first, second = living(tmp_path, made), living(tmp_path, made)
     assert first.peers() == {second.age: second.folder}
     assert second.peers() == {first.age: first.folder}
+    first.over.add(second.token)
+    assert first.peers() == {}, "it is dying"
+
+
+def test_without_a_descriptor_it_is_not_known_who_lives(
+    tmp_path: Path, made: list[Instance], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    first = living(tmp_path, made)
+    living(tmp_path, made)
+    with monkeypatch.context() as limited:
+        limited.setattr(os, "scandir", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            first.peers()
+
+
+def test_who_goes_keeps_nothing_open(tmp_path: Path) -> None:
+    before = sorted(Path("/proc/self/fd").iterdir())
+    living(tmp_path, []).remove()
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_so_many_folders_are_looked_at_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "_MAX_PEERS", 2)
+    for number in range(3):
+        (tmp_path / FOLDER / f"0000000{number}").mkdir(parents=True)
+    assert [len(sweep(tmp_path)) for _ in range(3)] == [2, 1, 0]
 
 
 def test_a_host_service_is_newer_than_a_pod_that_came_after_it(tmp_path: Path, made: list[Instance]) -> None:
@@ -152,6 +184,20 @@ def test_a_folder_in_the_making_has_no_lock_yet(tmp_path: Path, seconds: float, 
     folder.mkdir(parents=True)
     os.utime(folder, (time.time() - seconds,) * 2)
     assert sweep(tmp_path) == swept
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_lock_that_is_no_file_is_nobodys(tmp_path: Path, kind: str) -> None:
+    folder, target = tmp_path / FOLDER / "deadbeef", tmp_path / "target"
+    folder.mkdir(parents=True)
+    with target.open("w") as somebodys:
+        fcntl.flock(somebodys, fcntl.LOCK_EX)
+        if kind == "pipe":
+            os.mkfifo(folder / "lock")
+        else:
+            (folder / "lock").symlink_to(target)
+        assert sweep(tmp_path) == ["deadbeef"]
+    assert target.exists()
 
 
 @pytest.mark.parametrize("name", ["..", "lock", "deadbeef.txt", "DEADBEEF", "nvidia"])

@@ -15,6 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from adapters import checkpoint, podresources
+from adapters.dialect import MalformedError
 from adapters.pb.podresources import v1_pb2 as pb
 from devices.model import Device, Health
 from gateway.kubelet import view as kubelet_view
@@ -141,6 +142,9 @@ async def test_a_kubelet_that_is_silent_shows_nothing(folder: Path, monkeypatch:
 async def test_no_kubelet_to_ask(tmp_path: Path) -> None:
     assert await kubelet_view.holds(tmp_path / "none.sock", GPU, DEVICES) is None
     assert await kubelet_view.look(tmp_path / "none.sock", tmp_path / "none") == View(unwritten=True)
+    (tmp_path / "file").touch()
+    unknown = await kubelet_view.look(tmp_path / "none.sock", tmp_path / "file" / "none")
+    assert not unknown.unwritten, "whether there is one can't be known"
 
 
 def listed(**held: str) -> bytes:
@@ -259,6 +263,20 @@ async def test_only_a_file_is_read(folder: Path, kind: str) -> None:
         case _:
             path.mkdir()
     assert await kubelet_view.look(folder / "none.sock", path) == View()
+
+
+async def test_of_a_file_that_is_too_large_no_more_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[bytes] = []
+
+    def refuse(data: bytes) -> None:
+        read.append(data)
+        raise MalformedError("too large")
+
+    monkeypatch.setattr(checkpoint, "read", refuse)
+    monkeypatch.setattr(checkpoint, "MAX_BYTES", 10)
+    (folder / "checkpoint").write_bytes(written(uid="a"))
+    assert await kubelet_view.look(folder / "none.sock", folder / "checkpoint") == View()
+    assert [len(data) for data in read] == [11]
 
 
 async def test_a_kubelet_that_hangs_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

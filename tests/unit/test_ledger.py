@@ -23,12 +23,14 @@ from hypothesis import strategies as st
 from devices.life.merging import Sticky
 from devices.model import Device, Health, Trouble, TroubleKind
 from gateway.kubelet.drift import Earlier
+from gateway.memory import file
 from gateway.memory import ledger as ledger_module
 from gateway.memory import ledger as module
 from gateway.memory.claimed import Claimed
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger, boot_id
 from gateway.memory.rows import FORMAT, Cordon, HandedOut
+from gateway.sides.table import Side
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 WELL, ILL = Device("GPU-1", Health.HEALTHY, (0,)), Device("GPU-1", Health.UNHEALTHY, (0,))
@@ -380,6 +382,7 @@ def with_rows(table: str, rows: object) -> dict[str, Any]:
         pytest.param(content(format="1"), "no object with a format", CORDONED, set(), id="the format is a text"),
         pytest.param(content(format=FORMAT + 1), "newer gateway", CORDONED, set(), id="a truly newer format"),
         pytest.param({"format": 2, "cordons": {"GPU-1": "smells"}}, "newer gateway", {"GPU-1": Cordon("smells", 0.0)}, set(), id="a newer cordon, known by its ID"),
+        pytest.param({"format": 2, "cordons": {"GPU-1": {"reason": "smells", "at": 10**400}}}, "newer gateway", {"GPU-1": Cordon("smells", 0.0)}, set(), id="a newer cordon, of a time that no clock shows"),
         pytest.param({"format": 2, "cordons": ["GPU-1"]}, "newer gateway", {}, set(), id="newer cordons, unknown"),
         pytest.param(content(cordons={"GPU-1": {"reason": 7, "at": "noon"}}), "cordons.GPU-1", {"GPU-1": Cordon(LOST, 0.0)}, TWO, id="a cordon without its reason is a cordon"),
         pytest.param(content(cordons=[]), "cordons: expected an object", {}, TWO, id="cordons are no object"),
@@ -391,6 +394,7 @@ def with_rows(table: str, rows: object) -> dict[str, Any]:
         pytest.param(with_rows("announced", {"GPU-1": {"health": "Healthy"}, "GPU-2": ROW}), "GPU-1", CORDONED, {"GPU-2"}, id="no place"),
         pytest.param(with_rows("announced", {"GPU-1": {"health": "Healthy", "numa": [2**63]}, "GPU-2": ROW}), "GPU-1", CORDONED, {"GPU-2"}, id="a place that no wire can say"),
         pytest.param(with_rows("announced", {f"GPU-{n}": 1 for n in range(3, 10)} | {"GPU-2": ROW}), "and 4 more", CORDONED, {"GPU-2"}, id="many rows"),
+        pytest.param(with_rows("announced", {f"GPU-{n}": 1 for n in range(3, 1004)} | {"GPU-2": ROW}), "and 998 more", CORDONED, set(), id="more than are looked through"),
         pytest.param(with_rows("sticky", {"GPU-2": {"reason": "Xid 79"}}), "sticky.GPU-2", CORDONED, TWO, id="an illness without its kind"),
         pytest.param(with_rows("handed_out", {"GPU-2": {"dialect": 1, "at": 2}}), "handed_out.GPU-2", CORDONED, TWO, id="a record that is none"),
         pytest.param(with_rows("forgotten", {"GPU-2": {"boot_id": "b", "pods": []}}), "forgotten.GPU-2", CORDONED, TWO, id="nobody is forgotten"),
@@ -416,15 +420,16 @@ def test_what_is_sound_in_a_damaged_file_is_kept(
     assert (tmp_path / ledger.aside).read_bytes() == damaged
 
 
-def test_cordons_and_claims_survive_a_cut_anywhere_behind_them(tmp_path: Path) -> None:
+def test_cordons_claims_and_sides_survive_a_cut_anywhere_behind_them(tmp_path: Path) -> None:
     filled_one = filled(tmp_path)
     filled_one.set_claim("uid", CLAIMED)
+    filled_one.set_side("GPU-1", Side.DRA)
     whole = write(filled_one).path.read_bytes()
     behind = whole.index(b'"accepted"')
     for end in range(behind, len(whole)):
         ledger = placed(tmp_path, whole[:end])
         salvaged(ledger)
-        assert (ledger.cordons, ledger.claims) == (CORDONED, {"uid": CLAIMED})
+        assert (ledger.cordons, ledger.claims, ledger.sides) == (CORDONED, {"uid": CLAIMED}, {"GPU-1": Side.DRA})
         assert set(ledger.announced(GPU).values()) <= {WELL, OTHER}
 
 
@@ -452,6 +457,19 @@ def test_a_crash_before_the_next_write_loses_nothing_that_was_salvaged(tmp_path:
         salvaged(ledger)
         assert ledger.cordons == CORDONED
     assert len(list(tmp_path.glob("ledger.damaged-*"))) == 1
+
+
+def test_a_damaged_file_that_can_not_be_put_aside_is_when_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> str:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    ledger = placed(tmp_path, "damaged")
+    with monkeypatch.context() as limited:
+        limited.setattr(file, "put_aside", refuse)
+        assert "it could not be put aside (Read-only file system)" in salvaged(ledger)
+    assert (tmp_path / write(ledger).aside).read_text() == "damaged"
 
 
 def test_of_the_files_put_aside_the_newest_are_kept(tmp_path: Path) -> None:
@@ -543,6 +561,15 @@ def test_what_the_other_gateway_wrote_is_known_after_a_write(tmp_path: Path) -> 
     old.cordon("GPU-2", HUMS)
     write(old)
     assert set(old.announced(GPU)) == {"GPU-1"}
+
+
+def test_what_the_other_gateway_wrote_stands_after_the_next_write(tmp_path: Path) -> None:
+    one, other = write(filled(tmp_path)), loaded(tmp_path)
+    other.hand_out(GPU, ["GPU-2"], "0.1", 9.0)
+    write(other)
+    one.load()
+    one.cordon("GPU-2", SMELLS)
+    assert loaded(write(one).path.parent).handed_out(GPU).keys() == TWO
 
 
 def test_what_was_read_before_follows_each_change(tmp_path: Path) -> None:
@@ -689,6 +716,14 @@ def test_a_lock_that_cannot_be_had_delays_and_is_said_but_what_matters_is_on_dis
     assert everything(loaded(tmp_path)) == everything(ledger)
     assert ledger.pending > 0
     assert write(ledger).pending == 0
+
+
+def test_who_finds_a_lock_taken_keeps_nothing_open(tmp_path: Path) -> None:
+    held = file.hold(tmp_path / "lock")
+    before = sorted(Path("/proc/self/fd").iterdir())
+    assert file.hold(tmp_path / "lock") < 0
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
+    os.close(held)
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from devices.policy import Policy
 from devices.source import Hindrance
 from gateway.age import Age
 from gateway.configuration.settings import Settings
+from gateway.handover import leases as holding
 from gateway.handover.leases import Leases
 from gateway.kubelet.presence import Presence
 from gateway.registration import events, registrar
@@ -101,6 +102,20 @@ async def test_a_lease_tells_once_that_its_holder_is_gone(tmp_path: Path) -> Non
     await asyncio.sleep(0)
     assert gone.empty()
     assert connected.empty()
+    await tasks.close()
+
+
+@pytest.mark.parametrize("listened", [[False], [True, False]], ids=["gone", "about to go"])
+async def test_a_holder_that_ends_the_connection_is_gone_once_nobody_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listened: list[bool]
+) -> None:
+    monkeypatch.setattr(holding, "LEASE_AGAIN", (*[0.001] * (len(listened) - 1), 3600.0))
+    monkeypatch.setattr(holding, "listens", lambda _: listened.pop(0))
+    gone, tasks = asyncio.Event(), Tasks(lambda _: None)
+    Leases(gone.set, tasks).hold(tmp_path / "s")
+    async with asyncio.timeout(10):
+        await gone.wait()
+    assert not listened
     await tasks.close()
 
 

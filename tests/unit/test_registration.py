@@ -556,11 +556,43 @@ def test_a_name_deleted_by_a_starting_kubelet_is_not_put_back() -> None:
             0.1,
             id="nor where the Register met it first",
         ),
+        pytest.param(
+            [
+                *SERVING,
+                e.Verified(held=False),
+                *[e.Fired(Timer.RETRY), e.Reached(2, K1), e.Replied(2, "OK"), e.StreamOpened(2)],
+                *LOOK,
+                *[e.Fired(Timer.VERIFY), e.Verified(held=False)],
+            ],
+            Timer.RETRY,
+            0.4,
+            id="it looks held at first: that healed nothing",
+        ),
     ],
 )
 def test_waiting(events: list[e.Event], timer: Timer, seconds: float) -> None:
     _, actions = play(events)
     assert timers(actions)[timer] == pytest.approx(seconds)
+
+
+REFUSED: list[e.Event] = [*UP, e.Replied(1, "UNKNOWN", "x")]
+
+
+@pytest.mark.parametrize(
+    ("since", "refused"),
+    [
+        pytest.param([], True, id="just now"),
+        pytest.param(
+            [*[e.Fired(Timer.RETRY), e.Reached(2, K1), e.Replied(2, "OK")], e.StreamOpened(2), e.StreamEnded(2)],
+            False,
+            id="it was accepted since, and its stream was cut",
+        ),
+        pytest.param([e.StandBy(Age(1, "b")), e.Ours(), e.Resume(0)], False, id="another gateway served it since"),
+    ],
+)
+def test_whether_the_kubelet_refuses_it(since: list[e.Event], refused: bool) -> None:
+    state, _ = play([*REFUSED, *since])
+    assert (state.phase, state.refused) == (Phase.WAITING, refused)
 
 
 def _ends(state: r.State) -> list[e.Event]:

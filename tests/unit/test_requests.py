@@ -387,6 +387,42 @@ async def test_a_read_that_nobody_waits_for_comes_to_its_end(monkeypatch: pytest
     assert not slow.gone
 
 
+async def test_each_of_several_requests_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "REQUEST_TIME", 0.2)
+    reads, slow = requests.Requests(), cast("Any", _Slow())
+    first = asyncio.create_task(reads.read(slow))
+    await asyncio.sleep(0.1)  # One begins while the other is under way.
+    async with asyncio.timeout(20):
+        late = await asyncio.gather(first, reads.read(slow), return_exceptions=True)
+    assert [type(one) for one in late] == [MalformedError, MalformedError]
+
+
+async def test_who_is_read_when_nobody_waits_any_more_has_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "IN_LINE", 0.01)
+    monkeypatch.setattr(requests, "MAX_READ", 1)
+    reads, first, second = requests.Requests(), cast("Any", _Slow()), cast("Any", _Slow())
+    held_up, waits = asyncio.create_task(reads.read(first)), asyncio.create_task(reads.read(second))
+    with pytest.raises(MalformedError):
+        await held_up
+    await asyncio.wait([waits], timeout=0.1)
+    second.comes.set()
+    assert await waits == b"a request"
+
+
+async def test_nobody_waits_in_line_for_longer_than_a_request_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "IN_LINE", 60.0)
+    monkeypatch.setattr(requests, "REQUEST_TIME", 0.05)
+    monkeypatch.setattr(requests, "MAX_READ", 1)
+    reads, slow = requests.Requests(), cast("Any", _Slow())
+    held_up = asyncio.create_task(reads.read(slow))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        with pytest.raises(MalformedError):
+            await reads.read(slow)
+    slow.comes.set()
+    assert await held_up == b"a request"
+
+
 async def test_a_write_that_nobody_waits_for_comes_to_its_end(folder: Path) -> None:
     resource = device_plugin(folder)
     slow: Any = _Slow()

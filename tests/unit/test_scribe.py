@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from devices.model import Device
 from gateway.memory import scribe as module
-from gateway.memory.file import LedgerError
+from gateway.memory.file import LedgerError, ReadFile
 from gateway.memory.ledger import Ledger, LedgerSnapshot, Written
 from gateway.memory.rows import Cordon
 from gateway.memory.scribe import Scribe
@@ -398,3 +398,31 @@ async def test_a_state_file_that_nobody_wrote_is_looked_at_without_a_thread(
     disk.path.write_text('{"format": 1}')
     await scribe.load()
     assert looked == [None]
+
+
+async def test_what_is_written_while_the_file_is_read_is_newer(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.path.write_text('{"format": 1}')
+    scribe, look = Scribe(disk), disk.look
+    read, goes_on = asyncio.Event(), threading.Event()
+
+    def look_slowly() -> ReadFile | OSError | None:
+        found = look()
+        disk.loop.call_soon_threadsafe(read.set)
+        goes_on.wait(timeout=60)
+        return found
+
+    monkeypatch.setattr(disk, "look", look_slowly)
+    loading = asyncio.create_task(scribe.load(patient=True))
+    await read.wait()
+    disk.cordon("GPU-1", SMELLS)
+    assert await scribe.durable()
+    goes_on.set()
+    await loading
+    assert (set(disk.cordons), disk.pending) == ({"GPU-1"}, 0)
+
+
+async def test_a_state_directory_without_a_state_file_is_made_private(disk: Disk) -> None:
+    folder = disk.path.parent
+    folder.chmod(0o755)
+    await Scribe(disk).load()
+    assert folder.stat().st_mode & 0o777 == 0o700

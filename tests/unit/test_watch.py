@@ -101,7 +101,7 @@ async def test_a_kubelet_of_which_could_not_be_told_is_told_again(
 ) -> None:
     monkeypatch.setattr(watch, "POLL", 0.01)
     one = Seen(folder)
-    failures, tell = [ZeroDivisionError()], one.watch._kubelet_up
+    failures, tell = [ZeroDivisionError(), ZeroDivisionError()], one.watch._kubelet_up
 
     def once(kubelet: KubeletId) -> None:
         if failures:
@@ -191,11 +191,46 @@ async def test_a_stale_socket_is_no_kubelet_and_the_next_one_is(seen: Seen) -> N
         assert await seen.next("kubelet") != first
 
 
+def test_a_socket_on_which_nobody_listens_is_tried_ever_more_rarely(folder: Path) -> None:
+    with listening(folder / "kubelet.sock"):
+        one = Seen(folder)
+    waits = []
+    for _ in range(12):
+        one.watch._wait = one.watch._look_for_kubelet(1.0)
+        waits.append(one.watch._wait)
+    assert waits[:3] == [0.05, 0.1, 0.2]
+    assert waits[-1] == one.watch._poll
+    one.watch._urgent_until = 2.0
+    assert one.watch._look_for_kubelet(1.0) < 0.05, "something was just created"
+
+
+def test_a_kubelet_that_came_while_the_one_before_was_tried_is_not_taken_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, one = folder / "kubelet.sock", Seen(folder)
+    with contextlib.ExitStack() as kubelets:
+
+        def try_and_replace(tried: Path) -> bool:
+            monkeypatch.setattr(watch, "listens", listens)
+            kubelets.enter_context(listening(tried))
+            return True
+
+        monkeypatch.setattr(watch, "listens", try_and_replace)
+        kubelets.enter_context(listening(path))
+        one.watch._look_for_kubelet(0.0)
+        assert one.calls.empty()
+        one.watch._look_for_kubelet(0.0)
+        assert one.calls.get_nowait() == ("kubelet", kubelet_id(path))
+
+
 async def test_a_deleted_name_is_told(seen: Seen) -> None:
-    (seen.folder / "x.sock").touch()
+    names = {"x.sock", "y.sock"}
+    for name in names:
+        (seen.folder / name).touch()
     seen.watch._look_at_names()
-    (seen.folder / "x.sock").unlink()
-    assert await seen.next("lost") == "x.sock"
+    for name in names:
+        (seen.folder / name).unlink()
+    assert {await seen.next("lost") for _ in names} == names
 
 
 async def test_a_poll_that_somebody_held_up_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,13 +256,14 @@ async def test_a_gateway_that_comes_or_goes_is_told(seen: Seen) -> None:
 
 async def test_a_gateway_that_came_and_went_is_told_by_its_name(folder: Path) -> None:
     """While we stood still, as after a SIGSTOP: inotify keeps what happened."""
-    one, unseen, published = Seen(folder), folder / "gateway" / ".0123abcd", folder / "gateway" / "0123abcd"
+    one, tokens = Seen(folder), {"0123abcd", "4567cdef"}
     task = asyncio.ensure_future(one.watch.run())
     await asyncio.sleep(0)
-    unseen.mkdir()
-    unseen.rename(published)
-    published.rmdir()
-    assert await one.next("peers") == {"0123abcd"}
+    for token in tokens:
+        unseen = folder / "gateway" / f".{token}"
+        unseen.mkdir()
+        unseen.rename(unseen.with_name(token)).rmdir()
+    assert await one.next("peers") == tokens
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -239,6 +275,27 @@ async def test_a_gateway_that_comes_is_told_by_its_name_where_it_is_polled_for(s
     unseen.rename(unseen.with_name("0123abcd"))
     while "0123abcd" not in cast("frozenset[str]", await seen.next("peers")):
         pass
+
+
+def test_what_was_there_before_is_no_news_where_it_is_polled_for(folder: Path) -> None:
+    (folder / "gateway" / "0123abcd").mkdir()
+    one = Seen(folder)
+    one.watch._look_at_names()
+    assert one.calls.empty()
+
+
+async def test_the_gateways_folder_is_watched_again_when_it_came_anew(folder: Path) -> None:
+    one, shared = Seen(folder), folder / "gateway"
+    task = asyncio.ensure_future(one.watch.run())
+    await asyncio.sleep(0)
+    shared.rmdir()
+    await one.next("peers")
+    assert one.watch._poll == watch.POLL_WITHOUT_INOTIFY
+    shared.mkdir()
+    one.watch.look_now()
+    assert one.watch._poll == watch.POLL
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_without_a_watch_on_the_folder_it_is_polled_often(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,6 +345,18 @@ async def test_a_folder_that_went_and_came_is_told(seen: Seen) -> None:
     await asyncio.sleep(0.02)
     seen.folder.mkdir()
     await seen.next("replaced")
+
+
+def test_a_folder_that_came_with_the_number_of_the_one_before_is_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "folder_id", lambda path: (1, 2, False) if path.is_dir() else None)
+    one = Seen(folder)
+    shutil.rmtree(folder)
+    one.watch._check_folder()
+    folder.mkdir()
+    one.watch._check_folder()
+    assert one.calls.get_nowait() == ("replaced", None)
 
 
 def plain(path: Path) -> None:
