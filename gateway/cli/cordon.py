@@ -100,11 +100,12 @@ def uncordon(*, device_id: str, state_dir: Path, as_json: bool) -> None:
 @click.command(epilog=_FORGET)
 @_on_a_device
 def forget(*, device_id: str, state_dir: Path, as_json: bool) -> None:
-    """Take the device ID, which is gone for good, off the list.
+    """Forget what is remembered of the device ID: that it is lost, that it needs a reset, or who may still use it.
 
-    A device that is lost stays listed as unhealthy, in case it comes back. This is for one that won't. It is refused for a
-    device that is there, and for one that a pod still holds. ID is the device's ID, as much of it as no other begins with, or
-    its index.
+    A lost device stays listed as unhealthy, in case it comes back; this takes one off the list that won't. A device of which
+    `gateway status` says that the kubelet forgot its holder counts as free again: end that pod first. It is refused where
+    there is nothing to forget, and for a lost device that a pod still holds. ID is the device's ID, as much of it as no other
+    begins with, or its index.
     """
     _carry_out({"op": "forget", "id": device_id}, state_dir, as_json=as_json)
 
@@ -206,7 +207,12 @@ def _print(order: Order, answers: Mapping[str, OrderOutcome | ControlError], not
             continue
         for device in answer.found:
             held = f", held by {device.holder}" if device.holder else ""
-            click.echo(f"gateway {token}: {device.resource}: was {device.before}, is {device.now}{held}")
+            was = (
+                f"was {device.before}, is {device.now}"
+                if device.now != device.before
+                else f"is {device.now}, as before"
+            )
+            click.echo(f"gateway {token}: {device.resource}: {was}{held}")
     if noted:
         click.echo(
             f"No gateway runs here now: it is written to {noted.path}, and counts from the gateway's next start."
@@ -226,6 +232,6 @@ _SAID = {
     ("cordon", False): "{0} was cordoned already: {1}",
     ("uncordon", True): "{0} is no longer cordoned",
     ("uncordon", False): "{0} was not cordoned",
-    ("forget", True): "{0} is forgotten",
+    ("forget", True): "what was remembered of {0} is forgotten",
     ("forget", False): "{0} is on no list: nothing to forget",
 }

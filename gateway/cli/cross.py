@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from gateway.cli import places
-from gateway.cli.devices import exact, look, nobody
+from gateway.cli.devices import exact, look
 from gateway.wires import control
 from gateway.wires.control import ControlError
 from gateway.wires.log import escaped
@@ -52,7 +52,7 @@ def cross(*, to: str, dry_run: bool, as_json: bool, state_dir: Path, ids: tuple[
     """
     paths = control.sockets(state_dir)
     if not paths:
-        raise click.ClickException(nobody(state_dir))
+        raise click.ClickException(places.nobody(state_dir, "cross"))
     if len(paths) > 1:
         raise click.ClickException(
             f"expected one gateway on {state_dir}, found {len(paths)}: while one takes over from another, try again in a minute; two that "

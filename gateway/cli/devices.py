@@ -159,7 +159,7 @@ def devices(
     except ControlError as error:
         raise click.ClickException(str(error)) from error
     if not answers and not silent:
-        raise click.ClickException(nobody(state_dir))
+        raise click.ClickException(places.nobody(state_dir, "devices"))
     found = [row for row in rows(answers) if not names or any(map(row.is_called, names))]
     if as_json:
         click.echo(escaped(msgspec.json.encode({"devices": [*map(_plain, found)], "silent": silent}).decode()))
@@ -172,14 +172,6 @@ def devices(
     if answers and unknown:
         raise click.ClickException(f"no resource or device here is called {unknown[0]!r}: see `gateway devices`")
     sys.exit(0 if answers else 1)
-
-
-def nobody(state_dir: Path) -> str:
-    """Say that no gateway runs on a state directory, and what to do about it."""
-    return (
-        f"no gateway runs on this node, as far as {state_dir} tells. Start one (gateway, or its DaemonSet), or name its state "
-        "directory with --state-dir. Where it runs in a pod, ask there: kubectl exec POD -- gateway devices"
-    )
 
 
 def _plain(row: Row) -> dict[str, Any]:
@@ -356,7 +348,7 @@ def _handle(op: str, names: Sequence[str], state_dir: Path, *, as_json: bool) ->
     request = {"op": op, "ids": ids}
     said = asyncio.run(_ask_all(state_dir, request, orders.HANDLE_TIME + _ANSWER_TIME))
     if not said:
-        raise ControlError(nobody(state_dir))
+        raise ControlError(places.nobody(state_dir, "devices"))
     done: dict[str, Handled] = {}
     failed: dict[str, str] = {}
     for path, answer in said.items():

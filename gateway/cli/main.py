@@ -34,7 +34,7 @@ _COMMANDS = {
     "dev": ("gateway.cli.dev:dev", "Tools for trying device plugins, such as an emulated kubelet."),
     "devices": ("gateway.cli.devices:devices", "Show this node's devices: their state, and who holds them."),
     "doctor": ("gateway.cli.doctor:doctor", "Look at this node, and name what keeps its GPUs from pods."),
-    "forget": ("gateway.cli.cordon:forget", "Take a device that is gone for good off the list."),
+    "forget": ("gateway.cli.cordon:forget", "Forget that a device is lost or ill, or who may still use it."),
     "plan": ("gateway.cli.plan:plan", "Say what a kubelet upgrade does to a GPU node, hop by hop."),
     "probe": ("gateway.cli.probe:probe", "Ask a kubelet which device plugin API it speaks."),
     "status": ("gateway.cli.status:status", "Show the state of this node's gateways, kubelet and devices."),

@@ -174,11 +174,7 @@ def render(found: Answers, state_dir: Path, width: int) -> Iterator[str]:
     """Write what was found, in lines of about ``width`` columns; with colours, which ``click.echo`` drops elsewhere."""
     page = _Page(width)
     if not found.read and not found.silent:
-        yield from page.text(
-            "",
-            f"No gateway runs on this node, as far as {state_dir} tells. Start one (gateway, or its DaemonSet), or name its "
-            "state directory with --state-dir. Where it runs in a pod, ask there: kubectl exec POD -- gateway status",
-        )
+        yield from page.text("", places.nobody(state_dir, "status"))
     # Who serves comes first.
     for number, one in enumerate(
         sorted(found.read, key=lambda one: any(each.standing_by_for for each in one.resources))
@@ -189,6 +185,11 @@ def render(found: Answers, state_dir: Path, width: int) -> Iterator[str]:
         yield from ([""] if found.read and not number else [])
         yield click.style(f"gateway {Path(path).stem} does not answer", fg="red", bold=True)
         yield from page.text("  ", why)
+    if found.silent or unserved(found.read) or not all(one.kubelet.present for one in found.read):
+        yield from [
+            "",
+            *page.text("", "Devices aren't served: gateway doctor looks for the cause, and says what to do."),
+        ]
 
 
 class _Page:

@@ -339,12 +339,12 @@ class Drift(Struct, frozen=True):
 
 _WORDS: Mapping[MismatchKind, str] = {
     MismatchKind.FORGOTTEN: (
-        "the kubelet lost its memory of devices of {resource} that were held before its start: {devices}. A container that "
-        "ran through it may still use them: see to those pods, then say `gateway forget`"
+        "the kubelet lost its memory of devices of {resource} that were held before its start: {devices}. Containers that "
+        "ran then may still use them: end those pods, then run `gateway forget ID` for each device"
     ),
     MismatchKind.DOUBLED: (
         "devices of {resource} are perhaps in two pods at once: {devices}. The kubelet lost its memory of who held them, and gave "
-        "them away again: end one of the pods, then say `gateway forget` for each device"
+        "them away again: end one of the pods, then run `gateway forget ID` for each device"
     ),
     MismatchKind.UNLISTED: (
         "pods hold devices of {resource} that aren't in the list: {devices}. Bring them back into the configuration, or end "

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gateway.memory.holdings import Holdings
 
 _UNSEEN = "a container that was given it a moment ago"
-_FORGOTTEN = "{:.80}, perhaps: the kubelet forgot who; when it has ended, say `gateway forget`"
+_FORGOTTEN = "{:.80}, perhaps: the kubelet forgot who; when it has ended, run `gateway forget ID`"
 
 
 class Owners:

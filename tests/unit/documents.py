@@ -67,7 +67,8 @@ TROUBLED = ResourceFacts(
             drift.MismatchKind.FORGOTTEN,
             (IDS[7],),
             f"the kubelet lost its memory of devices of {RESOURCE} that were held before its start: '{IDS[7]}' (then held by "
-            "'default/batch-3/main')",
+            "'default/batch-3/main'). Containers that ran then may still use them: end those pods, then run `gateway forget ID` for "
+            "each device",
         )
     ],
 )

@@ -1119,5 +1119,5 @@ async def test_a_claim_says_that_the_kubelet_forgot(node: Node) -> None:
     await node.loses_memory()
     assert (
         node.gateway._resources[GPUS].entries["U0::0"].reason
-        == "still held as nvidia.com/gpu U0 by 'a/main', perhaps: the kubelet forgot who; when it has ended, say `gateway forget`"
+        == "still held as nvidia.com/gpu U0 by 'a/main', perhaps: the kubelet forgot who; when it has ended, run `gateway forget ID`"
     )

@@ -74,7 +74,7 @@ def test_a_dry_run_says_that_the_order_would_be_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("there", "words"),
     [
-        ({}, "no gateway runs on this node"),
+        ({}, "No gateway runs on this node"),
         ({SERVING: says(), WAITING: says()}, "expected one gateway on "),
         ({SERVING: By({"devices": FULL, "cross": ControlError("this gateway runs with --dra off")})}, "--dra off"),
     ],

@@ -273,6 +273,12 @@ def test_a_person_reads_of_rarer_things(document_: GatewayStatus, words: str) ->
     assert words in " ".join(seen(document_).split())
 
 
+def test_the_next_command_is_named_where_devices_are_not_served() -> None:
+    served = msgspec.structs.replace(FULL, resources=FULL.resources[:1])
+    orphaned = msgspec.structs.replace(served, kubelet=msgspec.structs.replace(FULL.kubelet, present=False))
+    assert ["gateway doctor" in seen(one) for one in (FULL, orphaned, served)] == [True, True, False]
+
+
 def test_a_person_reads_on_which_side_gpus_are_and_what_those_between_wait_for() -> None:
     page = seen(document(sides=documents.SIDES))
     assert "  sides    2 dra, 1 plugin, 1 to-dra\n" in page
