@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable
 
 HOST_SERVICE_NS = 1 << 62
 """Nanoseconds (146 years) by which the node's own service is newer than it is."""
@@ -35,20 +34,7 @@ def plausible(age: Age, now_ns: int) -> bool:
     return 0 <= age.born_ns - (HOST_SERVICE_NS if age.host_service else 0) <= now_ns
 
 
-class Doubt(Struct, frozen=True):
-    """What is known of a newer gateway that can't talk, and for which we stood by in vain. A new kubelet ends the doubt."""
-
-    cuts: int
-    """How often our streams had ended unasked until then."""
-    names: frozenset[str]
-    """Its names in the socket directory then."""
-
-    def over(self, cuts: int, names: frozenset[str]) -> bool:
-        """Whether it registers after all: kubelets up to 1.11 end our stream for it, and each Register has a new name."""
-        return cuts > self.cuts or not names <= self.names
-
-
-def older_should_wait(own: Age, peers: Iterable[Age], doubts: Mapping[Age, Doubt] = MappingProxyType({})) -> Age | None:
+def older_should_wait(own: Age, peers: Iterable[Age], doubts: Container[Age] = ()) -> Age | None:
     """Return the newest of the living ``peers`` that is newer than we are: the one to stand by for.
 
     The rule among gateways that can't talk: another state directory, an older release. One that we stood by for in vain

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from devices.model import Health
-from gateway.age import Doubt, older_should_wait
+from gateway.age import older_should_wait
 from gateway.handover import instance, standby
 from gateway.handover.ability import PEERS_AGAIN, Ability
 from gateway.handover.events import HandoverOutcome, Standing, standing
@@ -134,8 +134,9 @@ class Peers:
             self, settings.socket_dir, settings.pod_resources_socket, settings.socket_dir / CHECKPOINT
         )
         self._leases = Leases(self._left, tasks)
-        self.doubts: dict[str, dict[Age, Doubt]] = {}
-        """The newer gateways, by resource, that can't talk and for which we stood by in vain."""
+        self.doubts: dict[str, dict[Age, frozenset[str]]] = {}
+        """The newer gateways, by resource, that can't talk and for which we stood by in vain, with their names in the socket directory
+        then: each Register has a new one, and ends the doubt."""
         self._resuming: set[str] = set()
         self._silent = _Silent()
         self._yielding: set[str] = set()
@@ -232,7 +233,7 @@ class Peers:
                 if listens(path := silent / instance.socket_name(name)):
                     self._leases.hold(path)
         for resource in (one for name, one in self._resources.items() if gone - {self._silent.before.get(name, "")}):
-            if resource.checked is not Confirmation.UNKNOWN:
+            if resource.checked in {Confirmation.HELD, Confirmation.LACKING}:
                 resource.feed(events.Lacking())
             elif resource.state.phase is Phase.SERVING and _leaves_streams_open(resource.plugin.level):
                 resource.feed(events.Renew("another gateway ended, and this kubelet doesn't tell whom it holds"))
@@ -256,9 +257,9 @@ class Peers:
             if not self.handover.decides(age, resource) and listens(folder / instance.socket_name(resource))
         ]
         if resource in self.doubts and self.kubelet_listens():
-            names, cuts = standby.names_in(self._settings.socket_dir), self._resources[resource].cuts
-            self.doubts[resource] = _still(self.doubts[resource], peers, cuts, names)
-        return older_should_wait(self._instance.age, offering, self.doubts.get(resource, {}))
+            names = standby.names_in(self._settings.socket_dir)
+            self.doubts[resource] = _still(self.doubts[resource], peers, names)
+        return older_should_wait(self._instance.age, offering, self.doubts.get(resource, ()))
 
     def unserved(self, resource: Resource) -> None:
         """Take a resource back from those who talk, and the newest who doesn't: the kubelet's records lack it."""
@@ -266,8 +267,8 @@ class Peers:
         deferred, other = self.handover.defers_to(name), self._newer(name, self.living() or {})
         self.handover.unserved(name)
         if other is not None and (deferred is None or other > deferred):  # One in between takes it back itself.
-            doubt = Doubt(resource.cuts, standby.names_of(other, standby.names_in(self._settings.socket_dir)))
-            self.doubts.setdefault(name, {})[other] = doubt
+            names = standby.names_of(other, standby.names_in(self._settings.socket_dir))
+            self.doubts.setdefault(name, {})[other] = names
             self._tally.handovers.add("older", HandoverOutcome.BACK.value)
             _log.warning(
                 "taking a resource back: another gateway is to serve it, and the kubelet's records show no device of it",
@@ -302,10 +303,6 @@ class Peers:
     def kubelet_up(self, kubelet: KubeletId) -> None:
         """Take note of a new kubelet: it knows nobody yet."""
         self.standby.kubelet_up(kubelet.mtime_ns)
-        self.doubts = {
-            name: {age: Doubt(self._resources[name].cuts, doubt.names) for age, doubt in doubts.items()}
-            for name, doubts in self.doubts.items()
-        }
         if self.handover.talks:
             asyncio.get_running_loop().call_later(PROBE_AFTER, lambda: self._tasks.background(self.ability.probe()))
 
@@ -407,13 +404,11 @@ class Peers:
         self._resources[resource].feed(events.Renew("another gateway registered at the same time"))
 
 
-def _still(doubts: Mapping[Age, Doubt], peers: Container[Age], cuts: int, names: Sequence[str]) -> dict[Age, Doubt]:
+def _still(
+    doubts: Mapping[Age, frozenset[str]], peers: Container[Age], names: Sequence[str]
+) -> dict[Age, frozenset[str]]:
     """Keep the doubts of those that live, and haven't registered since."""
-    return {
-        age: doubt
-        for age, doubt in doubts.items()
-        if age in peers and not doubt.over(cuts, standby.names_of(age, names))
-    }
+    return {age: had for age, had in doubts.items() if age in peers and standby.names_of(age, names) <= had}
 
 
 def _leaves_streams_open(level: Level | None) -> bool:

@@ -24,10 +24,10 @@ from gateway.registration.events import Phase
 from gateway.tally import Confirmation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from gateway.age import Age, Doubt
+    from gateway.age import Age
     from gateway.registration.registrar import Resource
 
 _MOST_NAMES: Final = 4096
@@ -42,7 +42,7 @@ class Own(Protocol):
         """Its resources."""
 
     @property
-    def doubts(self) -> Mapping[str, Mapping[Age, Doubt]]:
+    def doubts(self) -> Mapping[str, Collection[Age]]:
         """The newer gateways, by resource, that can't talk and for which it stood by in vain."""
 
     def kubelet_listens(self) -> bool:

@@ -153,8 +153,6 @@ class Resource:
         """When the open stream was opened (monotonic seconds)."""
         self.unserved_since: float | None = time.monotonic()
         """Since when the resource is neither served nor left to another gateway (monotonic seconds)."""
-        self.cuts = 0
-        """How often a stream that served ended unasked."""
         self._why = Cause.FIRST
         self._without_since: float | None = None
         """When a kubelet was found, or a stream ended, that no stream followed yet."""
@@ -220,8 +218,6 @@ class Resource:
         """Let the state machine take an event, and do what it asks for."""
         before, self._why = self.state, cause(self.state, event) or self._why
         self.state, actions = registration.step(self.state, event)
-        if isinstance(event, events.StreamEnded) and before.stream is not None and self.state.stream is None:
-            self.cuts += 1
         if self.state.phase is not before.phase:
             self._log.debug("phase", phase=self.state.phase.value)
             if self.state.phase in _SERVED:

@@ -847,6 +847,14 @@ MUTANTS = (
     ),
     Mutant(
         "S17",
+        "a kubelet that wasn't asked yet whom it holds is taken for one that tells",
+        "gateway/handover/peers.py",
+        "            if resource.checked in {Confirmation.HELD, Confirmation.LACKING}:",
+        "            if resource.checked is not Confirmation.UNKNOWN:",
+        f"{_RIVALS}::test_one_that_could_not_talk_has_gone[it hasn't been asked yet]",
+    ),
+    Mutant(
+        "S17",
         "one that came and went while we stood still, and nobody registers once more",
         "gateway/handover/peers.py",
         "            self._silent.came({*came} - {self.age.token})\n",
@@ -1120,10 +1128,10 @@ MUTANTS = (
     Mutant(
         "S15",
         "one that registers after all is doubted for ever",
-        "gateway/age.py",
-        "        return cuts > self.cuts or not names <= self.names",
-        "        return False",
-        f"{_MACHINE}::test_when_a_doubt_is_over",
+        "gateway/handover/peers.py",
+        "if age in peers and standby.names_of(age, names) <= had}",
+        "if age in peers}",
+        "tests/unit/test_serve.py::test_one_that_was_stood_by_for_in_vain_counts_again_once_it_registers",
     ),
     Mutant(
         "S15",

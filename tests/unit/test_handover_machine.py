@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from adapters.dialect import Level
-from gateway.age import HOST_SERVICE_NS, Age, Doubt, older_should_wait, plausible
+from gateway.age import HOST_SERVICE_NS, Age, older_should_wait, plausible
 from gateway.handover import machine as s
 from gateway.handover.events import (
     Action,
@@ -106,8 +106,6 @@ def test_when_a_gateway_can_have_started(born_ns: int, can_be: bool) -> None:
 
 # Standing by in vain.
 
-DOUBT = Doubt(cuts=2, names=frozenset({"a-1.sock"}))
-
 
 @pytest.mark.parametrize(
     ("peers", "waits_for"),
@@ -117,20 +115,7 @@ DOUBT = Doubt(cuts=2, names=frozenset({"a-1.sock"}))
     ],
 )
 def test_who_is_doubted_is_not_stood_by_for(peers: list[Age], waits_for: Age | None) -> None:
-    assert older_should_wait(Age(5, "b"), peers, {Age(6, "a"): DOUBT}) == waits_for
-
-
-@pytest.mark.parametrize(
-    ("cuts", "names", "over"),
-    [
-        pytest.param(2, {"a-1.sock"}, False, id="nothing new"),
-        pytest.param(2, set(), False, id="a kubelet has emptied its folder"),
-        pytest.param(3, {"a-1.sock"}, True, id="our stream was cut"),
-        pytest.param(2, {"a-1.sock", "a-2.sock"}, True, id="it registers"),
-    ],
-)
-def test_when_a_doubt_is_over(cuts: int, names: set[str], over: bool) -> None:
-    assert DOUBT.over(cuts, frozenset(names)) is over
+    assert older_should_wait(Age(5, "b"), peers, {Age(6, "a")}) == waits_for
 
 
 def test_what_the_records_lack_is_told_again() -> None:

@@ -25,7 +25,7 @@ from adapters.registry import by_name
 from devices.generic import GenericSource
 from devices.model import Device
 from devices.policy import Policy
-from gateway.age import Age, Doubt
+from gateway.age import Age
 from gateway.configuration.settings import Settings
 from gateway.daemon import Gateway
 from gateway.handover import instance, standby
@@ -237,6 +237,7 @@ async def test_what_nobody_serves_calls_for_a_person_until_somebody_does() -> No
     [
         pytest.param("v1beta1", Confirmation.UNKNOWN, (False,), True, id="the kubelet doesn't tell whom it holds"),
         pytest.param("v1beta1", Confirmation.HELD, (False,), False, id="it does"),
+        pytest.param("v1beta1", None, (False,), True, id="it hasn't been asked yet"),
         pytest.param("v1beta1", Confirmation.UNKNOWN, (True,), False, id="what it served was handed over"),
         pytest.param(
             "v1beta1",
@@ -253,7 +254,7 @@ async def test_one_that_could_not_talk_has_gone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     api: str,
-    checked: Confirmation,
+    checked: Confirmation | None,
     talks: Sequence[bool],
     anew: bool,
 ) -> None:
@@ -422,7 +423,7 @@ async def test_what_would_be_left_to_one_that_can_not_talk(
     gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
     monkeypatch.setattr(gateway.others, "living", lambda: {newer: folder} if silent else {})
     if doubted:
-        gateway.others.doubts[RESOURCE] = {newer: Doubt(0, frozenset())}
+        gateway.others.doubts[RESOURCE] = {newer: frozenset()}
     server = await asyncio.start_unix_server(lambda _, writer: writer.close(), folder / instance.socket_name(RESOURCE))
     assert gateway.others.leaves(RESOURCE) is leaves
     server.close()

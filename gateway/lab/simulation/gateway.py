@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from devices.model import Device, Health
-from gateway.age import HOST_SERVICE_NS, Age, Doubt, older_should_wait
+from gateway.age import HOST_SERVICE_NS, Age, older_should_wait
 from gateway.handover.events import HandoverOutcome, Standing
 from gateway.kubelet.identity import KubeletId
 from gateway.lab.simulation.clock import Clock, Timer
@@ -106,7 +106,7 @@ class Gateway(Process):
         self.handover, self._standby = Handover(self), Standby(self)
         self._kubelet: KubeletId | None = None
         self.standing_by_for: Age | None = None
-        self.doubts: dict[Age, Doubt] = {}
+        self.doubts: dict[Age, frozenset[str]] = {}
         self._resuming = self._yielding = self._knows = self._in_update = False
         self._rounds = (0.0, 0)
         self._leases: set[Age] = set()
@@ -245,7 +245,6 @@ class Gateway(Process):
         """Take notice of a new kubelet, as the watch tells of it."""
         self._kubelet = kubelet.id
         self._standby.kubelet_up(kubelet.started_at)
-        self.doubts = {age: Doubt(self.plugin.cuts, doubt.names) for age, doubt in self.doubts.items()}
         if self.begun and self.bound and not self.stopping:
             self.plugin.feed(events.KubeletUp(kubelet.id))
             self._standby.look_again()
@@ -364,7 +363,7 @@ class Gateway(Process):
         gone, self._silent = self._silent - {*peers}, {age for age in peers if age not in self.handover.partners}
         self._leases |= {age for age in self._silent if self.node.by_age(age).listens}
         gone -= {self._before}
-        if gone and not self.plugin.unchecked:
+        if gone and self.plugin.checks:
             self.plugin.feed(events.Lacking())
         elif gone and self.plugin.machine.phase is Phase.SERVING:
             self.clock.met["one that couldn't talk has gone: registered once more"] += 1
@@ -384,9 +383,7 @@ class Gateway(Process):
         offering = [age for age in peers if not self.handover.decides(age) and self.node.by_age(age).listens]
         if self.doubts and self.kubelet_listens:
             self.doubts = {
-                age: doubt
-                for age, doubt in self.doubts.items()
-                if age in peers and not doubt.over(self.plugin.cuts, self.node.names_of(age))
+                age: had for age, had in self.doubts.items() if age in peers and self.node.names_of(age) <= had
             }
         return older_should_wait(self.age, offering, self.doubts)
 
@@ -396,7 +393,7 @@ class Gateway(Process):
         self.handover.unserved()
         other = self._newer(self.node.peers(self))
         if other is not None and (deferred is None or other > deferred):
-            self.doubts[other] = Doubt(self.plugin.cuts, self.node.names_of(other))
+            self.doubts[other] = self.node.names_of(other)
             self.count(HandoverOutcome.BACK)
         self.look()
 

@@ -42,9 +42,8 @@ class Plugin:
         self._sent = 0
         self._call: tuple[Kubelet, Callable[[str, str], None]] | None = None
         """The Register that a kubelet hasn't answered: which one, and what takes the answer."""
-        self.cuts = 0
-        self.unchecked = False
-        """Whether the kubelet's records couldn't be asked."""
+        self.checks: bool | None = None
+        """Whether the kubelet's records could be asked; None: they weren't yet."""
 
     # The machine, and what it asks for.
 
@@ -52,8 +51,6 @@ class Plugin:
         """Let the registration take an event, and do what it asks for."""
         before = self.machine
         self.machine, actions = registration.step(before, event)
-        if isinstance(event, events.StreamEnded) and before.stream is not None and self.machine.stream is None:
-            self.cuts += 1
         for action in actions:
             _ACTS[type(action)](self, action)
         if self.machine.phase is not before.phase:
@@ -155,8 +152,8 @@ class Plugin:
         kubelet = self._node.kubelet
         if self.machine.stream != stream or not kubelet.alive:
             return
-        self.unchecked = kubelet.behaviour.minor < SHOWS
-        if self.unchecked:
+        self.checks = kubelet.behaviour.minor >= SHOWS
+        if not self.checks:
             return
         expected = frozenset(device.id for device in self._gateway.devices if device.health is Health.HEALTHY)
         held = (kubelet.allocatable() or frozenset()) == expected

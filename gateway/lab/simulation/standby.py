@@ -69,7 +69,7 @@ class Standby:
         other = self._gateway.standing_by_for
         if self._records.unserved(self._clock.now, len(self._gateway.devices), self._taken.get(other, 0)):
             self._records = replace(self._records, told=self._clock.now)
-            self._taken[other] = self._taken.get(other, 0) + self._gateway.plugin.unchecked
+            self._taken[other] = self._taken.get(other, 0) + (self._gateway.plugin.checks is False)
             self._clock.met["what another gateway is to serve is lacking in the kubelet's records"] += 1
             self._gateway.unserved()
         self.look_again()
