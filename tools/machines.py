@@ -128,6 +128,7 @@ def _handover(stages: list[Enum]) -> Iterator[tuple[str, ...]]:
         "it asks, and we couldn't serve": Wanted(first=False, could_serve=False),
         "it asks, and registers first": Wanted(first=True, could_serve=True),
         **{f'it says "{say.value}"': Heard(say) for say in Say if say is not Say.ASK},
+        'it says "revoke", and we ask a newer one still': Heard(Say.REVOKE, soon=True),
         **{f"our registration is {own.value}": Stood(own) for own in Standing},
         "the wait is over, and we could serve": WaitOver(could_serve=True),
         "the wait is over, and we couldn't serve": WaitOver(could_serve=False),

@@ -82,9 +82,10 @@ class Wanted(Struct, frozen=True):
 
 
 class Heard(Struct, frozen=True):
-    """The partner said something else."""
+    """The partner said something else. ``soon``: asked back, we have asked a newer one still, and serve if that one is silent."""
 
     say: Say
+    soon: bool = False
 
 
 class Stood(Struct, frozen=True):

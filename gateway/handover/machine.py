@@ -19,7 +19,8 @@ talk, the *older* one hands each resource over to the *newer* one:
 - A newer one that failed asks again, ever more seldom, and an older one that took back is left in peace as long, if it can serve.
 - A connection that ends, ends its leases: of the dead one the other takes over, among the living age decides.
 - Nobody yields for ever to one that doesn't serve. A gateway that this kubelet refuses, or whose list fits no message, doesn't
-  ask; whoever stands by looks into the kubelet's own records, and takes back what they lack (``Unserved``, ``Doubt``).
+  ask; whoever stands by looks into the kubelet's own records, and takes back what they lack (``Unserved``). One that stands by
+  for a newer one still asks that one when an older one asks it: of those that answer, the newest takes over.
 
 One pair of machines for each resource and two gateways; with several, each gateway stands by while any pair says so.
 """
@@ -131,6 +132,11 @@ class State(Struct, frozen=True):
     def unsettled(self) -> bool:
         """Whether a handover is under way."""
         return self.stage not in _SETTLED
+
+    @property
+    def asks(self) -> bool:
+        """Whether a newer one is to say at once whether it serves what the kubelet's records lack."""
+        return self.stage is Older.CHECKING and self.doubted
 
 
 Step = tuple[State, tuple[Action, ...]]
@@ -337,6 +343,8 @@ def _older_waited(state: State, *, could_serve: bool) -> Step:
 
 def _newer(state: State, event: Event) -> Step:
     match event:
+        case Heard(Say.REVOKE, soon=True) if state.stage in {Newer.TRYING, Newer.SERVED}:
+            return state, (Tell(Say.BUSY),)
         case Heard(say):
             return _newer_heard(state, say)
         case Stood(now):

@@ -35,7 +35,7 @@ from gateway.handover.events import (
     WaitOver,
     Wanted,
 )
-from gateway.handover.machine import DEFERRING, Newer, Older
+from gateway.handover.machine import DEFERRING, Newer, Older, State
 from gateway.handover.partner import MAX_RESOURCES, Partner, Rests, remember
 from gateway.tasks import Background
 from gateway.wires import control
@@ -177,23 +177,20 @@ class Handover:
 
     def changed(self, resource: str) -> None:
         """Take notice that a resource's standing may have changed: call it after each event of its registration."""
-        for partner in self._partners.values():
-            state = partner.states.get(resource)
-            if state is not None and state.standing is not self._standing(resource):
+        for partner, state in _of(self._partners, resource):
+            if state.standing is not self._standing(resource):
                 self._feed(partner, resource, Stood(self._standing(resource)))
 
     def unserved(self, resource: str) -> None:
         """Take notice that the kubelet's records lack what a partner is to serve."""
-        for partner in list(self._partners.values()):
-            if resource in partner.states:  # All at once: whatever one of them says, none of them serves.
-                self._feed(partner, resource, Unserved())
+        for partner, _ in _of(self._partners, resource):  # All at once: whatever one of them says, none of them serves.
+            self._feed(partner, resource, Unserved())
 
     def defers_to(self, resource: str) -> Age | None:
         """Return the gateway for which the resource is to stand by; None while its own Register is in flight, too."""
         if self._standing(resource) is Standing.BUSY:
             return None
-        leases = ((partner.age, partner.states.get(resource)) for partner in self._partners.values())
-        return max((age for age, state in leases if state is not None and state.stage in DEFERRING), default=None)
+        return max((one.age for one, state in _of(self._partners, resource) if state.stage in DEFERRING), default=None)
 
     @property
     def talks(self) -> bool:
@@ -301,10 +298,17 @@ class Handover:
 
     def _event(self, partner: Partner, resource: str, say: Say, *, late: bool) -> Event:
         if say is not Say.ASK:
-            return Heard(say)
+            return Heard(say, soon=say is Say.REVOKE and self._asks_newer(resource))
         level = self._holder.level(resource) if self._standing(resource) is Standing.SERVING else None
         first = machine.register_first(level, late=late)
         return Wanted(first, self._could_serve(partner, resource))
+
+    def _asks_newer(self, resource: str) -> bool:
+        """Ask the newer ones that we stand by for, since an older one asks us; tell whether we wait for the answer of any."""
+        for partner, state in _of(self._partners, resource):
+            if state.stage is Older.CONFIRMED and not state.doubted:
+                self._feed(partner, resource, Unserved())
+        return any(state.asks for _, state in _of(self._partners, resource))
 
     def _part(self, partner: Partner) -> None:
         """End the leases that hang on this connection. What serves now, and who, ``Holder.look`` says anew."""
@@ -396,16 +400,15 @@ class Handover:
                     self._holder.renew(resource)
 
     def _fire(self, partner: Partner, resource: str) -> None:
-        leaves = partner.states[resource].stage is Newer.RESTING and self._holder.leaves(resource)
-        self._feed(partner, resource, WaitOver(not leaves and self._could_serve(partner, resource)))
+        resting = [one for one, state in _of(self._partners, resource) if state.stage is Newer.RESTING]
+        could = self._could_serve(partner, resource) and not (partner in resting and self._holder.leaves(resource))
+        # All at once: what one gives us is of no use while another one keeps it.
+        for one in resting if could and partner in resting else (partner,):
+            self._feed(one, resource, WaitOver(could))
 
     def _could_serve(self, partner: Partner, resource: str) -> bool:
         """Whether only this partner keeps us from serving."""
-        others = [
-            other.states[resource]
-            for other in self._partners.values()
-            if other is not partner and resource in other.states
-        ]
+        others = [state for other, state in _of(self._partners, resource) if other is not partner]
         kubelet = resource in self._holder.names() and self._holder.kubelet_listens()
         return machine.could_serve(partner.states[resource], others, kubelet=kubelet)
 
@@ -413,3 +416,8 @@ class Handover:
         side = "newer" if partner.age < self._age else "older"
         self._count(side, outcome.value)
         _log.info("handover", side=side, outcome=outcome.value, resource=resource, peer=partner.age.token)
+
+
+def _of(partners: Mapping[str, Partner], resource: str) -> list[tuple[Partner, State]]:
+    """Give those with whom a resource was talked about, and where it stands."""
+    return [(one, one.states[resource]) for one in partners.values() if resource in one.states]

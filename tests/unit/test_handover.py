@@ -725,6 +725,33 @@ async def test_of_several_that_dont_serve_all_are_asked_at_once(node: Node) -> N
         await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
 
 
+async def test_of_those_that_are_left_the_newest_takes_over_whoever_sees_first_that_nobody_serves(node: Node) -> None:
+    """Or the oldest one would take it, and hand it over a second time soon after."""
+    oldest = await node.gateway(1)
+    middle = await node.gateway(2)
+    async with by_hand(oldest, YOUNGEST) as newest, by_hand(middle, YOUNGEST) as newer:
+        for one in (newest, newer):
+            await one.say("serving")
+        await node.kubelet.until(lambda: node.kubelet.serving() == [] and len(middle.handover._partners) == 2)
+        await node.kubelet.until(lambda: oldest.handover.defers_to(GPU) == middle.handover.defers_to(GPU) == YOUNGEST)
+        oldest.handover.unserved(GPU)
+        await node.kubelet.until(lambda: node.kubelet.serving() != [])
+        assert node.kubelet.serving() == ["g2"]
+        await node.kubelet.until(lambda: oldest.handover.defers_to(GPU) == middle.age)
+
+
+async def test_who_rests_with_several_older_ones_asks_all_of_them_at_once(node: Node) -> None:
+    """Or one would give it to a gateway that still stands by for another one, and nobody would serve."""
+    await node.gateway(1)
+    await node.gateway(2)
+    newest = await node.gateway(3)
+    partners = list(newest.handover._partners.values())
+    for partner in partners:
+        partner.states[GPU] = machine.State(Newer.RESTING, Standing.IDLE)
+    newest.handover._fire(partners[0], GPU)
+    assert [partner.states[GPU].stage for partner in partners] == [Newer.ASKING] * 2
+
+
 async def test_who_took_it_back_and_cannot_serve_it_keeps_it_from_nobody(node: Node) -> None:
     older = await node.gateway(1)
     async with by_hand(older) as newer:

@@ -398,6 +398,18 @@ GIVEN_BACK: list[Event] = [*YOURS, heard(Say.REVOKE)]
             [*YOURS, stood(SERVING), heard(Say.REVOKE)], Newer.SERVED, [Say.SERVING], id="asked back, and we serve"
         ),
         pytest.param(
+            [*YOURS, stood(SERVING), stood(IDLE), heard(Say.REVOKE)],
+            Newer.RESTING,
+            [Say.RELEASED],
+            id="asked back, and a newer one has it from us: give it back",
+        ),
+        pytest.param(
+            [*YOURS, stood(SERVING), stood(IDLE), Heard(Say.REVOKE, soon=True)],
+            Newer.SERVED,
+            [Say.BUSY],
+            id="asked back, and a newer one is asked: keep it until that one has answered",
+        ),
+        pytest.param(
             [*YOURS, stood(SERVING), heard(Say.MINE)], Newer.RETURNING, [], id="it serves as well: end our stream"
         ),
         pytest.param(

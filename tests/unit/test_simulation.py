@@ -198,6 +198,11 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
             "30043381", id="a Register that the kubelet before never called for is waited for as the next one starts"
         ),
         pytest.param("813292", id="of four one stands still, and the oldest took it back and can't serve"),
+        pytest.param("20260096", id="of four the newest stands still, and the others see that one after another"),
+        pytest.param("20754816", id="of three the newest stands still, and the two others see that at once"),
+        pytest.param("40716146", id="of three the newest stands still, and kubelet 1.8 shows nothing"),
+        pytest.param("40578380", id="of three that can't talk the newest stands still, and both others take over"),
+        pytest.param("40107593", id="one that can't talk goes before the kubelet was asked whom it holds"),
     ],
 )
 def test_what_broke_once_is_kept(number: str) -> None:

@@ -24,7 +24,7 @@ from gateway.handover.events import (
     WaitOver,
     Wanted,
 )
-from gateway.handover.machine import DEFERRING, Newer, State
+from gateway.handover.machine import DEFERRING, Newer, Older, State
 from gateway.lab.simulation.clock import Timer, stop
 from gateway.registration import events
 
@@ -190,7 +190,7 @@ class Handover:
             if partner.age < self._gateway.age:
                 return
             partner.state = machine.older(self._gateway.plugin.standing)
-        event: Event = Heard(say)
+        event: Event = Heard(say, soon=say is Say.REVOKE and self._asks_newer())
         if say is Say.ASK:
             late = self._clock.now > until
             if late:
@@ -198,6 +198,16 @@ class Handover:
             level = self._gateway.plugin.level if self._gateway.plugin.standing is Standing.SERVING else None
             event = Wanted(machine.register_first(level, late=late), self._could_serve(partner))
         self._feed(partner, event)
+
+    def _asks_newer(self) -> bool:
+        for partner, state in self._states:
+            if state.stage is Older.CONFIRMED and not state.doubted:
+                self._feed(partner, Unserved())
+        return any(state.asks for _, state in self._states)
+
+    @property
+    def _states(self) -> list[tuple[Partner, State]]:
+        return [(one, one.state) for one in self.partners.values() if one.state is not None]
 
     def _hang_up(self, partner: Partner) -> None:
         if partner.far is not None:
@@ -288,13 +298,13 @@ class Handover:
 
     def _fire(self, partner: Partner) -> None:
         if not partner.gone and partner.state is not None:
-            could = self._could_serve(partner)
-            if could and partner.state.stage is Newer.RESTING:
-                could = not self._gateway.leaves
-            self._feed(partner, WaitOver(could))
+            resting = [one for one, state in self._states if state.stage is Newer.RESTING]
+            could = self._could_serve(partner) and not (partner in resting and self._gateway.leaves)
+            for one in resting if could and partner in resting else (partner,):
+                self._feed(one, WaitOver(could))
 
     def _could_serve(self, partner: Partner) -> bool:
-        others = [one.state for one in self.partners.values() if one is not partner and one.state is not None]
+        others = [state for other, state in self._states if other is not partner]
         kubelet = self._gateway.bound and self._gateway.kubelet_listens
         assert partner.state is not None
         return machine.could_serve(partner.state, others, kubelet=kubelet)
