@@ -15,6 +15,8 @@ GET_INFO = "/pluginregistration.Registration/GetInfo"
 NOTIFY = "/pluginregistration.Registration/NotifyRegistrationStatus"
 DEVICE_PLUGIN = "DevicePlugin"
 """The type of a device plugin; others are drivers for volumes and for dynamic resources."""
+LONGEST_REASON = 1024
+"""Characters of a refusal that are kept."""
 _API = "pluginregistration"
 MAX_INFO = 64 * 1024
 """The most bytes of a GetInfo answer that are read: a resource name and some versions."""
@@ -60,4 +62,4 @@ def decode_status(data: bytes) -> str:
         MalformedError: it is none.
     """
     message = parse(pb.RegistrationStatus, data, _API)
-    return "" if message.plugin_registered else message.error or "refused, without a reason"
+    return "" if message.plugin_registered else message.error[:LONGEST_REASON] or "refused, without a reason"

@@ -68,13 +68,13 @@ def require_bounded(data: bytes, *, containers: bool) -> None:
         raise MalformedError(
             f"expected at most {MAX_NAMES} device IDs in a request, and {len(data)} bytes seem to hold more: no kubelet asks so"
         )
-    if containers and _more_fields(data, MAX_CONTAINERS):
+    if containers and has_more_fields(data, MAX_CONTAINERS):
         raise MalformedError(
             f"expected at most {MAX_CONTAINERS} containers in a request, got more: ask for fewer at once"
         )
 
 
-def _more_fields(data: bytes, most: int) -> bool:
+def has_more_fields(data: bytes, most: int) -> bool:
     """Whether the first level of a message has more than so many fields; what is no message is left to its parser."""
     at = count = 0
     while at < len(data):

@@ -6,6 +6,7 @@ and picks the newest that it knows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,15 +14,19 @@ from msgspec import Struct
 
 from adapters.dialect import MalformedError
 from adapters.pb.dra import v1_pb2, v1beta1_pb2
-from adapters.spelling import parse, serialize
+from adapters.spelling import has_more_fields, parse, serialize
 from devices.claims import Answers, ClaimName, Prepared, Refused
 
-MAX_BYTES: Final = 1024 * 1024
-"""The most bytes of a request. A pod has at most 64 claims, of some 600 bytes each."""
+MAX_BYTES: Final = 64 * 1024
+"""The most bytes of a request. A pod has at most 64 claims, of 400 bytes each at most, and the kubelet asks pod by pod."""
 MAX_CLAIMS: Final = 1024
-"""The most claims in one request: a pod has at most 64, and the kubelet asks pod by pod."""
+"""The most claims in one request."""
 PREPARE: Final = "NodePrepareResources"
 UNPREPARE: Final = "NodeUnprepareResources"
+_NAME: Final = re.compile(r"[a-z0-9.-]{1,253}", re.ASCII)
+"""A claim's name, and its namespace's: they become part of a path of the API server."""
+_UID: Final = re.compile(r"[A-Za-z0-9-]{1,63}", re.ASCII)
+"""It becomes part of a file's name."""
 
 
 class UnsayableShareError(ValueError):
@@ -90,10 +95,10 @@ class PluginApi(Struct, frozen=True):
     def _claims(self, kind: Any, data: bytes) -> tuple[ClaimName, ...]:
         if len(data) > MAX_BYTES:
             raise MalformedError(f"expected a {kind.DESCRIPTOR.name} of at most {MAX_BYTES} bytes, got {len(data)}")
+        if has_more_fields(data, MAX_CLAIMS):  # An empty claim is 2 bytes on the wire and 150 in memory.
+            raise MalformedError(f"expected at most {MAX_CLAIMS} claims in a request, got more")
         message = parse(kind, data, self.registered_as)
-        if len(message.claims) > MAX_CLAIMS:
-            raise MalformedError(f"expected at most {MAX_CLAIMS} claims in a request, got {len(message.claims)}")
-        return tuple(ClaimName(claim.namespace, claim.name, claim.uid) for claim in message.claims)
+        return tuple(_named(ClaimName(claim.namespace, claim.name, claim.uid)) for claim in message.claims)
 
     def _fill(self, device: Any, prepared: Prepared) -> None:
         device.request_names.extend(prepared.requests)
@@ -106,6 +111,15 @@ class PluginApi(Struct, frozen=True):
                     f"{self.version}, which can't say shares: let the claim ask for the whole device"
                 )
             device.share_id = prepared.share
+
+
+def _named(claim: ClaimName) -> ClaimName:
+    if not (_NAME.fullmatch(claim.namespace) and _NAME.fullmatch(claim.name) and _UID.fullmatch(claim.uid)):
+        shown = f"{claim!s:.80} with the UID {claim.uid:.80}"
+        raise MalformedError(
+            f"expected a claim's namespace, name and UID, got {shown!a}: no API server makes such ones"
+        )
+    return claim
 
 
 V1: Final = PluginApi("v1", v1_pb2, says_share=True)

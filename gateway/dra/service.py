@@ -21,6 +21,7 @@ from devices.claims import Answer, ClaimName, DeviceHealth, Refused
 from devices.model import RefusedError
 from gateway.dra.driver import PATIENCE
 from gateway.kubelet.watch import target
+from gateway.wires.log import Seldom
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,8 +39,20 @@ GRACE: Final = 5.0
 """Seconds that calls under way have at the end."""
 PASSED_ON: Final = 45.0
 """Seconds that a successor has to answer what was passed on to it: as many as the kubelet gives a call."""
-# Another server must not take the path silently; and no retry is ours to make.
-_OPTIONS: Final = (("grpc.so_reuseport", 0),)
+MAX_CALLS: Final = 512
+"""How many calls a driver has at once, of all connections: pods that start together ask together, each once."""
+TOLD: Final = 100
+"""How many answers of one kind are logged in a minute; whoever calls without end fills no disk."""
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", plugin.MAX_BYTES),
+    ("grpc.max_concurrent_streams", 32),
+    ("grpc.max_metadata_size", 8 * 1024),
+    ("grpc.absolute_max_metadata_size", 16 * 1024),
+    # What comes unasked for isn't taken: the window of a stream doesn't grow.
+    ("grpc.http2.bdp_probe", 0),
+    # Another server must not take the path silently.
+    ("grpc.so_reuseport", 0),
+)
 _TYPE: Final = "DRAPlugin"
 _log = structlog.get_logger()
 
@@ -106,6 +119,7 @@ class Service:
         """The socket of the instance that the kubelet calls from now on."""
         self._deciding: set[asyncio.Task[bytes]] = set()
         self._stopping: asyncio.Future[None] | None = None
+        self._seldom = Seldom(TOLD)
 
     async def start(self, path: Path) -> None:
         """Serve on ``path``, which the kubelet finds at once.
@@ -113,7 +127,7 @@ class Service:
         Raises:
             OSError, RuntimeError: it can't be bound.
         """
-        server = grpc.aio.server(options=_OPTIONS)
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CALLS)
         server.add_generic_rpc_handlers(
             (self._registration(), *map(self._plugin, APIS), *map(self._health, health.VERSIONS))
         )
@@ -239,20 +253,11 @@ class Service:
         except Exception as error:  # noqa: BLE001 - one claim's error fails that claim alone
             _log.exception("a claim could not be prepared because of a defect in the gateway", claim=str(claim))
             answer = Refused(f"a defect in the gateway: {error!r}")
-        refused = isinstance(answer, Refused)
-        tell = _log.warning if refused else _log.info
-        tell(
-            "claim refused" if refused else "claim prepared",
-            driver=self._claims.name,
-            claim=str(claim),
-            api=api.version,
-            ms=round(1e3 * (time.monotonic() - began), 1),
-            **(
-                {"reason": answer.reason}
-                if isinstance(answer, Refused)
-                else {"devices": [one.device for one in answer]}
-            ),
-        )
+        ms = round(1e3 * (time.monotonic() - began), 1)
+        if isinstance(answer, Refused):
+            self._tell("claim refused", claim, api=api.version, ms=ms, reason=answer.reason)
+        else:
+            self._tell("claim prepared", claim, api=api.version, ms=ms, devices=[one.device for one in answer])
         return answer
 
     async def _unprepare(self, claim: ClaimName) -> Refused | None:
@@ -262,10 +267,17 @@ class Service:
             _log.exception("a claim could not be unprepared because of a defect in the gateway", claim=str(claim))
             refused = Refused(f"a defect in the gateway: {error!r}")
         if refused is None:
-            _log.info("claim unprepared", driver=self._claims.name, claim=str(claim))
+            self._tell("claim unprepared", claim)
         else:
-            _log.warning("claim not unprepared", driver=self._claims.name, claim=str(claim), reason=refused.reason)
+            self._tell("claim not unprepared", claim, reason=refused.reason)
         return refused
+
+    def _tell(self, what: str, claim: ClaimName, **more: Any) -> None:
+        """Log what became of a claim; what has a reason is a warning."""
+        if (left_out := self._seldom.tell(what)) is not None:
+            untold = {"more_before": left_out} if left_out else {}
+            tell = _log.warning if "reason" in more else _log.info
+            tell(what, driver=self.name, claim=str(claim), **more, **untold)
 
     def _health(self, version: str) -> grpc.GenericRpcHandler:
         async def watch(_: bytes, __: Any) -> AsyncIterator[bytes]:

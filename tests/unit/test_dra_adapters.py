@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapters import pluginregistration
 from adapters.dialect import MalformedError
 from adapters.dra import health, plugin
 from adapters.dra.plugin import APIS, V1, V1BETA1, PluginApi, UnsayableShareError
@@ -149,12 +150,43 @@ def test_what_is_no_message_is_malformed(read: Any, data: bytes) -> None:
         read(data)
 
 
-def test_requests_are_bounded() -> None:
-    with pytest.raises(MalformedError, match="at most 1024 claims in a request, got 1025"):
+def test_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = f(1, f(1, "x") + f(2, "c") + f(3, "u"))
+    assert len(V1.decode_prepare_request(one * plugin.MAX_CLAIMS)) == plugin.MAX_CLAIMS
+    monkeypatch.setattr(plugin, "parse", None)  # What has too many is refused before it is decoded.
+    with pytest.raises(MalformedError, match="at most 1024 claims in a request, got more"):
         V1.decode_prepare_request(f(1, b"") * (plugin.MAX_CLAIMS + 1))
-    assert len(V1.decode_prepare_request(f(1, b"") * plugin.MAX_CLAIMS)) == plugin.MAX_CLAIMS
     with pytest.raises(MalformedError, match=f"at most {plugin.MAX_BYTES} bytes, got {plugin.MAX_BYTES + 1}"):
         V1.decode_prepare_request(bytes(plugin.MAX_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ClaimName("ns", "c", ""),
+        ClaimName("ns", "c", "a\0b"),
+        ClaimName("ns", "c", "u/../../x"),
+        ClaimName("ns", "c", "u" * 64),
+        ClaimName("ns", "../../nodes/n1?", "u"),
+        ClaimName("", "c", "u"),
+        ClaimName("n" * 254, "c", "u"),
+    ],
+)
+def test_what_no_api_server_calls_a_claim_is_malformed(asked: ClaimName) -> None:
+    for read in (V1.decode_prepare_request, V1.decode_unprepare_request):
+        with pytest.raises(MalformedError, match="no API server makes such ones") as caught:
+            read(dracalls.request(V1, [asked]))
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 300
+
+
+def test_the_largest_request_of_a_kubelet_fits() -> None:
+    asked = tuple(ClaimName("n" * 63, "c" * 253, f"{number:036}") for number in range(64))
+    assert V1.decode_prepare_request(dracalls.request(V1, asked)) == asked
+
+
+def test_a_long_reason_of_a_kubelet_is_cut() -> None:
+    assert pluginregistration.decode_status(pluginregistration.encode_status("x" * 5000)) == "x" * 1024
 
 
 text = st.text(max_size=20).filter(lambda one: one.encode(errors="replace").decode() == one)

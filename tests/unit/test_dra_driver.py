@@ -442,6 +442,39 @@ async def test_what_is_no_request_is_refused(served: Kubelet) -> None:
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
+@pytest.mark.parametrize("where", [f"/{V1.service}/{plugin.PREPARE}", pluginregistration.NOTIFY])
+async def test_a_request_that_is_too_large_is_not_read(served: Kubelet, where: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await served.call(where, bytes(plugin.MAX_BYTES + 1))
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_calls_beyond_the_most_are_refused(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MAX_CALLS", 1)
+    one, kubelet = Service(node.of), Kubelet(tmp_path / "a.sock")
+    await one.start(tmp_path / "a.sock")
+    call = kubelet.watch("v1")
+    await call.read()
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await kubelet.call(pluginregistration.GET_INFO)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    call.cancel()
+    await kubelet.channel.close()
+    await one.stop()
+
+
+async def test_who_calls_without_end_fills_no_log(served: Kubelet) -> None:
+    asked = [ClaimName("ns", f"gone-{number}", f"g-{number}") for number in range(service.TOLD * 2)]
+    with capture_logs() as logs:
+        await served.prepare(V1, *asked)
+        await served.unprepare(V1, *asked)
+    told = [line["event"] for line in logs]
+    assert {what: told.count(what) for what in ("claim refused", "claim unprepared")} == {
+        "claim refused": service.TOLD,
+        "claim unprepared": service.TOLD,
+    }
+
+
 @pytest.mark.parametrize("version", health.VERSIONS)
 async def test_health_is_streamed_and_told_anew(served: Kubelet, node: Node, version: str) -> None:
     call = served.watch(version)
