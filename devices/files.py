@@ -48,7 +48,7 @@ def read_plain(path: Path, most: int) -> bytes:
     """
     with open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise NotPlainError
+            raise NotPlainError("it is no plain file")
         return file.read(most + 1)
 
 

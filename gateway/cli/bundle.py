@@ -168,6 +168,8 @@ def _logs(host_root: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _end(path: Path) -> bytes:
+    if not path.is_file():  # A pipe would be waited for.
+        return b""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST_LOG))

@@ -114,9 +114,8 @@ def locate(choice: Choice, label: str) -> Path | None:
 def remembered(choice: Choice, state_dir: Path) -> str | None:
     """Return the last label that led to a good configuration; None where none is known."""
     try:
-        with (state_dir / MEMORY).open("rb") as file:
-            found = msgspec.json.decode(file.read(_MOST), type=_Memory)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        found = msgspec.json.decode(files.read_plain(state_dir / MEMORY, _MOST), type=_Memory)
+    except (OSError, files.NotPlainError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return found.value if found.name == choice.label else None
 

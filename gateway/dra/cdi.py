@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from devices.files import replace
+from devices.files import NotPlainError, read_plain, replace
 from devices.model import ContainerAnswer
 
 FOLDER: Final = Path("/var/run/cdi")
@@ -77,8 +77,8 @@ def write(driver: str, uid: str, wanted: Mapping[str, Any], folder: Path = FOLDE
         OSError: it can't be written.
     """
     path, data = path_of(driver, uid, folder), msgspec.json.format(msgspec.json.encode(wanted), indent=1)
-    with contextlib.suppress(OSError):
-        if path.read_bytes() == data:
+    with contextlib.suppress(OSError, NotPlainError):
+        if read_plain(path, len(data)) == data:
             return
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     replace(path, data, 0o644, durable=False)  # A boot empties the folder, and brings claims back.

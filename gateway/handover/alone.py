@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
+from devices.files import NotPlainError, read_plain
 from gateway.handover import message
 from gateway.handover.instance import TOKEN
 from gateway.memory import file
@@ -54,6 +55,7 @@ _ANOTHER: Final = "the other gateway on this node to end: with --dra on one deci
 _ADVICE: Final = (
     "one with --dra on makes room for a newer one, where the kubelet is 1.33 or later; else update with maxSurge 0"
 )
+_TOKEN_BYTES: Final = 8
 STANDS_BY: Final = "the death of the other gateway of the pair, which serves"
 """What one waits for that stands by."""
 _WRITABLE: Final = "make --state-dir a folder that this gateway can write"
@@ -223,8 +225,8 @@ class Alone:
     def decider(self) -> str:
         """Give the token of the gateway that decides, or did last; '' where this one does, or nobody knows."""
         said = ""
-        with contextlib.suppress(OSError, ValueError):
-            said = (self._state_dir / LOCK).read_text() if self._lock < 0 else ""
+        with contextlib.suppress(OSError, NotPlainError, ValueError):
+            said = read_plain(self._state_dir / LOCK, _TOKEN_BYTES).decode() if self._lock < 0 else ""
         return said if TOKEN.fullmatch(said) else ""
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import math
 import os
+import stat
 import threading
 import time
 from enum import Enum
@@ -330,8 +331,10 @@ def _checkpoint(path: Path) -> tuple[checkpoint.Checkpoint | None, int]:
     """Read a checkpoint, and when it was written (unix time, nanoseconds); None where there is none that can be read."""
     try:
         with open(path, "rb", opener=_opener) as file:
-            written_ns = os.fstat(file.fileno()).st_mtime_ns
-            return _alone(checkpoint.read, file.read(checkpoint.MAX_BYTES + 1)), written_ns
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                return None, 0
+            return _alone(checkpoint.read, file.read(checkpoint.MAX_BYTES + 1)), info.st_mtime_ns
     except (OSError, MalformedError):
         return None, 0
 

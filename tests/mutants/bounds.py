@@ -9,14 +9,40 @@ RULES = {
     "Z3": "what a stranger's text holds steers no screen, and of a file that is no configuration nothing is said",
     "Z4": "what is read of a ledger, of the kubelet's answers and of the environment is bounded in time and memory",
     "Z5": "a socket directory may have any name",
+    "Z6": "what stands in the place of a file and is none is neither waited for nor read without end",
     "Z2": "a call that doesn't say what it wants makes room for one that does",
 }
 
 _OBSERVE = "tests/unit/test_observe.py"
 _LEDGER = "tests/unit/test_ledger.py"
 _REQUESTS = "tests/unit/test_requests.py"
+_PLANTED = "tests/unit/test_planted.py"
 
 MUTANTS = (
+    Mutant(
+        "Z6",
+        "a claim's specification is read as a whole",
+        "gateway/dra/cdi.py",
+        "if read_plain(path, len(data)) == data:",
+        "if path.read_bytes() == data:",
+        f"{_PLANTED}::test_a_pipe_that_somebody_writes_to_is_not_waited_for",
+    ),
+    Mutant(
+        "Z6",
+        "the lock of who decides is read as a whole",
+        "gateway/handover/alone.py",
+        "read_plain(self._state_dir / LOCK, _TOKEN_BYTES).decode()",
+        "(self._state_dir / LOCK).read_text()",
+        f"{_PLANTED}::test_a_pipe_that_somebody_writes_to_is_not_waited_for",
+    ),
+    Mutant(
+        "Z6",
+        "a pipe is taken for a checkpoint",
+        "gateway/kubelet/view.py",
+        "if not stat.S_ISREG(info.st_mode):",
+        "if False:",
+        f"{_PLANTED}::test_a_pipe_that_somebody_writes_to_is_not_waited_for",
+    ),
     Mutant(
         "Z1",
         "a request has twice the bytes",

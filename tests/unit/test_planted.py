@@ -1,0 +1,119 @@
+"""What stands where a file of ours should, and is none: nobody waits for it, and nobody reads it without end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+import pytest
+
+from devices.files import NotPlainError, read_plain
+from gateway.bridge import memory as plugins
+from gateway.cli import bundle
+from gateway.configuration import choice
+from gateway.configuration import file as configuration
+from gateway.configuration.settings import Choice, ConfigError
+from gateway.dra import cdi
+from gateway.handover.alone import LOCK, Alone
+from gateway.kubelet import view
+from gateway.kubernetes import access
+from gateway.memory import file as ledger
+
+LARGE: Final = 1 << 40
+"""Bytes: more than there is memory."""
+
+
+def _decider(path: Path) -> str:
+    waiting = cast("Any", SimpleNamespace(_state_dir=path.parent, _lock=-1))
+    return Alone.decider(waiting)
+
+
+def _specify(path: Path) -> None:
+    cdi.write("d", "u", {}, path.parent)
+
+
+READERS: Final[dict[str, tuple[str, Callable[[Path], object]]]] = {
+    "the ledger": ("ledger.json", ledger.read),
+    "the bridge's memory": (plugins.NAME, lambda path: plugins.load(path.parent)),
+    "the remembered label": (choice.MEMORY, lambda path: choice.remembered(Choice(path, "x/y"), path.parent)),
+    "the lock of who decides": (LOCK, _decider),
+    "the kubelet's checkpoint": ("kubelet_internal_checkpoint", view._read),
+    "a claim's specification": (cdi.path_of("d", "u", Path()).name, _specify),
+    "the configuration": ("config.yaml", configuration.read),
+    "a token": ("token", access._content),
+    "a log": ("0.log", bundle._end),
+}
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _endless(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _large(path: Path) -> None:
+    path.touch()
+    os.truncate(path, LARGE)
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[None]:
+    """Have a pipe written to, by one who says nothing."""
+    end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        yield
+    finally:
+        os.close(end)
+
+
+def read_in_time(read: Callable[[Path], object], path: Path) -> None:
+    """Read in a thread that the test needn't wait for; what a reader says of a file that can't be read is no matter."""
+    ended: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            read(path)
+        except (OSError, NotPlainError, ConfigError, access.AccessError):
+            ended.append(None)
+        except BaseException as error:  # noqa: BLE001 - the test says it
+            ended.append(error)
+        else:
+            ended.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert ended == [None]
+
+
+@pytest.mark.parametrize("plant", [_pipe, _endless, _large, Path.mkdir])
+@pytest.mark.parametrize(("name", "read"), READERS.values(), ids=READERS.keys())
+def test_it_is_not_waited_for(
+    tmp_path: Path, name: str, read: Callable[[Path], object], plant: Callable[[Path], None]
+) -> None:
+    plant(tmp_path / name)
+    read_in_time(read, tmp_path / name)
+
+
+@pytest.mark.parametrize(("name", "read"), READERS.values(), ids=READERS.keys())
+def test_a_pipe_that_somebody_writes_to_is_not_waited_for(
+    tmp_path: Path, name: str, read: Callable[[Path], object]
+) -> None:
+    _pipe(tmp_path / name)
+    with written(tmp_path / name):
+        read_in_time(read, tmp_path / name)
+
+
+def test_in_the_place_of_a_pipe_a_specification_is_put(tmp_path: Path) -> None:
+    path = cdi.path_of("d", "u", tmp_path)
+    _pipe(path)
+    cdi.write("d", "u", {"cdiVersion": "0.5.0"}, tmp_path)
+    assert json.loads(read_plain(path, 1000)) == {"cdiVersion": "0.5.0"}
