@@ -97,7 +97,7 @@ def load(folder: Path) -> tuple[tuple[Plugin, ...], str]:
         if len(content) > _MAX_BYTES:
             raise ValueError("it is too large")  # noqa: TRY301 - one way out for all that is wrong with it
         return msgspec.json.decode(content, type=SavedPlugins).plugins, ""
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         with contextlib.suppress(OSError):
             path.replace(path.with_suffix(".damaged"))
         return (), f"{path} is damaged ({error}) and put aside: plugins are known again once they register"

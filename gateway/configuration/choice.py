@@ -115,7 +115,7 @@ def remembered(choice: Choice, state_dir: Path) -> str | None:
     """Return the last label that led to a good configuration; None where none is known."""
     try:
         found = msgspec.json.decode(files.read_plain(state_dir / MEMORY, _MOST), type=_Memory)
-    except (OSError, files.NotPlainError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, files.NotPlainError, ValueError, RecursionError):
         return None
     return found.value if found.name == choice.label else None
 

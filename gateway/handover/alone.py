@@ -55,7 +55,6 @@ _ANOTHER: Final = "the other gateway on this node to end: with --dra on one deci
 _ADVICE: Final = (
     "one with --dra on makes room for a newer one, where the kubelet is 1.33 or later; else update with maxSurge 0"
 )
-_TOKEN_BYTES: Final = 8
 STANDS_BY: Final = "the death of the other gateway of the pair, which serves"
 """What one waits for that stands by."""
 _WRITABLE: Final = "make --state-dir a folder that this gateway can write"
@@ -226,7 +225,7 @@ class Alone:
         """Give the token of the gateway that decides, or did last; '' where this one does, or nobody knows."""
         said = ""
         with contextlib.suppress(OSError, NotPlainError, ValueError):
-            said = read_plain(self._state_dir / LOCK, _TOKEN_BYTES).decode() if self._lock < 0 else ""
+            said = read_plain(self._state_dir / LOCK, 8).decode() if self._lock < 0 else ""
         return said if TOKEN.fullmatch(said) else ""
 
     def close(self) -> None:

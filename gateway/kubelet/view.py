@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import math
 import os
-import stat
 import threading
 import time
 from enum import Enum
@@ -328,13 +327,11 @@ def _registered(path: Path, since_ns: int) -> frozenset[str] | Untold:
 
 
 def _checkpoint(path: Path) -> tuple[checkpoint.Checkpoint | None, int]:
-    """Read a checkpoint, and when it was written (unix time, nanoseconds); None where there is none that can be read."""
+    """Read a checkpoint, and when it was written (unix time, nanoseconds); None where there is none that can be read, or a pipe."""
     try:
         with open(path, "rb", opener=_opener) as file:
-            info = os.fstat(file.fileno())
-            if not stat.S_ISREG(info.st_mode):
-                return None, 0
-            return _alone(checkpoint.read, file.read(checkpoint.MAX_BYTES + 1)), info.st_mtime_ns
+            written_ns = os.fstat(file.fileno()).st_mtime_ns
+            return _alone(checkpoint.read, file.read(checkpoint.MAX_BYTES + 1) or b""), written_ns
     except (OSError, MalformedError):
         return None, 0
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -31,7 +31,7 @@ class Last(msgspec.Struct, frozen=True):
     """What was written last: the number of the state file, which grows with each change of owners, and its claims."""
 
     boot_id: str = ""
-    generation: int = 0
+    generation: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
     claims: dict[str, Claimed] = {}
 
 
@@ -96,6 +96,6 @@ class Witness:
         files.sweep(self._path.parent)
         try:
             last = msgspec.json.decode(files.read_plain(self._path, mend.MAX_BYTES), type=Last)
-        except (OSError, files.NotPlainError, msgspec.MsgspecError):
+        except (OSError, files.NotPlainError, ValueError, RecursionError):
             return Last()
         return last if last.boot_id == self._boot_id else Last()

@@ -24,6 +24,7 @@ from gateway.handover.alone import LOCK, Alone
 from gateway.kubelet import view
 from gateway.kubernetes import access
 from gateway.memory import file as ledger
+from gateway.memory import witness
 
 LARGE: Final = 1 << 40
 """Bytes: more than there is memory."""
@@ -46,6 +47,7 @@ READERS: Final[dict[str, tuple[str, Callable[[Path], object]]]] = {
     "the kubelet's checkpoint": ("kubelet_internal_checkpoint", view._read),
     "a claim's specification": (cdi.path_of("d", "u", Path()).name, _specify),
     "the configuration": ("config.yaml", configuration.read),
+    "the second file of claims": (os.fspath(witness.PATH), lambda path: witness.Witness(path.parents[1], "b")._read()),
     "a token": ("token", access._content),
     "a log": ("0.log", bundle._end),
 }
@@ -99,6 +101,7 @@ def read_in_time(read: Callable[[Path], object], path: Path) -> None:
 def test_it_is_not_waited_for(
     tmp_path: Path, name: str, read: Callable[[Path], object], plant: Callable[[Path], None]
 ) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     plant(tmp_path / name)
     read_in_time(read, tmp_path / name)
 
@@ -107,9 +110,30 @@ def test_it_is_not_waited_for(
 def test_a_pipe_that_somebody_writes_to_is_not_waited_for(
     tmp_path: Path, name: str, read: Callable[[Path], object]
 ) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     _pipe(tmp_path / name)
     with written(tmp_path / name):
         read_in_time(read, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"x":' + b"[" * 100_000, b'{"x":"\xff"}', b'{"generation":99999999999999999999}', b"\0"]
+)
+@pytest.mark.parametrize(("name", "read"), READERS.values(), ids=READERS.keys())
+def test_what_makes_no_sense_ends_nobody(
+    tmp_path: Path, name: str, read: Callable[[Path], object], content: bytes
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(content)
+    read_in_time(read, tmp_path / name)
+
+
+def test_a_number_that_no_gateway_wrote_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / witness.PATH
+    path.parent.mkdir()
+    for number, known in ((2**62 - 1, 2**62 - 1), (2**62, 0), (-1, 0)):
+        path.write_text(json.dumps({"boot_id": "b", "generation": number}))
+        assert witness.Witness(tmp_path, "b")._read().generation == known
 
 
 def test_in_the_place_of_a_pipe_a_specification_is_put(tmp_path: Path) -> None:
