@@ -51,6 +51,9 @@ _log = structlog.get_logger()
 class OfferedLists(Protocol):
     """The lists of this gateway, as far as they depend on the others."""
 
+    lock: asyncio.Lock
+    """Held while they are put together."""
+
     @property
     def inventory(self) -> object | None:
         """What the source said last; None while it has said nothing."""
@@ -240,8 +243,7 @@ class Peers:
 
     def _served_by(self, resource: str, peers: Mapping[Age, Path]) -> Age | None:
         """Return the newer gateway, of those that can't be talked to, to which a resource must be left."""
-        newer = self._newer(resource, peers)
-        if newer is None:
+        if (newer := self._newer(resource, peers)) is None:
             return None
         if self.standing(resource) is Standing.BUSY:  # A Register that is given up goes on in kubelets 1.25 to 1.34.
             self._yielding.add(resource)
@@ -310,9 +312,8 @@ class Peers:
         """Take note that a resource's registration may stand elsewhere now."""
         name = resource.name
         self.handover.changed(name)
-        if resource.state.phase is Phase.WAITING and self.doubts.get(name):
-            self.look()
-        if name in self._yielding and self.standing(name) is not Standing.BUSY:
+        doubted = resource.state.phase is Phase.WAITING and self.doubts.get(name)
+        if doubted or (name in self._yielding and self.standing(name) is not Standing.BUSY):
             self.look()
 
     # What is taken over.
@@ -334,6 +335,8 @@ class Peers:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PEERS_AGAIN):
                     await first.wait()
+        async with self._lists().lock:  # Whether a long list fits this kubelet shows once it is put together.
+            pass
 
     async def take_over(self, older_ones: Collection[Age]) -> None:
         """Ask older gateways for what they serve; what they remembered until then is remembered here, too."""

@@ -1095,6 +1095,14 @@ MUTANTS = (
     ),
     Mutant(
         "S15",
+        "a list that isn't put together yet counts as one that fits",
+        "gateway/handover/peers.py",
+        "        async with self._lists().lock:  # Whether a long",
+        "        async with asyncio.Lock():  # Whether a long",
+        f"{_RIVALS}::test_a_list_is_put_together_before_it_is_judged",
+    ),
+    Mutant(
+        "S15",
         "one that could not serve takes over",
         "gateway/daemon.py",
         "        await self._unless_ended(self.others.ability.wait())\n",

@@ -450,6 +450,18 @@ async def test_one_that_could_not_serve_says_so() -> None:
             await newer.wait_for("no common version")
 
 
+async def test_a_list_is_put_together_before_it_is_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that is too large for the kubelet takes seconds on a busy machine; until then this gateway has no resource."""
+    gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
+    monkeypatch.setattr(gateway.others, "living", lambda: {Age(1, "other"): folder})
+    async with gateway.lists.lock:
+        gateway.lists.inventory = {}
+        knows = asyncio.ensure_future(gateway.others.know_devices(asyncio.Event(), "test"))
+        done, _ = await asyncio.wait([knows], timeout=0.01)
+        assert not done
+    await knows
+
+
 def test_what_another_kubelet_spoke_says_nothing_of_this_one(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as kubelet:
         kubelet.bind(str(folder / "kubelet.sock"))
