@@ -62,14 +62,14 @@ def cover(word: Word, limits: Limits, now: float) -> Cover:
     away = now - word.away_since
     if away < limits.grace:
         return Cover.SHIELDED
-    return Cover.UNHEALTHY if away < max(limits.withdraw, limits.grace) else Cover.WITHDRAWN
+    return Cover.UNHEALTHY if away < limits.withdraw else Cover.WITHDRAWN
 
 
 def changes_at(word: Word, limits: Limits, now: float) -> float | None:
     """Say when the answer of ``cover`` changes next by itself; None: never."""
     if word.away_since is None:
         return None
-    moments = (word.away_since + limits.grace, word.away_since + max(limits.withdraw, limits.grace))
+    moments = (word.away_since + limits.grace, word.away_since + limits.withdraw)
     return next((moment for moment in moments if moment > now), None)
 
 

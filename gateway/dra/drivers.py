@@ -351,7 +351,7 @@ class Drivers:
             self._server = self._server or await publisher.ask(self._api)
             found, _ = await self._api.list(f"{self._server.path}/resourceclaims", ResourceClaim)
         except KubernetesError as error:
-            if self._server is not None or error.status != 404 or error.away:
+            if self._server is not None or error.status != 404:
                 raise
             return Allocated()  # A server without the API has no claims.
         return allocations(found, self._settings.node_name, self._boards, _published(self._publisher), self._offers)

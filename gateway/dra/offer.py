@@ -230,10 +230,11 @@ def _why_not(entry: Entry, records: Taken | None, *, counted: bool) -> str:
 
 
 def _ailment(entry: Entry) -> tuple[Ailment | None, str]:
+    *_, own = entry.layers  # Under a cordon.
+    if own.device.health is Health.UNHEALTHY:
+        return Ailment.UNHEALTHY, entry.reason
     if entry.state is State.CORDONED:
         return Ailment.CORDONED, entry.reason
-    if entry.state is State.UNHEALTHY or entry.device.health is Health.UNHEALTHY:
-        return Ailment.UNHEALTHY, entry.reason
     return None, ""
 
 

@@ -194,9 +194,9 @@ def _in_order(one: Offer) -> tuple[int, str]:
 
 
 def _device(one: Offer, pool: Pool) -> Body:
-    attributes = {name: _value(value) for name, value in list(one.attributes.items())[: MOST_ATTRIBUTES - 1]}
-    said: Body = {"attributes": attributes}
     counts = ({"memory": one.memory} if one.memory else {}) | dict(one.capacities)
+    shown = list(one.attributes.items())[: MOST_ATTRIBUTES - len(counts)]
+    said: Body = {"attributes": {name: _value(value) for name, value in shown}}
     if counts:
         said["capacity"] = {name: {"value": quantity(count)} for name, count in counts.items()}
     if pool.version == _BASIC:

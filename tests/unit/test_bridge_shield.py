@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from adapters.pluginregistration import PluginInfo
 from devices.life import merging, states
-from devices.model import Device, Health, Options
-from gateway.bridge import judge, shield
+from devices.model import ContainerAnswer, Device, Health, Options
+from gateway.bridge import judge, memory, recall, shield
 from gateway.bridge.judge import placed
+from gateway.bridge.plugin import Bridged
 from gateway.bridge.shield import RETURNED_S, Cover, Limits, Word
 
 LIMITS = Limits(grace=60, withdraw=600)
@@ -39,7 +46,9 @@ def test_a_plugin_that_is_away(
 
 
 def test_a_grace_longer_than_the_withdrawal_withdraws_nothing_early() -> None:
-    assert shield.cover(AWAY, Limits(grace=600, withdraw=60), 1500) is Cover.SHIELDED
+    limits = Limits(grace=600, withdraw=60)
+    assert (shield.cover(AWAY, limits, 1500), shield.changes_at(AWAY, limits, 1030)) == (Cover.SHIELDED, 1600)
+    assert (shield.cover(AWAY, limits, 1600), shield.changes_at(AWAY, limits, 1600)) == (Cover.WITHDRAWN, None)
 
 
 def test_one_that_is_away_already_is_away_since_then() -> None:
@@ -60,6 +69,7 @@ def test_what_the_shield_called_ill_is_well_at_once(back: float, recovered: froz
     assert (listing.recovered, [*listing.troubles]) == (recovered, ["b"])
     again = shield.came(word, DEVICES, OPTIONS, LIMITS, back + RETURNED_S + 1)
     assert again.uncovered is None
+    assert shield.went(word, "again", back).uncovered is None
 
 
 def test_a_device_that_falls_ill_again_and_again_is_well_when_its_plugin_says_so() -> None:
@@ -71,7 +81,59 @@ def test_a_device_that_falls_ill_again_and_again_is_well_when_its_plugin_says_so
         merged = merging.merge(merging.Known({}), listing, entries, merging.Clock(now, now, 0.0))
         entries = {one.device.id: one for one in merged.entries}
         assert (entries["a"].device.health, entries["b"].device.health) == (health, Health.HEALTHY), turn
-    assert word.mended == {"a"}
+    assert word.mended == shield.came(word, (Device("a"), Device("b")), OPTIONS, LIMITS, 20.0).mended == {"a"}
+
+
+def remembered(**more: Any) -> memory.Plugin:
+    return memory.Plugin("v.example/n", "device-plugins", "n.sock", "v1beta1", (), **more)
+
+
+def test_a_clock_that_was_set_back_makes_no_grace_longer() -> None:
+    away = recall.recalled(remembered(away_since=time.time() + 3600)).away_since
+    assert away is not None
+    assert away <= time.monotonic()
+
+
+@pytest.mark.parametrize(("lent", "since", "there"), [(True, None, True), (True, 1.0, False), (False, None, False)])
+def test_a_plugin_that_is_remembered_is_there_only_if_another_gateway_has_it(
+    *, lent: bool, since: float | None, there: bool
+) -> None:
+    assert (recall.recalled(remembered(away_since=since), lent=lent).away_since is None) is there
+
+
+def test_what_is_remembered_can_be_read_however_it_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed = list[int]()
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    one = Bridged("v.example/n", lambda: None, LIMITS, tuple)
+    one.path, one.word = tmp_path / "n.sock", Word(None, OPTIONS, 1.0, "x" * 5000)
+    memory.save(tmp_path, tuple(filter(None, [recall.remembered(one)])))
+    assert len(flushed) == 2, "the file and its name"
+    [row], problem = memory.load(tmp_path)
+    assert (problem, row.why, row.listed) == ("", "x" * 4096, False)
+
+
+@pytest.mark.parametrize(
+    ("devices", "others", "words"),
+    [
+        (("0" * judge.LONGEST_ID,), 0, None),
+        (("0" * (judge.LONGEST_ID + 1),), 0, "1 to 253 printable"),
+        (map(str, range(judge.MOST_DEVICES)), judge.MOST_IN_ALL - judge.MOST_DEVICES, None),
+        (map(str, range(judge.MOST_DEVICES)), judge.MOST_IN_ALL - judge.MOST_DEVICES + 1, "devices of all plugins"),
+    ],
+    ids=["the longest ID", "a longer one", "the most devices", "more in all"],
+)
+def test_a_list_is_as_long_as_it_may_be(devices: Iterable[str], others: int, words: str | None) -> None:
+    problem = judge.list_error([Device(one) for one in devices], others)
+    assert problem is None if words is None else words in (problem or "")
+
+
+def test_an_answer_and_a_path_are_as_long_as_they_may_be() -> None:
+    parts = tuple(map(str, range(judge.MOST_PARTS)))
+    assert judge.answer_error([ContainerAnswer(cdi_devices=parts)]) is None
+    assert "at most 4096" in (judge.answer_error([ContainerAnswer(cdi_devices=(*parts, "more"))]) or "")
+    assert judge.endpoint_error("x" * 102, "/run") is None
+    assert "at most 107 bytes" in (judge.endpoint_error("é" * 52, "/run") or "")
+    assert judge.numa_nodes((-1, 0, 1023, 1024)) == (0, 1023)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from gateway.dra.records import Pod
 from gateway.dra.slices import Pool, Slice
 from gateway.kubelet.view import View
 from gateway.memory.claimed import Claimed, ClaimedDevice, holding, on_hardware
+from gateway.sides.table import Offered
 from gateway.telling.readiness import judge_drivers
 from gateway.telling.sides import DriverStatus
 
@@ -191,6 +192,7 @@ def test_versions(text: str, version: str | None) -> None:
 
 
 ILL = entry("a", State.UNHEALTHY, "XID 79")
+REPAIRED = replace(entry("a", State.CORDONED, "repair"), beneath=entry("a"))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ ILL = entry("a", State.UNHEALTHY, "XID 79")
     [
         (entry("a"), FREE, ""),
         (ILL, FREE, ""),
-        (entry("a", State.CORDONED, "repair"), FREE, ""),
+        (REPAIRED, FREE, ""),
         (entry("a"), None, "records can't be read"),
         (entry("a"), Taken(held={"a"}), "a pod holds it by the device plugin API"),
         (entry("a"), Taken(offered={"a"}), "a device plugin on this node offers it"),
@@ -208,8 +210,8 @@ ILL = entry("a", State.UNHEALTHY, "XID 79")
         (entry("a", State.LOST), FREE, "lost"),
         (entry("a", State.WITHDRAWN), FREE, "withdrawn"),
         (entry("a", State.NOT_LOOKED_YET), FREE, "not looked yet"),
-        (replace(entry("a", State.CORDONED, "repair"), beneath=entry("a", State.LOST)), FREE, "lost"),
-        (replace(entry("a", State.CORDONED, "repair"), beneath=ILL), FREE, ""),
+        (replace(REPAIRED, beneath=entry("a", State.LOST)), FREE, "lost"),
+        (replace(REPAIRED, beneath=ILL), FREE, ""),
     ],
 )
 def test_who_is_offered(one: Entry, taken: Taken | None, why_not: str) -> None:
@@ -223,12 +225,40 @@ def test_who_is_offered(one: Entry, taken: Taken | None, why_not: str) -> None:
     [
         (entry("a"), None, "", True),
         (ILL, Ailment.UNHEALTHY, "XID 79", False),
-        (entry("a", State.CORDONED, "repair"), Ailment.CORDONED, "repair", True),
+        (REPAIRED, Ailment.CORDONED, "repair", True),
+        (replace(REPAIRED, beneath=ILL), Ailment.UNHEALTHY, "repair", False),
+        (Entry(Device("a", Health.UNHEALTHY), State.PRESENT), Ailment.UNHEALTHY, "", False),
+        (
+            replace(REPAIRED, beneath=replace(entry("a", State.ELSEWHERE), beneath=ILL)),
+            Ailment.UNHEALTHY,
+            "repair",
+            False,
+        ),
     ],
 )
 def test_ailments(one: Entry, ailment: Ailment | None, reason: str, well: bool) -> None:
     [found], _ = offered({GPU: [one]}, {"a": A100})
     assert (found.ailment, found.reason, found.is_well) == (ailment, reason, well)
+
+
+class Leaves:
+    """All goes back to the device plugin API."""
+
+    def offered(self, _: Entry) -> Offered:
+        return Offered.LEAVING
+
+    def words(self, _: Entry) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("one", "ailment"), [(entry("a"), Ailment.LEAVING), (ILL, Ailment.UNHEALTHY), (REPAIRED, Ailment.CORDONED)]
+)
+def test_what_leaves_is_ill_all_the_same(one: Entry, ailment: Ailment) -> None:
+    [found], _ = offer.offers({GPU: [one]}, lambda *_: A100, lambda _: FREE, {}, owner=Leaves())
+    assert found.ailment is ailment
+    [found], _ = offer.offers({GPU: [one]}, lambda *_: A100, lambda _: FREE, {}, overlooked="an old kubelet")
+    assert found.ailment is (Ailment.BY_NAME if ailment is Ailment.LEAVING else ailment)
 
 
 def view(held: dict[str, str], remembered: dict[str, str], source: Any = "pod-resources") -> View:
@@ -381,6 +411,24 @@ def test_what_is_left_over_goes_last() -> None:
     assert [change.body is None for change in slices.changes(pool(gpu(0)), there)] == [False, True]
 
 
+def test_what_a_gateway_that_died_left_half_written_is_written_again() -> None:
+    """It died before the second slice was written, or before the last one was deleted."""
+    there = carried_out(pool(*map(gpu, range(200))), {})
+    again = carried_out(pool(*map(gpu, range(1, 200))), there)
+    half = again | {"n1-gpu.nvidia.com-1": there["n1-gpu.nvidia.com-1"]}
+    assert {one[1] for one in shape(carried_out(pool(*map(gpu, range(1, 200))), half))} == {3}
+    left = carried_out(pool(gpu(0)), {}) | {"n1-gpu.nvidia.com-1": there["n1-gpu.nvidia.com-1"]}
+    assert [one[0] for one in shape(carried_out(pool(gpu(0)), left))] == ["n1-gpu.nvidia.com-0"]
+
+
+def test_a_device_has_no_more_attributes_and_capacities_than_it_may() -> None:
+    many = replace(gpu(0), attributes={str(number): number for number in range(40)}, capacities={"units": 1})
+    for one, attributes in ((many, 31), (replace(many, memory=1), 30), (replace(many, capacities={}), 32)):
+        [change] = slices.changes(pool(one), {})
+        assert change.body is not None
+        assert len(change.body["spec"]["devices"][0]["attributes"]) == attributes
+
+
 def test_a_deleted_slice_comes_back_newer_than_it_was() -> None:
     assert shape(carried_out(pool(gpu(0)), {}, last=7)) == [("n1-gpu.nvidia.com-0", 8, 1, 1)]
     there = carried_out(pool(*map(gpu, range(200))), {})
@@ -398,8 +446,9 @@ def test_a_taints_time_is_the_servers() -> None:
 
 
 def test_where_taints_are_not_known_the_ill_are_left_out() -> None:
-    there = carried_out(pool(gpu(0, ailment=Ailment.UNHEALTHY), gpu(1), taints=False), {})
-    assert [one[3] for one in shape(there)] == [1]
+    for known in ({"taints": False}, {"version": "v1beta1"}):
+        there = carried_out(pool(gpu(0, ailment=Ailment.UNHEALTHY), gpu(1), **known), {})
+        assert [one[3] for one in shape(there)] == [1]
 
 
 def test_that_taints_are_dropped_shows() -> None:
@@ -476,7 +525,7 @@ KEY = claims.key("gpu.nvidia.com", "u")
 def claim(*results: dict[str, Any], uid: str = "u", config: Any = None) -> ResourceClaim:
     rows = [{"request": "gpu", "driver": "gpu.nvidia.com", "pool": "n1", "device": "gpu-0", **one} for one in results]
     status = {"allocation": {"devices": {"results": rows, "config": config}}}
-    return msgspec.convert({"metadata": {"uid": uid}, "status": status}, ResourceClaim)
+    return msgspec.convert({"metadata": {"uid": uid, "namespace": "ns", "name": "c"}, "status": status}, ResourceClaim)
 
 
 @pytest.mark.parametrize(
@@ -486,6 +535,7 @@ def claim(*results: dict[str, Any], uid: str = "u", config: Any = None) -> Resou
         (msgspec.convert({"metadata": {"uid": "u"}, "status": {}}, ResourceClaim), "not any more"),
         (claim({}, config=[{"opaque": {"driver": "gpu.nvidia.com", "parameters": {}}}]), "expected no parameters"),
         (claim({"pool": "n2"}), "expected devices of the pool n1"),
+        (claim({}, {"pool": "n2"}), "expected devices of the pool n1"),
         (claim({"driver": "x"}), "expected 1 to 32 devices of gpu.nvidia.com"),
         (claim(*[{}] * 33), "got 33"),
     ],
@@ -501,6 +551,42 @@ def test_what_is_of_other_drivers_is_theirs() -> None:
     results = claims.allocated(found, ASKED, "gpu.nvidia.com", "n1")
     assert not isinstance(results, Refused)
     assert [one.device for one in results] == ["gpu-0"]
+
+
+def test_a_claim_has_as_many_devices_as_it_may() -> None:
+    results = claims.allocated(claim(*[{}] * claims.MOST), ASKED, "gpu.nvidia.com", "n1")
+    assert not isinstance(results, Refused)
+    assert len(results) == claims.MOST
+
+
+def test_a_claim_is_reserved_for_pods() -> None:
+    status = {"reservedFor": [{"resource": "pods", "name": "p"}, {"resource": "podgroups", "name": "q"}]}
+    assert claims.pods(msgspec.convert({"metadata": {"uid": "u"}, "status": status}, ResourceClaim)) == ["p"]
+
+
+@pytest.mark.parametrize(
+    ("results", "has", "unshown", "missing"),
+    [
+        ([{}], True, "", False),
+        ([{"pool": "n2"}], False, "", False),
+        ([{"adminAccess": True}], False, "", False),
+        ([{"device": "gone"}], False, "claim ns/c", True),
+        ([{}, {"device": "gone"}], True, "claim ns/c", True),
+        ([{"driver": "x", "device": "shown"}], False, "", False),
+        ([{"driver": "x", "device": "gone"}], False, "claim ns/c", False),
+    ],
+)
+def test_what_claims_have_of_a_node(results: list[dict[str, Any]], *, has: bool, unshown: str, missing: bool) -> None:
+    free = frozenset({("gpu.nvidia.com", "gpu-1"), ("x", "free")})
+    boards = {("gpu.nvidia.com", "gpu-0"): "GPU-0", ("gpu.nvidia.com", "gpu-1"): "GPU-1"}
+    found = claims.allocations([claim(*results)], "n1", boards, (free, free | {("x", "shown")}), {})
+    had = {"GPU-0": "claim ns/c"} if has else {}
+    assert found == claims.Allocated(had | {"GPU-1": "a ResourceSlice still offers it"}, frozenset(), unshown, missing)
+
+
+def test_who_was_allocated_it_counts_though_a_slice_still_offers_it() -> None:
+    one = ("gpu.nvidia.com", "gpu-0")
+    assert claims.taken([claim({})], "n1", {one: "GPU-0"}, [one]) == {"GPU-0": "claim ns/c"}
 
 
 def row(*devices: ClaimedDevice) -> Claimed:
@@ -572,6 +658,16 @@ def test_what_is_written_down_and_told() -> None:
     assert written == Claimed("ns", "c", "gpu.nvidia.com", 5.0, [replace(HELD, requests=["big"], share="s")])
     assert claims.prepared(written, "n1", {"gpu-0": ("a=b",)}) == (Prepared(("big",), "n1", "gpu-0", ("a=b",), "s"),)
     assert claims.uid_of(KEY) == "u"
+
+
+def test_what_supervises_has_nothing() -> None:
+    """Neither its board, nor what another claim is prepared beside."""
+    named = Claimed("ns", "n", "d", 0.0, [replace(COPY, board="GPU-2", device_id="GPU-2::0")], by_name=True)
+    rows = {OTHER: row(replace(HELD, admin=True), replace(HELD, board="GPU-1", device_id="GPU-1")), "n@d": named}
+    assert claims.by_board(rows) == ({"GPU-1": "claim ns/other", "GPU-2": "claim ns/n"}, {"GPU-2::0"})
+    second = replace(HELD, board="GPU-1", device_id="GPU-1")
+    assert claims.beside("u", row(HELD, second), rows) == "claim ns/other has gpu-0"
+    assert claims.beside("u", row(HELD, replace(second, admin=True)), rows) == ""
 
 
 def test_claims_hold_hardware_against_the_other_api() -> None:

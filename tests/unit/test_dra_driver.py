@@ -65,6 +65,7 @@ class Stock:
         self.found: dict[str, Offer] = {}
         self.waited: list[tuple[str, ...]] = []
         self.changes = 0
+        self.back: list[str] = []
         self.put(*devices)
 
     def put(self, *devices: Offer) -> None:
@@ -79,7 +80,7 @@ class Stock:
         self.changes += 1
 
     async def given_back(self, _: ClaimName, had: Collection[str]) -> None:
-        self.changes += 1
+        self.back += had
 
     def registered(self) -> None:
         pass
@@ -211,6 +212,18 @@ async def test_unprepared_it_is_free_and_gone(node: Node) -> None:
     assert isinstance(await node.of.prepare(ClaimName("ns", "d", "v")), tuple)
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+async def test_what_a_pod_by_name_had_is_brought_back(node: Node, *, by_name: bool) -> None:
+    """Another claim is still allocated to somebody."""
+    said = {"resource.kubernetes.io/extended-resource-claim": "true"} if by_name else {}
+    one = claim({})
+    one.metadata.annotations = said
+    node.claims["c"] = one
+    assert await node.of.prepare(ASKED) == PREPARED
+    assert await node.of.unprepare(ASKED) is None
+    assert node.stock.back == (["GPU-0"] if by_name else [])
+
+
 async def test_a_device_in_use_is_waited_for(node: Node) -> None:
     await node.of.prepare(ASKED)
     node.claims["d"] = claim({}, uid="v")
@@ -262,6 +275,13 @@ async def test_what_cannot_be_is_said_and_leaves_nothing(
     await node.scribe.close()
 
 
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_what_no_later_answer_would_change_is_said_at_once(node: Node, status: int) -> None:
+    node.claims["c"] = KubernetesError("GET", status, "no")
+    refusal(await node.of.prepare(ASKED))
+    assert node.reads == 1
+
+
 async def test_an_api_server_that_is_away_is_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "ASK_AGAIN", 0.01)
     node.claims["c"] = KubernetesError("GET", 0, "away", away=True)
@@ -276,6 +296,11 @@ async def test_a_device_that_cannot_be_told_is_not_taken(node: Node) -> None:
     node.source.refuses = True
     assert refusal(await node.of.prepare(ASKED)) == "nobody can say that"
     assert dict(node.ledger.claims) == {}
+    node.source.refuses = False
+    assert await node.of.prepare(ASKED) == PREPARED
+    node.source.refuses = True
+    assert refusal(await node.of.prepare(ASKED)) == "nobody can say that"
+    assert list(node.ledger.claims) == [claims.key(NAME, "u")], "its pod may run"
 
 
 async def test_a_disk_that_is_slow_to_answer_is_waited_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,6 +369,26 @@ async def test_claims_that_are_over_are_forgotten(node: Node) -> None:
     await node.of.prepare(ASKED)
     node.of.drop(["u"])
     assert node.of.rows() == {}
+
+
+async def test_a_claim_that_was_missing_twice_in_a_row_is_over(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "OVER_AGAIN", 0.0)
+    assert await node.of.prepare(ASKED) == PREPARED
+    os.utime(node.folder / "cdi" / node.specified[0], (0, 0))
+    gone, away = KubernetesError("GET", 404, "gone"), KubernetesError("GET", 0, "away", away=True)
+    answers = [gone, claim({}), gone, away, gone, claim({}, uid="another")]
+
+    async def read(_: ClaimName) -> ResourceClaim:
+        answer = answers.pop(0)
+        if isinstance(answer, KubernetesError):
+            raise answer
+        return answer
+
+    minding = asyncio.ensure_future(driver.mind_over({NAME: node.of}, read))
+    await until(lambda: not node.specified)
+    assert (node.of.rows(), answers) == ({}, [])
+    minding.cancel()
+    await asyncio.gather(minding, return_exceptions=True)
 
 
 async def test_health_is_of_all_devices(node: Node) -> None:
@@ -742,9 +787,18 @@ async def test_two_instances_that_decide_at_once_give_a_device_once(tmp_path: Pa
         await each.scribe.close()
     asked = {"u": ASKED, "v": second}
     assert await third.of.prepare(asked[winner]) == answers[winner]
+    assert [*third.ledger.claims] == [claims.key(NAME, winner)]
     assert await third.of.unprepare(asked[winner]) is None
     assert isinstance(await third.of.prepare(asked[loser]), tuple)
     await third.scribe.close()
+
+
+async def test_of_two_that_were_prepared_beside_each_other_each_keeps_what_its_pod_has(node: Node) -> None:
+    """As a gateway leaves them that dies before it refuses one."""
+    await node.of.prepare(ASKED)
+    node.ledger.set_claim(claims.key(NAME, "v"), node.ledger.claims[claims.key(NAME, "u")])
+    assert await node.of.prepare(ASKED) == PREPARED
+    assert len(node.ledger.claims) == 2
 
 
 async def test_who_does_not_decide_prepares_nothing(node: Node) -> None:

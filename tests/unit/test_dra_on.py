@@ -31,14 +31,16 @@ from gateway.age import Age
 from gateway.cli import serve
 from gateway.daemon import RESIGNED, Gateway
 from gateway.dra import cdi, crossing, desk, driver, publisher, service
+from gateway.dra.claims import Allocated
 from gateway.dra.crossing import Crossing
 from gateway.dra.drivers import Drivers
-from gateway.dra.publisher import Publisher
+from gateway.dra.publisher import Publisher, Server
 from gateway.handover.alone import Alone, held_back
 from gateway.kubelet import drift, view
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.view import View
 from gateway.kubernetes import access, allocatable, watch
+from gateway.kubernetes.client import KubernetesError
 from gateway.kubernetes.watch import Backoff
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.devicemanager import DeviceManager
@@ -670,6 +672,7 @@ async def test_what_a_pod_by_name_had_waits_while_a_slice_offers_it(
             assert await node.cross("dra", dry_run=True) == {A: "to-plugin", B: "plugin"}
             await node.allocatable(2)
         await node.stand(a="plugin", b="plugin")
+        assert not owners(one)._allocated, "it is asked anew the next time"
 
 
 async def test_what_a_pod_by_name_had_in_part_waits_until_it_is_known_who_has_the_rest(
@@ -680,9 +683,18 @@ async def test_what_a_pod_by_name_had_in_part_waits_until_it_is_known_who_has_th
         with offered_still(monkeypatch):
             await node.claims.unprepare(V1, asked)
             await until(lambda: states(one)[A] is State.RETURNING)
-        for had, side in (((), Side.TO_PLUGIN), ((A,), Side.PLUGIN)):
+        there = owners(one).boards()
+        [(name, entry)] = there[A]
+        shared = [(name, entry), (name, replace(entry, device=replace(entry.device, id=f"{A}::1")))]
+        for had, devices, side in (
+            ((), [(name, entry)], Side.TO_PLUGIN),
+            ((A,), shared, Side.TO_PLUGIN),
+            ((A,), [(name, entry)], Side.PLUGIN),
+        ):
             owners(one)._allocated = {}  # Nobody was asked.
-            await owners(one).bring_back((), asked, had)
+            with monkeypatch.context() as now:
+                now.setattr(owners(one), "boards", lambda devices=devices: {**there, A: devices})
+                await owners(one).bring_back((), asked, had)
             assert owners(one).side(A) is side
 
 
@@ -1062,6 +1074,28 @@ async def test_without_its_state_file_a_gpu_that_comes_later_is_asked_about_wher
         node.place.server.remove(f"{API}/namespaces/ns/resourceclaims/c")
         await node.stand(a="plugin", b="plugin")
         await node.allocatable(2)
+
+
+@pytest.mark.parametrize(("known", "status"), [(False, 404), (False, 403), (False, 0), (True, 404)])
+async def test_only_a_server_without_the_api_has_no_claims(
+    node: Node, monkeypatch: pytest.MonkeyPatch, *, known: bool, status: int
+) -> None:
+    """One that had the API a moment ago has claims, too."""
+
+    async def no(*_: object, **__: object) -> None:
+        raise KubernetesError("GET", status, "no")
+
+    async with node.gateway() as one:
+        with monkeypatch.context() as away:
+            away.setattr(drivers(one)._api, "get", no)
+            away.setattr(drivers(one)._api, "list", no)
+            away.setattr(drivers(one), "_server", Server("v1") if known else None)
+            asked = drivers(one)._allocated()
+            if (known, status) == (False, 404):
+                assert await asked == Allocated()
+            else:
+                with pytest.raises(KubernetesError):
+                    await asked
 
 
 async def test_a_kubelet_without_dra_has_the_device_plugin_alone(node: Node) -> None:

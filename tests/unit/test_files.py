@@ -172,9 +172,16 @@ def test_a_file_is_for_whom_it_is_meant(path: Path, mode: int, mask: int, durabl
         written = files.replace(path, b"new", mode, durable=durable)
     finally:
         os.umask(before)
+    assert written == path.stat()  # Before it is read, which may change one of its times.
     assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"new", mode)
-    assert written == path.stat()
     assert os.listdir(path.parent) == [path.name]  # noqa: PTH208 - nothing was left behind
+
+
+def test_a_file_is_whole_though_the_system_takes_it_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
+    files.replace(path, b"0123456789")
+    assert path.read_bytes() == b"0123456789"
 
 
 def test_a_link_is_replaced_and_not_followed(path: Path) -> None:
@@ -244,6 +251,15 @@ def test_what_a_crash_left_is_swept(path: Path, name: str, age_s: float, goes: b
     files.sweep(path.parent, path.name)
     assert leftover.exists() is not goes
     files.sweep(path.parent / "none")
+
+
+def test_what_another_user_left_is_not_swept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leftover = path.with_name(".profile.yaml.0123abcd.new")
+    leftover.touch()
+    os.utime(leftover, (0, 0))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    files.sweep(path.parent)
+    assert leftover.exists()
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, lambda leftover: leftover.symlink_to("/")])

@@ -255,6 +255,26 @@ async def test_a_gateway_that_stands_by_leaves_the_node_to_the_other(
     assert not server.asked("PATCH") + server.asked("POST")
 
 
+async def test_a_gateway_that_serves_one_of_two_resources_says_how_the_node_is(
+    server: ApiServer, keep: Callable[[Any], Keeper]
+) -> None:
+    both = gateway()
+    both.resources += gateway(elsewhere=True).resources
+    await keep(both)._say_ready()
+    assert condition(server) == ("True", "Ready")
+
+
+async def test_what_happened_while_another_gateway_served_is_no_news(
+    server: ApiServer, keep: Callable[[Any], Keeper]
+) -> None:
+    one = keep(gateway())
+    await one._tell()
+    for now in (gateway(elsewhere=True), gateway(ill=1)):
+        one._gateway = now
+        await one._tell()
+    assert not server.asked("POST")
+
+
 @pytest.mark.parametrize(("held_up", "said"), [(True, ("False", "DevicesUnknown")), (False, ("True", "Ready"))])
 async def test_a_source_that_is_only_slow_takes_no_readiness_away(
     server: ApiServer, keep: Callable[[Any], Keeper], *, held_up: bool, said: tuple[str, str]
@@ -313,3 +333,7 @@ async def test_a_step_that_failed_isnt_taken_at_once_again(server: ApiServer, ke
     assert len(server.asked("PATCH")) == 1
     await one._attempt(one._untaint)
     assert taints(server) == [OTHER], "another step is taken all the same"
+    one._failed["_say_ready"] = (*one._failed["_say_ready"][:2], 0.0)
+    server.forbidden = ""
+    await one._attempt(one._say_ready)
+    assert (condition(server), one._failed) == (("True", "Ready"), {}), "the next failure is the first one"

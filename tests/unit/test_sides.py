@@ -12,6 +12,7 @@ from devices.model import Health
 from gateway.lab.trials.explore import search
 from gateway.lab.trials.owners import Model, is_settled
 from gateway.sides import table
+from gateway.sides.lent import UNPREPARED, Lent
 from gateway.sides.table import Offered, Seen, Side, Stand
 from gateway.telling.sides import sides
 
@@ -171,6 +172,17 @@ def test_people_are_told_who_has_it(side: Side, seen: Seen, words: str) -> None:
 def test_what_somebody_holds_or_nobody_says_is_no_hurry(seen: Seen) -> None:
     assert seen.is_held_up
     assert not Seen(pod="", allocated="").is_held_up
+
+
+def test_a_pod_by_name_that_waits_for_its_claim_is_counted_after_a_while() -> None:
+    lent = Lent()
+    assert not lent.meet({"a", "b"}, {}, 10.0)
+    assert not lent.meet({"a"}, {}, 10.0 + UNPREPARED / 2)
+    assert lent.meet({"a", "b"}, {}, 10.0 + UNPREPARED)
+    assert lent.ids == {"a"}  # The other one didn't wait all the time.
+    assert not lent.meet({"a", "b"}, {"a": State.LENT}, 10.0 + UNPREPARED)
+    assert lent.meet({"a"}, {"a": State.RETURNING}, 20.0)
+    assert not lent.ids
 
 
 # Explored.
