@@ -261,6 +261,19 @@ async def test_an_allocate_that_a_dying_plugin_had_goes_to_the_next_one(folder: 
             assert again.allocated == [("a",)]
 
 
+async def test_an_allocate_that_one_had_when_the_next_registered_is_nothing_against_that_one(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder) as played:
+        await bridge.lists("a", "b")
+        played.free.clear()
+        call = asyncio.create_task(bridge.allocate("a"))
+        await until(lambda: bool(played.allocated), GUARD_S)
+        async with plugin(folder) as again, asyncio.timeout(GUARD_S):
+            await until(lambda: again.lists == 1, GUARD_S)
+            await played._server.stop(0)  # type: ignore[union-attr]
+            assert (await call).envs == {"DEVICES": "a"}
+            assert (again.allocated, bridge.one().absences) == ([("a",)], 0)
+
+
 async def test_an_allocate_that_a_killed_plugin_had_goes_to_the_next_one(folder: Path) -> None:
     async with bridged(folder) as bridge:
         command = (sys.executable, "-m", "gateway.lab.plugins.played", str(folder / "device-plugins"), "--devices", "2")
@@ -337,6 +350,18 @@ async def test_a_plugin_that_hangs_is_away_until_it_answers(folder: Path, monkey
         assert played.lists == 1  # It was not called a second time.
 
 
+async def test_a_plugin_that_hangs_is_answered_for_where_the_operator_says_so(folder: Path) -> None:
+    async with bridged(folder, bridging=Bridging(repeat=("*",))) as bridge, plugin(folder) as played:
+        await bridge.lists("a", "b")
+        first = await bridge.allocate("a")
+        bridge.one().deadline = 0.1
+        played.free.clear()
+        played.stalls = True
+        assert await bridge.allocate("a") == first
+        assert bridge.one().repeated == 1
+        played.free.set()
+
+
 async def test_a_plugin_that_is_slow_but_lives_is_not_away(folder: Path) -> None:
     async with bridged(folder) as bridge, plugin(folder) as played:
         await bridge.lists("a", "b")
@@ -368,12 +393,12 @@ async def test_one_that_never_registers_again_is_called_by_its_name(
 
 
 async def test_few_answers_are_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.bridge.calls.MOST_ANSWERS", 1)
+    monkeypatch.setattr("gateway.bridge.calls.MOST_ANSWERS", 2)
     async with bridged(folder, bridging=Bridging(repeat=("*",))) as bridge, plugin(folder):
         await bridge.lists("a", "b")
-        for one in ("a", "b"):
-            await bridge.allocate(one)
-        assert [*bridge.one().answers] == [frozenset({"b"})]
+        for ids in (("a",), ("b",), ("a",), ("a", "b")):
+            await bridge.allocate(*ids)
+        assert [*bridge.one().answers] == [frozenset({"a"}), frozenset({"a", "b"})]
 
 
 async def test_what_an_operator_changes_counts_for_plugins_that_are_there(folder: Path) -> None:

@@ -194,9 +194,17 @@ async def test_a_resource_that_is_not_allowed_any_more_is_withdrawn(folder: Path
         assert bridge.bridge.fate(NIC, "a") is Fate.WITHDRAWN
 
 
-async def test_resources_without_end_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("devices", [("a", "b"), ()], ids=["beside one with devices", "beside one without"])
+async def test_resources_without_end_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, devices: tuple[str, ...]
+) -> None:
     monkeypatch.setattr("gateway.bridge.judge.MOST_PLUGINS", 2)
-    async with beside(folder), plugin(folder), plugin(folder, start=False, resource="x.example/y", endpoint="y") as bad:
+    async with (
+        beside(folder) as (bridge, _),
+        plugin(folder, devices=tuple(map(Device, devices))),
+        plugin(folder, start=False, resource="x.example/y", endpoint="y") as bad,
+    ):
+        await bridge.lists(*devices)
         await bad.serve()
         with pytest.raises(grpc.aio.AioRpcError, match="at most 2 resources"):
             await bad.register()

@@ -413,10 +413,10 @@ def test_what_is_left_over_goes_last() -> None:
 
 def test_what_a_gateway_that_died_left_half_written_is_written_again() -> None:
     """It died before the second slice was written, or before the last one was deleted."""
+    wanted = pool(gpu(0, memory=1), *map(gpu, range(1, 200)))
     there = carried_out(pool(*map(gpu, range(200))), {})
-    again = carried_out(pool(*map(gpu, range(1, 200))), there)
-    half = again | {"n1-gpu.nvidia.com-1": there["n1-gpu.nvidia.com-1"]}
-    assert {one[1] for one in shape(carried_out(pool(*map(gpu, range(1, 200))), half))} == {3}
+    half = carried_out(wanted, there) | {"n1-gpu.nvidia.com-1": there["n1-gpu.nvidia.com-1"]}
+    assert {one[1] for one in shape(carried_out(wanted, half))} == {3}
     left = carried_out(pool(gpu(0)), {}) | {"n1-gpu.nvidia.com-1": there["n1-gpu.nvidia.com-1"]}
     assert [one[0] for one in shape(carried_out(pool(gpu(0)), left))] == ["n1-gpu.nvidia.com-0"]
 
@@ -664,7 +664,10 @@ def test_what_supervises_has_nothing() -> None:
     """Neither its board, nor what another claim is prepared beside."""
     named = Claimed("ns", "n", "d", 0.0, [replace(COPY, board="GPU-2", device_id="GPU-2::0")], by_name=True)
     rows = {OTHER: row(replace(HELD, admin=True), replace(HELD, board="GPU-1", device_id="GPU-1")), "n@d": named}
-    assert claims.by_board(rows) == ({"GPU-1": "claim ns/other", "GPU-2": "claim ns/n"}, {"GPU-2::0"})
+    assert claims.by_board(rows) == (
+        {"GPU-1": "claim ns/other", "GPU-2": "claim ns/n"},
+        frozenset({"GPU-2::0"}),
+    )
     second = replace(HELD, board="GPU-1", device_id="GPU-1")
     assert claims.beside("u", row(HELD, second), rows) == "claim ns/other has gpu-0"
     assert claims.beside("u", row(HELD, replace(second, admin=True)), rows) == ""

@@ -376,7 +376,7 @@ async def test_a_claim_that_was_missing_twice_in_a_row_is_over(node: Node, monke
     assert await node.of.prepare(ASKED) == PREPARED
     os.utime(node.folder / "cdi" / node.specified[0], (0, 0))
     gone, away = KubernetesError("GET", 404, "gone"), KubernetesError("GET", 0, "away", away=True)
-    answers = [gone, claim({}), gone, away, gone, claim({}, uid="another")]
+    answers: list[ResourceClaim | KubernetesError] = [gone, claim({}), gone, away, gone, claim({}, uid="another")]
 
     async def read(_: ClaimName) -> ResourceClaim:
         answer = answers.pop(0)

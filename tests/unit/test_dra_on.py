@@ -1298,6 +1298,9 @@ async def test_a_disk_that_does_not_write_stops_a_crossing(node: Node, monkeypat
             await node.cross("dra")
         monkeypatch.undo()
         assert await node.cross("dra", dry_run=True) == {A: "plugin", B: "plugin"}
+        assert {one.ledger.sides.get(board, Side.PLUGIN) for board in (A, B)} == {Side.PLUGIN}, (
+            "a restart moves nothing"
+        )
 
 
 async def test_where_the_state_directory_can_not_be_written_nothing_is_given_away(
