@@ -65,8 +65,13 @@ def bundle(ctx: click.Context, *, state_dir: Path, host_root: Path, output: str 
     found = dict(_members(root, seen(root, state_dir, host_root), below(host_root, state_dir), host_root))
     clean = redacted(found, {} if with_names else _names(found))
     name = output or f"gateway-support-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz"
-    with click.open_file(name, "wb") as file:
-        file.write(archive(clean, "gateway-support" if name == "-" else Path(name).name.partition(".")[0]))
+    try:
+        with click.open_file(name, "wb") as file:
+            file.write(archive(clean, "gateway-support" if name == "-" else Path(name).name.partition(".")[0]))
+    except OSError as error:
+        raise click.ClickException(
+            f"expected to write the archive, got {error}: name another file with --output; - is standard output"
+        ) from error
     click.echo(f"{name}: {', '.join(sorted(clean))}", err=True)
 
 

@@ -76,6 +76,10 @@ def kubelet(version: str, socket_dir: Path) -> None:
     refusal = unfit(socket_dir)
     if refusal:
         raise click.BadParameter(refusal, param_hint="--socket-dir")
+    try:
+        socket_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.BadParameter(f"it can't be made: {error}", param_hint="--socket-dir") from error
     asyncio.run(_run(found, socket_dir.absolute()))
 
 

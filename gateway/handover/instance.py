@@ -47,6 +47,8 @@ def make_folder(folder: Path) -> str:
     if folder.name == SOCKET_DIR.name:
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o750, exist_ok=True)
+    if folder_id(folder) is None and os.path.lexists(folder):
+        return f"{folder} isn't a folder: correct --socket-dir (kubelets have {SOCKET_DIR})"
     if folder_id(folder) is None:
         there = next(parent for parent in folder.absolute().parents if folder_id(parent) is not None)
         return (

@@ -296,6 +296,7 @@ async def test_a_directory_with_a_living_kubelet_is_refused(kubelet: Kubelet, fo
     [
         (["--version", "1.7", "--socket-dir", "/nowhere"], "expected a kubelet version from 1.8 on"),
         (["--version", "1.9"], "Missing option '--socket-dir'"),
+        (["--version", "1.9", "--socket-dir", "/proc/dp"], "it can't be made"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], message: str) -> None:

@@ -178,5 +178,11 @@ def test_what_cannot_be_planned_is_refused(name: str) -> None:
     assert reason in done.output
 
 
+def test_where_no_node_has_devices_it_says_so() -> None:
+    output = call(listed(), "--to", "1.28").output
+    assert "nothing to plan" in output
+    assert "NAMES" not in output
+
+
 def test_a_name_cannot_steer_the_terminal() -> None:
     assert "\x1b" not in call(listed(item("n\x1b[2J", "v1.27.9"), item("m\x1b[2J", "x")), "--to", "1.28").output

@@ -35,8 +35,8 @@ def made(tmp_path: Path) -> Iterator[list[Instance]]:
             "device-plugin", "there is no folder {0}/device-plugin, the nearest one is {0}: correct", id="a slip"
         ),
         pytest.param("a/b/device-plugins", "the nearest one is {0}: correct --socket-dir", id="a slip above it"),
-        pytest.param("file", "there is no folder {0}/file, the nearest one is {0}", id="a file"),
-        pytest.param("link", "there is no folder {0}/link", id="a link to nowhere"),
+        pytest.param("file", "{0}/file isn't a folder: correct --socket-dir", id="a file"),
+        pytest.param("link", "{0}/link isn't a folder: correct --socket-dir", id="a link to nowhere"),
     ],
 )
 def test_the_socket_directory_is_made_only_where_a_kubelet_would(tmp_path: Path, name: str, words: str) -> None:
