@@ -173,7 +173,8 @@ class Handover:
             raise ControlError(
                 "expected one of few gateways to talk about handovers, and this one ends or talks to as many as it can: go on without it"
             )
-        await self._converse(Partner(age, connection), request)
+        partner = self._partners[age.token] = Partner(age, connection)
+        await self._converse(partner, request)
 
     def changed(self, resource: str) -> None:
         """Take notice that a resource's standing may have changed: call it after each event of its registration."""
@@ -262,7 +263,6 @@ class Handover:
 
     async def _converse(self, partner: Partner, first: Mapping[str, Any] | None) -> None:
         """Listen to a partner until it goes, or says what can't be; send what there is to say."""
-        self._partners[partner.age.token] = partner
         remember(self._first_seen, partner.age, float("-inf"))
         writing = asyncio.ensure_future(partner.write(self._age))
         try:
@@ -318,8 +318,7 @@ class Handover:
         partner.connection.close()
         for timer in partner.timers.values():
             timer.cancel()
-        if self._partners.get(partner.age.token) is partner:
-            del self._partners[partner.age.token]
+        del self._partners[partner.age.token]
         self._rest(partner.age)
         for resource, state in partner.states.items():
             if state.unsettled:

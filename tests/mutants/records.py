@@ -523,4 +523,12 @@ MUTANTS = (
         "",
         f"{_DRIFT}::test_what_happens_right_after_a_start",
     ),
+    Mutant(
+        "K9",
+        "only the first container's devices are asked about",
+        "gateway/registration/serve.py",
+        "for container in containers for one in container.device_ids)",
+        "for container in containers[:1] for one in container.device_ids)",
+        "tests/unit/test_requests.py::test_what_is_held_is_refused_before_its_source_is_asked",
+    ),
 )

@@ -220,6 +220,7 @@ async def test_a_client_that_never_reads_is_let_go(folder: Path, monkeypatch: py
             while True:
                 await connection.send({"much": "x" * 100_000})
         except ControlError as error:
+            assert connection.closed, "half a message may be out"
             ended.set_result(error)
             raise
 
@@ -427,6 +428,13 @@ async def test_the_sockets_of_living_gateways(folder: Path) -> None:
     async with serving(folder) as server:
         assert control.sockets(folder) == [server.path]
     assert control.sockets(folder) == []
+
+
+def test_so_many_sockets_are_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_MAX_SOCKETS", 2)
+    for number in range(3):
+        (folder / f"0000000{number}.sock").touch()
+    assert [path.name for path in control._named_as_ours(folder)] == ["00000000.sock", "00000001.sock"]
 
 
 @pytest.mark.parametrize(

@@ -935,9 +935,86 @@ async def test_whatever_an_older_one_does_the_newer_one_serves(node: Node, talk:
     async with asyncio.timeout(GUARD):
         await newer.handover.take_over([OLDER])
     assert newer.handover.defers_to(GPU) is None
+    assert all(partner.states.keys() <= {GPU} for partner in newer.handover._partners.values())
     await newer.start()
     await node.kubelet.until(lambda: node.kubelet.serving() == ["g2"])
     await server.close()
+
+
+async def test_an_older_one_is_met_once_by_two_looks(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    met, connect = list[Path](), control.connect
+
+    async def counted(path: Path, seconds: float) -> ControlConnection:
+        met.append(path)
+        return await connect(path, seconds)
+
+    monkeypatch.setattr(control, "connect", counted)
+    server = ControlServer(socket_path(node.folder, OLDER.token), {talked.OP: _answers({"say": "yours"})})
+    await server.start()
+    newer = Gateway(node, 2, [GPU])
+    node._made.append(newer)
+    await asyncio.gather(*(newer.handover.take_over([OLDER]) for _ in range(2)))
+    assert len(met) == 1
+    await server.close()
+
+
+async def test_so_many_older_ones_are_met_and_the_newest_of_them(node: Node) -> None:
+    newest = await node.gateway(99)
+    others = [Age(number, f"{number:08x}") for number in range(1, 2 * handover.MAX_PARTNERS)]
+    met = [*newest.handover._strangers(others)]
+    assert met == others[: -handover.MAX_PARTNERS - 1 : -1]
+
+
+async def test_the_end_waits_until_the_last_words_are_said_and_no_longer(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handover, "FAREWELL", 3600.0)
+    older = await node.gateway(1)
+    async with by_hand(older) as newer:
+        await newer.say("ask")
+        assert await newer.hears() == "yours"
+        [partner] = older.handover._partners.values()
+        goes_on, send = asyncio.Event(), partner.connection.send
+
+        async def send_slowly(message: Mapping[str, Any]) -> None:
+            await goes_on.wait()
+            await send(message)
+
+        monkeypatch.setattr(partner.connection, "send", send_slowly)
+        partner.say(Say.MINE, GPU)
+        closing = asyncio.create_task(older.handover.close())
+        await asyncio.wait([closing], timeout=0.05)
+        goes_on.set()
+        assert await newer.hears() == "mine"
+        async with asyncio.timeout(GUARD):
+            await closing
+        assert await newer.hears() is None
+
+
+async def test_a_lease_that_ends_as_it_begins_is_over(node: Node) -> None:
+    server = ControlServer(socket_path(node.folder, OLDER.token), {talked.OP: _answers({"say": "yours"})})
+    await server.start()
+    newer = Gateway(node, 2, [GPU])
+    node._made.append(newer)
+    await newer.handover._meet(OLDER)
+    newer.handover.part(OLDER.token)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not newer.handover.talks
+    await server.close()
+
+
+async def test_a_lease_that_was_ended_early_ends_once(node: Node) -> None:
+    older = await node.gateway(1)
+    async with by_hand(older) as newer:
+        await newer.say("ask")
+        assert await newer.hears() == "yours"
+        older.handover.part(NEWER.token)
+        assert await newer.hears() is None
+    await node.kubelet.until(lambda: node.kubelet.serving() == ["g1"])
+    await older.handover.close()
+    assert older.outcomes == {("older", "connection lost"): 1}
+    assert older.handover._rests.seconds == {NEWER.token: 2 * partners.AGAIN}
 
 
 async def test_an_older_one_that_could_not_be_spoken_to_is_asked_again(

@@ -127,6 +127,15 @@ def test_what_the_records_lack_is_told_again() -> None:
 
 
 @pytest.mark.parametrize(
+    ("taken", "seconds"), [(0, LACKING), (1, LACKING), (2, 2 * LACKING), (8, 128 * LACKING), (10_000, 128 * LACKING)]
+)
+def test_from_the_same_gateway_it_is_taken_back_ever_more_seldom(taken: int, seconds: float) -> None:
+    records = RecordsSeen().look(10.0, shown=False)
+    assert not records.unserved(10.0 + 0.99 * seconds, 0, taken)
+    assert records.unserved(10.0 + 1.01 * seconds, 0, taken)
+
+
+@pytest.mark.parametrize(
     ("looks", "devices", "unserved", "again"),
     [
         pytest.param([(0.0, False)], 8, False, 0.25, id="not yet"),
@@ -466,6 +475,12 @@ def test_a_newer_one_whose_register_was_crossed(now: Standing, actions: tuple[Ac
     assert play(s.newer(IDLE)[0], [*YOURS, stood(BUSY), stood(now), heard(Say.ANEW)])[1] == actions
 
 
+def test_a_register_that_was_crossed_before_it_was_taken_back_is_forgotten() -> None:
+    crossed: list[Event] = [ASKED_LATE, stood(BUSY), stood(SERVING), OVER, heard(Say.RELEASED), OVER]
+    state, _ = play(s.older(SERVING), crossed)
+    assert (state.stage, state.crossed) == (Older.APART, False)
+
+
 @pytest.mark.parametrize(
     ("own", "stage", "says"),
     [
@@ -531,6 +546,7 @@ def test_waiting(state: s.State, events: list[Event], seconds: float | None) -> 
         pytest.param(Older.LENT, [], True, True, id="alone with the newer one"),
         pytest.param(Older.LENT, [], False, False, id="no kubelet"),
         pytest.param(Older.LENT, [Older.CONFIRMED], True, False, id="another newer one serves"),
+        pytest.param(Older.LENT, [Older.CHECKING], True, False, id="another newer one is asked whether it still does"),
         pytest.param(Older.LENT, [Older.LENT], True, True, id="another newer one doesn't either"),
         pytest.param(Older.LENT, [Newer.RESTING], True, False, id="an older one of our own serves"),
         pytest.param(Older.LENT, [Newer.SERVED], True, True, id="an older one of our own has yielded"),

@@ -397,7 +397,21 @@ async def test_without_descriptors_it_waits_and_says_so_once() -> None:
     assert [line["event"] for line in logs] == ["connections can't be taken"]
 
 
-async def test_the_end_waits_for_nobody() -> None:
+async def test_without_descriptors_a_listener_rests_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exhausted(socket.socket):
+        def accept(self) -> NoReturn:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    server = HttpServer("127.0.0.1", 0, ROUTES)
+    await server.start()
+    with Exhausted() as listener, patch.object(server, "_rest") as rest:
+        server._accept(listener)
+        rest.assert_called_once_with(listener, http.ACCEPT_AGAIN)
+    await server.close()
+
+
+async def test_the_end_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SECONDS", 3600.0)
     asked = asyncio.Event()
 
     async def hangs() -> Answer:

@@ -33,6 +33,12 @@ def test_a_word_reaches_a_manager_by_path_or_by_an_abstract_name(folder: Path) -
         assert (by_path.recv(100), by_name.recv(100)) == (b"READY=1", b"WATCHDOG=1")
 
 
+def test_a_manager_that_does_not_read_is_not_waited_for(folder: Path) -> None:
+    with manager(str(folder / "n")):
+        for _ in range(1000):
+            notify.tell(notify.ALIVE, {"NOTIFY_SOCKET": str(folder / "n")})
+
+
 @pytest.mark.parametrize("name", [None, "", "/nowhere/n", "@nobody", "x" * 200])
 def test_without_a_manager_nothing_happens(name: str | None) -> None:
     notify.tell(notify.READY, {} if name is None else {"NOTIFY_SOCKET": name})

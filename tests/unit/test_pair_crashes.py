@@ -17,6 +17,7 @@ import pytest
 from devices.gpu.nvidia.backend import NvidiaBackend
 from devices.gpu.nvidia.nvml import CrashedError
 from devices.gpu.nvidia.scan import Busy
+from devices.model import RefusedError
 from devices.policy import Policy
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.trials.scenarios import RESOURCE, Node, node
@@ -104,6 +105,43 @@ def test_of_two_that_begin_at_once_the_first_goes_on(monkeypatch: pytest.MonkeyP
     assert (again.is_alive(), waiting.is_alive()) == (False, True)
     first.landed(0, -signal.SIGKILL)
     waiting.join(10)
+
+
+@pytest.mark.parametrize(("status", "refused"), [(-signal.SIGSEGV, True), (-signal.SIGKILL, False)])
+async def test_what_the_other_is_answering_is_answered_when_it_is_known_what_came_of_it(
+    monkeypatch: pytest.MonkeyPatch, status: int, *, refused: bool
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 60.0)
+    for one, other in (lanes(), lanes()[::-1]):
+        asked = asyncio.Event()
+
+        async def hangs(*_: object) -> bytes:
+            asked.set()  # noqa: B023
+            await asyncio.Event().wait()
+            return b"never"
+
+        async def answers(*_: object) -> bytes:
+            return b"an answer"
+
+        dying = asyncio.ensure_future(one.guard("Allocate", hangs)(None, b"a", None))
+        await asked.wait()
+        assert await other.guard("Allocate", answers)(None, b"b", None) == b"an answer"
+        waits = asyncio.ensure_future(other.guard("Allocate", answers)(None, b"a", None))
+        await asyncio.wait([waits], timeout=0.05)
+        assert not waits.done(), "the other one is at it"
+        one.landed(one._lane, status)
+        [found] = await asyncio.gather(waits, return_exceptions=True)
+        assert isinstance(found, RefusedError) if refused else found == b"an answer"
+        dying.cancel()
+        await asyncio.gather(dying, return_exceptions=True)
+
+
+def test_of_very_much_at_once_some_is_not_noted() -> None:
+    first, second = lanes()
+    for number in range(module.AT_ONCE + 1):
+        assert second.begin(f"the look at GPU-{number}") == ""
+    assert first.landed(0, -signal.SIGSEGV) == 0
+    assert first.landed(1, -signal.SIGSEGV) == module.AT_ONCE
 
 
 def test_of_many_suspects_the_oldest_is_forgotten() -> None:

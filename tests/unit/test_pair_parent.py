@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -105,6 +106,27 @@ def test_the_next_one_is_started_at_once_only_where_nobody_takes_over(made: Made
     assert made.pair._not_before > time.monotonic()
     made.dies(stands_by, -signal.SIGKILL)
     assert made.pair._not_before <= time.monotonic()
+
+
+def test_a_gateway_that_can_not_be_started_ends_the_pair_only_where_there_is_no_other(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(made.pair, "_fork", refuse)
+    with pytest.raises(OSError, match="unavailable"):
+        made.pair._start()
+    made.child(active=True, ready=True)
+    made.pair._start()
+    assert made.pair._not_before > time.monotonic()
+
+
+def test_a_gateway_whose_parent_is_no_more_does_not_begin() -> None:
+    pid = os.fork()
+    if pid == 0:
+        Pair(lambda _: 0, Flight())._be_a_gateway(Role(Flight(), Pulse(), -1, 1), parent=-1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
 
 def test_a_manager_hears_of_the_end(made: Made, told: list[str]) -> None:

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from devices.generic import GenericSource
+from devices.model import Device
 from devices.policy import Policy
-from devices.source import Hindrance
+from devices.source import GiveUpError, Hindrance
+from gateway import folder as folders
+from gateway import following
 from gateway.age import Age
 from gateway.configuration.settings import Settings
+from gateway.folder import Folder
 from gateway.handover import leases as holding
+from gateway.handover.instance import Instance
 from gateway.handover.leases import Leases
+from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.presence import Presence
+from gateway.kubelet.watch import listens
 from gateway.registration import events, registrar
+from gateway.registration.bound import Bound
 from gateway.registration.events import Phase
+from gateway.registration.serve import DevicePlugin
 from gateway.registration.turns import Turns
 from gateway.tally import Tally
 from gateway.tasks import Background, Tasks
@@ -68,6 +80,201 @@ async def test_who_serves_a_resource_instead(
         resource.feed(event)
     assert (resource.standing_by_for, resource.state.phase) == (other, phase)
     await resource.close()
+
+
+async def test_a_trouble_that_repeats_itself_is_said_once(resource: registrar.Resource) -> None:
+    trouble, other = events.Report("error", "Register was refused", "why"), events.Report("warning", "no answer")
+    with capture_logs() as said:
+        for report in (trouble, trouble, other, trouble):
+            resource._report(report)
+    assert [one["log_level"] for one in said] == ["error", "debug", "warning", "error"]
+    await resource.close()
+
+
+async def test_what_is_seen_of_a_stream_that_ended_meanwhile_shows_nothing(
+    resource: registrar.Resource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ends_meanwhile(*_: object) -> bool:
+        resource.state = replace(resource.state, stream=2)
+        return False
+
+    monkeypatch.setattr(kubelet_view, "holds", ends_meanwhile)
+    resource.state = replace(resource.state, phase=Phase.SERVING, stream=1)
+    resource.plugin.list.devices = (Device("a"),)
+    await resource._verify()
+    assert (resource.state.phase, resource.checked) == (Phase.SERVING, None)
+    await resource.close()
+
+
+class Server:
+    """A resource's server, as far as its socket goes."""
+
+    def __init__(self) -> None:
+        self.calls = list[str]()
+        self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
+        self.goes_on.set()
+        self._socket: socket.socket | None = None
+
+    async def bind(self, path: Path) -> None:
+        self.begun.set()
+        await self.goes_on.wait()
+        await self.close()
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        self.calls.append("bind")
+
+    async def close(self) -> None:
+        self.calls.append("close")
+        if self._socket is not None:
+            self._socket.close()
+
+
+async def test_a_server_that_rests_listens_and_is_bound_once_when_it_is_needed(folder: Path) -> None:
+    server = Server()
+    bound = Bound(cast("DevicePlugin", server), lambda: folder / "s")
+    await bound.wake()
+    assert server.calls == []
+    await bound.bind()
+    await bound.rest()
+    assert listens(folder / "s")
+    place = bound._place
+    for _ in range(2):
+        await bound.wake()
+    assert server.calls.count("bind") == 2
+    assert listens(folder / "s")
+    assert place is not None
+    assert place.fileno() < 0, "it listens no more"
+    await server.close()
+
+
+async def test_a_server_that_is_being_bound_rests_after_that(folder: Path) -> None:
+    server = Server()
+    bound = Bound(cast("DevicePlugin", server), lambda: folder / "s")
+    server.goes_on.clear()
+    works = asyncio.gather(bound.bind(), bound.rest())
+    await server.begun.wait()
+    assert server.calls == []
+    server.goes_on.set()
+    await works
+    assert server.calls[-1] == "close"
+    assert listens(folder / "s")
+    bound.close()
+
+
+class Sockets:
+    """The servers of two resources that a folder binds, and what it tells them."""
+
+    def __init__(self, folder: Path, dra: str = "off") -> None:
+        self.failures, self.bound, self.told = 0, list[str](), list[tuple[str, events.Event]]()
+        self.lock = asyncio.Lock()
+        self.bound_anew = asyncio.Event()
+        self.own = Instance(folder)
+        nothing = cast("Any", lambda *_: None)
+        self.folder = Folder(
+            Settings(socket_dir=folder, dra=dra),
+            self.own,
+            Presence(folder / "kubelet.sock"),
+            cast("Any", {name: self._resource(name) for name in ("a", "b")}),
+            self.lock,
+            kubelet_up=nothing,
+            peers_changed=nothing,
+            bound_anew=self.bound_anew.set,
+            late=nothing,
+            end=nothing,
+            tasks=Tasks(nothing),
+        )
+
+    def _resource(self, name: str) -> object:
+        async def bind() -> None:
+            if self.failures:
+                self.failures -= 1
+                raise RuntimeError("Too many open files")
+            self.bound.append(name)
+
+        return SimpleNamespace(bound=SimpleNamespace(bind=bind), feed=lambda event: self.told.append((name, event)))
+
+
+@pytest.mark.parametrize(("dra", "bound"), [("off", ["a", "b"]), ("on", ["a", "b"]), ("only", [])])
+async def test_what_is_bound_in_a_new_socket_directory(folder: Path, dra: str, bound: list[str]) -> None:
+    sockets = Sockets(folder, dra)
+    assert await sockets.folder._bind_anew(told=False)
+    assert sockets.bound == bound
+    sockets.own.remove()
+
+
+async def test_a_new_socket_directory_is_tried_again_and_never_too_seldom(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "REBIND_FIRST", 0.0001)
+    monkeypatch.setattr(folders, "REBIND_MAX", 0.0002)
+    sockets = Sockets(folder)
+    sockets.failures = 40
+    async with asyncio.timeout(20):
+        await sockets.folder._rebind()
+    assert sockets.bound == ["a", "b"]
+    sockets.own.remove()
+
+
+async def test_a_socket_directory_that_is_replaced_twice_is_bound_once_and_while_no_list_changes(folder: Path) -> None:
+    sockets = Sockets(folder)
+    async with sockets.lock:
+        sockets.folder._replaced()
+        first = sockets.folder._rebinding
+        await asyncio.sleep(0)
+        sockets.folder._replaced()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert sockets.bound == []
+    await sockets.bound_anew.wait()
+    assert sockets.bound == ["a", "b"]
+    assert first is not None
+    assert first.cancelled()
+    sockets.own.remove()
+
+
+async def test_every_resource_is_told_of_a_name_that_was_lost(folder: Path) -> None:
+    sockets = Sockets(folder)
+    sockets.folder._name_lost(name := f"{sockets.own.token}-1.sock")
+    sockets.folder._name_lost("another-1.sock")
+    assert sockets.told == [(one, events.NameLost(name)) for one in ("a", "b")]
+
+
+async def test_a_socket_directory_that_is_waited_for_is_told_of_once_in_a_while(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "FOLDER_AGAIN", 0.001)
+    missing = folder / "missing"
+    sockets, looks = Sockets(missing), list[str]()
+
+    async def hindered() -> None:
+        looks.append(sockets.folder.waits_for)
+        if len(looks) == 5:
+            missing.mkdir()
+
+    with capture_logs() as said:
+        await sockets.folder.wait(hindered)
+    assert (len(looks), all(looks), sockets.folder.waits_for) == (5, True, "")
+    assert [one["event"] for one in said] == ["waiting for the socket directory"]
+
+
+async def test_a_source_that_gave_up_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ended = list[object](), list[int]()
+
+    async def gives_up(source: object, _take: object) -> str:
+        asked.append(source)
+        raise GiveUpError("nothing is there", 78)
+
+    monkeypatch.setattr(following, "hear", gives_up)
+    monkeypatch.setattr(following, "RETRY_S", 0)
+    follows = asyncio.create_task(
+        following.Follower(GenericSource(Policy()), cast("Any", None), ended.append).run(asyncio.Event())
+    )
+    for _ in range(10):
+        await asyncio.sleep(0)
+    follows.cancel()
+    await asyncio.gather(follows, return_exceptions=True)
+    assert (len(asked), ended) == (1, [78])
 
 
 async def test_a_probe_judges_what_it_is_shown(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import math
 import types
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,10 +23,19 @@ from adapters.registry import by_name
 from adapters.v1beta1 import V1BETA1
 from devices.life.states import Entry
 from devices.life.states import State as Life
-from devices.model import ContainerAnswer, ContainerRequest, Device, Fault, PreferredRequest, RefusedError, Sayable
+from devices.model import (
+    ContainerAnswer,
+    ContainerRequest,
+    Device,
+    Fault,
+    Health,
+    PreferredRequest,
+    RefusedError,
+    Sayable,
+)
 from devices.source import Listing
 from gateway.kubelet import view as kubelet_view
-from gateway.kubelet.watch import target
+from gateway.kubelet.watch import listens, target
 from gateway.lab.waiting import until
 from gateway.registration import registrar, requests, serve
 from gateway.registration.serve import REQUEST_LIMIT, DevicePlugin
@@ -144,7 +153,8 @@ async def test_what_is_held_is_refused_before_its_source_is_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(_memory: _Memory, device_ids: Iterable[str]) -> None:
-        raise RefusedError(Fault.FAILED_PRECONDITION, f"{[*device_ids]} are held")
+        if IDS[1] in {*device_ids}:
+            raise RefusedError(Fault.FAILED_PRECONDITION, f"{IDS[1]} is held")
 
     monkeypatch.setattr(_Memory, "require_free", refuse)
     monkeypatch.delattr(_Source, "answer")
@@ -421,6 +431,67 @@ async def test_nobody_waits_in_line_for_longer_than_a_request_may_take(monkeypat
             await reads.read(slow)
     slow.comes.set()
     assert await held_up == b"a request"
+
+
+async def test_only_the_server_that_was_bound_last_is_kept(folder: Path) -> None:
+    resource = device_plugin(folder)
+    for name in ("earlier", "last"):
+        await resource.bind(folder / name)
+    for _ in range(2):
+        await resource.drop_earlier_servers()
+    assert [listens(folder / name) for name in ("earlier", "last")] == [False, True]
+    assert len(resource._servers) == 1
+    await resource.close()
+
+
+@pytest.mark.parametrize("likely", [(True, False), (False, True), (False, False)])
+def test_whether_a_stream_is_open_that_may_be_the_kubelets(folder: Path, likely: Collection[bool]) -> None:
+    resource = device_plugin(folder)
+    resource._streams = {number: serve._Stream("somebody", likely=one) for number, one in enumerate(likely, 1)}
+    assert resource.streaming is any(likely)
+    resource._heeded = 2
+    assert resource.streaming
+
+
+def test_what_was_handed_out_a_moment_ago_is_given_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubelet 1.8 asks again at each start of a container, also where the device has fallen ill meanwhile."""
+    monkeypatch.setattr("devices.life.admission.JUST_TURNED_S", 0.0)
+    given = set[str]()
+
+    def hand_out(_: _Memory, notes: Iterable[tuple[str, Sequence[str]]]) -> None:
+        given.update(chain.from_iterable(ids for _, ids in notes))
+
+    monkeypatch.setattr(_Memory, "handed_out", given)
+    monkeypatch.setattr(_Memory, "hand_out", hand_out)
+    resource = device_plugin(folder)
+    resource.publish(Listing(()), (Entry(Device("a", Health.UNHEALTHY), Life.UNHEALTHY, "ill"),))
+    with pytest.raises(RefusedError):
+        resource._check(by_name("0.1"), ContainerRequest(("a",)))
+    resource._notes = [("0.1", ("a",), by_name("0.1").kubelets)]
+    resource._check(by_name("0.1"), ContainerRequest(("a",)))
+
+
+async def test_a_call_that_a_defect_ended_is_counted_as_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = list[tuple[str, str]]()
+    monkeypatch.setattr(Tally, "call", lambda _, _resource, call, _seconds, code: counted.append((call, code)))
+    monkeypatch.delattr(_Source, "answer")
+    request = V1BETA1.encode_allocate_request([ContainerRequest((IDS[0],))]).data
+    async with calling(folder) as channel:
+        assert await code(channel, "Allocate", request) is grpc.StatusCode.UNKNOWN
+    assert counted == [("Allocate", "UNKNOWN")]
+
+
+def test_who_makes_room_for_a_stream_that_may_be_the_kubelets(folder: Path) -> None:
+    """All look like a kubelet, and the first is taken for it."""
+    resource = device_plugin(folder)
+    resource._streams = {number: serve._Stream("a kubelet", likely=True) for number in range(serve.MOST_STREAMS)}
+    resource._heeded = 0
+    assert not resource._has_room(likely=False)
+    made = [resource._has_room(likely=True) for _ in range(serve.MOST_STREAMS)]
+    assert made == [True] * (serve.MOST_STREAMS - 1) + [False]
+    assert [number for number, stream in resource._streams.items() if not stream.ending] == [0]
+    del resource._streams[1]
+    assert resource._has_room(likely=False)
 
 
 async def test_a_write_that_nobody_waits_for_comes_to_its_end(folder: Path) -> None:

@@ -39,6 +39,7 @@ RENEWED = (*SERVING, Renew("options"), RETRY, Reached(2, K1), Replied(2, "OK"), 
     ("events", "why"),
     [
         pytest.param((KubeletUp(K1),), Cause.FIRST, id="the first kubelet"),
+        pytest.param((KubeletUp(K1), Reached(1, K2)), Cause.FIRST, id="the next one came before it was reached"),
         pytest.param((KubeletUp(K1), Replied(1, "UNIMPLEMENTED")), Cause.FIRST, id="another dialect is no other cause"),
         pytest.param((*SERVING, KubeletUp(K2)), Cause.KUBELET_START, id="a kubelet starts"),
         pytest.param((*SERVING, StreamEnded(1), KubeletUp(K2)), Cause.KUBELET_START, id="a kubelet restarts"),
