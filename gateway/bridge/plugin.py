@@ -160,7 +160,7 @@ class Bridged:
         if peer is not self.peer and (self.peer is None or peer.identity != self.peer.identity):
             return True
         before, self._last = self._last, blake2b(data, digest_size=16).digest()
-        return self._last == before and self.word.away_since is None and self._emptied is None
+        return self._last == before and self.word.away_since is None
 
     def listed(self, peer: Peer, devices: tuple[Device, ...]) -> None:
         """Take a list, from the present registration or from an earlier one of the same server."""

@@ -56,7 +56,5 @@ def _split(data: bytes) -> list[bytes] | None:
         else:
             return None
         at += 1 + length
-        if at > size:
-            return None
         parts.append(data[begin:at])
     return parts

@@ -38,6 +38,14 @@ _M = "tests/unit/test_bridge_meeting.py"
 
 MUTANTS = (
     Mutant(
+        "B3",
+        "an empty list that is said again and again is held back for ever",
+        _PLUGIN,
+        "self._last == before and self.word.away_since is None\n",
+        "self._last == before and self.word.away_since is None and self._emptied is None\n",
+        f"{_T}::test_one_that_says_again_and_again_that_it_has_no_devices_has_none",
+    ),
+    Mutant(
         "B11",
         "an Allocate that waits for one that hung isn't told that it answers",
         _PLUGIN,

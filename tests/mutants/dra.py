@@ -36,6 +36,38 @@ _PUBLISHER = "gateway/dra/publisher.py"
 
 MUTANTS = (
     Mutant(
+        "DRA9",
+        "a cordon hides an illness",
+        _OFFER,
+        "*_, own = entry.layers",
+        "own, *_ = entry.layers",
+        f"{_DECIDED}::test_ailments",
+    ),
+    Mutant(
+        "DRA6",
+        "a device has more attributes and capacities than the API takes",
+        _SLICES,
+        "MOST_ATTRIBUTES - len(counts)",
+        "MOST_ATTRIBUTES - 1",
+        f"{_DECIDED}::test_a_device_has_no_more_attributes_and_capacities_than_it_may",
+    ),
+    Mutant(
+        "DRA7",
+        "a prepared claim is forgotten when it can't be told of again",
+        _DRIVER,
+        "                if fresh:\n                    self._forget(key)",
+        "                self._forget(key)",
+        f"{_DRIVEN}::test_a_device_that_cannot_be_told_is_not_taken",
+    ),
+    Mutant(
+        "DRA6",
+        "a pool that was half written stays so",
+        _SLICES,
+        "len(generations) == 1 and not left",
+        "not left",
+        f"{_DECIDED}::test_what_a_gateway_that_died_left_half_written_is_written_again",
+    ),
+    Mutant(
         "DRA1",
         "an answer without devices is left out",
         _PLUGIN,

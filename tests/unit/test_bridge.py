@@ -156,6 +156,13 @@ async def test_an_empty_list_of_a_plugin_that_stays_is_no_devices(folder: Path) 
         await bridge.lists()
 
 
+async def test_one_that_says_again_and_again_that_it_has_no_devices_has_none(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder, habits=Habits(repeats_s=0.05)) as played:
+        await bridge.lists("a", "b")
+        await played.change(())
+        await bridge.lists()
+
+
 async def test_a_socket_that_is_bound_again_under_its_name_is_a_new_plugin(folder: Path) -> None:
     async with bridged(folder) as bridge, plugin(folder) as old:
         await bridge.lists("a", "b")
@@ -196,6 +203,7 @@ async def test_while_a_plugin_is_away_its_devices_stay_and_allocate_waits(folder
             await bridge.lists("a", "b")
         await bridge.until(lambda _: bridge.one().peer is None)
         assert health(bridge.told[NIC]) == {"a": True, "b": True}
+        bridge.one().went("it is away already")
         call = asyncio.create_task(bridge.allocate("a"))
         async with plugin(folder) as again:
             async with asyncio.timeout(GUARD_S):
@@ -468,7 +476,10 @@ async def test_a_damaged_memory_is_put_aside(folder: Path) -> None:
 
 
 async def test_the_socket_goes_before_it_comes_again(folder: Path) -> None:
+    (folder / "device-plugins").mkdir(mode=0o750)
+    (plain := folder / "device-plugins" / "notes").touch()
     async with bridged(folder) as bridge:
+        assert plain.exists(), "no plugin left it"
         socket = folder / "device-plugins" / "kubelet.sock"
         before = socket_id(socket)
         socket.unlink()
@@ -549,6 +560,17 @@ async def test_a_plugin_in_plugins_registry_is_found_and_told(folder: Path) -> N
             assert "expected a resource name with a domain" in wrong.told[0]
 
 
+async def test_a_socket_in_plugins_registry_that_is_bound_again_is_a_new_plugin(folder: Path) -> None:
+    async with bridged(folder) as bridge, plugin(folder, start=False) as old:
+        old.folder = folder / "plugins_registry"
+        await old.serve()
+        await bridge.lists("a", "b")
+        async with plugin(folder, start=False, devices=(Device("new"),)) as new:
+            new.folder = old.folder
+            await new.serve()
+            await bridge.lists("new")
+
+
 async def test_a_plugin_in_plugins_registry_that_was_refused_is_asked_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -561,6 +583,7 @@ async def test_a_plugin_in_plugins_registry_that_was_refused_is_asked_again(
         assert "bridge.allow" in played.told[0]
         bridge.bridge.adopt(Policy())
         await bridge.lists("a", "b")
+        assert not bridge.bridge._sockets.registry._ask_at, "nobody asks one that was taken"
 
 
 async def test_a_plugin_in_plugins_registry_is_called_once_by_a_bridge_that_starts_anew(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from adapters.dialect import MalformedError
@@ -41,6 +41,8 @@ def test_what_is_the_same_is_the_same_object_and_made_once() -> None:
 
 
 @given(st.binary(max_size=40))
+@example(b"\x0a\x00\x10\x00")  # A field that nobody knows.
+@example(b"\x0a\x00\x0a\x09\x0a\x01a")  # A device that breaks off.
 def test_whatever_comes_is_a_list_or_malformed(data: bytes) -> None:
     dialect = DIALECTS[0]
     try:

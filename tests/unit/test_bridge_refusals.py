@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import socket as sockets
+import stat
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
 
 from adapters.dialect import Level
 from adapters.registry import by_name
-from devices.model import ContainerAnswer, ContainerRequest, Device, Options, RefusedError
+from devices.model import ContainerAnswer, ContainerRequest, Device, Options, PreferredRequest, RefusedError
 from devices.policy import Bridging, Policy
 from devices.source import Fate
 from gateway.bridge import judge
 from gateway.bridge.peer import LISTS_AT_ONCE, LISTS_EVERY, READ_EVERY, _Newest
+from gateway.bridge.sockets import folder_error
 from gateway.kubelet.watch import target
 from gateway.lab.plugins.played import Habits, PlayedPlugin
 from gateway.lab.waiting import until
@@ -291,6 +294,19 @@ async def test_an_answer_is_refused_by_name(folder: Path, bad: bytes, words: str
         assert words in str(refused.value)
 
 
+async def test_a_choice_without_end_is_refused(folder: Path) -> None:
+    async def chosen(_: bytes, __: object) -> bytes:
+        return b"\x0a\x00" * 300_000
+
+    preferring = Options(preferred_allocation=True)
+    async with beside(folder) as (bridge, _), plugin(folder, start=False, options=preferring) as played:
+        played._prefer = chosen  # type: ignore[assignment, method-assign]
+        await played.start()
+        await bridge.lists("a", "b")
+        with pytest.raises(RefusedError, match="can't be passed on: expected at most"):
+            await bridge.bridge.prefer(NIC, PreferredRequest(("a", "b"), (), 1))
+
+
 async def test_a_plugin_that_sends_lists_without_end_is_read_slowly(folder: Path) -> None:
     async with beside(folder) as (bridge, _), plugin(folder) as played:
         await bridge.lists("a", "b")
@@ -363,3 +379,10 @@ async def test_a_folder_that_others_can_write_into_is_not_opened(folder: Path, m
         async with asyncio.timeout(0.3), bridged(folder):
             pass
     assert not (folder / "device-plugins" / "kubelet.sock").exists()
+
+
+@pytest.mark.parametrize(("owner", "ours"), [(0, True), (os.geteuid(), True), (os.geteuid() + 1, False)])
+def test_a_folder_is_roots_or_ones_own(owner: int, *, ours: bool) -> None:
+    found = SimpleNamespace(st_mode=stat.S_IFDIR | 0o750, st_uid=owner)
+    one: Any = SimpleNamespace(mkdir=lambda **_: None, stat=lambda **_: found)
+    assert ("can be written to by others" in folder_error(one)) is not ours

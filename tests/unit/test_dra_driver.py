@@ -365,6 +365,14 @@ async def test_a_boot_brings_specifications_back_and_sweeps_others(node: Node) -
     )
 
 
+async def test_what_a_running_pod_was_given_is_there_all_the_time(node: Node) -> None:
+    await node.of.prepare(ASKED)
+    path = node.folder / "cdi" / node.specified[0]
+    os.utime(path, (0, 0))
+    await node.of.restore()
+    assert path.stat().st_mtime == 0, "it is the same file"
+
+
 async def test_claims_that_are_over_are_forgotten(node: Node) -> None:
     await node.of.prepare(ASKED)
     node.of.drop(["u"])
@@ -757,6 +765,24 @@ async def test_a_pods_end_is_asked_for_until_it_is_known_and_at_once_for_another
     async with asyncio.timeout(5):
         await news.wait()
     assert of.taken(GPU) == Taken(frozenset())
+    minding.cancel()
+    await asyncio.gather(minding, return_exceptions=True)
+
+
+async def test_a_pod_that_goes_on_not_to_end_is_asked_about_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "ASK_FIRST", 0.01)
+    beliefs, asked = KubeletRecords(a="u/c"), list[bool]()
+    of = Records(cast("Beliefs", beliefs), beliefs.held, Ledger(Path("/none")), Path("/none"))
+
+    async def ask() -> list[Pod]:
+        asked.append(True)
+        return [msgspec.convert({"metadata": {"uid": "u"}}, Pod)]
+
+    minding = asyncio.ensure_future(of.mind(ask, lambda: None))
+    for _ in range(300):
+        of.taken(GPU)
+        await asyncio.sleep(0.001)
+    assert 3 <= len(asked) <= 8
     minding.cancel()
     await asyncio.gather(minding, return_exceptions=True)
 

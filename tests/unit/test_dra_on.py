@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 from unittest.mock import AsyncMock
 
@@ -413,6 +414,33 @@ async def test_devices_are_withheld_only_when_a_lowered_allocatable_stayed_for_a
         node.place.server.change("/api/v1/nodes/n1", lambda one: one["status"].update(allocatable={GPU: "2"}))
         await ordering
         assert told == [{GPU: "1"}]
+
+
+async def test_a_lowered_allocatable_is_to_stay_once_more_after_it_was_written_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, turn = 0.0, asyncio.sleep
+    shown = [(0.3, "2"), (0.6, "0")]
+    one = allocatable.Allocatable(AsyncMock(), NODE, AsyncMock(return_value=False))
+
+    async def later(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        while shown and shown[0][0] <= now:
+            one.heard(SimpleNamespace(status=SimpleNamespace(allocatable={GPU: shown.pop(0)[1]})))  # type: ignore[arg-type]
+        await turn(0)
+
+    monkeypatch.setattr(allocatable, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(allocatable, "asyncio", SimpleNamespace(sleep=later))
+    await one.lower({GPU: ()})
+    assert not shown
+    assert now >= 0.6 + allocatable.SETTLE - 2 * allocatable.LOOK
+
+
+async def test_who_makes_room_tells_nothing_after_it() -> None:
+    one = allocatable.Allocatable(AsyncMock(), NODE, AsyncMock(return_value=False))
+    await one.leave({GPU: {A}})
+    assert one.turn.locked()
 
 
 @pytest.mark.parametrize("ends", ["admitted", "late"])

@@ -29,6 +29,7 @@ class Published:
 
     def __init__(self, server: ApiServer, client: Client) -> None:
         self.server, self.devices, self.leave, self.ready = server, [gpu(0), gpu(1)], False, True
+        self.met: list[bool] = []
         # The stand-in answers 404 for a collection that never had an object.
         server.put(f"{PATH}/other", spec={"driver": "x", "nodeName": "n2"})
         self.publisher = Publisher(
@@ -39,6 +40,7 @@ class Published:
             lambda: {"gpu.nvidia.com": self.devices},
             lambda _: self.leave,
             lambda _: self.ready,
+            lambda: self.met.append(True),
         )
         self.publisher.changed()
         self.task = asyncio.ensure_future(self.publisher.run())
@@ -73,6 +75,14 @@ async def test_what_is_offered_is_published_by_apply(published: Published) -> No
     [write] = published.writes()
     assert write.query == {"fieldManager": "test", "force": "true"}
     assert write.body["metadata"]["ownerReferences"][0]["uid"] == "uid"
+
+
+async def test_it_is_told_once_that_no_other_driver_offers_anything(published: Published) -> None:
+    """Without its state file a gateway waits for that."""
+    await until(lambda: published.names == ["gpu-0", "gpu-1"])
+    published.now(gpu(0))
+    await until(lambda: published.names == ["gpu-0"])
+    assert published.met == [True]
 
 
 async def test_a_deleted_slice_is_there_again_and_newer(published: Published, server: ApiServer) -> None:

@@ -539,6 +539,18 @@ def test_a_device_that_keeps_falling_ill_is_held_back(script: str, shown: str) -
     assert seen == shown
 
 
+def test_a_trouble_of_another_kind_is_told_though_its_words_are_the_same() -> None:
+    first = look(ANNOUNCED, listed(G, trouble=Trouble("x", TroubleKind.UNKNOWN)))
+    known = replace(ANNOUNCED, sticky=first.sticky)
+    merged = look(known, listed(G, trouble=Trouble("x", TroubleKind.RESET_REQUIRED)), NOW, first.entries)
+    assert [entry.kind for entry in merged.entries] == [TroubleKind.RESET_REQUIRED]
+
+
+def test_what_changes_first_is_waited_for() -> None:
+    known = Known({"g": G, "h": Device("h")}, held=frozenset(), lost_since={"g": UNIX - 50, "h": UNIX - 100})
+    assert look(known, listed(), NOW).again_at == NOW - 100 + LOST_FORGOTTEN_S
+
+
 def test_what_is_held_back_comes_back_when_it_was_told() -> None:
     before: Sequence[Entry] = [Entry(G, State.UNHEALTHY, spells=Spells(4))]
     merged = look(ANNOUNCED, listed(G), 100.0, before)
