@@ -132,6 +132,8 @@ class Client:
             text = await self._ask("GET", target(path, query), seconds=seconds)
             got: _Page[T] = decoded(text, page, f"GET {path}")
             found += got.items or ()
+            if len(found) > PAGES * PAGE:  # Not every server keeps to the limit.
+                break
             if not got.metadata.next:
                 return found, got.metadata.resource_version
             query["continue"] = got.metadata.next

@@ -354,6 +354,20 @@ async def test_a_list_without_an_end_is_refused(
     assert len(server.requests) == 3
 
 
+async def test_a_list_of_a_server_that_does_not_keep_to_the_limit_is_bounded(
+    server: ApiServer, api: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def many(answer: Answer, _: Request) -> None:
+        await answer.json(200, {"metadata": {"continue": "x"}, "items": [node()] * 5})
+
+    monkeypatch.setattr(client, "PAGES", 3)
+    monkeypatch.setattr(client, "PAGE", 2)
+    server.faults.extend([many] * 3)
+    with pytest.raises(KubernetesError, match="at most 6 objects"):
+        await api.list("/api/v1/nodes", Node)
+    assert len(server.requests) == 2
+
+
 async def test_selectors_are_sent(server: ApiServer, api: Client) -> None:
     for name in ("n1", "n2"):
         server.put(f"/api/v1/nodes/{name}", **node(name=name))
