@@ -10,10 +10,16 @@ from typing import cast
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
+from devices.generic import GenericSource
 from devices.model import ContainerAnswer, Device, Fault, PreferredRequest, RefusedError
+from devices.policy import Policy
+from gateway.configuration.settings import Settings
+from gateway.daemon import Gateway
 from gateway.kubelet.beliefs import Look
 from gateway.kubelet.drift import steer
+from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.view import View
 from gateway.lab.kubelets.behaviour import behaviour
 from gateway.lab.kubelets.podresources import PodResources
@@ -25,6 +31,8 @@ from gateway.memory.holdings import Holdings, Memory
 from gateway.memory.ledger import Ledger
 from gateway.memory.rows import HandedOut
 from gateway.memory.scribe import Scribe
+from gateway.registration.events import Phase
+from gateway.registration.registrar import Resource
 
 GPU = "example.com/gpu"
 AT = 1000.0
@@ -178,6 +186,26 @@ async def test_what_is_handed_out_is_written_soon(folder: Path) -> None:
         written = Ledger(folder)
         written.load()
         assert sorted(written.handed_out(GPU)) == ["a", "b"]
+
+
+async def test_a_look_ends_what_was_handed_out_of_what_is_served(folder: Path) -> None:
+    """And only one that saw all that is served shows what a kubelet remembers."""
+    gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
+    gateway.presence.kubelet, gateway.presence.since = KubeletId(1, 2, 3), 0.0
+    served, waits = (Resource(gateway.around, name, "") for name in ("a.b/served", "a.b/waits"))
+    gateway._resources.update({one.name: one for one in (served, waits)})
+    for one in (served, waits):
+        gateway.ledger.hand_out(one.name, ["x"], "v1beta1", AT)
+    gateway.beliefs.last = Look(View({}, {}, source="pod-resources"), 1.0, AT + 10)
+    for serving, left, kubelet in (([served], ["x"], ""), ([served, waits], [], gateway.holdings.kubelet_named())):
+        for one in serving:
+            one.state = replace(one.state, phase=Phase.SERVING, stream=1)
+        gateway.holdings.looked(gateway.beliefs.last)
+        assert [[*gateway.ledger.handed_out(one.name)] for one in (served, waits)] == [[], left]
+        assert gateway.ledger.kubelet == kubelet
+    for one in (served, waits):
+        await one.close()
+    await gateway._tasks.close()
 
 
 @pytest.mark.parametrize(

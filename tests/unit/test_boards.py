@@ -881,21 +881,24 @@ async def test_of_two_that_offer_a_gpu_one_leaves_it_to_the_other(
 
 
 @pytest.mark.parametrize(
-    ("age", "streaming", "free"),
+    ("ages", "streaming", "free"),
     [
-        pytest.param(NEWER, True, ["U0::0", "U0::1", "U1::0", "U1::1"], id="the newer leaves it to us"),
-        pytest.param(NEWER, False, ["U1::0", "U1::1"], id="we have no stream: nobody got it from us"),
-        pytest.param(OLDER, True, ["U1::0", "U1::1"], id="to the older one it is left"),
+        pytest.param([NEWER], True, ["U0::0", "U0::1", "U1::0", "U1::1"], id="the newer leaves it to us"),
+        pytest.param([NEWER], False, ["U1::0", "U1::1"], id="we have no stream: nobody got it from us"),
+        pytest.param([OLDER], True, ["U1::0", "U1::1"], id="to the older one it is left"),
+        pytest.param([NEWER, OLDER], True, ["U1::0", "U1::1"], id="one of both may be it"),
+        pytest.param(None, True, ["U1::0", "U1::1"], id="it can't be known who is there"),
     ],
 )
 async def test_both_offer_a_gpu(
-    node: Node, age: Age, streaming: bool, free: Sequence[str], monkeypatch: pytest.MonkeyPatch
+    node: Node, ages: Sequence[Age] | None, streaming: bool, free: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They came at the same time, so that each found nothing on offer: the age decides, on both sides alike."""
     node.source.adopt(SHARED_AS)
     await node.sees(*WHOLE)
     monkeypatch.setattr(DevicePlugin, "streaming", streaming)
-    monkeypatch.setattr(node.gateway.others, "living", lambda: {age: node.folder})
+    living = None if ages is None else dict.fromkeys(ages, node.folder)
+    monkeypatch.setattr(node.gateway.others, "living", lambda: living)
     data = msgspec.json.encode({"PodDeviceEntries": [], "RegisteredDevices": {GPUS: ["U0"]}})
     (node.folder / "dp" / CHECKPOINT).write_bytes(data)
     await node.looks()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from adapters.dialect import UnsayableError
+from adapters.v1beta1 import Beta
 from devices.generic import GenericSource
-from devices.model import Device
+from devices.model import Device, Field
 from devices.policy import Policy
 from devices.source import GiveUpError, Hindrance
 from gateway import folder as folders
@@ -31,6 +34,7 @@ from gateway.kubelet.watch import listens
 from gateway.registration import events, registrar
 from gateway.registration.bound import Bound
 from gateway.registration.events import Phase
+from gateway.registration.negotiate import NOBODY, UNFIT
 from gateway.registration.serve import DevicePlugin
 from gateway.registration.turns import Turns
 from gateway.tally import Tally
@@ -41,16 +45,15 @@ GPU = "example.com/gpu"
 ONE, OTHER = Age(1, "one"), Age(2, "other")
 
 
-@pytest.fixture
-def resource(tmp_path: Path) -> registrar.Resource:
+def resource_in(folder: Path) -> registrar.Resource:
     node = registrar.Node(
-        settings=Settings(socket_dir=tmp_path),
+        settings=Settings(socket_dir=folder),
         source=GenericSource(Policy()),
         tally=Tally(),
-        turns=Turns(tmp_path / "checkpoint"),
+        turns=Turns(folder / "checkpoint"),
         token="0123abcd",  # noqa: S106 - its name
-        kubelet_socket=tmp_path / "kubelet.sock",
-        own_socket=lambda _: tmp_path / "own.sock",
+        kubelet_socket=folder / "kubelet.sock",
+        own_socket=lambda _: folder / "own.sock",
         memory=lambda _: cast("Any", SimpleNamespace(handed_out=(), held=())),
         look_within=lambda _: None,
         accepted=lambda _: None,
@@ -58,6 +61,11 @@ def resource(tmp_path: Path) -> registrar.Resource:
         register_at=lambda: 0.0,
     )
     return registrar.Resource(node, GPU, "")
+
+
+@pytest.fixture
+def resource(tmp_path: Path) -> registrar.Resource:
+    return resource_in(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +111,51 @@ async def test_what_is_seen_of_a_stream_that_ended_meanwhile_shows_nothing(
     resource.plugin.list.devices = (Device("a"),)
     await resource._verify()
     assert (resource.state.phase, resource.checked) == (Phase.SERVING, None)
+    await resource.close()
+
+
+@pytest.mark.parametrize(
+    ("listens", "own", "sayable", "says"),
+    [
+        pytest.param(False, True, True, (NOBODY, "nobody takes connections on"), id="no kubelet listens"),
+        pytest.param(True, False, True, (NOBODY, "is gone: the folder was replaced"), id="no socket of our own"),
+        pytest.param(True, True, False, (UNFIT, "cannot be said"), id="an API that can't say it"),
+    ],
+)
+async def test_a_register_that_is_not_sent_says_why(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    listens: bool,
+    own: bool,
+    sayable: bool,
+    says: tuple[str, str],
+) -> None:
+    def refuse(*_: object) -> None:
+        raise UnsayableError(Field.OPTIONS, "v1beta1", "use another kubelet")
+
+    resource = resource_in(folder)
+    with contextlib.ExitStack() as sockets:
+        for name in ["kubelet.sock", *(["own.sock"] if own else [])]:
+            one = sockets.enter_context(socket.socket(socket.AF_UNIX))
+            one.bind(str(folder / name))
+            if listens:
+                one.listen()
+        if not sayable:
+            monkeypatch.setattr(Beta, "encode_register", refuse)
+        code, details = await resource._register(events.SendRegister(1, "v1beta1", "1.sock"))
+    assert code == says[0]
+    assert says[1] in details
+    await resource.close()
+
+
+@pytest.mark.parametrize(("code", "ended"), [("OK", 1), ("UNAVAILABLE", 0)])
+async def test_earlier_servers_end_once_the_kubelet_knows_the_last(
+    resource: registrar.Resource, monkeypatch: pytest.MonkeyPatch, code: str, ended: int
+) -> None:
+    monkeypatch.setattr(resource, "_register", AsyncMock(return_value=(code, "")))
+    monkeypatch.setattr(resource.plugin, "drop_earlier_servers", end := AsyncMock())
+    await resource._offer(events.SendRegister(1, "v1beta1", "1.sock"))
+    assert end.await_count == ended
     await resource.close()
 
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import grpc.aio
 import pytest
@@ -33,7 +34,7 @@ from gateway.handover.ability import Ability
 from gateway.kubelet.beliefs import CHECKPOINT
 from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.view import Untold
-from gateway.kubelet.watch import kubelet_id, listening, target
+from gateway.kubelet.watch import KUBELET_SOCKET, kubelet_id, listening, target
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
 from gateway.lab.kubelets.kubelet import Faults, KubeletError, Seen, Totals
 from gateway.lab.trials import rivals
@@ -342,6 +343,37 @@ async def test_one_that_we_stood_by_for_in_vain_and_that_goes_costs_a_register(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await _gone_later(folder, monkeypatch, ends=False)
+
+
+async def test_a_gateway_that_dies_counts_as_gone_for_the_kubelet_that_it_named(folder: Path) -> None:
+    gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
+    with listening(folder / KUBELET_SOCKET):
+        gateway.others.over("0badcafe", "another kubelet")
+        assert gateway.others._instance.over == set()
+        gateway.others.over("0badcafe", str(kubelet_id(folder / KUBELET_SOCKET)))
+        assert gateway.others._instance.over == {"0badcafe"}
+    await gateway._tasks.close()
+
+
+@pytest.mark.parametrize(
+    ("unfit", "waits"),
+    [
+        pytest.param({"a": "it has no devices", "b": None}, "", id="one could be served"),
+        pytest.param({"a": "", "b": "too many"}, "too many", id="none"),
+        pytest.param({}, "", id="there is none"),
+    ],
+)
+async def test_a_gateway_waits_where_none_of_its_resources_could_be_served(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, unfit: dict[str, str | None], waits: str
+) -> None:
+    gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
+    ability = gateway.others.ability
+    monkeypatch.setattr(ability, "_resources", {name: name for name in unfit})
+    monkeypatch.setattr(ability, "unfit", unfit.get)
+    monkeypatch.setattr(ability, "probe", AsyncMock(return_value=""))
+    with listening(folder / KUBELET_SOCKET):
+        assert await ability._unable() == waits
+    await gateway._tasks.close()
 
 
 async def test_one_that_could_not_talk_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
