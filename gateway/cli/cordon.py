@@ -142,7 +142,9 @@ async def _tell(order: Order, paths: list[Path]) -> dict[str, OrderOutcome | Con
         try:
             return msgspec.convert(await control.ask(path, request, ANSWER_TIME), OrderOutcome)
         except msgspec.ValidationError as error:
-            return ControlError(f"its answer is none that this release knows: {error}; use its own release's command")
+            return ControlError(
+                f"its answer can't be read ({error}), so it is of another release: use that release's command"
+            )
         except ControlError as error:
             return error
 

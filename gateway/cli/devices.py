@@ -105,7 +105,9 @@ async def look(state_dir: Path) -> tuple[list[NodeDevices], dict[str, str]]:
                 raise said
             answers.append(msgspec.convert(said, NodeDevices))
         except msgspec.ValidationError as error:
-            silent[str(path)] = f"its answer is none that this release knows: {error}; use its own command"
+            silent[str(path)] = (
+                f"its answer can't be read ({error}), so it is of another release: use that release's command"
+            )
         except ControlError as error:
             silent[str(path)] = str(error)
     return answers, silent

@@ -128,6 +128,7 @@ def unknown_variables(environment: Mapping[str, str], options: Iterable[str], co
 
     near = {name: get_close_matches(name, known, 1) for name in strange}
     return [
-        f"{name:.80}: no setting of the gateway, ignored" + (f"; did you mean {near[name][0]}?" if near[name] else "")
+        f"{name:.80} isn't a setting of the gateway, and is ignored"
+        + (f"; did you mean {near[name][0]}?" if near[name] else "")
         for name in strange[:_MAX_STRANGE]
     ]

@@ -56,7 +56,7 @@ class Presence:
         _log.info(
             WAITING,
             socket=str(self.socket),
-            advice="expected a kubelet to listen there: does it run, and is --socket-dir its device plugin folder?",
+            advice="expected a kubelet to listen there: does it run (systemctl status kubelet), and is --socket-dir its device plugin folder?",
             **told,
         )
         self._wait()

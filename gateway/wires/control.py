@@ -146,7 +146,7 @@ class ControlServer:
         if (length := len(os.fsencode(hidden))) > LONGEST_PATH:
             raise ControlError(
                 f"expected a control socket's path of at most {LONGEST_PATH} bytes, {hidden} has {length}: use a shorter "
-                "--state-dir; until then no command reaches this gateway, and it hands over without a word"
+                "--state-dir; until then no command reaches this gateway, and it can't arrange a handover"
             )
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,8 +163,8 @@ class ControlServer:
                 self._server = server
         except OSError as error:
             raise ControlError(
-                f"expected to make the control socket {self.path}: {_why(error)}: make --state-dir writable; until then no "
-                "command reaches this gateway, and it hands over without a word"
+                f"could not make the control socket {self.path}: {_why(error)}. Make --state-dir writable: until then no "
+                "command reaches this gateway, and it can't arrange a handover"
             ) from error
 
     async def close(self) -> None:

@@ -157,8 +157,8 @@ def test_every_living_gateway_is_told(folder: Path, arguments: tuple[str, ...], 
             1,
             [
                 (
-                    f"gateway {OLDER}: its answer is none that this release knows: Object missing required field "
-                    "`changed`; use its own release's command"
+                    f"gateway {OLDER}: its answer can't be read (Object missing required field `changed`), "
+                    "so it is of another release: use that release's command"
                 )
             ],
             id="an answer of another kind",

@@ -341,7 +341,7 @@ def test_some(folder: Path, names: list[str], expected: list[str]) -> None:
         pytest.param({}, ["--release", "GPU-1"], "name that folder with --state-dir", id="nobody to tell"),
         pytest.param({SERVING: FULL}, ["GPU-7"], "is called 'GPU-7': see `gateway devices`", id="an unknown name"),
         pytest.param({SERVING: ControlError("busy")}, [], f"gateway {SERVING} does not answer: busy", id="an error"),
-        pytest.param({SERVING: {"status": 1}}, [], "none that this release knows", id="something else"),
+        pytest.param({SERVING: {"status": 1}}, [], "it is of another release", id="something else"),
         pytest.param(
             {SERVING: ControlError("busy")}, ["--acquire", "0"], f"gateway {SERVING}: busy", id="an order fails"
         ),

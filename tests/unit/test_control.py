@@ -394,7 +394,7 @@ async def test_a_socket_that_cannot_be_had(folder: Path, name: str, says: str) -
 async def test_a_failed_start_leaves_nothing(folder: Path) -> None:
     control.socket_path(folder, TOKEN).mkdir()  # It can't be renamed to this.
     server = ControlServer(control.socket_path(folder, TOKEN), HANDLERS)
-    with pytest.raises(ControlError, match="make --state-dir writable"):
+    with pytest.raises(ControlError, match="Make --state-dir writable"):
         await server.start()
     assert names(folder) == {f"{TOKEN}.sock"}
 

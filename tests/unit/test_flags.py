@@ -400,7 +400,7 @@ def test_a_misspelt_variable_is_said(given: list[Settings], name: str, value: st
     with structlog.testing.capture_logs() as logs:
         assert call(**{name: value}).exit_code == 0
     notes = [line["note"] for line in logs if line["event"] == "environment"]
-    assert [says in note and note.startswith(f"{name}: ") and "secret" not in note for note in notes] == [True] * bool(
+    assert [says in note and note.startswith(f"{name} ") and "secret" not in note for note in notes] == [True] * bool(
         says
     )
     assert len(given) == 1
