@@ -204,10 +204,13 @@ class Peer:
     def _judged(self, data: bytes, others: int) -> tuple[tuple[Device, ...], str | None]:
         try:
             require_bounded(data, containers=False)
-            devices, self._known = read(self.dialect, data, self._known, self._place)
+            devices, known = read(self.dialect, data, self._known, self._place)
         except MalformedError as error:
             return (), str(error)
-        return devices, judge.list_error(devices, others)
+        if problem := judge.list_error(devices, others):
+            return (), problem
+        self._known = known
+        return devices, None
 
     async def allocate(self, request: ContainerRequest, seconds: float) -> ContainerAnswer:
         """Call Allocate for one container.

@@ -479,6 +479,14 @@ MUTANTS = (
     ),
     Mutant(
         "B7",
+        "lists that were refused are kept",
+        _PEER,
+        "        if problem := judge.list_error(devices, others):\n",
+        "        self._known = known\n        if problem := judge.list_error(devices, others):\n",
+        f"{_R}::test_all_plugins_together_have_so_many_devices",
+    ),
+    Mutant(
+        "B7",
         "each name of a flood is counted by itself",
         _ADMISSION,
         'resource if resource in self._plugins else ""',

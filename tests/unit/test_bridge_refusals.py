@@ -258,6 +258,9 @@ async def test_all_plugins_together_have_so_many_devices(folder: Path, monkeypat
         await played.change([Device(str(number)) for number in range(4)])
         await until(lambda: bool(bridge.one().trouble), GUARD_S)
         assert "at most 5 devices of all plugins, got 4 besides 2" in bridge.one().trouble
+        peer = bridge.one().peer
+        assert peer is not None
+        assert len(peer._known) == 2  # What was refused takes no memory.
         await played.change([Device(str(number)) for number in range(3)])
         await bridge.lists("0", "1", "2")
 
