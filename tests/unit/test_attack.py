@@ -47,6 +47,12 @@ def test_a_promise_that_was_not_kept_is_named(field: str, value: object, broken:
     assert str(seen)
 
 
+def test_a_peak_is_no_growth() -> None:
+    level = [50.0, *[60.0] * 11]
+    assert Seen(memory=[*level[:-1], 90.0]).growth == 0
+    assert Seen(memory=[*level[:-2], 90.0, 90.0]).growth == 30
+
+
 def test_a_cgroup_is_made_and_removed() -> None:
     with memory_cgroup(64) as group:
         if group is None:

@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import grpc
@@ -326,9 +327,12 @@ class Seen:
 
     @property
     def growth(self) -> float:
-        """How much more memory there was at most in the last quarter of the time than in the second."""
+        """How much more memory there was mostly in the last quarter of the time than in the second.
+
+        The most there was says less: several of the largest strikes at once take tens of MiB for a moment, in whichever quarter.
+        """
         quarter = max(1, len(self.memory) // 4)
-        return max(self.memory[-quarter:]) - max(self.memory[quarter : 2 * quarter] or self.memory)
+        return median(self.memory[-quarter:]) - median(self.memory[quarter : 2 * quarter] or self.memory)
 
     def broken(self) -> list[str]:
         """Name the promises that were not kept."""
@@ -346,9 +350,8 @@ class Seen:
     def __str__(self) -> str:
         worst = max(self.probes, default=0.0)
         quarter = max(1, len(self.memory) // 4)
-        peaks = ", ".join(
-            f"{max(self.memory[at : at + quarter]):.1f}" for at in range(0, 4 * quarter, quarter) if self.memory[at:]
-        )
+        quarters = [part for at in range(0, 4 * quarter, quarter) if (part := self.memory[at : at + quarter])]
+        mostly, peaks = (", ".join(f"{of(part):.1f}" for part in quarters) for of in (median, max))
         return "\n".join(
             (
                 f"memory limit     {f'{LIMIT_MIB} MiB, by a cgroup' if self.limited else 'none: this machine gives no cgroup'}",
@@ -356,7 +359,7 @@ class Seen:
                 f"pods             {self.pods} got their GPU, {len(self.pods_failed)} not",
                 f"kubelet restarts {len(self.gaps)}; slowest until all GPUs are allocatable {max(self.gaps, default=0.0):.0f} ms",
                 f"descriptors      {self.descriptors[0]} before, {self.descriptors[1]} after",
-                f"memory (MiB)     {self.memory[0]:.1f} before; {peaks} at most by quarters; {self.memory[-1]:.1f} after",
+                f"memory (MiB)     {self.memory[0]:.1f} before; {mostly} mostly and {peaks} at most by quarters; {self.memory[-1]:.1f} after",
                 f"log              {self.log_bytes} bytes",
                 *(f"  {one}" for one in [*self.probes_failed[:5], *self.pods_failed[:5]]),
             )
