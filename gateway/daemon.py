@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
+from gateway import process
 from gateway.configuration import reload
 from gateway.folder import Folder
 from gateway.following import Follower
@@ -39,11 +40,10 @@ from gateway.tasks import Tasks
 from gateway.telling.commands import Commands
 from gateway.telling.listeners import Listeners
 from gateway.wires import notify
-from gateway.wires.log import Seldom
 from gateway.wires.pool import GrpcThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Sequence
+    from collections.abc import Coroutine, Iterable, Mapping, Sequence
     from typing import Any
 
     from devices.source import DeviceSource, Hindrance
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from gateway.kubelet.identity import KubeletId
     from gateway.kubernetes.features import Features
     from gateway.pair.role import Role
+    from gateway.wires.control import ControlConnection, Handler
 
 FIRST_LOOK = 1.0
 """Seconds that the source's first inventory is waited for, before what the ledger knows is served from memory."""
@@ -65,7 +66,6 @@ RESIGNED = -1
 """What ``Gateway.run`` returns, in place of an exit status, where it made room: it is to begin anew and wait."""
 
 _T = TypeVar("_T")
-_loop_errors = Seldom(times=5)
 _log = structlog.get_logger()
 
 
@@ -92,7 +92,7 @@ class Gateway:
         self._instance = instance.Instance(settings.socket_dir, age)
         self.ledger = Ledger(settings.state_dir, mend.decode if role is None else role.decode, settings.socket_dir)
         self.scribe = Scribe(self.ledger)
-        self.alone = _alone(self, self._instance, role, sum(before[1:]))
+        self.alone = _alone(self, role, sum(before[1:]))
         self.tally, self.config, self._threads = Tally(), reload.FileFate(), GrpcThreads()
         self._features = _features(settings) if settings.asks_api_server else None
         self._tasks = Tasks(self._end, role.active if role is not None else None)
@@ -165,7 +165,7 @@ class Gateway:
         self._exit = loop.create_future()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, 0)
-        loop.set_exception_handler(_report_loop_error)
+        loop.set_exception_handler(process.report_loop_error)
         if self._role is not None:
             self._role.attach()
         try:
@@ -188,7 +188,7 @@ class Gateway:
         self.beliefs.look_within(0)
         if removed := instance.sweep(self.settings.socket_dir):
             _log.info("removed what dead gateways left", folders=removed)
-        beside = self.alone is not None and await self._unless_ended(self.alone.begin())
+        beside = self.alone is not None and await self._unless_ended(self.alone.begin(asks=self.settings.dra != "off"))
         self._instance.create()
         # It looks at its devices; where that takes longer than a moment, what is remembered is served.
         first = asyncio.Event()
@@ -221,8 +221,8 @@ class Gateway:
             await self._unless_ended(asyncio.sleep(YIELD_TIME))
         # From here on it serves.
         self.others.begun = True
-        if self.alone is not None and self.drivers is not None:
-            self.alone.serves(host_service=self.settings.host_service, leave=self.drivers.leave)
+        if self.alone is not None:
+            self.alone.serves(host_service=self.settings.host_service)
             self._tasks.spawn("lock", self.alone.keep())
         self._tasks.spawn("standby", self.others.standby.run())
         self.others.look()
@@ -285,7 +285,7 @@ class Gateway:
 
     async def _open_control(self) -> None:
         commands = Commands(self)
-        more = {message.OP: self.others.handover.serve} if self.drivers is None else self.drivers.handlers
+        more = _met_without_dra(self, self._role) if self.drivers is None else self.drivers.handlers
         await self._listeners.open_control({**commands.handlers, **more, **(self.alone.handlers if self.alone else {})})
         self._listeners.open_metrics(commands.document, self.tally, self)
 
@@ -385,14 +385,28 @@ def _features(settings: Settings) -> Features:
     return Features(settings)
 
 
-def _alone(gateway: Gateway, ours: instance.Instance, role: Role | None, in_vain: int) -> Alone | None:
-    settings, resign = gateway.settings, partial(gateway._end, RESIGNED)  # noqa: SLF001 - a part of it
-    if settings.dra == "off" or (settings.dra == "only" and role is None):
+def _alone(gateway: Gateway, role: Role | None, in_vain: int) -> Alone | None:
+    # One with DRA off that made room waits as those do that serve both APIs.
+    if not {"on": True, "only": role is not None, "off": in_vain > 0}[gateway.settings.dra]:
         return None
     from gateway.handover.alone import Alone  # noqa: PLC0415 - only who must be alone pays for it
 
-    who = ours.age, settings.state_dir, ours.peers, resign
-    return Alone(*who, gateway.scribe, in_vain, role, shares=settings.dra == "only")
+    ours, settings, resign = gateway._instance, gateway.settings, partial(gateway._end, RESIGNED)  # noqa: SLF001 - its parts
+    who = ours.age, settings.state_dir, ours.peers, resign, gateway.scribe
+    return Alone(*who, in_vain, role, shares=settings.dra == "only")
+
+
+def _met_without_dra(gateway: Gateway, role: Role | None) -> Mapping[str, Handler]:
+    """Say who meets which order of another gateway's; a newer one that serves both APIs has this one make room."""
+
+    async def resign(connection: ControlConnection, request: dict[str, Any]) -> None:
+        stays = "" if gateway.begun else message.STARTING
+        stays = message.PAIR if role is not None else message.HOST_SERVICE if gateway.settings.host_service else stays
+        if token := await message.makes_room(gateway.age, stays, connection, request):
+            _log.info("making room for a newer gateway", peer=token)
+            gateway._end(RESIGNED)  # noqa: SLF001 - as above
+
+    return {message.OP: gateway.others.handover.serve, message.RESIGN: resign}
 
 
 def _drivers(gateway: Gateway, first: asyncio.Event, *, decides: bool) -> Drivers:
@@ -409,6 +423,8 @@ def _drivers(gateway: Gateway, first: asyncio.Event, *, decides: bool) -> Driver
     except AccessError as error:
         _log.error("giving up: --dra needs the API server", reason=str(error))
         raise _EndedError(1) from error
+    if alone is not None:
+        alone.leave = made.leave
     if decides:
         made.decide()
     return made
@@ -432,13 +448,3 @@ async def _succeed(gateway: Gateway, alone: Alone, drivers: Drivers) -> None:
     if gateway.presence.kubelet is not None:
         gateway.others.approach(gateway.presence.kubelet)
     await asyncio.gather(gateway.update(), asyncio.sleep(CUT_WAIT))  # The kubelet sees its streams end meanwhile.
-
-
-def _report_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Say what nobody caught; it is a defect, but never a reason to take devices away.
-
-    asyncio tells this a hundred times a second of a listener without descriptors, with a traceback each.
-    """
-    what = str(context.get("message"))
-    if (left_out := _loop_errors.tell(what)) is not None:
-        _log.error("unexpected", what=what, more_of_them_before=left_out, exc_info=context.get("exception") or False)

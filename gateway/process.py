@@ -11,7 +11,11 @@ import ctypes
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import structlog
+
+from gateway.wires.log import Seldom
 
 LARGE: Final = 1024 * 1024
 """Bytes from which on what is allocated is mapped by itself, and goes back as soon as it is freed."""
@@ -25,6 +29,8 @@ GROWN: Final = 12 * 1024 * 1024
 """Bytes by which it is more than the least so far when what is free is given back: that takes the allocator 3 to 10 ms."""
 GAINED: Final = 1024 * 1024
 """Bytes from which on that was worth it."""
+_loop_errors = Seldom(times=5)
+_log = structlog.get_logger()
 
 
 def allow_descriptors() -> int:
@@ -81,3 +87,13 @@ def resident() -> int:
         OSError: there is no /proc.
     """
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def report_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Say what nobody caught; it is a defect, but never a reason to take devices away.
+
+    asyncio tells this a hundred times a second of a listener without descriptors, with a traceback each.
+    """
+    what = str(context.get("message"))
+    if (left_out := _loop_errors.tell(what)) is not None:
+        _log.error("unexpected", what=what, more_of_them_before=left_out, exc_info=context.get("exception") or False)

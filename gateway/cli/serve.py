@@ -107,7 +107,7 @@ async def _run(gateway: Gateway, role: Role | None = None) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     if status == daemon.RESIGNED:  # Anew, with nothing of before but its age: it is to stay the older one.
-        status = _begin_anew(gateway.age.born_ns, gateway.alone.in_vain if gateway.alone is not None else 0)
+        status = _begin_anew(gateway.age.born_ns, gateway.alone.in_vain if gateway.alone is not None else 1)
     os._exit(status)
 
 

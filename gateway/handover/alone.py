@@ -1,7 +1,7 @@
 """Being the only gateway on a node, where there must not be two: with both APIs served, two would have two tables of owners in force.
 
 Who holds a lock in the state directory is the one that decides; the kernel opens it when its holder is no more, however that ended. A
-gateway that comes beside an older one gets ready, as far as it can without deciding anything, and asks that one to make room (``OP``):
+gateway that comes beside an older one gets ready, as far as it can without deciding anything, and asks that one to make room (``message.RESIGN``):
 it ends all that it serves, writes down what isn't on disk, opens the lock and begins anew as one that waits. So what passes from the
 one to the other is what passes from a gateway that ended to the next one, and no more. Who stands by in a pair gets as far, asks nobody,
 and waits for the other one's death.
@@ -24,14 +24,13 @@ from gateway.handover import message
 from gateway.handover.instance import TOKEN
 from gateway.memory import file
 from gateway.wires import control, notify
-from gateway.wires.control import ControlError, shown
+from gateway.wires.control import ControlError
 
 if TYPE_CHECKING:
     from gateway.age import Age
     from gateway.memory.scribe import Scribe
     from gateway.wires.control import ControlConnection, Handler
 
-OP: Final = "resign"
 LOCK: Final = "alone.lock"
 AGAIN: Final = 0.25
 """Seconds between two looks whether another gateway still lives."""
@@ -52,9 +51,7 @@ KEEPS: Final = 10.0
 SERVED: Final = 600.0
 """Seconds from which on a newer one that ended did serve: after as many a kubelet forgets that a container ended, too."""
 _ANOTHER: Final = "the other gateway on this node to end: with --dra on one decides"
-_ADVICE: Final = (
-    "one with --dra on makes room for a newer one, where the kubelet is 1.33 or later; else update with maxSurge 0"
-)
+_ADVICE: Final = "one with --dra on or off makes room for a newer one, where the kubelet is 1.33 or later; else update with maxSurge 0"
 STANDS_BY: Final = "the death of the other gateway of the pair, which serves"
 """What one waits for that stands by."""
 _WRITABLE: Final = "make --state-dir a folder that this gateway can write"
@@ -114,17 +111,17 @@ class Alone:
         self._scribe, self._role, self._shares = scribe, role, shares
         self._make_room = resign if role is None else lambda: role.resign(self.in_vain)
         self._in_vain, self._back = in_vain if role is None else role.in_vain, time.monotonic()
-        self._leave: Callable[[], Awaitable[None]]
-        """Done before room is made; there once this one serves."""
+        self.leave: Callable[[], Awaitable[None]] | None = None
+        """Done before room is made, where there is something to do."""
         self._there: Collection[Age] = ()
         """The other gateways, when they were last looked for."""
-        self.stays = "it is still starting"
+        self.stays = message.STARTING
         """Why this one makes no room for a newer one; '' where it does."""
         self.waits_for = ""
         """What is waited for, in words; empty where nothing is."""
 
-    async def begin(self) -> bool:
-        """Wait for the lock, and for the end of others beside us; True as soon as an older gateway says that it would make room.
+    async def begin(self, *, asks: bool = True) -> bool:
+        """Wait for the lock, and for the end of others beside us; True as soon as an older gateway, if one ``asks``, would make room.
 
         Without the lock nothing is given away: two tables in force would give a GPU twice, and what can't be written can't be moved.
         Who stands by in a pair waits for nothing yet.
@@ -134,7 +131,7 @@ class Alone:
         began = time.monotonic()
         while (hindered := self._hindered()) is not None:
             reason, advice = hindered
-            if not await self._ask(ready=False):
+            if asks and not await self._ask(ready=False):
                 break
             self._tell(reason, advice)
             await asyncio.sleep(AGAIN)
@@ -176,10 +173,9 @@ class Alone:
         while not role.serves and self._hindered() is not None:  # noqa: ASYNC110 - who dies tells nobody
             await asyncio.sleep(AT_ONCE)
 
-    def serves(self, *, host_service: bool, leave: Callable[[], Awaitable[None]]) -> None:
-        """Make room for newer ones from now on, unless this is the host service; ``leave`` is done before."""
-        self._leave = leave
-        self.stays = "the host service makes no room: its unit is restarted in place" if host_service else ""
+    def serves(self, *, host_service: bool) -> None:
+        """Make room for newer ones from now on, unless this is the host service."""
+        self.stays = message.HOST_SERVICE if host_service else ""
         self._back = time.monotonic()
 
     async def keep(self) -> None:
@@ -214,7 +210,7 @@ class Alone:
     @property
     def handlers(self) -> Mapping[str, Handler]:
         """Who meets which order over the control socket."""
-        return {OP: self._resign}
+        return {message.RESIGN: self._resign}
 
     @property
     def in_vain(self) -> int:
@@ -241,7 +237,7 @@ class Alone:
         older = max((one for one in self._there if one < self._age), default=None)
         if older is None:
             return "no older gateway is there to be asked"
-        asked = {"op": OP, "ready": ready, "from": {"born_ns": self._age.born_ns, "token": self._age.token}}
+        asked = {"op": message.RESIGN, "ready": ready, "from": {"born_ns": self._age.born_ns, "token": self._age.token}}
         try:
             await control.ask(control.socket_path(self._state_dir, older.token), asked, ASK_TIME)
         except ControlError as error:
@@ -290,17 +286,10 @@ class Alone:
 
     async def _resign(self, connection: ControlConnection, request: dict[str, Any]) -> None:
         """Say whether this one makes room for a newer one; and do so where that one is ready."""
-        age = message.sender(request)
-        if age is None or age <= self._age:
-            raise ControlError(
-                f"expected the age of a gateway newer than {self._age}, got {shown(request.get('from'))}"
-            )
-        if reason := self.stays or self._holds_back():
-            raise ControlError(reason)
-        await connection.send({"resigns": True})
-        if request.get("ready") is True:
-            await self._leave()
-            _log.info("making room for a newer gateway", peer=age.token)
+        if token := await message.makes_room(self._age, self.stays or self._holds_back(), connection, request):
+            if self.leave is not None:
+                await self.leave()
+            _log.info("making room for a newer gateway", peer=token)
             self._make_room()
 
 

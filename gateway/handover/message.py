@@ -19,11 +19,20 @@ from gateway.age import Age, plausible
 from gateway.handover.events import Say
 from gateway.handover.instance import TOKEN, boot_ns
 from gateway.wires import control
+from gateway.wires.control import ControlError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gateway.wires.control import ControlConnection
+
 OP: Final = "handover"
+RESIGN: Final = "resign"
+"""The order of a newer gateway to make room as a whole (``alone``)."""
+STARTING: Final = "it is still starting"
+HOST_SERVICE: Final = "the host service makes no room: its unit is restarted in place"
+PAIR: Final = "a pair with DRA off makes no room: update with maxSurge 0"
+"""Why none is made."""
 ASK_TIME: Final = 0.15
 """Seconds within which an ask must be read: the newer one goes on after ``machine.ANSWER_WAIT``, and not a moment later
 may a stream still be ended for it."""
@@ -75,6 +84,21 @@ def sender(message: Mapping[str, Any]) -> Age | None:
             return age if plausible(age, boot_ns()) else None
         case _:
             return None
+
+
+async def makes_room(own: Age, stays: str, connection: ControlConnection, request: Mapping[str, Any]) -> str:
+    """Tell a newer gateway whether this one makes room, or why it stays; return its token where that is to be now.
+
+    Raises:
+        ControlError: it isn't newer, or this one stays.
+    """
+    age = sender(request)
+    if age is None or age <= own:
+        raise ControlError(f"expected the age of a gateway newer than {own}, got {shown(request.get('from'))}")
+    if stays:
+        raise ControlError(stays)
+    await connection.send({"resigns": True})
+    return age.token if request.get("ready") is True else ""
 
 
 def in_time(ask: Mapping[str, Any]) -> bool:

@@ -298,9 +298,7 @@ async def test_its_token_is_good_for_no_more_than_that(stage: Stage) -> None:
 async def both(stage: Stage, chart: Chart) -> AsyncIterator[DraNode]:
     """The node when the chart has turned both APIs on, beside all that tells of the node."""
     await stage.prepare(VERSION)
-    # Who decides with both APIs waits until one without them has ended.
-    one_after_the_other = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
-    await chart.reconfigure({**FEATURES, "gateway": {"dra": "on"}, "updateStrategy": one_after_the_other})
+    await chart.reconfigure({**FEATURES, "gateway": {"dra": "on"}})
     await stage.served()
     one = DraNode(stage.node)
     await one.claimable()

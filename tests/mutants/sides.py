@@ -27,6 +27,7 @@ _RULES = "tests/unit/test_sides.py"
 _MOVES = f"{_RULES}::test_a_board_moves_on_when_nobody_has_it"
 
 _MAKES_ROOM = f"{_ON}::test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve"
+_WITHOUT_DRA = f"{_ON}::test_a_gateway_without_dra_makes_room_for_a_newer_one_with_both_apis"
 _ADMITS = f"{_ON}::test_a_kubelet_that_starts_has_what_goes_to_dra_until_it_has_admitted_its_pods"
 _LEAVES = (
     "tests/unit/test_pair_dra.py::test_what_waits_is_decided_here_no_more_and_answered_by_the_successor_however_late"
@@ -224,15 +225,15 @@ MUTANTS = (
     Mutant(
         "OWN8",
         "an older gateway makes room for anybody",
-        _ALONE,
-        "        if age is None or age <= self._age:",
-        "        if age is None:",
+        "gateway/handover/message.py",
+        "    if age is None or age <= own:",
+        "    if age is None:",
         _MAKES_ROOM,
     ),
     Mutant(
         "OWN8",
         "it makes room when it was only asked whether it would",
-        _ALONE,
+        "gateway/handover/message.py",
         'request.get("ready") is True',
         "True",
         _MAKES_ROOM,
@@ -301,6 +302,38 @@ MUTANTS = (
         "        await self.scribe.close()\n        if self.alone is not None:\n            self.alone.close()\n",
         "        if self.alone is not None:\n            self.alone.close()\n        await self.scribe.close()\n",
         _MAKES_ROOM,
+    ),
+    Mutant(
+        "OWN8",
+        "a gateway without DRA makes no room",
+        "gateway/daemon.py",
+        "    return {message.OP: gateway.others.handover.serve, message.RESIGN: resign}\n",
+        "    return {message.OP: gateway.others.handover.serve}\n",
+        _WITHOUT_DRA,
+    ),
+    Mutant(
+        "OWN8",
+        "a gateway without DRA that made room serves beside the newer one",
+        "gateway/daemon.py",
+        ' "off": in_vain > 0}',
+        ' "off": False}',
+        _WITHOUT_DRA,
+    ),
+    Mutant(
+        "OWN8",
+        "one without DRA that made room serves beside the newer one where an older one would make room",
+        _ALONE,
+        "            if asks and not await self._ask(ready=False):\n",
+        "            if not await self._ask(ready=False):\n",
+        f"{_ON}::test_one_without_dra_that_made_room_waits_also_where_another_one_would_make_it",
+    ),
+    Mutant(
+        "OWN8",
+        "one without DRA that made room does not know that it did",
+        "gateway/cli/serve.py",
+        "if gateway.alone is not None else 1)",
+        "if gateway.alone is not None else 0)",
+        f"{_ON}::test_one_without_dra_that_made_room_begins_anew_as_one_that_waits",
     ),
     Mutant(
         "OWN8",

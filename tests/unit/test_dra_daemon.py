@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -95,7 +95,7 @@ class Place:
         )
         return ClaimName("ns", name, uid)
 
-    def made(self, dra: str) -> Gateway:
+    def made(self, dra: str, before: Sequence[int] = ()) -> Gateway:
         """Make a gateway."""
         policy = Policy(list_strategies=frozenset({ListStrategy.CDI_CRI if dra == "only" else ListStrategy.ENVVAR}))
         settings = Settings(
@@ -106,7 +106,8 @@ class Place:
             node_name="n1",
         )
         survey = partial(keep, driver=DriverFiles(()), folder=self.folder / "cdi")
-        return Gateway(settings, GPUSource(SimulatedBackend(str(self.profile)), policy, VENDORS, survey))
+        source = GPUSource(SimulatedBackend(str(self.profile)), policy, VENDORS, survey)
+        return Gateway(settings, source, before=before)
 
     @contextlib.asynccontextmanager
     async def gateway(self, dra: str, *, registers: bool = True, status: int = 0) -> AsyncIterator[Gateway]:

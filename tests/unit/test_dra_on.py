@@ -36,6 +36,8 @@ from gateway.dra.claims import Allocated
 from gateway.dra.crossing import Crossing
 from gateway.dra.drivers import Drivers
 from gateway.dra.publisher import Publisher, Server
+from gateway.handover import alone as being_alone
+from gateway.handover import instance
 from gateway.handover.alone import Alone, held_back
 from gateway.kubelet import drift, view
 from gateway.kubelet.beliefs import CHECKPOINT
@@ -1424,7 +1426,7 @@ async def test_one_that_came_back_makes_no_room_at_once_for_the_next(
     assert alone(tmp_path).in_vain == 1
     one = Alone(Age(1, "0" * 8), tmp_path, dict, lambda: None, Scribe(Ledger(tmp_path)), in_vain=2)
     assert not await one.begin()
-    one.serves(host_service=False, leave=AsyncMock())
+    one.serves(host_service=False)
     request = {"ready": True, "from": {"born_ns": 2, "token": "0000000b"}}
     with pytest.raises(ControlError, match=r"it made room 2 times for one that ended again, and does so next in \d+ s"):
         await one.handlers["resign"](None, request)  # type: ignore[arg-type]
@@ -1453,7 +1455,7 @@ async def test_a_newer_one_that_served_for_long_did_not_come_in_vain(
     monkeypatch.setattr(time, "monotonic", lambda: began + seconds)
     newer.close()
     assert not await waiting
-    one.serves(host_service=False, leave=AsyncMock())
+    one.serves(host_service=False)
     assert one.in_vain == in_vain
     one.close()
 
@@ -1463,7 +1465,7 @@ async def test_it_is_held_back_from_when_it_serves_again(tmp_path: Path, monkeyp
     assert not await one.begin()
     began = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: began + 500)  # It has waited so long.
-    one.serves(host_service=False, leave=AsyncMock())
+    one.serves(host_service=False)
     with pytest.raises(ControlError, match="and does so next in 30 s"):
         await one.handlers["resign"](None, {"ready": True, "from": {"born_ns": 2, "token": "0000000b"}})  # type: ignore[arg-type]
     one.close()
@@ -1585,6 +1587,85 @@ async def test_an_older_gateway_makes_room_for_a_newer_one_that_can_serve(
             await node.stand(a="dra", b="dra")
             await until(lambda: len(node.place.published) == 2)
             await kubelet.channel.close()
+
+
+async def test_a_gateway_without_dra_makes_room_for_a_newer_one_with_both_apis(node: Node) -> None:
+    async with node.place.gateway("off", registers=False, status=RESIGNED) as older:
+        await node.allocatable(2)
+        [path] = control.sockets(node.place.folder / "state")
+        with pytest.raises(ControlError, match="expected the age of a gateway newer than"):
+            await resigns(path, older.age.born_ns - 1, ready=True)
+        await node.manager.admit("p1", {GPU: 1})
+        async with node.gateway() as newer:
+            assert older._exit.result() == RESIGNED
+            await node.allocatable(2)
+            assert len(newer.ledger.handed_out(GPU)) == 1
+            await node.cross("dra")
+            await until(lambda: len(node.place.published) == 1)
+            [free] = node.place.published
+            await prepare(node, "c", free)
+            # The same program, begun anew, waits until the newer one has ended.
+            again = node.place.made("off", before=(older.age.born_ns, 1))
+            running = asyncio.ensure_future(again.run())
+            await until(lambda: "the other gateway on this node to end" in again.waits_for)
+            assert not instance.Instance(node.place.plugins, again.age).folder.exists()
+            assert newer.begun
+        await until(lambda: again.begun)
+        await until(lambda: sorted(one.value for one in states(again).values()) == ["present", "withheld"])
+        [path] = control.sockets(node.place.folder / "state")
+        with pytest.raises(ControlError, match="it made room 1 times for one that ended again"):
+            await resigns(path, again.age.born_ns + 1, ready=True)
+        again._end(0)
+        assert await running == 0
+
+
+async def test_one_without_dra_that_made_room_begins_anew_as_one_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Made:
+        age, alone = Age(7, "0" * 8), None
+
+        async def run(self) -> int:
+            return RESIGNED
+
+    begun: list[str] = []
+
+    def begins(_program: str, _words: list[str], variables: dict[str, str]) -> None:
+        begun.append(variables[serve._BORN])
+        raise SystemExit(0)
+
+    monkeypatch.setattr(os, "execve", begins)
+    with pytest.raises(SystemExit):
+        await serve._run(Made())  # type: ignore[arg-type]
+    assert begun == ["7 1"]
+
+
+async def test_one_without_dra_that_made_room_waits_also_where_another_one_would_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [Age(1, "0000000a"), Age(3, "0000000c")]
+    one = alone(tmp_path, 2, others)
+    monkeypatch.setattr(one, "_ask", AsyncMock(return_value=""))
+    monkeypatch.setattr(being_alone, "AGAIN", 0.01)
+    waiting = asyncio.ensure_future(one.begin(asks=False))
+    await until(lambda: one.waits_for)
+    assert not waiting.done()
+    others.clear()
+    one._others = dict
+    assert await waiting is False
+    one.close()
+
+
+@pytest.mark.parametrize("why", ["it is still starting", "the host service makes no room"])
+async def test_a_gateway_without_dra_makes_no_room_before_it_serves_nor_as_the_host_service(
+    node: Node, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.place.gateway("off", registers=False) as one:
+        [path] = control.sockets(node.place.folder / "state")
+        if why == "it is still starting":
+            monkeypatch.setattr(one.others, "begun", False)
+        else:
+            monkeypatch.setattr(one, "settings", replace(one.settings, host_service=True))
+        with pytest.raises(ControlError, match=why):
+            await resigns(path, one.age.born_ns + 1, ready=True)
 
 
 async def test_nobody_comes_by_name_while_no_gateway_is_registered(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from typing import Any, NoReturn
 import pytest
 import structlog
 
-from gateway import daemon as shell
 from gateway import process
 from gateway.wires import log as observe
 from gateway.wires.log import Seldom, escaped, printable
@@ -92,7 +91,7 @@ async def test_a_listener_without_descriptors_fills_no_log() -> None:
     }
     with structlog.testing.capture_logs() as logs:
         for _ in range(1000):
-            shell._report_loop_error(asyncio.get_running_loop(), context)
+            process.report_loop_error(asyncio.get_running_loop(), context)
     assert 1 <= len(logs) <= 5
 
 
