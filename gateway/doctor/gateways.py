@@ -82,11 +82,8 @@ def _settings(seen: Surveyed) -> str:
 
 
 def _rejected(seen: Surveyed) -> str:
-    return joined(
-        f"{one.configuration.path}: {one.configuration.error}"
-        for one in seen.statuses
-        if one.configuration is not None and one.configuration.error
-    )
+    known = (one.configuration for one in seen.statuses)
+    return joined(one.error for one in known if one is not None and one.error)
 
 
 def _doubled(seen: Surveyed) -> str:

@@ -365,7 +365,7 @@ FAULTS: Mapping[str, Callable[[Fake], None]] = {
     "DPG0207": apart,
     "DPG0208": status_of(ledger=FileState(path="/l", writable=False, error="No space left on device")),
     "DPG0209": lambda fake: fake.told.update(settings="MIG_STRATEGY: expected none, single or mixed, got 'both'"),
-    "DPG0210": status_of(configuration=Configuration(path="/c.yaml", error="line 3: no key migStrategi")),
+    "DPG0210": status_of(configuration=Configuration(path="/c.yaml", error="/c.yaml, line 3: no key migStrategi")),
     "DPG0211": lambda fake: fake.resource(
         drift=(MismatchStatus(kind="doubled", devices=1, words="'GPU-0': a, then b"),)
     ),
