@@ -431,8 +431,10 @@ async def test_a_lock_that_was_removed_is_made_anew_where_nobody_else_has(
         await until(lambda: len(failed) > 1)
     await until(lock.exists)
     await until(lambda: other.decider() == f"{1:08x}")
+    assert one.decider() == "", "it is this one"
     assert file.hold(lock) < 0
     assert len(descriptors(os.getpid())) == len(open_before)
+    assert not resigned.is_set()
     lock.unlink()
     taken = file.hold(lock)
     assert taken >= 0

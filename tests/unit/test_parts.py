@@ -28,6 +28,8 @@ from gateway.folder import Folder
 from gateway.handover import leases as holding
 from gateway.handover.instance import Instance
 from gateway.handover.leases import Leases
+from gateway.handover.records import RecordsSeen
+from gateway.handover.standby import Standby
 from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.presence import Presence
 from gateway.kubelet.watch import listens
@@ -213,6 +215,39 @@ async def test_a_server_that_is_being_bound_rests_after_that(folder: Path) -> No
     assert server.calls[-1] == "close"
     assert listens(folder / "s")
     bound.close()
+
+
+def test_a_new_kubelet_has_refused_nobody_and_shows_nothing_of_before(folder: Path) -> None:
+    one = Standby(cast("Any", None), folder, folder / "pods", folder / "checkpoint")
+    one.began(GPU)
+    assert one._wake.is_set()
+    one._taken[GPU, ONE] = 5
+    since = one._since_ns
+    one.kubelet_up(since - 1)
+    assert (one._since_ns, one._taken) == (since, {})
+    one.kubelet_up(since + 1)
+    assert one._since_ns == since + 1
+
+
+@pytest.mark.parametrize("comes", [True, False], ids=["a new kubelet", "the same one"])
+async def test_a_look_at_the_kubelet_before_takes_nothing_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    taken = list[object]()
+    plugin = SimpleNamespace(devices=(Device("a"),))
+    stands_by = SimpleNamespace(name=GPU, standing_by_for=ONE, plugin=plugin, entries={}, checked=None)
+    own = SimpleNamespace(resources=[stands_by], doubts={}, unserved=taken.append)
+    one = Standby(cast("Any", own), folder, folder / "pods", folder / "checkpoint")
+
+    async def shown(*_: object) -> frozenset[str]:
+        if comes:
+            one.kubelet_up(0)
+        return frozenset()
+
+    monkeypatch.setattr(kubelet_view, "shown", shown)
+    one._records[GPU] = RecordsSeen(lacking_since=-1e6, told=-2e6)
+    await one._look()
+    assert len(taken) == (0 if comes else 1)
 
 
 class Sockets:

@@ -303,18 +303,21 @@ async def _gone_later(folder: Path, monkeypatch: pytest.MonkeyPatch, *, ends: bo
     return anew
 
 
+@pytest.mark.parametrize(
+    ("born_ns", "both"), [(1 << 61, True), (1 << 59, False)], ids=["the newest", "in between: it takes it back itself"]
+)
 async def test_who_stands_by_for_one_that_talks_and_one_that_does_not_takes_it_back_from_both_at_once(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, born_ns: int, both: bool
 ) -> None:
     gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
     plugin = gateway._resources[RESOURCE] = Resource(gateway.around, RESOURCE, "")
-    silent, asked = Age(1 << 61, "0badcafe"), list[str]()
+    silent, asked = Age(born_ns, "0badcafe"), list[str]()
     monkeypatch.setattr(gateway.others, "living", lambda: {silent: folder})
     monkeypatch.setattr(gateway.others.handover, "defers_to", lambda _: Age(1 << 60, "cafecafe"))
     monkeypatch.setattr(gateway.others.handover, "unserved", asked.append)
     with listening(folder / instance.socket_name(RESOURCE)):
         gateway.others.unserved(plugin)
-    assert (asked, [*gateway.others.doubts[RESOURCE]]) == ([RESOURCE], [silent])
+    assert (asked, [*gateway.others.doubts.get(RESOURCE, ())]) == ([RESOURCE], [silent] if both else [])
     await plugin.close()
     await gateway._tasks.close()
 
@@ -343,6 +346,24 @@ async def test_one_that_we_stood_by_for_in_vain_and_that_goes_costs_a_register(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await _gone_later(folder, monkeypatch, ends=False)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_who_ends_takes_nothing_over(folder: Path, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    gateway, looks = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy())), list[str]()
+    monkeypatch.setattr(gateway.others, "_ending", lambda: ends)
+    monkeypatch.setattr(gateway.others, "look_at_peers", lambda: looks.append("look"))
+    gateway.others._left()
+    assert looks == ([] if ends else ["look"])
+    await gateway._tasks.close()
+
+
+async def test_who_is_about_to_serve_again_registers(folder: Path) -> None:
+    gateway = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy()))
+    registers = [gateway.others.registering]
+    gateway.others._resuming.add(RESOURCE)
+    assert [*registers, gateway.others.registering] == [False, True]
+    await gateway._tasks.close()
 
 
 async def test_a_gateway_that_dies_counts_as_gone_for_the_kubelet_that_it_named(folder: Path) -> None:
@@ -503,6 +524,30 @@ def test_what_another_kubelet_spoke_says_nothing_of_this_one(folder: Path) -> No
     for spoken, unfit in ((None, False), (KubeletId(1, 1, 1), False), (here, True)):
         one._speaks = None if spoken is None else (spoken, None)
         assert (one.unfit(resource) is not None) is unfit
+
+
+async def test_who_waits_says_why_and_looks_again_never_too_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.handover.ability.PEERS_AGAIN", 0.001)
+    monkeypatch.setattr("gateway.handover.ability.PROBE_AGAIN", 0.002)
+    resource = SimpleNamespace(trouble="")
+    one = Ability(
+        "auto",
+        cast("Any", SimpleNamespace(kubelet=None)),
+        cast("Any", {RESOURCE: resource}),
+        lambda: [1],
+        lambda _: None,
+    )
+    reasons, told = [*["slow"] * 20, "too many", ""], list[str]()
+
+    async def unable() -> str:
+        told.append(resource.trouble.rpartition(": ")[2])
+        return reasons.pop(0)
+
+    monkeypatch.setattr(one, "_unable", unable)
+    async with asyncio.timeout(20):
+        await one.wait()
+    assert told == ["", *["slow"] * 20, "too many"]
+    assert resource.trouble == ""
 
 
 async def test_each_kubelet_is_asked_once_what_it_speaks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
