@@ -540,9 +540,10 @@ def test_a_device_that_keeps_falling_ill_is_held_back(script: str, shown: str) -
 
 
 def test_a_trouble_of_another_kind_is_told_though_its_words_are_the_same() -> None:
-    first = look(ANNOUNCED, listed(G, trouble=Trouble("x", TroubleKind.UNKNOWN)))
+    ill = replace(G, health=ILL)
+    first = look(ANNOUNCED, listed(ill, trouble=Trouble("x", TroubleKind.UNKNOWN)))
     known = replace(ANNOUNCED, sticky=first.sticky)
-    merged = look(known, listed(G, trouble=Trouble("x", TroubleKind.RESET_REQUIRED)), NOW, first.entries)
+    merged = look(known, listed(ill, trouble=Trouble("x", TroubleKind.RESET_REQUIRED)), NOW, first.entries)
     assert [entry.kind for entry in merged.entries] == [TroubleKind.RESET_REQUIRED]
 
 
