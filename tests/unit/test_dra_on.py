@@ -53,6 +53,7 @@ from gateway.lab.kubelets.records import Container
 from gateway.memory import holdings
 from gateway.memory.ledger import Ledger
 from gateway.memory.scribe import Scribe
+from gateway.registration.events import Phase
 from gateway.sides import lent
 from gateway.sides.table import ANNOTATION, Side
 from gateway.telling import probes
@@ -437,6 +438,41 @@ async def test_a_lowered_allocatable_is_to_stay_once_more_after_it_was_written_o
     await one.lower({GPU: ()})
     assert not shown
     assert now >= 0.6 + allocatable.SETTLE - 2 * allocatable.LOOK
+
+
+@pytest.mark.parametrize(("phases", "counts"), [(["SERVING"] * 2, True), (["SERVING", "WAITING"], False)])
+def test_the_kubelets_records_go_by_our_lists_once_it_has_all(phases: list[str], *, counts: bool) -> None:
+    resources: Any = [SimpleNamespace(state=SimpleNamespace(phase=Phase[one])) for one in phases]
+    look: Any = object()
+    assert crossing._since_served(resources, look) is (look if counts else None)
+
+
+async def test_who_holds_a_gpu_is_known_from_a_look_that_came_after_the_list_and_has_all(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway() as one:
+        await node.at_dra()
+        table = owners(one)
+        await table._beliefs.look()
+        last = table._beliefs.last
+        assert last is not None
+        looks = [
+            last,
+            replace(last, at=table._told[A]),
+            replace(last, view=replace(last.view, allocatable=None)),
+            replace(last, view=replace(last.view, source="checkpoint")),
+        ]
+        said = []
+        for look in looks:
+            monkeypatch.setattr(table, "_beliefs", SimpleNamespace(last=look, holders=lambda _: {}))
+            said.append(table._pod(A, table.boards()[A]))
+        monkeypatch.undo()
+        assert said == ["", None, None, None]
+
+
+def test_in_a_new_table_a_claims_gpu_is_the_claims_though_another_driver_offers_it() -> None:
+    found = crossing._anew([A, B], Allocated({A: "claim ns/c"}), [A, B])
+    assert found == {A: Side.TO_PLUGIN, B: Side.FOREIGN, crossing.REST: Side.PLUGIN}
 
 
 async def test_who_makes_room_tells_nothing_after_it() -> None:

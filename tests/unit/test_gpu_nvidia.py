@@ -12,6 +12,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from copy import copy
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -26,7 +28,7 @@ from devices.gpu.nvidia.nvml import Nvml
 from devices.gpu.nvidia.scan import Let
 from devices.gpu.nvidia.vendor import profile
 from devices.gpu.nvidia.watch import Guests, Happened, Looker, News, Pace
-from devices.model import Health, TroubleKind
+from devices.model import Health, Trouble, TroubleKind
 from devices.policy import Policy, Recovery
 from devices.source import GiveUpError
 from gateway.lab.trials.faults import descriptors
@@ -772,6 +774,25 @@ async def test_a_call_that_hangs(node: Node) -> None:
         node.world.works("nvmlDeviceGetMigMode", gpu=3)
         node.world.write()
         sight = await watch.until(lambda now: uuid not in ill(now))
+
+
+@pytest.mark.parametrize(
+    ("had", "kind"),
+    [
+        (None, TroubleKind.RESTART_APP),
+        (TroubleKind.APPLICATION, TroubleKind.RESTART_APP),
+        (TroubleKind.RESET_REQUIRED, TroubleKind.RESET_REQUIRED),
+    ],
+)
+def test_what_an_application_did_hides_no_call_that_hangs(
+    node: Node, had: TroubleKind | None, kind: TroubleKind
+) -> None:
+    one = node.backend()
+    one._stuck = "GPU-a"
+    one._health = cast("Any", SimpleNamespace(trouble=lambda *_: None if had is None else Trouble("before", had)))
+    found = one._trouble(cast("Any", SimpleNamespace(uuid="GPU-a", board="GPU-a")))
+    assert found is not None
+    assert found.kind is kind
 
 
 async def test_a_wait_that_hangs_is_told(node: Node) -> None:
