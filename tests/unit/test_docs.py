@@ -16,10 +16,10 @@ from gateway.cli.main import gateway
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 COMMANDS = [
-    pytest.param(line.split("#", 1)[0].strip(), id=f"{page.name}: {line.strip()}")
+    pytest.param(re.split(r" && | \| |; | > ", found[1].split("#", 1)[0])[0].strip(), id=f"{page.name}: {line.strip()}")
     for page in PAGES
     for line in page.read_text().splitlines()
-    if re.match(r"\s{4,}gateway( |$)", line)
+    if (found := re.match(r"\s{4,}(?:.* (?:--|\|) )?(gateway(?: .*|$))", line))
 ]
 
 
