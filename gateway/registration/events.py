@@ -47,11 +47,15 @@ class Reached(Struct, frozen=True):
 
 
 class Replied(Struct, frozen=True):
-    """The Register of ``attempt`` ended, with gRPC's status name and text."""
+    """The Register of ``attempt`` ended, with gRPC's status name and text.
+
+    ``connected``: the kubelet has asked for our options before it answered, so that it calls at once, or never.
+    """
 
     attempt: int
     code: str
     details: str = ""
+    connected: bool = False
 
 
 class StreamOpened(Struct, frozen=True):

@@ -65,6 +65,9 @@ LONGEST_WAIT = 10.0
 CALL_WAIT = 11.0
 """Seconds to wait for ListAndWatch after an accepted Register: longer than the kubelet's own dial time-out of 10 s, so
 that two of its connections never race."""
+CALL_SOON = 2.0
+"""The same, where it has connected before it answered (kubelets 1.25 and later): one that hears only then that an earlier stream has
+ended closes the new connection, too, and never calls (#127803)."""
 UNLIKELY_WAIT = 1.0
 """Seconds at least between the end of a stream that hardly was the kubelet's and the next Register: its own may still come,
 later than after a tenth of a second on a busy node."""
@@ -266,7 +269,8 @@ def _replied(state: State, reply: Replied) -> Step:
                 return state, (report, *actions)
             if state.called:
                 return _wait_after_cut(state, Report("info", "stream ended", "while it registered"))
-            return replace(state, phase=Phase.ACCEPTED), (report, SetTimer(Timer.CALL, CALL_WAIT))
+            wait = CALL_SOON if reply.connected else CALL_WAIT
+            return replace(state, phase=Phase.ACCEPTED), (report, SetTimer(Timer.CALL, wait))
         case AnswerKind.OTHER_VERSION | AnswerKind.NO_SERVICE | AnswerKind.UNFIT:
             return _offer(replace(state, negotiation=negotiate.refuse(state.negotiation, answer)))
         case AnswerKind.NOBODY:
@@ -373,8 +377,7 @@ def _fired(state: State, timer: Timer) -> Step:
         case Timer.RETRY if state.phase in {Phase.WAITING, Phase.ABSENT}:
             return _offer(state)
         case Timer.CALL if state.phase is Phase.ACCEPTED:
-            report = Report("warning", "registered but never called", f"no ListAndWatch within {CALL_WAIT:g} s")
-            return _wait_after_error(state, report)
+            return _wait_after_error(state, Report("warning", "registered but never called", "no ListAndWatch in time"))
         case Timer.SETTLED if state.phase is Phase.SERVING:
             return replace(state, cuts=0, errors=0), ()
         case Timer.VERIFY if state.phase is Phase.SERVING:

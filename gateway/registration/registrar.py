@@ -286,7 +286,7 @@ class Resource:
         except Exception as error:  # noqa: BLE001 - see above
             self._log.exception("unexpected while registering")
             code, details = "INTERNAL", repr(error)
-        self.feed(events.Replied(offer.attempt, code, details))
+        self.feed(events.Replied(offer.attempt, code, details, connected=bool(self.plugin.asked_options)))
         if code != "OK":
             self._node.tally.register_errors.add(self.name, code)
         else:

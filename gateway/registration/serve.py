@@ -144,8 +144,8 @@ class DevicePlugin:
         self._dialect: Dialect | None = None
         self._handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
         self._evidence = Evidence()
-        self._asked_options: set[str | None] = set()
-        """The user agents of those who asked for the options since the last Register."""
+        self.asked_options: set[str | None] = set()
+        """The user agents of those who asked for the options since the last Register: kubelets from 1.25 on do, before they answer it."""
         self.list = DeviceList(name, tally, grace=grace)
         self._streams: dict[int, _Stream] = {}
         self._heeded: int | None = None
@@ -217,13 +217,13 @@ class DevicePlugin:
         """Speak ``dialect`` from now on, to a kubelet of which nothing more is known yet."""
         self._dialect, self._handlers = dialect, self._calls(dialect)
         self._evidence = Evidence(pinned=self._kubelet_minor)
-        self._asked_options.clear()
+        self.asked_options.clear()
 
     def heed(self, number: int) -> None:
         """Take a stream for the kubelet's: what its caller showed is evidence of the kubelet, and of nobody else."""
         self._heeded = number
         agent = self._streams[number].user_agent
-        self._evidence = Evidence(agent, agent in self._asked_options, self._kubelet_minor)
+        self._evidence = Evidence(agent, agent in self.asked_options, self._kubelet_minor)
 
     def end_streams(self) -> None:
         """End every ListAndWatch stream that is open now."""
@@ -290,8 +290,8 @@ class DevicePlugin:
         return answered
 
     async def _get_options(self, dialect: Dialect, _request: bytes, context: _Context) -> bytes:
-        if len(self._asked_options) < _MOST_AGENTS:
-            self._asked_options.add(_user_agent(context))
+        if len(self.asked_options) < _MOST_AGENTS:
+            self.asked_options.add(_user_agent(context))
         return dialect.encode_options(self.list.options).data
 
     async def _list_and_watch(self, dialect: Dialect, context: _Context) -> None:

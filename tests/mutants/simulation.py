@@ -40,7 +40,7 @@ MUTANTS = (
         "SIM1",
         "a call that never comes is waited for",
         "gateway/registration/machine.py",
-        "phase=Phase.ACCEPTED), (report, SetTimer(Timer.CALL, CALL_WAIT))",
+        "phase=Phase.ACCEPTED), (report, SetTimer(Timer.CALL, wait))",
         "phase=Phase.ACCEPTED), (report,)",
         _TEST,
         command=_PLAYED,

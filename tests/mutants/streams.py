@@ -79,8 +79,8 @@ MUTANTS = (
         "J1",
         "anybody's question is the kubelet's",
         "gateway/registration/serve.py",
-        "Evidence(agent, agent in self._asked_options, self._kubelet_minor)",
-        "Evidence(agent, bool(self._asked_options), self._kubelet_minor)",
+        "Evidence(agent, agent in self.asked_options, self._kubelet_minor)",
+        "Evidence(agent, bool(self.asked_options), self._kubelet_minor)",
         f"{_SERVE}::test_what_others_show_is_no_evidence_of_the_kubelet",
     ),
     Mutant(

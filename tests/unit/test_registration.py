@@ -483,6 +483,9 @@ def test_a_name_deleted_by_a_starting_kubelet_is_not_put_back() -> None:
             id="the next stream gets its own looks",
         ),
         pytest.param(OK, Timer.CALL, 11.0, id="longer than the kubelet's own dial takes"),
+        pytest.param(
+            [*UP, e.Replied(1, "OK", connected=True)], Timer.CALL, 2.0, id="it has connected: it calls or never"
+        ),
         pytest.param(SERVING, Timer.VERIFY, 0.1, id="a first look into the kubelet's records"),
         pytest.param([*SERVING, e.Fired(Timer.VERIFY)], Timer.VERIFY, 0.9, id="and a second, 1 s after the call"),
         pytest.param(

@@ -60,7 +60,7 @@ from gateway.kubelet.view import Untold, View
 from gateway.memory import scribe
 from gateway.memory.file import LedgerError
 from gateway.memory.ledger import Ledger, LedgerSnapshot, Written
-from gateway.registration import devicelist, registrar, serve, spelled
+from gateway.registration import devicelist, machine, registrar, serve, spelled
 from gateway.registration.devicelist import DeviceList
 from gateway.registration.events import Event, KubeletUp, Lacking, Phase, Renew, StandBy, Timer
 from gateway.registration.serve import DevicePlugin
@@ -128,6 +128,9 @@ class Source(DeviceSource):
 class Kubelet:
     """The kubelet's side: takes Registers in one dialect, and makes the calls that a test asks for."""
 
+    asks_first = False
+    """Whether it asks for the options before it answers a Register, as kubelets from 1.25 on do."""
+
     def __init__(self, folder: Path, api: str, user_agent: str) -> None:
         self.dialect: Dialect = by_name(api)
         self.registrations: asyncio.Queue[Registration] = asyncio.Queue()
@@ -143,6 +146,8 @@ class Kubelet:
             registration = self.dialect.decode_register(request)
             if registration.version != self.dialect.name:
                 await context.abort(grpc.StatusCode.UNKNOWN, "unsupported API version by the Kubelet registry")
+            if self.asks_first:
+                await self.call(registration, "GetDevicePluginOptions")
             self.registrations.put_nowait(registration)
             return b""
 
@@ -1318,6 +1323,16 @@ async def test_a_kubelet_that_died_is_no_longer_present(make: Make, logs: asynci
     assert node._gateway.presence.since is None
 
 
+async def test_a_kubelet_that_has_connected_and_does_not_call_is_soon_registered_with_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "CALL_SOON", 0.05)
+    monkeypatch.setattr(machine, "CALL_WAIT", 3600.0)
+    monkeypatch.setattr(Kubelet, "asks_first", True)
+    kubelet = (await make(inventory(A))).kubelet
+    assert (await kubelet.registered()).endpoint != (await kubelet.registered()).endpoint
+
+
 async def test_what_a_kubelet_showed_is_forgotten_at_the_next_offer(make: Make) -> None:
     kubelet = (await make(inventory(A))).kubelet
     for options_first in (True, False):
@@ -1403,7 +1418,7 @@ async def test_how_many_asked_for_the_options_is_bounded(make: Make) -> None:
     for number in range(serve._MOST_AGENTS + 1):
         async with contextlib.aclosing(Listener(node, f"other/{number}")) as other:
             await other.call(to, "GetDevicePluginOptions")
-    assert len(resource._asked_options) == serve._MOST_AGENTS
+    assert len(resource.asked_options) == serve._MOST_AGENTS
 
 
 async def test_who_else_listens_is_not_waited_for(make: Make, logs: asyncio.Queue[EventDict]) -> None:

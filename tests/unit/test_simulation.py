@@ -202,6 +202,9 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
         pytest.param("20754816", id="of three the newest stands still, and the two others see that at once"),
         pytest.param("40716146", id="of three the newest stands still, and kubelet 1.8 shows nothing"),
         pytest.param("40578380", id="of three that can't talk the newest stands still, and both others take over"),
+        pytest.param(
+            "60280016", id="a kubelet hears of a stream's end after the next Register, and never calls for that"
+        ),
         pytest.param("40107593", id="one that can't talk goes before the kubelet was asked whom it holds"),
     ],
 )

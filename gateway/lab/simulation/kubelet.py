@@ -247,6 +247,7 @@ class Kubelet:
             self.connected[client.name] = client
         self._look_at_second(client)
         self.endpoint = client
+        client.server.plugin.connected = True
         reply("OK", "")
         self._later(self.clock.latency(), self._call, client)
 

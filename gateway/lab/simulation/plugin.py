@@ -40,6 +40,8 @@ class Plugin:
         self._heeded: int | None = None
         self._timers: dict[str, Timer] = {}
         self._sent = 0
+        self.connected = False
+        """Whether a kubelet has asked for the options since the last Register."""
         self._call: tuple[Kubelet, Callable[[str, str], None]] | None = None
         """The Register that a kubelet hasn't answered: which one, and what takes the answer."""
         self.checks: bool | None = None
@@ -105,6 +107,7 @@ class Plugin:
             self._replied(offer, negotiate.NOBODY, "")
             return
         self.feed(events.Reached(offer.attempt, kubelet.id))
+        self.connected = False
         if self._sent != offer.attempt:
             return
         self._node.names[offer.name] = self._gateway
@@ -146,7 +149,7 @@ class Plugin:
             self._sent = 0
             if self._gateway.scribe.ledger.accept(offer.dialect):
                 self._gateway.scribe.soon()
-            self.feed(events.Replied(offer.attempt, "OK"))
+            self.feed(events.Replied(offer.attempt, "OK", connected=self.connected))
 
     def _verify(self, stream: int | None, spent: float) -> None:
         kubelet = self._node.kubelet
