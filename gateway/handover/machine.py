@@ -12,7 +12,8 @@ talk, the *older* one hands each resource over to the *newer* one:
   aged out, is a nil dereference in PluginDisconnected. So both sides wait for their own Register before they yield.
 - Where both register all the same (the older one stood still, and a kubelet started meanwhile), the last one counts, and
   nobody knows which that is. So the older one says when its streams are over, and the newer one registers once more.
-  (Kubelets 1.12 to 1.22 show it to nobody: the newer one's stream goes on, and no pod gets a device.)
+  (Kubelets 1.12 to 1.22 show it to nobody: the newer one's stream goes on, and no pod gets a device.) Where the older one
+  took it back meanwhile, it is the older one that registers once more, when the newer one's streams are over.
 - The newer one reports the kubelet's ListAndWatch. One that doesn't in time is asked to give the resource back, and later,
   now and then, whether it still serves. It answers for itself, so that the two never register against each other; only
   silence is overruled.
@@ -122,7 +123,8 @@ class State(Struct, frozen=True):
     doubted: bool = False
     """Whether the kubelet's records lacked it once already, while the newer one says that it serves."""
     crossed: bool = False
-    """Whether a Register of ours was in flight, or was sent, after the newer one was told to register; or both serve, unasked."""
+    """Whether a Register of ours was in flight, or was sent, after the newer one was told to register; or both serve, unasked; or the
+    newer one has registered, or does, although we took it back."""
     busy: bool = False
     """Whether the newer one's last word, when it was asked back, is that it registers."""
     asked: int = 0
@@ -257,9 +259,15 @@ def _older(state: State, event: Event) -> Step:
         case Heard(Say.RELEASED):
             if state.stage in {Older.APART, Older.RESTING}:
                 return state, ()
-            return _to(state, Older.RESTING, note=None if state.stage is Older.TAKEN else HandoverOutcome.BACK)
+            again = (RegisterAgain(),) if state.stage is Older.TAKEN and state.crossed else ()
+            state, actions = _to(
+                state, Older.RESTING, note=None if state.stage is Older.TAKEN else HandoverOutcome.BACK
+            )
+            return state, (*actions, *again)
         case Heard(Say.BUSY) if state.stage in {Older.REVOKING, Older.CHECKING}:
             return replace(state, busy=True), (SetWait(BUSY_AGAIN),)
+        case Heard(Say.BUSY) if state.stage is Older.TAKEN:
+            return replace(state, crossed=True), ()
         case Heard():
             return state, ()
         case Stood(now):
@@ -267,7 +275,7 @@ def _older(state: State, event: Event) -> Step:
                 return _yield(state)  # Our stream is lost: nothing is gained by holding on.
             if state.stage is Older.ENDING and now in _FREE:
                 return _to(state, Older.LENT, Say.YOURS)
-            if state.crossed and state.stage is not Older.PROMISED and now in _FREE:
+            if state.crossed and state.stage in {Older.CONFIRMED, Older.CHECKING} and now in _FREE:
                 return replace(state, crossed=False), (Tell(Say.ANEW),)
             return state, ()
         case WaitOver():
@@ -308,9 +316,10 @@ def _going(state: State) -> Step:
 
 def _mine(state: State) -> Step:
     """It was taken back, and the newer one serves or registers all the same."""
-    if state.stage is Older.TAKEN:
-        return state, (Tell(Say.MINE),)
-    return _to(state, Older.TAKEN, Say.MINE)
+    actions: tuple[Action, ...] = (Tell(Say.MINE),)
+    if state.stage is not Older.TAKEN:
+        state, actions = _to(state, Older.TAKEN, Say.MINE)
+    return replace(state, crossed=True), actions
 
 
 def _older_waited(state: State, *, could_serve: bool) -> Step:
@@ -406,4 +415,4 @@ def _give_back(state: State) -> Step:
     """Stand by, and say so when it is true."""
     if state.standing in _FREE:
         return _to(state, Newer.RESTING, Say.RELEASED, note=HandoverOutcome.BACK)
-    return _to(state, Newer.RETURNING)
+    return _to(state, Newer.RETURNING, Say.BUSY)

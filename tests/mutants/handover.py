@@ -1207,6 +1207,22 @@ MUTANTS = (
     ),
     Mutant(
         "S15",
+        "two have registered, and the one that keeps it doesn't register once more",
+        "gateway/handover/machine.py",
+        "            again = (RegisterAgain(),) if state.stage is Older.TAKEN and state.crossed else ()",
+        "            again = ()",
+        f"{_MACHINE}::test_what_was_taken_back_is_registered_once_more_where_the_newer_one_registered_too",
+    ),
+    Mutant(
+        "S15",
+        "one that gives it back keeps to itself that it has registered",
+        "gateway/handover/machine.py",
+        "    return _to(state, Newer.RETURNING, Say.BUSY)",
+        "    return _to(state, Newer.RETURNING)",
+        f"{_MACHINE}::test_newer",
+    ),
+    Mutant(
+        "S15",
         "of several older ones only the one is asked again whose wait is over",
         "gateway/handover/talk.py",
         "        for one in resting if could and partner in resting else (partner,):",

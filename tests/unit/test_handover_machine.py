@@ -419,7 +419,10 @@ GIVEN_BACK: list[Event] = [*YOURS, heard(Say.REVOKE)]
             id="asked back, and a newer one is asked: keep it until that one has answered",
         ),
         pytest.param(
-            [*YOURS, stood(SERVING), heard(Say.MINE)], Newer.RETURNING, [], id="it serves as well: end our stream"
+            [*YOURS, stood(SERVING), heard(Say.MINE)],
+            Newer.RETURNING,
+            [Say.BUSY],
+            id="it serves as well: end our stream, and say that there is one",
         ),
         pytest.param(
             [*YOURS, stood(SERVING), heard(Say.MINE), stood(LEAVING), stood(IDLE)],
@@ -479,6 +482,27 @@ def test_a_register_that_was_crossed_before_it_was_taken_back_is_forgotten() -> 
     crossed: list[Event] = [ASKED_LATE, stood(BUSY), stood(SERVING), OVER, heard(Say.RELEASED), OVER]
     state, _ = play(s.older(SERVING), crossed)
     assert (state.stage, state.crossed) == (Older.APART, False)
+
+
+@pytest.mark.parametrize(
+    ("says", "again"),
+    [
+        pytest.param([Say.BUSY], True, id="its Register was in flight"),
+        pytest.param([Say.GOING], True, id="it registered without asking"),
+        pytest.param([Say.SERVING], True, id="the kubelet called it"),
+        pytest.param([Say.BUSY, Say.RELEASED, Say.SERVING], True, id="it registers again later"),
+        pytest.param([Say.BUSY, Say.RELEASED], False, id="that was so once, long ago"),
+        pytest.param([], False, id="it has sent no Register"),
+    ],
+)
+def test_what_was_taken_back_is_registered_once_more_where_the_newer_one_registered_too(
+    says: list[Say], again: bool
+) -> None:
+    """The kubelet may hold the newer one's Register, and its end would leave it nothing (1.12 to 1.36)."""
+    events = [*TAKEN, stood(BUSY), stood(SERVING), *map(heard, says), stood(SERVING)]
+    state, actions = play(s.older(SERVING), [*events, heard(Say.RELEASED)])
+    assert (state.stage, RegisterAgain() in actions) == (Older.RESTING, again)
+    assert said(play(s.older(SERVING), [*events, stood(IDLE)])[1]) == []
 
 
 @pytest.mark.parametrize(
