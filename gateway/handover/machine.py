@@ -12,8 +12,7 @@ talk, the *older* one hands each resource over to the *newer* one:
   aged out, is a nil dereference in PluginDisconnected. So both sides wait for their own Register before they yield.
 - Where both register all the same (the older one stood still, and a kubelet started meanwhile), the last one counts, and
   nobody knows which that is. So the older one says when its streams are over, and the newer one registers once more.
-  (Kubelets 1.12 to 1.22 show it to nobody: the newer one's stream goes on, and no pod gets a device.) Where the older one
-  took it back meanwhile, it is the older one that registers once more, when the newer one's streams are over.
+  (Kubelets 1.12 to 1.22 show it to nobody: the newer one's stream goes on, and no pod gets a device.) Who took it back does, too.
 - The newer one reports the kubelet's ListAndWatch. One that doesn't in time is asked to give the resource back, and later,
   now and then, whether it still serves. It answers for itself, so that the two never register against each other; only
   silence is overruled.
@@ -123,8 +122,7 @@ class State(Struct, frozen=True):
     doubted: bool = False
     """Whether the kubelet's records lacked it once already, while the newer one says that it serves."""
     crossed: bool = False
-    """Whether a Register of ours was in flight, or was sent, after the newer one was told to register; or both serve, unasked; or the
-    newer one has registered, or does, although we took it back."""
+    """Whether both have registered: a Register of ours was in flight or sent after the newer one was told to; we took it back; unasked."""
     busy: bool = False
     """Whether the newer one's last word, when it was asked back, is that it registers."""
     asked: int = 0
@@ -134,11 +132,6 @@ class State(Struct, frozen=True):
     def unsettled(self) -> bool:
         """Whether a handover is under way."""
         return self.stage not in _SETTLED
-
-    @property
-    def asks(self) -> bool:
-        """Whether a newer one is to say at once whether it serves what the kubelet's records lack."""
-        return self.stage is Older.CHECKING and self.doubted
 
 
 Step = tuple[State, tuple[Action, ...]]

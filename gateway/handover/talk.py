@@ -308,7 +308,7 @@ class Handover:
         for partner, state in _of(self._partners, resource):
             if state.stage is Older.CONFIRMED and not state.doubted:
                 self._feed(partner, resource, Unserved())
-        return any(state.asks for _, state in _of(self._partners, resource))
+        return any(state.stage is Older.CHECKING and state.doubted for _, state in _of(self._partners, resource))
 
     def _part(self, partner: Partner) -> None:
         """End the leases that hang on this connection. What serves now, and who, ``Holder.look`` says anew."""

@@ -47,10 +47,7 @@ class Reached(Struct, frozen=True):
 
 
 class Replied(Struct, frozen=True):
-    """The Register of ``attempt`` ended, with gRPC's status name and text.
-
-    ``connected``: the kubelet has asked for our options before it answered, so that it calls at once, or never.
-    """
+    """The Register of ``attempt`` ended, with gRPC's status name and text. ``connected``: our options were asked for before that."""
 
     attempt: int
     code: str

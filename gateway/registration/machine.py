@@ -66,8 +66,7 @@ CALL_WAIT = 11.0
 """Seconds to wait for ListAndWatch after an accepted Register: longer than the kubelet's own dial time-out of 10 s, so
 that two of its connections never race."""
 CALL_SOON = 2.0
-"""The same, where it has connected before it answered (kubelets 1.25 and later): one that hears only then that an earlier stream has
-ended closes the new connection, too, and never calls (#127803)."""
+"""The same, where it connected before it answered (1.25 and later). Who hears only then of an earlier stream's end never calls (#127803)."""
 UNLIKELY_WAIT = 1.0
 """Seconds at least between the end of a stream that hardly was the kubelet's and the next Register: its own may still come,
 later than after a tenth of a second on a busy node."""

@@ -203,7 +203,7 @@ class Handover:
         for partner, state in self._states:
             if state.stage is Older.CONFIRMED and not state.doubted:
                 self._feed(partner, Unserved())
-        return any(state.asks for _, state in self._states)
+        return any(state.stage is Older.CHECKING and state.doubted for _, state in self._states)
 
     @property
     def _states(self) -> list[tuple[Partner, State]]:
