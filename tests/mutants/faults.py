@@ -89,6 +89,14 @@ MUTANTS = (
     ),
     Mutant(
         "G4",
+        "one that wasn't examined stays in its process",
+        "gateway/lab/trials/conformance.py",
+        "if not exits and all(",
+        "if exits and all(",
+        f"{_CONFORMANCE}::test_a_plugin_that_ends_before_it_registers_breaks_no_rule",
+    ),
+    Mutant(
+        "G4",
         "a plugin that died before it registered breaks a rule",
         "gateway/lab/trials/conformance.py",
         "                self.unexamined = ended(status, _plain(log))\n",

@@ -227,6 +227,7 @@ async def test_a_plugin_that_ends_before_it_registers_breaks_no_rule(script: str
     found = await examine(f"{sys.executable} -c '{script}' {{socket_dir}}", versions=["1.37"], cap_seconds=2)
     assert (found.passed, found.broken) == (False, ())
     assert {one.verdict for one in found.findings} == {"not applicable"}
+    assert found.watched == "whether it stays in its process wasn't seen"
     assert (found.unexamined["1.37"].kind, says in found.unexamined["1.37"].why) == (kind, True)
     assert f"NOT EXAMINED, {kind}" in to_text(found)
     assert to_text(found).endswith("no rule was looked at: see NOT EXAMINED above")

@@ -134,6 +134,8 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
         """How the plugin gets over things: in its process, or by ending and being started again."""
         exits = sum(one.exits for one in self.findings)
         where = dict.fromkeys(one.rule for one in self.findings if one.exits)
+        if not exits and all(one.verdict == "not applicable" for one in self.findings):
+            return "whether it stays in its process wasn't seen"
         if not exits:
             return "it stays in its process"
         return f"it exits and is started again ({exits} times: {', '.join(where)})"
