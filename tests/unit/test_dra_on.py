@@ -475,6 +475,20 @@ def test_in_a_new_table_a_claims_gpu_is_the_claims_though_another_driver_offers_
     assert found == {A: Side.TO_PLUGIN, B: Side.FOREIGN, crossing.REST: Side.PLUGIN}
 
 
+async def test_a_kubelet_that_starts_does_not_get_what_goes_to_dra_and_another_driver_offers(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node.gateway() as one:
+        await node.half_way()
+        table = owners(one)
+        [(_, entry)] = table.boards()[A]
+        monkeypatch.setattr(table, "_admits", True)
+        assert not table.away([entry.device])
+        monkeypatch.setattr(table.strangers, "offered", {A: "another driver offers it"})
+        assert table.away([entry.device])[A][0] is State.LEAVING
+        monkeypatch.undo()
+
+
 async def test_who_makes_room_tells_nothing_after_it() -> None:
     one = allocatable.Allocatable(AsyncMock(), NODE, AsyncMock(return_value=False))
     await one.leave({GPU: {A}})

@@ -381,6 +381,12 @@ def test_what_counts_no_longer_has_recovered() -> None:
     assert kinds(rejudged(health, Checks.of("all"))) == [None]
 
 
+def test_an_error_that_counts_by_the_new_settings_too_stays() -> None:
+    health = rejudged(after(seen(1), xid(79, 2)), Checks.of("62"))
+    assert kinds(health) == kinds(after(seen(1), xid(79, 2))) != [None]
+    assert not health.recovered
+
+
 def test_one_that_can_not_be_looked_at_stays_so_where_nothing_is_checked() -> None:
     health = rejudged(after(seen(1), xid(62, 2), seen(3, failed=LOSS)), Checks.of("all"))
     assert health.trouble(G) == LOSS
