@@ -516,6 +516,12 @@ async def test_calls_beyond_the_most_are_refused(node: Node, tmp_path: Path, mon
     await one.stop()
 
 
+async def test_pods_that_start_together_are_all_answered(served: Kubelet) -> None:
+    asked = [ClaimName("ns", f"gone-{number}", f"g-{number}") for number in range(200)]
+    answers = await asyncio.gather(*(served.prepare(V1, one) for one in asked))
+    assert [refusal(found[one.uid]) for found, one in zip(answers, asked, strict=True)]
+
+
 async def test_who_calls_without_end_fills_no_log(served: Kubelet) -> None:
     asked = [ClaimName("ns", f"gone-{number}", f"g-{number}") for number in range(service.TOLD * 2)]
     with capture_logs() as logs:
