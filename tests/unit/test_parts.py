@@ -150,6 +150,14 @@ async def test_a_register_that_is_not_sent_says_why(
     await resource.close()
 
 
+async def test_what_did_not_fit_is_offered_again_with_another_list(resource: registrar.Resource) -> None:
+    resource.feed(events.Withhold("the list is too large"))
+    phases = [resource.state.phase]
+    resource.publish(None, ())
+    assert [*phases, resource.state.phase] == [Phase.OUT, Phase.ABSENT]
+    await resource.close()
+
+
 @pytest.mark.parametrize(("code", "ended"), [("OK", 1), ("UNAVAILABLE", 0)])
 async def test_earlier_servers_end_once_the_kubelet_knows_the_last(
     resource: registrar.Resource, monkeypatch: pytest.MonkeyPatch, code: str, ended: int

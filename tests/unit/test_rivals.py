@@ -348,6 +348,17 @@ async def test_one_that_we_stood_by_for_in_vain_and_that_goes_costs_a_register(
     assert await _gone_later(folder, monkeypatch, ends=False)
 
 
+async def test_what_only_another_gateway_served_is_taken_up_by_what_is_held_now(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, done = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy())), list[str]()
+    for part, step in ((gateway.scribe, "load"), (gateway.beliefs, "look"), (gateway.lists, "update")):
+        monkeypatch.setattr(part, step, AsyncMock(side_effect=lambda step=step: done.append(step)))
+    await gateway.others._take_up()
+    assert done == ["load", "look", "update"]
+    await gateway._tasks.close()
+
+
 @pytest.mark.parametrize("ends", [True, False])
 async def test_who_ends_takes_nothing_over(folder: Path, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
     gateway, looks = Gateway(Settings(socket_dir=folder, state_dir=folder), GenericSource(Policy())), list[str]()
