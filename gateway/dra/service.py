@@ -45,8 +45,8 @@ TOLD: Final = 100
 """How many answers of one kind are logged in a minute; whoever calls without end fills no disk."""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", plugin.MAX_BYTES),
-    # For one connection: of a kubelet that asks for more at once, the others wait in its gRPC.
-    ("grpc.max_concurrent_streams", 32),
+    # For one connection: a call for each pod that starts, also before the other end has heard of this bound. What is beyond breaks off.
+    ("grpc.max_concurrent_streams", 256),
     ("grpc.max_metadata_size", 8 * 1024),
     ("grpc.absolute_max_metadata_size", 16 * 1024),
     # What comes unasked for isn't taken: the window of a stream doesn't grow.
