@@ -186,7 +186,7 @@ class Lists:
                 for name, listing in listings.items()
                 if listing is not None
             }
-            heeded = self._heeded(self._owners.claims(remaining, _offered(listings)), listings)
+            heeded = self._heeded(self._owners.claims(remaining, _offered(listings, self._ledger)), listings)
             self._claims = [*heeded, *self._prepared()]
         for name, listing in listings.items():
             held = known[name].held or frozenset()
@@ -251,7 +251,7 @@ class Lists:
 
     def _has_unheard_of(self, inventory: Inventory) -> bool:
         """Whether a source offers IDs that no kubelet was ever told of, as far as the ledger knows."""
-        return any(ids - self._ledger.announced(name).keys() for name, ids in _offered(inventory).items())
+        return any(ids - self._ledger.announced(name).keys() for name, ids in _offered(inventory, self._ledger).items())
 
     def _given(self) -> int:
         return sum(resource.plugin.given for resource in self._resources.values())
@@ -326,7 +326,8 @@ class Lists:
             for entry in resource.entries.values()
         )
         if not waiting and self.inventory is not None:  # What was offered until now by records of before, or by none.
-            waiting = bool(self._heeded(self._owners.of_others(_offered(self.inventory)), self._resources))
+            told = {name: listed(self.inventory, name) for name in (*self._resources, *self.inventory)}
+            waiting = bool(self._heeded(self._owners.of_others(_offered(told, self._ledger)), self._resources))
         self._changed()
         if waiting:
             if self._others.registering:
@@ -354,8 +355,7 @@ class Lists:
 
     def close(self) -> None:
         """Bring them up to date no more by itself."""
-        if self._again is not None:
-            self._again.cancel()
+        self.update_again(())
 
 
 def _merged(asked: Asked) -> dict[str, merging.Merged]:
@@ -376,6 +376,6 @@ async def _announce(ledger: Ledger, name: str, devices: Sequence[Device]) -> Non
         ledger.announce(name, tuple(devices[start : start + AT_ONCE]))
 
 
-def _offered(listings: Mapping[str, Listing | None]) -> dict[str, AbstractSet[str]]:
-    """Give the IDs that sources offer, by resource; of one that hasn't told yet there are none."""
-    return {name: listing.by_id.keys() for name, listing in listings.items() if listing is not None}
+def _offered(listings: Mapping[str, Listing | None], ledger: Ledger) -> dict[str, AbstractSet[str]]:
+    """Give the IDs on offer, by resource: of one whose source hasn't told yet, those that are served from memory."""
+    return {name: (ledger.announced(name) if one is None else one.by_id).keys() for name, one in listings.items()}

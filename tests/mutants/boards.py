@@ -481,4 +481,12 @@ MUTANTS = (
         "            if True:\n                yield from (",
         f"{_BOARDS}::test_both_offer_a_gpu",
     ),
+    Mutant(
+        "H9",
+        "what is served from memory while its source is silent counts as another gateway's",
+        "gateway/lists.py",
+        "for name, one in listings.items()}\n",
+        "for name, one in listings.items() if one}\n",
+        "tests/unit/test_serve.py::test_what_a_silent_source_had_is_no_other_gateways",
+    ),
 )

@@ -481,6 +481,25 @@ async def test_what_a_silent_source_had_is_served_from_memory_beside_the_others(
     assert await anext(lists[GPU]) == (A, replace(B, health=Health.UNHEALTHY))
 
 
+async def test_what_a_silent_source_had_is_no_other_gateways(
+    make: Make, logs: asyncio.Queue[EventDict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet's records show the list that was served from memory: nobody else offers it, or holds it under another ID."""
+    monkeypatch.setattr(shell, "FIRST_LOOK", 0.01)
+    before = await make(inventory(A, B))
+    await anext(before.kubelet.lists(await before.kubelet.registered()))
+    await before.end()
+    node = await make(without_gpus(Device("/dev/null")))
+    assert {(await node.kubelet.registered()).resource_name for _ in range(2)} == {GPU, FILE}
+    gateway = node._gateway
+    view = View(held={GPU: {"a": "default/p/main"}}, remembered={}, allocatable={GPU: frozenset("ab")})
+    gateway.beliefs.last = Look(view, time.monotonic(), time.time())
+    await gateway.update()
+    [gpus] = [plugin for plugin in gateway.resources if plugin.name == GPU]
+    assert {one.state for one in gpus.entries.values()} == {State.NOT_LOOKED_YET}
+    assert not gateway.lists.withholds
+
+
 async def test_the_start_waits_for_every_source_but_not_for_long(
     make: Make, logs: asyncio.Queue[EventDict], monkeypatch: pytest.MonkeyPatch
 ) -> None:
