@@ -67,7 +67,6 @@ class Alpha(Struct, eq=False):
     registration_service: str = "deviceplugin.Registration"
     plugin_service: str = "deviceplugin.DevicePlugin"
     rules: Mapping[Field, Rule] = field(default_factory=lambda: _RULES)
-    message_limit: int | None = None
     spacing: float = 0.0
 
     def encode_register(self, registration: Registration) -> Wire:

@@ -114,8 +114,6 @@ class Dialect(Protocol):
     """The kubelets that speak it."""
     rules: Mapping[Field, Rule]
     """What becomes of each field; every ``Field`` has a row."""
-    message_limit: int | None
-    """The most bytes that a kubelet of this dialect receives in one message (facts: 4 MiB from 1.10; none before)."""
     spacing: float
     """Seconds at least between two lists or answers to Allocate, of whichever resources; 0 where none need to. Where some do, the
     kubelet writes its checkpoint in place, under no lock, and the next list waits for the write of the one before, too."""

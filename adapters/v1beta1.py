@@ -76,7 +76,6 @@ class Beta:
         rules: what becomes of each field.
     """
 
-    message_limit: int | None = 4 * 1024 * 1024
     spacing = 0.0
     asks_again = writes_late = False
     names_itself = True

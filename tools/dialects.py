@@ -56,7 +56,6 @@ def page() -> str:
                 ("spoken by kubelet", *(span(dialect.kubelets) for dialect in oldest_first)),
                 ("service of the kubelet", *(f"`{dialect.registration_service}`" for dialect in oldest_first)),
                 ("service of the plugin", *(f"`{dialect.plugin_service}`" for dialect in oldest_first)),
-                ("largest message to the kubelet", *(_limit(dialect) for dialect in oldest_first)),
                 ("between two lists or answers to it", *(_spacing(dialect) for dialect in oldest_first)),
                 *((field.value, *(_verdict(dialect.rules[field]) for dialect in oldest_first)) for field in Field),
             ],
@@ -67,10 +66,6 @@ def page() -> str:
         *table(("grpc-go", "kubelet"), list(_agents())),
     ]
     return "".join(parts)
-
-
-def _limit(dialect: Dialect) -> str:
-    return "none" if dialect.message_limit is None else f"{dialect.message_limit // 2**20} MiB"
 
 
 def _spacing(dialect: Dialect) -> str:

@@ -126,7 +126,7 @@ class State(Struct, frozen=True):
     busy: bool = False
     """Whether the newer one's last word, when it was asked back, is that it registers."""
     asked: int = 0
-    """How often it was asked whether it still does."""
+    """How often it was asked whether it still does; or, resting, how often the rest was made longer."""
 
     @property
     def unsettled(self) -> bool:
@@ -334,6 +334,9 @@ def _older_waited(state: State, *, could_serve: bool) -> Step:
         case Older.TAKEN:
             # Once more, and no more: what a stopped newer one doesn't read would end the connection some day.
             return state, (Tell(Say.MINE), SetWait(None))
+        case Older.RESTING if state.standing is Standing.BUSY and state.asked * BUSY_AGAIN < BUSY_WAIT:
+            # The kubelet has not called us yet: to hand over again now would leave it without anybody for as long once more.
+            return replace(state, asked=state.asked + 1), (SetWait(BUSY_AGAIN),)
         case Older.RESTING:
             return _to(state, Older.APART)
         case _:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 10_000
 """So many devices are put together, noted or spelled in milliseconds; 65 000 would keep the event loop from its calls for 0.1 s each."""
+LIST_LIMIT = 4 * 1024 * 1024
+"""The most bytes of a list: kubelets from 1.10 on receive no more in one message, and 1.8 and 1.9 stall on a longer one for seconds."""
 _log = structlog.get_logger()
 
 
@@ -73,13 +75,12 @@ class DeviceList:
     def too_large(self, dialect: Dialect) -> str | None:
         """Say why the list can't be sent in ``dialect``, and how many devices of it could; None where it can."""
         size = len(self.wire(dialect).data)
-        if dialect.message_limit is None or size <= dialect.message_limit:
+        if size <= LIST_LIMIT:
             return None
-        fits = _how_many_fit(dialect, self.devices, dialect.message_limit)
+        fits = _how_many_fit(dialect, self.devices, LIST_LIMIT)
         return (
-            f"the list of {len(self.entries)} devices takes {size} bytes, and a kubelet of {dialect.name} receives at most "
-            f"{dialect.message_limit} in one message: {fits} devices would fit. Announce fewer devices (fewer replicas), or "
-            "shorten their IDs"
+            f"the list of {len(self.entries)} devices takes {size} bytes in {dialect.name}, and no kubelet is sent more than "
+            f"{LIST_LIMIT} in one message: {fits} devices would fit. Announce fewer devices (fewer replicas), or shorten their IDs"
         )
 
     def wire(self, dialect: Dialect) -> Wire:

@@ -37,6 +37,22 @@ _HELD = "tests/unit/test_pair_held.py"
 _PARENT = "tests/unit/test_pair_parent.py"
 MUTANTS = (
     Mutant(
+        "S11",
+        "what was taken back is handed over again before the kubelet has called",
+        "gateway/handover/machine.py",
+        "case Older.RESTING if state.standing is Standing.BUSY and state.asked",
+        "case Older.RESTING if False and state.asked",
+        f"{_MACHINE}::test_older",
+    ),
+    Mutant(
+        "S11",
+        "a kubelet that never calls keeps the newer one out for ever",
+        "gateway/handover/machine.py",
+        "case Older.RESTING if state.standing is Standing.BUSY and state.asked * BUSY_AGAIN < BUSY_WAIT:",
+        "case Older.RESTING if state.standing is Standing.BUSY:",
+        f"{_MACHINE}::test_older",
+    ),
+    Mutant(
         "S15",
         "a gateway that the last kubelet would have refused asks this one for nothing, either",
         "gateway/handover/ability.py",

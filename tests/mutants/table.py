@@ -40,7 +40,7 @@ RULES = {
     "T7": "CDI names are dropped in silence below 1.29: refused, not half-answered",
     "T8": "a device that is gone is Unhealthy, not absent, while anything may hold it",
     "T9": "announced IDs are remembered before the list that names them is sent; nothing else of a list waits for the disk",
-    "T10": "a list over the dialect's limit isn't sent, and the error says how many would fit",
+    "T10": "a list over 4 MiB isn't sent, and the error says how many would fit",
     "T11": "an answer never lacks a container (#66596), and a wrong request is refused precisely",
     "T12": "1.8 calls Allocate at each start of a container: what it was given is given again, even when ill",
     "D1": "a device keeps its ID over an upgrade",
@@ -463,6 +463,14 @@ MUTANTS = (
         "        if reason := self.plugin.list.too_large(dialect):",
         "        if (reason := self.plugin.list.too_large(dialect)) and False:",
         "tests/unit/test_serve.py::test_a_list_too_large_is_not_offered_and_the_others_are",
+    ),
+    Mutant(
+        "T10",
+        "kubelets before 1.10 are sent longer lists",
+        "gateway/registration/devicelist.py",
+        "        if size <= LIST_LIMIT:",
+        '        if size <= LIST_LIMIT or dialect.family == "v1alpha":',
+        "tests/unit/test_serve.py::test_no_kubelet_is_sent_a_list_that_is_too_large",
     ),
     Mutant(
         "T11",

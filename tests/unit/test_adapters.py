@@ -443,17 +443,17 @@ def test_each_container_has_one_answer(dialect: Dialect, requests: int, answers:
 
 
 @pytest.mark.parametrize(
-    ("name", "registration", "plugin", "kubelets", "limit"),
+    ("name", "registration", "plugin", "kubelets"),
     [
-        ("v1beta1", "v1beta1.Registration", "v1beta1.DevicePlugin", Level(10), 4_194_304),
-        ("v1alpha2", "deviceplugin.Registration", "deviceplugin.DevicePlugin", Level(9, 9), None),
-        ("0.1", "deviceplugin.Registration", "deviceplugin.DevicePlugin", Level(8, 8), None),
+        ("v1beta1", "v1beta1.Registration", "v1beta1.DevicePlugin", Level(10)),
+        ("v1alpha2", "deviceplugin.Registration", "deviceplugin.DevicePlugin", Level(9, 9)),
+        ("0.1", "deviceplugin.Registration", "deviceplugin.DevicePlugin", Level(8, 8)),
     ],
 )
-def test_names_are_the_kubelets(name: str, registration: str, plugin: str, kubelets: Level, limit: int | None) -> None:
+def test_names_are_the_kubelets(name: str, registration: str, plugin: str, kubelets: Level) -> None:
     dialect = by_name(name)
     assert (dialect.name, dialect.registration_service, dialect.plugin_service) == (name, registration, plugin)
-    assert (dialect.kubelets, dialect.message_limit) == (kubelets, limit)
+    assert dialect.kubelets == kubelets
 
 
 def test_dialects_are_tried_newest_first() -> None:

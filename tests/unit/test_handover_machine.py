@@ -314,6 +314,27 @@ TAKEN: list[Event] = [*ASKED_BACK, OVER]
         pytest.param(
             SERVING, [*TAKEN, heard(Say.RELEASED), OVER, stood(SERVING), ASKED], Older.ENDING, [], id="later: gladly"
         ),
+        pytest.param(
+            SERVING,
+            [*TAKEN, heard(Say.RELEASED), stood(BUSY), OVER, ASKED],
+            Older.RESTING,
+            [Say.MINE],
+            id="later, and the kubelet has not called us yet: not yet",
+        ),
+        pytest.param(
+            SERVING,
+            [*TAKEN, heard(Say.RELEASED), stood(BUSY), OVER, stood(SERVING), OVER, ASKED],
+            Older.ENDING,
+            [],
+            id="and when it has: gladly",
+        ),
+        pytest.param(
+            SERVING,
+            [*TAKEN, heard(Say.RELEASED), stood(BUSY), *([OVER] * 101), ASKED],
+            Older.ENDING,
+            [Say.WAIT],
+            id="and it never does: we rest for half a minute more, and no longer",
+        ),
         pytest.param(SERVING, [*TAKEN, ASKED_IN_VAIN], Older.LENT, [Say.YOURS], id="taken back, and we can't serve it"),
         pytest.param(
             SERVING,

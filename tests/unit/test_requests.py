@@ -38,6 +38,7 @@ from gateway.kubelet import view as kubelet_view
 from gateway.kubelet.watch import listens, target
 from gateway.lab.waiting import until
 from gateway.registration import registrar, requests, serve
+from gateway.registration.devicelist import LIST_LIMIT
 from gateway.registration.serve import REQUEST_LIMIT, DevicePlugin
 from gateway.registration.turns import Turns
 from gateway.tally import Tally
@@ -192,7 +193,7 @@ def test_any_list_that_fits_a_kubelet_can_be_asked_back() -> None:
         ids = tuple(f"{number:0{length}x}"[-length:] for number in range(100))
         list_ = len(V1BETA1.encode_list([Device(one) for one in ids]).data)
         assert len(V1BETA1.encode_preferred_request([PreferredRequest(ids, (), 100)]).data) < list_
-    assert V1BETA1.message_limit == REQUEST_LIMIT
+    assert LIST_LIMIT == REQUEST_LIMIT
 
 
 @pytest.mark.parametrize(("more", "refused"), [(0, "INVALID_ARGUMENT"), (1, "RESOURCE_EXHAUSTED")])

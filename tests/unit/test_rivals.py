@@ -36,9 +36,9 @@ from gateway.kubelet.identity import KubeletId
 from gateway.kubelet.view import Untold
 from gateway.kubelet.watch import KUBELET_SOCKET, kubelet_id, listening, target
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelets.kubelet import Faults, KubeletError, Seen, Totals
+from gateway.lab.kubelets.kubelet import Faults, Seen, Totals
 from gateway.lab.trials import rivals
-from gateway.lab.trials.scenarios import RESOURCE, BrokenPromiseError, Node, node
+from gateway.lab.trials.scenarios import RESOURCE, Node, node
 from gateway.lab.waiting import until
 from gateway.registration.api import Probed
 from gateway.registration.events import Phase, Renew
@@ -96,25 +96,6 @@ async def test_what_the_end_of_a_rival_costs_counts_too(monkeypatch: pytest.Monk
     made = SimpleNamespace(the_kubelet=SimpleNamespace(totals=totals), healthy=lambda: 8)
     [lacked] = await rivals.measure("ends", cast("Node", made), seconds=0.1)
     assert lacked == pytest.approx(0.3, abs=0.15)
-
-
-@pytest.mark.parametrize(
-    ("version", "error", "kept"),
-    [
-        pytest.param("1.8", KubeletError("wait", "concurrent map writes"), True, id="kubelet 1.8 dies of it"),
-        pytest.param("1.9", KubeletError("wait", "concurrent map writes"), False, id="no other does"),
-        pytest.param("1.8", BrokenPromiseError("taken back 9 times"), False, id="the gateway's promise is broken"),
-    ],
-)
-async def test_what_a_kubelet_dies_of_is_a_limit_and_told(
-    version: str, error: Exception, kept: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def alone(*_: object) -> list[float]:
-        raise error
-
-    monkeypatch.setattr(rivals, "alone", alone)
-    assert await rivals._all(["list too large, its own state"], [version], genuine=False) is kept
-    assert ("a map without a lock" in capsys.readouterr().out) is kept
 
 
 async def test_a_node_is_served_as_it_was_seen_once() -> None:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from structlog.typing import EventDict
 
 from adapters.dialect import Dialect, Level, Wire
-from adapters.registry import by_name
+from adapters.registry import DIALECTS, by_name
 from devices.life.merging import Merged, Sticky
 from devices.life.states import Entry, State
 from devices.model import (
@@ -639,6 +639,14 @@ async def test_a_list_too_large_is_not_offered_and_the_others_are(make: Make, lo
         True,
     )
     assert node.kubelet.registrations.empty()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda one: one.name)
+def test_no_kubelet_is_sent_a_list_that_is_too_large(dialect: Dialect) -> None:
+    """Also not 1.8 and 1.9, which would take it."""
+    long = DeviceList(GPU, Tally(), grace=False)
+    long.becomes(None, tuple(Entry(Device(f"{number:01000}"), State.PRESENT) for number in range(4_500)))
+    assert "devices would fit" in (long.too_large(dialect) or "")
 
 
 async def test_a_list_that_outgrows_the_limit_ends_and_comes_back(make: Make, logs: asyncio.Queue[EventDict]) -> None:
@@ -1458,7 +1466,7 @@ async def test_a_list_that_is_too_large_for_somebody_else_is_not_withheld(
 ) -> None:
     node = await make(inventory(A))
     await served(node, logs)
-    monkeypatch.setattr(type(node.kubelet.dialect), "message_limit", 1)
+    monkeypatch.setattr(devicelist, "LIST_LIMIT", 1)
     async with contextlib.aclosing(Listener(node)) as other:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await other.first(Registration("v1beta1", node._gateway.resources[0].state.name, GPU))
@@ -1662,7 +1670,7 @@ async def test_a_list_may_be_just_as_large_as_the_kubelet_receives(
     node = await make(inventory(A, B))
     await served(node, logs)
     dialect = node.kubelet.dialect
-    monkeypatch.setattr(type(dialect), "message_limit", len(dialect.encode_list(devices).data) + room)
+    monkeypatch.setattr(devicelist, "LIST_LIMIT", len(dialect.encode_list(devices).data) + room)
     said = node._gateway.resources[0].plugin.list.too_large(dialect)
     assert said is None if fits else "1 devices would fit" in (said or "")
 

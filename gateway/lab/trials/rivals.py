@@ -79,11 +79,10 @@ async def _refused(made: Node, *, elsewhere: bool) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _too_large(made: Node, *, elsewhere: bool) -> AsyncIterator[None]:
-    """A gateway whose list no kubelet from 1.10 on receives; 1.8 and 1.9 do."""
+    """A gateway whose list is larger than any kubelet is sent."""
     config = made.root / "replicas.yaml"
     config.write_text(_REPLICAS)
-    fits = dialect(made.the_kubelet.version) != "v1beta1"
-    says = "registered" if fits else "waiting: another gateway serves, and this one could not"
+    says = "waiting: another gateway serves, and this one could not"
     async with _launched(_command(made, elsewhere=elsewhere, options=("--config-file", str(config)))) as process:
         with contextlib.suppress(GatewayError):  # What it asks for in vain costs something, too.
             await process.wait_for(says, seconds=_START_LARGE)
@@ -196,13 +195,6 @@ RIVALS: Final[Mapping[str, Rival]] = {
     "older one stopped, its own state": partial(_older_stopped, elsewhere=True),
 }
 """By name; *its own state* is one that can't talk to the gateway that serves."""
-LIMITS: Final[Mapping[tuple[str, str], str]] = {
-    (
-        "1.8",
-        "list too large, its own state",
-    ): "two lists at once end kubelet 1.8 (a map without a lock: docs/continuity.md)"
-}
-"""Where the kubelet itself may end, by version and rival, and why."""
 
 
 async def lacks(made: Node, over: asyncio.Event) -> list[float]:
@@ -266,8 +258,7 @@ async def _all(names: Sequence[str], versions: Sequence[str], *, genuine: bool) 
                 try:
                     found = await alone(name, version, where)
                 except (BrokenPromiseError, KubeletError) as error:
-                    limit = LIMITS.get((version, name), "") if isinstance(error, KubeletError) else ""
-                    found, told = ([], limit) if limit else ([float("inf")], str(error).splitlines()[0])
+                    found, told = [float("inf")], str(error).splitlines()[0]
                 else:
                     told = ", ".join(f"{one:.2f}" for one in found if one > _EVERY) or "nothing"
                 within = max(found, default=0) <= MOST and sum(one > 1 for one in found) <= 1
