@@ -122,7 +122,7 @@ class State(Struct, frozen=True):
     doubted: bool = False
     """Whether the kubelet's records lacked it once already, while the newer one says that it serves."""
     crossed: bool = False
-    """Whether both have registered: a Register of ours was in flight or sent after the newer one was told to; we took it back; unasked."""
+    """Whether both registered: the newer one unasked, or although we took it back; or ours was in flight, or sent, after it was told to."""
     busy: bool = False
     """Whether the newer one's last word, when it was asked back, is that it registers."""
     asked: int = 0
