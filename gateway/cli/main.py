@@ -55,7 +55,6 @@ _FLAGS = [
 ]
 _T = TypeVar("_T")
 _KUBELET_SOCKET = "kubelet.sock"
-_NVIDIA = "nvidia-device-plugin"
 _FIRST_KUBELET = 8
 
 _EXAMPLES = """
@@ -276,6 +275,8 @@ def gateway(ctx: click.Context, /, log_format: str, log_level: str, **options: A
     if not observe.wants_colour():
         ctx.color = False
     if ctx.invoked_subcommand is not None:
+        if ctx.obj is not None:
+            signal.signal(signal.SIGHUP, ctx.obj)
         return
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # What changes before ``reload`` listens is read when it does.
     observe.configure(log_format, log_level)
@@ -397,20 +398,3 @@ def _socket_dir(ctx: click.Context, folder: Path, socket: Given) -> Path:
             f"{socket.source} means the folder {path.parent}, --socket-dir {folder}: leave one of them out"
         )
     return path.parent if theirs > ours else folder
-
-
-def main() -> None:
-    """Run the command line (the ``gateway`` entry point)."""
-    gateway()
-
-
-def nvidia() -> None:
-    """Run the same command under the name, and with the defaults, of NVIDIA's (the ``nvidia-device-plugin`` entry point)."""
-    from gateway.cli.argv import first_word
-
-    first_word(_NVIDIA)
-    gateway(prog_name=_NVIDIA, default_map={"backend": "nvidia"})
-
-
-if __name__ == "__main__":
-    main()

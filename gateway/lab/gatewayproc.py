@@ -37,7 +37,7 @@ def gateway_command(
 ) -> list[str]:
     """Give the command line of a gateway with simulated GPUs: those of ``profile``, or 8 healthy ones."""
     return [
-        *(sys.executable, "-m", "gateway.cli.main"),
+        *(sys.executable, "-m", "gateway"),
         *("--api", api, "--socket-dir", str(socket_dir), "--state-dir", str(state_dir)),
         *("--backend", "simulated", "--log-format", "json"),
         *(("--simulate", str(profile)) if profile else ()),

@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         "E20",
         "the interpreter stays the first word",
-        "gateway/cli/main.py",
+        "gateway/__main__.py",
         "    first_word(_NVIDIA)\n",
         "",
         "tests/unit/test_cli.py::test_the_first_word_of_a_process_is_the_name_that_others_look_for",

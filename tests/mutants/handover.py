@@ -1495,6 +1495,19 @@ MUTANTS = (
     ),
     Mutant(
         "S16",
+        "a hangup before the program is imported ends it",
+        "gateway/__main__.py",
+        """    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    from gateway.cli.main import gateway
+
+    gateway(obj=hangup)""",
+        """    from gateway.cli.main import gateway
+
+    gateway()""",
+        "tests/unit/test_cli.py::test_a_hangup_while_the_program_is_imported_does_not_end_it",
+    ),
+    Mutant(
+        "S16",
         "a hangup at the start ends it",
         "gateway/cli/main.py",
         "    signal.signal(signal.SIGHUP, signal.SIG_IGN)  #",

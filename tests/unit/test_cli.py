@@ -145,8 +145,8 @@ def test_help_has_examples(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("program", "first"),
     [
-        ("from gateway.cli.main import nvidia; nvidia()", "nvidia-device-plugin"),
-        ("from gateway.cli.main import main; main()", sys.executable),
+        ("from gateway.__main__ import nvidia; nvidia()", "nvidia-device-plugin"),
+        ("from gateway.__main__ import main; main()", sys.executable),
     ],
     ids=["NVIDIA's name", "our own"],
 )
@@ -162,6 +162,31 @@ def test_the_first_word_of_a_process_is_the_name_that_others_look_for(folder: Pa
         process.kill()
     assert words[0] == first
     assert words[-len(arguments) :] == arguments
+
+
+@pytest.mark.parametrize("entry", ["main", "nvidia"])
+def test_a_hangup_while_the_program_is_imported_does_not_end_it(entry: str) -> None:
+    program = f"""
+import signal, sys
+class HungUp:
+    def find_spec(self, name, path, target=None):
+        if name == "gateway.cli.main":
+            signal.raise_signal(signal.SIGHUP)
+sys.meta_path.insert(0, HungUp())
+from gateway.__main__ import {entry}
+{entry}()
+"""
+    ended = subprocess.run([sys.executable, "-c", program, "--version"], check=False, capture_output=True, text=True)
+    assert (ended.returncode, "version" in ended.stdout) == (0, True), ended.stderr
+
+
+def test_a_command_meets_a_hangup_as_it_was_started() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert CliRunner().invoke(main.gateway, ["plan", "--help"], obj=signal.SIG_DFL).exit_code == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_name_without_room_changes_nothing() -> None:
@@ -190,7 +215,7 @@ def test_a_pinned_socket_directory_ends_it_with_75(folder: Path) -> None:
     sockets = folder / "dp"
     sockets.mkdir()
     held = os.open(sockets, os.O_RDONLY)
-    command = [sys.executable, "-m", "gateway.cli.main", "--backend", "simulated", "--state-dir", str(folder / "state")]
+    command = [sys.executable, "-m", "gateway", "--backend", "simulated", "--state-dir", str(folder / "state")]
     daemon = subprocess.Popen(
         [*command, "--socket-dir", f"/proc/self/fd/{held}", "--log-format", "json"],
         stderr=subprocess.PIPE,

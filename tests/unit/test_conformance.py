@@ -435,7 +435,7 @@ async def test_a_plugin_is_started_again_only_where_a_kubelet_listens(tmp_path: 
 
 def test_a_plugin_is_examined_without_the_extra_lab(tmp_path: Path) -> None:
     """As in the image, which has the daemon's libraries alone."""
-    without = "import sys; sys.modules.update(hpack=None, rich=None); from gateway.cli.main import main; main()"
+    without = "import sys; sys.modules.update(hpack=None, rich=None); from gateway.__main__ import main; main()"
     plugin = f"{sys.executable} -m gateway.lab.trivial {{socket_dir}}"
     options = ["--kubelets", "1.37", "--genuine", "no", "--only", "registers", "--out", str(tmp_path)]
     asked = [sys.executable, "-c", without, "compat", "--plugin", plugin, "--plugin-version", "v1", *options]
@@ -451,7 +451,7 @@ def test_a_plugin_that_did_not_run_ends_the_command_with_2(tmp_path: Path) -> No
     options = ["--kubelets", "1.37", "--genuine", "no", "--only", "registers", "--cap", "1", "--out", str(tmp_path)]
     plugin = f"{sys.executable} -c pass {{socket_dir}}"
     done = subprocess.run(
-        [sys.executable, "-m", "gateway.cli.main", "compat", "--plugin", plugin, *options],
+        [sys.executable, "-m", "gateway", "compat", "--plugin", plugin, *options],
         check=False,
         capture_output=True,
         text=True,

@@ -264,7 +264,7 @@ def test_help_has_examples() -> None:
 
 async def test_the_whole_demo_keeps_every_promise() -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-X", "dev", "-W", "error", "-m", "gateway.cli.main", "demo", "--json"),
+        *(sys.executable, "-X", "dev", "-W", "error", "-m", "gateway", "demo", "--json"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -296,7 +296,7 @@ async def test_whoever_had_enough_leaves_nothing_behind(heeded: None, end: signa
     # Short: a socket's path may have 107 bytes.
     with tempfile.TemporaryDirectory(prefix="dpg-") as folder:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway.cli.main", "demo", "--pace", "60"),
+            *(sys.executable, "-m", "gateway", "demo", "--pace", "60"),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "TMPDIR": folder},

@@ -22,6 +22,7 @@ from devices.policy import (
     Recovery,
     Sharing,
 )
+from gateway.__main__ import nvidia
 from gateway.cli import main
 from gateway.configuration import commandline
 from gateway.configuration.flags import FLAGS
@@ -460,7 +461,7 @@ def test_under_nvidias_name(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/nvidia-device-plugin", *arguments])
     with pytest.raises(SystemExit) as ended:
-        main.nvidia()
+        nvidia()
     assert (ended.value.code, [settings.backend for settings in given]) == (0, [] if backend is None else [backend])
     assert says in capsys.readouterr().out
 

@@ -1,0 +1,31 @@
+"""Where a process begins (``gateway``, ``nvidia-device-plugin``, ``python -m gateway``): before all that takes time to import.
+
+A SIGHUP that comes before the daemon listens would end it. A command gets back what it was started with.
+"""
+
+import signal
+from typing import Final
+
+_NVIDIA: Final = "nvidia-device-plugin"
+
+
+def main() -> None:
+    """Run the command line (the ``gateway`` entry point)."""
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    from gateway.cli.main import gateway
+
+    gateway(obj=hangup)
+
+
+def nvidia() -> None:
+    """Run the same command under the name, and with the defaults, of NVIDIA's (the ``nvidia-device-plugin`` entry point)."""
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    from gateway.cli.argv import first_word
+    from gateway.cli.main import gateway
+
+    first_word(_NVIDIA)
+    gateway(prog_name=_NVIDIA, default_map={"backend": "nvidia"}, obj=hangup)
+
+
+if __name__ == "__main__":
+    main()
