@@ -201,6 +201,8 @@ def _to(state: State, stage: Older | Newer, *says: Say, note: HandoverOutcome | 
         state = replace(state, doubted=False, crossed=state.crossed and stage is Older.PROMISED)
     if stage is Older.CONFIRMED:
         state = replace(state, failures=0)
+    elif stage is Newer.RESTING and state.stage in {Newer.ASKING, Newer.WAITING}:  # Nothing was tried.
+        state = replace(state, failures=max(state.failures, 1))
     elif stage in {Older.TAKEN, Newer.RESTING} or (stage is Older.RESTING and state.stage is not Older.TAKEN):
         state = replace(state, failures=min(state.failures + 1, MOST_FAILURES))
     state = replace(state, stage=stage, busy=False, asked=0)

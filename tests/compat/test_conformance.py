@@ -11,10 +11,10 @@ from gateway.lab.kubelets.build import built
 from gateway.lab.trials.conformance import RULES, Findings, examine, to_text
 
 GATEWAY = (
-    f"{sys.executable} -m gateway.cli.main --backend simulated --log-format json "
+    f"{sys.executable} -m gateway --backend simulated --log-format json "
     "--socket-dir {socket_dir} --state-dir {state_dir}"
 )
-CORDON = f"{sys.executable} -m gateway.cli.main cordon 0 --reason rule --state-dir {{state_dir}}"
+CORDON = f"{sys.executable} -m gateway cordon 0 --reason rule --state-dir {{state_dir}}"
 OWN_FAULTS = {
     "registers_once": "registers-again",
     "loses_ids": "ids-stable",

@@ -74,7 +74,7 @@ ENDS = 90.0
 # CDI specifications go where any user may write.
 _RUN = (
     "import sys, pathlib; from devices.gpu import cdi_files; from gateway.dra import cdi; "
-    "cdi_files.FOLDER = cdi.FOLDER = pathlib.Path(sys.argv.pop(1)); from gateway.cli.main import main; "
+    "cdi_files.FOLDER = cdi.FOLDER = pathlib.Path(sys.argv.pop(1)); from gateway.__main__ import main; "
     "from gateway.pair import policy; policy.YOUNG = 0.0; main()"  # They die young here.
 )
 

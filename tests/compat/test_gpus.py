@@ -25,18 +25,18 @@ from tests.compat.conftest import GENUINE
 from tests.fakes.nvml import World, dgx
 
 GPU = "nvidia.com/gpu"
-NVIDIA = (sys.executable, "-c", "from gateway.cli.main import nvidia; nvidia()")
+NVIDIA = (sys.executable, "-c", "from gateway.__main__ import nvidia; nvidia()")
 """The entry point ``nvidia-device-plugin``."""
 NVIDIA_AND_PROC = (
     sys.executable,
     "-c",
     (
-        "import os, pathlib; from devices.gpu.nvidia.backend import NvidiaBackend; from gateway.cli.main import nvidia; "
+        "import os, pathlib; from devices.gpu.nvidia.backend import NvidiaBackend; from gateway.__main__ import nvidia; "
         "NvidiaBackend.__init__.__kwdefaults__['proc'] = pathlib.Path(os.environ['PROC']); nvidia()"
     ),
 )
 """The same on a machine whose ``/proc`` is the folder in PROC: the driver tells there of the nodes of MIG instances."""
-GATEWAY = (sys.executable, "-m", "gateway.cli.main")
+GATEWAY = (sys.executable, "-m", "gateway")
 KUBELETS = [(version, "emulated") for version in ("1.8", "1.9", "1.10", "1.28", "1.37")] + [
     (version, "genuine") for version in GENUINE
 ]

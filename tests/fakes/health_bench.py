@@ -120,7 +120,7 @@ def command(root: Path, replicas: int) -> tuple[str, ...]:
     shared = f"sharing: {{timeSlicing: {{resources: [{{name: {GPU}, replicas: {replicas}}}]}}}}\n"
     file.write_text("version: v1\n" + (shared if replicas > 1 else ""))
     folders = ("--socket-dir", str(root / "dp"), "--state-dir", str(root / "state"), "--config-file", str(file))
-    return (sys.executable, "-m", "gateway.cli.main", "--backend", "nvidia", "--log-format", "json", *folders)
+    return (sys.executable, "-m", "gateway", "--backend", "nvidia", "--log-format", "json", *folders)
 
 
 async def main() -> int:

@@ -38,6 +38,14 @@ _PARENT = "tests/unit/test_pair_parent.py"
 MUTANTS = (
     Mutant(
         "S11",
+        "an ask that came too early counts as a failure",
+        "gateway/handover/machine.py",
+        "stage is Newer.RESTING and state.stage in {Newer.ASKING, Newer.WAITING}:",
+        "False:",
+        f"{_MACHINE}::test_waiting",
+    ),
+    Mutant(
+        "S11",
         "what was taken back is handed over again before the kubelet has called",
         "gateway/handover/machine.py",
         "case Older.RESTING if state.standing is Standing.BUSY and state.asked",

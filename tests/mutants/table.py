@@ -76,7 +76,7 @@ class Mutant:
 _NEGOTIATE = "tests/unit/test_negotiate.py"
 _REGISTRATION = "tests/unit/test_registration.py"
 _SCENARIO = "tests/compat/test_scenarios.py::test_scenario"
-_DEMO = ("-m", "gateway.cli.main", "demo", "--json")
+_DEMO = ("-m", "gateway", "demo", "--json")
 
 MUTANTS = (
     Mutant(

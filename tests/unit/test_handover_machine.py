@@ -550,6 +550,13 @@ def test_a_newer_one_meets_an_older_one(own: Standing, stage: Newer, says: list[
         pytest.param(s.newer(IDLE)[0], [*GIVEN_BACK, OVER, *GIVEN_BACK], 10.0, id="a second: longer"),
         pytest.param(
             s.newer(IDLE)[0],
+            [*GIVEN_BACK, *[Unserved(), heard(Say.MINE)] * 3],
+            5.0,
+            id="who asked, and was told that it isn't time yet, has tried nothing",
+        ),
+        pytest.param(s.newer(IDLE)[0], [heard(Say.MINE)], 5.0, id="told so at first: 5 s"),
+        pytest.param(
+            s.newer(IDLE)[0],
             [*GIVEN_BACK, OVER, *YOURS, stood(SERVING), stood(OUT)],
             10.0,
             id="it served in between, not for long: counted",
