@@ -387,8 +387,8 @@ MUTANTS = (
         "DRA12",
         "nothing is swept at the start",
         "gateway/dra/drivers.py",
-        "        await claims.restore()\n",
-        "",
+        "            await claims.restore()\n",
+        "            pass\n",
         f"{_WHOLE}::test_devices_are_offered_by_dra_alone",
     ),
     Mutant(

@@ -23,6 +23,13 @@ def test_each_patch_fits_once() -> None:
     assert unfit == []
 
 
+def test_each_patch_leaves_a_program() -> None:
+    """A test that is red over a file that can't be read noticed nothing."""
+    for one in MUTANTS:
+        if one.file.endswith(".py"):
+            compile((ROOT / one.file).read_text().replace(one.old, one.new), f"{one.rule}: {one.name}", "exec")
+
+
 def test_each_names_a_test_that_is_there() -> None:
     """Else pytest runs none at all, and with several workers it doesn't say which is missing."""
     there = cache(lambda file: set(re.findall(r"^(?:async )?def (test_\w+)", (ROOT / file).read_text(), re.MULTILINE)))
