@@ -173,6 +173,7 @@ async def _living(sides: dict[str, _Side], runs: int) -> dict[str, dict[str, Any
         caller = await _caller(side)
         if caller is not None:
             callers[name] = caller
+        side.node.hide_pod_resources()
     for name, taken in (await asyncio.to_thread(in_turns, callers, 20 * runs)).items():
         found[name]["Allocate p50 (µs)"] = round(percentile(taken, 50))
         found[name]["Allocate p99 (µs)"] = round(percentile(taken, 99))

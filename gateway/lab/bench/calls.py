@@ -90,6 +90,7 @@ async def _round(python: Path, size: int, runs: int) -> _Round:
         for kubelet, count in zip(kubelets, (size, GPUS), strict=True):
             await kubelet.wait(RESOURCE, count, 30)
         device_ids = await ours.allocatable() or []
+        ours.hide_pod_resources()
         sockets = (ours.plugin_sockets()[0], least.plugin_sockets()[0])
         found = await asyncio.to_thread(_measured, sockets, device_ids, runs)
         assert all(plugin.alive for plugin in plugins)

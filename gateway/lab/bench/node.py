@@ -84,6 +84,13 @@ class Node:
         made.write_text(profile)
         made.replace(self.profile)
 
+    def hide_pod_resources(self) -> None:
+        """Take away the kubelet's pod-resources API, where calls follow each other faster than pods end.
+
+        A device that is given again is asked about there first (gateway.memory.again), and a kubelet answers 100 requests a second.
+        """
+        (self.root / "pod-resources" / "kubelet.sock").unlink(missing_ok=True)
+
     async def gateway(self, profile: str = "", options: Sequence[str] = ()) -> GatewayProcess:
         """Start a gateway from the measured environment, with the GPUs of ``profile`` (8 healthy ones without)."""
         if profile:
