@@ -11,7 +11,7 @@ import pytest
 
 from devices.model import Device, Options
 from gateway.lab.gatewayproc import GatewayProcess, gateway_command
-from gateway.lab.kubelets.kubelet import Kubelet, KubeletError
+from gateway.lab.kubelets.kubelet import Faults, Kubelet, KubeletError
 from tests.unit.bridging import NIC, play_forgotten_in_flight, plugin
 
 
@@ -60,6 +60,7 @@ async def test_one_that_only_bridges_and_ends_while_a_newer_one_registers_is_mis
         await older.wait_for("plugins can register here")
         async with plugin(folder):
             await kubelet.wait(NIC, 2)
+            await kubelet.fault(Faults(register_late_ms=300))
             async with await GatewayProcess.launch(command) as newer:
                 seen = Counter[int]()
                 watching = asyncio.create_task(_watch(kubelet, seen, every=0.001))

@@ -323,16 +323,23 @@ async def test_a_plugin_that_is_called_by_the_name_of_another_is_who_it_says(
 async def test_who_registers_while_another_name_is_called_has_the_socket(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.bridge.peer.OPTIONS_TIME", 0.3)
+    monkeypatch.setattr("gateway.bridge.peer.OPTIONS_TIME", GUARD_S)
     async with bridged(folder) as bridge:
         async with plugin(folder):
             await bridge.lists("a", "b")
         await until(lambda: bridge.one().peer is None, GUARD_S)
         async with plugin(folder, start=False, resource=OTHER, stalls=True) as renamed:
             await renamed.serve()
-            _, called = await asyncio.gather(renamed.register(), bridge.one().call())
+            calling = asyncio.create_task(bridge.one().call())
+            await until(lambda: len(renamed.stalled) == 1, GUARD_S)
+            registering = asyncio.create_task(renamed.register())
+            await until(lambda: len(renamed.stalled) == 2, GUARD_S)
+            renamed.stalled[0].set()
+            assert await calling
+            renamed.stalled[1].set()
+            await registering
             await bridge.lists("a", "b", resource=OTHER)
-            assert bridge.one().peer is None, called
+            assert bridge.one().peer is None
 
 
 def test_a_call_that_finds_nobody_waits_though_nobody_is_known_to_be_away() -> None:

@@ -280,6 +280,7 @@ class DeviceManager:
         if faults.register_lost:
             self._note(f"{line}: told to lose it")
             await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(faults.register_late_ms / 1e3)
         if faults.register_errors > 0:
             self._faults = replace(faults, register_errors=faults.register_errors - 1)
             self._note(f"{line}: told to fail: {faults.register_code} {faults.register_text}")

@@ -81,6 +81,7 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
     seconds: float = 10
     register_hangs: bool = False
     register_lost: bool = False
+    register_late_ms: float = 0
     register_errors: int = 0
     register_code: str = HEALED.register_code
     register_text: str = HEALED.register_text
@@ -244,6 +245,7 @@ def _faults(request: Request) -> Faults:
     return Faults(
         register_hangs=request.register_hangs,
         register_lost=request.register_lost,
+        register_late_ms=request.register_late_ms,
         register_errors=request.register_errors,
         register_code=request.register_code,
         register_text=request.register_text,

@@ -106,6 +106,8 @@ class Faults(Struct, frozen=True):
     """Register is not answered."""
     register_lost: bool = False
     """Register is not answered, ever: not even when this fault is over."""
+    register_late_ms: float = 0
+    """Register is looked at so much later."""
     register_errors: int = 0
     """So many Registers are answered with ``register_code`` and ``register_text``; then they work again."""
     register_code: str = "UNAVAILABLE"

@@ -81,6 +81,8 @@ class PlayedPlugin:
     raw_answer: bytes | None = None
     stalls: bool = False
     """Whether GetDevicePluginOptions is left unanswered, too."""
+    stalled: list[asyncio.Event] = field(default_factory=list)
+    """Its calls that are left unanswered, in their order: each is answered once its event is set."""
     allocated: list[tuple[str, ...]] = field(default_factory=list)
     prepared: list[tuple[str, ...]] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
@@ -210,7 +212,8 @@ class PlayedPlugin:
 
     async def _options(self, _request: bytes, _context: Context) -> bytes:
         if self.stalls:
-            await asyncio.Event().wait()
+            self.stalled.append(goes_on := asyncio.Event())
+            await goes_on.wait()
         return self.dialect.encode_options(Options() if self.habits.bare_options else self.options).data
 
     async def _allocate(self, request: bytes, context: Context) -> bytes:
