@@ -15,9 +15,11 @@ JUST_TURNED_S: Final = 1.0
 
 def all_present(device_ids: Sequence[str], entries: Mapping[str, Entry]) -> bool:
     """Whether nothing at all stands against one container's devices: ``judge`` has then neither an objection nor a warning."""
-    found = [entries.get(device_id) for device_id in device_ids]
-    present = all(entry is not None and entry.state is State.PRESENT and entry.beneath is None for entry in found)
-    return present and 0 < len(found) == len(set(device_ids))
+    for device_id in device_ids:
+        entry = entries.get(device_id)
+        if entry is None or entry.state is not State.PRESENT or entry.beneath is not None:
+            return False
+    return 0 < len(device_ids) == len(set(device_ids))
 
 
 def judge(

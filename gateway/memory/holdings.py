@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gateway.kubelet.beliefs import Beliefs
     from gateway.kubelet.presence import Presence
     from gateway.memory.ledger import Ledger
+    from gateway.memory.rows import HandedOut
     from gateway.memory.scribe import Scribe
     from gateway.registration.registrar import Resource
     from gateway.tasks import Tasks
@@ -144,6 +146,7 @@ class Memory:
     def __init__(self, holdings: Holdings, resource: str) -> None:
         self._holdings, self._resource = holdings, resource
         self.asked, self._pod_resources = holdings.beliefs.asked, holdings.beliefs.pod_resources
+        self._socket = os.fspath(self._pod_resources)
         self._free: dict[str, float] = {}
         """What was found free again, by when it was given: it isn't asked about once more."""
         # Looked up only when asked for: an Allocate of devices that are well needs neither.
@@ -158,30 +161,37 @@ class Memory:
         """
         avoid, held = self._holdings.beliefs.avoid(self._resource), frozenset(request.must_include)
         chosen = await choose(avoid)
+        self._holdings.note(self._resource)
         for _ in range(MOST_CHOICES):
-            if not (more := await self._held_still(one for one in chosen if one not in held)):
+            doubtful = self._doubtful(one for one in chosen if one not in held)
+            if not (doubtful and (more := await self._held_still(doubtful))):
                 break
             held |= more.keys()
             chosen = await choose((*(one for one in avoid if one not in held), *sorted(held)))
         return chosen
 
     async def require_free(self, device_ids: Iterable[str]) -> None:
-        """Ask the kubelet whether those of them that were given are free again.
+        """Ask the kubelet whether those of them that were given, as far as it was noted, are free again.
 
         Raises:
             RefusedError: a container holds one, or the kubelet doesn't answer.
         """
-        if (refused := again.refusal(self._resource, await self._held_still(device_ids))) is not None:
-            raise refused
+        if doubtful := self._doubtful(device_ids):
+            if (refused := again.refusal(self._resource, await self._held_still(doubtful))) is not None:
+                raise refused
 
-    async def _held_still(self, device_ids: Iterable[str]) -> Mapping[str, str] | None:
+    def _doubtful(self, device_ids: Iterable[str]) -> dict[str, HandedOut]:
+        """Name those of these that were given and aren't known to be free since; none where no kubelet can be asked."""
+        if not os.access(self._socket, os.F_OK):  # Most kubelets that lack the API, at a fraction of what a connection costs.
+            return {}
+        rows = self._holdings.ledger.handed_out(self._resource, device_ids)
+        return {one: row for one, row in rows.items() if self._free.get(one) != row.at}
+
+    async def _held_still(self, rows: Mapping[str, HandedOut]) -> Mapping[str, str] | None:
         """Say which of these are held, and by whom, as the kubelet says now; None where it doesn't answer.
 
-        It is asked about those that were given and aren't known to be free since. Where it has no such API nobody knows.
+        Where it has no such API nobody knows.
         """
-        self._holdings.note(self._resource)
-        rows = self._holdings.ledger.handed_out(self._resource, device_ids)
-        rows = {one: row for one, row in rows.items() if self._free.get(one) != row.at}
         given = again.holders(self._resource, rows, self._holdings.beliefs.last)
         if not given or not listens(self._pod_resources):
             return {}

@@ -96,7 +96,7 @@ class DeviceMemory(Protocol):
         """Have devices chosen by which of them are to be given last, the least bad ones first."""
 
     async def require_free(self, device_ids: Iterable[str]) -> None:
-        """Raise RefusedError where a container holds one of these, though the kubelet takes it for free."""
+        """Raise RefusedError where a container holds one of these, by what was noted, though the kubelet takes it for free."""
 
     def hand_out(self, given: Iterable[tuple[str, Sequence[str]]]) -> None:
         """Take note that containers were given devices: by which dialect, and which, one container after another."""
@@ -152,6 +152,8 @@ class DevicePlugin:
         """The stream that is taken for the kubelet's, or was taken for it last."""
         self._notes: list[tuple[str, tuple[str, ...], Level]] = []
         """What was handed out and isn't noted yet: the dialect, the devices, and what is known of the kubelet."""
+        self._unnoted: set[str] = set()
+        """The devices in ``_notes``."""
         self.given = 0
         """How many containers were given devices."""
         self._servers: list[grpc.aio.Server] = []
@@ -348,8 +350,11 @@ class DevicePlugin:
         known_level = level(dialect, self._evidence)
         answers: list[ContainerAnswer] = []
         listed = self.list.entries
+        asked = [one for container in containers for one in container.device_ids]
         with self._memory.asked:
-            await self._memory.require_free(one for container in containers for one in container.device_ids)
+            if not self._unnoted.isdisjoint(asked):
+                self.note_handed_out()
+            await self._memory.require_free(asked)
             for container in containers:
                 self._check(dialect, container)
                 answers.append(await self._source.answer(self.name, container, sayable(dialect, known_level)))
@@ -366,11 +371,13 @@ class DevicePlugin:
             asyncio.get_running_loop().call_later(NOTED_AFTER, self.note_handed_out)
         self.given += len(containers)
         self._notes += ((dialect.name, container.device_ids, known_level) for container in containers)
+        self._unnoted.update(asked)
         return wire.data
 
     def note_handed_out(self) -> None:
         """Take note of what was handed out, now: somebody asks who holds what."""
         notes, self._notes = self._notes, []
+        self._unnoted.clear()
         if notes:
             self._memory.hand_out((dialect, device_ids) for dialect, device_ids, _ in notes)
         for _, device_ids, known_level in notes:

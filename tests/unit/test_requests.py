@@ -164,6 +164,27 @@ async def test_what_is_held_is_refused_before_its_source_is_asked(
         assert await code(channel, "Allocate", request) is grpc.StatusCode.FAILED_PRECONDITION
 
 
+async def test_what_was_given_a_moment_ago_is_noted_before_it_is_judged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    async def judged(_memory: _Memory, device_ids: Sequence[str]) -> None:
+        events.append(f"judged {device_ids[0]}")
+
+    def noted(_memory: _Memory, given: Iterable[tuple[str, Sequence[str]]]) -> None:
+        events.extend(f"noted {one}" for _, ids in given for one in ids)
+
+    monkeypatch.setattr(serve, "NOTED_AFTER", 3600.0)
+    monkeypatch.setattr(_Memory, "require_free", judged)
+    monkeypatch.setattr(_Memory, "hand_out", noted)
+    async with calling(folder) as channel:
+        for one in (IDS[0], IDS[1], IDS[0]):
+            await call(channel, "Allocate", V1BETA1.encode_allocate_request([ContainerRequest((one,))]).data)
+        first, second = IDS[:2]
+        assert events == [f"judged {first}", f"judged {second}", f"noted {first}", f"noted {second}", f"judged {first}"]
+
+
 @pytest.mark.parametrize("name", ["a%41b", "a%2Fb", "a%zz", "a#b", "a?b", "a b", "a:b", "é", "a;b&c=d"])
 async def test_a_folder_may_have_any_name(folder: Path, name: str) -> None:
     """gRPC takes what is after ``unix:`` for a part of a URI."""
