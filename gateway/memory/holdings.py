@@ -176,13 +176,13 @@ class Memory:
         Raises:
             RefusedError: a container holds one, or the kubelet doesn't answer.
         """
-        if doubtful := self._doubtful(device_ids):
-            if (refused := again.refusal(self._resource, await self._held_still(doubtful))) is not None:
-                raise refused
+        doubtful = self._doubtful(device_ids)
+        if doubtful and (refused := again.refusal(self._resource, await self._held_still(doubtful))) is not None:
+            raise refused
 
     def _doubtful(self, device_ids: Iterable[str]) -> dict[str, HandedOut]:
         """Name those of these that were given and aren't known to be free since; none where no kubelet can be asked."""
-        if not os.access(self._socket, os.F_OK):  # Most kubelets that lack the API, at a fraction of what a connection costs.
+        if not os.access(self._socket, os.F_OK):  # It costs a fraction of what a connection does.
             return {}
         rows = self._holdings.ledger.handed_out(self._resource, device_ids)
         return {one: row for one, row in rows.items() if self._free.get(one) != row.at}
